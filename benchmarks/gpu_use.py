@@ -19,7 +19,7 @@ from cortiq.engine.request import Request, make_request
 from cortiq.engine.scheduler import EngineOptions
 from cortiq.engine.sequence import Sequence as Running
 from cortiq.options import GenerateOptions
-from cortiq.tokenizer.byte_level import byte_tokenizer
+from cortiq.tokenizer.tokenizer import byte_tokenizer
 
 DEVICE = "cuda:0"
 DRAWS: dict[str, dict[str, Any]] = {

@@ -34,10 +34,10 @@ from cortiq.bench.measure import ExecutableRunner, Workload, measure
 from cortiq.models import load_program
 from cortiq.models.synthetic import open_synthetic
 from cortiq.plugins import default_plugins
-from cortiq_wgpu import opening
+from cortiq_wgpu import open_devices
 from cortiq_wgpu.backend import WgpuBackend
-from cortiq_wgpu.rates import Product, dispatch_seconds, stream_rate
-from cortiq_wgpu.tuning import TUNING, Tuning
+from cortiq_wgpu.device_rates import ProductProbe, dispatch_seconds, stream_rate
+from cortiq_wgpu.tuning import TUNING, ProductTuning
 
 SHAPES = {
     "qkv": (6144, 4096),
@@ -71,7 +71,7 @@ class WgpuBenchmark:
     small: bool
     sweep: bool
     beside: str | None
-    tuning: Tuning = TUNING
+    tuning: ProductTuning = TUNING
     facts: dict[str, Any] = field(default_factory=dict)
 
     def say(self, name: str, value: Any) -> None:
@@ -82,7 +82,7 @@ class WgpuBenchmark:
 
     def run(self) -> None:
         """Run all sections, each by itself."""
-        self.gpu = opening.opened(self.device)
+        self.gpu = open_devices.opened(self.device)
         self.say("device", self.gpu.info["device"])
         self.say("driver", self.gpu.info["description"])
         for section in (self.stream, self.matvec, self.tiles, self.whole, self.other):
@@ -124,18 +124,18 @@ class WgpuBenchmark:
         for what, product in products.items():
             self.say(f"tiles {what} T/s", product.tiled(self.tuning) / 1e12)
 
-    def _products(self, rows: int, nbytes: int) -> dict[str, Product]:
+    def _products(self, rows: int, nbytes: int) -> dict[str, ProductProbe]:
         shapes = self.shapes.items()
-        return {what: Product(self.gpu, *shape, rows, nbytes) for what, shape in shapes}
+        return {what: ProductProbe(self.gpu, *shape, rows, nbytes) for what, shape in shapes}
 
     def _best(
-        self, what: str, tried: list[dict[str, int]], products: dict[str, Product], unit: float
+        self, what: str, tried: list[dict[str, int]], products: dict[str, ProductProbe], unit: float
     ) -> None:
         """Try sizes, keep those with the least time over all products, look at their bits."""
-        spent: dict[float, Tuning] = {}
+        spent: dict[float, ProductTuning] = {}
         bits: dict[str, bytes] = {}
         for sizes in tried:
-            tuning = Tuning(**{**asdict(self.tuning), **sizes})
+            tuning = ProductTuning(**{**asdict(self.tuning), **sizes})
             name = f"{what} with {' '.join(f'{n}={v}' for n, v in sizes.items())}"
             try:
                 rates = {}

@@ -53,7 +53,7 @@ def _definitions(op: str) -> set[CodeType]:
     helpers = []
     if named and op.endswith("MatMul"):
         matrix = sys.modules["cortiq_reference.matrix"]
-        helpers = [matrix.Matrix.multiply, matrix.Stack.multiply]
+        helpers = [matrix.TiledMatrix.multiply, matrix.MatrixStack.multiply]
     if named and op == "Attend":
         helpers = [sys.modules["cortiq_reference.attention"].attend]
     return {function.__code__ for function in (*DEFINITIONS.get(op, ()), *named, *helpers)}

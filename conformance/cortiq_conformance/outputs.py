@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from cortiq.backend import Argmax, Digest, Draw, Named, Top, Want
+from cortiq.backend import Argmax, Digest, Draw, DrawnLogit, Named, Top, Want
 from cortiq.backend.admission import value_of
+from cortiq.backend.answers import drawing_want
 from cortiq.numerics import digest, sampling
 from cortiq.numerics.contract import F32
 from cortiq_conformance.oracle import Evaluation
@@ -25,6 +26,8 @@ def label(want: Want, index: int) -> str:
         return f"digest of {want.name}"
     if isinstance(want, Top):
         return f"top {want.count}"
+    if isinstance(want, DrawnLogit):
+        return f"drawn logit by {want.calibration:g}"
     of = "" if want.name == "logits" else f" of {want.name}"
     return f"argmax{of}" if isinstance(want, Argmax) else f"draw {index}{of}"
 
@@ -35,6 +38,8 @@ def _arrays(want: Want, index: int, values: Sequence[Any]) -> Observations:
         return {name: np.stack([np.asarray(v, F32) for v in values])}
     if isinstance(want, Digest):
         return {name: np.array([tuple(int(w) for w in v) for v in values], np.uint32)}
+    if isinstance(want, DrawnLogit):
+        return {name: np.array([tuple(map(F32, v)) for v in values], F32)}
     if not isinstance(want, Top):
         return {name: np.array([int(v) for v in values], np.int32)}
     ids, numbers, totals = zip(*values, strict=True)
@@ -58,12 +63,16 @@ def expected(wants: Sequence[Want], evaluation: Evaluation, history: Sequence[in
     found: Observations = {}
     count, before = len(evaluation.faults), len(history) - len(evaluation.faults)
     for index, want in enumerate(wants):
-        values = [_expected(want, evaluation, i, history[: before + i + 1]) for i in range(count)]
+        values = [
+            _expected(want, evaluation, i, history[: before + i + 1], wants) for i in range(count)
+        ]
         found |= _arrays(want, index, values)
     return found
 
 
-def _expected(want: Want, evaluation: Evaluation, row: int, history: Sequence[int]) -> Any:
+def _expected(
+    want: Want, evaluation: Evaluation, row: int, history: Sequence[int], wants: Sequence[Want]
+) -> Any:
     value = evaluation.values[value_of(want)][row]
     if isinstance(want, Named):
         return value
@@ -73,6 +82,11 @@ def _expected(want: Want, evaluation: Evaluation, row: int, history: Sequence[in
         return sampling.argmax(value)
     if isinstance(want, Top):
         return (*sampling.top(value, want.count), sampling.log_sum_exp(value))
+    if isinstance(want, DrawnLogit):
+        drawing = drawing_want(wants)
+        assert drawing is not None
+        token = _expected(drawing, evaluation, row, history, wants)
+        return sampling.drawn_logit(value, int(token), want.scale)
     assert isinstance(want, Draw)
     position, choice = len(history) - 1 + want.ahead, want.choice
     seen = history if want.history is None else want.history

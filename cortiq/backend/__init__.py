@@ -17,6 +17,7 @@ from cortiq.backend.batch import (
     Digest,
     Draw,
     Drawn,
+    DrawnLogit,
     Finished,
     Named,
     Outcome,
@@ -28,7 +29,7 @@ from cortiq.backend.batch import (
 )
 from cortiq.backend.delegate import Delegate
 from cortiq.backend.float64 import FLOAT64_KERNELS, FLOAT64_OPTIONS, Float64Arrays
-from cortiq.backend.kernel import Kernel, TakesKernels
+from cortiq.backend.kernel import Kernel, OperatorExample, TakesKernels
 from cortiq.backend.kernel_backend import KernelBackend, KernelTable
 from cortiq.backend.kernel_walk import KernelCall
 from cortiq.backend.matrices import Float64Matrix
@@ -41,10 +42,10 @@ from cortiq.backend.protocol import (
     Declined,
     Device,
     Executable,
+    OptionalCapabilities,
     Support,
     Supported,
     Versions,
-    batch_rows_of,
 )
 from cortiq.backend.state import ExportedState, KVPlanes, Snapshot, State, check_exported
 from cortiq.backend.weights import MATRICES, float_weight, stack_of
@@ -66,6 +67,7 @@ __all__ = [
     "Digest",
     "Draw",
     "Drawn",
+    "DrawnLogit",
     "Executable",
     "ExportedState",
     "FAULT",
@@ -83,6 +85,8 @@ __all__ = [
     "MATRICES",
     "Named",
     "NumPyArrays",
+    "OperatorExample",
+    "OptionalCapabilities",
     "Outcome",
     "Row",
     "Snapshot",
@@ -95,7 +99,6 @@ __all__ = [
     "Top",
     "Versions",
     "Want",
-    "batch_rows_of",
     "check_exported",
     "float_weight",
     "stack_of",

@@ -1,4 +1,4 @@
-"""Which sequences of a batch can be computed: what every backend refuses before anything moves.
+"""Admission of a batch's sequences: what every backend refuses before anything moves.
 
 What passes here has an answer: no want, given value or id of an accepted row can fail later, but
 for values that leave the domain.
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cortiq.backend.batch import Argmax, Batch, Digest, Draw, Drawn, Row, Top, Want
+from cortiq.backend.batch import Argmax, Batch, Digest, Draw, Drawn, DrawnLogit, Row, Top, Want
 from cortiq.errors import BackendError
 from cortiq.ir import Graph, Program
 from cortiq.ir.layers import Embedding
@@ -23,15 +23,16 @@ from cortiq.numerics.masks import mask_fault
 BY_ROW = ("token", "position")
 """Inputs that a row has fields for."""
 LARGEST_VOCABULARY = 2**31
+LEAST_CALIBRATION = 2.0**-20
 
 
 def value_of(want: Want) -> str:
-    """Name of the value a want is computed from."""
-    return "logits" if isinstance(want, Top) else want.name
+    """Return the name of the value that a want is computed from."""
+    return "logits" if isinstance(want, Top | DrawnLogit) else want.name
 
 
 def groups_of(batch: Batch, owns: Callable[[Any], bool]) -> dict[Any, range]:
-    """Rows of each sequence.
+    """Group rows by sequence.
 
     Parameters
     ----------
@@ -57,7 +58,7 @@ def groups_of(batch: Batch, owns: Callable[[Any], bool]) -> dict[Any, range]:
 
 
 def token_of(row: Row, drawn: Sequence[int | None]) -> int:
-    """The row's id, −1 if it has none: no integer, or nothing drawn in that row."""
+    """Return the row's id; −1 if it has none: no integer, or nothing drawn in that row."""
     token: Any = row.token
     try:
         if not isinstance(token, Drawn):
@@ -70,14 +71,14 @@ def token_of(row: Row, drawn: Sequence[int | None]) -> int:
 
 
 def drawn_token(wants: Mapping[Want, Any]) -> int | None:
-    """What a row drew, for rows of the next batch that go on from it."""
+    """Return the token that a row drew, for rows of the next batch that continue it."""
     if not wants:
         return None
     return next((v for want, v in wants.items() if isinstance(want, Draw | Argmax)), None)
 
 
 def vocabulary_of(program: Program) -> int:
-    """Ids from here on are refused: some table lacks them."""
+    """Return the smallest vocabulary of the graph's tables: ids from there on are refused."""
     nodes = [node for graph in program.graphs.values() for node in graph.nodes]
     known = [node.op for node in nodes if isinstance(node.op, Embedding | EmbedRows)]
     tables = [op.vocab for op in known if not getattr(op, "missing", False)]
@@ -92,7 +93,7 @@ def refusals(
     vocabulary: int,
     context: int,
 ) -> Iterator[str]:
-    """Reasons not to compute the rows of one sequence, whose entry graph has seen `start` rows."""
+    """List reasons not to compute one sequence's rows, whose entry graph has seen `start` rows."""
     supplied = [name for name in graph.inputs if name not in BY_ROW]
     answered: set[tuple[Want, ...]] = set()
     for place, (row, token) in enumerate(zip(rows, tokens, strict=True)):
@@ -109,6 +110,7 @@ def refusals(
         if row.wants not in answered:
             answered.add(row.wants)
             yield from (r for want in row.wants if (r := _unanswerable(graph, want)))
+            yield from (r for want in row.wants if (r := _undrawn(want, row.wants)))
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ class Recalled:
 
 
 def recalled_values(program: Program) -> dict[str, tuple[Recalled, ...]]:
-    """What each entry graph recalls of others; no layer of the catalogue does so inside."""
+    """List what each entry graph recalls of others; no layer of the catalogue does so inside."""
     graphs = program.graphs.items()
     writers = {slot: entry for entry, graph in graphs for slot in graph.written_slots()}
     found = {
@@ -137,18 +139,18 @@ def recalled_values(program: Program) -> dict[str, tuple[Recalled, ...]]:
 
 
 def last_keys(program: Program) -> dict[str, tuple[str, ...]]:
-    """Inputs of each entry graph that say which key a row sees last, in place of its position."""
+    """List the inputs of each entry graph that give a row's last visible key, not its position."""
     return {entry: last_keys_of(graph) for entry, graph in program.graphs.items()}
 
 
 def last_keys_of(graph: Graph) -> tuple[str, ...]:
-    """Those inputs of one graph."""
+    """List these inputs of one graph."""
     attends = (n for n in graph.nodes if isinstance(n.op, Attend) and n.op.until)
     return tuple(dict.fromkeys(node.inputs[1] for node in attends))
 
 
 def chunks_of(rows: Sequence[Row], names: Sequence[str], size: int) -> Iterator[tuple[int, int]]:
-    """Begin and end of chunks of at most `size` rows; none cuts a row off from one that it sees.
+    """Yield begin and end of chunks of at most `size` rows; none cuts a row off from one it sees.
 
     Parameters
     ----------
@@ -177,8 +179,9 @@ def chunks_of(rows: Sequence[Row], names: Sequence[str], size: int) -> Iterator[
 
 
 def unseen_key(names: Sequence[str], rows: Sequence[Row], stop: int) -> str | None:
-    """What is wrong with the last keys that rows supply: they lie from a row's own position up to
-    before `stop`, where the batch ends, and ascend.
+    """Describe what is wrong with the last keys that rows supply; None if nothing is.
+
+    They lie from a row's own position up to before `stop`, where the batch ends, and ascend.
     """
     for name in names:
         before = 0
@@ -193,7 +196,7 @@ def unseen_key(names: Sequence[str], rows: Sequence[Row], stop: int) -> str | No
 def missing_row(
     recalled: Sequence[Recalled], rows: Sequence[Row], length: Callable[[str], int]
 ) -> str | None:
-    """What the rows would recall of an entry that has not come so far, and don't supply.
+    """Name the rows that would be recalled of an entry that has not seen them, and not supplied.
 
     Parameters
     ----------
@@ -211,7 +214,7 @@ def missing_row(
 
 
 def _unfit(graph: Graph, name: str, value: object, context: int) -> str | None:
-    """Why a row cannot supply this value. Integers are positions: of a rotary turn's axes."""
+    """Return why a row cannot supply this value. Integers are positions of a rotation's axes."""
     type_ = graph.values.get(name)
     if type_ is None or name in BY_ROW:
         return f"the graph has no value {name!r} that a row could supply"
@@ -231,7 +234,7 @@ def _unfit(graph: Graph, name: str, value: object, context: int) -> str | None:
 
 
 def _unanswerable(graph: Graph, want: Want) -> str | None:
-    """Why a want has no answer."""
+    """Return why a want has no answer."""
     if not isinstance(want, Want):
         return f"nothing answers the want {want!r}"
     name = value_of(want)
@@ -243,13 +246,25 @@ def _unanswerable(graph: Graph, want: Want) -> str | None:
     width = type_.shape[-1] if type_.shape else 1
     if isinstance(want, Argmax | Draw) and (type_.dtype != "f32" or len(type_.shape) != 1):
         return f"{name!r} is {type_}; tokens are drawn from a row of f32 logits"
+    if isinstance(want, DrawnLogit) and len(type_.shape) != 1:
+        return f"{name!r} is {type_}; tokens are drawn from a row of f32 logits"
     if isinstance(want, Top) and not (type(want.count) is int and 1 <= want.count <= width):
         return f"the top {want.count} of {width} logits"
     return _undrawable(want, width) if isinstance(want, Draw) else None
 
 
+def _undrawn(want: Want, wants: Sequence[Want]) -> str | None:
+    """Return why there is no logit of a drawn token."""
+    if not isinstance(want, DrawnLogit):
+        return None
+    if not LEAST_CALIBRATION <= want.calibration <= 2.0**100:
+        return f"a calibration of {want.calibration!r}"
+    draws = any(isinstance(other, Draw | Argmax) for other in wants)
+    return None if draws else "the logit of a drawn token, in a row that draws none"
+
+
 def _undrawable(want: Draw, width: int) -> str | None:
-    """Why nothing can be drawn from this many logits."""
+    """Return why nothing can be drawn from this many logits."""
     for what, ids in (("logit_bias", want.sampling.logit_bias), ("history", want.history or ())):
         unknown = [token for token in ids if not 0 <= token < width]
         if unknown:

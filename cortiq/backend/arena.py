@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cortiq.backend.lower import Step
+from cortiq.backend.lower import LoweredStep
 
 
 @dataclass
-class Free:
+class FreeSpans:
     """Free stretches (start, size), in ascending order, with neighbours joined."""
 
     stretches: list[tuple[int, int]] = field(default_factory=list)
     end: int = 0
 
     def take(self, size: int) -> int:
-        """The start of the first stretch that is large enough, or new memory at the end."""
+        """Take the first large enough stretch, or new memory at the end; return its start."""
         for index, (start, room) in enumerate(self.stretches):
             if room >= size:
                 rest = [(start + size, room - size)] if room > size else []
@@ -37,15 +37,15 @@ class Free:
 
 
 def place(
-    groups: Sequence[Sequence[Step]],
+    groups: Sequence[Sequence[LoweredStep]],
     root: Callable[[str], str],
     sizes: Mapping[str, int],
     kept: Iterable[str],
     first: Iterable[str],
-    block_of: Callable[[str], Free],
-    replaced: Callable[[Step, set[str]], str | None] = lambda step, read: None,
+    block_of: Callable[[str], FreeSpans],
+    replaced: Callable[[LoweredStep, set[str]], str | None] = lambda step, read: None,
 ) -> dict[str, int]:
-    """Give every value of the steps a place in its block.
+    """Assign every value of the steps a place in its block.
 
     Parameters
     ----------

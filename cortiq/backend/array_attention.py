@@ -28,7 +28,7 @@ LIMIT = float(contract.SCORE_LIMIT)
 
 @dataclass(frozen=True)
 class AttentionGeometry:
-    """What a layer fixes: constants of the scores, window, sinks [heads] or None, block size."""
+    """Constants of a layer: of the scores, window, sinks [heads] or None, block size."""
 
     constants: contract.ScoreConstants
     window: int | None
@@ -169,7 +169,7 @@ def attend(
 def _visible(
     positions: Sequence[int], tiles: range, window: int | None, each: int
 ) -> npt.NDArray[np.bool_]:
-    """Keys that a query of each row sees: bool [tiles, 1, rows·each, 64]."""
+    """Return the keys that a query of each row sees: bool [tiles, 1, rows·each, 64]."""
     at = np.repeat(np.array(positions, np.int32), each)[:, None]
     keys = np.arange(tiles.start * TILE, tiles.stop * TILE, dtype=np.int32)
     where = keys.reshape(-1, 1, 1, TILE)
@@ -180,7 +180,7 @@ def _visible(
 def _admitted(
     library: Arithmetic, chosen: Any, heads: int, groups: int, where: Any, block: int
 ) -> Any:
-    """Keys of the blocks that each [group, query] sees: bool [tiles, groups, queries, 64]."""
+    """Return keys of the blocks each [group, query] sees: bool [tiles, groups, queries, 64]."""
     rows, sets, _ = chosen.shape
     table = (chosen[..., None] == where // block).any(2)
     of_heads = library.repeat(table, heads // sets, axis=1)
@@ -191,7 +191,7 @@ def _admitted(
 def _tiles_of(
     library: ExactProducts, q: Any, k: Any, v: Any, visible: Any, how: AttentionGeometry
 ) -> TileSums:
-    """What each tile contributes, by integers only; a tile without visible keys is empty."""
+    """Compute each tile's contribution, by integers only; a tile without visible keys is empty."""
     scores = _scores(library, q, k, how.constants)
     whole = library.rounded(scores)
     gain = library.horner(scores - whole, EXP2_POLYNOMIAL)
@@ -207,7 +207,7 @@ def _tiles_of(
 
 
 def _scores(library: ExactProducts, q: Any, k: Any, constants: contract.ScoreConstants) -> Any:
-    """Base-2 logarithms of the weights: [tiles, groups, queries, 64]."""
+    """Compute base-2 logarithms of the weights: [tiles, groups, queries, 64]."""
     dots = library.scores(q, k)
     shift = q.e[:, :, None] + k.e.swapaxes(1, 2)[:, :, None]
     factor = library.constant(float(constants.factor), dots)
@@ -219,19 +219,19 @@ def _scores(library: ExactProducts, q: Any, k: Any, constants: contract.ScoreCon
 
 
 def _integers(library: Arithmetic, gain: Any, exponent: Any) -> Any:
-    """rint(gain·2^exponent): int32. It is 0 below 2⁻⁶⁰, and where a key is not visible."""
+    """Compute rint(gain·2^exponent): int32. It is 0 below 2⁻⁶⁰, and where a key is not visible."""
     powers = library.exp2_int(library.clamp(exponent, -64, None))
     return library.cast(library.rounded(gain * powers), "i32")
 
 
 def _whole(library: ExactProducts, parts: TileSums, tiles: range) -> TileSums:
-    """Tiles added to runs, runs to the whole: without the axis of tiles."""
+    """Add tiles to runs, and runs to the whole."""
     runs = range(tiles.start // RUN_TILES, (tiles.stop - 1) // RUN_TILES + 1)
     before = tiles.start - runs.start * RUN_TILES
     after = runs.stop * RUN_TILES - tiles.stop
 
     def in_runs(x: Any, fill: float) -> Any:
-        """[tiles, …] as [16, runs, …], filled up with empty tiles."""
+        """Reshape [tiles, …] to [16, runs, …], filled up with empty tiles."""
         padded = library.padded(x, before, after, 0, fill)
         return padded.reshape(-1, RUN_TILES, *x.shape[1:]).swapaxes(0, 1)
 

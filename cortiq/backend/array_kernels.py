@@ -81,7 +81,7 @@ def _l2_norm(call: Call, x: Any) -> Any:
 
 
 def _rope(call: Call, x: Any, position: Any) -> Any:
-    """Pairs turned by the angles of each row; what lies behind the pairs passes through."""
+    """Rotate pairs by the angles of each row; what lies behind the pairs passes through."""
     library, (cos, sin) = call.library, call.angles()
     pairs, half = cos.shape[-1], call.op.pairing == "half"
     turned, rest = x[..., : 2 * pairs], x[..., 2 * pairs :]

@@ -82,7 +82,7 @@ def state_space_step(
 
 
 def _read(library: Arithmetic, state: Any, weights: Any) -> Any:
-    """Σ_i S[i, j]·w[i] of each head, in the order of `canonical_sum`."""
+    """Compute Σ_i S[i, j]·w[i] of each head, in the order of `canonical_sum`."""
     return library.canonical_sum((state * weights[:, :, None]).swapaxes(1, 2))[..., 0]
 
 

@@ -75,7 +75,7 @@ def routed(
 
 
 def _admitted(library: Arithmetic, values: Any, keys: Any, router: Router, mask: Any) -> Any:
-    """Experts that the mask allows and whose group is one of the best; None for all."""
+    """Return the experts that the mask allows and whose group is one of the best; None for all."""
     admitted = None if mask is None else library.spread(mask != 0.0, keys.shape)
     if router.groups == 1:
         return admitted
@@ -94,7 +94,7 @@ def _admitted(library: Arithmetic, values: Any, keys: Any, router: Router, mask:
 
 
 def _two_best(library: Arithmetic, x: Any) -> tuple[Any, Any]:
-    """The largest value of the last axis and the next one, without the axis."""
+    """Return the largest value of the last axis and the next one, without the axis."""
     keys = (library.descending(x) << INDEX_BITS) | library.wide(library.counted(x.shape[-1]))
     order = library.ascending(keys)[..., :2] & ((1 << INDEX_BITS) - 1)
     found = library.take_along(x, library.cast(order, "i32"))
@@ -102,7 +102,7 @@ def _two_best(library: Arithmetic, x: Any) -> tuple[Any, Any]:
 
 
 def _trimmed(library: Arithmetic, weights: Any, keys: Any, tau: float) -> Any:
-    """The weights of the shortest prefix, by key, that holds τ of them; the others +0."""
+    """Return the weights of the shortest prefix, by key, that holds τ of them; the others +0."""
     total, before = weights[..., 0] * 0.0, weights * 0.0
     place = library.counted(weights.shape[-1])
     for d in range(weights.shape[-1]):

@@ -1,4 +1,4 @@
-"""What the shared parts of a backend ask of an array library: how arrays are made, read and kept.
+"""The interface to an array library: how its arrays are made, read and kept.
 
 Arrays are indexed, sliced and added up as NumPy's are. Types have short names: f64, f32, i64, i32,
 i16, i8.

@@ -27,7 +27,7 @@ def choose_blocks(
 ) -> Any:
     """Return the last blocks and those with the largest scores, ascending: int32 [rows, H, top].
 
-    See `cortiq.numerics.blocks.choose_blocks`; `last` is the highest position.
+    See `cortiq.numerics.key_blocks.choose_blocks`; `last` is the highest position.
     """
     rows, heads, _ = q.q.shape
     seen, blocks = last + 1, last // op.block + 1

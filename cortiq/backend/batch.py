@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from cortiq.backend.state import State
+from cortiq.numerics.contract import F32
 from cortiq.numerics.masks import Mask
 from cortiq.numerics.sampling import Sampling
 
@@ -71,13 +72,29 @@ class Top:
 
 
 @dataclass(frozen=True)
+class DrawnLogit:
+    """Wants the logit of the token that the row draws, and the logsumexp of its logits: float32.
+
+    Both are of the row's logits divided by `calibration`; see `numerics.sampling.drawn_logit`. The
+    row has a want that draws.
+    """
+
+    calibration: float = 1.0
+
+    @property
+    def scale(self) -> np.float32:
+        """RN(1/calibration)."""
+        return F32(1) / F32(self.calibration)
+
+
+@dataclass(frozen=True)
 class Digest:
     """Wants the contract's digest of a named value's row: four 32-bit words."""
 
     name: str = "logits"
 
 
-Want = Named | Argmax | Draw | Top | Digest
+Want = Named | Argmax | Draw | Top | DrawnLogit | Digest
 
 
 @dataclass(frozen=True)
@@ -118,7 +135,7 @@ class Batch:
 
 
 class Status(StrEnum):
-    """What became of a sequence in a batch: there is no fourth."""
+    """Status of a sequence after a batch."""
 
     COMPLETED = "completed"
     DECLINED = "declined"
@@ -158,7 +175,7 @@ class Finished:
     outcome: BatchResult
 
     def result(self) -> BatchResult:
-        """What the batch brought."""
+        """Return the batch's result."""
         return self.outcome
 
 

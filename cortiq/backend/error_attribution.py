@@ -1,4 +1,4 @@
-"""Whose fault it was: what a backend raises becomes an error that names the backend."""
+"""Attribution of errors: what a backend raises becomes an error that names the backend."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def attributed_to(backend: str) -> Iterator[None]:
 
 
 def backend_names(executable: Executable) -> str:
-    """The backends that compute an executable, for a sentence."""
+    """Name the backends that compute an executable."""
     return ", ".join(dict.fromkeys(executable.placement.values()))
 
 
 def failure_hint(executable: Executable) -> str:
-    """What to look at after a value left the contract's domain: the weights, or the backend."""
+    """Return the hint for a value outside the contract's domain: the weights, or the backend."""
     strangers = [n for n in dict.fromkeys(executable.placement.values()) if n not in OWN_BACKENDS]
     if not strangers:
         return "`cortiq inspect MODEL --check` looks for damaged weights"

@@ -7,6 +7,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from cortiq.backend.admission import (
@@ -28,9 +29,10 @@ from cortiq.backend.batch import (
     Finished,
     Outcome,
     Status,
+    Ticket,
     Want,
 )
-from cortiq.backend.protocol import BATCH_ROWS, CompileOptions
+from cortiq.backend.protocol import BATCH_ROWS, CompileOptions, OptionalCapabilities
 from cortiq.backend.state import ExportedState, State, check_exported
 from cortiq.backend.windows import PIECE_ROWS, Extent, windows_of
 from cortiq.errors import RequestError
@@ -40,8 +42,8 @@ Brought = Mapping[Want, Any]
 """What a row brought, by want."""
 
 
-class Compiled(Protocol):
-    """What an executable has made of an entry graph."""
+class EntryPlan(Protocol):
+    """An entry graph, compiled by an executable."""
 
     @property
     def graph(self) -> Graph:
@@ -49,7 +51,7 @@ class Compiled(Protocol):
 
 
 class HeldState(State, Protocol):
-    """What `BaseExecutable` asks of a sequence, beyond `State`.
+    """A sequence as `BaseExecutable` needs it, beyond `State`.
 
     Attributes
     ----------
@@ -66,7 +68,7 @@ class HeldState(State, Protocol):
         """Make room for this many rows in every slot: in all of them, or in none."""
 
     def load(self, exported: ExportedState) -> None:
-        """Become an exported sequence, which `check_exported` has let pass."""
+        """Load an exported sequence, which `check_exported` has let pass."""
 
     def clear(self) -> None:
         """Empty the sequence."""
@@ -76,7 +78,7 @@ class HeldState(State, Protocol):
 
 
 S = TypeVar("S", bound=HeldState)
-P = TypeVar("P", bound=Compiled)
+P = TypeVar("P", bound=EntryPlan)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,11 +90,11 @@ class Accepted(Generic[S]):
     tokens: list[int]
 
     def cut(self, start: int, stop: int) -> Accepted[S]:
-        """Some of its rows."""
+        """Return some of its rows."""
         return Accepted(self.state, self.indices[start:stop], self.tokens[start:stop])
 
 
-class BaseExecutable(ABC, Generic[S, P]):
+class BaseExecutable(OptionalCapabilities, ABC, Generic[S, P]):
     """Sequences are opened and dropped, batches admitted, computed and settled.
 
     A backend's executable says how a sequence is made (`new_state`), what memory is held
@@ -101,19 +103,18 @@ class BaseExecutable(ABC, Generic[S, P]):
 
     Attributes
     ----------
-    asynchronous : `forward` returns when the batch is computed.
-    batch_rows : rows of a batch that suit the device.
     trims : whether the backend's sequences give up rows behind `windows`; then `compute` gets at
         most `PIECE_ROWS` rows of a sequence at a time.
-    windows : windows of slots whose rows are given up behind them.
     plans : what was made of each entry graph, by name; none once it is closed.
     states : living sequences.
     drawn : ids that the rows of the last batch drew, for `Drawn` rows of the next.
     """
 
-    asynchronous: ClassVar[bool] = False
     trims: ClassVar[bool] = False
+    asynchronous: ClassVar[bool] = False
+    windows: Mapping[str, int] = MappingProxyType({})
     batch_rows: int = BATCH_ROWS
+    profile: Any = None
 
     def __init__(self, program: Program, options: CompileOptions, plans: Mapping[str, P]) -> None:
         self.program, self.options, self.plans = program, options, plans
@@ -129,7 +130,7 @@ class BaseExecutable(ABC, Generic[S, P]):
 
     @abstractmethod
     def new_state(self, limit: int) -> S:
-        """An empty sequence of at most `limit` positions."""
+        """Return an empty sequence of at most `limit` positions."""
 
     @abstractmethod
     def held_bytes(self) -> int:
@@ -143,25 +144,25 @@ class BaseExecutable(ABC, Generic[S, P]):
     def compute(
         self, plan: P, batch: Batch, accepted: Sequence[Accepted[S]]
     ) -> Sequence[Sequence[Brought] | None]:
-        """What the rows of each accepted sequence bring, or None where a value left the domain.
+        """Compute the outputs of each accepted sequence's rows, None where a value left the domain.
 
         Nothing may be left under way when this raises; all these sequences are cleared then.
         """
 
     def extent(self, slot: str) -> Extent:
-        """Which rows of a slot of key and value rows are there: none yet."""
+        """Return the extent of an empty slot of key and value rows."""
         return Extent(self._views.get(slot), slot in self.windows)
 
     def device_bytes(self) -> int:
-        """Memory the device has free."""
+        """Return the memory that the device has free."""
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
     def make_room(self, state: S, start: int, stop: int) -> bool:
-        """Whether rows from `start` to before `stop` can be written; has memory for them then."""
+        """Allocate memory for rows `start` to before `stop`; return whether there is enough."""
         return state.grow(stop)
 
     def refusal(self, plan: P, batch: Batch, sequence: Accepted[S]) -> str | None:
-        """Why a sequence's rows cannot be computed; None makes room for them, and moves nothing."""
+        """Return why a sequence's rows cannot be computed; if they can, make room for them."""
         start, indices = sequence.state.length(batch.entry), sequence.indices
         rows, context = batch.rows[indices.start : indices.stop], self.program.context
         found = refusals(plan.graph, rows, sequence.tokens, start, self.vocabulary, context)
@@ -175,13 +176,13 @@ class BaseExecutable(ABC, Generic[S, P]):
         return reason
 
     def open(self, limit: int) -> S:
-        """A new, empty sequence of at most `limit` positions."""
+        """Open an empty sequence of at most `limit` positions."""
         state = self.new_state(limit)
         self.states.append(state)
         return state
 
     def import_(self, exported: ExportedState, limit: int) -> S:
-        """A sequence that continues an exported one."""
+        """Open a sequence that continues an exported one."""
         check_exported(exported, self.program, limit)
         state = self.open(limit)
         try:
@@ -204,7 +205,7 @@ class BaseExecutable(ABC, Generic[S, P]):
         self.states = [known for known in self.states if known is not state]
 
     def free_bytes(self) -> int:
-        """Memory left for sequences: the limit's rest, or what the device has free."""
+        """Return the memory left for sequences: the limit's rest, or what the device has free."""
         limit = self.options.memory_limit
         return self.device_bytes() if limit is None else limit - self.held_bytes()
 
@@ -214,7 +215,7 @@ class BaseExecutable(ABC, Generic[S, P]):
             state.release()
         self.plans = {}
 
-    def forward(self, batch: Batch) -> Finished:
+    def forward(self, batch: Batch) -> Ticket:
         """Compute a batch: let in what has an answer, run it, settle each sequence's outcome."""
         plan = self._plan(batch.entry)
         outcomes: dict[State, Outcome] = {}
@@ -264,7 +265,7 @@ class BaseExecutable(ABC, Generic[S, P]):
                     brought[index] = {}
 
     def _first_piece(self, batch: Batch, sequence: Accepted[S]) -> Accepted[S]:
-        """The rows that are computed next; those that see one another are together."""
+        """Yield the rows that are computed next; those that see one another are together."""
         names, stop = self.last_keys[batch.entry], self._piece
         if names and len(sequence.tokens) > stop:
             rows = batch.rows[sequence.indices.start : sequence.indices.stop]
@@ -278,14 +279,14 @@ class BaseExecutable(ABC, Generic[S, P]):
         return self.plans[entry]
 
     def owns(self, state: Any) -> bool:
-        """Whether a state is a living sequence of this executable."""
+        """Check whether a state is a living sequence of this executable."""
         return getattr(state, "owner", None) is self and state.alive
 
 
 def _settled(
     entry: str, piece: Accepted[Any], answers: Sequence[Brought] | None, brought: list[Brought]
 ) -> Outcome:
-    """What became of a sequence's rows: they count now, or the sequence is empty."""
+    """Settle a sequence's rows: they count now, or the sequence is empty."""
     if answers is None:
         piece.state.clear()
         return Outcome(Status.FAILED, FAULT)

@@ -1,4 +1,4 @@
-"""`KernelBackend`: what the author of a backend in an array library fills in."""
+"""`KernelBackend`, the base of backends in an array library."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cortiq.backend.arrays import ArrayLibrary
 from cortiq.backend.delegate import Delegate, Prepare
 from cortiq.backend.kernel import TakesKernels
 from cortiq.backend.kernel_executable import KernelExecutable, claimed_graphs, placement_of
-from cortiq.backend.plan import Bound, Kernels, Plan, Prepared
+from cortiq.backend.plan import Bound, KernelPlan, Kernels, Prepared
 from cortiq.backend.protocol import (
     CompileOptions,
     Declined,
@@ -147,7 +147,7 @@ class KernelBackend(TakesKernels, ABC):
 
     def plans(
         self, program: Program, weights: Mapping[str, Weight], library: ArrayLibrary
-    ) -> dict[str, Plan]:
+    ) -> dict[str, KernelPlan]:
         """Return a plan of each entry graph, with its weights prepared."""
         table, others = self.table(), self.others()
         plan = self.executable().plan_type

@@ -12,14 +12,14 @@ from cortiq.backend.batch import Batch
 from cortiq.backend.executable import Accepted, Brought
 from cortiq.backend.kernel import GivenKernels
 from cortiq.backend.kernel_walk import KernelWalk
-from cortiq.backend.plan import Kernels, Plan
+from cortiq.backend.plan import KernelPlan, Kernels
 from cortiq.backend.protocol import CompileOptions
 from cortiq.backend.stored import SlotStore, StoredExecutable, StoredState
 from cortiq.backend.stores import open_store
 from cortiq.ir import Graph, Node, Op, Program, Slot, expand
 
 
-class KernelExecutable(StoredExecutable[StoredState, Plan]):
+class KernelExecutable(StoredExecutable[StoredState, KernelPlan]):
     """A program on one device of an array library.
 
     Attributes
@@ -32,7 +32,7 @@ class KernelExecutable(StoredExecutable[StoredState, Plan]):
     trims: ClassVar[bool] = True
     walk_type: ClassVar[type[KernelWalk[Any]]] = KernelWalk
     state_type: ClassVar[type[StoredState]] = StoredState
-    plan_type: ClassVar[type[Plan]] = Plan
+    plan_type: ClassVar[type[KernelPlan]] = KernelPlan
     answers: ClassVar[Answers] = ON_HOST
 
     def __init__(
@@ -40,7 +40,7 @@ class KernelExecutable(StoredExecutable[StoredState, Plan]):
         program: Program,
         options: CompileOptions,
         library: ArrayLibrary,
-        plans: Mapping[str, Plan],
+        plans: Mapping[str, KernelPlan],
         placement: Mapping[str, str],
     ) -> None:
         self.library, self.placement = library, placement
@@ -48,7 +48,7 @@ class KernelExecutable(StoredExecutable[StoredState, Plan]):
 
     @property
     def provenance(self) -> Mapping[str, str]:
-        """What computes here, for receipts."""
+        """The libraries and the device that compute, for receipts."""
         return self.library.provenance()
 
     def new_state(self, limit: int) -> StoredState:
@@ -66,7 +66,7 @@ class KernelExecutable(StoredExecutable[StoredState, Plan]):
         return super().device_bytes() if free is None else free
 
     def compute(
-        self, plan: Plan, batch: Batch, accepted: Sequence[Accepted[StoredState]]
+        self, plan: KernelPlan, batch: Batch, accepted: Sequence[Accepted[StoredState]]
     ) -> Sequence[Sequence[Brought] | None]:
         """Return what the rows of each sequence bring, None for one with a fault."""
         with self.library.running(self.options):

@@ -1,4 +1,4 @@
-"""A batch on its way through a plan, in the arrays of a library."""
+"""A batch computed by a plan, in the arrays of a library."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from cortiq.backend.arrays import ArrayLibrary
 from cortiq.backend.batch import Batch
 from cortiq.backend.executable import Accepted, S
 from cortiq.backend.outputs import Specimens, specimens_of
-from cortiq.backend.plan import Plan, Step
+from cortiq.backend.plan import KernelPlan, Step
 from cortiq.backend.walk import Call, Group, Walk
 from cortiq.ir import Node, ops
 
 
 @dataclass
 class KernelCall(Call):
-    """What a kernel is called with besides its inputs; see `cortiq.backend.walk.Call`.
+    """A kernel's context besides its inputs; see `cortiq.backend.walk.Call`.
 
     Attributes
     ----------
@@ -39,7 +39,7 @@ class KernelCall(Call):
 
     @property
     def shared(self) -> dict[object, Any]:
-        """What nodes of the batch have in common, by whatever it depends on."""
+        """Values that nodes of the batch share, by what they depend on."""
         return self.walk.shared
 
 
@@ -52,7 +52,7 @@ class KernelWalk(Walk[S]):
     """
 
     def __init__(
-        self, plan: Plan, batch: Batch, accepted: Sequence[Accepted[S]], library: ArrayLibrary
+        self, plan: KernelPlan, batch: Batch, accepted: Sequence[Accepted[S]], library: ArrayLibrary
     ) -> None:
         self.library = library
         self.shared: dict[object, Any] = {}

@@ -92,7 +92,7 @@ class Float64Matrix:
         return library.snap(y * library.exp2_int(e)[:, None], faults)
 
     def _tile(self, columns: Any, cut: slice) -> Any:
-        """RN of each block's integer, scaled, summed in the contract's order: [rows, n]."""
+        """Compute RN of each block's integer, scaled, summed in the contract's order: [rows, n]."""
         library = self.library
         codes = library.cast(self.codes[:, cut], "f64")
         terms = library.cast(columns @ codes.swapaxes(1, 2), "f32") * self.scale[..., cut]
@@ -106,7 +106,7 @@ class Float64Matrix:
         return in_order(in_order(runs.reshape(-1, size, *runs.shape[1:]).swapaxes(0, 1)))
 
     def _float_product(self, x: Any, faults: Any, start: int, stop: int) -> Any:
-        """Canonical sums of snapped products, one row at a time."""
+        """Compute canonical sums of snapped products, one row at a time."""
         library, found = self.library, []
         flags = [library.flags(1) for _ in range(len(x))]
         for row, flag in zip(x, flags, strict=True):
@@ -157,7 +157,7 @@ def stacked(matrix: Float64Matrix, count: int, x: Any, choice: Any, faults: Any)
 
 
 def _users(choice: Any) -> Iterator[tuple[int, Any, Any]]:
-    """Every matrix that is chosen, with the rows and slots that chose it."""
+    """Yield every matrix that is chosen, with the rows and slots that chose it."""
     for index in np.unique(choice):
         rows, slots = np.nonzero(choice == index)
         yield int(index), rows, slots

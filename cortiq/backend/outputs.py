@@ -1,4 +1,4 @@
-"""What kernels return, held against the graph: as many outputs, of the type and the rows it says.
+"""Checks of what kernels return: as many outputs as the graph has, of its types and rows.
 
 A wrong type would pass through the next kernels and be another number in the end; a row too few
 would be an error of whoever reads it. Here it is one of the kernel, with its node and operator.
@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from cortiq.backend.answered import described
+from cortiq.backend.answer_checks import described
 from cortiq.backend.plan import Step
 from cortiq.errors import BackendError
 from cortiq.ir import Type
 
 
 class Specimens(NamedTuple):
-    """How an array library calls the types of arrays: of f32, of i32, and of the parts of q16."""
+    """An array library's types: of f32, of i32, and of the parts of q16."""
 
     f32: Any
     i32: Any
@@ -72,7 +72,7 @@ def check_outputs(
 
 
 def _fits(output: Any, kind: Type, rows: int, specimens: Specimens) -> bool:
-    """Whether an output is right at first sight: this is what every node of a batch costs."""
+    """Check an output in the cheapest way: every node of a batch pays for it."""
     shape, dtype = kind
     try:
         if dtype == "f32":

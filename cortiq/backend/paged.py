@@ -77,14 +77,14 @@ class PagedState(SequenceState):
         return self.extents[self.owner.extent_of[name]]
 
     def locate(self) -> None:
-        """Note where pages lie: called whenever these are others."""
+        """Note the addresses of pages: called whenever these change."""
 
     def reserve(self, rows: int) -> bool:
         """Make room for `rows` more positions, if the memory limit allows it."""
         return self.grow(self.lengths["trunk"] + rows, self.lengths["trunk"])
 
     def grow(self, rows: int, start: int | None = None) -> bool:
-        """Have memory for this many positions, and be able to write those from `start` on."""
+        """Allocate memory for this many positions; own the pages of those from `start` on."""
         layout = self.owner.layout
         if rows > self._limit:
             return False
@@ -108,14 +108,14 @@ class PagedState(SequenceState):
         return self.block is None and self.owner.layout.block.page_bytes > 0
 
     def _open_block(self) -> None:
-        """Have memory for rings, and for recurrent states as they are before the first row."""
+        """Allocate rings and recurrent states, as they are before the first row."""
         self.block = self.owner.pages.new(self.owner.layout.block)
         for name, slot in self.owner.layout.fixed.items():
             if not isinstance(slot, Ring):
                 self.owner.memory.rewind(name, self.block.data, self._extent(name))
 
     def _provide(self, stop: int = 0) -> None:
-        """Have what pages up to this number take, or those there was room for before."""
+        """Allocate pages up to this number, or as many as there was room for before."""
         stop = max(stop, self._reach)
         for table in self.tables:
             table.provide(stop)
@@ -123,14 +123,14 @@ class PagedState(SequenceState):
         self.locate()
 
     def _own(self, first: int) -> None:
-        """Have the pages from this number on alone."""
+        """Copy shared pages from this number on, to own them."""
         for table in self.tables:
             table.own(first)
         self._shared = first
         self.locate()
 
     def turn(self, entry: str, rows: int) -> None:
-        """Before an entry graph's rows up to so many: pages of rows given up become theirs."""
+        """Reuse pages behind the window for an entry graph's rows up to so many."""
         stop = self.owner.layout.page_stop(rows)
         turned = [t.turn(stop) for t in self.tables if t.group.entry == entry]
         if any(turned):
@@ -180,7 +180,7 @@ class PagedState(SequenceState):
         return PagedSnapshot(pool, runs, block, extents, (list(self.tokens), dict(self.lengths)))
 
     def restore(self, snapshot: PagedSnapshot) -> None:
-        """Become what the snapshot was taken of."""
+        """Restore the sequence from a snapshot."""
         self.owner.settle_state(self)
         if snapshot.pool is not self.owner.pages:
             raise RequestError("the snapshot was lost with its device", hint="Feed the ids again.")
@@ -198,7 +198,7 @@ class PagedState(SequenceState):
             raise
 
     def become(self, other: PagedSnapshot, taken: bool = False) -> None:
-        """Hold what a snapshot holds; `taken` says that nobody needs the snapshot after this."""
+        """Share a snapshot's pages; with `taken`, take them over."""
         pool, before, block = self.owner.pages, self.block, other.block
         if block is not None:
             self.block = pool.incref([block])[0] if taken else pool.new(block.group, block)
@@ -214,7 +214,7 @@ class PagedState(SequenceState):
         self._provide(stop)
 
     def start_as(self, other: Self) -> None:
-        """Become, empty as it is, what another sequence is."""
+        """Start, empty, as a copy of another sequence."""
         self.become(other.snapshot(), taken=True)
 
     def fork(self, length: int | None = None) -> Self:
@@ -250,7 +250,7 @@ class PagedState(SequenceState):
         return np.zeros(slot.shape, np.float32) if held is None else held
 
     def load(self, exported: ExportedState) -> None:
-        """Become an exported sequence, which `cortiq.backend.check_exported` let pass."""
+        """Load an exported sequence, which `cortiq.backend.check_exported` let pass."""
         slots, owner = exported.slots, self.owner
         for entry, names in owner.written.items():
             length, bases = exported.lengths[entry], dict.fromkeys(owner.extents_of[entry], 0)
@@ -273,7 +273,7 @@ class PagedState(SequenceState):
         return min(self._extent(name).base for name in names) // layout.page_rows
 
     def load_slot(self, name: str, given: Any, length: int) -> None:
-        """Let a slot, which has room, hold what was exported of a sequence of `length` rows."""
+        """Load a slot, which has room, with what was exported of a sequence of `length` rows."""
         slot, memory = self.owner.program.slots[name], self.owner.memory
         extent = self._extent(name)
         if isinstance(slot, KVRows):

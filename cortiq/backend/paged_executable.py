@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from cortiq.backend.batch import Batch, Row
-from cortiq.backend.executable import Accepted, BaseExecutable, Compiled
+from cortiq.backend.executable import Accepted, BaseExecutable, EntryPlan
 from cortiq.backend.extents import RingExtent
 from cortiq.backend.paged import PagedState, SlotExtent
 from cortiq.backend.paged_memory import PagedMemory
@@ -18,8 +18,8 @@ EARLY_POSITIONS = 1 << 13
 """Positions that rotary tables are made for when a sequence is opened; others when it grows."""
 
 
-class PositionedPlan(Compiled, Protocol):
-    """An entry graph whose rotary tables have to be made in time."""
+class PositionedPlan(EntryPlan, Protocol):
+    """A compiled entry graph with rotary tables to extend in time."""
 
     def prepare(self, positions: int) -> None:
         """Precompute rotary tables for so many positions."""
@@ -45,7 +45,7 @@ class PagedExecutable(BaseExecutable[T, P]):
     state_type: ClassVar[type[PagedState]] = PagedState
 
     def use_memory(self, memory: PagedMemory) -> None:
-        """Take pages from this memory from now on: before the first sequence is opened."""
+        """Set the memory that pages are taken from, before the first sequence is opened."""
         self.memory, self.layout, self.pages = memory, memory.layout, PagePool(memory)
         self._prepared = 0
         self.extent_of: dict[str, int] = {}
@@ -67,7 +67,7 @@ class PagedExecutable(BaseExecutable[T, P]):
         return [replace(extent) for extent in self._extents]
 
     def new_state(self, limit: int) -> Any:
-        """An empty sequence of at most `limit` positions."""
+        """Return an empty sequence of at most `limit` positions."""
         self.prepare(min(limit, EARLY_POSITIONS))
         return self.state_type(self, limit)
 
@@ -99,7 +99,7 @@ class PagedExecutable(BaseExecutable[T, P]):
         return nbytes <= 0 or nbytes <= self.free_bytes()
 
     def make_room(self, state: T, start: int, stop: int) -> bool:
-        """Have memory for rows, in pages that no other sequence shares; return whether there is."""
+        """Allocate memory for rows, in pages of their own; return whether there is enough."""
         return state.grow(stop, start)
 
     def refusal(self, plan: P, batch: Batch, sequence: Accepted[T]) -> str | None:

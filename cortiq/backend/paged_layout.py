@@ -68,7 +68,7 @@ class PagedLayout:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of a page of every group."""
+        """Return the bytes of a page of every group."""
         return sum(group.page_bytes for group in self.groups)
 
     def page_stop(self, rows: int) -> int:

@@ -53,7 +53,7 @@ class PageMemory(ABC):
         return
 
     def spoil(self, group: PageGroup, data: Any) -> None:
-        """In tests, fill a page whose rows nobody needs with what would show if it were read."""
+        """Fill a page that nobody needs with values that show if they are read; only in tests."""
         return
 
 
@@ -172,7 +172,7 @@ class PageTable:
         return max(0, added + spare - mine) * self.group.page_bytes
 
     def provide(self, stop: int) -> None:
-        """Have pages enough to write rows before page `stop`, and to let them take turns."""
+        """Add pages to write rows before page `stop`, and those in spare for turns."""
         added, spare = self._need(stop, self.end, [page.users > 1 for page in self.pages])
         for _ in range(added):
             self.pages.append(self._take())
@@ -185,7 +185,7 @@ class PageTable:
         return self.spare.pop() if self.spare else self._pool.new(self.group)
 
     def turn(self, stop: int) -> bool:
-        """Let the oldest pages become those up to page `stop`; return whether any did."""
+        """Reuse the oldest pages as those up to page `stop`; return whether any was."""
         turned = self.end < stop
         while self.end < stop:
             oldest = self.pages.pop(0)
@@ -197,7 +197,7 @@ class PageTable:
         return turned
 
     def own(self, index: int) -> None:
-        """Have the pages from number `index` on alone."""
+        """Copy shared pages from number `index` on, to own them."""
         for place in range(max(0, index - self.first), len(self.pages)):
             page = self.pages[place]
             if page.users > 1:
@@ -213,13 +213,13 @@ class PageTable:
         return self.first, self._pool.incref(self.pages[: self.used(stop)])
 
     def become(self, run: PageRun) -> None:
-        """Hold these pages, which stay shared; what it had alone is in spare."""
+        """Share these pages; the table's own ones become spare."""
         replaced, (self.first, pages) = self.pages, run
         self.spare += [page for page in replaced if page.users == 1]
         self._pool.decref(page for page in replaced if page.users > 1)
         self.pages = self._pool.incref(pages)
 
     def clear(self) -> None:
-        """Hold nothing."""
+        """Release all pages."""
         self._pool.decref([*self.pages, *self.spare])
         self.first, self.pages, self.spare = 0, [], []

@@ -1,4 +1,4 @@
-"""A graph made ready to be walked: each node with its kernel and what its kernel makes of weights.
+"""Plans of entry graphs: each node with its kernel and the weights that its kernel takes.
 
 Nothing here knows an array library: a kernel is a function (call, *inputs) → output, or a tuple of
 outputs, and a weight is whatever its kernel takes.
@@ -7,6 +7,7 @@ outputs, and a weight is whatever its kernel takes.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -20,17 +21,17 @@ Bound = tuple[Node, Mapping[str, Any]]
 
 
 def needed(nodes: Iterable[Node], wanted: Iterable[str] = ()) -> set[str]:
-    """Names of the nodes that the wanted values, or any write of state, depend on."""
+    """Name the nodes that the wanted values, or any write of state, depend on."""
     values, names = set(wanted), set()
     for node in reversed(list(nodes)):
-        if getattr(node.op, "writes_slots", False) or values.intersection(node.outputs):
+        if node.op.writes_slots or values.intersection(node.outputs):
             names.add(node.name)
             values.update(node.inputs)
     return names
 
 
 def always_known(graph: Graph) -> frozenset[str]:
-    """Values that every row has, whatever it wants: inputs, and what state depends on."""
+    """Name the values that every row has, whatever it wants: inputs, and what state depends on."""
     names = needed(graph.nodes)
     values = {output for node in graph.nodes if node.name in names for output in node.outputs}
     return frozenset(values | set(graph.inputs))
@@ -52,8 +53,31 @@ class Prepared:
     form: Callable[[Op, str], Hashable] = lambda op, role: (op, role)
     made: dict[tuple[str, Hashable], Any] = field(default_factory=dict)
 
+    def make_ahead(self, nodes: Iterable[Node], workers: int) -> None:
+        """Make what nodes take, several weights at once; a part of another weight is not made.
+
+        Most of the time goes into reading, converting and copying arrays, beside which threads run.
+        The first error ends it: what had not begun is not made.
+        """
+        todo: dict[tuple[str, Hashable], tuple[Op, str]] = {}
+        for node in nodes:
+            for role, name in node.weights.items():
+                key = name, self.form(node.op, role)
+                if key not in self.made and self.weights[name].whole is None:
+                    todo.setdefault(key, (node.op, role))
+        pool = ThreadPoolExecutor(workers)
+        try:
+            tasks = {
+                key: pool.submit(self.prepare, op, role, self.weights[key[0]], key[0])
+                for key, (op, role) in todo.items()
+            }
+            for key, task in tasks.items():
+                self.made[key] = task.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
     def of(self, node: Node) -> dict[str, Any]:
-        """A node's weights by role."""
+        """Return a node's weights by role."""
         found = {}
         for role, name in node.weights.items():
             key = name, self.form(node.op, role)
@@ -63,7 +87,7 @@ class Prepared:
         return found
 
     def bound(self, graph: Graph) -> list[Bound]:
-        """The nodes of a graph, each with its weights."""
+        """Return the nodes of a graph, each with its weights."""
         return [(node, self.of(node)) for node in graph.nodes]
 
 
@@ -80,7 +104,7 @@ class Step:
     late: bool
 
 
-class Plan:
+class KernelPlan:
     """One entry graph, ready to run: first the steps that state depends on, then the late ones.
 
     Parameters
@@ -121,7 +145,7 @@ class Plan:
 def used_up(
     steps: Sequence[Step], wanted: Iterable[str]
 ) -> tuple[tuple[Step, tuple[str, ...]], ...]:
-    """Steps in order, each with the values that nothing needs after it."""
+    """Return steps in order, each with the values that nothing needs after it."""
     kept, found = set(wanted), []
     for step in reversed(steps):
         touched = {*step.node.inputs, *step.node.outputs}
@@ -138,7 +162,7 @@ class SharedMatMul(Op):
 
 
 def joined(nodes: Sequence[Bound]) -> list[Bound]:
-    """The nodes, with the products of one value as one where their matrices can be.
+    """Join the products of one value where their matrices can be one.
 
     Every value keeps its name and its bits: an output of a product depends on that row of the
     weight only. A prepared matrix has a `height`, `joins(other)` says whether both can be rows of

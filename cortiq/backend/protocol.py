@@ -1,8 +1,8 @@
-"""What a backend and its executables implement."""
+"""Protocols of a backend and its executables."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -20,7 +20,7 @@ HOOKSPEC_VERSION = 1
 
 @dataclass(frozen=True)
 class Versions:
-    """What a backend was built for; another major version is refused when it is loaded."""
+    """Versions a backend was built for; another major version is refused when it is loaded."""
 
     hookspec: int = HOOKSPEC_VERSION
     ir: int = IR_VERSION
@@ -77,11 +77,57 @@ class CompileOptions:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
+class OptionalCapabilities:
+    """The capabilities that an executable need not have, as one without them has them."""
+
+    @property
+    def windows(self) -> Mapping[str, int]:
+        """Windows of the slots whose rows are given up behind them (`cortiq.backend.windows`)."""
+        return {}
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether `forward` returns before the batch is computed.
+
+        Generation then submits the step after the one whose token it awaits (`Drawn`), and the
+        device never waits for the host. Where `forward` computes at once that would only hold
+        every token back by one step.
+        """
+        return False
+
+    @property
+    def batch_rows(self) -> int:
+        """Rows of a batch with which its device computes prompts best.
+
+        `free_bytes` leaves room for what a batch of so many rows takes while it is computed.
+        """
+        return BATCH_ROWS
+
+    @property
+    def profile(self) -> Any:
+        """Recorder of the times of ops (`start`, `stop`, `limits`); None where nothing records."""
+        return None
+
+    @property
+    def provenance(self) -> Mapping[str, str]:
+        """Names and texts for receipts: the driver, libraries, kernels (docs/receipts.md)."""
+        return {}
+
+    def warm(self, progress: Callable[[int, int], None] = lambda done, total: None) -> bool:
+        """Compile ahead what serving needs; return whether there is anything to compile.
+
+        Parameters
+        ----------
+        progress : called with how much is ready, and how much there is.
+        """
+        return False
+
+
 class Executable(Protocol):
     """A compiled program: weights uploaded once, sequences opened and advanced.
 
-    One that has a property `provenance`, a mapping of names to texts (driver, libraries, kernels),
-    has it in the receipts of what it computes (docs/receipts.md).
+    What a backend compiles may lack the members of `OptionalCapabilities`; it has their defaults
+    then (`cortiq.backend.seam`), so that whoever holds an executable finds them all.
     """
 
     @property
@@ -90,54 +136,48 @@ class Executable(Protocol):
 
     @property
     def placement(self) -> Mapping[str, str]:
-        """Which backend computes each node that was not decomposed further, by node name."""
+        """Name of the backend that computes each node not decomposed further, by node name."""
 
     @property
     def windows(self) -> Mapping[str, int]:
-        """Windows of the slots whose rows are given up behind them (`cortiq.backend.windows`).
-
-        An executable that does not say keeps all rows.
-        """
+        """See `OptionalCapabilities`."""
 
     @property
     def asynchronous(self) -> bool:
-        """Whether `forward` returns before the batch is computed.
-
-        Generation then submits the step after the one whose token it awaits (`Drawn`), and the
-        device never waits for the host. Where `forward` computes at once that would only hold
-        every token back by one step. An executable that does not say is taken as synchronous.
-        """
+        """See `OptionalCapabilities`."""
 
     @property
     def batch_rows(self) -> int:
-        """Rows of a batch with which its device computes prompts best.
+        """See `OptionalCapabilities`."""
 
-        `free_bytes` leaves room for what a batch of so many rows takes while it is computed. For
-        an executable that does not say, `BATCH_ROWS` stand.
-        """
+    @property
+    def profile(self) -> Any:
+        """See `OptionalCapabilities`."""
+
+    @property
+    def provenance(self) -> Mapping[str, str]:
+        """See `OptionalCapabilities`."""
+
+    def warm(self, progress: Callable[[int, int], None] = ...) -> bool:
+        """See `OptionalCapabilities`."""
 
     def open(self, limit: int) -> State:
-        """A new, empty sequence of at most `limit` positions."""
+        """Open an empty sequence of at most `limit` positions."""
 
     def import_(self, exported: ExportedState, limit: int) -> State:
-        """A sequence that continues an exported one, once `check_exported` has let it pass."""
+        """Open a sequence that continues an exported one, once `check_exported` has let it pass."""
 
     def forward(self, batch: Batch) -> Ticket:
         """Compute a batch: prefill chunk, decode step, verify, scoring and inspection alike."""
 
     def state_bytes(self, rows: int) -> int:
-        """Memory one sequence of this many rows takes."""
+        """Return the memory that a sequence of this many rows takes."""
 
     def free_bytes(self) -> int:
-        """Memory left for sequences."""
+        """Return the memory left for sequences."""
 
     def close(self) -> None:
         """Release weights and sequences."""
-
-
-def batch_rows_of(executable: Executable) -> int:
-    """Return the rows of a batch that suit an executable: what it says, or `BATCH_ROWS`."""
-    return int(getattr(executable, "batch_rows", BATCH_ROWS))
 
 
 @runtime_checkable
@@ -156,10 +196,10 @@ class Backend(Protocol):
     versions: Versions
 
     def devices(self) -> Sequence[Device]:
-        """Devices found; raises `BackendError` that says why when there are none."""
+        """List the devices found; `BackendError` says why there are none."""
 
     def supports(self, node: Node, graph: Graph, program: Program) -> Support:
-        """Whether it executes this node: a layer as a whole, or a primitive.
+        """Say whether the backend executes this node: a layer as a whole, or a primitive.
 
         A declined layer is decomposed and asked again; a declined primitive goes to the reference.
         """
@@ -167,4 +207,4 @@ class Backend(Protocol):
     def compile(
         self, program: Program, weights: Mapping[str, Weight], options: CompileOptions
     ) -> Executable:
-        """Make the program executable; every node of it was supported."""
+        """Compile a program; every node of it was supported."""

@@ -56,7 +56,7 @@ def _ask(want: Want, draws: list[Draw]) -> Ask | None:
     return Ask("argmax", want.name) if isinstance(want, Argmax) else None
 
 
-class Request(NamedTuple):
+class RequestedOutputs(NamedTuple):
     """Everything that the rows of a batch ask for.
 
     Attributes
@@ -91,14 +91,14 @@ class RequestPlan(ABC, Generic[C]):
         there = self.computed | set(graph.inputs)
         graph = replace(graph, values={n: t for n, t in graph.values.items() if n in there})
         self.graph, self.always, self.until = graph, always_known(graph), last_keys_of(graph)
-        self._compiled: dict[Request, C] = {}
+        self._compiled: dict[RequestedOutputs, C] = {}
         self.needs = lru_cache(maxsize=256)(self._needs)
 
     @abstractmethod
-    def compile(self, request: Request) -> C:
+    def compile(self, request: RequestedOutputs) -> C:
         """Make the kernels of a request."""
 
-    def compiled(self, request: Request) -> C:
+    def compiled(self, request: RequestedOutputs) -> C:
         """Return the kernels of a request, made if they are not there."""
         if request not in self._compiled:
             if len(self._compiled) == self.most_compiled:
@@ -106,7 +106,7 @@ class RequestPlan(ABC, Generic[C]):
             self._compiled[request] = self.compile(request)
         return self._compiled[request]
 
-    def request_of(self, rows: Sequence[Row]) -> Request:
+    def request_of(self, rows: Sequence[Row]) -> RequestedOutputs:
         """Collect the requests of rows."""
         kinds = {row.wants for row in rows if row.wants}
         asked = [pair for wants in kinds for pair in asked_by(wants)]
@@ -115,7 +115,7 @@ class RequestPlan(ABC, Generic[C]):
         given = frozenset(name for row in rows if row.inputs for name in row.inputs)
         late = {frozenset(value_of(want) for want in wants) - self.always for wants in kinds}
         mixed = len(late - {frozenset()}) > 1
-        return Request(wanted, asks, given & self.computed, mixed)
+        return RequestedOutputs(wanted, asks, given & self.computed, mixed)
 
     def _needs(self, wants: tuple[Want, ...]) -> frozenset[str]:
         return frozenset(needed(self.graph.nodes, {value_of(want) for want in wants}))

@@ -1,4 +1,4 @@
-"""Whatever a backend returns, checked where it crosses the seam: one sentence for each breach.
+"""Checks of everything a backend returns: one sentence for each breach of the protocol.
 
 Backends are called through these functions only. An executable comes back in a wrapper that checks
 what its own calls return; whatever else it has is there under the same name.
@@ -10,7 +10,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from cortiq.backend.answered import unlike
+from cortiq.backend.answer_checks import unlike
 from cortiq.backend.batch import Batch, BatchResult, Finished, Outcome, Status, Ticket
 from cortiq.backend.protocol import (
     Backend,
@@ -18,6 +18,7 @@ from cortiq.backend.protocol import (
     Declined,
     Device,
     Executable,
+    OptionalCapabilities,
     Support,
     Supported,
 )
@@ -26,6 +27,9 @@ from cortiq.errors import BackendError, shown
 from cortiq.ir import Graph, Node, Program
 from cortiq.numerics.layouts import Weight
 
+OPTIONAL = frozenset(name for name in vars(OptionalCapabilities) if not name.startswith("_"))
+"""Members that an executable may lack."""
+_WITHOUT = OptionalCapabilities()
 EXECUTABLE = ("open", "import_", "forward", "state_bytes", "free_bytes", "close")
 """Methods of an executable."""
 STATE = ("length", "reserve", "rewind", "snapshot", "restore", "fork", "export", "release")
@@ -134,6 +138,8 @@ class CheckedExecutable:
     def __getattr__(self, name: str) -> Any:
         if name == "inner":  # not made yet, or being unpickled
             raise AttributeError(name)
+        if name in OPTIONAL:
+            return getattr(self.inner, name, getattr(_WITHOUT, name))
         return getattr(self.inner, name)
 
     def open(self, limit: int) -> State:

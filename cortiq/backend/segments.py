@@ -1,4 +1,4 @@
-"""Whose rows of a batch a kernel is given."""
+"""The sequences that a kernel's rows belong to."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Segment(NamedTuple, Generic[S]):
 
     @property
     def position(self) -> int:
-        """The first of them."""
+        """The first position."""
         return self.positions[0]
 
     @property
     def cut(self) -> slice:
-        """Its rows."""
+        """Slice of the segment's rows."""
         return slice(self.start, self.stop)
 
 
@@ -40,7 +40,7 @@ def segments_of(batch: Batch, accepted: Sequence[Accepted[S]]) -> list[Segment[S
 
 
 def restricted(segments: Sequence[Segment[S]], rows: Sequence[int]) -> list[Segment[S]]:
-    """The segments of some of the rows, numbered among these."""
+    """Return the segments of some of the rows, numbered among these."""
     found, start = [], 0
     for segment in segments:
         kept = [at for at in rows if segment.start <= at < segment.stop]

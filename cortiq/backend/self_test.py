@@ -1,4 +1,4 @@
-"""A device's arithmetic, looked at once before it is used: one wrong bit and it is refused."""
+"""Self test of a device's arithmetic before its first use: one wrong bit and it is refused."""
 
 from __future__ import annotations
 

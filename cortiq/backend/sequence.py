@@ -44,7 +44,7 @@ class SequenceState(ABC):
 
     @abstractmethod
     def start_as(self, other: Self) -> None:
-        """Become, empty as it is, what another sequence is."""
+        """Start, empty, as a copy of another sequence."""
 
     @abstractmethod
     def snapshot(self) -> Any:
@@ -60,7 +60,7 @@ class SequenceState(ABC):
 
     @abstractmethod
     def load_slot(self, name: str, given: Any, length: int) -> None:
-        """Let a slot, which has room, hold what was exported of a sequence of `length` rows."""
+        """Load a slot, which has room, with what was exported of a sequence of `length` rows."""
 
     @property
     def limit(self) -> int:
@@ -110,7 +110,7 @@ class SequenceState(ABC):
         return ExportedState(dict(self.lengths), np.array(self.tokens, np.int32), slots)
 
     def load(self, exported: ExportedState) -> None:
-        """Become an exported sequence, which `check_exported` has let pass."""
+        """Load an exported sequence, which `check_exported` has let pass."""
         if not self.grow(max(exported.lengths.values())):
             raise RequestError("the exported state is longer than the limit, or than memory allows")
         for entry, names in self.owner.written.items():

@@ -43,11 +43,11 @@ class KVPlanes:
     value_exponent: npt.NDArray[np.int8]
 
     def base(self, length: int) -> int:
-        """The first row, of a sequence of `length` rows."""
+        """Return the first row, of a sequence of `length` rows."""
         return length - len(self.key_high)
 
     def last(self, rows: int) -> KVPlanes:
-        """The last rows only."""
+        """Return the last rows only."""
         start = max(0, len(self.key_high) - rows)
         return KVPlanes(*(getattr(self, field.name)[start:] for field in fields(self)))
 
@@ -117,7 +117,7 @@ def _check_tokens(tokens: Any, length: int | None, vocabulary: Any) -> None:
 
 
 def _rows_of(name: str, given: Any, length: int, window: int | None) -> int:
-    """Rows that planes hold: all, or for a windowed slot whole tiles less."""
+    """Return the rows that planes hold: all, or for a windowed slot whole tiles less."""
     high = getattr(given, "key_high", None)
     if not isinstance(given, KVPlanes) or not isinstance(high, np.ndarray) or high.ndim == 0:
         _refuse(name, "has no planes")
@@ -183,16 +183,16 @@ class State(Protocol):
         """
 
     def snapshot(self) -> Snapshot:
-        """A copy of everything the sequence holds."""
+        """Copy everything the sequence holds."""
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Become what the snapshot was taken of."""
+        """Restore the sequence from a snapshot."""
 
     def fork(self, length: int | None = None) -> State:
-        """A second sequence that starts as this one, its trunk cut to `length` rows if given."""
+        """Open a sequence that starts as this one, its trunk cut to `length` rows if given."""
 
     def export(self) -> ExportedState:
-        """The sequence in the canonical layout."""
+        """Return the sequence in the canonical layout."""
 
     def release(self) -> None:
         """Give its memory back; the state is unusable afterwards."""

@@ -1,4 +1,4 @@
-"""Sequences that keep a store for every slot: what no kind of store changes.
+"""Sequences with a store for every slot, whatever the kind of store.
 
 A backend whose sequences are arrays of their own says what stores it has (`StoredExecutable`); one
 that shares memory between sequences has pages (`cortiq.backend.paged`).
@@ -18,34 +18,34 @@ from cortiq.ir import Ring, Slot
 
 
 class SlotStore(ABC):
-    """What a slot of one sequence is kept in."""
+    """Storage of a slot of one sequence."""
 
     @abstractmethod
     def nbytes(self) -> int:
-        """Memory held."""
+        """Return the memory held."""
 
     @abstractmethod
     def rewind(self, length: int) -> int:
-        """Forget rows from `length` on; the length reached, which may be less."""
+        """Forget rows from `length` on; return the length reached, which may be less."""
 
     @abstractmethod
     def export(self) -> Any:
-        """What it holds, in the canonical layout."""
+        """Return the contents in the canonical layout."""
 
     @abstractmethod
     def load(self, exported: Any, length: int) -> None:
-        """Become what was exported of a sequence of this many rows; there is room."""
+        """Load what was exported of a sequence of this many rows; there is room."""
 
     def grow(self, rows: int) -> None:
-        """Have memory for a sequence of this many rows: nothing, where it does not grow."""
+        """Grow to a sequence of this many rows: nothing to do, where it does not grow."""
         return
 
     def trim(self) -> int:
-        """Give up what nobody looks at any more; the number of rows given up."""
+        """Free rows behind the window; return their number."""
         return 0
 
     def copy(self) -> Self:
-        """Another store that holds the same."""
+        """Return another store that holds the same."""
         return copy.deepcopy(self)
 
 
@@ -70,7 +70,7 @@ class StoredState(SequenceState):
         self.stores = {name: self.owner.new_store(name, slot) for name, slot in slots}
 
     def drop(self) -> None:
-        """Give up all stores."""
+        """Release all stores."""
         self.stores = {}
 
     def grow(self, rows: int) -> bool:
@@ -84,7 +84,7 @@ class StoredState(SequenceState):
         return True
 
     def nbytes(self) -> int:
-        """Memory held."""
+        """Return the memory held."""
         return sum(store.nbytes() for store in self.stores.values())
 
     def advance(self, entry: str, tokens: list[int]) -> None:
@@ -94,7 +94,7 @@ class StoredState(SequenceState):
             self.stores[name].trim()
 
     def go_back(self, length: int, entry: str) -> int:
-        """Forget rows of the stores that `entry` writes; the length reached."""
+        """Forget rows of the stores that `entry` writes; return the length reached."""
         stores = [self.stores[name] for name in self.owner.written[entry]]
         reached, back = -1, length
         while back != reached:  # a store that goes back further takes the others along
@@ -103,11 +103,11 @@ class StoredState(SequenceState):
         return reached
 
     def snapshot(self) -> Held:
-        """A copy of everything the sequence holds."""
+        """Copy everything the sequence holds."""
         return self.copies(self.stores), list(self.tokens), dict(self.lengths)
 
     def restore(self, snapshot: Held) -> None:
-        """Become what the snapshot was taken of."""
+        """Restore the sequence from a snapshot."""
         before = self.stores, self.tokens, self.lengths
         stores, tokens, lengths = snapshot
         self.stores, self.tokens, self.lengths = self.copies(stores), list(tokens), dict(lengths)
@@ -116,11 +116,11 @@ class StoredState(SequenceState):
             raise NoMemoryError()
 
     def start_as(self, other: Self) -> None:
-        """Become, empty as it is, what another sequence is."""
+        """Start, empty, as a copy of another sequence."""
         self.restore((other.stores, other.tokens, other.lengths))
 
     def copies(self, stores: Mapping[str, Any]) -> dict[str, Any]:
-        """Stores that hold the same."""
+        """Copy the stores."""
         return {name: store.copy() for name, store in stores.items()}
 
     def export_slot(self, name: str) -> Any:
@@ -128,7 +128,7 @@ class StoredState(SequenceState):
         return self.stores[name].export()
 
     def load_slot(self, name: str, given: Any, length: int) -> None:
-        """Let a store hold what was exported of a sequence of `length` rows."""
+        """Load a store with what was exported of a sequence of `length` rows."""
         self.stores[name].load(given, length)
 
 
@@ -140,14 +140,14 @@ class StoredExecutable(BaseExecutable[T, P]):
 
     @abstractmethod
     def new_store(self, name: str, slot: Slot) -> SlotStore:
-        """An empty store for the slot of this name."""
+        """Return an empty store for the slot of this name."""
 
     def held_bytes(self) -> int:
-        """Memory that all living sequences hold."""
+        """Return the memory that all living sequences hold."""
         return sum(state.nbytes() for state in self.states)
 
     def state_bytes(self, rows: int) -> int:
-        """Memory one sequence of this many rows takes: whole pages, and what has one size."""
+        """Return the memory of a sequence of this many rows: whole pages, and what has one size."""
         page = self.options.page_rows
         return sum(
             self.slot_bytes(slot, -(-self.extent(name).room(rows) // page) * page)
@@ -155,7 +155,7 @@ class StoredExecutable(BaseExecutable[T, P]):
         )
 
     def slot_bytes(self, slot: Slot, rows: int) -> int:
-        """Memory of a slot; every row of a ring is kept, so that rewinding is exact."""
+        """Return the memory of a slot; every row of a ring is kept, so that rewinding is exact."""
         if isinstance(slot, Ring):
             return slot.width * 4 * rows
         return slot.bytes_per_row() * rows + slot.constant_bytes()

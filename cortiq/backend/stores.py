@@ -1,4 +1,4 @@
-"""What a slot of a sequence is kept in: rows in arrays of a library that grow by pages."""
+"""Stores of a sequence's slots: rows in arrays of a library that grow by pages."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class KVStore(Extent, ArrayStore):
         return KVPlanes(*self.library.to_planes(k, ke), *self.library.to_planes(v, ve))
 
     def load(self, rows: KVPlanes, length: int) -> None:
-        """Become the exported rows; there is room."""
+        """Load exported rows; there is room."""
         if self.trims:
             rows = rows.last(length - kept_from(length, self.window))
         self.start = self.base = self.length = rows.base(length)
@@ -211,7 +211,7 @@ class RingStore(ArrayStore):
         return self.library.host(self.last)
 
     def load(self, rows: Any, length: int) -> None:
-        """Become the exported rows; there is room."""
+        """Load exported rows; there is room."""
         kept = min(self.slot.length, length)
         self.base = self.length = length - kept
         self.last = self.library.full((self.slot.length, self.slot.width), "f32")
@@ -226,7 +226,7 @@ class RecurrentStore(ArrayStore):
         self.state = library.full(slot.shape, "f32")
 
     def advance(self, state: Any, rows: int) -> None:
-        """Become the state after so many more rows; the old one is never written to."""
+        """Replace the state after so many more rows; the old one is never written to."""
         self.state, self.length = state, self.length + rows
 
     def kept(self) -> list[Any]:
@@ -248,12 +248,12 @@ class RecurrentStore(ArrayStore):
         return self.library.host(self.state)
 
     def load(self, rows: Any, length: int) -> None:
-        """Become the exported state."""
+        """Load the exported state."""
         self.state, self.length = self.library.array(_imported(rows)), length
 
 
 def _imported(rows: Any) -> Floats:
-    """Values as a primitive would have left them: none below 2⁻⁴⁰."""
+    """Snap imported values to zero below 2⁻⁴⁰, as a primitive would have."""
     return snap(np.array(rows, np.float32))
 
 

@@ -1,4 +1,4 @@
-"""One batch on its way through a plan, node by node: what is the same with every array library."""
+"""A batch computed by a plan, node by node, with any array library."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cortiq.backend.answers import ON_HOST, Answers
 from cortiq.backend.batch import Batch, Row
 from cortiq.backend.executable import Accepted, Brought, S
 from cortiq.backend.outputs import Specimens, check_outputs, kernel_error, specimens_of
-from cortiq.backend.plan import Plan, Step
+from cortiq.backend.plan import KernelPlan, Step
 from cortiq.backend.segments import Segment, restricted, segments_of
 from cortiq.errors import CortiqError
 from cortiq.numerics.contract import OutOfDomainError
@@ -28,7 +28,7 @@ _SPECIMENS: dict[type, Specimens] = {}
 
 @dataclass
 class Call:
-    """What a kernel is called with besides its inputs.
+    """A kernel's context besides its inputs.
 
     Attributes
     ----------
@@ -77,7 +77,7 @@ class Walk(ABC, Generic[S]):
     all: Group
     tail: Group
 
-    def __init__(self, plan: Plan, batch: Batch, accepted: Sequence[Accepted[S]]) -> None:
+    def __init__(self, plan: KernelPlan, batch: Batch, accepted: Sequence[Accepted[S]]) -> None:
         self.plan = plan
         self.rows: list[Row] = [batch.rows[at] for s in accepted for at in s.indices]
         self.tokens = [token for sequence in accepted for token in sequence.tokens]
@@ -101,27 +101,27 @@ class Walk(ABC, Generic[S]):
 
     @abstractmethod
     def array(self, host: npt.NDArray[Any]) -> Any:
-        """An array of the library with these values."""
+        """Return an array of the library with these values."""
 
     @abstractmethod
     def host(self, array: Any) -> Any:
-        """The values of an array, which NumPy owns."""
+        """Return the values of an array, which NumPy owns."""
 
     @abstractmethod
     def quantised(self, q: npt.NDArray[Any], e: npt.NDArray[Any]) -> Any:
-        """Quantised rows as kernels take them."""
+        """Return quantised rows as kernels take them."""
 
     @abstractmethod
     def snap(self, x: Any, faults: Any) -> Any:
-        """x [rows, ...] made canonical; rows with a value outside the domain are flagged."""
+        """Make x [rows, ...] canonical; rows with a value outside the domain are flagged."""
 
     def pick(self, value: Any, index: Any) -> Any:
-        """Rows of a value, quantised or not."""
+        """Return rows of a value, quantised or not."""
         quantised = isinstance(value, tuple)
         return value._make(part[index] for part in value) if quantised else value[index]
 
     def flags(self, count: int) -> Any:
-        """A flag for each of so many rows, none set."""
+        """Return a flag for each of so many rows, none set."""
         return self.array(np.zeros(count, np.bool_))
 
     def flag(self, faults: Any, index: Any, found: Any, concerned: Any = True) -> None:
@@ -129,16 +129,16 @@ class Walk(ABC, Generic[S]):
         faults[index] |= found & concerned
 
     def call(self, step: Step, group: Group, faults: Any) -> Call:
-        """What the step's kernel is called with."""
+        """Return the context of the step's kernel."""
         return Call(step.node.op, step.weights, step.node.slots, group.segments, faults)
 
     def compute(self) -> list[list[Brought] | None]:
-        """Run every step that is needed; what each sequence brings, None for one with a fault."""
+        """Run all needed steps; return each sequence's outputs, None for one with a fault."""
         self.walk()
         return self.brought()
 
     def steps(self) -> Sequence[tuple[Step, tuple[str, ...]]]:
-        """The steps of this batch, each with the values that nothing needs after it."""
+        """Return the batch's steps, each with the values that nothing needs after it."""
         return self.plan.select(self.wanted)
 
     def walk(self) -> None:
@@ -195,14 +195,14 @@ class Walk(ABC, Generic[S]):
         return group.values[name]
 
     def input(self, name: str) -> Any:
-        """A value that every row has or supplies."""
+        """Return a value that every row has or supplies."""
         if name in BY_ROW:
             known = self.tokens if name == "token" else [row.position for row in self.rows]
             return self.array(np.array(known, np.int32))
         return self._supplied(name, [row.inputs[name] for row in self.rows], self.all.faults)
 
     def _supplied(self, name: str, given: list[Any], faults: Any) -> Any:
-        """Values that rows bring, as a kernel would have left them."""
+        """Return the values that rows supply, as a kernel would have left them."""
         kind = self.plan.graph.values[name]
         if kind.dtype == "q16":
             return self.quantised(*(np.stack([getattr(v, part) for v in given]) for part in "qe"))
@@ -213,7 +213,7 @@ class Walk(ABC, Generic[S]):
             return self.snap(self.array(stacked.astype(np.float32)), faults)
 
     def _replaced(self, name: str, value: Any, group: Group, faults: Any) -> Any:
-        """Values that rows supply themselves take the place of what the node computed."""
+        """Replace what the node computed by the values that rows supply."""
         rows = [self.rows[at] for at in group.places]
         given = [place for place, row in enumerate(rows) if name in row.inputs]
         if not given:
@@ -231,7 +231,7 @@ class Walk(ABC, Generic[S]):
         return value
 
     def brought(self) -> list[list[Brought] | None]:
-        """What each sequence brings, once everything is computed; None for one with a fault."""
+        """Return each sequence's outputs, once all is computed; None for one with a fault."""
         failed = self.host(self.all.faults)
         return [None if failed[s.cut].any() else self._answers(s) for s in self.segments]
 
@@ -245,20 +245,20 @@ class Walk(ABC, Generic[S]):
             return None
 
     def row(self, name: str, at: int) -> Any:
-        """Row `at` of a value, as the library has it."""
+        """Return row `at` of a value, as the library has it."""
         if name in self.all.values:
             return self.pick(self.all.values[name], at)
         return self.pick(self.tail.values[name], bisect_left(self.tail.places, at))
 
     def row_of(self, name: str, at: int) -> Any:
-        """Row `at` of a value, on the host."""
+        """Return row `at` of a value, on the host."""
         value = self.row(name, at)
         if isinstance(value, tuple):
             return Quantised(self.host(value[0]).astype(np.int32), self.host(value[1]))
         return self.host(value)
 
     def history(self, at: int) -> list[int]:
-        """Every id the row's sequence was fed, up to and including the row."""
+        """Return every id the row's sequence was fed, up to and including the row."""
         segment = next(s for s in self.segments if s.start <= at < s.stop)
         before = segment.state.tokens[: segment.positions[0]]
         return [*before, *self.tokens[segment.start : at + 1]]

@@ -1,4 +1,4 @@
-"""Which rows of a sequence nobody looks at any more: what attention windows let go of.
+"""Attention windows: the rows of a sequence that nobody sees any more.
 
 A backend that gives them up says so by `BaseExecutable.trims`. What is there is then a function of
 how long a sequence ever was, the same on every backend: rows from `kept_from` on.
@@ -19,7 +19,7 @@ PIECE_ROWS = 256
 
 
 def windows_of(program: Program) -> dict[str, int]:
-    """The widest window that anybody sees a slot of key and value rows through, by slot.
+    """Return the widest window of the readers of each slot of key and value rows.
 
     Left out are slots that somebody sees whole, or that another entry graph than the writing one
     reads: it may be at any length.
@@ -37,8 +37,8 @@ def windows_of(program: Program) -> dict[str, int]:
 
 
 def _views(graph: Graph, program: Program) -> list[tuple[str, int | None]]:
-    """Slots of rows that nodes read, each with the window it is read through."""
-    readers: list[Any] = [n for n in graph.nodes if not getattr(n.op, "writes_slots", False)]
+    """Yield the slots of rows that nodes read, each with the window it is read through."""
+    readers: list[Any] = [n for n in graph.nodes if not n.op.writes_slots]
     return [
         (slot, getattr(node.op, "window", None))
         for node in readers
@@ -48,7 +48,7 @@ def _views(graph: Graph, program: Program) -> list[tuple[str, int | None]]:
 
 
 def kept_from(length: int, window: int | None) -> int:
-    """The first row that is kept of a sequence that was `length` rows long, and never longer.
+    """Return the first row kept of a sequence that was `length` rows long, and never longer.
 
     Whole tiles are given up, and `ROLLBACK_ROWS` are kept beyond what the next row looks at.
     """
@@ -58,26 +58,26 @@ def kept_from(length: int, window: int | None) -> int:
 
 
 def first_seen(length: int, window: int | None) -> int:
-    """The first row that the row at position `length` looks at."""
+    """Return the first row that the row at position `length` looks at."""
     return 0 if window is None else max(0, length - window + 1)
 
 
 def most_rows(window: int) -> int:
-    """Rows of a windowed slot that ever have to be there at once, the piece under way included."""
+    """Return the most rows of a windowed slot kept at once, the piece under way included."""
     return window - 1 + ROLLBACK_ROWS + (TILE - 1) + PIECE_ROWS
 
 
 def goes_back(executable: Any) -> bool:
-    """Whether its sequences can go back to any length: they have rows only, and keep all."""
+    """Check whether sequences can rewind to any length: they have rows only, and keep all."""
     program: Program = executable.program
     slots = [program.slots[name] for name in program.trunk.written_slots()]
-    kept = not getattr(executable, "windows", {})
+    kept = not executable.windows
     return kept and all(isinstance(slot, KVRows) for slot in slots)
 
 
 @dataclass
 class Extent:
-    """Which rows of a slot of key and value rows are there: `base` … `length` − 1.
+    """The rows of a slot of key and value rows that are kept: `base` … `length` − 1.
 
     Attributes
     ----------
@@ -91,7 +91,7 @@ class Extent:
     length: int = 0
 
     def room(self, rows: int) -> int:
-        """Rows that memory is needed for, in a sequence of so many."""
+        """Return the rows that memory is needed for, in a sequence of so many."""
         return min(rows, most_rows(self.window)) if self.trims and self.window else rows
 
     def written(self, length: int) -> None:
@@ -105,18 +105,18 @@ class Extent:
         self.trim()
 
     def trim(self) -> int:
-        """After rows were computed: give up those behind the window; how many these are."""
+        """Free the rows behind the window, after a batch; return their number."""
         before = self.base
         if self.trims:
             self.base = max(before, kept_from(self.length, self.window))
         return self.base - before
 
     def reaches(self, length: int) -> bool:
-        """Whether all is there that the row at position `length` looks at."""
+        """Check whether all rows are kept that the row at position `length` sees."""
         return length >= self.length or first_seen(length, self.window) >= self.base
 
     def rewind(self, length: int) -> int:
-        """Forget the rows from `length` on; all, where what the next row looks at is not there."""
+        """Forget the rows from `length` on; all, where a row that the next one sees is not kept."""
         if not self.reaches(length):
             length = self.base = 0
         self.length = min(self.length, length)

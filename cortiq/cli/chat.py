@@ -20,7 +20,7 @@ from cortiq.cli.chat_input import (
     TerminalLines,
     read_message,
 )
-from cortiq.cli.flags import options_of
+from cortiq.cli.flags import grouped_command, options_of
 from cortiq.cli.generate import check_options, load_model, with_draft_heads
 from cortiq.cli.inputs import MODEL, argument_text, template_options
 from cortiq.cli.render import echo, echo_piece, note, progress_bar
@@ -133,7 +133,7 @@ def _cancel_on_interrupt() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, before)
 
 
-@click.command()
+@grouped_command()
 @click.argument("model", type=MODEL)
 @click.option("--system", metavar="TEXT", help="System message.")
 @click.option(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cortiq.cli.flags import options_of
+from cortiq.cli.flags import grouped_command, options_of
 from cortiq.cli.inputs import (
     MODEL,
     STDIN,
@@ -20,7 +20,15 @@ from cortiq.cli.inputs import (
     template_options,
     token_ids,
 )
-from cortiq.cli.render import byte_count, echo, echo_piece, note, print_json, progress_bar
+from cortiq.cli.render import (
+    byte_count,
+    echo,
+    echo_piece,
+    loading_line,
+    note,
+    print_json,
+    progress_bar,
+)
 from cortiq.errors import RequestError
 from cortiq.options import GenerateOptions, LoadOptions, resolve, select
 
@@ -31,7 +39,7 @@ if TYPE_CHECKING:
 IDS_HELP = "Token ids instead of a text; a model without a tokenizer prints ids, too."
 
 
-@click.command()
+@grouped_command()
 @click.argument("model", type=MODEL)
 @click.argument("text", metavar="[PROMPT]", required=False)
 @click.option("-p", "--prompt", metavar="TEXT", help="The prompt, as a flag; - reads stdin.")
@@ -173,10 +181,16 @@ def with_draft_heads(options: dict[str, Any], draft: str | None) -> dict[str, An
 
 def load_model(name: str, options: dict[str, Any]) -> Model:
     """Load a model with a progress bar; note how many nodes the backend declines."""
-    import cortiq
+    with loading_line(name) as clear:
+        import cortiq
 
-    with progress_bar(in_bytes=True) as bar:
-        model = cortiq.load(name, progress=bar, **select(LoadOptions, options))
+        with progress_bar(in_bytes=True) as bar:
+
+            def fetching(what: str, done: int, total: int) -> None:
+                clear()
+                bar(what, done, total)
+
+            model = cortiq.load(name, progress=fetching, **select(LoadOptions, options))
     for line in model.notes:
         note(line)
     if model.declined:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cortiq.cli.flags import options_of
+from cortiq.cli.flags import grouped_command, options_of
 from cortiq.cli.generate import (
     check_options,
     load_model,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cortiq.model.model import Model
 
 
-@click.command()
+@grouped_command()
 @click.argument("model", type=MODEL)
 @click.argument("prompt", required=False)
 @click.option("--raw", is_flag=True, help="Continue the text as it is, without a chat template.")

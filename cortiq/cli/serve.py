@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cortiq.cli.flags import options_of
+from cortiq.cli.flags import grouped_command, options_of
 from cortiq.cli.generate import load_model, with_draft_heads
 from cortiq.cli.inputs import MODEL
 from cortiq.cli.render import note
+from cortiq.cli.warm import warm_model
 from cortiq.errors import CortiqError
 from cortiq.options import LoadOptions, resolve, select
 from cortiq.serve.authority import is_loopback
 from cortiq.serve.options import ServeOptions
 
 if TYPE_CHECKING:
-    from cortiq.serve.app import Service
+    from cortiq.serve.service import Service
 
 NEEDED = ("starlette", "uvicorn", "prometheus_client", "llguidance")
 
@@ -27,13 +28,14 @@ INTERRUPTED_RESPONSES = 1
 """Exit code if shutdown interrupted responses."""
 
 
-@click.command()
+@grouped_command()
 @click.argument("models", type=MODEL, metavar="MODEL...", nargs=-1, required=True)
 @options_of(ServeOptions, LoadOptions)
 def serve(models: tuple[str, ...], **options: Any) -> None:
-    """Serve models to OpenAI's clients, and a page to chat on.
+    """Serve models to the clients of OpenAI, Anthropic and Ollama, and a page.
 
-    The base URL for clients is http://HOST:PORT/v1. The server listens on this machine only, unless
+    The base URL for clients is http://HOST:PORT/v1, for those of Anthropic and Ollama
+    http://HOST:PORT. The server listens on this machine only, unless
     --host says otherwise; then set an --api-key.
     """
     missing = [name for name in NEEDED if find_spec(name) is None]
@@ -48,6 +50,8 @@ def serve(models: tuple[str, ...], **options: Any) -> None:
     options = with_draft_heads(options, chosen.draft)
     with ExitStack() as stack:
         loaded = [stack.enter_context(load_model(name, options)) for name in models]
+        for model in loaded:
+            warm_model(model)
         if not is_loopback(chosen.host) and chosen.api_key is None:
             note("anybody who can reach this address can use the models: set --api-key")
         interrupted = serve_models(loaded, chosen, _announce)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cortiq.cli.flags import options_of
+from cortiq.cli.flags import grouped_command, options_of
 from cortiq.cli.inputs import MODEL
 from cortiq.cli.render import echo, print_json, progress_bar
-from cortiq.errors import shown
-from cortiq.options import LoadOptions, select
+from cortiq.errors import RequestError, shown
+from cortiq.options import LoadOptions, flag, select
 
 if TYPE_CHECKING:
     from cortiq.receipts.record import Receipt
@@ -21,12 +21,16 @@ NOT_IDENTICAL = 1
 """Exit code when something in the receipt is false."""
 
 
-@click.command()
+@grouped_command()
 @click.argument("receipt")
 @click.argument("model", required=False, type=MODEL)
 @click.option(
     "--key", metavar="FILE",
     help="Public Ed25519 key (PEM, OpenSSH or hex) that must have signed the receipt.",
+)  # fmt: skip
+@click.option(
+    "--url", metavar="URL",
+    help="Have this server recompute it; the signature is checked here. CORTIQ_API_KEY is its key.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @options_of(LoadOptions, without=("context", "weight_format", "heads", "draft_vocabulary"))
@@ -36,6 +40,7 @@ def verify(
     receipt: str,
     model: str | None,
     key: str | None,
+    url: str | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -48,18 +53,41 @@ def verify(
     import cortiq
 
     read = cortiq.Receipt.read(receipt)
-    with progress_bar() as bar, progress_bar(in_bytes=True) as fetching:
-        verdict = cortiq.verify(
-            read, model, key=key, fetching=fetching,
-            progress=lambda done, rows: bar("Recomputing", done, rows),
-            **select(LoadOptions, options),
-        )  # fmt: skip
+    if url is not None:
+        verdict = _verdict_of_server(url, read, model, key, options)
+    else:
+        verdict = _recomputed(read, model, key, options)
     if as_json:
         print_json(asdict(verdict) | {"identical": verdict.identical})
     else:
         _print(read, verdict)
     if not verdict.identical:
         ctx.exit(NOT_IDENTICAL)
+
+
+def _verdict_of_server(
+    url: str, receipt: Receipt, model: str | None, key: str | None, options: dict[str, Any]
+) -> Verification:
+    given = [flag(name) for name, value in options.items() if value is not None]
+    if model is not None or given:
+        what = f"{', '.join(given) or 'MODEL'}: the server has its own"
+        raise RequestError(what, where="--url")
+    from cortiq.cli.remote import verify_at
+
+    return verify_at(url, receipt, key)
+
+
+def _recomputed(
+    receipt: Receipt, model: str | None, key: str | None, options: dict[str, Any]
+) -> Verification:
+    import cortiq
+
+    with progress_bar() as bar, progress_bar(in_bytes=True) as fetching:
+        return cortiq.verify(
+            receipt, model, key=key, fetching=fetching,
+            progress=lambda done, rows: bar("Recomputing", done, rows),
+            **select(LoadOptions, options),
+        )  # fmt: skip
 
 
 def _print(receipt: Receipt, verdict: Verification) -> None:

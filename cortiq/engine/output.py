@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import exp
 from typing import Any
 
-import numpy as np
-
-from cortiq.backend import Named, Top, Want
+from cortiq.backend import DrawnLogit, Top, Want
 from cortiq.engine.digest_chain import START, chain
 from cortiq.engine.repetition import is_looping
 from cortiq.engine.request import Request
 from cortiq.engine.session import digest_of
-from cortiq.numerics.contract import F32, Floats
+from cortiq.numerics.contract import F32
 from cortiq.numerics.digest import Digest
 from cortiq.tokenizer.detokenizer import Detokenizer, StopMatcher
 from cortiq.tokenizer.tokenizer import Tokenizer
-
-LOGITS = Named("logits")
 
 
 @dataclass(frozen=True)
@@ -57,25 +54,21 @@ class TokenLogprobs:
 
 
 def token_logprobs(row: Mapping[Want, Any], token: int, count: int) -> TokenLogprobs:
-    """Return the log-probabilities of a row that brought `Top` and logits."""
-    ids, values, sums = row[Top(max(1, count))]
-    total = F32(np.asarray(sums).item())
+    """Return the log-probabilities of a row that brought `Top` and the drawn token's logit."""
+    ids, values, _ = row[Top(max(1, count))]
+    logit, total = map(F32, row[DrawnLogit()])
     top = zip(ids[:count].tolist(), (values[:count] - total).tolist(), strict=True)
-    return TokenLogprobs(token, float(row[LOGITS][token] - total), tuple(top))
+    return TokenLogprobs(token, float(logit - total), tuple(top))
 
 
-def confidence(logits: Floats, token: int, calibration: float = 1.0) -> float:
-    """softmax(logits / calibration)[token], in float64, of the logits before bias and penalties.
-
-    A number for people: unlike the logits, its last bits are not part of the contract.
+def confidence(logit: float, logsumexp: float) -> float:
+    """Return the probability e^(logit − logsumexp) of the drawn token, in float64.
 
     Parameters
     ----------
-    logits : float32 [vocabulary].
+    logit, logsumexp : what `DrawnLogit` brings, before bias and penalties: the contract's numbers.
     """
-    x = np.asarray(logits, np.float64) / calibration
-    weights = np.exp(x - x.max())
-    return float(weights[token] / weights.sum())
+    return min(1.0, exp(float(logit) - float(logsumexp)))
 
 
 @dataclass
@@ -129,7 +122,7 @@ class Output:
             self.logprobs.append(token_logprobs(row, token, request.top_logprobs))
         if not (request.confidence or request.trace):
             return
-        probability = confidence(row[LOGITS], token, request.calibration)
+        probability = confidence(*row[DrawnLogit(request.calibration)])
         if request.confidence:
             self.confidence.append(probability)
         if request.trace:
@@ -154,6 +147,11 @@ class Output:
         if piece:
             self.pieces.append(piece)
         return piece
+
+    @property
+    def matched_stop(self) -> str | None:
+        """The stop string that ended the stream; None if something else did, or nothing yet."""
+        return self._matcher.matched
 
     @property
     def room(self) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 import numpy as np
 import numpy.typing as npt
 
-from cortiq.backend import Argmax, Digest, Draw, Named, Top, Want
+from cortiq.backend import Argmax, Digest, Draw, DrawnLogit, Top, Want
 from cortiq.engine.cache_roles import CachePoint
 from cortiq.engine.prompt_embeddings import check_embeddings, copied_embeddings
 from cortiq.errors import RequestError, shown
@@ -95,12 +95,12 @@ class Request:
     @property
     def captures(self) -> tuple[Want, ...]:
         """Further outputs of each row that draws: the digest, and logits where they are needed."""
-        captures: tuple[Want, ...] = (Digest("logits"),)
-        if self.confidence or self.trace or self.top_logprobs is not None:
-            captures += (Named("logits"),)
+        captures: dict[Want, None] = {Digest("logits"): None}
+        if self.confidence or self.trace:
+            captures[DrawnLogit(self.calibration)] = None
         if self.top_logprobs is not None:
-            captures += (Top(max(1, self.top_logprobs)),)
-        return captures
+            captures |= dict.fromkeys((DrawnLogit(), Top(max(1, self.top_logprobs))))
+        return tuple(captures)
 
     @property
     def limit(self) -> int:

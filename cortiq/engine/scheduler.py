@@ -126,11 +126,11 @@ class Scheduler:
         ]
         if not lower:
             return False
-        victim = max(lower, key=service_order)
-        if in_flight(victim):
-            self.leaving = victim
+        at_rest = [s for s in lower if not in_flight(s)]
+        if not at_rest:
+            self.leaving = max(lower, key=service_order)
             return False
-        self.preempt(victim)
+        self.preempt(max(at_rest, key=service_order))
         return True
 
     def preempt(self, sequence: Sequence, keep: int = 0) -> None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from cortiq.arguments import mapping_of as checked_mapping
 from cortiq.errors import RequestError, TokenizerError, shown
 from cortiq.tokenizer.tokenizer import Tokenizer
 
@@ -45,7 +46,7 @@ def chat_ids(
         template,
         conversation,
         tools=tools,
-        options=options,
+        options=checked_mapping(options, "template_options", "give variables by name"),
         bos_token=tokenizer.bos_token,
         eos_token=tokenizer.eos_token,
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cortiq.arguments import event_of, function_of
+from cortiq.arguments import event_of, function_of, list_of
 from cortiq.backend import Executable
 from cortiq.engine.drafting import Speculation
 from cortiq.engine.output import Output
@@ -167,7 +167,7 @@ class Model(PrefixCacheMixin, ScoringMixin):
             stats = Statistics(self.load_seconds, len(request.prompt))
             on = self.executable, self.tokenizer, self.prefixes
             output = yield from serve_one(*on, request, stats, drafted, progress, cancelled)
-        return self._generation(request, options, output, stats)
+        return self.generation_of(request, options, output, stats)
 
     def generate_many(
         self,
@@ -185,12 +185,13 @@ class Model(PrefixCacheMixin, ScoringMixin):
         SequenceFailedError : a value of one of them left the contract's domain.
         """
         chosen, cancel = with_seed(self.usual.options(options)), event_of(cancel)
-        requests = [self._request(prompt, chosen, masks) for prompt in prompts]
+        listed = list_of(prompts, "generate_many", "give a list of texts, or of lists of ids")
+        requests = [self._request(prompt, chosen, masks) for prompt in listed]
         drafted = self.drafts.speculation(chosen)
         with self._working():
             on = self.executable, self.tokenizer, self.prefixes
             served = serve_batch(*on, requests, self.load_seconds, drafted, cancel.is_set)
-        return [self._generation(s.request, chosen, s.output, s.stats) for s in served]
+        return [self.generation_of(s.request, chosen, s.output, s.stats) for s in served]
 
     def _request(self, prompt: Prompt, options: GenerateOptions, masks: Masks | None) -> Request:
         """Check a prompt and its options."""
@@ -199,9 +200,11 @@ class Model(PrefixCacheMixin, ScoringMixin):
         longest = self._source.longest
         return make_request(self.ids(prompt), options, self.program, self.eos_ids, longest, masks)
 
-    def _generation(
+    def generation_of(
         self, request: Request, options: GenerateOptions, output: Output, stats: Statistics
     ) -> Generation:
+        """Return what a finished request made; whoever ran an engine of this model calls it."""
+
         def identity() -> Identity:
             facts = {"model": self.fingerprint, **drawing_facts(options)}
             return Identity(self.model_hash, fingerprint(facts))

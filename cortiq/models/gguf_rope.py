@@ -36,7 +36,7 @@ ROPE_TENSORS: Mapping[str, frozenset[str]] = {
 """Tensors that `gguf_rope` reads, by the type of RoPE they make."""
 
 
-class GGUFSource(Protocol):
+class RopeSource(Protocol):
     """The part of an open checkpoint that is read."""
 
     @property
@@ -58,7 +58,7 @@ class GGUFSource(Protocol):
 
 
 def gguf_rope(
-    given: Mapping[str, Any], source: GGUFSource, config: BaseConfig, where: str
+    given: Mapping[str, Any], source: RopeSource, config: BaseConfig, where: str
 ) -> dict[str, Any]:
     """Return the RoPE parameters in the form of `BaseConfig`.
 
@@ -96,7 +96,7 @@ def gguf_rope(
     return rope
 
 
-def _kind(given: Mapping[str, Any], source: GGUFSource, where: str) -> str:
+def _kind(given: Mapping[str, Any], source: RopeSource, where: str) -> str:
     """Return the `rope_type`, after checking that no key asks for more than that type does."""
     named, factor = given.get("rope.scaling.type", DEFAULT_TYPE), _factor(given, where)
     if named not in KINDS:
@@ -124,7 +124,7 @@ def _factor(given: Mapping[str, Any], where: str) -> float:
     return found.pop() if found else 1.0
 
 
-def _longrope(given: Mapping[str, Any], source: GGUFSource, where: str) -> dict[str, Any]:
+def _longrope(given: Mapping[str, Any], source: RopeSource, where: str) -> dict[str, Any]:
     """Return longrope's factors; the amplitude is what the converter computed, 1 if it did not."""
     return {
         "short_factor": [shortest_decimals(f) for f in _vector(source, SHORT_FACTORS, where)],
@@ -133,7 +133,7 @@ def _longrope(given: Mapping[str, Any], source: GGUFSource, where: str) -> dict[
     }
 
 
-def _vector(source: GGUFSource, name: str, where: str) -> tuple[float, ...]:
+def _vector(source: RopeSource, name: str, where: str) -> tuple[float, ...]:
     """Return the numbers of a vector."""
     if name not in source:
         raise FormatError(f"has no tensor {name!r}", where=where)

@@ -274,3 +274,15 @@ def log_sum_exp(logits: Floats) -> Floats:
     highest = logits.max(axis=-1, keepdims=True)
     total = highest[..., 0] + log(canonical_sum(exp(logits - highest)))
     return snap(total)
+
+
+def drawn_logit(
+    logits: Floats, token: int, scale: float = 1.0, faults: Flags | None = None
+) -> tuple[np.float32, np.float32]:
+    """Return a token's logit and the `log_sum_exp` of the row, of x = snap(RN(logit·RN(scale))).
+
+    The token's log-probability is their difference.
+    """
+    x = np.asarray(logits, F32)
+    x = x if scale == 1 else snap(x[None] * F32(scale), faults)[0]
+    return x[token], F32(log_sum_exp(x).item())

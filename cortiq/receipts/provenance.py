@@ -12,6 +12,7 @@ import platform
 import sys
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,10 +78,11 @@ def _about(name: str, executable: Executable) -> dict[str, str]:
         "sources": source_hash(maker.__module__.partition(".")[0]),
     }
     with attributed_to(name):
-        stated: Mapping[str, Any] = getattr(executable, "provenance", None) or {}
+        stated: Mapping[str, Any] = executable.provenance
         return facts | {str(key): str(value) for key, value in stated.items()}
 
 
+@cache  # what runs was imported once
 def source_hash(package: str) -> str:
     """Return the SHA-256, in hex, of a package's sources; empty without files.
 

@@ -48,7 +48,11 @@ def parse_receipt(data: bytes, where: str) -> Receipt:
     ------
     FormatError : it is no receipt; the message names the field.
     """
-    top = parse_object(data, where)
+    return receipt_of(parse_object(data, where), where)
+
+
+def receipt_of(top: Object, where: str) -> Receipt:
+    """Return the receipt that a JSON object is; errors as `parse_receipt`."""
     try:
         return _receipt(top)
     except FormatError as error:

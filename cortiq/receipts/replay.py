@@ -6,9 +6,8 @@ import time
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from cortiq.backend import batch_rows_of
 from cortiq.engine.accept import drawn_token
 from cortiq.engine.output import Output
 from cortiq.engine.request import Request, make_request, vocabulary_size
@@ -22,6 +21,7 @@ from cortiq.receipts.record import RECORDED, Claim, Receipt
 if TYPE_CHECKING:
     from cortiq.model.model import Model
 
+Result = TypeVar("Result")
 CANCELLED = "cancelled"
 """The one finish reason that recomputation cannot show; the tokens before it are verified."""
 MAX_LOGITS = 1 << 25
@@ -105,6 +105,23 @@ def edited_fields(receipt: Receipt) -> list[Difference]:
 
 def verify_on(model: Model, receipt: Receipt, progress: Progress | None = None) -> Verification:
     """Verify a receipt's claim on this model; `cortiq.verify` checks the signature."""
+    return _result_of(verification_steps(model, receipt, progress))
+
+
+def _result_of(steps: Generator[None, None, Result]) -> Result:
+    """Return what a generator returns after all its steps."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+
+
+def verification_steps(
+    model: Model, receipt: Receipt, progress: Progress | None = None
+) -> Generator[None, None, Verification]:
+    """Verify a receipt's claim, and yield after each part of it that was computed."""
     if not isinstance(receipt, Receipt):
         what = f"expected a receipt, not {shown(receipt)}"
         raise RequestError(what, where="verify", hint="cortiq.verify takes a file's name")
@@ -114,7 +131,7 @@ def verify_on(model: Model, receipt: Receipt, progress: Progress | None = None) 
     steps = 0
     if not found:
         replayed = ClaimReplay(model, claim, progress)
-        found = replayed.differences()
+        found = yield from replayed.differences()
         steps = replayed.steps
     seconds = time.perf_counter() - started
     found = _in_order(found, edited_fields(receipt))
@@ -160,8 +177,11 @@ class ClaimReplay:
     progress: Progress | None = None
     steps: int = field(default=0, init=False)
 
-    def differences(self) -> list[Difference]:
-        """Return the first step that differs, or the differences of the rest of the claim."""
+    def differences(self) -> Generator[None, None, list[Difference]]:
+        """Return the first step that differs, or the differences of the rest of the claim.
+
+        It yields between the parts of the computation.
+        """
         claim, model = self.claim, self.model
         options = replace(claim.options, seed=claim.options.seed or 0)  # none at temperature 0
         try:
@@ -169,14 +189,19 @@ class ClaimReplay:
         except RequestError as error:
             return [_refused_request(error)]
         output = Output(request, model.tokenizer)
-        return self._draws(request, output) or self._ending(output) or self._results(output)
+        found = yield from self._draws(request, output)
+        return found or self._ending(output) or self._results(output)
 
-    def _draws(self, request: Request, output: Output) -> list[Difference]:
+    def _draws(self, request: Request, output: Output) -> Generator[None, None, list[Difference]]:
         """Commit the recomputed draws, up to the first that is not the claim's."""
         vocabulary = vocabulary_size(self.model.program)
         try:
             with closing(self._rows(request, vocabulary)) as rows:
-                for drawn, row in rows:
+                for made in rows:
+                    if made is None:
+                        yield
+                        continue
+                    drawn, row = made
                     token = drawn_token(drawn, vocabulary)
                     output.commit(token, row)
                     found = self._at_this_step(token, row)
@@ -192,8 +217,10 @@ class ClaimReplay:
 
     def _rows(
         self, request: Request, vocabulary: int
-    ) -> Generator[tuple[Any, RowResult], None, None]:
+    ) -> Generator[tuple[Any, RowResult] | None, None, None]:
         """Yield the draw of each row that the claim drew a token in, with the row's results.
+
+        None stands between the rows that were computed together.
 
         Tokens outside the vocabulary are left out, with all that follow them.
         """
@@ -201,12 +228,13 @@ class ClaimReplay:
         possible = next((i for i, t in enumerate(tokens) if t >= vocabulary), len(tokens) - 1)
         ids = [*request.prompt, *tokens[:possible]]
         silent = len(request.prompt) - 1
-        chunk_rows = request.chunk_rows or batch_rows_of(self.model.executable)
+        chunk_rows = request.chunk_rows or self.model.executable.batch_rows
         with Session(self.model.executable, len(ids)) as session:
             for start in range(0, silent, chunk_rows):
                 end = min(start + chunk_rows, silent)
                 session.read(session.feed(ids[start:end], ()))
                 self._advance(end, len(ids))
+                yield None
             chunk_rows = max(1, min(chunk_rows, MAX_LOGITS // vocabulary))
             for start in range(silent, len(ids), chunk_rows):
                 end = min(start + chunk_rows, len(ids))
@@ -216,6 +244,7 @@ class ClaimReplay:
                 rows = session.read_rows(session.feed_each(ids[start:end], wants))
                 yield from ((row[want[0]], row) for want, row in zip(wants, rows, strict=True))
                 self._advance(end, len(ids))
+                yield None
 
     def _advance(self, done: int, rows: int) -> None:
         if self.progress is not None:

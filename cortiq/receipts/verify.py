@@ -58,13 +58,13 @@ def verify(
             what = f"expected a receipt or the name of its file, not {shown(receipt)}"
             raise RequestError(what, where="verify")
         receipt = Receipt.read(receipt)
-    signed_by, forged = _check_signature(receipt, key)
+    signed_by, forged = check_signature(receipt, key)
     verdict = _recomputed(receipt, model, progress, fetching, options)
     differences = (*forged, *verdict.differences)
     return replace(verdict, differences=differences, signed_by=signed_by)
 
 
-def _check_signature(
+def check_signature(
     receipt: Receipt, key: str | os.PathLike[str] | None
 ) -> tuple[str, list[Difference]]:
     """Return the public key of a valid signature, or the differences of an invalid one."""

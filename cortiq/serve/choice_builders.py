@@ -11,8 +11,9 @@ from typing import Any, Protocol
 
 from cortiq.dialects.dialect import ToolCall
 from cortiq.dialects.splitter import AnswerPart, AnswerText, Splitter, ThinkingText
+from cortiq.engine.output import TokenLogprobs
 from cortiq.serve.generation_job import ChoiceUpdate, GenerationJob
-from cortiq.serve.parsed_request import ParsedRequest, logprob_entry, token_text
+from cortiq.serve.parsed_request import ParsedRequest, logprob_entry, token_key, token_text
 
 FINISH_REASONS = {"loop": "stop", "cancelled": "stop"}
 """OpenAI's finish reasons for those that only we have."""
@@ -164,9 +165,13 @@ def merge_parts(parts: Sequence[AnswerPart]) -> list[AnswerPart]:
 
 def call_object(call: ToolCall) -> dict[str, Any]:
     """Return a tool call as OpenAI's object, its arguments as JSON text."""
-    arguments = json.dumps(call.arguments, ensure_ascii=False)
-    function = {"name": call.name, "arguments": arguments}
+    function = {"name": call.name, "arguments": arguments_text(call)}
     return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
+
+
+def arguments_text(call: ToolCall) -> str:
+    """Return a call's arguments as JSON text."""
+    return json.dumps(call.arguments, ensure_ascii=False)
 
 
 @dataclass
@@ -188,13 +193,30 @@ class TextChoiceBuilder:
         if not self.parsed.echo:
             return None
         self.text.append(self.parsed.echo[self.index])
+        new = self._prompt_entries() if self.parsed.params.top_logprobs is not None else {}
+        for name, values in new.items():
+            self.logprobs[name] += values
         self._offset = len(self.text[0])
-        return self._object(self.text[0], _no_logprobs())
+        return self._object(self.text[0], new or _no_logprobs())
+
+    def _prompt_entries(self) -> dict[str, list[Any]]:
+        """Return the entries of the echoed tokens; the first has no log-probability."""
+        number = self.index // self.parsed.params.n
+        first = token_text(self.parsed.tokenizer, self.parsed.prompts[number][0])
+        key = token_key(self.parsed.tokenizer, self.parsed.prompts[number][0])
+        new: dict[str, list[Any]] = {
+            "tokens": [key], "token_logprobs": [None], "top_logprobs": [None], "text_offset": [0],
+        }  # fmt: skip
+        self._offset = len(first)
+        scored = [one.logprobs for one in self.parsed.prompt_tokens_scored[number]]
+        for name, values in self._entries(scored).items():
+            new[name] += values
+        return new
 
     def chunks(self, update: ChoiceUpdate) -> list[dict[str, Any]]:
         """Return the new text and, at the end, the finish reason."""
         self.text.append(update.text)
-        new = self._entries(update)
+        new = self._entries(update.logprobs)
         for name, values in new.items():
             self.logprobs[name] += values
         if update.finish:
@@ -203,13 +225,14 @@ class TextChoiceBuilder:
             return []
         return [self._object(update.text, new)]
 
-    def _entries(self, update: ChoiceUpdate) -> dict[str, list[Any]]:
+    def _entries(self, logprobs: Sequence[TokenLogprobs]) -> dict[str, list[Any]]:
         new, tokenizer = _no_logprobs(), self.parsed.tokenizer
-        for made in update.logprobs:
+        for made in logprobs:
             text = token_text(tokenizer, made.token_id)
-            new["tokens"].append(text)
+            new["tokens"].append(token_key(tokenizer, made.token_id))
             new["token_logprobs"].append(made.logprob)
-            new["top_logprobs"].append({token_text(tokenizer, t): p for t, p in made.top})
+            tops = {token_key(tokenizer, token): p for token, p in made.top}
+            new["top_logprobs"].append(tops)
             new["text_offset"].append(self._offset)
             self._offset += len(text)
         return new

@@ -28,6 +28,10 @@ class CompletionParams:
     top_logprobs : alternatives to report log-probabilities of, beside each drawn token; None
         reports no log-probabilities.
     stream, include_usage : whether to stream the response, and to end the stream with usage.
+    prompt_logprobs : as `top_logprobs`, of the prompt's own tokens.
+    token_ids : whether the response has the ids of the prompt and of each choice.
+    receipt : whether the response has a receipt of each choice.
+    silent : whether nothing is generated: a text request for its prompt only.
     """
 
     options: GenerateOptions
@@ -35,6 +39,10 @@ class CompletionParams:
     top_logprobs: int | None
     stream: bool
     include_usage: bool
+    prompt_logprobs: int | None = None
+    token_ids: bool = False
+    receipt: bool = False
+    silent: bool = False
 
 
 def read_params(
@@ -65,12 +73,19 @@ def read_params(
         "ignore_eos": fields.flag("ignore_eos"),
         **_top_p(fields),
     }
+    prompt_logprobs = fields.integer("prompt_logprobs", 0, MAX_TOP_LOGPROBS)
+    if stream and prompt_logprobs is not None:
+        message = "'prompt_logprobs' is only there for responses that are not streamed."
+        raise invalid(message, "prompt_logprobs")
     return CompletionParams(
         usual.options(options, environment={}),
         fields.integer("n", 1, MAX_CHOICES) or 1,
         top_logprobs,
         stream,
         _include_usage(fields, stream),
+        prompt_logprobs,
+        fields.flag("return_token_ids"),
+        fields.flag("receipt"),
     )
 
 

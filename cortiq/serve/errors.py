@@ -49,6 +49,25 @@ class ApiError(Exception):
 
 
 INVALID = "invalid_request_error"
+ANTHROPIC_KINDS = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+    413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error",
+}  # fmt: skip
+"""Anthropic's `type` for errors, by their status."""
+
+
+def anthropic_error(error: ApiError) -> dict[str, Any]:
+    """Return the body of an error in the form of the Messages API."""
+    usual = "api_error" if error.status >= 500 else INVALID
+    kind = ANTHROPIC_KINDS.get(error.status, usual)
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+def error_body(error: ApiError, path: str) -> dict[str, Any]:
+    """Return an error in the form of the API that a path belongs to: OpenAI's unless another's."""
+    if path.removeprefix("/v1").startswith("/messages"):
+        return anthropic_error(error)
+    return {"error": error.message} if path.startswith("/api/") else error.as_dict()
 
 
 def queue_full(waiting: int) -> ApiError:

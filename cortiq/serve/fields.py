@@ -61,7 +61,8 @@ class Fields:
         """Return a field of one of these types, or None if it is missing."""
         self._read.add(name)
         value = self.values.get(name)
-        boolean = isinstance(value, bool) and kinds is not bool
+        allowed = kinds if isinstance(kinds, tuple) else (kinds,)
+        boolean = isinstance(value, bool) and bool not in allowed  # which Python takes for integers
         if value is not None and (boolean or not isinstance(value, kinds)):
             raise self.wrong(name, expected)
         return value
@@ -113,6 +114,10 @@ class Fields:
         """Return the fields of a nested object."""
         value = self.object(name)
         return None if value is None else Fields(value, self.path(name))
+
+    def note_read(self, *names: str) -> None:
+        """Count fields as read: another reader checks them, or they change nothing."""
+        self._read.update(names)
 
     def refuse(self, name: str, why: str) -> None:
         """Refuse a field that is not supported."""

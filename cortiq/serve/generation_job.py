@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
+from typing import Any
 
 from cortiq.engine.output import TokenLogprobs
 from cortiq.engine.request import Request
@@ -47,6 +49,7 @@ class GenerationJob:
     sequences : submitted sequences by choice; owned by the worker.
     delivered : by choice, tokens delivered so far, and whether its end was.
     cancelled : whether the client is gone. cancelled_at : engine steps begun by then.
+    issue : called with a choice that has ended; returns its receipt if the response has one.
     """
 
     requests: Several[Request]
@@ -55,6 +58,7 @@ class GenerationJob:
     delivered: dict[int, tuple[int, bool]] = field(default_factory=dict)
     cancelled: bool = False
     cancelled_at: int | None = None
+    issue: Callable[[int], Any] = lambda choice: None
 
     def __post_init__(self) -> None:
         self._pending: dict[int, int] = {}  # choices to submit, and the first of the same prompt
@@ -79,6 +83,13 @@ class GenerationJob:
             output.finish_reason if sequence.done and sequence.error is None else "",
             sequence.error,
         )
+
+    def end_unsubmitted(self) -> None:
+        """End every choice before it begins, as if it had reached its length at once."""
+        self._pending.clear()
+        self.updates.put_nowait(ChoiceUpdate(0))
+        for choice in range(len(self.requests)):
+            self.updates.put_nowait(ChoiceUpdate(choice, finish="length"))
 
     @property
     def ready_choices(self) -> list[int]:

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cortiq.errors import shown
 from cortiq.serve.authority import Authority, is_loopback, read_authority, read_origin
-from cortiq.serve.errors import ApiError, as_api_error, shutting_down
+from cortiq.serve.errors import ApiError, as_api_error, error_body, shutting_down
 from cortiq.serve.logs import LOG
 from cortiq.serve.options import ServeOptions
 from cortiq.serve.responses import ClientGone
@@ -95,7 +95,8 @@ class RequestMiddleware:
             known = shutting_down()
             facts.update(known.facts)
             if status == 0:
-                await JSONResponse(known.as_dict(), known.status)(scope, receive, send_with_headers)
+                body = error_body(known, scope["path"])
+                await JSONResponse(body, known.status)(scope, receive, send_with_headers)
         except Exception as error:
             known, response = error_response(error, scope)
             facts.update(known.facts)
@@ -164,6 +165,8 @@ class RequestMiddleware:
         if key is None:
             return
         scheme, _, given = headers.get("authorization", "").partition(" ")
+        if "authorization" not in headers and "x-api-key" in headers:
+            scheme, given = "bearer", headers["x-api-key"]  # as Anthropic's clients send it
         if scheme.lower() != "bearer" or not given.strip():
             message = "You didn't provide an API key: send 'Authorization: Bearer KEY'."
             raise ApiError(401, message, "invalid_api_key")
@@ -218,7 +221,7 @@ def error_response(error: Exception, scope: Scope) -> tuple[ApiError, Response]:
     if known.status >= 500:
         LOG.error("a request failed", exc_info=error)
     headers |= HEADERS.get(known.status, {})
-    return known, JSONResponse(known.as_dict(), known.status, headers)
+    return known, JSONResponse(error_body(known, scope["path"]), known.status, headers)
 
 
 def _routing_error(error: HTTPException, scope: Scope) -> ApiError:

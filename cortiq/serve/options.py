@@ -6,9 +6,6 @@ from dataclasses import dataclass
 
 from cortiq.options import ANSWER_TOKENS, OptionSet, documented, option
 
-SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-"""Options that set the sampling of requests that name none."""
-
 
 @documented
 @dataclass(frozen=True)
@@ -54,6 +51,12 @@ class ServeOptions(OptionSet):
     )
     kept_bytes: int = option(
         1 << 30, "Memory limit of the prefix cache, in bytes; 0 for no limit.", int, least=0
+    )
+    receipts: str | None = option(
+        None, "Folder to write a receipt of every answer to.", metavar="DIR"
+    )
+    sign: str | None = option(
+        None, "Private Ed25519 key (PEM, OpenSSH) to sign receipts with.", metavar="FILE"
     )
     draft: str = option("off", "Drafter for speculative decoding, as in `generate`.")
     body_bytes: int = option(4 << 20, "Largest request body, in bytes.", int, least=1024)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from cortiq.engine.output import TokenLogprobs
 from cortiq.engine.request import Request, make_request
 from cortiq.errors import RequestError
 from cortiq.model.chat import chat_ids
+from cortiq.model.prompt_logprobs import PromptToken, prompt_logprob_steps
 from cortiq.serve.completion_params import (
     MAX_TOKENS,
     CompletionParams,
@@ -42,6 +43,7 @@ class ParsedRequest:
     tools : tools that may be called.
     opened : whether the prompt ended inside a thinking block.
     echo : text to put before each choice.
+    prompt_tokens_scored : entries of the tokens of each prompt but its first, once computed.
     """
 
     served: ServedModel
@@ -50,6 +52,7 @@ class ParsedRequest:
     tools: RequestTools = NO_TOOLS
     opened: bool = False
     echo: Sequence[str] = ()
+    prompt_tokens_scored: Sequence[Sequence[PromptToken]] = ()
 
     def splitter(self) -> Splitter:
         """Return a splitter for one answer."""
@@ -62,9 +65,26 @@ class ParsedRequest:
         return self.served.model.tokenizer
 
     @property
+    def prompts(self) -> list[Sequence[int]]:
+        """Token ids of the prompts, each once however many choices it has."""
+        return [request.prompt for request in self.requests[:: self.params.n]]
+
+    def prompt_steps(self) -> Generator[list[list[PromptToken]] | None, None, None]:
+        """Compute the log-probabilities of the prompts; yield None between steps, all at last."""
+        found = []
+        for ids in self.prompts:
+            executable, top = self.served.model.executable, self.params.prompt_logprobs or 0
+            for scored in prompt_logprob_steps(executable, ids, top):
+                if scored is None:
+                    yield None
+                else:
+                    found.append(scored)
+        yield found
+
+    @property
     def prompt_tokens(self) -> int:
         """Tokens of all prompts, each counted once however many choices it has."""
-        return sum(len(request.prompt) for request in self.requests[:: self.params.n])
+        return sum(map(len, self.prompts))
 
 
 def parse_chat(served: ServedModel, fields: Fields, answer_tokens: int) -> ParsedRequest:
@@ -95,6 +115,9 @@ def parse_chat(served: ServedModel, fields: Fields, answer_tokens: int) -> Parse
     )  # fmt: skip
     if make_masks is not None and params.options.ignore_eos:
         raise invalid("'ignore_eos' cannot be combined with structured output.", "ignore_eos")
+    if make_masks is not None and params.receipt:
+        message = "'receipt': an answer that a format or a forced tool restricts has none."
+        raise invalid(message, "receipt")
     opened = _opens_thinking(served, ids)
     requests = _requests(served, [ids], params, "messages")
     if make_masks is not None:
@@ -129,16 +152,19 @@ def _opens_thinking(served: ServedModel, ids: Sequence[int]) -> bool:
 def parse_completion(served: ServedModel, fields: Fields) -> ParsedRequest:
     """Parse a text request: one or several prompts, as texts or token ids."""
     fields.belongs("prompt")
-    max_tokens = fields.integer("max_tokens", 1, MAX_TOKENS) or COMPLETION_TOKENS
+    echo = fields.flag("echo")
+    max_tokens = fields.integer("max_tokens", 0 if echo else 1, MAX_TOKENS)
+    silent = max_tokens == 0
+    max_tokens = 1 if silent else max_tokens or COMPLETION_TOKENS
     params = read_params(fields, text_logprobs(fields), max_tokens, served.usual)
     fields.refuse("suffix", "text is only continued at its end")
     best = fields.integer("best_of", 1, MAX_TOKENS)
     if best not in (None, params.n):
         raise invalid("'best_of' must be 'n'.", "best_of")
     prompts = parse_prompts(fields, "prompt")
-    echo = fields.flag("echo")
-    if echo and params.top_logprobs is not None:
-        raise invalid("'echo' with 'logprobs' is not supported.", "echo")
+    if echo and params.top_logprobs is not None and params.prompt_logprobs is None:
+        params = replace(params, prompt_logprobs=params.top_logprobs)
+    params = replace(params, silent=silent)
     fields.close()
     tokenizer = served.model.tokenizer
     for prompt in prompts:
@@ -190,6 +216,32 @@ def _requests(
 def token_text(tokenizer: Tokenizer, token: int) -> str:
     """Return a token's text, incomplete UTF-8 as U+FFFD."""
     return tokenizer.token_bytes(token).decode("utf-8", "replace")
+
+
+def token_key(tokenizer: Tokenizer, token: int) -> str:
+    """Return a token's text where texts name tokens; of incomplete UTF-8 its bytes.
+
+    `bytes:\\xe2\\x80` is how OpenAI's text completions name them: U+FFFD would name all of them.
+    """
+    data = tokenizer.token_bytes(token)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def prompt_entry(tokenizer: Tokenizer, scored: PromptToken) -> dict[str, Any]:
+    """Return a prompt token's entry in `prompt_logprobs`: it and the most likely ones, by id."""
+    made, found = scored.logprobs, {}
+    for rank, (token, logprob) in enumerate(made.top, 1):
+        found[token] = (logprob, rank)
+    found.setdefault(made.token_id, (made.logprob, scored.rank))
+    return {
+        str(token): {
+            "logprob": logprob, "rank": rank, "decoded_token": token_text(tokenizer, token),
+        }
+        for token, (logprob, rank) in found.items()
+    }  # fmt: skip
 
 
 def logprob_entry(tokenizer: Tokenizer, made: TokenLogprobs) -> dict[str, Any]:

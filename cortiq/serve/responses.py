@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from cortiq.serve.choice_builders import ChoiceBuilder, ResponseHead, usage
 from cortiq.serve.errors import ApiError, as_api_error, invalid, shutting_down
 from cortiq.serve.generation_job import ChoiceUpdate, GenerationJob
 from cortiq.serve.logs import LOG
@@ -24,7 +22,6 @@ PROGRESS_SECONDS = 0.5
 """Least time between two progress comments."""
 LAST_EVENT_SECONDS = 1.0
 """Time a client has to read that its stream was interrupted."""
-MakeBuilder = Callable[[int, ParsedRequest], ChoiceBuilder]
 T = TypeVar("T")
 
 
@@ -53,26 +50,49 @@ async def job_updates(job: GenerationJob) -> AsyncIterator[ChoiceUpdate | None]:
         yield update
 
 
-async def json_response(
-    request: HttpRequest,
-    parsed: ParsedRequest,
-    job: GenerationJob,
-    head: ResponseHead,
-    make: MakeBuilder,
-) -> Response:
+class AnswerWriter(Protocol):
+    """Writes one response in the form of an API; made for one job and fed with its updates.
+
+    Every text is a piece of the streamed body. `whole` is the response that is not streamed, after
+    all updates; it is not called with `end`.
+    """
+
+    media_type: str
+
+    def begin(self) -> str:
+        """Return what opens the stream."""
+
+    def take(self, update: ChoiceUpdate) -> str:
+        """Return what an update adds to the stream."""
+
+    def end(self) -> str:
+        """Return what ends the stream."""
+
+    def fail(self, error: ApiError) -> str:
+        """Return what ends a stream with an error."""
+
+    def idle(self, note: str) -> str:
+        """Return what keeps a silent stream alive, with a note where comments are possible."""
+
+    def whole(self) -> dict[str, Any]:
+        """Return the response as one object."""
+
+
+MakeWriter = Callable[[ParsedRequest, GenerationJob], AnswerWriter]
+"""Makes the writer of a request's answer."""
+
+
+async def json_response(request: HttpRequest, job: GenerationJob, writer: AnswerWriter) -> Response:
     """Return the whole response as JSON; raise ClientGone if the client disconnects first."""
-    choices = [make(index, parsed) for index in range(len(parsed.requests))]
-    for choice in choices:
-        choice.first_chunk()
+    writer.begin()
 
     async def collect() -> None:
         async for update in job_updates(job):
             if update is not None:
-                choices[update.choice].chunks(update)
+                writer.take(update)
 
     await unless_gone(request.receive, collect())
-    made = head.object(head.kind, [choice.full_choice() for choice in choices])
-    return JSONResponse(made | {"usage": usage(parsed, job)})
+    return JSONResponse(writer.whole())
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -99,8 +119,8 @@ class ClientGone(Exception):
     """The client has disconnected."""
 
 
-class EventStream(Response):
-    """A response as server-sent events.
+class AnswerStream(Response):
+    """A response that is streamed as its text is generated.
 
     Parameters
     ----------
@@ -112,27 +132,23 @@ class EventStream(Response):
     error_facts : facts for the log about the error that ended it; empty without one.
     """
 
-    media_type = "text/event-stream"
-
     def __init__(
         self,
-        parsed: ParsedRequest,
         job: GenerationJob,
-        head: ResponseHead,
-        make: MakeBuilder,
+        writer: AnswerWriter,
         write_seconds: float,
         on_end: Callable[[], None],
     ) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        super().__init__(headers=headers, media_type=writer.media_type)
         del self.headers["content-length"]
-        self.parsed, self.job, self.head = parsed, job, head
-        self.choices = [make(index, parsed) for index in range(len(parsed.requests))]
+        self.job, self.writer = job, writer
         self.write_seconds, self.on_end = write_seconds, on_end
         self.error_facts: dict[str, str] = {}
         self._last_progress = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events until the end or until the client disconnects."""
+        """Send the pieces until the end or until the client disconnects."""
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         begun = False
 
@@ -145,7 +161,7 @@ class EventStream(Response):
             nonlocal begun
             await send(start)
             begun = True
-            async for text in self.events():
+            async for text in self.pieces():
                 await write(text)
             await write("", more=False)
 
@@ -157,54 +173,39 @@ class EventStream(Response):
             if begun:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LAST_EVENT_SECONDS):
-                        await write(event(shutting_down().as_dict()), more=False)
+                        await write(self.writer.fail(shutting_down()), more=False)
             raise
         finally:
             self.on_end()
             scope["state"]["facts"].update(self.error_facts)
 
-    async def events(self) -> AsyncIterator[str]:
-        """Yield the events as text."""
+    async def pieces(self) -> AsyncIterator[str]:
+        """Yield the pieces of the body."""
         try:
-            firsts = [one for choice in self.choices if (one := choice.first_chunk())]
-            if firsts:
-                yield "".join(self._event([one]) for one in firsts)
+            if text := self.writer.begin():
+                yield text
             async for update in job_updates(self.job):
-                if text := self._texts(update):
+                if text := self._text(update):
                     yield text
         except ApiError as error:
             self.error_facts = error.facts
             if error.status >= 500:
                 LOG.error("a request failed", exc_info=error)
-            yield event(error.as_dict())
+            yield self.writer.fail(error)
             return
-        if self.parsed.params.include_usage:
-            yield self._event([], usage(self.parsed, self.job))
-        yield "data: [DONE]\n\n"
+        yield self.writer.end()
 
-    def _texts(self, update: ChoiceUpdate | None) -> str:
+    def _text(self, update: ChoiceUpdate | None) -> str:
         if update is None:
-            return ": waiting\n\n"
+            return self.writer.idle("waiting")
         if update.progress is not None:
             return self._progress(*update.progress)
-        return "".join(self._event([one]) for one in self.choices[update.choice].chunks(update))
+        return self.writer.take(update)
 
     def _progress(self, done: int, total: int) -> str:
-        """Return an SSE comment with the prompt's progress; clients ignore it."""
+        """Return the prompt's progress, from time to time."""
         now = asyncio.get_running_loop().time()
         if now - self._last_progress < PROGRESS_SECONDS:
             return ""
         self._last_progress = now
-        return f": prompt {done}/{total}\n\n"
-
-    def _event(self, choices: list[dict[str, Any]], used: Mapping[str, Any] | None = None) -> str:
-        kind = self.head.kind + (".chunk" if self.head.kind.startswith("chat") else "")
-        made = self.head.object(kind, choices)
-        if self.parsed.params.include_usage:
-            made["usage"] = used
-        return event(made)
-
-
-def event(made: Mapping[str, Any]) -> str:
-    """Return an object as a server-sent event."""
-    return f"data: {json.dumps(made, ensure_ascii=False, separators=(',', ':'))}\n\n"
+        return self.writer.idle(f"prompt {done}/{total}")

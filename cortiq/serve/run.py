@@ -16,11 +16,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cortiq.errors import RequestError
-from cortiq.serve.app import Service
 from cortiq.serve.logs import LOG
 from cortiq.serve.middleware import RequestMiddleware
 from cortiq.serve.options import ServeOptions
 from cortiq.serve.responses import ClientGone, disconnected
+from cortiq.serve.service import Service
 
 KEEP_ALIVE_SECONDS = 15
 BACKLOG = 2048

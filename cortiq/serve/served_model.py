@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,9 @@ class ServedModel:
         model = self.model
         return {
             "id": self.name,
+            "type": "model",
+            "display_name": self.name,
+            "created_at": datetime.fromtimestamp(self.created, UTC).isoformat(),
             "object": "model",
             "created": self.created,
             "owned_by": "cortiq",

@@ -27,9 +27,9 @@ from cortiq_conformance.catalogue import cases
 from cortiq_conformance.report import CaseOutcome
 from cortiq_conformance.runner import make_subject, run, run_case
 from cortiq_reference.backend import ReferenceBackend
-from cortiq_wgpu import adapters, rowwise, self_test
+from cortiq_wgpu import adapters, row_dispatches, self_test
 from cortiq_wgpu.backend import WgpuBackend
-from cortiq_wgpu.device import DeviceLostError, Gpu
+from cortiq_wgpu.device import DeviceLostError, GpuDevice
 
 FILES = sorted(Path(cortiq_wgpu.__file__).parent.glob("*.py"))
 SEAM = {"backend", "ir", "numerics", "errors", "hookspecs"}
@@ -38,7 +38,7 @@ SEAM = {"backend", "ir", "numerics", "errors", "hookspecs"}
 pytestmark = adapter.needed
 
 
-@pytest.mark.parametrize("level", [0, 1])
+@pytest.mark.parametrize("level", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_primitives_and_layers(level):
     """Layers once: this backend has no other way to compute them than their decomposition."""
     subject = make_subject(WgpuBackend())
@@ -138,12 +138,12 @@ def wide_values():
     ("probe", "label"),
     [
         (wide_values(), "Activation Multiply"),
-        (probes.attend(ops.Attend(9, 3, 32, 64, 0.2)), "Merge"),
+        (probes.attend(ops.Attend(9, 3, 32, 64, 0.2)), "AttentionMerge"),
     ],
 )
 def test_rows_of_many_values_are_shared_out_to_workgroups(probe, label, monkeypatch):
-    monkeypatch.setattr(rowwise, "MANY_VALUES", 2500)
-    monkeypatch.setattr(rowwise, "MERGED", 9 * 64)
+    monkeypatch.setattr(row_dispatches, "MANY_VALUES", 2500)
+    monkeypatch.setattr(row_dispatches, "MERGED", 9 * 64)
     feed = probe.feed(CaseData("shared out"), 3)
     expected, _ = brought_by(ReferenceBackend(), probe, feed)
     found, widths = brought_by(WgpuBackend(), probe, feed, gpu_kernels=True)
@@ -296,7 +296,7 @@ def test_a_wrong_bit_refuses_the_device_by_name(monkeypatch):
 
     monkeypatch.setattr(self_test, "EXPRESSIONS", {"a * b + a": (expression, off_by_one)})
     with pytest.raises(BackendError, match=rf"wgpu on {name} computes a \* b \+ a with other bits"):
-        self_test.check_device(Gpu(name, adapter))
+        self_test.check_device(GpuDevice(name, adapter))
 
 
 def test_only_the_public_seam_is_imported():

@@ -15,7 +15,7 @@ from cortiq.backend import Batch, CompileOptions, Named, Row
 from cortiq.errors import BackendError
 from cortiq.ir import Builder, ops
 from cortiq_reference.backend import ReferenceBackend
-from cortiq_wgpu import plan, wide
+from cortiq_wgpu import plan, step_dispatches
 from cortiq_wgpu.backend import WgpuBackend
 
 HEADS, WIDTH, LENGTH, CHUNK = 2, 8, 2200, 700
@@ -72,12 +72,12 @@ def expected(fed):
 
 @pytest.mark.parametrize(
     ("scratch", "turns"),
-    [(plan.SCRATCH_BYTES, wide.MOST_TURNS), (64, wide.MOST_TURNS), (64, 480)],
+    [(plan.SCRATCH_BYTES, step_dispatches.MOST_TURNS), (64, step_dispatches.MOST_TURNS), (64, 480)],
     ids=["runs side by side", "one after another", "in several dispatches"],
 )
 def test_runs_of_keys_add_up_to_the_same_bits(scratch, turns, fed, expected, monkeypatch):
     monkeypatch.setattr(plan, "SCRATCH_BYTES", scratch)
-    monkeypatch.setattr(wide, "MOST_TURNS", turns)
+    monkeypatch.setattr(step_dispatches, "MOST_TURNS", turns)
     np.testing.assert_array_equal(answers(WgpuBackend(), fed), expected)
 
 

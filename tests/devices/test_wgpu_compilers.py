@@ -22,8 +22,8 @@ os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.mkdtemp())  # software Vulkan 
 
 from cortiq.numerics.contract import round_to_f32
 from cortiq_wgpu import adapters
-from cortiq_wgpu.device import Gpu
-from cortiq_wgpu.source import COMMON, Kernel, constants, source
+from cortiq_wgpu.device import GpuDevice
+from cortiq_wgpu.shader_source import COMMON, ShaderSource, constants, source
 
 F32 = np.float32
 COUNT = 4096
@@ -48,7 +48,7 @@ fn main(@builtin(global_invocation_id) id: vec3u, @builtin(num_workgroups) group
 
 @cache
 def gpu():
-    return Gpu(*adapters.chosen(None))
+    return GpuDevice(*adapters.chosen(None))
 
 
 def prelude():
@@ -61,7 +61,7 @@ def prelude():
 def computed(expression, *arrays, text=None):
     """Bits of an expression of a, b and c, element by element."""
     device, size = gpu(), arrays[0].size
-    kernel = Kernel((text or prelude()) + MAIN.format(expression=expression), ())
+    kernel = ShaderSource((text or prelude()) + MAIN.format(expression=expression), ())
     given = [np.ascontiguousarray(array).view(np.uint32) for array in arrays]
     buffers = dict(zip("abc", map(device.uploaded, [*given, *given, *given]), strict=False))
     buffers |= {name: device.buffer(64) for name in ("p", "m", "faults")}

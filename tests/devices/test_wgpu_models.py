@@ -30,7 +30,7 @@ from cortiq.numerics.sampling import Sampling
 from cortiq_conformance import models
 from cortiq_reference.backend import ReferenceBackend
 from cortiq_wgpu.backend import WgpuBackend
-from cortiq_wgpu.run import Run
+from cortiq_wgpu.run import WgpuRun
 
 PROMPT = [17, 4, 99, 4, 203, 11, 58]
 WANTS = (
@@ -108,9 +108,9 @@ def test_commands_made_ahead_are_used_only_by_batches_like_the_last(monkeypatch)
     reference = ReferenceBackend().compile(model.program, model.weights, CompileOptions())
     executable = WgpuBackend().compile(model.program, model.weights, CompileOptions())
     waited = []
-    encoded = Run._encoded
+    encoded = WgpuRun._encoded
     monkeypatch.setattr(
-        Run, "_encoded", lambda run, rows: (waited.append(run), encoded(run, rows))[1]
+        WgpuRun, "_encoded", lambda run, rows: (waited.append(run), encoded(run, rows))[1]
     )
     for mine, right in zip(steps(executable), steps(reference), strict=True):
         assert_same(mine, right)

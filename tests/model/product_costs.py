@@ -13,7 +13,7 @@ import numpy as np
 
 from cortiq.ir import ops, primitives_of
 from cortiq.numerics.quantise import dequantise, quantise_rows
-from cortiq_reference.ideal import FORMULAS, Node, evaluate
+from cortiq_reference.ideal import FORMULAS, IdealCall, evaluate
 from cortiq_reference.ideal import dequantise as dequantised_weight
 
 LARGEST_COST = 2.5e-4
@@ -48,7 +48,8 @@ def costs(
         given = [rows(x.astype(np.float32)).astype(np.float64), *(i.astype(int) for i in index)]
         bound = {"weight": rounded.weights[name]}
         error = (
-            FORMULAS[type(node.op)](Node(node.op, bound, None), *given) - values[node.outputs[0]]
+            FORMULAS[type(node.op)](IdealCall(node.op, bound, None), *given)
+            - values[node.outputs[0]]
         )
         weight = dequantised_weight(exact.weights[name])
         size = rms(x) * np.sqrt((weight**2).mean() * weight.shape[1])

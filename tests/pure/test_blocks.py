@@ -12,8 +12,8 @@ from cortiq.backend import Named
 from cortiq.ir import ops
 from cortiq.ir.op import Type, TypeMismatchError
 from cortiq.numerics.attention import ChosenBlocks, attend
-from cortiq.numerics.blocks import choose_blocks
 from cortiq.numerics.ideal_mixers import attention_ideal, dequantise_ideal
+from cortiq.numerics.key_blocks import choose_blocks
 from cortiq.numerics.quantise import quantise_rows
 from cortiq.placement.place import declined_nodes, place
 from cortiq_conformance.case_data import CaseData

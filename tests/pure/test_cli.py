@@ -15,7 +15,7 @@ from scripted import scripted_model
 from work import HANG_SECONDS
 
 import cortiq
-from cortiq.cli.main import COMMANDS, main
+from cortiq.cli.main import COMMANDS, GROUPS, main
 from cortiq.cli.main import cli as group
 from cortiq.formats import fetch
 from cortiq.options import GenerateOptions, LoadOptions, ScoreOptions, environment_name, flag, specs
@@ -71,6 +71,20 @@ def test_every_command_has_the_help_of_the_list():
         command = group.get_command(None, name)
         assert command.name == name
         assert command.help.splitlines()[0] == sentence
+
+
+def test_the_help_has_every_command_under_one_heading():
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(COMMANDS)
+    done = run("--help")
+    headings = [line for line in done.stdout.splitlines() if line.strip(":") in GROUPS]
+    assert headings == [f"{heading}:" for heading in GROUPS]
+
+
+def test_flags_stand_under_the_heading_of_their_class():
+    text = run("run", "--help").stdout
+    own, generation, loading = (text.index(f"\n{h}:") for h in ("Options", "Generation", "Loading"))
+    assert own < text.index("--raw") < generation < text.index("--temperature") < loading
+    assert text.index("--backend") > loading and "default: the model's" in text
 
 
 def test_help_of_generate_shows_every_option_once():

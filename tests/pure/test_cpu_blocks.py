@@ -16,8 +16,8 @@ from kv_cache import Cache, segments, workspace
 from native_ops import PATHS, address, args, run_ops, write_records
 
 from cortiq.numerics import attention
-from cortiq.numerics.blocks import choose_blocks
 from cortiq.numerics.contract import F32, snap
+from cortiq.numerics.key_blocks import choose_blocks
 from cortiq.numerics.quantise import Quantised, no_values, quantise_rows
 
 Kind = args.OpKind

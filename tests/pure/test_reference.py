@@ -12,8 +12,8 @@ from cortiq.numerics.layouts import LAYOUTS, Weight, decode
 from cortiq.numerics.quantise import Quantised, quantise_rows
 from cortiq.numerics.synthetic import synthetic_weight
 from cortiq.numerics.weights import convert
-from cortiq_reference.attention import Geometry, attend
-from cortiq_reference.matrix import TILE_ROWS, Matrix, Stack
+from cortiq_reference.attention import TileGeometry, attend
+from cortiq_reference.matrix import TILE_ROWS, MatrixStack, TiledMatrix
 
 F = np.float32
 BLOCK_LAYOUTS = [name for name, layout in LAYOUTS.items() if layout.kind == "blocks"]
@@ -52,7 +52,7 @@ def test_block_layouts_multiply_as_defined(name, threads):
     x = rows(rng, TILE_ROWS + 3, 768)
     pool = ThreadPoolExecutor(threads) if threads > 1 else None
     expected = matmul.matmul(x, decode(weight), np.zeros(len(x.q), np.bool_))
-    got = Matrix(weight, name, pool).multiply(x, np.zeros(len(x.q), np.bool_))
+    got = TiledMatrix(weight, name, pool).multiply(x, np.zeros(len(x.q), np.bool_))
     assert np.count_nonzero(expected) > expected.size // 2
     assert differing(got, expected) == 0
 
@@ -67,11 +67,11 @@ def test_own_layouts_multiply_as_defined(name, width):
     x = (rng.standard_normal((9, width)) * 3).astype(F)
     if name == "f32":
         expected = matmul.matmul_f32(x, values, faults)
-        got = Matrix(weight, name, None).multiply(x, faults)
+        got = TiledMatrix(weight, name, None).multiply(x, faults)
     else:
         quantised = quantise_rows(x)
         expected = matmul.matmul(quantised, decode(weight), faults)
-        got = Matrix(weight, name, None).multiply(quantised, faults)
+        got = TiledMatrix(weight, name, None).multiply(quantised, faults)
     assert differing(got, expected) == 0
 
 
@@ -80,7 +80,7 @@ def test_a_stack_multiplies_each_row_with_its_own_choice():
     weight = convert(
         Weight.from_floats(rng.standard_normal((4 * 24, 64)).astype(F)), "w16", "experts"
     )
-    stack = Stack(weight, 4, "experts", None)
+    stack = MatrixStack(weight, 4, "experts", None)
     x = rows(rng, 6, 64)
     choice = rng.permuted(np.tile(np.arange(4, dtype=np.int32), (6, 1)), axis=1)[:, :2]
     got = stack.multiply(x, choice, np.zeros(6, np.bool_))
@@ -106,7 +106,7 @@ def test_attention_attends_as_defined(geometry, length, window, cap, sinks):
     expected = attention.attend(
         q, k, v, positions, key_dim**-0.5, window=window, soft_cap=cap, sinks=logits
     )
-    how = Geometry(attention.scoring(key_dim**-0.5, cap), window or None, logits)
+    how = TileGeometry(attention.scoring(key_dim**-0.5, cap), window or None, logits)
     got = attend(q, k, v, positions, how, np.zeros(9, np.bool_))
     assert np.count_nonzero(expected) == expected.size
     assert differing(got, expected) == 0

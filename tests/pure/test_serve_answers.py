@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from cortiq.errors import BackendError
-from cortiq.serve.choice_builders import ResponseHead, TextChoiceBuilder
+from cortiq.serve.completion_writer import text_writer
 from cortiq.serve.errors import ApiError
 from cortiq.serve.generation_job import ChoiceUpdate, GenerationJob
-from cortiq.serve.responses import EventStream, job_updates
+from cortiq.serve.responses import AnswerStream, job_updates
 
 
 def job(*given):
@@ -23,7 +23,7 @@ def job(*given):
 
 
 def events(made, include_usage=False):
-    params = SimpleNamespace(n=1, top_logprobs=None, include_usage=include_usage)
+    params = SimpleNamespace(n=1, top_logprobs=None, include_usage=include_usage, token_ids=False)
     served = SimpleNamespace(name="m", fingerprint="c1-x")
     asked = SimpleNamespace(
         served=served,
@@ -33,12 +33,10 @@ def events(made, include_usage=False):
         prompt_tokens=2,
         tokenizer=None,
     )
-    stream = EventStream(
-        asked, made, ResponseHead("text_completion", "cmpl", asked), TextChoiceBuilder, 1, print
-    )
+    stream = AnswerStream(made, text_writer(asked, made), 1, print)
 
     async def collect():
-        return "".join([text async for text in stream.events()]).split("\n\n")[:-1]
+        return "".join([text async for text in stream.pieces()]).split("\n\n")[:-1]
 
     return asyncio.run(collect())
 
@@ -51,13 +49,11 @@ def test_an_error_in_the_middle_is_an_event_and_nothing_says_done():
 
 
 def test_the_log_has_the_error_of_a_stream():
-    params = SimpleNamespace(n=1, top_logprobs=None, include_usage=False)
+    params = SimpleNamespace(n=1, top_logprobs=None, include_usage=False, token_ids=False)
     made = job(ChoiceUpdate(0, error=BackendError("the device is gone")))
     served = SimpleNamespace(name="m", fingerprint="c1-x")
     asked = SimpleNamespace(served=served, params=params, requests=made.requests, echo=())
-    stream = EventStream(
-        asked, made, ResponseHead("text_completion", "cmpl", asked), TextChoiceBuilder, 1, print
-    )
+    stream = AnswerStream(made, text_writer(asked, made), 1, print)
     scope = {"state": {"facts": {}}}
 
     async def receive():

@@ -15,7 +15,7 @@ from cortiq.errors import BackendError
 from cortiq.ir import layers
 from cortiq_conformance import models
 from cortiq_conformance.runner import run
-from cortiq_torch import gate
+from cortiq_torch import self_test
 from cortiq_torch.backend import TorchBackend
 
 FILES = sorted(Path(cortiq_torch.__file__).parent.glob("*.py"))
@@ -34,10 +34,16 @@ NO_KERNEL_YET: set[str] = set()
 
 @pytest.fixture(scope="module")
 def small_levels():
-    return run(TorchBackend(), levels=(0, 1), allow_declined=True)
+    return run(TorchBackend(), levels=(0,), allow_declined=True)
 
 
-def test_levels_0_and_1_are_computed_by_torch_alone(small_levels):
+@pytest.mark.slow
+def test_layers_are_computed_by_torch_alone():
+    report = run(TorchBackend(), levels=(1,))
+    assert report.passed and set(report.computed) == {"torch"}, report.summary()
+
+
+def test_primitives_are_computed_by_torch_alone(small_levels):
     assert small_levels.passed, small_levels.summary()
     assert set(small_levels.computed) == {"torch"}
     assert {r.outcome.value for r in small_levels.results} <= {"same", "declined"}
@@ -48,6 +54,8 @@ def test_levels_0_and_1_are_computed_by_torch_alone(small_levels):
 @pytest.mark.parametrize(
     ("level", "only"),
     [
+        (1, "level1/Attention["),
+        (1, "level1/MoE["),
         (2, "tiny-lfm2, 70 tokens, whole"),
         (2, "tiny-mixtral, 70 tokens, whole"),
         (2, "second entry[tiny-mtp"),
@@ -106,11 +114,11 @@ def test_what_computes_is_stated_for_receipts():
 
 
 def test_a_device_with_other_arithmetic_is_refused(monkeypatch):
-    gate.check_device.cache_clear()
-    wrong = (lambda a, b: torch.addcmul(a, a, b), gate.OPERATIONS["a + b"][1])
-    monkeypatch.setitem(gate.OPERATIONS, "a + b", wrong)
+    self_test.check_device.cache_clear()
+    wrong = (lambda a, b: torch.addcmul(a, a, b), self_test.OPERATIONS["a + b"][1])
+    monkeypatch.setitem(self_test.OPERATIONS, "a + b", wrong)
     with pytest.raises(BackendError, match=r"torch on cpu computes a \+ b with other bits"):
-        gate.check_device("cpu")
+        self_test.check_device("cpu")
 
 
 def test_an_unknown_device_is_refused():

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cortiq.backend.flat import Stretch
+from cortiq.backend.flat_rows import Stretch
 from cortiq_cpu.arguments import SEGMENT
 from cortiq_cpu.state_layout import StateLayout
 

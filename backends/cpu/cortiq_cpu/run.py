@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from cortiq.backend import Batch, Draw, Named, Want
+from cortiq.backend import Batch, Draw, DrawnLogit, Named, Want
 from cortiq.backend.admission import BY_ROW, chunks_of, value_of
 from cortiq.backend.executable import Accepted, Brought
-from cortiq.backend.flat import FlatRun
+from cortiq.backend.flat_rows import FlatRun
 from cortiq.backend.requests import Ask, asked_by
 from cortiq_cpu.native import NativeOp
 from cortiq_cpu.plan import CompiledOps, CpuPlan
@@ -161,8 +161,8 @@ class CpuRun(FlatRun[CpuPlan]):
                     self.brought[row][want] = self._answer(want, ask, row, place)
 
     def _answer(self, want: Want, ask: Ask | None, row: int, place: int) -> Any:
-        if isinstance(want, Named):
-            return self._named(want.name, row, place)
+        if isinstance(want, Named | DrawnLogit):
+            return self._named(value_of(want), row, place)
         first, *rest = (self.answers[part, row] for part in parts_of(ask))
         return (*first, *rest) if rest else first
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cortiq.backend import Row
-from cortiq.backend.plan import Plan as Steps
+from cortiq.backend.plan import KernelPlan as Steps
 from cortiq.backend.rotary import RotaryTables, reach
 from cortiq.ir import Graph
 from cortiq_mlx.matrices import MlxMatrix

@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from cortiq.backend import DrawnLogit
 from cortiq.backend.admission import value_of
+from cortiq.backend.answers import drawing_want
 from cortiq.backend.executable import Brought
 from cortiq.backend.kernel_walk import KernelWalk
 from cortiq.ir import ops
@@ -19,7 +21,7 @@ from cortiq_mlx.arithmetic import LARGEST
 from cortiq_mlx.library import mx
 from cortiq_mlx.plan import MlxPlan
 from cortiq_mlx.state import MlxState
-from cortiq_mlx.wants import LazyAnswer, answer
+from cortiq_mlx.wants import LazyAnswer, answer, drawn_logit
 
 
 class MlxWalk(KernelWalk[MlxState]):
@@ -50,11 +52,17 @@ class MlxWalk(KernelWalk[MlxState]):
 
     def _answers_of(self, at: int) -> dict[Any, LazyAnswer]:
         """Start the requested outputs of a row."""
-        position = self.rows[at].position
-        return {
+        position, wants = self.rows[at].position, self.rows[at].wants
+        found = {
             want: answer(want, self.row(value_of(want), at), position, lambda: self.history(at))
-            for want in self.rows[at].wants
+            for want in wants
+            if not isinstance(want, DrawnLogit)
         }
+        for want in wants:
+            if isinstance(want, DrawnLogit):
+                token = found[drawing_want(wants)].arrays[0]  # type: ignore[index]
+                found[want] = drawn_logit(want, self.row("logits", at), token)
+        return found
 
     def _settled(
         self, answers: Sequence[dict[Any, LazyAnswer]], failed: np.ndarray

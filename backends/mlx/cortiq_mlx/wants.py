@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from cortiq.backend import Argmax, Digest, Draw, Named, Top, Want
+from cortiq.backend import Argmax, Digest, Draw, DrawnLogit, Named, Top, Want
 from cortiq.numerics.quantise import Quantised
 from cortiq_mlx import sampling
-from cortiq_mlx.arithmetic import Faults, MlxRows
+from cortiq_mlx.arithmetic import Faults, MlxRows, snap
 from cortiq_mlx.library import mx
 
 
@@ -44,6 +44,16 @@ def _top(value: mx.array, number: int) -> LazyAnswer:
     ids = sampling.ordered(value, number)
     arrays = [ids.astype(mx.int32), mx.take(value, ids), sampling.log_sum_exp(value)]
     return LazyAnswer(arrays, lambda ids, values, total: (ids, values, total))
+
+
+def drawn_logit(want: DrawnLogit, value: mx.array, token: mx.array) -> LazyAnswer:
+    """The logit of the token that a row draws, and the logsumexp of its logits."""
+    faults = Faults(1)
+    if want.scale != 1:
+        value = snap(value[None] * float(want.scale), faults)[0]
+    arrays = [mx.take(value, token.reshape(-1)), sampling.log_sum_exp(value)]
+    peak = faults.seen() if faults.peaks else None
+    return LazyAnswer(arrays, lambda logit, total: (logit.item(), total.item()), peak)
 
 
 def answer(

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 @hookimpl
 def cortiq_backends() -> Sequence[Backend]:
-    """The one backend of this package."""
+    """Return the one backend of this package."""
     from cortiq_reference.backend import ReferenceBackend
 
     return [ReferenceBackend()]
 
 
 def delegate() -> Delegate:
-    """Return what computes for a backend (`KernelBackend.others`) what it has no kernel for."""
+    """Return kernels for the primitives that a backend (`KernelBackend.others`) lacks."""
     from functools import partial
 
     from cortiq.backend import Delegate

@@ -21,8 +21,8 @@ NONE = np.int32(-(1 << 20))
 
 
 @dataclass(frozen=True)
-class Geometry:
-    """What an attention layer fixes: see `cortiq.ir.ops.Attend`."""
+class TileGeometry:
+    """Constants of an attention layer: see `cortiq.ir.ops.Attend`."""
 
     constants: contract.ScoreConstants
     window: int | None
@@ -42,12 +42,12 @@ def attend(
     keys: Quantised,
     values: Quantised,
     positions: Ints,
-    how: Geometry,
+    how: TileGeometry,
     faults: Flags,
     chosen: Ints | None = None,
     base: int = 0,
 ) -> Floats:
-    """One sequence: q [rows, heads, key_dim] over rows [n, kv_heads, dim].
+    """Attend for one sequence: q [rows, heads, key_dim] over rows [n, kv_heads, dim].
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ def attend(
     admitted = None if chosen is None else _admitted(chosen, heads, groups, how.block, positions)
     first = 0 if how.window is None else max(0, int(positions[0]) - how.window + 1)
     run = TILE * RUN_TILES
-    total = Sums((groups, rows * per_group), values.q.shape[2])
+    total = PartialSums((groups, rows * per_group), values.q.shape[2])
     for start in range(first // run * run, int(positions[-1]) + 1, run):
         low = max(start, first // TILE * TILE)
         stop = min(start + run, int(positions[-1]) + 1)
@@ -78,7 +78,7 @@ def attend(
 
 
 def _by_group(q: Quantised, groups: int) -> _Integers:
-    """[rows, heads, dim] to [groups, rows · heads/groups, dim], as float64 integers."""
+    """Reshape [rows, heads, dim] to [groups, rows · heads/groups, dim], as float64 integers."""
     rows, heads, dim = q.q.shape
     split = q.q.reshape(rows, groups, heads // groups, dim).transpose(1, 0, 2, 3)
     exponents = q.e.reshape(rows, groups, heads // groups).transpose(1, 0, 2)
@@ -88,7 +88,7 @@ def _by_group(q: Quantised, groups: int) -> _Integers:
 
 
 def _admitted(chosen: Ints, heads: int, groups: int, block: int, positions: Ints) -> Flags:
-    """Blocks that are visible to each [group, query]: bool, with a last one that is no block."""
+    """Return the blocks visible to each [group, query]: bool, with a last one that is no block."""
     rows, sets, _ = chosen.shape
     count = int(positions[-1]) // block + 2
     table = np.zeros((rows, sets, count), np.bool_)
@@ -98,7 +98,7 @@ def _admitted(chosen: Ints, heads: int, groups: int, block: int, positions: Ints
     return of_heads.transpose(1, 0, 2, 3).reshape(groups, -1, count)
 
 
-class Sums:
+class PartialSums:
     """Numerator o with exponent N, denominator `mass` with exponent M, of [groups, queries]."""
 
     def __init__(self, shape: tuple[int, int], value_dim: int) -> None:
@@ -111,7 +111,7 @@ class Sums:
         self.mass, self.m = _join(self.mass, self.m, mass, m)
         self.o, self.n = _join(self.o, self.n, o, n)
 
-    def merge(self, other: Sums) -> None:
+    def merge(self, other: PartialSums) -> None:
         """Accumulate a run."""
         self.add(other.mass, other.m, other.o, other.n)
 
@@ -130,10 +130,10 @@ def _run(
     values: Quantised,
     where: Ints,
     span: tuple[int, int],
-    how: Geometry,
+    how: TileGeometry,
     admitted: Flags | None,
     base: int,
-) -> Sums:
+) -> PartialSums:
     low, stop = span
     tiles = -(-(stop - low) // TILE)
     k, v = (_tiles(rows, low - base, stop - base, tiles) for rows in (keys, values))
@@ -153,14 +153,14 @@ def _run(
     mass = _integers(gain, contract.TOTAL_BITS + kappa - m[..., None], visible).sum(axis=-1)
     w = _integers(gain, contract.WEIGHT_BITS + weighted - n[..., None], visible)
     o = np.matmul(w, v.q).astype(F32)
-    sums = Sums(m.shape[1:], o.shape[-1])
+    sums = PartialSums(m.shape[1:], o.shape[-1])
     for tile in range(tiles):
         sums.add(mass[tile].astype(F32), m[tile], o[tile], n[tile])
     return sums
 
 
 def _tiles(rows: Quantised, low: int, stop: int, tiles: int) -> _Integers:
-    """Rows low…stop−1 as [tiles, heads, 64, dim] float64, zero past the end."""
+    """Return rows low…stop−1 as [tiles, heads, 64, dim] float64, zero past the end."""
     _, heads, dim = rows.q.shape
     q = np.zeros((tiles * TILE, heads, dim))
     e = np.zeros((tiles * TILE, heads), np.int32)
@@ -169,8 +169,8 @@ def _tiles(rows: Quantised, low: int, stop: int, tiles: int) -> _Integers:
     return _Integers(split, e.reshape(tiles, TILE, heads).transpose(0, 2, 1))
 
 
-def _scores(q: _Integers, k: _Integers, how: Geometry) -> Floats:
-    """s of every (tile, group, query, key), clamped: base-2 logarithms of the weights."""
+def _scores(q: _Integers, k: _Integers, how: TileGeometry) -> Floats:
+    """Compute s of every (tile, group, query, key), clamped: base-2 logarithms of the weights."""
     dots = np.matmul(q.q, k.q.transpose(0, 1, 3, 2)).astype(F32)
     powers = exp2_int(q.e[None, :, :, None] + k.e[:, :, None, :])
     constants = how.constants
@@ -182,12 +182,12 @@ def _scores(q: _Integers, k: _Integers, how: Geometry) -> Floats:
 
 
 def _integers(gain: Floats, exponent: Ints, visible: npt.NDArray[np.bool_]) -> npt.NDArray:
-    """rint(gain·2^exponent) of the visible keys, as float64 integers."""
+    """Compute rint(gain·2^exponent) of the visible keys, as float64 integers."""
     scaled = np.rint(gain * contract.power(exponent))
     return np.where(visible, scaled, F32(0)).astype(np.float64)
 
 
-def _finish(total: Sums, how: Geometry, per_group: int, rows: int) -> Floats:
+def _finish(total: PartialSums, how: TileGeometry, per_group: int, rows: int) -> Floats:
     if how.sinks is not None:
         sinks = np.tile(how.sinks.reshape(-1, 1, per_group), (1, rows, 1)).reshape(total.m.shape)
         limit = contract.SCORE_LIMIT

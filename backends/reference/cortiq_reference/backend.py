@@ -30,11 +30,11 @@ class ReferenceBackend(TakesKernels):
     versions = Versions()
 
     def devices(self) -> Sequence[Device]:
-        """The CPU."""
+        """Return the CPU."""
         return [Device("cpu", "NumPy")]
 
     def supports(self, node: Node, graph: Graph, program: Program) -> Support:
-        """Primitives and whatever decomposes into them."""
+        """Accept primitives and layers that decompose into them."""
         if not node.op.primitive or type(node.op) in {**KERNELS, **self.given}:
             return Supported()
         return Declined(f"no kernel for {node.op.kind}")

@@ -15,7 +15,7 @@ from cortiq.backend import CompileOptions
 from cortiq.backend.kernel import NO_KERNELS, GivenKernels
 from cortiq.backend.kernel_executable import KernelExecutable, placement_of
 from cortiq.backend.numpy_arrays import NumPyArrays
-from cortiq.backend.plan import Kernels, Plan, Prepared
+from cortiq.backend.plan import KernelPlan, Kernels, Prepared
 from cortiq.backend.stored import SlotStore
 from cortiq.ir import Program, Recurrent, Slot, primitives_of
 from cortiq.numerics.layouts import Weight
@@ -76,7 +76,7 @@ class ReferenceExecutable(KernelExecutable):
         self.arrays = ReferenceArrays(options)
         prepared = Prepared(weights, partial(prepare, pool=self.arrays.pool))
         graphs = primitives_of(program).graphs
-        plans = {name: Plan(g, prepared.bound(g), kernels) for name, g in graphs.items()}
+        plans = {name: KernelPlan(g, prepared.bound(g), kernels) for name, g in graphs.items()}
         own = {op for op, kernel in self.kernels.items() if kernel is not KERNELS.get(op)}
         computes = (lambda op: type(op) in own) if own else None
         owner = self.name if own else REFERENCE

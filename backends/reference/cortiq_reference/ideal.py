@@ -31,8 +31,8 @@ SLICE_ELEMENTS = 1 << 22
 
 
 @dataclass
-class Node:
-    """What a formula is given besides its inputs: the primitive, its weights, the slots so far."""
+class IdealCall:
+    """A formula's context besides its inputs: the primitive, its weights, the slots so far."""
 
     op: Any
     weights: Mapping[str, Weight]
@@ -40,7 +40,7 @@ class Node:
     slots: dict[str, tuple[Doubles, Doubles]] = field(default_factory=dict)
 
     def vector(self, role: str) -> Doubles | None:
-        """A float weight with one row, or `None` if the primitive has no such role."""
+        """Return a float weight with one row, or `None` if the primitive has no such role."""
         weight = self.weights.get(role)
         return None if weight is None else dequantise(weight)[0]
 
@@ -53,7 +53,7 @@ def evaluate(
     entry: str = "trunk",
     inputs: Mapping[str, Doubles] | None = None,
 ) -> dict[str, Doubles]:
-    """Values of an entry graph over one whole sequence, positions 0, 1, …
+    """Evaluate an entry graph over one whole sequence, positions 0, 1, …
 
     Parameters
     ----------
@@ -86,21 +86,21 @@ def evaluate(
             raise GraphError(f"{node.op.kind} has no float64 formula", where=node.name)
         bound = {role: weights[name] for role, name in node.weights.items()}
         slot = next(iter(node.slots.values()), None)
-        results = formula(Node(node.op, bound, slot, slots), *(values[n] for n in node.inputs))
+        results = formula(IdealCall(node.op, bound, slot, slots), *(values[n] for n in node.inputs))
         outputs = results if isinstance(results, tuple) else (results,)
         values.update(zip(node.outputs, outputs, strict=True))
     return {name: np.asarray(values[name], np.float64) for name in wants}
 
 
 def dequantise(weight: Weight) -> Doubles:
-    """Every element in float64, whatever the layout."""
+    """Return every element in float64, whatever the layout."""
     if weight.layout.kind == "float":
         return floats(weight).astype(np.float64)
     return weight_ideal(decode(weight))
 
 
 def product(x: Doubles, weight: Weight) -> Doubles:
-    """x·Wᵀ over the last axis, the weight in row slices."""
+    """Compute x·Wᵀ over the last axis, the weight in row slices."""
     return np.concatenate([x @ dequantise(part).T for part in _slices(weight)], axis=-1)
 
 
@@ -110,8 +110,8 @@ def _slices(weight: Weight) -> Iterator[Weight]:
     return (weight.rows(start, min(start + step, rows)) for start in range(0, rows, step))
 
 
-def _experts(node: Node, x: Doubles, index: npt.NDArray[np.int32]) -> Doubles:
-    """x [n, K] or [n, k, K] with the matrices of index [n, k]: [n, k, N]."""
+def _experts(node: IdealCall, x: Doubles, index: npt.NDArray[np.int32]) -> Doubles:
+    """Multiply x [n, K] or [n, k, K] with the matrices of index [n, k]: [n, k, N]."""
     rows, (count, chosen) = node.op.out_width, index.shape
     x = np.broadcast_to(x if x.ndim == 3 else x[:, None], (count, chosen, x.shape[-1]))
     out = np.zeros((count, chosen, rows))
@@ -123,27 +123,27 @@ def _experts(node: Node, x: Doubles, index: npt.NDArray[np.int32]) -> Doubles:
     return out
 
 
-def _heads(node: Node, x: Doubles) -> Doubles:
+def _heads(node: IdealCall, x: Doubles) -> Doubles:
     every = np.broadcast_to(np.arange(node.op.heads), x.shape[:2])
     return _experts(node, x, every)
 
 
-def _store(node: Node, keys: Doubles, values: Doubles | None = None) -> tuple:
+def _store(node: IdealCall, keys: Doubles, values: Doubles | None = None) -> tuple:
     assert node.slot is not None
     node.slots[node.slot] = (keys, keys[..., :0] if values is None else values)
     return ()
 
 
-def _read(node: Node) -> tuple[Doubles, Doubles]:
+def _read(node: IdealCall) -> tuple[Doubles, Doubles]:
     if node.slot not in node.slots:
         raise GraphError("nothing of this entry writes the slot", where=str(node.slot))
     return node.slots[node.slot]
 
 
 def _choose_blocks(
-    node: Node, q: Doubles, position: npt.NDArray[np.int64]
+    node: IdealCall, q: Doubles, position: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """For each position: the last blocks and the best ones, then blocks beyond its own."""
+    """Choose for each position the last blocks and the best ones, then blocks beyond its own."""
     op, keys = node.op, _read(node)[0][:, 0]
     out = np.zeros((len(q), op.heads, op.top), np.int64)
     for p, head in np.ndindex(len(q), op.heads):
@@ -158,7 +158,7 @@ def _choose_blocks(
 
 
 def _attend(
-    node: Node,
+    node: IdealCall,
     q: Doubles,
     position: npt.NDArray[np.int64],
     chosen: npt.NDArray[np.int64] | None = None,
@@ -182,28 +182,28 @@ def _attend(
     return np.einsum("hqk,khd->qhd", p, values)
 
 
-def _conv(node: Node, x: Doubles) -> Doubles:
+def _conv(node: IdealCall, x: Doubles) -> Doubles:
     taps = dequantise(node.weights["weight"])
     history = np.zeros((node.op.kernel - 1, node.op.width))
     return causal_conv_ideal(history, x, taps, node.vector("bias"))
 
 
-def _delta_rule(node: Node, *rows: Doubles) -> Doubles:
+def _delta_rule(node: IdealCall, *rows: Doubles) -> Doubles:
     op = node.op
     return delta_rule_ideal(np.zeros((op.heads, op.key_dim, op.value_dim)), *rows)[1]
 
 
-def _state_space(node: Node, *rows: Doubles) -> Doubles:
+def _state_space(node: IdealCall, *rows: Doubles) -> Doubles:
     op = node.op
     return state_space_ideal(np.zeros((op.heads, op.state_dim, op.head_dim)), *rows)[1]
 
 
-def _rms_norm(node: Node, x: Doubles) -> Doubles:
+def _rms_norm(node: IdealCall, x: Doubles) -> Doubles:
     weight = node.vector("weight")
     return ideal.rms_norm(x, None if weight is None else weight + node.op.offset, node.op.eps)
 
 
-def _rope(node: Node, x: Doubles, position: npt.NDArray[np.int64]) -> Doubles:
+def _rope(node: IdealCall, x: Doubles, position: npt.NDArray[np.int64]) -> Doubles:
     op = node.op
     if op.sections is None:
         return ideal.apply_rope(x, *ideal.rope_table(op.table, position), op.pairing)
@@ -213,26 +213,26 @@ def _rope(node: Node, x: Doubles, position: npt.NDArray[np.int64]) -> Doubles:
     return ideal.apply_rope(x, cos, sin, op.pairing)
 
 
-def _embed_rows(node: Node, token: npt.NDArray[np.int64]) -> Doubles:
+def _embed_rows(node: IdealCall, token: npt.NDArray[np.int64]) -> Doubles:
     table = node.weights["table"]
     known = token < table.shape[0]
     rows = dequantise(table.take(np.where(known, token, 0)))
     return np.where(known[:, None], rows, 0) if node.op.missing else rows
 
 
-def _gain(node: Node, x: Doubles) -> Doubles:
+def _gain(node: IdealCall, x: Doubles) -> Doubles:
     weight = dequantise(node.weights["weight"])[0]
     sign = {"plain": 0, "negative": 0, "exp": 1, "negative_exp": -1}[node.op.form]
     weight = sign * np.exp(weight) if sign else weight
     return x * (weight[:, None] if node.op.per == "head" else weight)
 
 
-def _expert_gain(node: Node, x: Doubles, index: npt.NDArray[np.int32]) -> Doubles:
+def _expert_gain(node: IdealCall, x: Doubles, index: npt.NDArray[np.int32]) -> Doubles:
     factor = dequantise(node.weights["weight"])[0][index]
     return x * factor.reshape(*index.shape, *(1,) * (x.ndim - 2))
 
 
-def _route(node: Node, scores: Doubles) -> tuple[npt.NDArray[np.int32], Doubles]:
+def _route(node: IdealCall, scores: Doubles) -> tuple[npt.NDArray[np.int32], Doubles]:
     return ideal.route(scores, node.op.router, node.vector("bias"), node.vector("mask"))
 
 

@@ -1,4 +1,4 @@
-"""One function per primitive: what the contract's functions need, taken from a node and a batch."""
+"""Kernels, one function for each primitive: the contract's functions on a node and a batch."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from cortiq.backend.walk import Call
 from cortiq.ir import Op, ops
 from cortiq.numerics import norms, recurrent, rope, route, scalar, scaling
 from cortiq.numerics.attention import scoring
-from cortiq.numerics.blocks import choose_blocks
 from cortiq.numerics.contract import Floats, Ints
+from cortiq.numerics.key_blocks import choose_blocks
 from cortiq.numerics.layouts import Weight, embedding_rows, floats
 from cortiq.numerics.quantise import Quantised, no_values, quantise_rows, recalled
-from cortiq_reference.attention import Geometry, attend
-from cortiq_reference.matrix import Matrix, Pool, Stack
+from cortiq_reference.attention import TileGeometry, attend
+from cortiq_reference.matrix import MatrixStack, Pool, TiledMatrix
 
 QUERY_ROWS = 32
 """Query rows attended to at a time: bounds the scores held in memory."""
 
 
 def prepare(op: Op, role: str, weight: Weight, name: str, pool: Pool) -> Any:
-    """A weight as the kernel of `op` takes it."""
+    """Convert a weight to the form that the kernel of `op` takes."""
     if isinstance(op, ops.EmbedRows):
         return weight
     if isinstance(op, ops.MatMul):
-        return Matrix(weight, name, pool)
+        return TiledMatrix(weight, name, pool)
     if isinstance(op, ops.HeadMatMul):
-        return Stack(weight, op.heads, name, pool)
+        return MatrixStack(weight, op.heads, name, pool)
     if isinstance(op, ops.ExpertMatMul):
-        return Stack(weight, op.experts, name, pool)
+        return MatrixStack(weight, op.experts, name, pool)
     values = floats(weight, name)
     if isinstance(op, ops.RMSNorm):
         return norms.offset_weight(values[0], op.offset)
@@ -106,7 +106,9 @@ def _store_kv(call: Call, keys: Quantised, values: Quantised | None = None) -> t
 
 def _attend(call: Call, q: Quantised, position: Ints, chosen: Ints | None = None) -> Floats:
     op = call.op
-    how = Geometry(scoring(op.scale, op.soft_cap), op.window, call.weights.get("sinks"), op.block)
+    how = TileGeometry(
+        scoring(op.scale, op.soft_cap), op.window, call.weights.get("sinks"), op.block
+    )
     out = np.zeros((len(q.q), op.heads, op.value_dim), np.float32)
     for segment in call.segments:
         store = segment.state.stores[call.slots["kv"]]
@@ -156,7 +158,7 @@ def _causal_conv(call: Call, x: Floats) -> Floats:
 
 
 def _recurrent(step: recurrent.StepFunction) -> Callable[..., Floats]:
-    """A kernel that feeds each sequence's rows to its state in order."""
+    """Make a kernel that feeds each sequence's rows to its state in order."""
 
     def kernel(call: Call, *rows: Floats) -> Floats:
         outputs = []

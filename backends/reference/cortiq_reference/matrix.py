@@ -38,19 +38,19 @@ Pool = ThreadPoolExecutor | None
 Span = tuple[int, int]
 
 
-class Matrix:
+class TiledMatrix:
     """A weight [N, K] ready to be multiplied with rows."""
 
     def __init__(self, weight: Weight, name: str, pool: Pool) -> None:
         self.weight, self.name, self.pool = weight, name, pool
         check_columns(weight.shape[1])
 
-    def part(self, start: int, stop: int) -> Matrix:
-        """Rows start…stop−1 of the weight: one expert or head of a stack."""
-        return Matrix(self.weight.rows(start, stop), self.name, self.pool)
+    def part(self, start: int, stop: int) -> TiledMatrix:
+        """Return rows start…stop−1 of the weight: one expert or head of a stack."""
+        return TiledMatrix(self.weight.rows(start, stop), self.name, self.pool)
 
     def multiply(self, x: Rows, faults: Flags) -> Floats:
-        """x [rows, K] times the weight: float32 [rows, N]."""
+        """Multiply x [rows, K] with the weight: float32 [rows, N]."""
         if not isinstance(x, Quantised):
             return self._multiply_floats(x, faults)
         out = np.empty((len(x.q), self.weight.shape[0]), F32)
@@ -77,7 +77,7 @@ class Matrix:
             list(self.pool.map(lambda span: work(*span), spans))
 
     def _spans(self, rows: int) -> list[Span]:
-        """Tiles of about equal height, for this many activation rows."""
+        """Return tiles of about equal height, for this many activation rows."""
         height, width = self.weight.shape
         size = height * width
         shares = min(SHARES, rows * size // SHARE) if self.pool is not None else 1
@@ -99,7 +99,7 @@ class _Columns:
         self._cache: dict[tuple[int, type], npt.NDArray] = {}
 
     def blocks(self, block: int, dtype: type) -> npt.NDArray:
-        """q in blocks of this length, the last one filled up with zeros, as this float type."""
+        """Return q in blocks of this length, the last one padded with zeros, as this float type."""
         key = (block, dtype)
         if key not in self._cache:
             q = np.pad(self.q, ((0, 0), (0, -self.q.shape[1] % block)))
@@ -108,7 +108,7 @@ class _Columns:
         return self._cache[key]
 
     def sums(self, sub: int, block: int) -> npt.NDArray:
-        """Σq of each sub-block: float64 [blocks, block/sub, rows], exact."""
+        """Return Σq of each sub-block: float64 [blocks, block/sub, rows], exact."""
         key = (-sub, np.float64)
         if key not in self._cache:
             rows, width = self.q.shape
@@ -124,7 +124,7 @@ class _Scratch(threading.local):
         self._memory: dict[str, npt.NDArray[np.uint8]] = {}
 
     def array(self, role: str, shape: tuple[int, ...], dtype: type) -> npt.NDArray:
-        """An array of undefined content, valid until the thread asks for this role again."""
+        """Return an array of undefined content, valid until the thread asks for this role again."""
         size = prod(shape) * np.dtype(dtype).itemsize
         memory = self._memory.get(role)
         if memory is None or memory.size < size:
@@ -175,7 +175,7 @@ class _Tile:
         out[:] = total.T
 
     def _terms(self, x: _Columns, cut: slice) -> Floats:
-        """RN(RN(I)·scale) [+ RN(RN(J)·minimum)] of some blocks: float32 [blocks, N, rows]."""
+        """Compute RN(RN(I)·scale) [+ RN(RN(J)·minimum)] of blocks: float32 [blocks, N, rows]."""
         codes, columns = self.codes[cut], x.blocks(self.block, self.dtype)[cut]
         shape = (len(codes), codes.shape[1], columns.shape[2])
         dots = np.matmul(codes, columns, out=_SCRATCH.array("dots", shape, self.dtype))
@@ -193,7 +193,7 @@ class _Tile:
 
 
 def _offsets(codes: UnpackedWeight | Codes, rows: int, blocks: int) -> npt.NDArray | None:
-    """Integer factors of the minima, float64 [blocks, N, subs]; `None` where all are 1."""
+    """Return integer factors of the minima, float64 [blocks, N, subs]; `None` where all are 1."""
     if codes.offsets is None:
         return None
     split = codes.offsets.reshape(rows, blocks, -1).transpose(1, 0, 2)
@@ -201,24 +201,24 @@ def _offsets(codes: UnpackedWeight | Codes, rows: int, blocks: int) -> npt.NDArr
 
 
 def _ordered_sum(terms: Floats) -> Floats:
-    """(t0 + t1) + … over the first axis, in place; the caller's +0 absorbs a −0."""
+    """Add up (t0 + t1) + … over the first axis, in place; the caller's +0 absorbs a −0."""
     total = terms[0]
     for term in terms[1:]:
         total += term
     return total
 
 
-class Stack:
+class MatrixStack:
     """A stack of n weights [N, K], of which every row meets some: experts, or one a head."""
 
     def __init__(self, weight: Weight, count: int, name: str, pool: Pool) -> None:
         height = weight.shape[0] // count
-        whole = Matrix(weight, name, pool)
+        whole = TiledMatrix(weight, name, pool)
         self.parts = [whole.part(i * height, (i + 1) * height) for i in range(count)]
         self.height = height
 
     def multiply(self, x: Rows, choice: Ints, faults: Flags) -> Floats:
-        """Row i, slot j with matrix choice[i, j]: float32 [rows, k, N].
+        """Multiply row i, slot j with matrix choice[i, j]: float32 [rows, k, N].
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""What a `Recurrent` slot is kept in: its state, and what is needed to go back a little."""
+"""Store of a `Recurrent` slot: its state, and checkpoints to go back a little."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ COPIES = MARKS + 1
 """Arrays of the slot's shape that a store may hold."""
 
 
-class Mark(NamedTuple):
+class StateCheckpoint(NamedTuple):
     """The state after `length` rows."""
 
     length: int
     state: Floats
 
 
-class Part(NamedTuple):
+class FedRows(NamedTuple):
     """Rows [n, ...] that were fed after `length` others, none of them across a mark."""
 
     length: int
     rows: tuple[Floats, ...]
 
-    def cut(self, length: int) -> Part:
-        """Those of the first `length` rows of the sequence."""
-        return Part(self.length, tuple(x[: length - self.length] for x in self.rows))
+    def cut(self, length: int) -> FedRows:
+        """Return those of the first `length` rows of the sequence."""
+        return FedRows(self.length, tuple(x[: length - self.length] for x in self.rows))
 
 
 class CheckpointedStore(SlotStore):
@@ -45,12 +45,12 @@ class CheckpointedStore(SlotStore):
 
     def __init__(self, slot: Recurrent) -> None:
         self.slot = slot
-        self._start(Mark(0, np.zeros(slot.shape, F32)))
+        self._start(StateCheckpoint(0, np.zeros(slot.shape, F32)))
 
-    def _start(self, mark: Mark) -> None:
+    def _start(self, mark: StateCheckpoint) -> None:
         self.length, self.state = mark
-        self.marks: list[Mark] = [mark]
-        self.parts: list[Part] = []
+        self.marks: list[StateCheckpoint] = [mark]
+        self.parts: list[FedRows] = []
         self.step: StepFunction | None = None
 
     def nbytes(self) -> int:
@@ -63,7 +63,7 @@ class CheckpointedStore(SlotStore):
         outputs, done = [], 0
         while done < count:
             stop = min(count, done + MARK_ROWS - self.length % MARK_ROWS)
-            part = Part(self.length, tuple(x[done:stop].copy() for x in rows))
+            part = FedRows(self.length, tuple(x[done:stop].copy() for x in rows))
             self.state, out = in_order(step, self.state, part.rows, faults[done:stop])
             outputs.append(out)
             self.length, done = self.length + stop - done, stop
@@ -74,7 +74,7 @@ class CheckpointedStore(SlotStore):
     def _mark(self) -> None:
         if self.length % MARK_ROWS:
             return
-        self.marks = [*self.marks, Mark(self.length, self.state)][-MARKS:]
+        self.marks = [*self.marks, StateCheckpoint(self.length, self.state)][-MARKS:]
         self.parts = [part for part in self.parts if part.length >= self.marks[0].length]
 
     def rewind(self, length: int) -> int:
@@ -82,7 +82,7 @@ class CheckpointedStore(SlotStore):
         if length >= self.length:
             return self.length
         if length < self.marks[0].length:
-            self._start(Mark(0, np.zeros(self.slot.shape, F32)))
+            self._start(StateCheckpoint(0, np.zeros(self.slot.shape, F32)))
             return 0
         self.marks = [mark for mark in self.marks if mark.length <= length]
         self.parts = [part.cut(length) for part in self.parts if part.length < length]
@@ -93,9 +93,9 @@ class CheckpointedStore(SlotStore):
         return length
 
     def export(self) -> Floats:
-        """The state."""
+        """Return the state."""
         return self.state.copy()
 
     def load(self, rows: Floats, length: int) -> None:
-        """Become the exported state after `length` rows; there is no way back but to the start."""
-        self._start(Mark(length, snap(np.array(rows, F32))))
+        """Replace the state by the exported one after `length` rows; only 0 can be gone back to."""
+        self._start(StateCheckpoint(length, snap(np.array(rows, F32))))

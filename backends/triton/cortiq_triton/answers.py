@@ -10,15 +10,18 @@ import numpy as np
 import torch
 import triton.language as tl
 
-from cortiq.backend import Argmax, Digest, Draw, Named, Top, Want
+from cortiq.backend import Argmax, Digest, Draw, DrawnLogit, Named, Top, Want
 from cortiq.backend.admission import value_of
+from cortiq.backend.answers import drawing_want
 from cortiq.backend.executable import Brought
-from cortiq.backend.walk import Walk
+from cortiq.backend.requests import penalises
+from cortiq.backend.walk import Group
 from cortiq.numerics.quantise import Quantised
-from cortiq_triton import draw, tail
+from cortiq_triton import draw, tail, top
+from cortiq_triton.draw_numbers import Drawing, Stored, arrays_of
 from cortiq_triton.language import Tensor, ceil_div, kernel, launch
 from cortiq_triton.rows import Rows
-from cortiq_triton.rowset import uploaded
+from cortiq_triton.rowset import RowBuffer, uploaded
 
 IDS = 256
 """Rows of a program that chooses their ids."""
@@ -33,7 +36,7 @@ class Answers:
     whole : for the first want of each kind, the tensor of all rows that ask for it.
     """
 
-    def __init__(self, run: Walk[Any]) -> None:
+    def __init__(self, run: Any) -> None:
         self.run = run
         self.groups: list[tuple[list[tuple[int, Want]], Any]] = []
         self.whole: dict[Want, Any] = {}
@@ -42,41 +45,81 @@ class Answers:
             for want in row.wants:
                 extra = want.count if isinstance(want, Top) else None
                 groups.setdefault((value_of(want), type(want), extra), []).append((at, want))
-        for (name, kind, _), asking in groups.items():
+        for (name, kind, _), asking in sorted(groups.items(), key=lambda g: g[0][1] is DrawnLogit):
             self._answer(name, kind, asking)
 
     def _answer(self, name: str, kind: type, asking: list[tuple[int, Want]]) -> None:
         rows = [at for at, _ in asking]
-        value = self._rows_of(name, rows)
+        value = self._rows_of(name, rows) if kind is not Draw else None
         if kind is Named:
             answers: Any = value
         elif kind is Digest:
             answers = tail.digests(value)
         elif kind is Argmax:
             answers = tail.argmax(value)
-        elif kind is Top:
-            faults = torch.zeros(len(rows), dtype=torch.int32, device=value.device)
-            first = asking[0][1]
-            assert isinstance(first, Top)
-            answers = tail.top(value, first.count, faults)
-            self._note(rows, faults)
+        elif kind is Draw:
+            answers = self._draw(name, asking)
         else:
-            answers = self._draw(value, asking)
+            faults = torch.zeros(len(rows), dtype=torch.int32, device=value.device)
+            answers = self._logits(value, asking, faults)
+            self._note(rows, faults)
         self.whole[asking[0][1]] = answers
         self.groups.append((asking, answers))
 
-    def _draw(self, value: torch.Tensor, asking: list[tuple[int, Want]]) -> torch.Tensor:
-        run, drawn, flags = self.run, [], []
-        for place, (at, want) in enumerate(asking):
+    def _logits(
+        self, value: torch.Tensor, asking: list[tuple[int, Want]], faults: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """The most likely ids with their logits and logsumexp, or the drawn ones' logit and that.
+
+        Draws are answered already.
+        """
+        first = asking[0][1]
+        if isinstance(first, Top):
+            found = top.ordered(value, first.count)
+            return *top.most_likely(found, first.count), top.sums_of(found, faults)[1]
+        scales, drawn = [], []
+        for at, want in asking:
+            assert isinstance(want, DrawnLogit)
+            scales.append(float(want.scale))
+            drawn.append(self._drawn_at(at))
+        there = None
+        if set(scales) != {1.0}:
+            there = uploaded(np.array(scales, np.float32), value.device)
+        return top.sums_of(top.ordered(value), faults, torch.stack(drawn), there)
+
+    def _drawn_at(self, at: int) -> torch.Tensor:
+        """The token that a row drew."""
+        drawing = drawing_want(self.run.rows[at].wants)
+        for asking, answers in self.groups:
+            if type(asking[0][1]) is type(drawing) and (at, drawing) in asking:
+                return answers[asking.index((at, drawing))]
+        raise AssertionError("a row that draws nothing wants the drawn token's logit")
+
+    def _draw(self, name: str, asking: list[tuple[int, Want]]) -> torch.Tensor:
+        """Draw once for each row and draw of it, from the rows as they are."""
+        run, (group, value) = self.run, self._value(name)
+        drawings, tokens = [], []
+        for at, want in asking:
             assert isinstance(want, Draw)
-            seen = run.history(at) if want.history is None else list(want.history)
-            given = draw.draw_inputs(want, seen, value.shape[1], str(value.device))
-            fault = torch.zeros(1, dtype=torch.int32, device=value.device)
+            place = at if group is run.all else bisect_left(group.places, at)
+            seen: list[int] = []
+            if penalises(want):
+                seen = run.history(at) if want.history is None else list(want.history)
+            known = Stored(4 * len(tokens), len(seen))
+            tokens += seen
             position = run.rows[at].position + want.ahead
-            drawn.append(draw.draw(value[place], want, position, given, fault))
-            flags.append(fault)
-        self._note([at for at, _ in asking], torch.cat(flags))
-        return torch.cat(drawn)
+            drawings.append(Drawing(want, place, at, position, known))
+        features, arrays = arrays_of(drawings, value.shape[1])
+        if tokens:
+            arrays["tokens"] = np.array(tokens, np.int32)
+        buffer = RowBuffer(str(value.device), turns=1)
+        buffer.fill(arrays)
+        there = buffer.views(arrays)
+        if tokens:
+            there["histories"] += there["tokens"].data_ptr()
+        longest = max(drawing.history.count for drawing in drawings)
+        faults, counters = run.all.faults, run.shared.counters
+        return draw.draw(value, features, there, faults, counters, longest)
 
     def _note(self, rows: list[int], faults: torch.Tensor) -> None:
         self.run.all.faults[self._index(rows)] |= faults
@@ -84,11 +127,14 @@ class Answers:
     def _index(self, rows: Sequence[int]) -> torch.Tensor:
         return uploaded(np.array(rows, np.int64), self.run.all.faults.device)
 
+    def _value(self, name: str) -> tuple[Group, Any]:
+        """A value, and the group whose rows it has."""
+        group = self.run.all if name in self.run.all.values else self.run.tail
+        return group, group.values[name]
+
     def _rows_of(self, name: str, rows: list[int]) -> Any:
         """A value's rows, in the order asked for."""
-        run = self.run
-        group = run.all if name in run.all.values else run.tail
-        value = group.values[name]
+        run, (group, value) = self.run, self._value(name)
         if group is not run.all:
             rows = [bisect_left(group.places, at) for at in rows]
         if rows == list(range(len(value.e if isinstance(value, Rows) else value))):
@@ -99,18 +145,18 @@ class Answers:
         """Note on the device what rows draw, at their places, for rows of the next batch."""
         for asking, answers in self.groups:
             if isinstance(asking[0][1], Argmax | Draw):
-                mine = [i for i, (at, want) in enumerate(asking) if want is self._first_draw(at)]
+                mine = [
+                    i
+                    for i, (at, want) in enumerate(asking)
+                    if want is drawing_want(self.run.rows[at].wants)
+                ]
                 there = answers if len(mine) == len(asking) else answers[self._index(mine)]
                 drawn[self._index([places[asking[i][0]] for i in mine])] = there
-
-    def _first_draw(self, at: int) -> Want | None:
-        wants = self.run.rows[at].wants
-        return next((want for want in wants if isinstance(want, Argmax | Draw)), None)
 
     def fetch(self, places: Sequence[int]) -> Fetched:
         """Start bringing to the host what rows asked for; `places` are theirs in the batch."""
         rows = range(len(self.run.rows))
-        drawing = frozenset(places[at] for at in rows if self._first_draw(at) is not None)
+        drawing = frozenset(places[at] for at in rows if drawing_want(self.run.rows[at].wants))
         cuts = [segment.cut for segment in self.run.segments]
         there = [(asking, _Copied(answers)) for asking, answers in self.groups]
         return Fetched(len(rows), cuts, _Copied(self.run.all.faults), there, drawing)
@@ -132,6 +178,8 @@ class _Copied:
             return int(first)
         if isinstance(want, Digest):
             return tuple(int(word) for word in first.view(np.uint32))
+        if isinstance(want, DrawnLogit):
+            return first[()], others[0][()]
         if isinstance(want, Top):
             return first, others[0], others[1].reshape(1)
         if self.width:
@@ -201,16 +249,4 @@ def resolve(
     out = torch.empty_like(given)
     grid = (ceil_div(count, IDS),)
     launch(choose_ids, grid, given, sources, drawn, out, count, BLOCK=IDS)
-    return out
-
-
-def packed(run: Walk[Any], answers: Answers) -> torch.Tensor:
-    """Fault flag, argmax and digest of each row: int32 [rows, 6]; −1 and 0 where nobody asks."""
-    out = torch.zeros((len(run.rows), 6), dtype=torch.int32, device=run.all.faults.device)
-    out[:, 1] = -1
-    wants = run.rows[0].wants
-    for want, columns in ((Argmax(), slice(1, 2)), (Digest("logits"), slice(2, 6))):
-        if want in wants:
-            out[:, columns] = answers.whole[want].view(len(run.rows), -1)
-    out[:, 0] = run.all.faults
     return out

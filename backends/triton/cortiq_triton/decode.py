@@ -1,9 +1,11 @@
 """Decoding without waiting for the host: one row a sequence, one captured graph a shape.
 
-A shape is how many rows there are, how far they may look back (a power of two of pages) and what
-they want. The first step of a shape runs launch by launch, which compiles its kernels, and is
-captured at the end; later steps copy what changed (ids, positions, page tables) into the memory
-that the graph reads, and replay it. A row whose id the step before draws reads it on the device.
+A shape is how many rows there are and how far they may look back (a power of two of pages). What
+rows want of their logits is a second graph of the shape, by the features that some row uses: each
+row's own options are data. The first step of a shape runs launch by launch, which compiles its
+kernels, and is captured at the end; later steps copy what changed (ids, positions, page tables,
+options of draws) into the memory that the graphs read, and replay them. A row whose id the step
+before draws reads it on the device, and so do penalties, from the sequence's `TokenLog`.
 """
 
 from __future__ import annotations
@@ -11,17 +13,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 import torch
 
 from cortiq.backend import (
     FAULT,
-    Argmax,
     Batch,
     BatchResult,
-    Digest,
+    Draw,
     Drawn,
     Outcome,
     Row,
@@ -29,64 +29,28 @@ from cortiq.backend import (
     Status,
     Want,
 )
-from cortiq.backend.admission import token_of
+from cortiq.backend.admission import drawn_token, token_of
+from cortiq.backend.answers import drawing_want
 from cortiq.backend.executable import Accepted
-from cortiq_triton.call import Shared
+from cortiq.backend.requests import penalises
+from cortiq_triton.capture import Captured
 from cortiq_triton.language import pow2
+from cortiq_triton.mixed import Mixed
 from cortiq_triton.plan import Plan
 from cortiq_triton.rowset import RowBuffer
 from cortiq_triton.run import Run
-from cortiq_triton.state import UNKNOWN, TritonState
+from cortiq_triton.shapes import padded_sequences
+from cortiq_triton.state import TritonState
+from cortiq_triton.step_answers import Asked, StepAnswers, answerable, ask
+from cortiq_triton.token_log import UNKNOWN
+from cortiq_triton.under_way import Owner, UnderWay
 
 MOST_ROWS = 256
 DRAWN_ROWS = 1 << 14
 """Rows of a batch whose drawn ids are kept on the device."""
 FEWEST_PAGES = 16
 """Tiles without keys cost little; another shape costs a capture."""
-WORDS = 6
-"""Of a row's answer: fault flag, token, digest."""
 Key = tuple[Any, ...]
-
-
-class Owner(Protocol):
-    """An executable, as far as steps of decoding concern it; see `BaseExecutable`."""
-
-    device: str
-    drawn: list[int | None]
-    shared: Shared
-
-    def owns(self, state: Any) -> bool:
-        """Check whether a state is a living sequence of it."""
-
-    def refusal(self, plan: Plan, batch: Batch, sequence: Accepted[TritonState]) -> str | None:
-        """Say why a sequence's rows cannot be computed."""
-
-    def settle(self, last: UnderWay | None = None) -> None:
-        """Wait for what is under way, up to a batch if one is given."""
-
-
-class UnderWay(Protocol):
-    """A batch that was launched and perhaps not read.
-
-    Attributes
-    ----------
-    accepted : sequences with rows in it. lost : those that a batch before it failed.
-    outcome, drawn : what it brought and drew, once it was read.
-    """
-
-    lost: set[TritonState]
-    outcome: BatchResult | None
-    drawn: list[int | None]
-
-    @property
-    def accepted(self) -> Sequence[Accepted[TritonState]]:
-        """Sequences with rows in it."""
-
-    def draws(self, row: Any) -> bool:
-        """Whether a row draws an id."""
-
-    def finish(self, before: Sequence[int | None]) -> None:
-        """Read it; `before` is what the batch before drew."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,38 +60,36 @@ class Going(Accepted[TritonState]):
     position: int = 0
 
 
-class Captured:
-    """A graph of a run's launches, or, on the CPU, the launches themselves."""
-
-    def __init__(self, run: Run, device: str) -> None:
-        self.run = run
-        if device == "cpu":
-            self.replay: Callable[[], None] = run.launch
-            return
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            run.launch()
-        self.replay = graph.replay
-
-
 @dataclass(eq=False)
 class Shape:
-    """What all steps of one shape share: memory for their rows, a run, and perhaps its graph."""
+    """What all steps of one shape share: memory for their rows, a run, and perhaps its graph.
+
+    Attributes
+    ----------
+    replay : computes the logits. answers : what follows, by what rows ask for.
+    """
 
     run: Run
     buffer: RowBuffer
-    captured: Captured | None = None
+    replay: Callable[[], None]
+    answers: dict[Asked, StepAnswers] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
 class Step:
-    """A step under way; `result` waits for it and for those before it."""
+    """A step under way; `result` waits for it and for those before it.
+
+    Attributes
+    ----------
+    wants : of each row. answers : how to read the words of its answer.
+    """
 
     owner: Owner
     accepted: Sequence[Going]
     entry: str
-    wants: tuple[Want, ...]
+    wants: Sequence[tuple[Want, ...]]
     sources: Sequence[int]
+    answers: StepAnswers
     answer: torch.Tensor
     event: Any
     lost: set[TritonState] = field(default_factory=set)
@@ -137,7 +99,7 @@ class Step:
     def draws(self, row: Any) -> bool:
         """Whether a row draws an id."""
         there = type(row) is int and 0 <= row < len(self.accepted)
-        return there and Argmax() in self.wants
+        return there and drawing_want(self.wants[row]) is not None
 
     def result(self) -> BatchResult:
         """What the batch brought."""
@@ -149,27 +111,23 @@ class Step:
         """Read the answer; `before` is what the step before drew."""
         if self.event is not None:
             self.event.synchronize()
-        rows = self.answer.numpy().reshape(-1, WORDS)
         outcomes: dict[State, Outcome] = {}
-        brought: list[dict[Want, Any]] = []
-        for row, source, sequence in zip(rows, self.sources, self.accepted, strict=True):
+        words = self.answer.numpy()
+        brought = self.answers.read(words, self.wants)
+        flags = words[:, 0].tolist()
+        for row, (source, sequence) in enumerate(zip(self.sources, self.accepted, strict=True)):
             state = sequence.state
-            failed = bool(row[0]) or state in self.lost
+            failed = bool(flags[row]) or state in self.lost
             if failed and state not in self.lost:
                 state.clear()
             elif not failed and source >= 0 and self.entry == "trunk":
                 state.tokens[sequence.position] = before[source]  # type: ignore[assignment]
             status = Outcome(Status.FAILED, FAULT) if failed else Outcome(Status.COMPLETED)
             outcomes[state] = status
-            brought.append({} if failed else {want: _answer(want, row) for want in self.wants})
-        self.drawn = [row.get(Argmax()) for row in brought]
+            if failed:
+                brought[row] = {}
+        self.drawn = [drawn_token(row) for row in brought]
         self.outcome = BatchResult(outcomes, brought)
-
-
-def _answer(want: Want, row: np.ndarray) -> Any:
-    if isinstance(want, Argmax):
-        return int(row[1])
-    return tuple(int(word) for word in row[2:].view(np.uint32))
 
 
 class Decoder:
@@ -179,7 +137,7 @@ class Decoder:
     ----------
     refused : why no graph is captured any more; empty while they are.
     drawn : int32 [DRAWN_ROWS] on the device, what the rows of the last step drew.
-    capture : makes a graph of a run.
+    capture : makes a graph of launches. mixed : pieces of prompts beside steps.
     """
 
     def __init__(self, owner: Owner) -> None:
@@ -188,12 +146,15 @@ class Decoder:
         self.drawn = torch.full((DRAWN_ROWS,), -1, dtype=torch.int32, device=owner.device)
         self.under_way: list[UnderWay] = []
         self.version = 0
-        self.capture: Callable[[Run, str], Captured] = Captured
+        self.capture: Callable[[Callable[[], None], str], Captured] = Captured
+        self.mixed = Mixed(owner, self.drawn, self._captured)
 
     def submit(self, plan: Plan, batch: Batch) -> Step | None:
         """Launch a batch of steps; None if it is another kind of batch, or a row is refused."""
         if not self._is_step(plan, batch):
             return None
+        if any(state.log.lacks(state.tokens) for state in self._penalised(batch).values()):
+            self.owner.settle()
         accepted: list[Going] = []
         sources: list[int] = []
         for index, row in enumerate(batch.rows):
@@ -212,15 +173,20 @@ class Decoder:
         return step
 
     def _is_step(self, plan: Plan, batch: Batch) -> bool:
-        """Whether each row is another sequence's, and all want the same few things."""
+        """Whether each row is another sequence's, and wants only what a step can answer."""
         rows = batch.rows
         states = {id(row.state) for row in rows}
         plain = set(plan.graph.inputs) <= {"token", "position"}
         if not (0 < len(rows) <= MOST_ROWS and len(states) == len(rows) and plain):
             return False
-        alike = all(row.wants == rows[0].wants and not row.inputs for row in rows)
-        answered = all(want in (Argmax(), Digest("logits")) for want in rows[0].wants)
-        return alike and answered and all(self.owner.owns(row.state) for row in rows)
+        answered = all(not row.inputs and answerable(row) for row in rows)
+        return answered and all(self.owner.owns(row.state) for row in rows)
+
+    def _penalised(self, batch: Batch) -> dict[int, TritonState]:
+        """The states of rows that draw by what their sequences were fed, by row."""
+        drawing = enumerate(map(drawing_want, (row.wants for row in batch.rows)))
+        looking = [at for at, want in drawing if isinstance(want, Draw) and penalises(want)]
+        return {at: batch.rows[at].state for at in looking}  # type: ignore[misc]
 
     def token(self, row: Row) -> tuple[int, int]:
         """A row's id, and the row of the batch under way that draws it (−1: the id is known)."""
@@ -232,39 +198,73 @@ class Decoder:
     def _launch(
         self, plan: Plan, batch: Batch, accepted: Sequence[Going], sources: Sequence[int]
     ) -> Step:
-        run = Run(plan, batch, accepted, self.owner.shared, self.drawn)
         pages = max(FEWEST_PAGES, pow2(max(len(s.state.page_addresses) for s in accepted)))
-        wants = batch.rows[0].wants
-        key = (batch.entry, len(accepted), pages, wants, self.owner.shared.angles.version)
+        shape, is_new = self._shape(plan, batch, accepted, sources, pages)
+        device = self.owner.device
+        held = {at: s.log.extended(s.tokens, device) for at, s in self._penalised(batch).items()}
+        width = plan.graph.values["logits"].shape[-1]
+        extra = padded_sequences(len(accepted)) - len(accepted)
+        scratch = [Row(self.owner.scratch(), 0, 0)] * extra  # type: ignore[arg-type]
+        asked, arrays = ask([*batch.rows, *scratch], held, width)
+        answers = shape.answers.get(asked)
+        if answers is None:
+            answers = shape.answers[asked] = StepAnswers(shape.run, asked, arrays, pages)
+            answers.launch()
+        else:
+            answers.fill(arrays)
+            answers.replay()
+        answer, event = self._fetch(answers.packed[: len(accepted)])
+        if is_new:  # names other memory for the logits, in which nothing is computed yet
+            shape.replay = self._captured(shape.run.launch)
+        if is_new or answers.replay == answers.launch:
+            answers.replay = self._captured(answers.launch)
+        wants = [row.wants for row in batch.rows]
+        return Step(self.owner, accepted, batch.entry, wants, sources, answers, answer, event)
+
+    def _shape(
+        self, plan: Plan, batch: Batch, accepted: Sequence[Going], sources: Sequence[int],
+        pages: int,
+    ) -> tuple[Shape, bool]:  # fmt: skip
+        """Compute the logits of a step; return its shape, and whether that is new."""
+        batch, everyone = self._filled_up(batch, accepted)
+        sources = [*sources, *[-1] * (len(everyone) - len(sources))]
+        run = Run(plan, batch, everyone, self.owner.shared, self.drawn)
+        key = (batch.entry, len(everyone), pages, self.owner.shared.angles.version)
         if self.version != key[-1]:  # tables of angles were made anew: old graphs read old ones
             self.shapes.clear()
             self.version = key[-1]
         shape = self.shapes.get(key)
-        if shape is None:
-            shape = Shape(run, RowBuffer(self.owner.device))
-            run.place(shape.buffer, sources, pages)
-            run.launch()
-            packed = run.packed
-            self.shapes[key] = shape
-            self._capture(shape)  # names other memory `packed`, in which nothing is computed yet
-        else:
+        if shape is not None:
             run.fill(shape.buffer, sources, pages)
-            replay = shape.run.launch if shape.captured is None else shape.captured.replay
-            replay()
-            packed = shape.run.packed
-        answer, event = self._fetch(packed)
-        return Step(self.owner, accepted, batch.entry, wants, sources, answer, event)
+            shape.replay()
+            return shape, False
+        shape = self.shapes[key] = Shape(run, RowBuffer(self.owner.device), run.launch)
+        run.place(shape.buffer, sources, pages)
+        run.launch()
+        return shape, True
 
-    def _capture(self, shape: Shape) -> None:
-        """Capture a shape's launches, unless that failed before: then they stay launches."""
+    def _filled_up(
+        self, batch: Batch, accepted: Sequence[Going]
+    ) -> tuple[Batch, Sequence[Accepted[Any]]]:
+        """Add rows that nobody reads, up to the next size that is captured."""
+        rows, everyone = list(batch.rows), list[Accepted[Any]](accepted)
+        for at in range(len(rows), padded_sequences(len(rows))):
+            state: Any = self.owner.scratch()
+            rows.append(Row(state, 0, 0, rows[0].wants))
+            everyone.append(Accepted(state, range(at, at + 1), [0]))
+        return Batch(rows, batch.entry), everyone
+
+    def _captured(self, launch: Callable[[], None]) -> Callable[[], None]:
+        """Capture launches, unless that failed before: then they stay launches."""
         if self.refused:
-            return
+            return launch
         try:
-            shape.captured = self.capture(shape.run, self.owner.device)
+            return self.capture(launch, self.owner.device).replay
         except (RuntimeError, torch.OutOfMemoryError) as error:
             self.refused = str(error).splitlines()[0]
             what = f"CUDA graphs are off, steps are launched one by one: {self.refused}"
             warnings.warn(what, RuntimeWarning, stacklevel=2)
+            return launch
 
     def _fetch(self, packed: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """Start bringing an answer to the host."""

@@ -1,60 +1,50 @@
-"""Drawing a token from a row of logits: the contract's chain, and noise that belongs to the id.
+"""Drawing tokens from rows of logits: the contract's chain, and noise that belongs to the id.
 
-Sorting and summing of integers is torch's; everything that rounds is here.
+One implementation serves steps, prompts and rounds that check drafts: every row has its own
+options, which are data; what no row uses is not launched.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 
-import numpy as np
 import torch
 import triton.language as tl
 
-from cortiq.backend import Draw
-from cortiq.numerics.contract import F32
 from cortiq.numerics.philox import KEY_INCREMENTS, MULTIPLIERS
-from cortiq.numerics.sampling import GUMBEL_STREAM, SHARE_BITS, WEIGHT_BITS, Sampling
-from cortiq_triton.language import Tensor, ceil_div, constant, device, kernel, launch, pow2, signed
-from cortiq_triton.scalar import exp, log, log1p, outside, snapped
-from cortiq_triton.tail import BLOCK, argmax, shifted
+from cortiq.numerics.sampling import GUMBEL_STREAM
+from cortiq_triton import draw_numbers as columns
+from cortiq_triton.adjust import adjust
+from cortiq_triton.call import Counters
+from cortiq_triton.language import Tensor, constant, device, kernel, launch, pow2
+from cortiq_triton.prefix import (
+    AT,
+    CUT,
+    MASK,
+    OVER_T,
+    SUMS,
+    allowed,
+    distance_of,
+    extremes,
+    keys_of,
+    number,
+    surveyed,
+    weight_of,
+)
+from cortiq_triton.rows import ordered_bits
+from cortiq_triton.scalar import log, log1p, outside
+from cortiq_triton.tail import argmax_whole, shifted
 
 M0, M1 = map(constant, MULTIPLIERS)
 K0, K1 = map(constant, KEY_INCREMENTS)
 STREAM = constant(GUMBEL_STREAM)
-
-
-@kernel
-def adjust(
-    x: Tensor, out: Tensor, faults: Tensor, ids: Tensor, bias: Tensor, counts: Tensor,
-    allowed: Tensor, count: Tensor, repetition: Tensor, one_over: Tensor, presence: Tensor,
-    frequency: Tensor,
-    REPETITION: tl.constexpr, PRESENCE: tl.constexpr, FREQUENCY: tl.constexpr,
-    MASKED: tl.constexpr, BLOCK: tl.constexpr,
-) -> None:  # fmt: skip
-    """Bias and penalties of one row's ids. counts: how often an id was seen, and 2³⁰ for a bias."""
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = i < count
-    token = tl.load(ids + i, mask=inside, other=0)
-    if MASKED:
-        inside = inside & (tl.load(allowed + token, mask=inside, other=0) != 0)
-    y = tl.load(x + token, mask=inside, other=0.0)
-    number = tl.load(counts + i, mask=inside, other=0)
-    biased = (number & 1073741824) != 0
-    moved = y + tl.load(bias + i, mask=inside, other=0.0)
-    fault = inside & biased & outside(moved)
-    y = tl.where(biased, snapped(moved), y)
-    seen = number & 1073741823
-    z = y
-    if REPETITION:
-        z = tl.where(z > 0.0, z * one_over, z * repetition)
-    if PRESENCE:
-        z = z - presence
-    if FREQUENCY:
-        z = z - frequency * seen.to(tl.float32)
-    fault = fault | (inside & (seen > 0) & outside(z))
-    tl.store(out + token, tl.where(seen > 0, snapped(z), y), mask=inside)
-    tl.store(faults + i * 0, 1, mask=fault)
+MIN_P, POSITION, CHOICE, SEED_LOW, SEED_HIGH = map(
+    constant,
+    (columns.MIN_P, columns.POSITION, columns.CHOICE, columns.SEED_LOW, columns.SEED_HIGH),
+)
+NEVER = constant(-27.0)
+"""A distance that no noise makes up for: noise is −3.2 to 22.9, and the largest value is kept."""
+NOTHING = constant(-9223372036854775807)
 
 
 @device
@@ -99,160 +89,117 @@ def gumbel(word: Tensor) -> Tensor:
     return -log(tl.where(low, near, far))
 
 
-@kernel
-def distance(
-    x: Tensor, largest: Tensor, allowed: Tensor, out: Tensor, faults: Tensor, n: Tensor,
-    one_over_t: Tensor, SECOND: tl.constexpr, MASKED: tl.constexpr, BLOCK: tl.constexpr,
-) -> None:  # fmt: skip
-    """snap(x·RN(1/T)); in the SECOND pass snap(that − its largest), `largest` names the place."""
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = i < n
-    y = tl.load(x + i, mask=inside, other=0.0)
-    y = y - tl.load(x + tl.load(largest)) if SECOND else y * one_over_t
-    bad = inside & outside(y)
-    if MASKED:
-        bad = bad & (tl.load(allowed + i, mask=inside, other=0) != 0)
-    tl.store(out + i, snapped(y), mask=inside)
-    tl.store(faults + i * 0, 1, mask=bad)
+@device
+def most_noise(word: Tensor) -> Tensor:
+    """A number that the noise of a word does not reach.
 
-
-@kernel
-def noisy(
-    d: Tensor, out: Tensor, n: Tensor, position: Tensor, choice: Tensor, low: Tensor, high: Tensor,
-    BLOCK: tl.constexpr,
-) -> None:  # fmt: skip
-    """d + noise of each id."""
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    noise = gumbel(philox_words(i, position, choice, STREAM, low, high)[0])
-    tl.store(out + i, tl.load(d + i, mask=i < n, other=0.0) + noise, mask=i < n)
-
-
-@kernel
-def weigh(d: Tensor, out: Tensor, n: Tensor, BLOCK: tl.constexpr) -> None:
-    """⌊exp(d)·2⁴⁰⌋, int64."""
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    p = exp(tl.load(d + i, mask=i < n, other=0.0)) * 1099511627776.0
-    tl.store(out + i, p.to(tl.int64), mask=i < n)
-
-
-@dataclass(frozen=True)
-class DrawInputs:
-    """What a draw needs from the host besides the options.
-
-    ids int32, bias float32 and counts int32 (2³⁰ added where an id has a bias) of the ids that
-    bias or penalties concern; allowed int8 [vocabulary], or None.
+    −ln(E) ≤ −ln(v), as E = −ln(1 − v) ≥ v; and log2(1 + f) ≥ f for the fraction f of v's bits.
     """
-
-    ids: torch.Tensor
-    bias: torch.Tensor
-    counts: torch.Tensor
-    allowed: torch.Tensor | None
-    allowed_count: int
+    bits = uniform(word).to(tl.int32, bitcast=True)
+    return (1065353216 - bits).to(tl.float32) * 8.262958294867817e-08 + 0.001
 
 
-def penalises(sampling: Sampling) -> bool:
-    """Whether a draw depends on the ids so far."""
-    off = (sampling.presence_penalty, sampling.frequency_penalty) == (0, 0)
-    return not off or sampling.repetition_penalty != 1
+@device
+def order_of(value: Tensor, i: Tensor) -> Tensor:
+    """int64 that orders by value, of equal ones the lower id last."""
+    return (ordered_bits(value).to(tl.int64) << 32) + (2147483647 - i).to(tl.int64)
 
 
-def draw_inputs(want: Draw, history: list[int], n: int, where: str) -> DrawInputs:
-    """The lists of a draw, on the device."""
-    sampling = want.sampling
-    seen, times = np.unique(
-        np.array(history if penalises(sampling) else [], np.int64), return_counts=True
-    )
-    ids = np.union1d(seen, np.array(list(sampling.logit_bias), np.int64)).astype(np.int64)
-    counts, bias = np.zeros(len(ids), np.int64), np.zeros(len(ids), np.float32)
-    counts[np.searchsorted(ids, seen)] = times
-    for token, value in sampling.logit_bias.items():
-        at = int(np.searchsorted(ids, token))
-        counts[at] += 1 << 30
-        bias[at] = F32(value)
-    allowed, count = None, n
-    if want.mask is not None:
-        bits = np.unpackbits(np.frombuffer(want.mask, np.uint8), count=n, bitorder="little")
-        allowed, count = torch.tensor(bits.view(np.int8), device=where), int(bits.sum())
-    lists = (ids.astype(np.int32), bias, counts.astype(np.int32))
-    there = [torch.tensor(part, device=where) for part in lists]
-    return DrawInputs(there[0], there[1], there[2], allowed, count)
+@device
+def exact_best(
+    order: Tensor, most: Tensor, y: Tensor, largest: Tensor, position: Tensor, choice: Tensor,
+    low: Tensor, high: Tensor,
+) -> Tensor:  # fmt: skip
+    """The best order of distance + noise, of ids whose orders are known to be at most `order`.
+
+    The noise, which costs most, is computed for ids in turn, while one may be better.
+    """
+    best = most * 0 + NOTHING
+    while most > best:
+        i = (2147483647 - (most & 0xFFFFFFFF)).to(tl.int32) + tl.arange(0, 1)
+        distance = distance_of(tl.load(y + i), largest)
+        noise = gumbel(philox_words(i, position, choice, STREAM, low, high)[0])
+        best = tl.maximum(best, tl.max(order_of(distance + noise, i), 0))
+        order = tl.where(order == most, NOTHING, order)
+        most = tl.max(order, 0)
+    return best
 
 
-def _word(value: int) -> int:
-    return signed(value & 0xFFFFFFFF)
+@kernel
+def best_parts(
+    y: Tensor, spread: Tensor, lines: Tensor, masks: Tensor, sums: Tensor, orders: Tensor,
+    faults: Tensor, n: Tensor, parts: Tensor, words: Tensor, LEAST: tl.constexpr,
+    CUTS: tl.constexpr, RAW: tl.constexpr, MASKED: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
+    PP: tl.constexpr,
+) -> None:  # fmt: skip
+    """Of the kept ids of a part: the largest distance + noise and its id, as one int64.
+
+    Rows without a temperature compare the values themselves.
+    """
+    part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    i = part * BLOCK + tl.arange(0, BLOCK)
+    inside = allowed(masks, number(lines, row, MASK), i, i < n, words, MASKED)
+    largest, _ = extremes(spread, row, parts, PP)
+    value = tl.load(y + row * n + i, mask=inside, other=0.0)
+    draws = number(lines, row, OVER_T) != 0
+    drawn = number(lines, row, OVER_T) + i * 0 != 0
+    at = faults + number(lines, row, AT)
+    tl.store(at + i * 0, 1, mask=inside & drawn & outside(value - largest))
+    distance = distance_of(value, largest)
+    if LEAST:
+        least = number(lines, row, MIN_P).to(tl.int64) << 16
+        inside = inside & (weight_of(distance) >= least)
+    if CUTS:
+        cut = tl.load(sums + row * SUMS + CUT)
+        inside = inside & (keys_of(value, largest, i, SHIFT, RAW) <= cut)
+    inside = inside & ((distance > NEVER) | ~drawn)
+    best = row * 0 + NOTHING
+    if tl.sum(inside.to(tl.int32), 0) > 0:
+        low, high = number(lines, row, SEED_LOW), number(lines, row, SEED_HIGH)
+        position, choice = number(lines, row, POSITION), number(lines, row, CHOICE)
+        if draws:
+            word = philox_words(i, position, choice, STREAM, low, high)[0]
+            value = distance + most_noise(word)
+        order = tl.where(inside, order_of(value, i), NOTHING)
+        best = tl.max(order, 0)
+        if draws:
+            known = (y + row * n, largest, position, choice, low, high)
+            best = exact_best(order, best, *known)
+    tl.store(orders + row * parts + part, best)
 
 
 def draw(
-    x: torch.Tensor, want: Draw, position: int, given: DrawInputs, fault: torch.Tensor
+    x: torch.Tensor,
+    features: columns.Features,
+    there: Mapping[str, torch.Tensor],
+    faults: torch.Tensor,
+    counts: Counters,
+    longest: int = 0,
+    own: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The token drawn from logits x [n]: int32 [1]; see `cortiq.numerics.sampling.draw`."""
-    sampling, n = want.sampling, x.numel()
-    allowed, masked = given.allowed, given.allowed is not None
-    block = min(BLOCK, pow2(n))
-    grid, mask = (ceil_div(n, block),), x if allowed is None else allowed
-    kept = None if allowed is None else allowed[None]
-    if len(given.ids):
-        x = _adjusted(x, sampling, given, fault)
-    if sampling.temperature == 0:
-        return argmax(x[None], kept)
-    scaled, d, noise = torch.empty_like(x), torch.empty_like(x), torch.empty_like(x)
-    over = float(F32(1) / F32(sampling.temperature))
-    launch(
-        distance, grid, x, x, mask, scaled, fault, n, over, SECOND=False, MASKED=masked, BLOCK=block
-    )
-    largest = argmax(scaled[None], kept)
-    launch(
-        distance, grid, scaled, largest, mask, d, fault, n, over, SECOND=True, MASKED=masked,
-        BLOCK=block,
+    """The tokens drawn from rows of logits: int32 [draws]; see `cortiq.numerics.sampling.draw`.
+
+    Parameters
+    ----------
+    x : float32 [., n]. there : arrays of `draw_numbers.arrays_of`, on the device.
+    faults : int32, the flags that the draws' AT name.
+    longest, own : of histories, see `adjust.adjust`.
+    """
+    lines, n = there["lines"], x.shape[1]
+    adjusts = features.biases > 0 or features.penalties
+    if adjusts:
+        x = x.index_select(0, lines[:, columns.PLACE])
+        table = counts.of(x.numel()) if features.penalties else lines
+        adjust(x, features, there, faults, table, longest, own)
+    cuts = features.top_k or features.top_p
+    found = surveyed(x, lines, there.get("masks"), faults, placed=not adjusts, filtered=cuts)
+    if cuts:
+        found.cut(features.top_k, features.top_p)
+    orders = torch.empty((len(lines), found.parts), dtype=torch.int64, device=x.device)
+    found.launch(
+        best_parts, orders, faults, n, found.parts, found.masks.shape[-1],
+        LEAST=features.min_p, CUTS=cuts, SHIFT=found.shift, BLOCK=found.block,
     )  # fmt: skip
-    seed, position = sampling.seed, _word(position)
-    keys = _word(seed), _word(seed >> 32)
-    launch(noisy, grid, d, noise, n, position, _word(want.choice), *keys, BLOCK=block)
-    if sampling.top_k or sampling.top_p < 1 or sampling.min_p > 0:
-        kept = _kept(d, sampling, given)[None]
-    return argmax(noise[None], kept)
-
-
-def _adjusted(
-    x: torch.Tensor, sampling: Sampling, given: DrawInputs, fault: torch.Tensor
-) -> torch.Tensor:
-    y, count = x.clone(), len(given.ids)
-    block = min(1024, pow2(count))
-    repetition = F32(sampling.repetition_penalty)
-    launch(
-        adjust, (ceil_div(count, block),), x, y, fault, given.ids, given.bias, given.counts,
-        x if given.allowed is None else given.allowed, count, float(repetition),
-        float(F32(1) / repetition), float(F32(sampling.presence_penalty)),
-        float(F32(sampling.frequency_penalty)), REPETITION=sampling.repetition_penalty != 1,
-        PRESENCE=sampling.presence_penalty != 0, FREQUENCY=sampling.frequency_penalty != 0,
-        MASKED=given.allowed is not None, BLOCK=block,
-    )  # fmt: skip
-    return y
-
-
-def _kept(d: torch.Tensor, sampling: Sampling, given: DrawInputs) -> torch.Tensor:
-    """int8 [n]: the ids that top_k, top_p and min_p leave."""
-    n = d.numel()
-    bits = d.view(torch.int32)
-    keys = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    if given.allowed is not None:
-        keys = torch.where(given.allowed != 0, keys, -(1 << 31))
-    order = torch.sort(keys, descending=True, stable=True).indices
-    room = min(sampling.top_k or n, given.allowed_count)
-    order = order[:room]
-    first, weights = d[order], torch.empty(room, dtype=torch.int64, device=d.device)
-    block = min(BLOCK, pow2(room))
-    launch(weigh, (ceil_div(room, block),), first, weights, room, BLOCK=block)
-    place = torch.arange(room, device=d.device)
-    length = torch.full((1,), room, dtype=torch.int64, device=d.device)
-    if sampling.top_p < 1:
-        sums = torch.cumsum(weights, 0)
-        fraction = round(sampling.top_p * 2**SHARE_BITS)
-        high, low = sums[-1] >> SHARE_BITS, sums[-1] & ((1 << SHARE_BITS) - 1)
-        enough = high * fraction + ((low * fraction + (1 << SHARE_BITS) - 1) >> SHARE_BITS)
-        length = (sums < enough).sum(dtype=torch.int64) + 1
-    least = -(-(1 << WEIGHT_BITS) * round(sampling.min_p * 2**SHARE_BITS) >> SHARE_BITS)
-    length = torch.minimum(length, (weights >= least).sum(dtype=torch.int64)).clamp(min=1)
-    kept = torch.zeros(n, dtype=torch.int8, device=d.device)
-    kept[order] = (place < length).to(torch.int8)
-    return kept
+    out = torch.empty(len(lines), dtype=torch.int32, device=x.device)
+    launch(argmax_whole, (len(lines),), orders, out, found.parts, PP=pow2(found.parts))
+    return out

@@ -1,7 +1,4 @@
-"""What rows ask for, computed on the device: argmax, digests, the most likely ids.
-
-Sorting and summing of integers is torch's; everything that rounds is here.
-"""
+"""What rows ask for, computed on the device: argmax and digests."""
 
 from __future__ import annotations
 
@@ -21,7 +18,6 @@ from cortiq_triton.language import (
     signed,
 )
 from cortiq_triton.rows import ordered_bits
-from cortiq_triton.scalar import exp, fold, log, outside, snapped
 
 MIX0, MIX1 = (constant(signed(word)) for word in MIX_MULTIPLIERS)
 LANE0, LANE1, LANE2, LANE3 = (constant(signed(word)) for word in LANE_KEYS)
@@ -67,17 +63,12 @@ def digests(x: torch.Tensor) -> torch.Tensor:
 
 
 @kernel
-def argmax_parts(
-    x: Tensor, kept: Tensor, out: Tensor, n: Tensor, parts: Tensor, KEPT: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:  # fmt: skip
+def argmax_parts(x: Tensor, out: Tensor, n: Tensor, parts: Tensor, BLOCK: tl.constexpr) -> None:
     """Of each block of a row: the largest value's order and place, as one int64."""
     row, part = tl.program_id(1).to(tl.int64), tl.program_id(0)
     i = part * BLOCK + tl.arange(0, BLOCK)
     inside = i < n
     key = ordered_bits(tl.load(x + row * n + i, mask=inside, other=0.0))
-    if KEPT:
-        inside = inside & (tl.load(kept + row * n + i, mask=inside, other=0) != 0)
     order = (key.to(tl.int64) << 32) + (2147483647 - i).to(tl.int64)
     order = tl.where(inside, order, -9223372036854775807)
     tl.store(out + row * parts + part, tl.max(order, 0))
@@ -91,48 +82,13 @@ def argmax_whole(orders: Tensor, out: Tensor, parts: Tensor, PP: tl.constexpr) -
     tl.store(out + row, (2147483647 - (tl.max(order, 0) & 0xFFFFFFFF)).to(tl.int32))
 
 
-def argmax(x: torch.Tensor, kept: torch.Tensor | None = None) -> torch.Tensor:
-    """The lowest index of each row's largest value, among those kept: int32 [rows]."""
+def argmax(x: torch.Tensor) -> torch.Tensor:
+    """The lowest index of each row's largest value: int32 [rows]."""
     rows, n = x.shape
     block = min(BLOCK, pow2(n))
     parts = ceil_div(n, block)
     orders = torch.empty((rows, parts), dtype=torch.int64, device=x.device)
     out = torch.empty(rows, dtype=torch.int32, device=x.device)
-    mask = orders if kept is None else kept
-    launch(
-        argmax_parts, (parts, rows), x, mask, orders, n, parts, KEPT=kept is not None, BLOCK=block
-    )
+    launch(argmax_parts, (parts, rows), x, orders, n, parts, BLOCK=block)
     launch(argmax_whole, (rows,), orders, out, parts, PP=pow2(parts))
     return out
-
-
-@kernel
-def log_sum_exp(x: Tensor, out: Tensor, faults: Tensor, n: Tensor) -> None:
-    """One row: snap(m + log(canonical_sum(exp(x − m))))."""
-    row, lane = tl.program_id(0).to(tl.int64), tl.arange(0, 256)
-    key = tl.full((256,), LOWEST, tl.int32)
-    for start in range(0, n, 256):
-        inside = start + lane < n
-        value = tl.load(x + row * n + start + lane, mask=inside, other=0.0)
-        key = tl.maximum(key, tl.where(inside, ordered_bits(value), LOWEST))
-    key = tl.max(key, 0)
-    largest = (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-    lanes = tl.full((256,), 0.0, tl.float32)
-    for start in range(0, n, 256):
-        inside = start + lane < n
-        value = tl.load(x + row * n + start + lane, mask=inside, other=0.0)
-        lanes += tl.where(inside, exp(tl.where(inside, value - largest, 0.0)), 0.0)
-    y = largest + log(fold(lanes[None, :], 1))
-    one = row + tl.full((1, 1), 0, tl.int32)
-    tl.store(out + one, snapped(y))
-    tl.store(faults + one, 1, mask=outside(y))
-
-
-def top(x: torch.Tensor, n: int, faults: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The n largest of each row by (value descending, id ascending): ids, values, logsumexp."""
-    bits = x.view(torch.int32)
-    keys = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    order = torch.sort(keys, dim=1, descending=True, stable=True).indices[:, :n]
-    out = torch.empty(len(x), dtype=torch.float32, device=x.device)
-    launch(log_sum_exp, (len(x),), x, out, faults, x.shape[1])
-    return order.int(), x.gather(1, order), out

@@ -6,14 +6,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cortiq.hookspecs import hookimpl
+from cortiq_wgpu.shader import RowShader
 
 if TYPE_CHECKING:
     from cortiq_wgpu.backend import WgpuBackend
 
+__all__ = ["RowShader", "cortiq_backends"]
+
 
 @hookimpl
 def cortiq_backends() -> Sequence[WgpuBackend]:
-    """The backend of this package."""
+    """Return the backend of this package."""
     from cortiq_wgpu.backend import WgpuBackend
 
     return [WgpuBackend()]

@@ -21,7 +21,7 @@ HINT = "Install a Vulkan driver (on Linux without a GPU: mesa-vulkan-drivers)."
 
 
 def found() -> list[Any]:
-    """Adapters with compute shaders, real devices before software.
+    """List adapters with compute shaders, real devices before software.
 
     Raises
     ------
@@ -54,13 +54,13 @@ def _load_triton_first() -> None:
 
 
 def name_of(adapter: Any) -> str:
-    """A short name: the device's words before any bracket, in lower case, joined by dashes."""
+    """Make a short name: the device's words before any bracket, in lower case, joined by dashes."""
     words = re.split(r"[^a-z0-9.]+", adapter.info["device"].lower().split("(")[0])
     return "-".join(word for word in words if word) or adapter.info["backend_type"].lower()
 
 
 def names(adapters: Sequence[Any]) -> list[str]:
-    """A name for each: the second of the same name is NAME-2."""
+    """Name each adapter: the second of the same name is NAME-2."""
     seen: dict[str, int] = {}
     named = []
     for adapter in adapters:
@@ -71,7 +71,7 @@ def names(adapters: Sequence[Any]) -> list[str]:
 
 
 def devices() -> list[Device]:
-    """What `cortiq backends` lists."""
+    """Describe the adapters for `cortiq backends`."""
     adapters = found()
     return [
         Device(name, f"{i}: {adapter.info['device']}, {adapter.info['backend_type']}")
@@ -80,7 +80,7 @@ def devices() -> list[Device]:
 
 
 def chosen(device: str | None) -> tuple[str, Any]:
-    """The adapter of a name or a number, by default the first, and its name.
+    """Return the adapter of a name or a number, by default the first, and its name.
 
     Raises
     ------

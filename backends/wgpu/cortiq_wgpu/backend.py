@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from cortiq.backend import CompileOptions, Device, Support, Versions
-from cortiq.backend.support import check_extra, no_kernel, supported_within, unplaced
+from cortiq.backend import CompileOptions, Device, Kernel, Support, TakesKernels, Versions
+from cortiq.backend.support import (
+    check_extra,
+    no_kernel,
+    package_refusal,
+    supported_within,
+    unplaced,
+)
 from cortiq.ir import Graph, Node, Program, ops
 from cortiq.numerics import scalar
 from cortiq.numerics.layouts import Weight
@@ -24,7 +30,7 @@ MOST_CHOSEN, MOST_GROUPS = 32, 1024
 
 
 def refusal(node: Node, graph: Graph, program: Program) -> str:
-    """Why a primitive is declined; empty if it is not."""
+    """Return the reason why a primitive is declined; empty if it is not."""
     op = node.op
     if isinstance(op, ops.Route) and op.router.tau is not None and op.router.top_k > MOST_CHOSEN:
         return f"no kernel for tau with more than {MOST_CHOSEN} experts chosen"
@@ -33,27 +39,43 @@ def refusal(node: Node, graph: Graph, program: Program) -> str:
     return no_kernel(op, ops.PRIMITIVES, OPTIONS) or unplaced(node, graph)
 
 
-class WgpuBackend:
-    """WGSL kernels on whatever wgpu finds: every primitive, and every layer through them."""
+class WgpuBackend(TakesKernels):
+    """WGSL kernels on whatever wgpu finds: every primitive, and every layer through them.
+
+    The `function` of a package's kernel (`cortiq.backend.Kernel`) is a `cortiq_wgpu.RowShader`.
+    """
 
     name = "wgpu"
     priority = -1
     versions = Versions()
 
     def devices(self) -> Sequence[Device]:
-        """The adapters; `BackendError` that says why there are none."""
+        """List the adapters; `BackendError` says why there are none."""
         from cortiq_wgpu.adapters import devices
 
         return devices()
 
     def supports(self, node: Node, graph: Graph, program: Program) -> Support:
-        """Primitives that have a kernel, and whatever decomposes into them."""
-        return supported_within(node, graph, program, refusal)
+        """Accept primitives that have a kernel, and layers that decompose into such."""
+        return supported_within(node, graph, program, self._refusal)
+
+    def _refusal(self, node: Node, graph: Graph, program: Program) -> str:
+        """Say why a primitive is declined, also where a package's kernel is there for it."""
+        kernel = self.given.get(type(node.op))
+        if kernel is not None:
+            return package_refusal(node, graph, kernel)
+        return refusal(node, graph, program)
+
+    def check_kernel(self, kernel: Kernel) -> None:
+        """Refuse a kernel that is no `RowShader`."""
+        from cortiq_wgpu.package import check_shader
+
+        check_shader(kernel)
 
     def compile(
         self, program: Program, weights: Mapping[str, Weight], options: CompileOptions
     ) -> WgpuExecutable:
-        """Open the device, look at its arithmetic, and put the weights there.
+        """Open the device, test its arithmetic, and upload the weights.
 
         Raises
         ------
@@ -63,4 +85,4 @@ class WgpuBackend:
         from cortiq_wgpu.executable import WgpuExecutable
 
         check_extra(self.name, options, EXTRA_OPTIONS)
-        return WgpuExecutable(program, weights, options)
+        return WgpuExecutable(program, weights, options, self.given)

@@ -1,4 +1,4 @@
-"""What the makers of dispatches know: where values, weights and angles are."""
+"""Addresses of a request's values, weights and angles, for functions that make its dispatches."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from cortiq.backend.lower import Lowered, Step
+from cortiq.backend.lower import Lowered, LoweredStep
 from cortiq.ir import Type, ops
 from cortiq.numerics.attention import ScoreConstants
-from cortiq_wgpu.angles import Angles
-from cortiq_wgpu.places import Places, record_words, units_of
-from cortiq_wgpu.pools import Pools
-from cortiq_wgpu.tuning import Tuning
-from cortiq_wgpu.weights import Weights
+from cortiq_wgpu.block_offsets import BlockOffsets, record_words, units_of
+from cortiq_wgpu.rotary_records import RotaryRecords
+from cortiq_wgpu.state_memory import WgpuStateMemory
+from cortiq_wgpu.tuning import ProductTuning
+from cortiq_wgpu.weights import DeviceWeights
 
 
 @dataclass(frozen=True)
-class Binder:
-    """Places of one request.
+class DispatchBinder:
+    """The offsets of one request.
 
     Attributes
     ----------
@@ -27,46 +27,46 @@ class Binder:
     """
 
     lowered: Lowered
-    places: Places
-    weights: Weights
-    angles: Angles
-    pools: Pools
+    places: BlockOffsets
+    weights: DeviceWeights
+    angles: RotaryRecords
+    pools: WgpuStateMemory
     dot: str
     scoring: Mapping[ops.Attend, ScoreConstants]
-    tuning: Tuning | None
+    tuning: ProductTuning | None
     rows: int
     context: int
 
     def type_of(self, name: str) -> Type:
-        """Type of a value."""
+        """Return the type of a value."""
         return self.lowered.types[name]
 
     def at(self, name: str) -> int:
-        """Where a value begins, in words of its block."""
+        """Return the offset of a value, in words of its block."""
         return self.places.offsets[self.lowered.root(name)]
 
     def size(self, name: str) -> int:
-        """Numbers of a row of a value."""
+        """Count the numbers in a row of a value."""
         return prod(self.type_of(name).shape)
 
     def heads(self, name: str) -> tuple[int, int]:
-        """Stretches of a row, and how long they are."""
+        """Return a row's shape as vectors and their width."""
         *lead, width = self.type_of(name).shape
         return prod(lead), width
 
-    def vector(self, step: Step, role: str, absent: int) -> int:
-        """Where a vector of a node's begins; `absent` if the node has none in this role."""
+    def vector(self, step: LoweredStep, role: str, absent: int) -> int:
+        """Return the offset of a node's vector; `absent` if it has none in this role."""
         assert step.node is not None
         if role not in step.node.weights:
             return absent
         return self.weights.vector(step.node, role)
 
     def record(self, name: str) -> Mapping[str, int]:
-        """Where quantised rows begin, their words and units."""
+        """Return the offset of quantised rows, their words and units."""
         width = self.type_of(name).shape[-1]
         return {"at": self.at(name), "size": record_words(width), "units": units_of(width)}
 
-    def matrix(self, step: Step, role: str) -> Any:
-        """A node's matrix on the device."""
+    def matrix(self, step: LoweredStep, role: str) -> Any:
+        """Return a node's matrix on the device."""
         assert step.node is not None
         return self.weights.matrix(step.node, role)

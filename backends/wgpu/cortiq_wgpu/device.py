@@ -1,4 +1,4 @@
-"""A WebGPU device: buffers, pipelines compiled once, uploads, and what came back."""
+"""A WebGPU device: buffers, pipelines compiled once, uploads and downloads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cortiq.errors import BackendError
-from cortiq_wgpu.source import NATIVE_DOT, PORTABLE_DOT, Kernel
+from cortiq_wgpu.shader_source import NATIVE_DOT, PORTABLE_DOT, ShaderSource
 
 UPLOAD_BYTES = 16 << 20
 """Bytes that wait for the device at a time while weights are uploaded."""
@@ -31,7 +31,7 @@ class DeviceLostError(BackendError):
     """The device is gone: what ran on it failed, and the next request opens it again."""
 
 
-class Gpu:
+class GpuDevice:
     """An open device.
 
     Attributes
@@ -60,14 +60,14 @@ class Gpu:
         """Multiply bytes by shifts from now on."""
         self.dot = PORTABLE_DOT
 
-    def pipeline(self, kernel: Kernel) -> tuple[Any, Any]:
-        """The compiled kernel and the layout of its buffers."""
+    def pipeline(self, kernel: ShaderSource) -> tuple[Any, Any]:
+        """Return the compiled kernel and the layout of its buffers."""
         found = self._pipelines.get(kernel.text)
         if found is None:
             found = self._pipelines[kernel.text] = self._compiled(kernel)
         return found
 
-    def _compiled(self, kernel: Kernel) -> tuple[Any, Any]:
+    def _compiled(self, kernel: ShaderSource) -> tuple[Any, Any]:
         import wgpu
 
         kinds = ("read-only-storage", "storage")
@@ -85,8 +85,8 @@ class Gpu:
         compute = {"module": module, "entry_point": "main"}
         return self.device.create_compute_pipeline(layout=whole, compute=compute), layout
 
-    def bound(self, kernel: Kernel, buffers: Mapping[str, Any]) -> Any:
-        """A bind group; a buffer, or (buffer, offset, size), by the name that the kernel uses."""
+    def bound(self, kernel: ShaderSource, buffers: Mapping[str, Any]) -> Any:
+        """Make a bind group of buffers, or of (buffer, offset, size), by the kernel's names."""
         _, layout = self.pipeline(kernel)
         entries = []
         for number, name, _ in kernel.bindings:
@@ -96,7 +96,7 @@ class Gpu:
         return self.device.create_bind_group(layout=layout, entries=entries)
 
     def buffer(self, nbytes: int) -> Any:
-        """Zeroed memory that kernels see.
+        """Allocate zeroed memory that kernels see.
 
         Raises
         ------
@@ -111,7 +111,7 @@ class Gpu:
         return self.device.create_buffer(size=max(16, -(-nbytes // 16) * 16), usage=usage)
 
     def uploaded(self, array: np.ndarray) -> Any:
-        """A buffer with an array's bytes."""
+        """Allocate a buffer with an array's bytes."""
         buffer = self.buffer(array.nbytes)
         self.upload(buffer, 0, array)
         return buffer
@@ -128,26 +128,26 @@ class Gpu:
                 self.device.queue.submit([])
 
     def readable(self, nbytes: int) -> Any:
-        """Memory that the host reads."""
+        """Allocate memory that the host reads."""
         usage = self._flags.MAP_READ | self._flags.COPY_DST
         return self.device.create_buffer(size=max(16, -(-nbytes // 16) * 16), usage=usage)
 
     def read(self, readable: Any, nbytes: int) -> np.ndarray:
-        """The words of readable memory, once what was submitted is done."""
+        """Read words of readable memory, once what was submitted is done."""
         readable.map_sync("READ", 0, readable.size)
         data = np.frombuffer(readable.read_mapped(copy=True), np.uint32)
         readable.unmap()
         return data[: nbytes // 4]
 
     def download(self, buffer: Any, offset: int, nbytes: int) -> np.ndarray:
-        """Words of a buffer."""
+        """Read words of a buffer."""
         if not nbytes:
             return np.zeros(0, np.uint32)
         data = self.device.queue.read_buffer(buffer, offset, nbytes)
         return np.frombuffer(data, np.uint32).copy()
 
-    def run(self, kernel: Kernel, buffers: Mapping[str, Any], groups: Sequence[int]) -> None:
-        """One dispatch by itself."""
+    def run(self, kernel: ShaderSource, buffers: Mapping[str, Any], groups: Sequence[int]) -> None:
+        """Run one dispatch by itself."""
         encoder = self.device.create_command_encoder()
         compute = encoder.begin_compute_pass()
         compute.set_pipeline(self.pipeline(kernel)[0])
@@ -157,7 +157,7 @@ class Gpu:
         self.device.queue.submit([encoder.finish()])
 
     def answers(self) -> bool:
-        """Whether the device still computes."""
+        """Check whether the device still computes."""
         try:
             probe = self.uploaded(np.array([7], np.uint32))
             return int(self.download(probe, 0, 4)[0]) == 7
@@ -165,7 +165,7 @@ class Gpu:
             return False
 
     def close(self) -> None:
-        """Give the device back."""
+        """Release the device."""
         self._pipelines = {}
         self.device.destroy()
 

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from cortiq.backend import Batch, CompileOptions
+from cortiq.backend import Batch, CompileOptions, Ticket
 from cortiq.backend.executable import Accepted, Brought
+from cortiq.backend.kernel import NO_KERNELS, GivenKernels
+from cortiq.backend.kernel_executable import placement_of
 from cortiq.backend.paged import PagedState
 from cortiq.backend.paged_executable import PagedExecutable
 from cortiq.ir import Program, primitives_of
 from cortiq.numerics.layouts import Weight
-from cortiq_wgpu import opening
+from cortiq_wgpu import open_devices
 from cortiq_wgpu.device import DeviceLostError
-from cortiq_wgpu.plan import Plan
-from cortiq_wgpu.pools import Pools
-from cortiq_wgpu.run import Run
-from cortiq_wgpu.tuning import Tuning
-from cortiq_wgpu.weights import Weights
+from cortiq_wgpu.plan import WgpuPlan
+from cortiq_wgpu.run import WgpuRun
+from cortiq_wgpu.state_memory import WgpuStateMemory
+from cortiq_wgpu.tuning import ProductTuning
+from cortiq_wgpu.weights import DeviceWeights
 
 
-class WgpuExecutable(PagedExecutable[PagedState, Plan]):
+class WgpuExecutable(PagedExecutable[PagedState, WgpuPlan]):
     """A program bound to its weights on a device.
 
     Parameters
@@ -36,28 +37,35 @@ class WgpuExecutable(PagedExecutable[PagedState, Plan]):
     """
 
     def __init__(
-        self, program: Program, weights: Mapping[str, Weight], options: CompileOptions
+        self,
+        program: Program,
+        weights: Mapping[str, Weight],
+        options: CompileOptions,
+        given: GivenKernels = NO_KERNELS,
     ) -> None:
-        self._weights = weights
+        self._weights, self._given = weights, given
         self._graphs = primitives_of(program).graphs
         super().__init__(program, options, {})
-        nodes = [node for graph in program.graphs.values() for node in graph.nodes]
-        self.placement = {node.name: "wgpu" for node in nodes}
+        self.placement = placement_of(program, None, "wgpu", "wgpu", given)
         self._open_device()
 
     def _open_device(self) -> None:
         """Open the device and put everything there; sequences are empty afterwards."""
         options = self.options
-        self.gpu = opening.opened(options.device, bool(options.extra.get("portable_dot")))
+        self.gpu = open_devices.opened(options.device, bool(options.extra.get("portable_dot")))
         limit = int(options.extra.get("binding_bytes") or self.gpu.binding_bytes)
         limit = min(limit, self.gpu.binding_bytes)
-        self.pools = Pools(self.program, self.gpu, limit, bool(options.extra.get("poison")))
+        self.pools = WgpuStateMemory(
+            self.program, self.gpu, limit, bool(options.extra.get("poison"))
+        )
         parallel = bool(options.extra.get("gpu_kernels", not self.gpu.software))
-        tuning = Tuning(**options.extra.get("tuning", {})) if parallel else None
-        weights = Weights(self._weights, self.gpu, limit, options.extra.get("progress"))
+        tuning = ProductTuning(**options.extra.get("tuning", {})) if parallel else None
+        weights = DeviceWeights(self._weights, self.gpu, limit, options.extra.get("progress"))
         weights.prepare(list(self._graphs.values()))
         self.plans = {
-            name: Plan(graph, weights, self.pools, self.gpu, tuning, self.program.context)
+            name: WgpuPlan(
+                graph, weights, self.pools, self.gpu, tuning, self.program.context, self._given
+            )
             for name, graph in self._graphs.items()
         }
         self.use_memory(self.pools)
@@ -65,25 +73,25 @@ class WgpuExecutable(PagedExecutable[PagedState, Plan]):
 
     @property
     def provenance(self) -> Mapping[str, str]:
-        """What a receipt states: the adapter, its driver, and the interface."""
+        """Return what receipts record: the adapter, its driver, and the interface."""
         info = self.gpu.info
         kinds = {"device": "device", "driver": "description", "interface": "backend_type"}
         return {key: str(info[name]) for key, name in kinds.items()}
 
     def open(self, limit: int) -> PagedState:
-        """A new, empty sequence of at most `limit` positions."""
+        """Open an empty sequence of at most `limit` positions."""
         self._reopen()
         return super().open(limit)
 
     def device_bytes(self) -> int:
-        """Memory left: WebGPU does not say what a device has, so what buffers can hold."""
+        """Return the memory left in buffers: WebGPU does not tell how much a device has."""
         return self.pools.left_bytes()
 
     def fits(self, nbytes: int) -> bool:
-        """Whether sequences may take so many bytes more."""
+        """Check whether sequences may take so many bytes more."""
         return super().fits(nbytes) and nbytes <= self.pools.left_bytes()
 
-    def forward(self, batch: Batch) -> Any:
+    def forward(self, batch: Batch) -> Ticket:
         """Compute a batch; see `BaseExecutable`. A device that was lost is opened again first."""
         self._reopen()
         try:
@@ -111,7 +119,7 @@ class WgpuExecutable(PagedExecutable[PagedState, Plan]):
             state.clear()
 
     def compute(
-        self, plan: Plan, batch: Batch, accepted: Sequence[Accepted[PagedState]]
+        self, plan: WgpuPlan, batch: Batch, accepted: Sequence[Accepted[PagedState]]
     ) -> Sequence[Sequence[Brought] | None]:
-        """What the rows of each sequence bring, None for one with a fault."""
-        return Run(plan, batch, accepted).compute()
+        """Compute a batch: for each sequence the outputs of its rows, None for one with a fault."""
+        return WgpuRun(plan, batch, accepted).compute()

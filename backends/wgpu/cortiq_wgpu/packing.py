@@ -35,8 +35,8 @@ Words = np.ndarray
 
 
 @dataclass(frozen=True)
-class Form:
-    """How a layout's codes lie on the device.
+class CodePacking:
+    """Format of a layout's codes on the device.
 
     Attributes
     ----------
@@ -62,11 +62,11 @@ class Form:
         return self.bits < 32 and self.block != 16 and not self.e4m3
 
 
-FLOATS = Form(32)
+FLOATS = CodePacking(32)
 
 
 @dataclass(frozen=True)
-class Part:
+class MatrixSlice:
     """Rows start…stop−1 of a matrix on the device.
 
     Attributes
@@ -82,7 +82,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Matrix:
+class WgpuMatrix:
     """A weight [height, width] on the device.
 
     Attributes
@@ -90,10 +90,10 @@ class Matrix:
     base : its first row among those of `parts`, which other weights may lie in, too.
     """
 
-    form: Form
+    form: CodePacking
     height: int
     width: int
-    parts: tuple[Part, ...]
+    parts: tuple[MatrixSlice, ...]
     base: int = 0
 
     @property
@@ -102,11 +102,11 @@ class Matrix:
         return -(-self.width // GROUP)
 
 
-def form_of(weight: Weight, fields: UnpackedWeight) -> Form:
-    """The form of a layout with codes."""
+def form_of(weight: Weight, fields: UnpackedWeight) -> CodePacking:
+    """Return the format of a layout with codes."""
     name = weight.layout.name
     block = 0 if fields.block >= weight.shape[1] and weight.layout.kind == "parts" else fields.block
-    return Form(
+    return CodePacking(
         bits=WIDTHS.get(name, 8),
         zero=ZERO_POINTS.get(name, 0),
         planes=2 if name == "w16" else 1,
@@ -120,7 +120,7 @@ def form_of(weight: Weight, fields: UnpackedWeight) -> Form:
 
 
 def _grouped(codes: np.ndarray) -> np.ndarray:
-    """[rows, K] as bytes [rows, groups, 8, 4], zeros behind."""
+    """Reshape [rows, K] to bytes [rows, groups, 8, 4], zeros behind."""
     rows, width = codes.shape
     padded = np.zeros((rows, -(-width // GROUP) * GROUP), np.uint8)
     padded[:, :width] = codes.view(np.uint8)
@@ -128,15 +128,15 @@ def _grouped(codes: np.ndarray) -> np.ndarray:
 
 
 def _words(rows: np.ndarray) -> Words:
-    """Bytes [rows, …] as words [rows, n], zeros behind."""
+    """View bytes [rows, …] as words [rows, n], zeros behind."""
     flat = rows.reshape(len(rows), -1)
     padded = np.zeros((len(rows), -(-flat.shape[1] // 4) * 4), np.uint8)
     padded[:, : flat.shape[1]] = flat.view(np.uint8)
     return padded.view(np.uint32)
 
 
-def _packed(form: Form, fields: UnpackedWeight) -> tuple[Words, dict[str, Words]]:
-    """Words of codes [rows, n], and those of each stretch beside them."""
+def _packed(form: CodePacking, fields: UnpackedWeight) -> tuple[Words, dict[str, Words]]:
+    """Pack words of codes [rows, n], and those of each stretch beside them."""
     side: dict[str, Words] = {"scale": np.ascontiguousarray(fields.scale).view(np.uint32)}
     if fields.minimum is not None:
         side["minimum"] = np.ascontiguousarray(fields.minimum).view(np.uint32)
@@ -177,8 +177,8 @@ class Uploader:
     def __init__(self, gpu: Any, limit: int) -> None:
         self.gpu, self.limit = gpu, limit
 
-    def joined(self, weights: Mapping[str, Weight]) -> dict[str, Matrix] | None:
-        """Weights of one form one after the other in one buffer; None if they do not fit."""
+    def joined(self, weights: Mapping[str, Weight]) -> dict[str, WgpuMatrix] | None:
+        """Upload weights of one format to one buffer, in order; None if they do not fit."""
         forms, rows = set(), []
         for name, weight in weights.items():
             if weight.layout.kind == "float":
@@ -195,29 +195,31 @@ class Uploader:
         part = self._part(weights, form, (0, height))
         bases = np.cumsum([0, *(weight.shape[0] for weight in weights.values())]).tolist()
         return {
-            name: Matrix(form, weight.shape[0], width, (part,), base)
+            name: WgpuMatrix(form, weight.shape[0], width, (part,), base)
             for (name, weight), base in zip(weights.items(), bases, strict=False)
         }
 
-    def matrix(self, weight: Weight, name: str) -> Matrix:
-        """A weight's codes and scales, or its floats."""
+    def matrix(self, weight: Weight, name: str) -> WgpuMatrix:
+        """Upload a weight's codes and scales, or its floats."""
         height, width = weight.shape
         if weight.layout.kind == "float":
             step = min(MOST_LINES, max(1, self.limit // (4 * width)))
             parts = [
-                Part(a, b, self.gpu.uploaded(floats(weight.rows(a, b), name)), None, {})
+                MatrixSlice(a, b, self.gpu.uploaded(floats(weight.rows(a, b), name)), None, {})
                 for a, b in _spans(height, step)
             ]
-            return Matrix(FLOATS, height, width, tuple(parts))
+            return WgpuMatrix(FLOATS, height, width, tuple(parts))
         form = form_of(weight, unpack(weight.rows(0, 1), name))
         codes, side = _packed(form, unpack(weight.rows(0, 1), name))
         each = max(codes.shape[1], sum(words.shape[1] for words in side.values()))
         spans = _spans(height, min(4 * MOST_LINES, max(1, self.limit // (4 * each))))
         parts = [self._part({name: weight}, form, span) for span in spans]
-        return Matrix(form, height, width, tuple(parts))
+        return WgpuMatrix(form, height, width, tuple(parts))
 
-    def _part(self, weights: Mapping[str, Weight], form: Form, span: tuple[int, int]) -> Part:
-        """Rows of a matrix, or all of several, packed and uploaded some at a time."""
+    def _part(
+        self, weights: Mapping[str, Weight], form: CodePacking, span: tuple[int, int]
+    ) -> MatrixSlice:
+        """Pack and upload rows of a matrix, or all of several, some at a time."""
         start, stop = span
         codes, side = None, None
         places: dict[str, int] = {}
@@ -234,12 +236,12 @@ class Uploader:
             for stretch, beside in stretches.items():
                 at = places[stretch] + a * beside.shape[1]
                 self.gpu.upload(side, 4 * at, beside)
-        return Part(start, stop, codes, side, places)
+        return MatrixSlice(start, stop, codes, side, places)
 
     def _pieces(
         self, weights: Mapping[str, Weight], span: tuple[int, int]
     ) -> Iterator[tuple[int, UnpackedWeight]]:
-        """Rows to pack, a few at a time, and where in the part they belong."""
+        """Yield rows to pack, a few at a time, and their place in the part."""
         place = 0
         for name, weight in weights.items():
             first, last = span if len(weights) == 1 else (0, weight.shape[0])

@@ -1,4 +1,4 @@
-"""An entry graph, ready for batches: dispatches by what a batch asks for, made when needed."""
+"""The plan of an entry graph: dispatches for each set of requested outputs, made on demand."""
 
 from __future__ import annotations
 
@@ -10,25 +10,27 @@ from typing import Any, ClassVar
 import numpy as np
 
 from cortiq.backend.admission import BY_ROW
-from cortiq.backend.lower import Admit, Step, lower
-from cortiq.backend.requests import Ask, Request, RequestPlan
+from cortiq.backend.kernel import GivenKernels
+from cortiq.backend.lower import Admit, LoweredStep, lower
+from cortiq.backend.requests import Ask, RequestedOutputs, RequestPlan
 from cortiq.ir import Graph, ops
 from cortiq.numerics.attention import scoring
-from cortiq_wgpu.angles import Angles
-from cortiq_wgpu.binder import Binder
-from cortiq_wgpu.device import SLICE, Gpu
-from cortiq_wgpu.lower import Grouped, Grouping, is_wide
-from cortiq_wgpu.places import Places, assign, row_words
-from cortiq_wgpu.pools import Pools
-from cortiq_wgpu.requests import Compiled, Memory, Ready
-from cortiq_wgpu.rowwise import stage_works
-from cortiq_wgpu.source import staged
+from cortiq_wgpu.binder import DispatchBinder
+from cortiq_wgpu.block_offsets import BlockOffsets, assign, row_words
+from cortiq_wgpu.compiled_dispatches import BoundDispatch, CompiledDispatches, SharedBuffers
+from cortiq_wgpu.device import SLICE, GpuDevice
+from cortiq_wgpu.dispatch import Dispatch, Grid
+from cortiq_wgpu.package import compile_shaders
+from cortiq_wgpu.rotary_records import RotaryRecords
+from cortiq_wgpu.row_dispatches import stage_works
+from cortiq_wgpu.shader_source import staged
 from cortiq_wgpu.stages import MAKERS
-from cortiq_wgpu.tuning import Tuning
+from cortiq_wgpu.state_memory import WgpuStateMemory
+from cortiq_wgpu.step_dispatches import dispatches
+from cortiq_wgpu.step_groups import GroupedSteps, StepGrouper, is_wide
+from cortiq_wgpu.tuning import ProductTuning
 from cortiq_wgpu.wants import answering, words_of
-from cortiq_wgpu.weights import Weights
-from cortiq_wgpu.wide import dispatches
-from cortiq_wgpu.work import Grid, Work
+from cortiq_wgpu.weights import DeviceWeights
 
 TRUNK_ROWS = 256
 """Rows of a chunk: enough for a weight to be read once for many of them."""
@@ -42,26 +44,27 @@ SCRATCH_BYTES = 1 << 24
 """Attention's runs of keys are computed side by side while their sums fit."""
 
 
-class Plan(RequestPlan[Compiled]):
+class WgpuPlan(RequestPlan[CompiledDispatches]):
     """An entry graph of primitives with its weights."""
 
     most_compiled: ClassVar[int] = 32
-    angles: Angles
+    angles: RotaryRecords
 
     def __init__(
         self,
         graph: Graph,
-        weights: Weights,
-        pools: Pools,
-        gpu: Gpu,
-        tuning: Tuning | None,
+        weights: DeviceWeights,
+        pools: WgpuStateMemory,
+        gpu: GpuDevice,
+        tuning: ProductTuning | None,
         context: int,
+        given: GivenKernels,
     ) -> None:
         super().__init__(graph)
-        self.weights, self.pools, self.gpu = weights, pools, gpu
+        self.weights, self.pools, self.gpu, self.given = weights, pools, gpu, given
         self.tuning, self.context = tuning, context
-        self.angles = Angles(graph.nodes)
-        self.memory = Memory(gpu)
+        self.angles = RotaryRecords(graph.nodes)
+        self.memory = SharedBuffers(gpu)
         late = (row_words(t) for n, t in self.graph.values.items() if n not in self.always)
         inner = (prod(t.shape[:-1]) for t in self.graph.values.values() if t.shape)
         most = max(1, MOST_GROUPS // max(inner, default=1))
@@ -73,8 +76,8 @@ class Plan(RequestPlan[Compiled]):
         self.scoring = {op: scoring(op.scale, op.soft_cap) for op in self.attends}
         self.blocks = [n.op.block for n in graph.nodes if isinstance(n.op, ops.ChooseBlocks)]
 
-    def compiled(self, request: Request) -> Compiled:
-        """The dispatches of a request, bound to the buffers that there are now."""
+    def compiled(self, request: RequestedOutputs) -> CompiledDispatches:
+        """Return the dispatches of a request, bound to the current buffers."""
         found = super().compiled(request)
         if found.version != self._version():
             self._bind(found)
@@ -83,13 +86,13 @@ class Plan(RequestPlan[Compiled]):
     def _version(self) -> tuple[int, int]:
         return self.pools.version, self.memory.version
 
-    def compile(self, request: Request) -> Compiled:
+    def compile(self, request: RequestedOutputs) -> CompiledDispatches:
         """Make the dispatches of a request."""
         solid = request.supplied
-        steps = lower(self.graph, request.wanted)
-        lowered = Grouping(steps, solid, request.mixed, self._together).grouped()
+        steps = lower(self.graph, request.wanted, self.given)
+        lowered = StepGrouper(steps, solid, request.mixed, self._together).grouped()
         places = self._places(lowered, request)
-        binder = Binder(
+        binder = DispatchBinder(
             lowered,
             places,
             self.weights,
@@ -120,42 +123,47 @@ class Plan(RequestPlan[Compiled]):
                 tops[ask] = 1 << len(tops)
             for stage, values in answering(binder, ask, answers[ask], work, tops.get(ask, 0)):
                 kernel = staged((stage,), self.gpu.dot)
-                works.append(Work(kernel, (values,), Grid(), tail, label=ask.kind))
+                works.append(Dispatch(kernel, (values,), Grid(), tail, label=ask.kind))
         self.memory.have("x", end)
         self.memory.have("q", places.records)
         regions = self._regions(works, request.mixed)
-        compiled = Compiled(lowered, places, works, answers, late, tops, regions, [], (-1, -1))
+        compiled = CompiledDispatches(
+            lowered, places, works, answers, late, tops, regions, [], (-1, -1)
+        )
         self._bind(compiled)
         return compiled
 
-    def _together(self, step: Step) -> object:
-        """What products have in common whose matrices lie one after the other."""
+    def _together(self, step: LoweredStep) -> object:
+        """Return the key of products whose matrices lie one after the other."""
         if not isinstance(step.op, ops.MatMul) or step.node is None:
             return None
         matrix = self.weights.matrix(step.node, "weight")
         return (id(matrix.parts[0]), step.inputs, step.tail) if len(matrix.parts) == 1 else None
 
-    def _works(self, binder: Binder, group: tuple[Step, ...]) -> list[Work]:
+    def _works(self, binder: DispatchBinder, group: tuple[LoweredStep, ...]) -> list[Dispatch]:
         nodes = frozenset(step.node.name for step in group if step.node)
         outputs = tuple(name for step in group for name in step.outputs)
         made = (dispatches if is_wide(group[0]) else stage_works)(binder, group)
-        label = " ".join(dict.fromkeys(type(step.op).__name__ for step in group))
+        compile_shaders(self.gpu, group, [work.kernel for work in made])
+        label = " ".join(dict.fromkeys(step.kind for step in group))
         return [replace(w, label=w.label or label, nodes=nodes, outputs=outputs) for w in made]
 
-    def _given(self, binder: Binder, group: tuple[Step, ...], solid: frozenset[str]) -> list[Work]:
-        """What passes values that rows replace through `snap`, where they have been computed."""
+    def _given(
+        self, binder: DispatchBinder, group: tuple[LoweredStep, ...], solid: frozenset[str]
+    ) -> list[Dispatch]:
+        """Make the dispatches that pass values replaced by rows through `snap`."""
         works = []
         for name in (n for step in group for n in step.outputs if n in solid):
-            bound = MAKERS[Admit](binder, Step(Admit(), (name,), ()))
+            bound = MAKERS[Admit](binder, LoweredStep(Admit(), (name,), ()))
             kernel = staged(tuple(stage for stage, _ in bound), self.gpu.dot)
             values = tuple(values for _, values in bound)
-            works.append(Work(kernel, values, Grid(), group[0].tail, given=name))
+            works.append(Dispatch(kernel, values, Grid(), group[0].tail, given=name))
         return works
 
     def _regions(
-        self, works: list[Work], mixed: bool
+        self, works: list[Dispatch], mixed: bool
     ) -> list[tuple[int, bool, frozenset[str] | None]]:
-        """Fault flags of the trunk, of the tail, and in mixed requests of each dispatch there."""
+        """Lay out fault flags of trunk and tail, in mixed requests of each dispatch of the tail."""
         regions: list[tuple[int, bool, frozenset[str] | None]] = [(0, False, None)]
         if not mixed:
             return [*regions, (self.rows, True, None)]
@@ -166,7 +174,7 @@ class Plan(RequestPlan[Compiled]):
                 start += self.tail_rows
         return regions
 
-    def _places(self, lowered: Grouped, request: Request) -> Places:
+    def _places(self, lowered: GroupedSteps, request: RequestedOutputs) -> BlockOffsets:
         late = {
             name for group in lowered.groups for step in group if step.tail
             for name in step.outputs
@@ -191,11 +199,11 @@ class Plan(RequestPlan[Compiled]):
         self._compiled.clear()
         return self._places(lowered, request)
 
-    def _bind(self, compiled: Compiled) -> None:
+    def _bind(self, compiled: CompiledDispatches) -> None:
         """Make the bind groups of all dispatches."""
         bases = iter(compiled.regions[1:])
         words: list[int] = []
-        slices: list[tuple[Work, int, int]] = []
+        slices: list[tuple[Dispatch, int, int]] = []
         mixed = len(compiled.regions) != 2 or compiled.regions[1][2] is not None
         for work in compiled.works:
             base = 0
@@ -228,15 +236,15 @@ class Plan(RequestPlan[Compiled]):
         most = [self.rows * op.heads * (op.value_dim + 3) for op in self.attends]
         return max([SCRATCH_BYTES // 4 if most or self.blocks else 4, *most])
 
-    def _ready(self, work: Work, parameters: tuple[Any, ...]) -> Ready:
+    def _ready(self, work: Dispatch, parameters: tuple[Any, ...]) -> BoundDispatch:
         held = self.memory.buffers
         buffers = {**held, "w": self.weights.buffer, "p": parameters, **work.buffers}
         buffers["pool"] = self.pools.buffers[work.pool] if work.pool else held["none"]
         kernel = work.kernel
-        return Ready(self.gpu.pipeline(kernel)[0], self.gpu.bound(kernel, buffers), work)
+        return BoundDispatch(self.gpu.pipeline(kernel)[0], self.gpu.bound(kernel, buffers), work)
 
     def parts_for(self, rows: int, first: int, last: int) -> int:
-        """Parts that attention's keys are computed in: its runs side by side, or 1.
+        """Return the parts of attention's keys: its runs side by side, or 1.
 
         Parameters
         ----------
@@ -247,19 +255,19 @@ class Plan(RequestPlan[Compiled]):
         return runs if rows * each * runs <= SCRATCH_BYTES // 4 else 1
 
     def choices_for(self, last: int) -> int:
-        """Blocks that a row may have to score."""
+        """Return the blocks that a row may have to score."""
         return max((last // block + 1 for block in self.blocks), default=0)
 
     def words_of(self, name: str) -> int:
-        """Words of a row's value."""
+        """Count the words of a row's value."""
         return row_words(self.graph.values[name])
 
     def shape_of(self, name: str) -> tuple[int, ...]:
-        """Shape of a row's value."""
+        """Return the shape of a row's value."""
         return self.graph.values[name].shape
 
     def numbers_of(self, name: str) -> int:
-        """Numbers of a row's value."""
+        """Count the numbers of a row's value."""
         return prod(self.shape_of(name))
 
     @property

@@ -1,4 +1,4 @@
-"""A batch on its way through a plan: chunks of rows in, one command buffer each, wants out."""
+"""A batch computed by a plan: chunks of rows, one command buffer each, requested outputs."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from typing import Any
 
 import numpy as np
 
-from cortiq.backend import Batch, Named
+from cortiq.backend import Batch, DrawnLogit, Named
 from cortiq.backend.admission import BY_ROW, chunks_of, value_of
 from cortiq.backend.executable import Accepted, Brought
-from cortiq.backend.flat import FlatRun
+from cortiq.backend.flat_rows import FlatRun
 from cortiq.backend.paged import PagedState
 from cortiq.backend.requests import Ask, asked_by
-from cortiq_wgpu.batch import Records
-from cortiq_wgpu.plan import Plan
-from cortiq_wgpu.records import quantised_of, records_of
-from cortiq_wgpu.requests import Compiled
+from cortiq_wgpu.compiled_dispatches import CompiledDispatches
+from cortiq_wgpu.dispatch import Dispatch
+from cortiq_wgpu.pass_records import PassRecords
+from cortiq_wgpu.plan import WgpuPlan
+from cortiq_wgpu.quantised_rows import quantised_of, records_of
 from cortiq_wgpu.wants import answer, words_of
-from cortiq_wgpu.work import Work
 
 
 @dataclass
-class Copies:
-    """What of the device's memory is read back: (buffer, first word, words), one after another."""
+class Readback:
+    """Parts of the device's memory to read back: (buffer, first word, words)."""
 
     pieces: list[tuple[str, int, int]] = field(default_factory=list)
     words: int = 0
 
     def add(self, buffer: str, start: int, words: int) -> slice:
-        """Read some words; where they will be."""
+        """Add words to read, and return their place in what is read."""
         self.pieces.append((buffer, start, words))
         self.words += words
         return slice(self.words - words, self.words)
 
 
 @dataclass
-class Pass:
+class CommandPass:
     """A command buffer, to be submitted or under way.
 
     Attributes
@@ -47,8 +47,8 @@ class Pass:
     """
 
     rows: tuple[np.ndarray, np.ndarray]
-    compiled: Compiled
-    copies: Copies = field(default_factory=Copies)
+    compiled: CompiledDispatches
+    copies: Readback = field(default_factory=Readback)
     commands: Any = None
     readable: Any = None
     faults: slice = field(default_factory=lambda: slice(0, 0))
@@ -56,19 +56,21 @@ class Pass:
     named: dict[tuple[str, int], slice] = field(default_factory=dict)
 
 
-class Run(FlatRun[Plan]):
+class WgpuRun(FlatRun[WgpuPlan]):
     """One batch."""
 
-    compiled: Compiled
+    compiled: CompiledDispatches
 
-    def __init__(self, plan: Plan, batch: Batch, accepted: Sequence[Accepted[PagedState]]) -> None:
+    def __init__(
+        self, plan: WgpuPlan, batch: Batch, accepted: Sequence[Accepted[PagedState]]
+    ) -> None:
         super().__init__(plan, batch, accepted)
         self.gpu = plan.gpu
         self._temporary: list[Any] = []
-        self.records: Records
+        self.records: PassRecords
 
     def compute(self) -> list[Sequence[Brought] | None]:
-        """Compute the batch; return what each sequence brings, None for one with a fault."""
+        """Compute the batch; return each sequence's outputs, None for one with a fault."""
         under_way = [self._submitted(*chunk) for chunk in self._chunks()]
         if len(under_way) == 1 and len(self.rows) <= self.plan.few:
             self._encode_ahead(under_way[0])
@@ -77,7 +79,7 @@ class Run(FlatRun[Plan]):
         return self.outcome()
 
     def _chunks(self) -> Iterator[tuple[np.ndarray, bool, np.ndarray]]:
-        """(rows of the chunk, whether they are computed now, rows of the tail) for each pass."""
+        """Yield (rows of the chunk, whether computed now, rows of the tail) for each pass."""
         tail = self.plan.tail_rows
         for start, stop in chunks_of(self.rows, self.plan.until, self.plan.rows):
             chunk = np.arange(start, stop)
@@ -86,10 +88,10 @@ class Run(FlatRun[Plan]):
             for first in range(tail, len(late), tail):
                 yield chunk, False, late[first : first + tail]
 
-    def _submitted(self, chunk: np.ndarray, fresh: bool, late: np.ndarray) -> Pass:
+    def _submitted(self, chunk: np.ndarray, fresh: bool, late: np.ndarray) -> CommandPass:
         """Upload the rows' records, encode unless that was done ahead, submit."""
         rows = (chunk if fresh else chunk[:0], late)
-        self.records = records = Records(self, chunk, late)
+        self.records = records = PassRecords(self, chunk, late)
         device, memory = self.gpu.device, self.plan.memory
         version = memory.version
         words = records.words()
@@ -104,26 +106,26 @@ class Run(FlatRun[Plan]):
         return one
 
     def _key(self, rows: tuple[np.ndarray, np.ndarray]) -> tuple:
-        """What decides which commands a pass has."""
+        """Return the key that decides a pass's commands."""
         r = self.records
         given = tuple(id(row) for row in self.rows if row.inputs)
         named = tuple(
-            (place, want.name)
+            (place, value_of(want))
             for place, row in enumerate(self.rows)
             for want in row.wants
-            if isinstance(want, Named)
+            if isinstance(want, Named | DrawnLogit)
         )
         shape = len(rows[0]), tuple(rows[1].tolist()), r.segments, r.parts, r.longest, r.runs
         return id(self.compiled), self.compiled.version, shape, named, given
 
-    def _encode_ahead(self, one: Pass) -> None:
-        """While the device computes: encode what the next batch needs if it is one like this."""
+    def _encode_ahead(self, one: CommandPass) -> None:
+        """Encode the next batch, supposing it is like this one, while the device computes."""
         if not any(row.inputs for row in self.rows):
             self.plan.memory.ahead = {self._key(one.rows): self._encoded(one.rows)}
 
-    def _encoded(self, rows: tuple[np.ndarray, np.ndarray]) -> Pass:
-        """The commands of a pass."""
-        one = Pass(rows, self.compiled)
+    def _encoded(self, rows: tuple[np.ndarray, np.ndarray]) -> CommandPass:
+        """Encode the commands of a pass."""
+        one = CommandPass(rows, self.compiled)
         encoder = self.gpu.device.create_command_encoder()
         encoder.clear_buffer(self.plan.memory.buffers["faults"])
         if len(rows[0]):
@@ -133,7 +135,9 @@ class Run(FlatRun[Plan]):
         one.commands = encoder.finish()
         return one
 
-    def _encode(self, encoder: Any, counts: tuple[int, int], records: Records, one: Pass) -> None:
+    def _encode(
+        self, encoder: Any, counts: tuple[int, int], records: PassRecords, one: CommandPass
+    ) -> None:
         compute = encoder.begin_compute_pass()
         pipeline = None
         for versions in self.compiled.ready:
@@ -180,8 +184,8 @@ class Run(FlatRun[Plan]):
         with np.errstate(over="ignore"):  # beyond float32 is infinite, and so a fault
             return np.asarray(value).astype(dtype).reshape(-1).view(np.uint32)
 
-    def _replace(self, encoder: Any, work: Work, one: Pass) -> bool:
-        """Let rows that supply a computed value replace what was computed."""
+    def _replace(self, encoder: Any, work: Dispatch, one: CommandPass) -> bool:
+        """Replace computed values by those that rows supply."""
         name, given = work.given, False
         assert name is not None
         for place, row in enumerate(one.rows[work.tail].tolist()):
@@ -191,7 +195,7 @@ class Run(FlatRun[Plan]):
                 given = True
         return given
 
-    def _read_back(self, encoder: Any, one: Pass) -> None:
+    def _read_back(self, encoder: Any, one: CommandPass) -> None:
         """Copy faults, answers and named values to memory that the host reads."""
         buffers, copies = self.plan.memory.buffers, one.copies
         begin, tail, _ = self.compiled.regions[-1]
@@ -207,7 +211,7 @@ class Run(FlatRun[Plan]):
             for place, row in enumerate(rows.tolist()):
                 for want in self.rows[row].wants:
                     name = value_of(want)
-                    if isinstance(want, Named) and (name in late) == late_rows:
+                    if isinstance(want, Named | DrawnLogit) and (name in late) == late_rows:
                         self._read_value(one, name, row, place)
         one.readable = self.gpu.readable(4 * copies.words)
         start = 0
@@ -217,7 +221,7 @@ class Run(FlatRun[Plan]):
             )
             start += words
 
-    def _read_value(self, one: Pass, name: str, row: int, place: int) -> None:
+    def _read_value(self, one: CommandPass, name: str, row: int, place: int) -> None:
         if name in BY_ROW or not self.plan.words_of(name):
             return
         buffer = "q" if self.plan.graph.values[name].dtype == "q16" else "x"
@@ -225,8 +229,8 @@ class Run(FlatRun[Plan]):
         start = self.compiled.at(name) + place * words
         one.named[name, row] = one.copies.add(buffer, start, words)
 
-    def _collect(self, one: Pass) -> None:
-        """Read what came back: faults, answers, values."""
+    def _collect(self, one: CommandPass) -> None:
+        """Read back faults, answers and values."""
         words = self.gpu.read(one.readable, 4 * one.copies.words)
         one.readable.destroy()
         flags = words[one.faults]
@@ -242,11 +246,12 @@ class Run(FlatRun[Plan]):
         for late_rows, rows in zip((False, True), one.rows, strict=True):
             for row in rows.tolist():
                 for want in self.rows[row].wants:
-                    if isinstance(want, Named) and (want.name in late) == late_rows:
-                        self.brought[row][want] = self._named(want.name, row, one, words)
+                    name = value_of(want)
+                    if isinstance(want, Named | DrawnLogit) and (name in late) == late_rows:
+                        self.brought[row][want] = self._named(name, row, one, words)
 
-    def _named(self, name: str, row: int, one: Pass, words: np.ndarray) -> Any:
-        """A row's value, in the shape of one row."""
+    def _named(self, name: str, row: int, one: CommandPass, words: np.ndarray) -> Any:
+        """Return a row's value, in the shape of one row."""
         if name in BY_ROW:
             return self.by_row(name, row)
         type_ = self.plan.graph.values[name]

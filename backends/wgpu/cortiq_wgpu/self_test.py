@@ -1,4 +1,4 @@
-"""The device's arithmetic, looked at before it is used: one wrong bit and it is refused by name.
+"""Self test of a device's arithmetic before its first use: one wrong bit and it is refused.
 
 The kernels' own functions run here on numbers that tell drivers apart: ties, exponents at the ends
 of the domain, quotients and roots just beside a tie, sums of bytes at their bounds.
@@ -16,9 +16,9 @@ from cortiq.numerics.contract import round_to_f32
 from cortiq.numerics.philox import philox
 from cortiq.numerics.quantise import quantise_rows
 from cortiq.numerics.sums import canonical_sum
-from cortiq_wgpu.device import Gpu
-from cortiq_wgpu.places import record_words, units_of
-from cortiq_wgpu.source import Kernel, stage, staged
+from cortiq_wgpu.block_offsets import record_words, units_of
+from cortiq_wgpu.device import GpuDevice
+from cortiq_wgpu.shader_source import ShaderSource, stage, staged
 
 F32 = np.float32
 COUNT = 2048
@@ -74,7 +74,7 @@ EXPRESSIONS: Mapping[str, tuple[str, Callable[[Inputs], Array]]] = {
 
 
 def inputs() -> dict[str, Array]:
-    """Numbers a, b of both signs from 2⁻²⁰ to 2²⁰, any integers i, j, and small ones k."""
+    """Return numbers a, b of both signs from 2⁻²⁰ to 2²⁰, any integers i, j, and small ones k."""
     count = np.arange(COUNT, dtype=np.uint32)
     words = [word.astype(np.uint32) for word in philox((count, 0, 0, 0), (1, 2))]
     exponents = (np.uint32(107) + count % np.uint32(40)) << np.uint32(23)
@@ -88,7 +88,7 @@ def inputs() -> dict[str, Array]:
     return {"a": a.view(F32), "b": b.view(F32), "i": i, "j": j, "k": k}
 
 
-def check_device(gpu: Gpu) -> None:
+def check_device(gpu: GpuDevice) -> None:
     """Compute everything once; `BackendError` if the device has another bit than the contract.
 
     A device whose dot product of bytes is wrong gets one of shifts and products instead.
@@ -104,8 +104,8 @@ def check_device(gpu: Gpu) -> None:
         )
 
 
-def differing(gpu: Gpu) -> list[str]:
-    """What the device computes with other bits."""
+def differing(gpu: GpuDevice) -> list[str]:
+    """List the operations that the device computes with other bits."""
     given = inputs()
     wrong = []
     for name, (expression, defined) in EXPRESSIONS.items():
@@ -119,14 +119,14 @@ def differing(gpu: Gpu) -> list[str]:
     return wrong + ([] if _quantises(gpu, row) else ["quantised rows"])
 
 
-def _mapped(gpu: Gpu, expression: str, given: Inputs) -> Array:
+def _mapped(gpu: GpuDevice, expression: str, given: Inputs) -> Array:
     body = f"x[$out + i] = bitcast<u32>({expression});"
     kernel = staged((stage("map", BODY=body),), gpu.dot)
     whole = np.concatenate([value.view(np.uint32) for value in given.values()])
     return _run(gpu, kernel, whole, {"out": 5 * COUNT, "n": COUNT}, COUNT)
 
 
-def _quantises(gpu: Gpu, row: Array) -> bool:
+def _quantises(gpu: GpuDevice, row: Array) -> bool:
     units = units_of(COUNT)
     values = {"x": 0, "out": 0, "size": record_words(COUNT), "units": units, "heads": 1,
               "n": COUNT, "width": 256}  # fmt: skip
@@ -139,9 +139,14 @@ def _quantises(gpu: Gpu, row: Array) -> bool:
 
 
 def _run(
-    gpu: Gpu, kernel: Kernel, given: Array, values: Mapping[str, int], words: int, of: str = "x"
+    gpu: GpuDevice,
+    kernel: ShaderSource,
+    given: Array,
+    values: Mapping[str, int],
+    words: int,
+    of: str = "x",
 ) -> Array:
-    """Words that one workgroup leaves behind its input (or in q)."""
+    """Run one workgroup and return its words behind its input (or in q)."""
     flat = np.ascontiguousarray(given).reshape(-1).view(np.uint32)
     buffers = {name: gpu.buffer(4 * COUNT * 8) for name in ("q", "w", "pool", "scratch", "m")}
     buffers["x"] = gpu.uploaded(np.concatenate([flat, np.zeros(COUNT, np.uint32)]))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Tuning:
+class ProductTuning:
     """Sizes of the products of w8 and w16, and of w8 with many rows.
 
     Attributes
@@ -38,5 +38,5 @@ class Tuning:
         return 16 * self.units * (2 * rows + outputs + 3 * (8 // self.units))
 
 
-TUNING = Tuning()
+TUNING = ProductTuning()
 """What is used where nothing else is asked for: the best of a sweep on an H200."""

@@ -1,4 +1,4 @@
-"""What rows want of a value, as stages, and what these bring back."""
+"""Stages that answer the wants of rows, and the reading of their answers."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import numpy as np
 
 from cortiq.backend import Draw
 from cortiq.backend.requests import WORD, Ask, draw_numbers
-from cortiq_wgpu.binder import Binder
-from cortiq_wgpu.source import Stage, bits, stage
-from cortiq_wgpu.wide import MOST_TURNS
+from cortiq_wgpu.binder import DispatchBinder
+from cortiq_wgpu.shader_source import Stage, bits, stage
+from cortiq_wgpu.step_dispatches import MOST_TURNS
 
 BLOCK_WORDS = 18
 """Words of a draw's block before its lists."""
 
 
 def words_of(ask: Ask) -> int:
-    """Words of an answer."""
+    """Count the words of an answer."""
     return {"digest": 4, "top": 1 + 2 * ask.number}.get(ask.kind, 1)
 
 
@@ -26,9 +26,9 @@ STAGES = {"argmax": "pick", "digest": "digest", "top": "top", "draw": "draw"}
 
 
 def answering(
-    binder: Binder, ask: Ask, out: int, work: int, bit: int
+    binder: DispatchBinder, ask: Ask, out: int, work: int, bit: int
 ) -> list[tuple[Stage, Mapping[str, int]]]:
-    """What answers for all rows of a set: dispatches of one stage each.
+    """Make the dispatches that answer for all rows of a set, one stage each.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def answering(
 
 
 def answer(ask: Ask, words: np.ndarray) -> Any:
-    """What a row gets from its words."""
+    """Read a row's answer from its words."""
     if ask.kind == "digest":
         return tuple(int(word) for word in words)
     if ask.kind == "top":
@@ -61,7 +61,7 @@ def answer(ask: Ask, words: np.ndarray) -> Any:
 
 
 def draw_block(want: Draw, history: np.ndarray | None, position: int, place: int) -> np.ndarray:
-    """The words of a draw, as `stage_draw` reads them from `place` on.
+    """Write a draw as `stage_draw` reads it from `place` on.
 
     Parameters
     ----------

@@ -12,15 +12,15 @@ from cortiq.ir import Graph, Node, ops
 from cortiq.numerics.layouts import Weight, floats
 from cortiq.numerics.norms import offset_weight
 from cortiq.numerics.scaling import gain
-from cortiq_wgpu.packing import Matrix, Uploader
+from cortiq_wgpu.packing import Uploader, WgpuMatrix
 
 Progress = Callable[[str, int, int], None]
 """Called with what is done, bytes done, and bytes in all."""
 MATRICES = (ops.EmbedRows, ops.MatMul, ops.HeadMatMul, ops.ExpertMatMul)
 
 
-class Weights:
-    """Prepared before any batch, and shared between nodes.
+class DeviceWeights:
+    """Weights uploaded before any batch, and shared between nodes.
 
     Parameters
     ----------
@@ -34,14 +34,14 @@ class Weights:
         self._progress = progress or (lambda *_: None)
         self._done, self._total = 0, 0
         self._uploader = Uploader(gpu, limit)
-        self._matrices: dict[str, Matrix] = {}
+        self._matrices: dict[str, WgpuMatrix] = {}
         self._places: dict[tuple, int] = {}
         self._vectors: list[np.ndarray] = []
         self._end = 0
         self._buffer: Any = None
 
     def prepare(self, graphs: Iterable[Graph]) -> None:
-        """Have the weights of all nodes ready; those that meet the same rows lie together."""
+        """Upload the weights of all nodes; those that multiply the same rows lie together."""
         nodes = [node for graph in graphs for node in graph.nodes]
         matrices = {
             name
@@ -98,17 +98,17 @@ class Weights:
             return gain(values[0], op.form, name)
         return values
 
-    def matrix(self, node: Node, role: str) -> Matrix:
-        """A node's matrix."""
+    def matrix(self, node: Node, role: str) -> WgpuMatrix:
+        """Return a node's matrix."""
         return self._matrices[node.weights[role]]
 
     def vector(self, node: Node, role: str) -> int:
-        """Where a node's vector begins in `buffer`."""
+        """Return the offset of a node's vector in `buffer`."""
         return self._places[self._key(node, role)]
 
     @property
     def buffer(self) -> Any:
-        """All vectors; whole once every node is prepared."""
+        """Buffer of all vectors; whole once every node is prepared."""
         if self._buffer is None:
             self._buffer = self._gpu.uploaded(np.concatenate([*self._vectors, np.zeros(4, "<f4")]))
         return self._buffer

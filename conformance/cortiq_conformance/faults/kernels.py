@@ -15,7 +15,7 @@ from cortiq.numerics.layouts import W16, Weight
 from cortiq.numerics.quantise import Quantised, quantise_rows
 from cortiq.numerics.sums import canonical_mean, canonical_sum
 from cortiq_reference.kernels import KERNELS
-from cortiq_reference.matrix import Matrix
+from cortiq_reference.matrix import TiledMatrix
 
 Kernel = Callable[..., Any]
 Wrong = dict[type[Op], Kernel]
@@ -57,7 +57,7 @@ def _planes_swapped(call: Call, x: Any) -> Floats:
         parts = matrix.weight.parts
         swapped = {"hi": parts["lo"], "lo": parts["hi"], "scale": parts["scale"]}
         weight = Weight(W16, matrix.weight.shape, swapped)
-        call.weights = {"weight": Matrix(weight, matrix.name, matrix.pool)}
+        call.weights = {"weight": TiledMatrix(weight, matrix.name, matrix.pool)}
     return KERNELS[ops.MatMul](call, x)
 
 

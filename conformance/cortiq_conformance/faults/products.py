@@ -20,20 +20,20 @@ from cortiq_conformance.faults.folds import Fold, ReplacedFunction, in_order, wi
 from cortiq_conformance.faults.kernels import Kernel, Wrong
 from cortiq_reference import attention as of_reference
 from cortiq_reference.kernels import KERNELS
-from cortiq_reference.matrix import Matrix
+from cortiq_reference.matrix import TiledMatrix
 
-MULTIPLY, SUMS = Matrix.multiply, of_reference.Sums
+MULTIPLY, SUMS = TiledMatrix.multiply, of_reference.PartialSums
 
 
 def _multiplying(kind: type[Op], total: Any) -> Kernel:
     """Return the kernel of a product; `total` sums a row's integers and codes over blocks."""
 
-    def wrong(self: Matrix, x: Quantised | Floats, faults: Flags) -> Floats:
+    def wrong(self: TiledMatrix, x: Quantised | Floats, faults: Flags) -> Floats:
         if not isinstance(x, Quantised):
             return MULTIPLY(self, x, faults)
         return finish(total(x.q, decode(self.weight, self.name))[None], x.e, faults)
 
-    return with_replaced(KERNELS[kind], ReplacedFunction(Matrix, "multiply", wrong))
+    return with_replaced(KERNELS[kind], ReplacedFunction(TiledMatrix, "multiply", wrong))
 
 
 def product(kind: type[Op], blocks: Fold = in_order, runs: Fold = in_order) -> Kernel:
@@ -110,7 +110,7 @@ def attend(tiles: Fold = in_order, runs: Fold = in_order, flat: bool = False) ->
     """Return attention that adds tiles of a run, or runs, in another order, or without runs."""
     parts = {"tiles": staticmethod(tiles), "runs": staticmethod(runs), "flat": flat}
     wrong = type("Collected", (_Collected,), parts)
-    return with_replaced(KERNELS[ops.Attend], ReplacedFunction(of_reference, "Sums", wrong))
+    return with_replaced(KERNELS[ops.Attend], ReplacedFunction(of_reference, "PartialSums", wrong))
 
 
 def _runs(

@@ -9,8 +9,8 @@ import numpy as np
 from cortiq.backend.walk import Call
 from cortiq.ir import ops
 from cortiq.numerics import norms
-from cortiq.numerics.blocks import choose_blocks
 from cortiq.numerics.contract import F32, Floats, Ints, exp2_int, round_to_f32, snap
+from cortiq.numerics.key_blocks import choose_blocks
 from cortiq.numerics.layouts import W16, decode
 from cortiq.numerics.matmul import matmul
 from cortiq.numerics.quantise import Quantised

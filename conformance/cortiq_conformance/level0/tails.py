@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from cortiq.backend import Argmax, Digest, Draw, Top, Want
+from cortiq.backend import Argmax, Digest, Draw, DrawnLogit, Top, Want
 from cortiq.ir import Builder, ops
 from cortiq.numerics.contract import F32
 from cortiq.numerics.masks import mask_of
@@ -69,6 +69,7 @@ def cases() -> Iterator[Case]:
         yield _case("Draw", "Draw", f"masked: {what}", partial(_masked, sampling, ids))
     yield _case("Top", "Top", "the largest 20", partial(_top, False, 20))
     yield _case("Top ties", "Top", "equal logits by id", partial(_top, True, 50))
+    yield _case("DrawnLogit", "DrawnLogit", "as it is, and divided", _drawn_logits)
     yield _case("Digest", "Digest", "logits and a value", _digests)
     yield _case("Digest", "Digest", "many rows of wide logits", _wide)
 
@@ -142,6 +143,14 @@ def _top(ties: bool, count: int, source: CaseData) -> Scenario:
     if ties:
         x = source.integers(-3, 4, 8, VOCABULARY).astype(F32)
     return rows(x, (Top(count),), source)
+
+
+def _drawn_logits(source: CaseData) -> Scenario:
+    """Ask for logits as they are and divided, of draws whose filters exclude the largest."""
+    x = source.floats(ROWS, VOCABULARY, amplitude=2)
+    ids = mask_of(range(0, VOCABULARY, 3), VOCABULARY)
+    wants = (Draw(Sampling(top_k=9, seed=3), mask=ids), DrawnLogit(), DrawnLogit(1.7))
+    return rows(x, wants, source)
 
 
 def _digests(source: CaseData) -> Scenario:

@@ -132,7 +132,7 @@ class Attend(Op):
 
 @dataclass(frozen=True)
 class ChooseBlocks(Op):
-    """The blocks of keys that a query scores best (`numerics.blocks.choose_blocks`).
+    """The blocks of keys that a query scores best (`numerics.key_blocks.choose_blocks`).
 
     Inputs: q q16[heads, key_dim] and the position t. A block's score is its visible keys' largest
     q·k; of the blocks up to the query's own, the `local` last ones and then the best are taken,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def cortiq_backends() -> Sequence[TorchBackend]:
-    """The backend of this package."""
+    """Return the backend of this package."""
     from cortiq_torch.backend import TorchBackend
 
     return [TorchBackend()]

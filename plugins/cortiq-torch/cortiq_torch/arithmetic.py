@@ -20,7 +20,7 @@ from cortiq.backend import CompileOptions
 from cortiq.backend.float64 import Float64Arrays
 
 
-class Rows(NamedTuple):
+class TorchRows(NamedTuple):
     """Quantised rows x ≈ q·2^e: q float64 [..., K], which holds integers, and e int32 [...]."""
 
     q: Tensor
@@ -31,7 +31,7 @@ class TorchArrays(Float64Arrays):
     """Tensors on one device: what torch calls otherwise than NumPy does, or rounds otherwise."""
 
     module: ClassVar[Any] = torch
-    rows = Rows
+    rows = TorchRows
 
     def __init__(self, device: str) -> None:
         self.device = device

@@ -22,7 +22,7 @@ class TorchBackend(KernelBackend):
     versions = Versions(hookspec=1, ir=1, contract=1)
 
     def devices(self) -> Sequence[Device]:
-        """The CPU, and CUDA's devices."""
+        """Return the CPU, and CUDA's devices."""
         import torch
 
         found = [Device("cpu", f"PyTorch {torch.__version__}")]
@@ -31,29 +31,29 @@ class TorchBackend(KernelBackend):
         return found
 
     def library(self, device: str, options: CompileOptions) -> TorchArrays:
-        """Look at the device's arithmetic; BackendError where it is not IEEE's."""
+        """Open torch on a device; BackendError where its arithmetic is not IEEE's."""
         from cortiq_torch.arithmetic import TorchArrays
-        from cortiq_torch.gate import check_device
+        from cortiq_torch.self_test import check_device
 
         check_device(device)
         return TorchArrays(device)
 
     def table(self) -> KernelTable:
-        """The kernels."""
+        """Return the kernels."""
         from cortiq_torch.kernels import TABLE
 
         return TABLE
 
     def prepare(self, library: Any, op: Op, role: str, weight: Weight, name: str) -> Any:
-        """A weight as the kernel of `op` takes it."""
+        """Convert a weight to the form that the kernel of `op` takes."""
         from cortiq_torch.kernels import prepare
 
         return prepare(library, op, role, weight, name)
 
     def form(self, op: Op, role: str) -> Hashable:
-        """A table that is also the last matrix is held once."""
+        """Return the form's key: a table that is also the last matrix is held once."""
         return "matrix" if isinstance(op, MATRICES) else (op, role)
 
     def rewrite(self, nodes: list[Bound], graph: Graph) -> list[Bound]:
-        """One product for the matrices that meet the same rows."""
+        """Join the matrices that multiply the same rows."""
         return nodes if ops.MatMul in self.given else joined(nodes)

@@ -18,14 +18,14 @@ from cortiq_torch.arithmetic import TorchArrays
 
 
 def prepare(library: TorchArrays, op: Op, role: str, weight: Weight, name: str) -> Any:
-    """A weight as the kernel of `op` takes it: a matrix, or a tensor of floats."""
+    """Convert a weight for the kernel of `op`: to a matrix, or a tensor of floats."""
     if isinstance(op, MATRICES) or (isinstance(op, layers.GatedMLP) and "bias" not in role):
         return Float64Matrix(library, weight, name)
     return library.array(float_weight(op, role, weight, name))
 
 
 def _gated_mlp(call: Call, x: Tensor) -> Tensor:
-    """A layer as a whole: what its primitives do, one after the other, without a graph between."""
+    """Compute a layer as a whole: its primitives one after the other."""
     library, faults = call.library, call.faults
 
     def linear(role: str, x: Tensor) -> Tensor:

@@ -1,0 +1,176 @@
+"""What the rows of a step ask for: launched or captured for all rows alike, read in one copy.
+
+A row's answer is words of 32 bits: fault flag, token, digest (4), the drawn token's logit and
+logsumexp, then ids, values and logsumexp of the most likely tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from cortiq.backend import Argmax, Digest, Draw, DrawnLogit, Row, Top, Want
+from cortiq.backend.answers import drawing_want
+from cortiq.numerics.contract import TILE
+from cortiq_triton import draw, tail, top
+from cortiq_triton.draw_numbers import NOTHING, Drawing, Features, Stored, arrays_of
+from cortiq_triton.language import pow2
+from cortiq_triton.rowset import RowBuffer
+
+LOGITS = "logits"
+TOKEN, DIGEST, LOGIT, TOPS = 1, slice(2, 6), slice(6, 8), 8
+"""Columns of an answer."""
+MOST_TOP = 256
+"""Of the most likely tokens that a captured step brings."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What some row of a step asks for; with the same, steps are the same launches.
+
+    Attributes
+    ----------
+    draws : what draws use; None where all rows want the argmax. tokens : whether any draws.
+    digests : whether there are digests. top : how many of the most likely, a power of two.
+    logits : whether the drawn tokens' logits are wanted; scaled : of logits with a calibration.
+    """
+
+    draws: Features | None
+    tokens: bool
+    digests: bool
+    top: int
+    logits: bool
+    scaled: bool
+
+
+def answerable(row: Row) -> bool:
+    """Check whether a step can answer a row's wants: of its logits, one token at most."""
+    drawing = 0
+    for want in row.wants:
+        if isinstance(want, Draw | Argmax):
+            drawing += 1
+            if want.name != LOGITS or (isinstance(want, Draw) and want.history is not None):
+                return False
+        elif isinstance(want, Top):
+            if not (type(want.count) is int and want.count <= MOST_TOP):
+                return False
+        elif not (isinstance(want, DrawnLogit) or want == Digest(LOGITS)):
+            return False
+    return bool(row.wants) and drawing < 2
+
+
+def ask(
+    rows: Sequence[Row], histories: Mapping[int, Stored], width: int
+) -> tuple[Asked, dict[str, np.ndarray]]:
+    """What rows ask for, and the arrays that kernels read of it.
+
+    Parameters
+    ----------
+    histories : ids of the rows whose draws look at them, by row. width : ids of a row of logits.
+    """
+    wants = [want for row in rows for want in row.wants]
+    drawing = [drawing_want(row.wants) for row in rows]
+    features, arrays = None, {}
+    if any(isinstance(want, Draw) for want in drawing):
+        features, arrays = arrays_of(
+            [
+                Drawing(want or Argmax(), at, at, row.position + getattr(want, "ahead", 1),
+                        histories.get(at, NOTHING))
+                for at, (row, want) in enumerate(zip(rows, drawing, strict=True))
+            ],
+            width,
+        )  # fmt: skip
+    counts = [want.count for want in wants if isinstance(want, Top)]
+    calibrations = {want.calibration for want in wants if isinstance(want, DrawnLogit)}
+    scaled = bool(calibrations - {1.0})
+    if scaled:
+        arrays["scales"] = np.array([_scale(row) for row in rows], np.float32).view(np.int32)
+    asked = Asked(
+        features, any(want is not None for want in drawing),
+        any(isinstance(want, Digest) for want in wants),
+        min(width, pow2(max(counts))) if counts else 0, bool(calibrations), scaled,
+    )  # fmt: skip
+    return asked, arrays
+
+
+def _scale(row: Row) -> np.float32:
+    found = (want.scale for want in row.wants if isinstance(want, DrawnLogit))
+    return next(found, np.float32(1))
+
+
+class StepAnswers:
+    """Answers of one kind of step, over the logits that a run leaves.
+
+    Attributes
+    ----------
+    packed : int32 [rows, words], once launched.
+    """
+
+    def __init__(
+        self, run: Any, asked: Asked, arrays: Mapping[str, np.ndarray], pages: int
+    ) -> None:
+        self.run, self.asked, self._longest = run, asked, pages * TILE
+        self._buffer = RowBuffer(run.shared.device)
+        self.replay = self.launch
+        self.fill(arrays)
+        self.there = self._buffer.views(arrays) if arrays else {}
+
+    def fill(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Upload what rows ask for."""
+        if arrays:
+            self._buffer.fill(arrays)
+
+    def launch(self) -> None:
+        """Compute all answers; what was drawn is also where the next step looks for it."""
+        run, asked = self.run, self.asked
+        group = run.all if LOGITS in run.all.values else run.tail
+        x, faults = group.values[LOGITS], run.all.faults
+        count = len(x)
+        tokens = self._tokens(x, faults)
+        parts = [tokens, tail.digests(x) if asked.digests else tokens.new_zeros((count, 4))]
+        ordered = top.ordered(x, asked.top) if asked.top or asked.logits else None
+        found = [] if ordered is None else [*top.sums_of(ordered, faults, tokens)]
+        total = found[-1:]
+        if ordered is not None and asked.scaled:
+            scales = self.there["scales"].view(torch.float32)
+            found = [*top.sums_of(ordered, faults, tokens, scales)]
+        parts += found or [tokens.new_zeros((count, 2))]
+        if ordered is not None and asked.top:
+            parts += [*top.most_likely(ordered, asked.top), *total]
+        columns = [part.view(torch.int32).reshape(count, -1) for part in (faults, *parts)]
+        self.packed = torch.cat(columns, dim=1)
+        run.drawn[:count] = tokens
+
+    def _tokens(self, x: torch.Tensor, faults: torch.Tensor) -> torch.Tensor:
+        run, asked = self.run, self.asked
+        if not asked.tokens:
+            return torch.full((len(x),), -1, dtype=torch.int32, device=x.device)
+        if asked.draws is None:
+            return tail.argmax(x)
+        counters = run.shared.counters
+        return draw.draw(x, asked.draws, self.there, faults, counters, self._longest, run.ids)
+
+    def read(self, words: np.ndarray, wants: Sequence[tuple[Want, ...]]) -> list[dict[Want, Any]]:
+        """What each row wants, of the words of their answers: int32 [rows, words]."""
+        n = self.asked.top
+        tokens = words[:, TOKEN].tolist()
+        digests = [tuple(row) for row in words[:, DIGEST].view(np.uint32).tolist()]
+        logits = words[:, LOGIT].view(np.float32)
+        ids, values = words[:, TOPS : TOPS + n], words[:, TOPS + n : TOPS + 2 * n].view(np.float32)
+        totals = words[:, TOPS + 2 * n :].view(np.float32)
+
+        def answer(want: Want, row: int) -> Any:
+            if isinstance(want, Argmax | Draw):
+                return tokens[row]
+            if isinstance(want, Digest):
+                return digests[row]
+            if isinstance(want, DrawnLogit):
+                return tuple(logits[row])
+            assert isinstance(want, Top)
+            return ids[row, : want.count], values[row, : want.count], totals[row]
+
+        return [{want: answer(want, row) for want in mine} for row, mine in enumerate(wants)]

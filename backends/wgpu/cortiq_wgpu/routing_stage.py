@@ -1,0 +1,75 @@
+"""The stage that chooses experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cortiq.backend.lower import LoweredStep
+from cortiq.numerics.contract import F32
+from cortiq_wgpu.binder import DispatchBinder
+from cortiq_wgpu.dispatch import NONE
+from cortiq_wgpu.shader_source import Stage, bits, stage
+
+MOST_CHOSEN = 32
+MOST_GROUPS = 1024
+
+VALUES = {
+    "softmax_topk": "for (var i = lane; i < n; i += LANES) { x[values + i] = x[scores + i]; }",
+    "sigmoid": """for (var i = lane; i < n; i += LANES) {
+    x[values + i] = canonical(sigmoid(from_bits(x[scores + i])), row);
+  }""",
+    "softmax": """var largest = 0u;
+  for (var i = lane; i < n; i += LANES) { largest = max(largest, order_of(x[scores + i])); }
+  let highest = from_bits(bits_of(fold_max(lane, LANES, largest)));
+  var sum = 0.0;
+  for (var i = lane; i < n; i += LANES) {
+    sum = add(sum, exp_(subtract(from_bits(x[scores + i]), highest)));
+  }
+  let inverse = divide(1.0, fold(lane, LANES, sum));
+  for (var i = lane; i < n; i += LANES) {
+    let p = exp_(subtract(from_bits(x[scores + i]), highest));
+    x[values + i] = canonical(multiply(p, inverse), row);
+  }""",
+}
+"""What each expert's p is."""
+PLAIN = """for (var i = 0u; i < k; i++) {
+    let at = x[indices + i];
+    x[weights + i] = select(0u, x[values + at], admitted(at));
+  }"""
+TOPK = """var highest = LOWEST();
+  for (var i = 0u; i < k; i++) {
+    let at = x[indices + i];
+    if (admitted(at)) { highest = max(highest, from_bits(x[values + at])); }
+  }
+  for (var i = 0u; i < 256u; i++) { lanes[i] = 0.0; }
+  for (var i = 0u; i < k; i++) {
+    let at = x[indices + i];
+    if (admitted(at)) { lanes[i] = exp_(subtract(from_bits(x[values + at]), highest)); }
+  }
+  for (var i = 0u; i < k; i++) { x[weights + i] = bitcast<u32>(lanes[i]); }
+  for (var half = 128u; half > 0u; half /= 2u) {
+    for (var i = 0u; i < half; i++) { lanes[i] = add(lanes[i], lanes[i + half]); }
+  }
+  let inverse = divide(1.0, select(1.0, lanes[0], lanes[0] > 0.0));
+  for (var i = 0u; i < k; i++) {
+    x[weights + i] = canonical(multiply(from_bits(x[weights + i]), inverse), row);
+  }"""
+
+
+def route_stage(binder: DispatchBinder, step: LoweredStep) -> list[tuple[Stage, Mapping[str, int]]]:
+    """Make the stage that chooses a router's experts."""
+    op, router = step.op, step.op.router
+    weights = TOPK if router.kind == "softmax_topk" else PLAIN
+    text = stage("route", KIND=router.kind, VALUES=VALUES[router.kind], WEIGHTS=weights)
+    index, out, beside = step.outputs
+    scaling = 0 if router.routed_scaling == 1 else bits(router.routed_scaling)
+    values = {
+        "experts": op.experts, "x": binder.at(step.inputs[0]), "p": binder.at(beside),
+        "bias": binder.vector(step, "bias", NONE), "mask": binder.vector(step, "mask", NONE),
+        "groups": router.groups, "kept_groups": router.kept_groups,
+        "top2": int(router.group_score == "top2"), "k": router.top_k, "index": binder.at(index),
+        "out": binder.at(out), "tau": 0 if router.tau is None else bits(F32(router.tau)),
+        "renormalise": int(router.renormalise), "floor": bits(F32(router.denominator_floor)),
+        "scaling": scaling,
+    }  # fmt: skip
+    return [(text, values)]

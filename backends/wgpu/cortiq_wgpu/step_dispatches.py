@@ -1,0 +1,172 @@
+"""Dispatches of wide steps: products, look-ups, attention's runs, convolutions, recurrences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from cortiq.backend.extents import ring_rows
+from cortiq.backend.lower import LoweredStep
+from cortiq.ir import Recurrent, Ring, ops
+from cortiq_wgpu.binder import DispatchBinder
+from cortiq_wgpu.dispatch import NONE, SEGMENTS, Dispatch, Grid
+from cortiq_wgpu.product_dispatches import embed_rows, matrix_products, stack_products
+from cortiq_wgpu.shader_source import bits, kernel, stage, staged
+from cortiq_wgpu.step_groups import AttentionSplits
+
+LANES = 64
+LEAVES = 256
+MOST_TURNS = 1 << 15
+"""Turns of all loops that a lane may take in one dispatch: llvmpipe ends loops after 65,535."""
+
+
+CHOSEN = """
+  let list = $chosen + (row * $sets + head / ($heads / $sets)) * $listed;
+  for (var i = 0u; i < $listed; i++) { if (x[list + i] == key / $block) { return true; } }
+  return false;
+"""
+
+
+def _spread(binder: DispatchBinder, step: LoweredStep) -> list[Dispatch]:
+    op, record = step.op.attend, binder.record(step.inputs[0])
+    constants = binder.scoring[op]
+    values = {
+        "q": record["at"], "key_size": record["size"], "key_units": record["units"],
+        "key_words": -(-op.key_dim // 4), "channels": op.value_dim, "heads": op.heads,
+        "kv_heads": op.kv_heads, "window": op.window or 0, "factor": bits(constants.factor),
+        "cap": bits(constants.cap), "inverse_cap": bits(constants.inverse_cap),
+    }  # fmt: skip
+    chosen = "return true;"
+    if op.block:
+        chosen = CHOSEN
+        sets, listed = binder.type_of(step.inputs[2]).shape
+        values |= {
+            "chosen": binder.at(step.inputs[2]), "sets": sets, "listed": listed, "block": op.block,
+        }  # fmt: skip
+    last = "about(row, 1u)"
+    if op.until:
+        last = "x[$last + row]"
+        values["last"] = binder.at(step.inputs[1])
+    channels = max(1, -(-op.value_dim // LANES))
+    turns = 16 * (values["key_words"] + 17 * channels + 8)
+    runs = max(1, MOST_TURNS // turns)
+    parts = {"CHANNELS": str(channels), "CHOSEN": chosen, "RUNS": str(runs), "LAST": last}
+    assert step.node is not None
+    pool = step.node.slots["kv"]
+
+    def made(begin: int, heads: int) -> Dispatch:
+        text = kernel("attend", binder.dot, {**parts, "HEADS": str(heads)})
+        grid = Grid(op.heads // heads, parts=True)
+        return Dispatch(
+            text, ({**values, "begin": begin},), grid, step.tail, pool=pool, begin=begin
+        )
+
+    beside = _heads_beside(op, channels) if binder.tuning is not None else 1
+    return [
+        replace(made(begin, 1), many=made(begin, beside) if beside > 1 else None)
+        for begin in range(0, -(-binder.context // 1024), runs)
+    ]
+
+
+def _heads_beside(op: ops.Attend, channels: int) -> int:
+    """Count heads with shared keys that are computed together, bounded by a lane's registers."""
+    group = op.heads // op.kv_heads
+    return max(n for n in range(1, 5) if group % n == 0 and (n == 1 or n * channels <= 8))
+
+
+def _choose(binder: DispatchBinder, step: LoweredStep) -> list[Dispatch]:
+    key, op = binder.record(step.inputs[0]), step.op
+    values = {
+        "q": key["at"], "key_size": key["size"], "key_units": key["units"],
+        "key_words": -(-op.key_dim // 4), "heads": op.heads, "block": op.block, "top": op.top,
+        "local": op.local, "out": binder.at(step.outputs[0]),
+    }  # fmt: skip
+    text = staged((stage("blocks"),), binder.dot)
+    assert step.node is not None
+    pool = step.node.slots["kv"]
+    return [
+        Dispatch(text, ({**values, "head": head},), Grid(), step.tail, pool=pool)
+        for head in range(op.heads)
+    ]
+
+
+def _conv(binder: DispatchBinder, step: LoweredStep) -> list[Dispatch]:
+    assert step.node is not None
+    pool, n = step.node.slots["ring"], step.op.width
+    ring = binder.pools.slots[pool]
+    assert isinstance(ring, Ring)
+    values = {
+        "n": n, "taps": step.op.kernel, "capacity": ring_rows(ring),
+        "weight": binder.vector(step, "weight", NONE), "bias": binder.vector(step, "bias", NONE),
+        "x": binder.at(step.inputs[0]), "out": binder.at(step.outputs[0]),
+    }  # fmt: skip
+    grid = Grid(-(-n // LANES))
+    works = [Dispatch(kernel("conv", binder.dot), (values,), grid, step.tail, pool=pool)]
+    if step.op.kernel > 1:
+        works.append(Dispatch(kernel("ring", binder.dot), (values,), grid, step.tail, pool=pool))
+    return works
+
+
+DELTA = """for (var t = 0u; t < LEAVES; t++) {
+      let base = leaf_of(t);
+      var leaf = 0.0;
+      for (var i = base; i < state_rows; i += 256u) {
+        let alpha = from_bits(x[decays + select(0u, i, $decays > 1u)]);
+        let faded = from_bits(canonical(multiply(from_bits(x[key + i]), alpha), row));
+        leaf = add(leaf, multiply(from_bits(pool[state + i * columns]), faded));
+      }
+      PUSH
+    }
+    let gap = multiply(subtract(v, stack[LEVELS]), beta);
+    let driven = from_bits(canonical(gap, row));"""
+SPACE = "let driven = from_bits(canonical(multiply(beta, v), row));"
+PUSH = """var level = 0u;
+      var carried = leaf;
+      while (((t >> level) & 1u) == 1u) { carried = add(stack[level], carried); level++; }
+      stack[level] = carried;"""
+
+
+def _recurrence(binder: DispatchBinder, step: LoweredStep) -> list[Dispatch]:
+    op = step.op
+    is_delta = isinstance(op, ops.DeltaRule)
+    roles = ("q", "k", "v", "alpha", "beta") if is_delta else ("v", "k", "q", "alpha", "beta")
+    values = {role: binder.at(name) for role, name in zip(roles, step.inputs, strict=True)}
+    assert step.node is not None
+    slot = binder.pools.slots[step.node.slots["state"]]
+    assert isinstance(slot, Recurrent)
+    heads, rows, columns = slot.shape
+    values |= {
+        "heads": heads, "key_heads": op.groups, "state_rows": rows, "columns": columns,
+        "out": binder.at(step.outputs[0]), "decays": binder.size(step.inputs[3]) // heads,
+    }  # fmt: skip
+    levels = max(1, min(LEAVES, 1 << max(0, rows - 1).bit_length()).bit_length() - 1)
+    driven = DELTA.replace("PUSH", PUSH) if is_delta else SPACE
+    parts = {"LEVELS": str(levels), "LEAVES": str(1 << levels), "DRIVEN": driven, "PUSH": PUSH}
+    text = kernel("recurrence", binder.dot, parts)
+    grid = Grid(-(-columns // LANES), z=heads, over=SEGMENTS)
+    each = max(1, MOST_TURNS // (4 * (rows + (1 << levels))))
+    return [
+        Dispatch(text, ({**values, "begin": begin, "step": each},), grid, step.tail,
+             pool=step.node.slots["state"], begin=begin)
+        for begin in range(0, binder.rows, each)
+    ]  # fmt: skip
+
+
+MAKERS: Mapping[type, Callable[[DispatchBinder, LoweredStep], list[Dispatch]]] = {
+    ops.HeadMatMul: stack_products,
+    ops.ExpertMatMul: stack_products,
+    ops.EmbedRows: embed_rows,
+    AttentionSplits: _spread,
+    ops.ChooseBlocks: _choose,
+    ops.CausalConv: _conv,
+    ops.DeltaRule: _recurrence,
+    ops.StateSpace: _recurrence,
+}
+"""How each wide step becomes dispatches."""
+
+
+def dispatches(binder: DispatchBinder, group: tuple[LoweredStep, ...]) -> list[Dispatch]:
+    """Make the dispatches of a wide step, or of products with neighbouring matrices."""
+    if isinstance(group[0].op, ops.MatMul):
+        return matrix_products(binder, group)
+    return MAKERS[type(group[0].op)](binder, group[0])

@@ -1,0 +1,66 @@
+"""Log-probabilities of a prompt's own tokens, each after those before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cortiq.backend import Executable, Named, Top
+from cortiq.engine.output import TokenLogprobs
+from cortiq.engine.request import check_prompt
+from cortiq.engine.session import Session
+from cortiq.model.score import ROWS
+from cortiq.numerics.contract import F32, Floats
+
+
+@dataclass(frozen=True)
+class PromptToken:
+    """Log-probabilities of a prompt's token and of the most likely ones in its place.
+
+    Attributes
+    ----------
+    rank : 1 for the most likely token; tokens of equal logits share the better rank.
+    """
+
+    logprobs: TokenLogprobs
+    rank: int
+
+
+def prompt_logprob_steps(
+    executable: Executable, ids: Sequence[int], top: int
+) -> Iterator[list[PromptToken] | None]:
+    """Yield None after each `ROWS` tokens, and at last the entries of all tokens but the first.
+
+    Parameters
+    ----------
+    top : most likely tokens to report for each place.
+
+    Raises
+    ------
+    RequestError : the prompt cannot be served.
+    """
+    tokens = check_prompt(ids, executable.program)
+    wants = Named("logits"), Top(max(1, top))
+    made: list[PromptToken] = []
+    inputs, targets = tokens[:-1], tokens[1:]
+    with Session(executable, max(len(inputs), 1)) as session:
+        for start in range(0, len(inputs), ROWS):
+            fed = session.feed(inputs[start : start + ROWS], wants, every=True)
+            for row, target in zip(
+                session.read_rows(fed), targets[start : start + ROWS], strict=True
+            ):
+                made.append(_entry(np.asarray(row[wants[0]], F32), row[wants[1]], target, top))
+            yield None
+    yield made
+
+
+def _entry(logits: Floats, tops: tuple[Any, Any, Any], target: int, count: int) -> PromptToken:
+    """Return a token's entry from the logits it was to be drawn from, and the largest of them."""
+    ids, values, sums = tops
+    total = F32(np.asarray(sums).item())
+    top = zip(ids[:count].tolist(), (values[:count] - total).tolist(), strict=True)
+    made = TokenLogprobs(target, float(logits[target] - total), tuple(top))
+    return PromptToken(made, 1 + int(np.count_nonzero(logits > logits[target])))

@@ -1,0 +1,133 @@
+"""Ollama's API: requests as the chat, text and embedding requests that ask the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cortiq.serve.completion_params import MAX_TOKENS
+from cortiq.serve.errors import invalid
+from cortiq.serve.fields import Fields, object_fields
+
+OPTION_NAMES = {
+    "temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
+    "seed": "seed", "stop": "stop", "repeat_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty", "frequency_penalty": "frequency_penalty",
+}  # fmt: skip
+"""Names of Ollama's options of sampling, and ours."""
+MACHINE_OPTIONS = frozenset({
+    "num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep", "use_mmap",
+    "use_mlock", "numa", "low_vram", "f16_kv", "vocab_only", "logits_all",
+})  # fmt: skip
+"""Options of how a model is loaded and run, which a request does not change here."""
+NO_EFFECT = ("keep_alive", "truncate")
+
+
+def chat_request(fields: Fields) -> dict[str, Any]:
+    """Return the chat request of `/api/chat`; empty `messages` only load a model."""
+    made = _shared(fields)
+    given = fields.items("messages") or []
+    made["messages"] = [
+        _message(object_fields(message, f"messages[{i}]")) for i, message in enumerate(given)
+    ]
+    if tools := fields.items("tools"):
+        made["tools"] = tools
+    fields.close()
+    return made
+
+
+def generate_request(fields: Fields, *, chats: bool) -> dict[str, Any]:
+    """Return the chat or text request of `/api/generate`.
+
+    Parameters
+    ----------
+    chats : whether the model has a chat template, which a `raw` request leaves out.
+    """
+    made = _shared(fields)
+    prompt, system = fields.text("prompt", "") or "", fields.text("system", "")
+    for name in ("suffix", "template", "context", "images"):
+        if fields.values.get(name) in ("", []):
+            fields.note_read(name)
+        else:
+            fields.refuse(name, "a prompt is a text")
+    raw = fields.flag("raw") or not chats
+    fields.close()
+    if not raw:
+        head = [{"role": "system", "content": system}] if system else []
+        return {**made, "messages": [*head, {"role": "user", "content": prompt}]}
+    if system or "response_format" in made:
+        name = "system" if system else "format"
+        raise invalid(f"'{name}' needs the model's chat template.", name)
+    made.pop("chat_template_kwargs", None)
+    return {**made, "prompt": prompt}
+
+
+def embed_request(fields: Fields) -> dict[str, Any]:
+    """Return the embedding request of `/api/embed`."""
+    fields.note_read("keep_alive", "truncate", "options")
+    names: tuple[str, ...] = ("model", "input", "dimensions")
+    made = {name: fields.values[name] for name in names
+            if name in fields.values}  # fmt: skip
+    fields.note_read(*made)
+    fields.close()
+    return made
+
+
+def _shared(fields: Fields) -> dict[str, Any]:
+    """Return the fields that `/api/chat` and `/api/generate` share; streams by default."""
+    made: dict[str, Any] = {"model": fields.text("model", "")}
+    made["stream"] = fields.flag("stream", True)
+    made["receipt"] = fields.flag("receipt")
+    fields.note_read(*NO_EFFECT)
+    made |= _options(fields)
+    form = fields.get("format", (str, dict), "json or a schema")
+    if form not in (None, "", "json") and not isinstance(form, dict):
+        raise fields.wrong("format", "json or a schema")
+    if form:
+        schema = {"schema": form} if isinstance(form, dict) else None
+        kind = "json_object" if schema is None else "json_schema"
+        made["response_format"] = {"type": kind} | ({"json_schema": schema} if schema else {})
+    think = fields.get("think", (bool, str), "true, false, low, medium or high")
+    if isinstance(think, bool):
+        made["chat_template_kwargs"] = {"enable_thinking": think}
+    elif think is not None:
+        made["chat_template_kwargs"] = {"enable_thinking": True, "reasoning_effort": think}
+    for name in ("logprobs", "top_logprobs"):
+        if fields.values.get(name):
+            fields.refuse(name, "ask at /v1/chat/completions")
+        fields.note_read(name)
+    return made
+
+
+def _options(fields: Fields) -> dict[str, Any]:
+    """Return `options` under our names; those of sampling that we lack are refused by name."""
+    inner = fields.fields("options")
+    if inner is None:
+        return {}
+    inner.note_read(*MACHINE_OPTIONS)
+    made = {
+        ours: inner.values[theirs]
+        for theirs, ours in OPTION_NAMES.items()
+        if theirs in inner.values
+    }
+    inner.note_read(*OPTION_NAMES)
+    most = inner.integer("num_predict", -2, MAX_TOKENS)
+    inner.close()
+    return made | ({"max_tokens": most} if most is not None and most > 0 else {})
+
+
+def _message(fields: Fields) -> dict[str, Any]:
+    """Return a message as chat requests have it."""
+    made: dict[str, Any] = {"role": fields.text("role", ""), "content": fields.text("content", "")}
+    if fields.values.get("images") == []:
+        fields.note_read("images")
+    fields.refuse("images", "only text is supported")
+    if thought := fields.text("thinking"):
+        made["reasoning_content"] = thought
+    if name := fields.text("tool_name"):
+        made["name"] = name
+    if call := fields.text("tool_call_id"):
+        made["tool_call_id"] = call
+    if calls := fields.items("tool_calls"):
+        made["tool_calls"] = calls
+    fields.close()
+    return made

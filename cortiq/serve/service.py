@@ -1,0 +1,257 @@
+"""The served models, and what handlers do with a request: read it, compute it, answer it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Generator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+
+from cortiq.serve import verification
+from cortiq.serve.completion_params import model_name
+from cortiq.serve.completion_writer import chat_writer, text_writer
+from cortiq.serve.embeddings import EmbeddingRequest, parse_embeddings
+from cortiq.serve.errors import ApiError, as_api_error, too_deep
+from cortiq.serve.fields import Fields, read_body
+from cortiq.serve.generation_job import GenerationJob
+from cortiq.serve.logs import job_facts
+from cortiq.serve.metrics import CONTENT_TYPE, Metrics
+from cortiq.serve.options import ServeOptions
+from cortiq.serve.parsed_request import ParsedRequest, parse_chat, parse_completion
+from cortiq.serve.receipt_maker import ReceiptMaker
+from cortiq.serve.responses import AnswerStream, ClientGone, MakeWriter, json_response, unless_gone
+from cortiq.serve.served_model import ServedModel
+from cortiq.serve.tokens import detokenize, tokenize
+from cortiq.serve.worker import Worker
+
+if TYPE_CHECKING:
+    import numpy as np
+
+READER_THREADS = 2
+"""Threads that render templates and tokenize texts."""
+DRAIN_SECONDS, DRAIN_BYTES = 2.0, 64 << 20
+"""Limits for reading and discarding a body that is too large."""
+T = TypeVar("T")
+
+
+class Service:
+    """The served models and the handlers of all routes."""
+
+    def __init__(
+        self, models: Mapping[str, ServedModel], options: ServeOptions, metrics: Metrics
+    ) -> None:
+        self.models, self.options, self.metrics = models, options, metrics
+        self.receipts = ReceiptMaker(options)
+        self._readers = ThreadPoolExecutor(READER_THREADS, "reader")
+
+    def start(self) -> None:
+        """Start every model's worker; call this on the event loop."""
+        for model in self.models.values():
+            model.worker.start(asyncio.get_running_loop())
+
+    def stop(self) -> None:
+        """Stop every model's worker and cancel its requests."""
+        for model in self.models.values():
+            model.worker.stop()
+        self._readers.shutdown(cancel_futures=True)
+
+    def find(self, name: str) -> ServedModel:
+        """Return a model by name; raise ApiError (404) if it is not served."""
+        if name in self.models:
+            return self.models[name]
+        there = ", ".join(self.models)
+        message = f"The model {name[:80]!r} does not exist here; there are: {there}."
+        raise ApiError(404, message, "model_not_found", "model")
+
+    async def read(self, request: HttpRequest, work: Callable[[], T]) -> T:
+        """Run blocking parsing on a reader thread; skip it if the client has disconnected by then.
+
+        Raises
+        ------
+        ClientGone : the client disconnected first.
+        ApiError : the request is nested too deeply to be parsed.
+        """
+        reading = asyncio.get_running_loop().run_in_executor(self._readers, work)
+
+        async def wait() -> T:
+            try:
+                return await reading
+            except RecursionError:
+                raise too_deep() from None
+
+        return await unless_gone(request.receive, wait())
+
+    async def body(self, request: HttpRequest) -> Fields:
+        """Read and parse a request's body.
+
+        Raises
+        ------
+        ApiError : it is too large, too slow, or no JSON object.
+        ClientGone : the client disconnected before all of it had arrived.
+        """
+        most, data = self.options.body_bytes, bytearray()
+        length = request.headers.get("content-length", "0")
+        parts = request.stream()
+        try:
+            async with asyncio.timeout(self.options.body_seconds):
+                if length.isdigit() and int(length[:20]) > most:
+                    raise body_too_large(most)
+                async for part in parts:
+                    data += part
+                    if len(data) > most:
+                        raise body_too_large(most)
+        except ClientDisconnect:
+            raise ClientGone from None
+        except TimeoutError:
+            raise ApiError(408, "The body did not come in time.", "body_timeout") from None
+        except ApiError:
+            await drain_body(parts)
+            raise
+        return await self.read(request, lambda: read_body(bytes(data)))
+
+    async def chat(self, request: HttpRequest) -> Response:
+        """Handle `POST /v1/chat/completions`."""
+        fields = await self.body(request)
+        served = self.find(model_name(fields))
+        tokens = self.options.answer_tokens
+        parsed = await self.read(request, lambda: parse_chat(served, fields, tokens))
+        return await self.answer(request, parsed, chat_writer)
+
+    async def text(self, request: HttpRequest) -> Response:
+        """Handle `POST /v1/completions`."""
+        fields = await self.body(request)
+        served = self.find(model_name(fields))
+        parsed = await self.read(request, lambda: parse_completion(served, fields))
+        return await self.answer(request, parsed, text_writer)
+
+    async def answer(
+        self, request: HttpRequest, parsed: ParsedRequest, make: MakeWriter
+    ) -> Response:
+        """Compute a parsed request and write its answer in the form of an API."""
+        worker = parsed.served.worker
+        if parsed.params.prompt_logprobs is not None:
+            scored = await self.compute(request, worker, parsed.prompt_steps())
+            parsed = replace(parsed, prompt_tokens_scored=scored)
+        job = GenerationJob(parsed.requests)
+        job.issue = partial(self.receipts.issue, parsed, job)
+        writer = make(parsed, job)
+        facts = request.state.facts
+        facts["model"] = parsed.served.name
+
+        def finish() -> None:
+            worker.cancel(job)
+            facts.update(job_facts(job))
+
+        if parsed.params.silent:
+            job.end_unsubmitted()
+        else:
+            worker.submit(job)
+        if parsed.params.stream:
+            try:
+                accepted = await job.updates.get()
+            except BaseException:
+                finish()
+                raise
+            if accepted.error is not None:
+                raise as_api_error(accepted.error) from accepted.error
+            return AnswerStream(job, writer, self.options.write_seconds, finish)
+        try:
+            return await json_response(request, job, writer)
+        finally:
+            finish()
+
+    async def embed(self, request: HttpRequest) -> Response:
+        """Handle `POST /v1/embeddings`."""
+        fields = await self.body(request)
+        served = self.find(model_name(fields))
+        parsed = await self.read(request, lambda: parse_embeddings(served, fields))
+        return JSONResponse(parsed.response(await self.vectors(request, parsed)))
+
+    async def vectors(self, request: HttpRequest, parsed: EmbeddingRequest) -> np.ndarray:
+        """Compute the vectors of an embedding request."""
+        request.state.facts["model"] = parsed.served.name
+        return await self.compute(request, parsed.served.worker, parsed.steps())
+
+    async def compute(
+        self, request: HttpRequest, worker: Worker, steps: Generator[Any, None, None]
+    ) -> Any:
+        """Return the last item of steps that are computed between those of a model's engine."""
+        job = worker.compute(steps)
+
+        async def wait() -> None:
+            await job
+
+        try:
+            await unless_gone(request.receive, wait())
+        finally:
+            job.cancel()
+        return job.result()
+
+    async def verify(self, request: HttpRequest) -> Response:
+        """Handle `POST /v1/verify`."""
+        fields = await self.body(request)
+        receipt = await self.read(request, lambda: verification.read_receipt(fields))
+        served = verification.model_of_receipt(self.models, receipt)
+        request.state.facts["model"] = served.name
+        steps = verification.steps(served, receipt)
+        verdict = await self.compute(request, served.worker, steps)
+        return JSONResponse(verification.verdict_object(verdict))
+
+    async def tokenize(self, request: HttpRequest) -> Response:
+        """Handle `POST /tokenize`."""
+        fields = await self.body(request)
+        served = self.find(model_name(fields))
+        return JSONResponse(await self.read(request, lambda: tokenize(served, fields)))
+
+    async def detokenize(self, request: HttpRequest) -> Response:
+        """Handle `POST /detokenize`."""
+        fields = await self.body(request)
+        served = self.find(model_name(fields))
+        return JSONResponse(await self.read(request, lambda: detokenize(served, fields)))
+
+    async def list_models(self, request: HttpRequest) -> Response:
+        """Handle `GET /v1/models`."""
+        data = [model.as_dict() for model in self.models.values()]
+        names = list(self.models)
+        page = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
+        return JSONResponse({"object": "list", "data": data, **page})
+
+    async def one_model(self, request: HttpRequest) -> Response:
+        """Handle `GET /v1/models/NAME`."""
+        return JSONResponse(self.find(request.path_params["name"]).as_dict())
+
+    async def show_metrics(self, request: HttpRequest) -> Response:
+        """Handle `GET /metrics`, for Prometheus."""
+        return Response(self.metrics.text(), media_type=CONTENT_TYPE)
+
+    async def health(self, request: HttpRequest) -> Response:
+        """Handle `GET /health`: 503 if a model's engine thread has ended."""
+        dead = [name for name, model in self.models.items() if model.worker.failed]
+        status = {"status": "engine stopped" if dead else "ok", "models": list(self.models)}
+        return JSONResponse(status, 503 if dead else 200)
+
+
+def body_too_large(most: int) -> ApiError:
+    """Return the error (413) of a body that is larger than allowed."""
+    return ApiError(413, f"The body is larger than {most} bytes.", "body_too_large")
+
+
+async def drain_body(parts: AsyncIterator[bytes]) -> None:
+    """Read and discard what a client still sends, within limits of time and size.
+
+    A client whose connection is closed while it sends may never read the response.
+    """
+    count = 0
+    with contextlib.suppress(TimeoutError, ClientDisconnect):
+        async with asyncio.timeout(DRAIN_SECONDS):
+            async for part in parts:
+                count += len(part)
+                if count > DRAIN_BYTES:
+                    return

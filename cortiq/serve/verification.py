@@ -1,0 +1,51 @@
+"""`/v1/verify`: a receipt is recomputed on the model that it is about, between engine steps."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+from cortiq.errors import FormatError
+from cortiq.receipts.reader import receipt_of
+from cortiq.receipts.record import Receipt
+from cortiq.receipts.replay import Verification, verification_steps
+from cortiq.receipts.verify import check_signature
+from cortiq.serve.errors import ApiError, error_sentence, invalid
+from cortiq.serve.fields import Fields
+from cortiq.serve.served_model import ServedModel
+
+
+def read_receipt(fields: Fields) -> Receipt:
+    """Return the receipt of a request; ApiError (400) if it is none."""
+    given = fields.object("receipt")
+    fields.close()
+    if given is None:
+        raise fields.wrong("receipt", "a receipt")
+    try:
+        return receipt_of(given, "receipt")
+    except FormatError as error:
+        raise invalid(error_sentence(error), "receipt", "invalid_receipt") from None
+
+
+def model_of_receipt(models: Mapping[str, ServedModel], receipt: Receipt) -> ServedModel:
+    """Return the served model that a receipt is about; ApiError (404) if there is none."""
+    wanted = receipt.claim.model_hash
+    for served in models.values():
+        if served.model.model_hash == wanted:
+            return served
+    message = f"No model of the hash {wanted} is served here: verify with `cortiq verify`."
+    raise ApiError(404, message, "model_not_found", "receipt")
+
+
+def steps(served: ServedModel, receipt: Receipt) -> Generator[Verification | None, None, None]:
+    """Recompute a receipt; yield None between its parts, and the verdict at last."""
+    signed_by, forged = check_signature(receipt, None)
+    verdict = yield from verification_steps(served.model, receipt)
+    differences = (*forged, *verdict.differences)
+    yield replace(verdict, differences=differences, signed_by=signed_by)
+
+
+def verdict_object(verdict: Verification) -> dict[str, Any]:
+    """Return a verdict as the response has it."""
+    return asdict(verdict) | {"identical": verdict.identical}
