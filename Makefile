@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := -e . -e backends/reference -e backends/cpu -e conformance
 PLUGINS := -e plugins/cortiq-torch -e plugins/cortiq-null -e plugins/cortiq-faulty \
-    -e backends/mlx -e backends/wgpu -e backends/triton
+    -e plugins/cortiq-producers -e backends/mlx -e backends/wgpu -e backends/triton
 
 .PHONY: demo test quick slow fuzz mutants sanitize lint setup setup-test wheels site clean
 

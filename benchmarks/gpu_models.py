@@ -124,8 +124,13 @@ def decode(executable: Any, sequences: int, context: int, steps: int) -> dict[st
     last = completed(ticket.result())
     wall = (time.perf_counter() - start) / steps
     shape = list(executable.decoder.shapes.values())[-1]
-    device = seconds_of(shape.captured.replay, steps) if shape.captured else float("nan")
-    kernels = kernel_times(shape.captured.replay if shape.captured else shape.run.launch)
+    (answers,) = shape.answers.values()
+
+    def replay() -> None:
+        shape.replay()
+        answers.replay()
+
+    device, kernels = seconds_of(replay, steps), kernel_times(replay)
     digests = {text_of(row) for row in last.rows}
     for state in states:
         state.release()

@@ -43,10 +43,10 @@ def cortiq_backends() -> Sequence[Backend]:
 
 @hookspec
 def cortiq_kernels() -> Sequence[Kernel]:
-    """Return kernels for single primitives of existing backends (`cortiq.backend.Kernel`).
+    """Return kernels for primitives, perhaps of the package's own, on existing backends.
 
-    A backend that takes kernels has a method `use_kernel`; the function is called like the
-    backend's own. `placement` then says `BACKEND/NAME` for the nodes that it computes.
+    A backend that takes kernels (`cortiq.backend.Kernel`) has a method `use_kernel`; the function
+    is in its own form. `placement` then says `BACKEND/NAME` for the nodes that it computes.
     """
     raise NotImplementedError
 

@@ -171,6 +171,11 @@ class LoadOptions(OptionSet):
         None, "Format for weights that the file stores as floats: w8, w8b256, w16 or f32.",
         bits=True, choices=("w8", "w8b256", "w16", "f32"),
     )  # fmt: skip
+    ignore_unknown_config: tuple[str, ...] = option(
+        (), "Leave out this key of the configuration, which cortiq does not know; may be repeated. "
+        "The fingerprint names it.",
+        repeated=True, bits=True, metavar="KEY",
+    )  # fmt: skip
     threads: int = option(0, "Host threads; 0 is one per core.", int, least=0, most=1024)
     heads: str = option(
         "off", "Draft head to load beside the model: off, auto (its own, if any), mtp, mimo (after "

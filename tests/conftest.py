@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.abc
 import os
+import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -24,9 +27,25 @@ os.environ["CORTIQ_TEMPERATURE"] = "0"
 # only where that test happens to come first in its worker.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ.setdefault("TRITON_INTERPRET", "1")
-# Its LLVM must come before that of software Vulkan, which any test may open: or the process dies.
-with suppress(ImportError):
-    import triton  # noqa: F401
+# Bytecode is kept whatever the environment says: pytest would rewrite hypothesis in every process,
+# and every command that a test starts would compile all of cortiq, which takes longer than it runs.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
+class TritonFirst(importlib.abc.MetaPathFinder):
+    """Imports triton before wgpu: its LLVM must come before that of software Vulkan, which any test
+    may open, or the process dies.
+    """
+
+    def find_spec(self, fullname: str, *where: Any) -> None:
+        if fullname == "wgpu":
+            sys.meta_path.remove(self)
+            with suppress(ImportError):
+                import triton  # noqa: F401
+
+
+sys.meta_path.insert(0, TritonFirst())
 
 
 @pytest.fixture(scope="session")

@@ -55,6 +55,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/tokenizer": 2540,
     "plugins/cortiq-faulty": 60,
     "plugins/cortiq-null": 210,
+    "plugins/cortiq-producers": 420,
     "plugins/cortiq-torch": 190,
     "tests": 36840,
     "tools": 1420,

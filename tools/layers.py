@@ -89,6 +89,7 @@ OUTSIDE: Mapping[str, frozenset[str]] = {
     "cortiq_torch": _BACKEND,
     "cortiq_null": _BACKEND | {"cortiq_reference"},
     "cortiq_faulty": _BACKEND | {"cortiq_reference", "cortiq_conformance"},
+    "cortiq_producers": frozenset({"backend", "engine", "errors", "ir", "numerics"}),
     "cortiq_conformance": _BACKEND
     | {"cortiq", "engine", "formats", "model", "models", "options", "plugins", "tokenizer"}
     | {"cortiq_reference"},

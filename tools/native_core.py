@@ -25,12 +25,14 @@ def build(folder: Path, extra: Sequence[str] = ()) -> Path:
     ------
     subprocess.CalledProcessError : the compiler ($CC, or cc) refused a source.
     """
-    sources = [p for p in (ROOT / "backends/cpu/native").glob("*.c") if p.name != "module.c"]
+    package = ROOT / "backends/cpu"
+    sources = [p for p in (package / "native").glob("*.c") if p.name != "module.c"]
+    headers = f"-I{package / 'cortiq_cpu/include'}"
     compiler = os.environ.get("CC", "cc").split()
 
     def compiled(source: Path) -> str:
         target = folder / f"{source.stem}.o"
-        command = [*compiler, *FLAGS, *extra, "-c", str(source), "-o", str(target)]
+        command = [*compiler, *FLAGS, headers, *extra, "-c", str(source), "-o", str(target)]
         subprocess.run(command, check=True)
         return str(target)
 

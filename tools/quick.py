@@ -1,15 +1,18 @@
 """Check what the changed files need, in under a minute: `python tools/quick.py [--base REV]`.
 
 Runs the linters on the changed files, then the tests nearest to them: changed test files first,
-then those that import a changed module, then those that import an importer of one, and so on. Two
-processes share the test files; when the time is up the rest is named, not run. Exit code 1 if
-anything failed.
+then those that import a changed module, then those that import an importer of one, and so on. A
+file that is no module (C, WGSL, pages) counts as imported by the modules that name it or its
+folder. Among test files of one distance those that take the least processor time come first
+(`tests/data/seconds.json`, which `tools/test_seconds.py` measures). Two processes share as many as
+fit into the time; the others are named, not run. Exit code 1 if anything failed.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import json
 import subprocess
 import sys
 import time
@@ -18,9 +21,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = (".", "backends/*", "plugins/*", "conformance", "tests", "tests/pure", "tests/model")
+TESTS = ("tests", "tests/pure", "tests/model", "tests/devices")
+PACKAGES = (".", "backends/*", "plugins/*", "conformance", *TESTS)
 SECONDS = 40.0
 """Time for tests; linting and imports take the rest of a minute."""
+MEASURED = ROOT / "tests/data/seconds.json"
+START_SECONDS = 0.5
+"""What a test file costs besides its tests, and what one costs that is not in the table."""
 
 
 def git(*arguments: str) -> list[str]:
@@ -68,16 +75,53 @@ def importers(known: Mapping[str, Path]) -> dict[Path, set[Path]]:
     return found
 
 
-def nearest_tests(changed: Iterable[Path]) -> list[Path]:
-    """Return test files by their distance from the changed files, the nearest first."""
-    users = importers(modules())
-    wave = [path for path in changed if path.suffix == ".py"]
-    seen, tests = set(wave), [path for path in wave if path.name.startswith("test_")]
+def naming(path: Path, known: Iterable[Path]) -> set[Path]:
+    """Return the modules whose text has the name of a file, or of its folder, in quotes.
+
+    Modules of the file's own package, or all tests for files of no package.
+    """
+    package = next((p for p in path.parents if (p / "pyproject.toml").is_file()), ROOT)
+    own = [p for p in known if p.is_relative_to(package if package != ROOT else ROOT / "tests")]
+    relative = path.relative_to(ROOT).as_posix()
+    names = [f'{path.name}"', f'"{path.stem}"', f'"{path.parent.name}"', f'"{relative}"']
+    return {p for p in own if any(name in p.read_text("utf-8") for name in names)}
+
+
+def nearest_tests(changed: Iterable[Path]) -> list[tuple[int, Path]]:
+    """Return test files with their distance from the changed files, the nearest first."""
+    known = modules()
+    users, changed = importers(known), list(changed)
+    others = [path for path in changed if path.suffix != ".py"]
+    wave = {path for path in changed if path.suffix == ".py"}
+    wave |= {user for path in others for user in naming(path, set(known.values()))}
+    seen, tests, distance = set(wave), [], 0
     while wave:
-        wave = sorted({user for path in wave for user in users.get(path, ())} - seen)
-        seen.update(wave)
-        tests += [path for path in wave if path.name.startswith("test_")]
+        tests += [(distance, path) for path in sorted(wave) if path.name.startswith("test_")]
+        wave = {user for path in wave for user in users.get(path, ())} - seen
+        seen |= wave
+        distance += 1
     return tests
+
+
+def shared_out(tests: Iterable[tuple[int, Path]]) -> tuple[list[list[str]], list[str]]:
+    """Return what each of two processes has time for, in order, and what neither has.
+
+    Files of one distance go in the order of their measured cost, so that most of them are run.
+    """
+    seconds = json.loads(MEASURED.read_text("utf-8"))
+
+    def cost(path: Path) -> float:
+        return START_SECONDS + seconds.get(path.relative_to(ROOT).as_posix(), 0.0)
+
+    loads, shares, left = [0.0, 0.0], [[], []], []  # type: ignore[var-annotated]
+    for _, path in sorted(tests, key=lambda test: (test[0], cost(test[1]), test[1])):
+        process = loads.index(min(loads))
+        if loads[process] >= SECONDS:
+            left.append(path.name)
+            continue
+        loads[process] += cost(path)
+        shares[process].append(str(path))
+    return shares, left
 
 
 class StopInTime:
@@ -124,11 +168,12 @@ def main() -> int:
         return run_tests(options.run)
     changed = changed_files(options.base)
     failed = lint(changed)
-    tests = [str(path) for path in nearest_tests(changed)]
-    print(f"{len(changed)} changed files, {len(tests)} test files near them", flush=True)
-    halves = [half for half in (tests[::2], tests[1::2]) if half]
+    shares, left = shared_out(nearest_tests(changed))
+    print(f"{len(changed)} changed files, {sum(map(len, shares))} test files near them", flush=True)
     command = [sys.executable, __file__, "--run"]
-    started = [subprocess.Popen([*command, *half], cwd=ROOT) for half in halves]
+    started = [subprocess.Popen([*command, *share], cwd=ROOT) for share in shares if share]
+    if left:
+        print(f"left to `make test`: {len(left)} files farther away, {', '.join(left[:8])}, ...")
     return max(failed, *(process.wait() for process in started), 0)
 
 

@@ -59,8 +59,11 @@ setup(
         Extension(
             "cortiq_cpu._native",
             sources=_sources(),
-            depends=sorted(f"native/{path.name}" for path in NATIVE.glob("*.h")),
-            include_dirs=["native"],
+            depends=[
+                *sorted(f"native/{path.name}" for path in NATIVE.glob("*.h")),
+                "cortiq_cpu/include/cortiq_kernel.h",
+            ],
+            include_dirs=["native", "cortiq_cpu/include"],
             extra_compile_args=FLAGS,
             extra_link_args=["-pthread"],
             optional=True,

@@ -7,11 +7,12 @@ compared with, the reference too.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from cortiq.backend import Kernel
 from cortiq.ir import KVRows, Node, Op, Program, Recurrent, ops, primitives_of
 from cortiq.numerics import (
     attention,
@@ -27,6 +28,7 @@ from cortiq.numerics import (
 from cortiq.numerics.contract import F32, Flags, Floats, Ints, snap
 from cortiq.numerics.layouts import Weight, decode, embedding_rows, floats
 from cortiq.numerics.quantise import Quantised, no_values, quantise_rows, recalled
+from cortiq.plugins import default_plugins
 
 Inputs = Mapping[str, np.ndarray]
 
@@ -42,7 +44,7 @@ class Evaluation:
 @dataclass
 class _Call:
     op: Any
-    weights: Mapping[str, Weight]
+    weights: Mapping[str, Any]
     slots: dict[str, Any]
     faults: Flags
     roles: Mapping[str, str] = field(default_factory=dict)
@@ -82,7 +84,8 @@ class OracleSequence:
         weights = {role: self.weights[name] for role, name in node.weights.items()}
         call = _Call(node.op, weights, self.slots, faults, node.slots)
         with np.errstate(all="ignore"):
-            result = FUNCTIONS[type(node.op)](call, *(values[name] for name in node.inputs))
+            function = FUNCTIONS.get(type(node.op), _packaged)
+            result = function(call, *(values[name] for name in node.inputs))
         outputs = result if len(node.outputs) != 1 else (result,)
         values.update(zip(node.outputs, outputs, strict=True))
 
@@ -243,6 +246,19 @@ def _recurrent(call: _Call, step: recurrent.StepFunction, *rows: Floats) -> Floa
     name = call.roles["state"]
     call.slots[name], out = recurrent.in_order(step, call.slots[name], rows, call.faults)
     return out
+
+
+def defined_by_packages() -> Mapping[type[Op], Kernel]:
+    """Return the kernels that define operators of packages: those they bring for the reference."""
+    given = getattr(default_plugins().backends.get("reference"), "given", {})
+    return {op: kernel for op, kernel in given.items() if op not in FUNCTIONS}
+
+
+def _packaged(call: _Call, *inputs: Any) -> Any:
+    """Call the package's kernel for the reference, with weights as the reference prepares them."""
+    weights = {role: floats(weight)[0] for role, weight in call.weights.items()}
+    kernel = defined_by_packages()[type(call.op)]
+    return kernel.function(replace(call, weights=weights), *inputs)
 
 
 FUNCTIONS: dict[type[Op], Callable[..., Any]] = {

@@ -29,7 +29,7 @@ from cortiq.backend.batch import (
 )
 from cortiq.backend.delegate import Delegate
 from cortiq.backend.float64 import FLOAT64_KERNELS, FLOAT64_OPTIONS, Float64Arrays
-from cortiq.backend.kernel import Kernel, TakesKernels
+from cortiq.backend.kernel import Kernel, OperatorExample, TakesKernels
 from cortiq.backend.kernel_backend import KernelBackend, KernelTable
 from cortiq.backend.kernel_walk import KernelCall
 from cortiq.backend.matrices import Float64Matrix
@@ -42,11 +42,10 @@ from cortiq.backend.protocol import (
     Declined,
     Device,
     Executable,
+    OptionalCapabilities,
     Support,
     Supported,
     Versions,
-    batch_rows_of,
-    warm,
 )
 from cortiq.backend.state import ExportedState, KVPlanes, Snapshot, State, check_exported
 from cortiq.backend.weights import MATRICES, float_weight, stack_of
@@ -86,6 +85,8 @@ __all__ = [
     "MATRICES",
     "Named",
     "NumPyArrays",
+    "OperatorExample",
+    "OptionalCapabilities",
     "Outcome",
     "Row",
     "Snapshot",
@@ -98,9 +99,7 @@ __all__ = [
     "Top",
     "Versions",
     "Want",
-    "batch_rows_of",
     "check_exported",
     "float_weight",
     "stack_of",
-    "warm",
 ]

@@ -1,14 +1,21 @@
-"""A kernel that a third party brings for a primitive of an existing backend."""
+"""A kernel that a third party brings for a primitive, perhaps its own, on an existing backend."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
-from cortiq.errors import BackendError
-from cortiq.ir import Op
+from cortiq.errors import BackendError, shown
+from cortiq.ir import Op, Type
+
+
+class OperatorExample(NamedTuple):
+    """An operator of a package's own, with f32 inputs of these types, for the conformance kit."""
+
+    op: Op
+    inputs: tuple[Type, ...]
 
 
 @dataclass(frozen=True)
@@ -18,15 +25,20 @@ class Kernel:
     Attributes
     ----------
     backend : name of the backend it is for.
-    op : the primitive that it computes, with every option and layout of it.
-    function : called as the backend calls its own kernels; the backend's documentation says how.
+    op : the primitive that it computes, with every option and layout of it. It may be a class of
+        the package's own: on the reference the kernel is then the operator's definition.
+    function : what the backend computes it with, in the backend's own form: a Python function that
+        is called as the backend calls its own kernels, a C function, a shader.
     name : `placement` says `BACKEND/NAME` for the nodes it computes.
+    examples : of a kernel for the reference, for an operator of the package's own: on these
+        `cortiq conform` compares the other backends with it, at level 0.
     """
 
     backend: str
     op: type[Op]
-    function: Callable[..., Any]
+    function: Any
     name: str
+    examples: tuple[OperatorExample, ...] = ()
 
     @property
     def owner(self) -> str:
@@ -48,13 +60,25 @@ class TakesKernels:
 
     given: GivenKernels = NO_KERNELS
 
+    def check_kernel(self, kernel: Kernel) -> None:
+        """Refuse a kernel that is not in the backend's form: here, a function of Python.
+
+        Raises
+        ------
+        BackendError : what it is, and what the backend takes.
+        """
+        if not callable(kernel.function):
+            what = f"the function of {kernel.owner} is {shown(kernel.function)}"
+            raise BackendError(what, hint=f"The backend {kernel.backend} calls a Python function.")
+
     def use_kernel(self, kernel: Kernel) -> None:
         """Compute a primitive with this kernel from now on.
 
         Raises
         ------
-        BackendError : another kernel was given for it already.
+        BackendError : another kernel was given for it already, or it is not in the backend's form.
         """
+        self.check_kernel(kernel)
         other = self.given.get(kernel.op)
         if other is not None:
             what = f"{kernel.owner} and {other.name} are both for {kernel.op.__name__}"

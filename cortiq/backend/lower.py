@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cortiq.backend.admission import BY_ROW
+from cortiq.backend.kernel import NO_KERNELS, GivenKernels, Kernel
 from cortiq.backend.plan import always_known, needed
-from cortiq.ir import Graph, Node, Type, ops
+from cortiq.ir import Graph, Node, Op, Type, ops
 
 TAIL = "@tail"
 """Suffix of the copy of a trunk value that holds the tail's rows only."""
@@ -29,12 +30,20 @@ class Admit:
 
 
 @dataclass(frozen=True)
-class Step:
+class PackageOp:
+    """A primitive that the kernel of another package computes: no pattern joins it with others."""
+
+    op: Op
+    kernel: Kernel
+
+
+@dataclass(frozen=True)
+class LoweredStep:
     """Nodes that one kernel computes.
 
     Attributes
     ----------
-    op : a primitive, `Gather`, `Admit`, or what a backend makes of several primitives.
+    op : a primitive, `Gather`, `Admit`, `PackageOp`, or what a backend makes of several primitives.
     nodes : empty for `Gather` and `Admit`.
     tail : whether it runs on the tail's rows.
     after : names of what must be done before, though the step reads no value of it.
@@ -53,9 +62,15 @@ class Step:
         return self.nodes[0] if self.nodes else None
 
     @property
+    def kind(self) -> str:
+        """Name of the operator, for profiles."""
+        op = self.op.op if isinstance(self.op, PackageOp) else self.op
+        return type(op).__name__.removeprefix("Fused")
+
+    @property
     def label(self) -> str:
-        """Name the operator, and the role of what it computes, for profiles."""
-        return " ".join([type(self.op).__name__, *dict.fromkeys(map(_role, self.nodes))])
+        """Name of the operator, and the roles of what it computes, for profiles."""
+        return " ".join([self.kind, *dict.fromkeys(map(_role, self.nodes))])
 
 
 def _role(node: Node) -> str:
@@ -74,8 +89,8 @@ class Lowered:
     aliases : for each reshaped value the value whose memory it shares.
     """
 
-    trunk: tuple[Step, ...]
-    tail: tuple[Step, ...]
+    trunk: tuple[LoweredStep, ...]
+    tail: tuple[LoweredStep, ...]
     types: dict[str, Type]
     aliases: dict[str, str]
 
@@ -90,31 +105,46 @@ class Lowered:
         return {name for s in self.tail if isinstance(s.op, Gather) for name in s.inputs}
 
 
-def lower(graph: Graph, wanted: frozenset[str]) -> Lowered:
-    """Lower a graph for rows that want these values, in its order."""
+def lower(graph: Graph, wanted: frozenset[str], given: GivenKernels = NO_KERNELS) -> Lowered:
+    """Lower a graph for rows that want these values, in its order.
+
+    Parameters
+    ----------
+    given : kernels of other packages, by primitive.
+    """
     always, chosen = always_known(graph), needed(graph.nodes, wanted)
     nodes = [node for node in graph.nodes if node.name in chosen]
     aliases = {n.outputs[0]: n.inputs[0] for n in nodes if isinstance(n.op, ops.Reshape)}
     lowered = Lowered((), (), dict(graph.values), aliases)
     steps = [
-        Step(node.op, node.inputs, node.outputs, (node,), _is_late(node, always))
+        LoweredStep(
+            kernel_op(node, given), node.inputs, node.outputs, (node,), _is_late(node, always)
+        )
         for node in nodes
         if not isinstance(node.op, ops.Reshape)
     ]
     supplied = [name for name in graph.inputs if lowered.types[name].dtype == "f32"]
-    admitted = [Step(Admit(), (name,), (name,)) for name in supplied]
+    admitted = [LoweredStep(Admit(), (name,), (name,)) for name in supplied]
     trunk = [*admitted, *(step for step in steps if not step.tail)]
     tail = _gathered([step for step in steps if step.tail], always, lowered)
     return replace(lowered, trunk=tuple(trunk), tail=tuple(tail))
+
+
+def kernel_op(node: Node, given: GivenKernels) -> Op | PackageOp:
+    """Return what a node's step computes: its operator, or a package's kernel for it."""
+    kernel = given.get(type(node.op))
+    return node.op if kernel is None else PackageOp(node.op, kernel)
 
 
 def _is_late(node: Node, always: frozenset[str]) -> bool:
     return bool(node.outputs) and node.outputs[0] not in always
 
 
-def _gathered(steps: list[Step], always: frozenset[str], lowered: Lowered) -> list[Step]:
+def _gathered(
+    steps: list[LoweredStep], always: frozenset[str], lowered: Lowered
+) -> list[LoweredStep]:
     """Insert copies of trunk values for the tail's steps."""
-    done: list[Step] = []
+    done: list[LoweredStep] = []
     known: set[str] = set()
     for step in steps:
         inputs = []
@@ -123,7 +153,7 @@ def _gathered(steps: list[Step], always: frozenset[str], lowered: Lowered) -> li
             whole = lowered.root(copy)
             if copy != name and whole not in known:
                 known.add(whole)
-                done.append(Step(Gather(), (whole.removesuffix(TAIL),), (whole,), tail=True))
+                done.append(LoweredStep(Gather(), (whole.removesuffix(TAIL),), (whole,), tail=True))
             inputs.append(copy)
         done.append(replace(step, inputs=tuple(inputs)))
     return done
@@ -146,9 +176,9 @@ def joined_products(lowered: Lowered) -> Lowered:
     return replace(lowered, trunk=_joined(lowered.trunk), tail=_joined(lowered.tail))
 
 
-def _joined(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+def _joined(steps: tuple[LoweredStep, ...]) -> tuple[LoweredStep, ...]:
     first: dict[str, int] = {}
-    joined: list[Step] = []
+    joined: list[LoweredStep] = []
     for step in steps:
         (source, *_) = step.inputs or ("",)
         if isinstance(step.op, ops.MatMul) and source in first:

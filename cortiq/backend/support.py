@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
+from cortiq.backend.admission import BY_ROW
+from cortiq.backend.kernel import Kernel
 from cortiq.backend.protocol import CompileOptions, Declined, Device, Support, Supported
 from cortiq.errors import BackendError
 from cortiq.ir import Graph, Node, Op, Program, ops, primitives_within
@@ -35,12 +37,27 @@ def unplaced(node: Node, graph: Graph) -> str:
     return ""
 
 
+def package_refusal(node: Node, graph: Graph, kernel: Kernel) -> str:
+    """Say why a package's kernel is not given a node on a compiled backend; empty if it is.
+
+    There a kernel computes rows of f32 and i32 values from such rows, and has no state.
+    """
+    if node.slots:
+        return f"the kernel {kernel.owner} has no state, and this {node.op.kind} has"
+    if isinstance(node.op, ops.Reshape):
+        return "Reshape computes nothing: its output shares the input's memory"
+    for name in (*node.inputs, *node.outputs):
+        if name in BY_ROW or graph.values[name].dtype not in ("f32", "i32"):
+            return f"the kernel {kernel.owner} takes f32 and i32 values of the graph, not {name!r}"
+    return ""
+
+
 def supported_within(
     node: Node, graph: Graph, program: Program, refusal: Callable[[Node, Graph, Program], str]
 ) -> Support:
     """Support a primitive that is not refused, or a layer of such."""
-    parts = (refusal(part, graph, program) for part in primitives_within(node, graph, program))
-    reason = next(filter(None, parts), "")
+    within = primitives_within(node, graph, program)
+    reason = next(filter(None, (refusal(part, within, program) for part in within.nodes)), "")
     return Declined(reason) if reason else Supported()
 
 

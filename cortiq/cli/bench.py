@@ -150,7 +150,7 @@ def profile_of(loaded: Model, runner: Runner, work: Workload) -> dict[str, Any]:
     """
     from cortiq.engine.request import vocabulary_size
 
-    recorder = getattr(loaded.executable, "profile", None)
+    recorder = loaded.executable.profile
     if recorder is None:
         raise BackendError(f"the backend {loaded.backend} records no times of its ops")
     recorder.start()

@@ -37,7 +37,5 @@ def warm(name: str, **options: Any) -> None:
 
 def warm_model(model: Model) -> bool:
     """Compile ahead, with a progress bar; return whether the backend does that."""
-    from cortiq.backend import warm as compile_ahead
-
     with progress_bar() as bar:
-        return compile_ahead(model.executable, partial(bar, "compiling kernels"))
+        return model.executable.warm(partial(bar, "compiling kernels"))

@@ -7,19 +7,20 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 Value = TypeVar("Value")
-BLOCK = 256
+BLOCK = 512
 """Ids compared at a time."""
 
 
 def common_prefix_length(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return the length of the longest common prefix."""
+    """Return the length of the longest common prefix of ids, in whatever kinds of sequence."""
     most = min(len(a), len(b))
-    start = 0
-    while start < most and a[start : start + BLOCK] == b[start : start + BLOCK]:
-        start = min(start + BLOCK, most)
-    while start < most and a[start] == b[start]:
-        start += 1
-    return start
+    for start in range(0, most, BLOCK):
+        stop = min(start + BLOCK, most)
+        mine, other = list(a[start:stop]), list(b[start:stop])
+        if mine != other:
+            differs = (x != y for x, y in zip(mine, other, strict=True))
+            return start + next(i for i, found in enumerate(differs) if found)
+    return most
 
 
 @dataclass(eq=False)

@@ -114,14 +114,15 @@ class Sequence:
         return self.generated > self.preempted_at
 
     @property
-    def needs_ids(self) -> bool:
-        """Whether its next step can be scheduled only once its ids are known.
+    def waits_for(self) -> str:
+        """Reason why its next step can be scheduled only once its ids are known; empty for none.
 
         Not while its drafter rests: a step that runs ahead drafts nothing.
         """
-        wakes = getattr(self.policy, "wakes", 0)
-        drafts = self.drafting is not None and self.generated + 1 >= wakes
-        return drafts or self.request.masks is not None
+        wakes = 0 if self.policy is None else self.policy.wakes
+        if self.drafting is not None and self.generated + 1 >= wakes:
+            return "drafts"
+        return "masks" if self.request.masks is not None else ""
 
     @property
     def ready(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +28,8 @@ class Statistics:
     evicted : cached prefixes that were evicted to make room for this one.
     preempted : how often it was preempted by a more urgent one.
     drafts : counts of its drafters.
+    waited : steps that an asynchronous executable was not given ahead, by the reason: the host had
+        to know the ids first, for this sequence or another of the batch.
     """
 
     load_seconds: float = 0.0
@@ -36,6 +39,7 @@ class Statistics:
     evicted: int = 0
     preempted: int = 0
     drafts: DraftStatistics = field(default_factory=DraftStatistics)
+    waited: Counter[str] = field(default_factory=Counter)
     started: float = field(default_factory=lambda: _now())
     first: float | None = None
     last: float | None = None
@@ -65,18 +69,23 @@ class Statistics:
         """Return counts, seconds, rates, peak memory in bytes, and drafting, for JSON."""
         drafted = self.drafts.drafters or self.drafts.error
         drafting = {"drafting": self.drafts.as_dict()} if drafted else {}
-        return drafting | {
-            "load_seconds": round(self.load_seconds, 4),
-            "prompt_tokens": self.prompt_tokens,
-            "reused_tokens": self.reused_tokens,
-            "prompt_seconds": round(self.prompt_seconds, 4),
-            "prompt_tokens_per_second": _rate(self.prompt_tokens, self.prompt_seconds),
-            "generated_tokens": self.generated_tokens,
-            "decoded_tokens": self.decoded_tokens,
-            "decode_seconds": round(self.decode_seconds, 4),
-            "decode_tokens_per_second": _rate(self.decoded_tokens, self.decode_seconds),
-            "peak_memory_bytes": peak_memory(),
-        }
+        waiting = {"steps_that_waited_for": dict(self.waited)} if self.waited else {}
+        return (
+            drafting
+            | waiting
+            | {
+                "load_seconds": round(self.load_seconds, 4),
+                "prompt_tokens": self.prompt_tokens,
+                "reused_tokens": self.reused_tokens,
+                "prompt_seconds": round(self.prompt_seconds, 4),
+                "prompt_tokens_per_second": _rate(self.prompt_tokens, self.prompt_seconds),
+                "generated_tokens": self.generated_tokens,
+                "decoded_tokens": self.decoded_tokens,
+                "decode_seconds": round(self.decode_seconds, 4),
+                "decode_tokens_per_second": _rate(self.decoded_tokens, self.decode_seconds),
+                "peak_memory_bytes": peak_memory(),
+            }
+        )
 
 
 def _rate(count: int, seconds: float) -> float | None:

@@ -108,7 +108,7 @@ class Checkpoint:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the files ask for and is not done, or is done to their numbers: a line each."""
+        """Lines about what the files ask for and is not done, or is done to their numbers."""
         found = []
         if self.quantisation.notes:
             asked = " and ".join(self.quantisation.notes)

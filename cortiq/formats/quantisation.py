@@ -1,4 +1,4 @@
-"""What a folder says about its quantised matrices: one reading of every method's configuration.
+"""Descriptions of quantised matrices in folders: one reading of every method's configuration.
 
 The tensors decide how they are read; this is what they do not say themselves (MLX's bits, the
 version of GPTQ's zero points), and what they are checked against. Activations and caches that a
@@ -48,7 +48,7 @@ NOT_APPLIED = re.compile(
 
 @dataclass(frozen=True)
 class Quantisation:
-    """How a folder says that its matrices are quantised.
+    """A folder's own description of its quantised matrices.
 
     Attributes
     ----------

@@ -96,13 +96,14 @@ def _share(nodes: list[Node], relied_on: set[str]) -> list[Node]:
     return kept
 
 
-def primitives_within(node: Node, graph: Graph, program: Program) -> tuple[Node, ...]:
-    """Return the primitives that a node of a graph stands for: itself, if it is one."""
-    if node.op.primitive:
-        return (node,)
-    layouts = {name: program.weights[name].layout for name in node.weights.values()}
+def primitives_within(node: Node, graph: Graph, program: Program) -> Graph:
+    """Return a graph of the primitives that a node stands for: of itself, if it is one."""
     alone = replace(graph, nodes=(node,), outputs=node.outputs)
-    return expand(alone, layouts, lambda _: False).nodes
+    if node.op.primitive:
+        return alone
+    layouts = {name: program.weights[name].layout for name in node.weights.values()}
+    inner = expand(alone, layouts, lambda _: False)
+    return replace(inner, values={**graph.values, **inner.values})
 
 
 def primitives_of(program: Program) -> Program:

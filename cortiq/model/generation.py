@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from cortiq.backend import Executable, batch_rows_of
+from cortiq.backend import Executable
 from cortiq.engine.drafting import Speculation
 from cortiq.engine.engine import Engine
 from cortiq.engine.output import Output, TraceRow
@@ -128,7 +128,7 @@ def serve_one(
     cancelled: Callable[[], bool],
 ) -> Generator[str, None, Output]:
     """Serve one request on an engine of its own; yields its text, returns its output."""
-    rows = max(request.chunk_rows or 0, batch_rows_of(executable))
+    rows = max(request.chunk_rows or 0, executable.batch_rows)
     bounds = EngineOptions(batch_rows=rows)
     with Engine(executable, tokenizer, options=bounds, prefixes=prefixes) as engine:
         sequence = engine.submit(

@@ -171,15 +171,20 @@ def location_of(checkpoint: OpenCheckpoint) -> str:
     return str(getattr(checkpoint, "path", checkpoint.architecture))
 
 
-def read_config(family: ModuleType, checkpoint: OpenCheckpoint) -> BaseConfig:
+def read_config(
+    family: ModuleType, checkpoint: OpenCheckpoint, ignored: Sequence[str] = ()
+) -> BaseConfig:
     """Read the checkpoint's configuration; every key of it is known by name.
 
     A family whose GGUF files say things otherwise than its folders has a `GGUFConfig` of what they
-    say, with a method `config` that makes a `Config` of it.
+    say, with a method `config` that makes a `Config` of it. `ignored` are unknown keys that are
+    left out all the same.
     """
     where = location_of(checkpoint)
     if checkpoint.kind == "gguf":
         stored = getattr(family, "GGUFConfig", family.Config)
-        config = config_from_gguf(stored, family.KEYS, checkpoint, where=where)
+        config = config_from_gguf(stored, family.KEYS, checkpoint, where=where, ignored=ignored)
         return config if stored is family.Config else config.config(where)
-    return config_from_json(family.Config, family.KEYS, checkpoint.config, where=where)
+    return config_from_json(
+        family.Config, family.KEYS, checkpoint.config, where=where, ignored=ignored
+    )

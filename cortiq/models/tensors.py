@@ -180,8 +180,19 @@ def _left_over(
     for tensor in checkpoint.tensor_names:
         unread = IGNORED.fullmatch(tensor) or re.fullmatch(names.unread, tensor)
         unread = unread or DRAFT_NAME.match(tensor)
+        if not unread and _is_zero_bias(tensor, checkpoint):
+            continue
         if tensor not in used and not unread and not _of_draft_head(tensor, checkpoint, config):
             yield f"{tensor} is not used by the graph"
+
+
+def _is_zero_bias(tensor: str, checkpoint: OpenCheckpoint) -> bool:
+    """Return whether a tensor is a bias of zeros, as GPTQ's writers give every matrix one."""
+    if not tensor.endswith(".bias"):
+        return False
+    found = checkpoint.tensor(tensor)
+    is_vector = len(found.shape) == 1 and found.type in ("F32", "F16", "BF16")
+    return is_vector and not found.raw.any()
 
 
 def _of_draft_head(tensor: str, checkpoint: OpenCheckpoint, config: BaseConfig) -> bool:

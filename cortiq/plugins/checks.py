@@ -143,8 +143,6 @@ def check_kernels(found: Sequence[Any]) -> list[Kernel]:
             raise BrokenPluginError(f"{kernel.name!r} cannot be the name of a kernel")
         if not (isinstance(kernel.op, type) and issubclass(kernel.op, Op) and kernel.op.primitive):
             raise BrokenPluginError(f"the kernel {kernel.name!r} is for no primitive")
-        if not callable(kernel.function):
-            raise BrokenPluginError(f"the kernel {kernel.name!r} has no function")
     return list(found)
 
 

@@ -15,21 +15,24 @@ if TYPE_CHECKING:
 def register_kernels(kernels: Sequence[Kernel], backends: Mapping[str, Backend]) -> None:
     """Register each kernel with its backend, all of them or none.
 
+    A kernel whose backend is not installed is left out if another one's is.
+
     Raises
     ------
-    BrokenPluginError : a kernel's backend is not there, takes none, or refuses this one.
+    BrokenPluginError : no kernel's backend is there, or one takes none, or refuses this one.
     """
-    for kernel in kernels:
-        backend: Any = backends.get(kernel.backend)
-        if backend is None:
-            there = ", ".join(backends) or "none"
-            what = f"brings {kernel.name!r} for the backend {kernel.backend!r}; there are {there}"
-            raise BrokenPluginError(what)
+    usable = [kernel for kernel in kernels if kernel.backend in backends]
+    if kernels and not usable:
+        there, kernel = ", ".join(backends) or "none", kernels[0]
+        what = f"brings {kernel.name!r} for the backend {kernel.backend!r}; there are {there}"
+        raise BrokenPluginError(what)
+    for kernel in usable:
+        backend: Any = backends[kernel.backend]
         if not hasattr(backend, "use_kernel"):
             raise BrokenPluginError(f"the backend {kernel.backend!r} takes no kernels")
     given: list[Kernel] = []
     try:
-        for kernel in kernels:
+        for kernel in usable:
             backends[kernel.backend].use_kernel(kernel)  # type: ignore[attr-defined]
             given.append(kernel)
     except CortiqError as error:

@@ -38,7 +38,7 @@ SEAM = {"backend", "ir", "numerics", "errors", "hookspecs"}
 pytestmark = adapter.needed
 
 
-@pytest.mark.parametrize("level", [0, 1])
+@pytest.mark.parametrize("level", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_primitives_and_layers(level):
     """Layers once: this backend has no other way to compute them than their decomposition."""
     subject = make_subject(WgpuBackend())
@@ -138,7 +138,7 @@ def wide_values():
     ("probe", "label"),
     [
         (wide_values(), "Activation Multiply"),
-        (probes.attend(ops.Attend(9, 3, 32, 64, 0.2)), "Merge"),
+        (probes.attend(ops.Attend(9, 3, 32, 64, 0.2)), "AttentionMerge"),
     ],
 )
 def test_rows_of_many_values_are_shared_out_to_workgroups(probe, label, monkeypatch):

@@ -103,6 +103,62 @@ def folder_files() -> dict[str, bytes]:
     }
 
 
+def _stored(values: dict[str, tuple[str, np.ndarray]]) -> bytes:
+    """A safetensors file of arrays and the names of their types, narrow floats among them."""
+    header, body = {}, b""
+    for name, (kind, array) in values.items():
+        data = np.ascontiguousarray(array).tobytes()
+        place = [len(body), len(body) + len(data)]
+        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": place}
+        body += data
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + body
+
+
+def _packed_parts(stem: str, height: int, width: int) -> dict[str, tuple[str, np.ndarray]]:
+    """A matrix quantised in the way that its name chooses: four methods in one folder."""
+    rng = np.random.default_rng(len(stem))
+
+    def numbers(high: int, *shape: int) -> np.ndarray:
+        return rng.integers(0, high, shape)
+
+    ones = np.full((height, width // 32), 0.01, "<f4")
+    if "q_proj" in stem:
+        words = numbers(1 << 31, height, width // 8).astype("<i4")
+        parts = {"weight_packed": ("I32", words), "weight_scale": ("F32", ones),
+                 "weight_shape": ("I64", np.array([height, width], "<i8"))}  # fmt: skip
+    elif "gate" in stem:
+        words = numbers(1 << 31, width // 8, height).astype("<i4")
+        parts = {"qweight": ("I32", words), "scales": ("F32", ones.T),
+                 "qzeros": ("I32", numbers(1 << 31, width // 32, height // 8).astype("<i4")),
+                 "g_idx": ("I32", (np.arange(width) // 32).astype("<i4"))}  # fmt: skip
+    elif "up" in stem:
+        parts = {"weight_packed": ("U8", numbers(256, height, width // 2).astype("u1")),
+                 "weight_scale": ("F8_E4M3", numbers(0x70, height, width // 16).astype("u1")),
+                 "weight_global_scale": ("F32", np.array([900.0], "<f4"))}  # fmt: skip
+    else:
+        parts = {"weight": ("F8_E4M3", numbers(0x70, height, width).astype("u1")),
+                 "weight_scale_inv": ("BF16", np.full((1, 1), 0x3C00, "<u2"))}  # fmt: skip
+    return {f"{stem}.{end}": part for end, part in parts.items()}
+
+
+def quantised_files() -> dict[str, bytes]:
+    """The folder with matrices that four programs quantised."""
+    tensors = weights()
+    values = {
+        "model.embed_tokens.weight": ("F32", tensors["token_embd"]),
+        "model.norm.weight": ("F32", np.ones(WIDTH, "f4")),
+    }
+    for name, own in FOLDER.items():
+        stem, shape = f"model.layers.0.{own}", SHAPES[name]
+        matrix = len(shape) == 2 and shape[1] % 32 == 0
+        plain = {f"{stem}.weight": ("F32", tensors[name])}
+        values |= _packed_parts(stem, *shape) if matrix else plain
+    config = CONFIG | {"quantization_config": {"quant_method": "auto-round", "bits": 4}}
+    return {**folder_files(), "config.json": json.dumps(config).encode(),
+            "model.safetensors": _stored(values)}  # fmt: skip
+
+
 def byte_level_json() -> bytes:
     """A tokenizer.json of all bytes, two merges, and a token of its own."""
     pieces = [*byte_alphabet(), "he", "ll"]
@@ -118,7 +174,7 @@ def byte_level_json() -> bytes:
     return json.dumps(made).encode()
 
 
-SEEDS = (gguf_files, folder_files)
+SEEDS = (gguf_files, folder_files, quantised_files)
 
 
 def mutant(files: Mapping[str, bytes], rng: random.Random) -> dict[str, bytes]:

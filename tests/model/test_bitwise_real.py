@@ -72,10 +72,12 @@ def fed(executable: Executable, state: State, size: int, start: int = 0) -> Answ
             for a in completed(executable, prompt(state, at, min(at + size, LENGTH)))]  # fmt: skip
 
 
-@pytest.mark.parametrize("size", [1, 7, 64])
-def test_in_chunks(real, size):
+@pytest.mark.parametrize(("whole", "size"), [(60, 1), (0, 7), (0, 64)])
+def test_in_chunks(real, whole, size):
+    """After `whole` rows in one chunk: row by row across the border of a tile, at 64."""
     state = real.executable.open(LENGTH)
-    assert same(fed(real.executable, state, size), real.expected)
+    before = completed(real.executable, prompt(state, 0, whole)) if whole else []
+    assert same([*before, *fed(real.executable, state, size, whole)], real.expected)
     assert same(state.export(), real.left)
 
 

@@ -52,10 +52,10 @@ def plain(paths):
 
 
 def same(facts, plain):
-    return (
-        facts["chains"] == plain["chains"]
-        and facts.get("tables", plain["tables"]) == (plain["tables"])
-    )
+    """Whether a probe of the first models found what the plain one did."""
+    count = len(facts["chains"])
+    tables = plain["tables"][:count]
+    return facts["chains"] == plain["chains"][:count] and facts.get("tables", tables) == tables
 
 
 def found_features():
@@ -64,7 +64,7 @@ def found_features():
 
 
 def test_one_thread(paths, plain):
-    assert same(probe(paths, "--threads", "1"), plain)
+    assert same(probe(paths[:1], "--threads", "1"), plain)
 
 
 @pytest.mark.parametrize("core", CORES)
@@ -74,7 +74,7 @@ def test_openblas_kernels(paths, plain, core):
         pytest.skip(f"NumPy's BLAS is not an OpenBLAS for x86: {plain['blas']}")
     if needed and not needed & found_features():
         pytest.skip(f"this processor does not run the {core} kernels")
-    facts = probe(paths, OPENBLAS_CORETYPE=core)
+    facts = probe(paths[:1], OPENBLAS_CORETYPE=core)
     assert facts["blas"] in ([kernels], [core])
     assert same(facts, plain)
 

@@ -37,7 +37,7 @@ def compiled(bound: Bound, *, threads: int = 1, page_rows: int = 64, **extra: An
     return ReferenceBackend().compile(bound.program, bound.weights, options)
 
 
-@examples(10)
+@examples(5)
 @given(programs(), PROMPTS, st.lists(st.integers(1, 40), min_size=1, max_size=4))
 def test_a_prompt_in_chunks_of_any_size(bound, prompt, sizes):
     executable = compiled(bound)
@@ -61,7 +61,7 @@ def test_a_prompt_that_crosses_a_run_of_tiles(bound, prompt):
     assert same(in_chunks(executable, other, prompt[1000:], [1]), expected[1000:])
 
 
-@examples(15)
+@examples(6)
 @given(
     programs(),
     st.lists(st.tuples(ids(st.integers(2, 90)), st.floats(0, 1)), min_size=2, max_size=5),
@@ -83,7 +83,7 @@ def test_in_a_batch_of_others(bound, prompts, order):
     assert all(same(state.export(), left) for state, _, _, left in started)
 
 
-@examples(15)
+@examples(6)
 @given(programs(), PROMPTS, ids(st.integers(1, 70)), st.floats(0, 1))
 def test_rewind_is_never_having_gone_ahead(bound, prompt, ahead, share):
     executable, kept = compiled(bound), int(share * len(prompt))
@@ -97,7 +97,7 @@ def test_rewind_is_never_having_gone_ahead(bound, prompt, ahead, share):
     assert same(state.export(), left)
 
 
-@examples(10)
+@examples(5)
 @given(programs(), PROMPTS, ids(st.integers(1, 70)))
 def test_snapshots_are_copies(bound, prompt, ahead):
     executable, half = compiled(bound), len(prompt) // 2
@@ -115,7 +115,7 @@ def test_snapshots_are_copies(bound, prompt, ahead):
     assert same(state.export(), left)
 
 
-@examples(8)
+@examples(4)
 @given(programs(), ids(st.integers(2, 100)), ids(40), ids(40), st.floats(0, 1))
 def test_forks_are_separate(bound, prompt, tail, other_tail, share):
     """Parent and children go on in turns, with other ids, from the end and from earlier."""
@@ -141,7 +141,7 @@ def test_forks_are_separate(bound, prompt, tail, other_tail, share):
     assert same(parent.export(), alone(executable, paths[parent])[1])
 
 
-@examples(15)
+@examples(6)
 @given(programs(), ids(st.integers(1, 80)), st.sampled_from([Argmax(), Draw(PENALISED, 1)]))
 def test_steps_chained_by_drawn_are_those_driven_from_the_host(bound, prompt, want):
     executable = compiled(bound)
@@ -160,7 +160,7 @@ def test_steps_chained_by_drawn_are_those_driven_from_the_host(bound, prompt, wa
     assert same(chained.export(), driven.export())
 
 
-@examples(12)
+@examples(6)
 @given(programs(), PROMPTS, st.integers(1, 100), st.floats(0, 1))
 def test_a_sequence_moves_to_another_executable(bound, prompt, page_rows, share):
     here, there = compiled(bound), compiled(bound, threads=2, page_rows=page_rows)

@@ -79,7 +79,7 @@ def plain(convolution: bool = True, palette: tuple[str, ...] = ("w8",), seed: in
     return bind(writer.finish(x, tied=False, cap=None), list(palette), seed)
 
 
-@examples(12)
+@examples(5)
 @given(programs(), PROMPTS, st.data())
 def test_wants_change_nothing(bound, prompt, data):
     """Any named value of the graph can be asked for, in any rows, and the rest stays the same."""
@@ -129,7 +129,7 @@ def test_what_a_sequence_does_not_want_cannot_fail_it(bound, prompt, together):
     assert same([dict(r) for r in result.rows[len(prompt) :]], alone(executable, prompt)[0])
 
 
-@examples(12)
+@examples(5)
 @given(programs(), PROMPTS, st.integers(1, 70))
 def test_rows_given_are_rows_looked_up(bound, prompt, size):
     executable = compiled(bound)
@@ -148,7 +148,7 @@ def test_rows_given_are_rows_looked_up(bound, prompt, size):
     assert same(state.export(), left)
 
 
-@examples(12)
+@examples(5)
 @given(programs(), PROMPTS, ids(st.integers(1, 70)), st.data())
 def test_a_value_given_replaces_that_value_only(bound, prompt, ahead, data):
     """Replacing a value by what it is anyway changes nothing, whatever the value is."""
@@ -163,7 +163,7 @@ def test_a_value_given_replaces_that_value_only(bound, prompt, ahead, data):
     assert same(state.export(), left)
 
 
-@examples(12)
+@examples(5)
 @given(programs(), PROMPTS, st.integers(1, 100), ids(st.integers(1, 60)))
 def test_memory_that_was_not_written_is_not_read(bound, prompt, page_rows, ahead):
     clean = compiled(bound)
@@ -374,7 +374,7 @@ def broken_row(table: Weight, damaged: str) -> Weight:
     return replace(table, parts=parts)
 
 
-@examples(15)
+@examples(6)
 @given(programs(blocks=(1, 2)), calls(), st.integers(0, 2**20))
 def test_after_any_calls_a_sequence_is_what_its_ids_make_it(bound, calls, seed):
     poisoned = compiled(bound, page_rows=16, extra={"poison": True})

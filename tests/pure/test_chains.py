@@ -14,7 +14,16 @@ from small_program import CONTEXT, VOCABULARY
 
 from cortiq.backend import Argmax, Batch, Digest, Draw, Drawn, Named, Row, State, Status
 
+CUT_DIFFERENTLY = (
+    "linear and norm", "attention layer", "store without attend", "conv and route",
+    "delta rule only", "draft only", "in three", "beside a shared slot",
+)  # fmt: skip
+"""Chains whose parts hold different kinds of slots: what is said of states holds on these."""
 every_chain = pytest.mark.parametrize("kind", CHAINS)
+chains_of_states = pytest.mark.parametrize(
+    "kind",
+    [pytest.param(k, marks=[] if k in CUT_DIFFERENTLY else pytest.mark.slow) for k in CHAINS],
+)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +45,7 @@ def test_in_chunks_of_any_size(kind: str, expected: list[dict]) -> None:
         assert same([r for c in chunks for r in feed(executable, state, c)], expected)
 
 
-@every_chain
+@chains_of_states
 def test_rows_that_want_nothing_change_nothing(kind: str, expected: list[dict]) -> None:
     executable = CHAINS[kind]()
     state = executable.open(CONTEXT)
@@ -56,7 +65,7 @@ def test_in_a_batch_of_others(kind: str, expected: list[dict]) -> None:
     assert same(list(result.rows[len(IDS) + 2 :]), expected[:5])
 
 
-@every_chain
+@chains_of_states
 def test_rewind_is_never_having_gone_ahead(kind: str, expected: list[dict]) -> None:
     executable = CHAINS[kind]()
     state = executable.open(CONTEXT)
@@ -65,7 +74,7 @@ def test_rewind_is_never_having_gone_ahead(kind: str, expected: list[dict]) -> N
     assert same(feed(executable, state, IDS[6:]), expected[6:])
 
 
-@every_chain
+@chains_of_states
 def test_snapshot_and_restore(kind: str, expected: list[dict]) -> None:
     executable = CHAINS[kind]()
     state = executable.open(CONTEXT)
@@ -78,7 +87,7 @@ def test_snapshot_and_restore(kind: str, expected: list[dict]) -> None:
     assert same(feed(executable, state, IDS[6:]), expected[6:])
 
 
-@every_chain
+@chains_of_states
 def test_a_fork_is_separate(kind: str, expected: list[dict]) -> None:
     executable = CHAINS[kind]()
     state = executable.open(CONTEXT)
@@ -91,7 +100,7 @@ def test_a_fork_is_separate(kind: str, expected: list[dict]) -> None:
     assert same(feed(executable, state, IDS[9:]), expected[9:])
 
 
-@every_chain
+@chains_of_states
 def test_a_sequence_moves_between_executables(kind: str, expected: list[dict]) -> None:
     chain, whole = CHAINS[kind](), alone()
     for source, target in ((chain, whole), (whole, chain), (chain, CHAINS[kind]())):
@@ -118,7 +127,7 @@ def test_exports_are_those_of_the_whole(kind: str) -> None:
         assert all(same(planes[k], other[k]) for k in planes), name
 
 
-@every_chain
+@chains_of_states
 @pytest.mark.parametrize("want", [Argmax(), Draw(PENALISED)])
 def test_chained_draws_are_those_driven_from_the_host(kind: str, want: Any) -> None:
     chain, whole = CHAINS[kind](), alone()
@@ -149,7 +158,7 @@ def test_an_embedding_can_be_given(kind: str, expected: list[dict]) -> None:
     assert not same(dict(answers[0]), expected[3])
 
 
-@every_chain
+@chains_of_states
 def test_a_second_entry_graph(kind: str) -> None:
     answers = []
     for executable in (CHAINS[kind](head=True), alone(head=True)):
@@ -173,7 +182,7 @@ def poisoned(state: State, width: int = 32) -> Row:
     return Row(state, state.length(), 1, WANTS, {"embed": np.full(width, np.inf, np.float32)})
 
 
-@every_chain
+@chains_of_states
 def test_a_failing_sequence_is_cleared_and_concerns_no_other(
     kind: str, expected: list[dict]
 ) -> None:
@@ -191,7 +200,7 @@ def test_a_failing_sequence_is_cleared_and_concerns_no_other(
     assert same(feed(executable, good, IDS[5:]), expected[5:])
 
 
-@every_chain
+@chains_of_states
 def test_what_cannot_be_done_is_declined_before_anything_moves(
     kind: str, expected: list[dict]
 ) -> None:
@@ -216,7 +225,7 @@ def test_what_cannot_be_done_is_declined_before_anything_moves(
     assert same(feed(executable, state, IDS[5:]), expected[5:])
 
 
-@every_chain
+@chains_of_states
 def test_memory_is_reserved_in_all_parts_or_declined(kind: str) -> None:
     executable = CHAINS[kind]()
     assert executable.state_bytes(64) >= alone().state_bytes(64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
+from functools import cache
 
 import numpy as np
 import pytest
@@ -144,17 +145,25 @@ OPTIONS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("width", (8, 500, 8192, 20001))
-@pytest.mark.parametrize("name", OPTIONS)
-def test_draws(path, name, width):
-    options, rows = OPTIONS[name], 6
+POSITIONS = [0, 1, 77, 2**32 - 1, 4096, 5]
+
+
+@cache
+def exact_draws(name, width):
+    """Logits, histories, and what the contract draws: the same for every path."""
     x = np.concatenate([logits(3, width), logits(3, width, 1)])
     x[5] = 0.5
     histories = [[], [1, 1, 2], [width - 1] * 9, [0], list(range(8)), [5, 5, 5, 1]]
-    positions = [0, 1, 77, 2**32 - 1, 4096, 5]
-    exact = [
-        sampling.draw(x[i], options, histories[i], positions[i], choice=i == 3) for i in range(rows)
-    ]
+    rows = enumerate(zip(x, histories, POSITIONS, strict=True))
+    draws = [sampling.draw(r, OPTIONS[name], h, p, choice=i == 3) for i, (r, h, p) in rows]
+    return x, histories, draws
+
+
+@pytest.mark.parametrize("width", (8, 500, 8192, 20001))
+@pytest.mark.parametrize("name", OPTIONS)
+def test_draws(path, name, width):
+    options, positions = OPTIONS[name], POSITIONS
+    x, histories, exact = exact_draws(name, width)
     ours, faults = drawn(path, x, options, histories, positions)
     assert not any(faults)
     other, _ = drawn(path, x[3:4], options, histories[3:4], positions[3:4], choice=1)
@@ -169,19 +178,27 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("width", (8, 20001))
-@pytest.mark.parametrize("kind", MASKS)
-@pytest.mark.parametrize(
-    "name", ["greedy with bias", "plain", "top_k", "top_p", "min_p", "all filters", "penalties"]
-)
-def test_masked_draws(path, name, kind, width):
+@cache
+def exact_masked_draws(name, kind, width):
+    """Mask, logits, histories, and what the contract draws."""
     options, mask = OPTIONS[name], mask_of(MASKS[kind](width), width)
     x = np.concatenate([logits(3, width), logits(2, width, 1)])
     banned = np.setdiff1d(np.arange(width), allowed_ids(mask, width))
     x[1, banned] = next_down(LIMIT)  # scaled, biased or measured it would be a fault
     x[4] = -0.5
     histories = [[], [*banned[:1].tolist(), 1, 2], [width - 1] * 9, [0], list(range(8))]
-    exact = [sampling.draw(x[i], options, histories[i], 40 + i, mask=mask) for i in range(len(x))]
+    draws = [sampling.draw(x[i], options, histories[i], 40 + i, mask=mask) for i in range(len(x))]
+    return mask, x, histories, draws
+
+
+@pytest.mark.parametrize("width", (8, 20001))
+@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize(
+    "name", ["greedy with bias", "plain", "top_k", "top_p", "min_p", "all filters", "penalties"]
+)
+def test_masked_draws(path, name, kind, width):
+    mask, x, histories, exact = exact_masked_draws(name, kind, width)
+    options = OPTIONS[name]
     ours, faults = drawn(path, x, options, histories, range(40, 45), mask=mask)
     assert ours == exact and not any(faults)
 

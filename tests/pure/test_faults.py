@@ -75,8 +75,10 @@ def run_with(monkeypatch, fault, chosen, **options):
 
 @pytest.mark.parametrize("fault", COMPUTING)
 def test_a_fault_is_found_where_the_table_says_and_nowhere_before(fault, listed, monkeypatch):
+    """Of the cases that other families have, every third: the slow test below runs all."""
     known = FAULTS[fault]
-    chosen = [case for case, check in listed.values() if sees(check, touched(fault))]
+    seen = [case for case, check in listed.values() if sees(check, touched(fault))]
+    chosen = [c for at, c in enumerate(seen) if c.family in known.families or at % 3 == 0]
     report = run_with(monkeypatch, fault, chosen, stop_early=True)
     failed = report.failed_results()
     assert report.blamed() == set(known.families)

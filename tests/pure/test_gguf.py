@@ -204,9 +204,9 @@ def test_inconsistent_files_are_refused_with_the_place(write, message):
 
 
 def test_unsupported_things_are_named_with_what_is_supported(write):
-    kinds = File(tensors=[tensor("blk.0.x", [256], 16, 0)], data=bytes(66))
+    kinds = File(tensors=[tensor("blk.0.x", [256], 15, 0)], data=bytes(292))
     message = refusal(write(kinds), UnsupportedError)
-    assert "'blk.0.x' has type IQ2_XXS" in message and "Q4_K" in message
+    assert "'blk.0.x' has type Q8_K" in message and "Q4_K" in message
     nested = File([string("a") + struct.pack("<IIQ", 9, 9, 1)])
     assert "array of arrays" in refusal(write(nested), UnsupportedError)
 

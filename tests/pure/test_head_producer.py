@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import cortiq
-from cortiq.engine.head_producer import HeadProducer, speculation_blocker
-from cortiq.engine.producers import LogitProducer, SpeculativeProducer
 from cortiq.errors import RequestError
+from cortiq_producers.head import HeadProducer, speculation_blocker
+from cortiq_producers.protocols import LogitProducer, SpeculativeProducer
 
 IDS = [(7 * i + 3) % 300 for i in range(24)]
 

@@ -12,7 +12,6 @@ from cortiq.engine.drafters.ngrams import (
     GRAM,
     LONGEST,
     NgramIndex,
-    common_prefix,
     lookup_continuation,
     tail_repeat,
 )
@@ -124,15 +123,6 @@ def test_search_is_bounded_and_latest_first():
     index.extend(range(100, 100 + LONGEST))
     index.extend(range(100, 100 + LONGEST))
     assert index.match().length == LONGEST
-
-
-@given(st.lists(st.integers(0, 2), max_size=1200), st.integers(0, 1200), st.integers(0, 5))
-@settings(max_examples=40, deadline=None)
-def test_common_prefix(ids, cut, other):
-    changed = [*ids[:cut], other, *ids[cut + 1 :]]
-    plain = next((i for i, (a, b) in enumerate(zip(ids, changed, strict=False)) if a != b), None)
-    expected = min(len(ids), len(changed)) if plain is None else plain
-    assert common_prefix(ids, changed) == expected
 
 
 def test_drafter_drafts_more_the_longer_a_match_is():

@@ -40,10 +40,12 @@ def python(project, tmp_path_factory) -> Path:
 
 def test_its_own_tests_pass_as_it_is_written(project, python):
     strict = ("-W", "error")  # a newcomer sees no warning of ours
-    done = run_in(python, project, "-m", "pytest", "--junitxml=conformance.xml", "-q", *strict)
+    level = ("-m", "level1")  # `test_tutorial.py` runs level 0 too
+    report = "--junitxml=conformance.xml"
+    done = run_in(python, project, "-m", "pytest", report, "-q", *strict, *level)
     assert done.returncode == 0, done.stdout + done.stderr
     (suite,) = ElementTree.parse(project / "conformance.xml").getroot().findall("testsuite")
-    assert int(suite.attrib["tests"]) > 390
+    assert int(suite.attrib["tests"]) > 120
     assert {suite.attrib[kind] for kind in ("failures", "errors", "skipped")} == {"0"}
     assert re.search(r"cortiq conformance kit [\d.]+, \d+ cases \w+, \d+ run: ", done.stdout)
 

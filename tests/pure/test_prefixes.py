@@ -49,10 +49,14 @@ def shared(a, b):
 
 
 @examples(200)
-@given(FEW, FEW, st.integers(0, 600))
+@given(FEW, FEW, st.integers(0, 1200))
 def test_common_prefix(a, b, same):
     head = list(range(same))
-    assert common_prefix_length([*head, *a], [*head, *b]) == same + shared(a, b)
+    assert common_prefix_length([*head, *a], (*head, *b)) == same + shared(a, b)
+    changed = [*head, *a]
+    if same:
+        changed[same // 2] = -1
+        assert common_prefix_length(changed, [*head, *b]) == same // 2
 
 
 @examples(300)

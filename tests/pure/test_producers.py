@@ -7,10 +7,10 @@ import pytest
 from floats import same_bits
 
 import cortiq
-from cortiq.engine.adapter import DraftedProducer, ExecutableProducer
-from cortiq.engine.producers import ChunkedPrefillRunner, LogitProducer, SpeculativeProducer
-from cortiq.engine.scripted_producer import ScriptedProducer
 from cortiq.errors import RequestError
+from cortiq_producers.protocols import ChunkedPrefillRunner, LogitProducer, SpeculativeProducer
+from cortiq_producers.scripted import ScriptedProducer
+from cortiq_producers.target import DraftedProducer, ExecutableProducer
 
 IDS = [(7 * i + 3) % 64 for i in range(24)]
 

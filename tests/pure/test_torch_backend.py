@@ -34,10 +34,16 @@ NO_KERNEL_YET: set[str] = set()
 
 @pytest.fixture(scope="module")
 def small_levels():
-    return run(TorchBackend(), levels=(0, 1), allow_declined=True)
+    return run(TorchBackend(), levels=(0,), allow_declined=True)
 
 
-def test_levels_0_and_1_are_computed_by_torch_alone(small_levels):
+@pytest.mark.slow
+def test_layers_are_computed_by_torch_alone():
+    report = run(TorchBackend(), levels=(1,))
+    assert report.passed and set(report.computed) == {"torch"}, report.summary()
+
+
+def test_primitives_are_computed_by_torch_alone(small_levels):
     assert small_levels.passed, small_levels.summary()
     assert set(small_levels.computed) == {"torch"}
     assert {r.outcome.value for r in small_levels.results} <= {"same", "declined"}
@@ -48,6 +54,8 @@ def test_levels_0_and_1_are_computed_by_torch_alone(small_levels):
 @pytest.mark.parametrize(
     ("level", "only"),
     [
+        (1, "level1/Attention["),
+        (1, "level1/MoE["),
         (2, "tiny-lfm2, 70 tokens, whole"),
         (2, "tiny-mixtral, 70 tokens, whole"),
         (2, "second entry[tiny-mtp"),

@@ -56,7 +56,7 @@ def test_every_primitive_has_a_kernel():
 @pytest.mark.parametrize(
     ("level", "only"),
     [
-        (0, "MatMul[Q4_K,"),
+        (0, "MatMul[Q4_K, 3 runs"),  # of matrices, of heads, of experts
         (0, "Attend window[5,"),
         (0, "Attend soft cap[5]"),
         (0, "CausalConv[3 taps, biased]"),

@@ -96,7 +96,7 @@ def plain(row):
 
 
 def test_mixed_batches_under_way_bring_what_they_bring_one_by_one(ahead, defined):
-    # The row of the last batch goes on from one that drew nothing there: it has no id.
+    # A row of the last batch goes on from one that drew nothing there: it has no id.
     expected = mixed(defined, 0)
     assert mixed(ahead, 0) == expected
     assert mixed(ahead, 2) == expected
@@ -164,29 +164,65 @@ def test_an_error_in_a_launch_leaves_nothing_under_way(ahead, monkeypatch):
         state.release()
 
 
-@pytest.mark.parametrize("seed", range(3))
+def served(model, wanted, rows, chance=None):
+    """Serve requests on a device that runs ahead, one of them twice and cancelled once."""
+    made_of, options = loaded(model), CompileOptions(extra={"graphs": True})
+    device = TritonBackend().compile(made_of.program, made_of.weights, options)
+    with Engine(device, TOKENIZER, options=EngineOptions(batch_rows=rows)) as engine:
+        made = []
+        for one in wanted:
+            made.append(engine.submit(one))
+            for _ in range(chance.randrange(2) if chance else 0):
+                engine.step()
+        gone = engine.submit(wanted[0])
+        engine.step()
+        gone.cancel()
+        engine.run()
+    assert not device.decoder.under_way
+    shapes = list(device.decoder.mixed.shapes)
+    device.close()
+    return made, shapes
+
+
+@pytest.mark.parametrize("seed", range(2))
 def test_requests_that_come_and_go_get_what_each_gets_alone(seed):
-    """On a device that runs ahead, in small batches, some cancelled, some drawn at random."""
-    chance = random.Random(seed)
     ways = list(WAYS.values())
     wanted = [
         request(prompt(10 * seed + i, 3 + 5 * i), 2 + i % 3, **ways[(i + seed) % 3])
         for i in range(5)
     ]
     on = executable("cpu", "tiny-llama")
-    expected = [alone(on, one) for one in wanted]
-    model, options = loaded("tiny-llama"), CompileOptions(extra={"graphs": True})
-    device = TritonBackend().compile(model.program, model.weights, options)
-    with Engine(device, TOKENIZER, options=EngineOptions(batch_rows=9, sequences=3)) as engine:
-        made = []
-        for one in wanted:
-            made.append(engine.submit(one))
-            for _ in range(chance.randrange(2)):
-                engine.step()
-        gone = engine.submit(wanted[0])
-        engine.step()
-        gone.cancel()
-        engine.run()
-    assert [facts(one) for one in made] == expected
-    assert not device.decoder.under_way
-    device.close()
+    made, _ = served("tiny-llama", wanted, 9, random.Random(seed))
+    assert [facts(one) for one in made] == [alone(on, one) for one in wanted]
+
+
+def test_pieces_of_prompts_beside_steps_are_one_shape_whatever_their_lengths():
+    """On a model with rings; a shape is used for pieces that end elsewhere, and for other wants."""
+    ways = list(WAYS.values())
+    wanted = [request(prompt(i, 20 + 3 * i), 2 + i % 2, **ways[i % 3]) for i in range(6)]
+    on = executable("cpu", "tiny-lfm2")
+    made, shapes = served("tiny-lfm2", wanted, 40)
+    assert [facts(one) for one in made] == [alone(on, one) for one in wanted]
+    assert {(rows, sequences) for _, rows, sequences, *_ in shapes} <= {
+        (64, n) for n in range(2, 8)
+    }
+    assert len(shapes) <= 3
+
+
+def test_steps_are_filled_up_by_rows_that_nobody_reads(ahead, defined):
+    """Nine sequences take the shape of sixteen, and so do ten."""
+
+    def steps(on):
+        states, found = [on.open(20) for _ in range(10)], []
+        for count, token in ((9, 3), (10, 4)):
+            rows = [Row(s, s.length(), token + i, WANTS) for i, s in enumerate(states[:count])]
+            found += [plain(row) for row in on.forward(Batch(rows)).result().rows]
+        again = [Row(s, s.length(), Drawn(i), WANTS) for i, s in enumerate(states)]
+        found += [plain(row) for row in on.forward(Batch(again)).result().rows]
+        for state in states:
+            state.release()
+        return found
+
+    before = len(ahead.decoder.shapes)
+    assert steps(ahead) == steps(defined)
+    assert len(ahead.decoder.shapes) == before + 1

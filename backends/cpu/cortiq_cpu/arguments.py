@@ -51,6 +51,7 @@ class OpKind(IntEnum):
     SCALED = 28
     CHOOSE_BLOCKS = 29
     RECALL = 30
+    PACKAGE = 31
 
 
 def _fields(**groups: str) -> tuple[tuple[str, type], ...]:

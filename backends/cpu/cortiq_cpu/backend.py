@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from cortiq.backend import CompileOptions, Device, Support, Versions
-from cortiq.backend.support import check_extra, supported_within
+from cortiq.backend import CompileOptions, Device, Kernel, Support, TakesKernels, Versions
+from cortiq.backend.support import check_extra, package_refusal, supported_within
 from cortiq.ir import Graph, Node, Program
 from cortiq.numerics.layouts import Weight
 from cortiq_cpu import native
 from cortiq_cpu.executable import CpuExecutable
 from cortiq_cpu.kernels import refusal
+from cortiq_cpu.package import check_native
 
 EXTRA_OPTIONS = ("isa", "profile", "poison")
 
 
-class CpuBackend:
-    """Native kernels on the host's cores: every primitive, and every layer through them."""
+class CpuBackend(TakesKernels):
+    """Native kernels on the host's cores: every primitive, and every layer through them.
+
+    The `function` of a package's kernel (`cortiq.backend.Kernel`) is a `cortiq_cpu.NativeKernel`.
+    """
 
     name = "cpu"
     priority = 10
@@ -28,7 +32,18 @@ class CpuBackend:
 
     def supports(self, node: Node, graph: Graph, program: Program) -> Support:
         """Accept primitives that have a kernel, and layers that decompose into such."""
-        return supported_within(node, graph, program, refusal)
+        return supported_within(node, graph, program, self._refusal)
+
+    def _refusal(self, node: Node, graph: Graph, program: Program) -> str:
+        """Say why a primitive is declined, also where a package's kernel is there for it."""
+        kernel = self.given.get(type(node.op))
+        if kernel is not None:
+            return package_refusal(node, graph, kernel)
+        return refusal(node, graph, program)
+
+    def check_kernel(self, kernel: Kernel) -> None:
+        """Refuse a kernel that is no `NativeKernel`."""
+        check_native(kernel)
 
     def compile(
         self, program: Program, weights: Mapping[str, Weight], options: CompileOptions
@@ -40,4 +55,4 @@ class CpuBackend:
         BackendError : an option in `extra` is unknown, or its instruction set does not run here.
         """
         check_extra("CPU", options, EXTRA_OPTIONS)
-        return CpuExecutable(program, weights, options)
+        return CpuExecutable(program, weights, options, self.given)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cortiq.backend.lower import Step
+from cortiq.backend.lower import LoweredStep
 from cortiq.ir import ops
 from cortiq_cpu import arguments
 from cortiq_cpu.arguments import OpKind, address
@@ -16,14 +16,14 @@ ROUTERS = ("softmax", "sigmoid", "softmax_topk")
 """By the number the native core gives them."""
 
 
-def bind_embed(b: OpBinder, step: Step) -> OpArgs:
+def bind_embed(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind EMBED_ROWS."""
     matrix = b.weights.matrix(step.nodes[0].weights["table"])
     args = EmbedArgs(matrix, address(b.rows.tokens), b.at(step.outputs[0]))
     return [(OpKind.EMBED_ROWS, args)]
 
 
-def bind_matmul(b: OpBinder, step: Step) -> OpArgs:
+def bind_matmul(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind MATMUL: up to four matrices an op."""
     bound: OpArgs = []
     pairs = list(zip(step.nodes, step.outputs, strict=True))
@@ -39,7 +39,7 @@ def bind_matmul(b: OpBinder, step: Step) -> OpArgs:
     return bound
 
 
-def bind_chosen(b: OpBinder, step: Step) -> OpArgs:
+def bind_chosen(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind MATMUL_CHOSEN: a matrix for each head or expert."""
     node = step.nodes[0]
     slots, _ = b.shape(step.outputs[0])
@@ -52,7 +52,7 @@ def bind_chosen(b: OpBinder, step: Step) -> OpArgs:
     return [(OpKind.MATMUL_CHOSEN, args)]
 
 
-def bind_route(b: OpBinder, step: Step) -> OpArgs:
+def bind_route(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind ROUTE."""
     node = step.nodes[0]
     router = node.op.router  # type: ignore[attr-defined]
@@ -69,7 +69,7 @@ def bind_route(b: OpBinder, step: Step) -> OpArgs:
     return [(OpKind.ROUTE, args)]
 
 
-def bind_combine(b: OpBinder, step: Step) -> OpArgs:
+def bind_combine(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind COMBINE_EXPERTS."""
     weights, outputs = step.inputs
     count, width = b.shape(step.nodes[0].inputs[1])

@@ -7,8 +7,8 @@ from math import prod
 
 import numpy as np
 
-from cortiq.backend.fuse import Elementwise, NormChain
-from cortiq.backend.lower import Step
+from cortiq.backend.fuse import FusedElementwise, NormChain
+from cortiq.backend.lower import LoweredStep
 from cortiq.ir import ops
 from cortiq.numerics import scalar
 from cortiq_cpu import arguments
@@ -21,7 +21,7 @@ ACTIVATIONS = tuple(scalar.ACTIVATIONS)
 """By the number the native core gives them."""
 
 
-def bind_gather(b: OpBinder, step: Step) -> OpArgs:
+def bind_gather(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind COPY of the tail's rows."""
     (source,), (out,) = step.inputs, step.outputs
     floats = row_bytes(b.lowered.types[out]) // FLOAT_BYTES
@@ -32,7 +32,7 @@ def bind_gather(b: OpBinder, step: Step) -> OpArgs:
     return [(OpKind.COPY, copy)]
 
 
-def bind_admit(b: OpBinder, step: Step) -> OpArgs:
+def bind_admit(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind COPY in place, through `snap`."""
     (name,) = step.inputs
     floats = b.stride(name)
@@ -43,7 +43,7 @@ def bind_admit(b: OpBinder, step: Step) -> OpArgs:
     return [(OpKind.COPY, copy)]
 
 
-def bind_quantise(b: OpBinder, step: Step) -> OpArgs:
+def bind_quantise(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind QUANTISE."""
     (x,), (record,) = step.inputs, step.outputs
     split = b.split(record)
@@ -62,9 +62,9 @@ ELEMENTWISE_KINDS: Mapping[type, OpKind] = {
 }
 
 
-def bind_elementwise(b: OpBinder, step: Step) -> OpArgs:
+def bind_elementwise(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind an elementwise op, perhaps with a gate or a quantised row."""
-    wise: Elementwise = step.op  # type: ignore[assignment]
+    wise: FusedElementwise = step.op  # type: ignore[assignment]
     node = wise.gate or wise.node
     shape = wise.node.outputs[0]
     stride = b.stride(shape)
@@ -86,7 +86,7 @@ def bind_elementwise(b: OpBinder, step: Step) -> OpArgs:
     return [(ELEMENTWISE_KINDS[type(op)], args)]
 
 
-def bind_norm(b: OpBinder, step: Step) -> OpArgs:
+def bind_norm(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind a norm with the residual sum and the quantised row around it."""
     chain: NormChain = step.op  # type: ignore[assignment]
     node = chain.norm
@@ -107,7 +107,7 @@ def bind_norm(b: OpBinder, step: Step) -> OpArgs:
     return [(OpKind.LAYER_NORM if layer else OpKind.RMS_NORM, args)]
 
 
-def bind_slice(b: OpBinder, step: Step) -> OpArgs:
+def bind_slice(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind COPY of a stretch of each vector."""
     op: ops.Slice = step.op  # type: ignore[assignment]
     if op.step != 1:
@@ -140,7 +140,7 @@ def _copies(
     ]  # fmt: skip
 
 
-def bind_concat(b: OpBinder, step: Step) -> OpArgs:
+def bind_concat(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind COPY of each part."""
     bound: OpArgs = []
     to = 0

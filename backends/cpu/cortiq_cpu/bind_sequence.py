@@ -6,8 +6,8 @@ import ctypes
 
 import numpy as np
 
-from cortiq.backend.fuse import Attention, Part, QKVPrologue
-from cortiq.backend.lower import Step
+from cortiq.backend.fuse import FusedAttention, HeadGroup, QKVPrologue
+from cortiq.backend.lower import LoweredStep
 from cortiq.ir import ops
 from cortiq_cpu import arguments
 from cortiq_cpu.arguments import OpKind, address
@@ -19,7 +19,7 @@ TARGETS = ("record", "keys", "values")
 """Each by the number the native core gives them."""
 
 
-def bind_rope(b: OpBinder, step: Step) -> OpArgs:
+def bind_rope(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind ROPE."""
     op: ops.Rope = step.op  # type: ignore[assignment]
     heads, width = b.shape(step.nodes[0].inputs[0])
@@ -32,7 +32,7 @@ def bind_rope(b: OpBinder, step: Step) -> OpArgs:
     return [(OpKind.ROPE, args)]
 
 
-def _part(b: OpBinder, part: Part) -> arguments.HeadGroupArgs:
+def _part(b: OpBinder, part: HeadGroup) -> arguments.HeadGroupArgs:
     heads, width = b.shape(part.quantise.inputs[0])
     args = arguments.HeadGroupArgs(
         x=b.at(part.x), x_stride=heads * width, heads=heads, width=width,
@@ -50,7 +50,7 @@ def _part(b: OpBinder, part: Part) -> arguments.HeadGroupArgs:
     return args
 
 
-def bind_qkv_prologue(b: OpBinder, step: Step) -> OpArgs:
+def bind_qkv_prologue(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind HEADS: q, k and v on their way into attention."""
     op: QKVPrologue = step.op  # type: ignore[assignment]
     parts = (arguments.HeadGroupArgs * len(op.parts))(*(_part(b, part) for part in op.parts))
@@ -61,15 +61,15 @@ def bind_qkv_prologue(b: OpBinder, step: Step) -> OpArgs:
     return [(OpKind.HEADS, args)]
 
 
-def bind_store_kv(b: OpBinder, step: Step) -> OpArgs:
+def bind_store_kv(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind STORE_KV."""
     kv = b.kv(step.nodes[0].slots["kv"])
     return [(OpKind.STORE_KV, arguments.StoreKVArgs(kv, *(b.at(name) for name in step.inputs)))]
 
 
-def bind_attend(b: OpBinder, step: Step) -> OpArgs:
+def bind_attend(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind ATTEND, perhaps with the quantised row of all heads."""
-    attention: Attention = step.op  # type: ignore[assignment]
+    attention: FusedAttention = step.op  # type: ignore[assignment]
     node, op = attention.node, fields(attention.node)
     constants = b.weights.scoring(op)
     args = arguments.AttendArgs(
@@ -88,7 +88,7 @@ def bind_attend(b: OpBinder, step: Step) -> OpArgs:
     return [(OpKind.ATTEND, args)]
 
 
-def bind_choose(b: OpBinder, step: Step) -> OpArgs:
+def bind_choose(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind CHOOSE_BLOCKS."""
     op: ops.ChooseBlocks = step.op  # type: ignore[assignment]
     args = arguments.ChooseBlocksArgs(
@@ -98,13 +98,13 @@ def bind_choose(b: OpBinder, step: Step) -> OpArgs:
     return [(OpKind.CHOOSE_BLOCKS, args)]
 
 
-def bind_recall(b: OpBinder, step: Step) -> OpArgs:
+def bind_recall(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind RECALL."""
     kv, (out,) = b.kv(step.nodes[0].slots["kv"]), step.outputs
     return [(OpKind.RECALL, arguments.RecallArgs(kv, b.at(out), b.stride(out)))]
 
 
-def bind_conv(b: OpBinder, step: Step) -> OpArgs:
+def bind_conv(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind CAUSAL_CONV."""
     node = step.nodes[0]
     op: ops.CausalConv = node.op  # type: ignore[assignment]
@@ -120,7 +120,7 @@ def bind_conv(b: OpBinder, step: Step) -> OpArgs:
     return [(OpKind.CAUSAL_CONV, args)]
 
 
-def bind_recurrence(b: OpBinder, step: Step) -> OpArgs:
+def bind_recurrence(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind GATED_DELTA: the delta rule, or the state-space step with C, B and x as q, k and v."""
     slot = step.nodes[0].slots["state"]
     number, layout = b.layout.fixed_numbers[slot], b.layout.recurrences[slot]

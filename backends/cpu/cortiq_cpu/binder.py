@@ -17,7 +17,7 @@ from cortiq_cpu.quantised_rows import record_bytes
 from cortiq_cpu.rotary_arrays import RotaryArrays
 from cortiq_cpu.row_arrays import RowArrays
 from cortiq_cpu.state_layout import StateLayout
-from cortiq_cpu.weights import PackedWeights
+from cortiq_cpu.weights import PackedWeights, vector_form
 
 FLOAT_BYTES = 4
 SHARED_KINDS = (
@@ -92,8 +92,7 @@ class OpBinder:
         """Return the address of a node's vector in this role; None if it has none."""
         if node is None or role not in node.weights:
             return None
-        offset, form = getattr(node.op, "offset", 0.0), getattr(node.op, "form", "plain")
-        return self.weights.vector(node.weights[role], offset, form)
+        return self.weights.vector(node.weights[role], *vector_form(node.op))
 
     def kv(self, slot: str) -> arguments.KVSlotArgs:
         """Describe the rows of a slot, for the sequences of this set."""

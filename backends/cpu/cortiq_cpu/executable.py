@@ -10,6 +10,8 @@ from typing import ClassVar
 
 from cortiq.backend import Batch, CompileOptions
 from cortiq.backend.executable import Accepted, Brought
+from cortiq.backend.kernel import NO_KERNELS, GivenKernels
+from cortiq.backend.kernel_executable import placement_of
 from cortiq.backend.paged import PagedState
 from cortiq.backend.paged_executable import EARLY_POSITIONS, PagedExecutable
 from cortiq.backend.windows import windows_of
@@ -32,6 +34,7 @@ class CpuExecutable(PagedExecutable[CpuState, CpuPlan]):
     ----------
     options : `extra` may hold `isa`, the instruction set to use (`native.ISAS`), `profile` to be
         able to record the time of each op, and `poison`, which fills unused memory in tests.
+    given : kernels of other packages, by primitive.
 
     Attributes
     ----------
@@ -44,7 +47,11 @@ class CpuExecutable(PagedExecutable[CpuState, CpuPlan]):
     layout: StateLayout
 
     def __init__(
-        self, program: Program, weights: Mapping[str, Weight], options: CompileOptions
+        self,
+        program: Program,
+        weights: Mapping[str, Weight],
+        options: CompileOptions,
+        given: GivenKernels = NO_KERNELS,
     ) -> None:
         threads = options.threads or _cores()
         self.pool = ThreadPool(threads, options.extra.get("isa"))
@@ -54,15 +61,13 @@ class CpuExecutable(PagedExecutable[CpuState, CpuPlan]):
         layout = StateLayout(program, graphs, options.page_rows, windows)
         with ThreadPoolExecutor(threads) as packers:
             packed = PackedWeights(weights, packers)
-            plans = {n: CpuPlan(g, packed, layout, self.pool) for n, g in graphs.items()}
+            plans = {n: CpuPlan(g, packed, layout, self.pool, given) for n, g in graphs.items()}
         super().__init__(program, options, plans)
         self.use_memory(CpuStateMemory(layout, self.pool, poison))
         for plan in plans.values():
             if plan.angles.supplied:  # Rows may be anywhere in the context from the first one on.
                 plan.prepare(min(program.context, EARLY_POSITIONS))
-        self.placement = dict.fromkeys(
-            (node.name for graph in program.graphs.values() for node in graph.nodes), "cpu"
-        )
+        self.placement = placement_of(program, None, "cpu", "cpu", given)
         self.profile = OpProfile(self.pool) if options.extra.get("profile") else None
         self._ending = weakref.finalize(self, self.pool.close)
 

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cortiq.backend.admission import BY_ROW
-from cortiq.backend.lower import Admit, Lowered, Step, joined_products, lower
+from cortiq.backend.kernel import NO_KERNELS, GivenKernels
+from cortiq.backend.lower import Admit, Lowered, LoweredStep, joined_products, lower
 from cortiq.backend.requests import Ask, RequestedOutputs, RequestPlan
 from cortiq.ir import Graph, ops
 from cortiq_cpu.arena import Arena, ArenaOffsets, assign
@@ -76,11 +77,16 @@ class CpuPlan(RequestPlan[CompiledOps]):
     angles: RotaryArrays
 
     def __init__(
-        self, graph: Graph, weights: PackedWeights, layout: StateLayout, pool: ThreadPool
+        self,
+        graph: Graph,
+        weights: PackedWeights,
+        layout: StateLayout,
+        pool: ThreadPool,
+        given: GivenKernels = NO_KERNELS,
     ) -> None:
         super().__init__(graph)
         graph = self.graph
-        self.layout, self.pool, self.weights = layout, pool, weights
+        self.layout, self.pool, self.weights, self.given = layout, pool, weights, given
         for node in graph.nodes:
             weights.prepare(node)
         late = (row_bytes(t) for n, t in graph.values.items() if n not in self.always)
@@ -101,7 +107,7 @@ class CpuPlan(RequestPlan[CompiledOps]):
 
     def compile(self, request: RequestedOutputs) -> CompiledOps:
         """Make the op lists of a request."""
-        lowered = joined_products(lower(self.graph, request.wanted))
+        lowered = joined_products(lower(self.graph, request.wanted, self.given))
         trunk = fuser(lowered, request.wanted, request.supplied).fuse(lowered.trunk)
         apart = frozenset(lowered.types) if request.mixed else request.supplied
         tail = fuser(lowered, request.wanted, apart).fuse(lowered.tail)
@@ -127,7 +133,7 @@ class CpuPlan(RequestPlan[CompiledOps]):
             one.labels + [self._answering(asking) for asking in group] for one, group in pairs
         ]
         snapping = {
-            name: op_list(ops_of(binder, Step(Admit(), (name,), (name,))))
+            name: op_list(ops_of(binder, LoweredStep(Admit(), (name,), (name,))))
             for binder, one in zip(binders, bound, strict=True)
             for _, name in one.stops
         }
@@ -141,8 +147,8 @@ class CpuPlan(RequestPlan[CompiledOps]):
     def _places(
         self,
         lowered: Lowered,
-        trunk: tuple[Step, ...],
-        tail: tuple[Step, ...],
+        trunk: tuple[LoweredStep, ...],
+        tail: tuple[LoweredStep, ...],
         request: RequestedOutputs,
     ) -> ArenaOffsets:
         sizes: dict[str, int] = {}
@@ -179,7 +185,7 @@ class BoundOps(NamedTuple):
     nodes: list[frozenset[str]]
 
 
-def _bind(binder: OpBinder, steps: tuple[Step, ...], supplied: frozenset[str]) -> BoundOps:
+def _bind(binder: OpBinder, steps: tuple[LoweredStep, ...], supplied: frozenset[str]) -> BoundOps:
     bound = BoundOps([], [], [], [])
     for step in steps:
         new = ops_of(binder, step)

@@ -51,8 +51,7 @@ class PackedWeights:
             if isinstance(op, ops.CausalConv) and role == "weight":
                 self._taps[name] = tap_blocks(floats(self._source[name], name))
             else:
-                form = getattr(op, "form", "plain")
-                self._prepare_vector(name, getattr(op, "offset", 0.0), form)
+                self._prepare_vector(name, *vector_form(op))
 
     def _pack(self, name: str, op: Op) -> None:
         if name in self._matrices:
@@ -98,6 +97,12 @@ class PackedWeights:
     def scoring(self, op: ops.Attend) -> ScoreConstants:
         """Return the score constants of an attention layer."""
         return self._scorings[op]
+
+
+def vector_form(op: Op) -> tuple[float, str]:
+    """Return what an operator adds to its weights, and in which form they are."""
+    offset = op.offset if isinstance(op, ops.RMSNorm) else 0.0
+    return offset, op.form if isinstance(op, ops.Gain) else "plain"
 
 
 def tap_blocks(weight: Floats) -> Floats:

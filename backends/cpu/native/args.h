@@ -6,6 +6,8 @@
 #ifndef CORTIQ_ARGS_H
 #define CORTIQ_ARGS_H
 
+#include "cortiq_kernel.h"
+
 #include <stdint.h>
 
 /* Kinds that take the header's spare numbers. */
@@ -156,7 +158,7 @@ typedef struct {
     const int32_t *last;
 } cortiq_attend;
 
-/* CHOOSE_BLOCKS (numerics.blocks): q are records [rows, heads] of width key_dim (sums not needed),
+/* CHOOSE_BLOCKS (numerics.key_blocks): q are records [rows, heads] of width key_dim (sums not needed),
  * kv has one head and is read for its keys; out [rows][heads][top], ascending. */
 typedef struct {
     cortiq_kv kv;
@@ -277,5 +279,11 @@ typedef struct {
     int64_t x_stride;
     int32_t width, count;
 } cortiq_tail;
+
+/* PACKAGE: the kernel of another package, with the call that it is given. */
+typedef struct {
+    cortiq_kernel_function function;
+    cortiq_kernel_call call;
+} cortiq_package;
 
 #endif

@@ -1,4 +1,4 @@
-/* The best blocks of keys of a block of queries, for one instruction set: numerics.blocks.
+/* The best blocks of keys of a block of queries, for one instruction set: numerics.key_blocks.
  *
  * Keys are met in order, so that of equal scores the lower index is met first: a later block takes
  * its place behind those with as good a score. */

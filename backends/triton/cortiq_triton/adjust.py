@@ -27,7 +27,7 @@ REPETITION, OVER_REPETITION, PRESENCE, FREQUENCY, HISTORY = map(
 
 @kernel
 def add_biases(
-    x: Tensor, params: Tensor, masks: Tensor, faults: Tensor, owners: Tensor, ids: Tensor,
+    x: Tensor, lines: Tensor, masks: Tensor, faults: Tensor, owners: Tensor, ids: Tensor,
     biases: Tensor, count: Tensor, n: Tensor, words: Tensor, MASKED: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -37,18 +37,16 @@ def add_biases(
     inside = row >= 0
     row = tl.maximum(row, 0)
     token = tl.load(ids + i, mask=inside, other=0)
-    inside = allowed(masks, number(params, row, MASK), token, inside, words, MASKED)
+    inside = allowed(masks, number(lines, row, MASK), token, inside, words, MASKED)
     at = x + row * n + token
     bias = tl.load(biases + i, mask=inside, other=0).to(tl.float32, bitcast=True)
     y = tl.load(at, mask=inside, other=0.0) + bias
-    tl.store(faults + number(params, row, AT), 1, mask=inside & outside(y))
+    tl.store(faults + number(lines, row, AT), 1, mask=inside & outside(y))
     tl.store(at, snapped(y), mask=inside)
 
 
 @device
-def seen_ids(
-    histories: Tensor, row: Tensor, i: Tensor, count: Tensor
-) -> tuple[Tensor, Tensor]:
+def seen_ids(histories: Tensor, row: Tensor, i: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
     """Addresses of ids of a row's history, and the ids."""
     at = tl.load(histories + row).to(tl.pointer_type(tl.int32)) + i
     return at, tl.load(at, mask=i < count, other=0)
@@ -56,12 +54,17 @@ def seen_ids(
 
 @kernel
 def count_ids(
-    histories: Tensor, params: Tensor, drawn: Tensor, counts: Tensor, n: Tensor,
-    OWN: tl.constexpr, BLOCK: tl.constexpr,
+    histories: Tensor,
+    lines: Tensor,
+    drawn: Tensor,
+    counts: Tensor,
+    n: Tensor,
+    OWN: tl.constexpr,
+    BLOCK: tl.constexpr,
 ) -> None:
     """Count the ids of a part of a row's history. OWN: its last is the row's own, written first."""
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    count = number(params, row, HISTORY)
+    count = number(lines, row, HISTORY)
     i = part * BLOCK + tl.arange(0, BLOCK)
     if part * BLOCK >= count:
         return
@@ -75,25 +78,25 @@ def count_ids(
 
 @kernel
 def penalise(
-    x: Tensor, params: Tensor, masks: Tensor, faults: Tensor, histories: Tensor, counts: Tensor,
+    x: Tensor, lines: Tensor, masks: Tensor, faults: Tensor, histories: Tensor, counts: Tensor,
     n: Tensor, words: Tensor, MASKED: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     """Penalties of the ids of a part of a row's history, of each where it is found first."""
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    count = number(params, row, HISTORY)
+    count = number(lines, row, HISTORY)
     i = part * BLOCK + tl.arange(0, BLOCK)
     if part * BLOCK >= count:
         return
     _, token = seen_ids(histories, row, i, count)
     times = tl.atomic_xchg(counts + row * n + token, i * 0, mask=i < count, sem="relaxed")
     inside = (i < count) & (times > 0)
-    inside = allowed(masks, number(params, row, MASK), token, inside, words, MASKED)
+    inside = allowed(masks, number(lines, row, MASK), token, inside, words, MASKED)
     at = x + row * n + token
     y = tl.load(at, mask=inside, other=0.0)
-    up, down = real(params, row, REPETITION), real(params, row, OVER_REPETITION)
-    y = tl.where(y > 0.0, y * down, y * up) - real(params, row, PRESENCE)
-    y = y - real(params, row, FREQUENCY) * times.to(tl.float32)
-    tl.store(faults + number(params, row, AT) + i * 0, 1, mask=inside & outside(y))
+    up, down = real(lines, row, REPETITION), real(lines, row, OVER_REPETITION)
+    y = tl.where(y > 0.0, y * down, y * up) - real(lines, row, PRESENCE)
+    y = y - real(lines, row, FREQUENCY) * times.to(tl.float32)
+    tl.store(faults + number(lines, row, AT) + i * 0, 1, mask=inside & outside(y))
     tl.store(at, snapped(y), mask=inside)
 
 

@@ -9,10 +9,19 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from cortiq.backend import CompileOptions, Declined, Device, Support, Supported, Versions
-from cortiq.backend.support import device_named, no_kernel
+from cortiq.backend import (
+    CompileOptions,
+    Declined,
+    Device,
+    Kernel,
+    Support,
+    Supported,
+    TakesKernels,
+    Versions,
+)
+from cortiq.backend.support import device_named, no_kernel, package_refusal
 from cortiq.errors import BackendError
-from cortiq.ir import Graph, Node, Program
+from cortiq.ir import Graph, Node, Program, ops
 from cortiq.numerics.layouts import Weight
 
 if TYPE_CHECKING:
@@ -26,8 +35,16 @@ NO_DEVICE = 100
 """What `cuInit` returns where no device is there (CUDA_ERROR_NO_DEVICE)."""
 
 
-class TritonBackend:
-    """Kernels in Triton on NVIDIA GPUs, or in Triton's interpreter where TRITON_INTERPRET=1."""
+MATRICES = (ops.EmbedRows, ops.MatMul, ops.HeadMatMul, ops.ExpertMatMul)
+
+
+class TritonBackend(TakesKernels):
+    """Kernels in Triton on NVIDIA GPUs, or in Triton's interpreter where TRITON_INTERPRET=1.
+
+    The `function` of a package's kernel (`cortiq.backend.Kernel`) is called as the backend's own
+    are: `cortiq_triton.call.Call`, then tensors. It launches and does nothing else, since steps of
+    decoding are captured: what it did on the host would not be done again.
+    """
 
     name = "triton"
     versions = Versions(hookspec=1, ir=1, contract=1)
@@ -56,10 +73,21 @@ class TritonBackend:
         """Primitives; layers are decomposed."""
         if not node.op.primitive:
             return Declined("computed as its primitives")
+        given = self.given.get(type(node.op))
+        if given is not None:
+            refused = package_refusal(node, graph, given)
+            return Declined(refused) if refused else Supported()
         from cortiq_triton.kernels import KERNELS, OPTIONS, limit_of
 
         reason = no_kernel(node.op, KERNELS, OPTIONS) or limit_of(node.op)
         return Declined(reason) if reason else Supported()
+
+    def check_kernel(self, kernel: Kernel) -> None:
+        """Refuse what is no function, and kernels for operators that take none."""
+        super().check_kernel(kernel)
+        if issubclass(kernel.op, (*MATRICES, ops.Reshape)):
+            what = f"{kernel.owner} is for {kernel.op.__name__}, which takes no kernel on triton"
+            raise BackendError(what, hint="Matrices are packed for the backend's own kernels.")
 
     def compile(
         self, program: Program, weights: Mapping[str, Weight], options: CompileOptions
@@ -79,7 +107,7 @@ class TritonBackend:
 
         check_device(device)
         try:
-            return TritonExecutable(program, weights, options, device)
+            return TritonExecutable(program, weights, options, device, self.given)
         except torch.OutOfMemoryError as error:
             torch.cuda.empty_cache()
             raise BackendError(

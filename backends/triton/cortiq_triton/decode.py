@@ -13,7 +13,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -33,14 +33,17 @@ from cortiq.backend.admission import drawn_token, token_of
 from cortiq.backend.answers import drawing_want
 from cortiq.backend.executable import Accepted
 from cortiq.backend.requests import penalises
-from cortiq_triton.call import Shared
+from cortiq_triton.capture import Captured
 from cortiq_triton.language import pow2
+from cortiq_triton.mixed import Mixed
 from cortiq_triton.plan import Plan
 from cortiq_triton.rowset import RowBuffer
 from cortiq_triton.run import Run
+from cortiq_triton.shapes import padded_sequences
 from cortiq_triton.state import TritonState
 from cortiq_triton.step_answers import Asked, StepAnswers, answerable, ask
 from cortiq_triton.token_log import UNKNOWN
+from cortiq_triton.under_way import Owner, UnderWay
 
 MOST_ROWS = 256
 DRAWN_ROWS = 1 << 14
@@ -50,66 +53,11 @@ FEWEST_PAGES = 16
 Key = tuple[Any, ...]
 
 
-class Owner(Protocol):
-    """An executable, as far as steps of decoding concern it; see `BaseExecutable`."""
-
-    device: str
-    drawn: list[int | None]
-    shared: Shared
-    vocabulary: int
-
-    def owns(self, state: Any) -> bool:
-        """Check whether a state is a living sequence of it."""
-
-    def refusal(self, plan: Plan, batch: Batch, sequence: Accepted[TritonState]) -> str | None:
-        """Say why a sequence's rows cannot be computed."""
-
-    def settle(self, last: UnderWay | None = None) -> None:
-        """Wait for what is under way, up to a batch if one is given."""
-
-
-class UnderWay(Protocol):
-    """A batch that was launched and perhaps not read.
-
-    Attributes
-    ----------
-    accepted : sequences with rows in it. lost : those that a batch before it failed.
-    outcome, drawn : what it brought and drew, once it was read.
-    """
-
-    lost: set[TritonState]
-    outcome: BatchResult | None
-    drawn: list[int | None]
-
-    @property
-    def accepted(self) -> Sequence[Accepted[TritonState]]:
-        """Sequences with rows in it."""
-
-    def draws(self, row: Any) -> bool:
-        """Whether a row draws an id."""
-
-    def finish(self, before: Sequence[int | None]) -> None:
-        """Read it; `before` is what the batch before drew."""
-
-
 @dataclass(frozen=True, eq=False)
 class Going(Accepted[TritonState]):
     """A sequence that goes on by one row, at a position."""
 
     position: int = 0
-
-
-class Captured:
-    """A graph of launches, or, on the CPU, the launches themselves."""
-
-    def __init__(self, launch: Callable[[], None], device: str) -> None:
-        if device == "cpu":
-            self.replay = launch
-            return
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            launch()
-        self.replay = graph.replay
 
 
 @dataclass(eq=False)
@@ -164,18 +112,20 @@ class Step:
         if self.event is not None:
             self.event.synchronize()
         outcomes: dict[State, Outcome] = {}
-        brought: list[dict[Want, Any]] = []
-        every = zip(self.answer.numpy(), self.sources, self.accepted, self.wants, strict=True)
-        for words, source, sequence, wants in every:
+        words = self.answer.numpy()
+        brought = self.answers.read(words, self.wants)
+        flags = words[:, 0].tolist()
+        for row, (source, sequence) in enumerate(zip(self.sources, self.accepted, strict=True)):
             state = sequence.state
-            failed = bool(words[0]) or state in self.lost
+            failed = bool(flags[row]) or state in self.lost
             if failed and state not in self.lost:
                 state.clear()
             elif not failed and source >= 0 and self.entry == "trunk":
                 state.tokens[sequence.position] = before[source]  # type: ignore[assignment]
             status = Outcome(Status.FAILED, FAULT) if failed else Outcome(Status.COMPLETED)
             outcomes[state] = status
-            brought.append({} if failed else self.answers.read(words, wants))
+            if failed:
+                brought[row] = {}
         self.drawn = [drawn_token(row) for row in brought]
         self.outcome = BatchResult(outcomes, brought)
 
@@ -187,7 +137,7 @@ class Decoder:
     ----------
     refused : why no graph is captured any more; empty while they are.
     drawn : int32 [DRAWN_ROWS] on the device, what the rows of the last step drew.
-    capture : makes a graph of launches.
+    capture : makes a graph of launches. mixed : pieces of prompts beside steps.
     """
 
     def __init__(self, owner: Owner) -> None:
@@ -197,6 +147,7 @@ class Decoder:
         self.under_way: list[UnderWay] = []
         self.version = 0
         self.capture: Callable[[Callable[[], None], str], Captured] = Captured
+        self.mixed = Mixed(owner, self.drawn, self._captured)
 
     def submit(self, plan: Plan, batch: Batch) -> Step | None:
         """Launch a batch of steps; None if it is another kind of batch, or a row is refused."""
@@ -252,7 +203,9 @@ class Decoder:
         device = self.owner.device
         held = {at: s.log.extended(s.tokens, device) for at, s in self._penalised(batch).items()}
         width = plan.graph.values["logits"].shape[-1]
-        asked, arrays = ask(batch.rows, held, width)
+        extra = padded_sequences(len(accepted)) - len(accepted)
+        scratch = [Row(self.owner.scratch(), 0, 0)] * extra  # type: ignore[arg-type]
+        asked, arrays = ask([*batch.rows, *scratch], held, width)
         answers = shape.answers.get(asked)
         if answers is None:
             answers = shape.answers[asked] = StepAnswers(shape.run, asked, arrays, pages)
@@ -260,7 +213,7 @@ class Decoder:
         else:
             answers.fill(arrays)
             answers.replay()
-        answer, event = self._fetch(answers.packed)
+        answer, event = self._fetch(answers.packed[: len(accepted)])
         if is_new:  # names other memory for the logits, in which nothing is computed yet
             shape.replay = self._captured(shape.run.launch)
         if is_new or answers.replay == answers.launch:
@@ -273,8 +226,10 @@ class Decoder:
         pages: int,
     ) -> tuple[Shape, bool]:  # fmt: skip
         """Compute the logits of a step; return its shape, and whether that is new."""
-        run = Run(plan, batch, accepted, self.owner.shared, self.drawn)
-        key = (batch.entry, len(accepted), pages, self.owner.shared.angles.version)
+        batch, everyone = self._filled_up(batch, accepted)
+        sources = [*sources, *[-1] * (len(everyone) - len(sources))]
+        run = Run(plan, batch, everyone, self.owner.shared, self.drawn)
+        key = (batch.entry, len(everyone), pages, self.owner.shared.angles.version)
         if self.version != key[-1]:  # tables of angles were made anew: old graphs read old ones
             self.shapes.clear()
             self.version = key[-1]
@@ -287,6 +242,17 @@ class Decoder:
         run.place(shape.buffer, sources, pages)
         run.launch()
         return shape, True
+
+    def _filled_up(
+        self, batch: Batch, accepted: Sequence[Going]
+    ) -> tuple[Batch, Sequence[Accepted[Any]]]:
+        """Add rows that nobody reads, up to the next size that is captured."""
+        rows, everyone = list(batch.rows), list[Accepted[Any]](accepted)
+        for at in range(len(rows), padded_sequences(len(rows))):
+            state: Any = self.owner.scratch()
+            rows.append(Row(state, 0, 0, rows[0].wants))
+            everyone.append(Accepted(state, range(at, at + 1), [0]))
+        return Batch(rows, batch.entry), everyone
 
     def _captured(self, launch: Callable[[], None]) -> Callable[[], None]:
         """Capture launches, unless that failed before: then they stay launches."""

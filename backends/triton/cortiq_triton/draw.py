@@ -28,7 +28,6 @@ from cortiq_triton.prefix import (
     extremes,
     keys_of,
     number,
-    real,
     surveyed,
     weight_of,
 )
@@ -90,11 +89,47 @@ def gumbel(word: Tensor) -> Tensor:
     return -log(tl.where(low, near, far))
 
 
+@device
+def most_noise(word: Tensor) -> Tensor:
+    """A number that the noise of a word does not reach.
+
+    −ln(E) ≤ −ln(v), as E = −ln(1 − v) ≥ v; and log2(1 + f) ≥ f for the fraction f of v's bits.
+    """
+    bits = uniform(word).to(tl.int32, bitcast=True)
+    return (1065353216 - bits).to(tl.float32) * 8.262958294867817e-08 + 0.001
+
+
+@device
+def order_of(value: Tensor, i: Tensor) -> Tensor:
+    """int64 that orders by value, of equal ones the lower id last."""
+    return (ordered_bits(value).to(tl.int64) << 32) + (2147483647 - i).to(tl.int64)
+
+
+@device
+def exact_best(
+    order: Tensor, most: Tensor, y: Tensor, largest: Tensor, position: Tensor, choice: Tensor,
+    low: Tensor, high: Tensor,
+) -> Tensor:  # fmt: skip
+    """The best order of distance + noise, of ids whose orders are known to be at most `order`.
+
+    The noise, which costs most, is computed for ids in turn, while one may be better.
+    """
+    best = most * 0 + NOTHING
+    while most > best:
+        i = (2147483647 - (most & 0xFFFFFFFF)).to(tl.int32) + tl.arange(0, 1)
+        distance = distance_of(tl.load(y + i), largest)
+        noise = gumbel(philox_words(i, position, choice, STREAM, low, high)[0])
+        best = tl.maximum(best, tl.max(order_of(distance + noise, i), 0))
+        order = tl.where(order == most, NOTHING, order)
+        most = tl.max(order, 0)
+    return best
+
+
 @kernel
 def best_parts(
-    y: Tensor, spread: Tensor, params: Tensor, masks: Tensor, sums: Tensor, orders: Tensor,
-    faults: Tensor, n: Tensor, parts: Tensor, words: Tensor, FILTERED: tl.constexpr,
-    RAW: tl.constexpr, MASKED: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
+    y: Tensor, spread: Tensor, lines: Tensor, masks: Tensor, sums: Tensor, orders: Tensor,
+    faults: Tensor, n: Tensor, parts: Tensor, words: Tensor, LEAST: tl.constexpr,
+    CUTS: tl.constexpr, RAW: tl.constexpr, MASKED: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
     PP: tl.constexpr,
 ) -> None:  # fmt: skip
     """Of the kept ids of a part: the largest distance + noise and its id, as one int64.
@@ -103,28 +138,33 @@ def best_parts(
     """
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     i = part * BLOCK + tl.arange(0, BLOCK)
-    inside = allowed(masks, number(params, row, MASK), i, i < n, words, MASKED)
+    inside = allowed(masks, number(lines, row, MASK), i, i < n, words, MASKED)
     largest, _ = extremes(spread, row, parts, PP)
     value = tl.load(y + row * n + i, mask=inside, other=0.0)
-    draws = number(params, row, OVER_T) != 0
-    drawn = number(params, row, OVER_T) + i * 0 != 0
-    at = faults + number(params, row, AT)
+    draws = number(lines, row, OVER_T) != 0
+    drawn = number(lines, row, OVER_T) + i * 0 != 0
+    at = faults + number(lines, row, AT)
     tl.store(at + i * 0, 1, mask=inside & drawn & outside(value - largest))
     distance = distance_of(value, largest)
-    if FILTERED:
-        least = number(params, row, MIN_P).to(tl.int64) << 16
+    if LEAST:
+        least = number(lines, row, MIN_P).to(tl.int64) << 16
         inside = inside & (weight_of(distance) >= least)
+    if CUTS:
         cut = tl.load(sums + row * SUMS + CUT)
         inside = inside & (keys_of(value, largest, i, SHIFT, RAW) <= cut)
     inside = inside & ((distance > NEVER) | ~drawn)
     best = row * 0 + NOTHING
     if tl.sum(inside.to(tl.int32), 0) > 0:
+        low, high = number(lines, row, SEED_LOW), number(lines, row, SEED_HIGH)
+        position, choice = number(lines, row, POSITION), number(lines, row, CHOICE)
         if draws:
-            low, high = number(params, row, SEED_LOW), number(params, row, SEED_HIGH)
-            position, choice = number(params, row, POSITION), number(params, row, CHOICE)
-            value = distance + gumbel(philox_words(i, position, choice, STREAM, low, high)[0])
-        order = (ordered_bits(value).to(tl.int64) << 32) + (2147483647 - i).to(tl.int64)
-        best = tl.max(tl.where(inside, order, NOTHING), 0)
+            word = philox_words(i, position, choice, STREAM, low, high)[0]
+            value = distance + most_noise(word)
+        order = tl.where(inside, order_of(value, i), NOTHING)
+        best = tl.max(order, 0)
+        if draws:
+            known = (y + row * n, largest, position, choice, low, high)
+            best = exact_best(order, best, *known)
     tl.store(orders + row * parts + part, best)
 
 
@@ -151,15 +191,14 @@ def draw(
         x = x.index_select(0, lines[:, columns.PLACE])
         table = counts.of(x.numel()) if features.penalties else lines
         adjust(x, features, there, faults, table, longest, own)
-    found = surveyed(
-        x, lines, there.get("masks"), faults, placed=not adjusts, filtered=features.filtered
-    )
-    if features.top_k or features.top_p:
+    cuts = features.top_k or features.top_p
+    found = surveyed(x, lines, there.get("masks"), faults, placed=not adjusts, filtered=cuts)
+    if cuts:
         found.cut(features.top_k, features.top_p)
     orders = torch.empty((len(lines), found.parts), dtype=torch.int64, device=x.device)
     found.launch(
         best_parts, orders, faults, n, found.parts, found.masks.shape[-1],
-        FILTERED=features.filtered, SHIFT=found.shift, BLOCK=found.block,
+        LEAST=features.min_p, CUTS=cuts, SHIFT=found.shift, BLOCK=found.block,
     )  # fmt: skip
     out = torch.empty(len(lines), dtype=torch.int32, device=x.device)
     launch(argmax_whole, (len(lines),), orders, out, found.parts, PP=pow2(found.parts))

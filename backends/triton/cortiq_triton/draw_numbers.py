@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -30,24 +30,27 @@ FEWEST_BIASES = 64
 Lines = npt.NDArray[np.int32]
 
 
+class Stored(NamedTuple):
+    """Ids on the device: the address of int32, and how many."""
+
+    address: int
+    count: int
+
+
+NOTHING = Stored(0, 0)
+
+
 class Drawing(NamedTuple):
     """A draw of a row: of the logits in row `place`, faults in row `at`.
 
-    position : that of the drawn token. history : ids that penalties look at, or where these lie.
+    position : that of the drawn token. history : the ids that penalties look at.
     """
 
     want: Draw | Argmax
     place: int
     at: int
     position: int
-    history: Sequence[int] | Stored = ()
-
-
-class Stored(NamedTuple):
-    """Ids on the device: the address of int32, and how many."""
-
-    address: int
-    count: int
+    history: Stored = NOTHING
 
 
 @dataclass(frozen=True)
@@ -67,11 +70,6 @@ class Features:
     biases: int = 0
     masks: int = 0
     penalties: bool = False
-
-    @property
-    def filtered(self) -> bool:
-        """Whether some row has a filter."""
-        return self.top_k or self.top_p or self.min_p
 
 
 @lru_cache(maxsize=4096)
@@ -98,28 +96,59 @@ def _biases(sampling: Sampling) -> tuple[Lines, npt.NDArray[np.float32]]:
 
 
 _GREEDY = Sampling(temperature=0.0)
+MOST_KEPT = 64
 
 
-def lines_of(drawings: Sequence[Drawing]) -> Lines:
-    """A line of numbers for each draw; masks are numbered by `with_lists`."""
-    lines = np.empty((len(drawings), COLUMNS), np.int32)
-    for line, drawing in zip(lines, drawings, strict=True):
-        want = drawing.want
-        sampling = want.sampling if isinstance(want, Draw) else _GREEDY
-        line[:] = _line(sampling)
-        line[PLACE], line[AT] = drawing.place, drawing.at
-        if isinstance(want, Draw):
-            line[POSITION] = signed(drawing.position & 0xFFFFFFFF)
-            line[CHOICE] = signed(want.choice & 0xFFFFFFFF)
-            if penalises(want):
-                known = drawing.history
-                line[HISTORY] = known.count if isinstance(known, Stored) else len(known)
-    return lines
+@dataclass(frozen=True)
+class Constants:
+    """What all draws with these options, in this order, have in common.
+
+    Attributes
+    ----------
+    samplings : the options, held so that nothing else can be at their addresses.
+    lines : with PLACE, AT, POSITION, CHOICE, MASK and HISTORY still to be filled in.
+    biases : arrays of the lists of biases, by name; none without them.
+    looks : whether a draw looks at its history.
+    """
+
+    samplings: tuple[Sampling, ...]
+    lines: Lines
+    biases: Mapping[str, np.ndarray]
+    looks: npt.NDArray[np.bool_]
 
 
-def arrays_of(
-    drawings: Sequence[Drawing], width: int
-) -> tuple[Features, dict[str, np.ndarray]]:
+_KEPT: dict[tuple[int, ...], Constants] = {}
+"""Constants by the addresses of their options: those of the steps before are needed again."""
+
+
+def _constants(samplings: tuple[Sampling, ...]) -> Constants:
+    key = tuple(map(id, samplings))
+    if key not in _KEPT:
+        if len(_KEPT) == MOST_KEPT:
+            del _KEPT[next(iter(_KEPT))]
+        lines = np.stack([_line(sampling) for sampling in samplings])
+        looks = np.array([penalises(Draw(sampling)) for sampling in samplings])
+        _KEPT[key] = Constants(samplings, lines, _bias_arrays(samplings), looks)
+    return _KEPT[key]
+
+
+def _bias_arrays(samplings: Sequence[Sampling]) -> dict[str, np.ndarray]:
+    """The lists of biases of these draws, one after another."""
+    found = [(n, *_biases(sampling)) for n, sampling in enumerate(samplings) if sampling.logit_bias]
+    total = sum(len(ids) for _, ids, _ in found)
+    if not total:
+        return {}
+    size = max(FEWEST_BIASES, pow2(total))
+    owners, ids = np.full(size, -1, np.int32), np.zeros(size, np.int32)
+    values, at = np.zeros(size, np.float32), 0
+    for number, mine, bias in found:
+        cut = slice(at, at + len(mine))
+        owners[cut], ids[cut], values[cut] = number, mine, bias
+        at += len(mine)
+    return {"bias_owners": owners, "bias_ids": ids, "biases": values.view(np.int32)}
+
+
+def arrays_of(drawings: Sequence[Drawing], width: int) -> tuple[Features, dict[str, np.ndarray]]:
     """Features of a batch's draws, and the arrays that kernels read, by name.
 
     lines int32 [draws, COLUMNS]; histories int64 [draws], addresses of those that are `Stored`;
@@ -130,50 +159,35 @@ def arrays_of(
     ----------
     width : ids of a row of logits.
     """
-    lines = lines_of(drawings)
-    penalties = bool(lines[:, HISTORY].any())
-    arrays: dict[str, np.ndarray] = {"lines": lines}
+    draws = [d.want if isinstance(d.want, Draw) else None for d in drawings]
+    known = _constants(tuple(_GREEDY if w is None else w.sampling for w in draws))
+    lines, looks = known.lines.copy(), known.looks
+    lines[:, PLACE], lines[:, AT] = zip(*((d.place, d.at) for d in drawings), strict=True)
+    unsigned = lines.view(np.uint32)
+    unsigned[:, POSITION] = [d.position & 0xFFFFFFFF for d in drawings]
+    unsigned[:, CHOICE] = [0 if w is None else w.choice & 0xFFFFFFFF for w in draws]
+    arrays: dict[str, np.ndarray] = {"lines": lines, **known.biases}
+    penalties = bool(looks.any())
     if penalties:
-        stored = (d.history.address if isinstance(d.history, Stored) else 0 for d in drawings)
-        arrays["histories"] = np.fromiter(stored, np.int64, len(drawings))
-    biased = _add_biases(drawings, arrays)
-    masked = _add_masks(drawings, lines, arrays, width)
+        stored = [d.history if look else NOTHING for d, look in zip(drawings, looks, strict=True)]
+        lines[:, HISTORY] = [history.count for history in stored]
+        arrays["histories"] = np.array([history.address for history in stored], np.int64)
+    masked = _add_masks(draws, lines, arrays, width)
     features = Features(
         len(drawings), bool(lines[:, TOP_K].any()), bool((lines[:, TOP_P] >= 0).any()),
-        bool(lines[:, MIN_P].any()), biased, masked, penalties,
+        bool(lines[:, MIN_P].any()), len(known.biases.get("biases", ())), masked, penalties,
     )  # fmt: skip
     return features, arrays
 
 
-def _add_biases(drawings: Sequence[Drawing], arrays: dict[str, np.ndarray]) -> int:
-    """Add the lists of biases; return their length."""
-    found = [
-        (number, *_biases(drawing.want.sampling))
-        for number, drawing in enumerate(drawings)
-        if isinstance(drawing.want, Draw) and drawing.want.sampling.logit_bias
-    ]
-    total = sum(len(ids) for _, ids, _ in found)
-    if not total:
-        return 0
-    size = max(FEWEST_BIASES, pow2(total))
-    owners, ids = np.full(size, -1, np.int32), np.zeros(size, np.int32)
-    values, at = np.zeros(size, np.float32), 0
-    for number, mine, bias in found:
-        cut = slice(at, at + len(mine))
-        owners[cut], ids[cut], values[cut] = number, mine, bias
-        at += len(mine)
-    arrays |= {"bias_owners": owners, "bias_ids": ids, "biases": values.view(np.int32)}
-    return size
-
-
 def _add_masks(
-    drawings: Sequence[Drawing], lines: Lines, arrays: dict[str, np.ndarray], width: int
+    draws: Sequence[Draw | None], lines: Lines, arrays: dict[str, np.ndarray], width: int
 ) -> int:
     """Add the masks, and their numbers to the lines; return how many there are, rounded up."""
     known: dict[Mask, int] = {}
-    for line, drawing in zip(lines, drawings, strict=True):
-        if isinstance(drawing.want, Draw) and drawing.want.mask is not None:
-            line[MASK] = known.setdefault(drawing.want.mask, len(known))
+    for number, want in enumerate(draws):
+        if want is not None and want.mask is not None:
+            lines[number, MASK] = known.setdefault(want.mask, len(known))
     if not known:
         return 0
     size = -(-width // 32)

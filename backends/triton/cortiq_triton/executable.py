@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 import torch
 import triton
 
-from cortiq.backend import Batch, CompileOptions, Finished
+from cortiq.backend import Batch, CompileOptions, Ticket
 from cortiq.backend.executable import Accepted, Brought
+from cortiq.backend.kernel import NO_KERNELS, GivenKernels
+from cortiq.backend.kernel_executable import placement_of
 from cortiq.backend.paged import PagedState
 from cortiq.backend.paged_executable import EARLY_POSITIONS, PagedExecutable
 from cortiq.ir import Program, expand
 from cortiq.numerics.layouts import Weight
 from cortiq_triton import compiled, flight, warm
 from cortiq_triton.call import Counters, Shared
-from cortiq_triton.decode import Decoder, Step, UnderWay
-from cortiq_triton.flight import Flight
-from cortiq_triton.memory import TritonMemory
+from cortiq_triton.decode import Decoder
+from cortiq_triton.memory import DeviceBytes, TritonMemory
 from cortiq_triton.plan import Plan, weights_of
 from cortiq_triton.rotary import Angles
 from cortiq_triton.run import Run
+from cortiq_triton.shapes import Scratch
 from cortiq_triton.state import TritonState
+from cortiq_triton.under_way import UnderWay
 from cortiq_triton.workspace import batch_rows, row_bytes
+
+LOADERS = 8
+"""Threads that make weights; each holds a slice of one on the host."""
 
 
 class TritonExecutable(PagedExecutable[TritonState, Plan]):
@@ -40,28 +47,36 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
     memory: TritonMemory
 
     def __init__(
-        self, program: Program, weights: Mapping[str, Weight], options: CompileOptions, device: str
+        self,
+        program: Program,
+        weights: Mapping[str, Weight],
+        options: CompileOptions,
+        device: str,
+        given: GivenKernels = NO_KERNELS,
     ) -> None:
         self.device = device
         layouts = {weight: spec.layout for weight, spec in program.weights.items()}
         graphs = {n: expand(g, layouts, lambda node: False) for n, g in program.graphs.items()}
         prepared = weights_of(weights, device)
+        if device != "cpu":
+            nodes = [node for graph in graphs.values() for node in graph.nodes]
+            prepared.make_ahead(nodes, min(LOADERS, os.cpu_count() or 1))
         fuses = bool(options.extra.get("fuse", True))
         angles = Angles(device)
-        plans = {n: Plan(graph, prepared, angles, fuses) for n, graph in graphs.items()}
+        plans = {n: Plan(graph, prepared, angles, fuses, given) for n, graph in graphs.items()}
         super().__init__(program, options, plans)
         self.use_memory(TritonMemory(program, device, bool(options.extra.get("poison"))))
         self.graphs = bool(options.extra.get("graphs", device != "cpu"))
         self._settling = False
         self._workspace = 0
+        self._spoilt: tuple[DeviceBytes | None, DeviceBytes | None] | None = None
         self.shared = Shared(program, self.layout, angles, device, Counters(device))
-        nodes = [node for graph in program.graphs.values() for node in graph.nodes]
         self.decoder = Decoder(self)
+        self.placement = placement_of(program, None, "triton", "triton", given)
         if device != "cpu":
             each = max(map(row_bytes, plans.values()))
             self.batch_rows = batch_rows(each, self.device_bytes())
             self._workspace = each * self.batch_rows
-        self.placement = dict.fromkeys((node.name for node in nodes), "triton")
 
     @property
     def provenance(self) -> Mapping[str, str]:
@@ -83,6 +98,17 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
         spare = len(self.memory.spare) * self.layout.page_bytes
         return max(0, free + idle + spare - self._workspace)
 
+    def scratch(self) -> Scratch:
+        """What stands for one more sequence, in a page and a block that all such have."""
+        if self._spoilt is None:
+            layout = self.layout
+            page = self.memory.allocate(layout.groups[0]) if layout.groups else None
+            block = self.memory.allocate(layout.block) if layout.block.page_bytes else None
+            if block is not None:
+                block.memory.zero_()
+            self._spoilt = page, block
+        return Scratch(*(0 if data is None else data.address for data in self._spoilt))
+
     def settle(self, last: UnderWay | None = None) -> None:
         """Wait for what is under way, up to a batch if one is given."""
         if not self._settling:
@@ -102,7 +128,7 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
         if with_rows:
             self.settle(with_rows[-1])
 
-    def forward(self, batch: Batch) -> Finished | Step | Flight:  # type: ignore[override]
+    def forward(self, batch: Batch) -> Ticket:
         """Compute a batch; it is under way when this returns."""
         plan = self.plans.get(batch.entry)
         if plan is not None and self.graphs:

@@ -19,6 +19,7 @@ from cortiq.backend.requests import penalises
 from cortiq_triton.answers import Fetched
 from cortiq_triton.decode import DRAWN_ROWS, FEWEST_PAGES, Decoder
 from cortiq_triton.language import pow2
+from cortiq_triton.mixed import MixedFetched
 from cortiq_triton.plan import Plan
 from cortiq_triton.rowset import RowBuffer
 from cortiq_triton.run import Run
@@ -42,7 +43,7 @@ class Flight:
     batch: Batch
     accepted: Sequence[Accepted[TritonState]]
     sources: Sequence[Sequence[int]]
-    fetched: Fetched | None
+    fetched: Fetched | MixedFetched | None
     declined: Mapping[State, Outcome]
     lost: set[TritonState] = field(default_factory=set)
     outcome: BatchResult | None = None
@@ -102,7 +103,7 @@ def submit(decoder: Decoder, plan: Plan, batch: Batch) -> Flight | None:
     BackendError : a row's sequence is not the executable's, or its rows are no neighbours.
     """
     owner = decoder.owner
-    if len(batch.rows) > DRAWN_ROWS:
+    if len(batch.rows) >= DRAWN_ROWS:  # the last place is nobody's
         return None
     if decoder.under_way and _needs_history(batch):
         owner.settle()
@@ -144,10 +145,13 @@ def _launched(
     batch: Batch,
     accepted: Sequence[Accepted[TritonState]],
     sources: Sequence[Sequence[int]],
-) -> Fetched:
+) -> Fetched | MixedFetched:
     """Queue the launches; where that raises, nothing is under way and the sequences are empty."""
     owner = decoder.owner
     try:
+        captured = decoder.mixed.launch(plan, batch, accepted, sources)
+        if captured is not None:
+            return captured
         run = Run(plan, batch, accepted, owner.shared, decoder.drawn)
         flat = [source for each in sources for source in each]
         pages = max(FEWEST_PAGES, pow2(max(len(s.state.page_addresses) for s in accepted)))

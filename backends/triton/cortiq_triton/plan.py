@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from cortiq.backend import Row
+from cortiq.backend.kernel import NO_KERNELS, GivenKernels
 from cortiq.backend.plan import KernelPlan as Steps
 from cortiq.backend.plan import Prepared, Step, used_up
 from cortiq.backend.rotary import reach, supplied_positions, turns_of
@@ -43,14 +44,22 @@ class Plan(Steps):
 
     Attributes
     ----------
+    given : kernels of other packages, by primitive.
     joined : weights that are rows of one; None where nothing is to be fused.
     tables : rotary tables of its nodes. supplied : inputs that are positions of other axes.
     """
 
     def __init__(
-        self, graph: Graph, prepared: Prepared, angles: Angles, fuses: bool = True
+        self,
+        graph: Graph,
+        prepared: Prepared,
+        angles: Angles,
+        fuses: bool = True,
+        given: GivenKernels = NO_KERNELS,
     ) -> None:
-        super().__init__(graph, prepared.bound(graph), KERNELS)
+        theirs = {op: kernel.function for op, kernel in given.items()}
+        super().__init__(graph, prepared.bound(graph), {**KERNELS, **theirs})
+        self.given = given
         self.joined = Joined(self.steps) if fuses else None
         for node in graph.nodes:
             if isinstance(node.op, ops.Attend):
@@ -68,7 +77,8 @@ class Plan(Steps):
         if self.joined is None:
             return chosen
         steps = [step for step, _ in chosen]
-        fused = Launches(steps, self.graph, wanted | supplied, supplied).fuse(self.joined)
+        exposed = wanted | supplied
+        fused = Launches(steps, self.graph, exposed, supplied, self.given).fuse(self.joined)
         return used_up(fused, wanted)
 
     def prepare(self, positions: int) -> None:

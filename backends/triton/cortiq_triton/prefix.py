@@ -16,7 +16,6 @@ import triton.language as tl
 
 from cortiq_triton import draw_numbers as columns
 from cortiq_triton.language import (
-    INTERPRETED,
     Tensor,
     ceil_div,
     constant,
@@ -28,7 +27,7 @@ from cortiq_triton.language import (
 from cortiq_triton.rows import ordered_bits
 from cortiq_triton.scalar import exp, magnitude_bits, outside, snapped
 
-BLOCK = 1 << 16 if INTERPRETED else 2048
+BLOCK = 2048
 LOWEST, HIGHEST = constant(-2147483648), constant(2147483647)
 LAST = constant(9223372036854775807)
 """A key after all others."""
@@ -45,20 +44,21 @@ WIDTH = constant(columns.COLUMNS)
 SUMS = constant(128)
 """Words of a row's sums: three tables of 16 (count, weight), then the four below."""
 BY_COUNT, BY_WEIGHT = constant(1), constant(2)
+COUNT_AT = constant(52)
 LISTED, CUT, KEPT = constant(96), constant(98), constant(99)
 """Ids listed (by which table: LISTED and LISTED + 1), last key kept, weight kept (−1: everything)."""
 
 
 @device
-def number(params: Tensor, row: Tensor, column: tl.constexpr) -> Tensor:
+def number(lines: Tensor, row: Tensor, column: tl.constexpr) -> Tensor:
     """A number of a draw."""
-    return tl.load(params + row * WIDTH + column)
+    return tl.load(lines + row * WIDTH + column)
 
 
 @device
-def real(params: Tensor, row: Tensor, column: tl.constexpr) -> Tensor:
+def real(lines: Tensor, row: Tensor, column: tl.constexpr) -> Tensor:
     """A number of a draw that is a float32."""
-    return number(params, row, column).to(tl.float32, bitcast=True)
+    return number(lines, row, column).to(tl.float32, bitcast=True)
 
 
 @device
@@ -131,18 +131,18 @@ def finer(depth: Tensor, bucket: Tensor) -> Tensor:
 
 
 @device
-def target_of(params: Tensor, sums: Tensor, row: Tensor, PHASE: tl.constexpr) -> Tensor:
+def target_of(lines: Tensor, sums: Tensor, row: Tensor, PHASE: tl.constexpr) -> Tensor:
     """The count or weight that a row's prefix has to reach; 0 where the filter cuts nothing."""
     b = tl.arange(0, 16)
     line = sums + row * SUMS
     if PHASE == 1:
-        wanted = number(params, row, TOP_K).to(tl.int64)
+        wanted = number(lines, row, TOP_K).to(tl.int64)
         target = tl.where(wanted < tl.sum(tl.load(line + 2 * b), 0), wanted, 0)
     else:
         whole = tl.sum(tl.load(line + 2 * b + 1), 0)
         kept = tl.load(line + KEPT)
         whole = tl.where(kept < 0, whole, kept)
-        share = number(params, row, TOP_P).to(tl.int64)
+        share = number(lines, row, TOP_P).to(tl.int64)
         target = (whole >> 24) * share + (((whole & 16777215) * share + 16777215) >> 24)
         target = tl.where(share < 0, 0, tl.maximum(target, 1))
     return target
@@ -167,20 +167,20 @@ def crossing(
 
 @kernel
 def survey(
-    x: Tensor, out: Tensor, spread: Tensor, params: Tensor, masks: Tensor, sums: Tensor,
+    x: Tensor, out: Tensor, spread: Tensor, lines: Tensor, masks: Tensor, sums: Tensor,
     faults: Tensor, n: Tensor, parts: Tensor, words: Tensor, PLACED: tl.constexpr,
     RAW: tl.constexpr, FILTERED: tl.constexpr, MASKED: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     """snap(x·RN(1/T)) of a part of a row, its extremes; clears the row's sums. RAW: x as it is."""
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     i = part * BLOCK + tl.arange(0, BLOCK)
-    place = number(params, row, PLACE).to(tl.int64) if PLACED else row
-    inside = allowed(masks, number(params, row, MASK), i, i < n, words, MASKED)
+    place = number(lines, row, PLACE).to(tl.int64) if PLACED else row
+    inside = allowed(masks, number(lines, row, MASK), i, i < n, words, MASKED)
     y = tl.load(x + place * n + i, mask=i < n, other=0.0)
     if not RAW:
-        over = real(params, row, OVER_T)
+        over = real(lines, row, OVER_T)
         y = tl.where(over == 0.0, y, y * over)
-        at = faults + number(params, row, AT)
+        at = faults + number(lines, row, AT)
         tl.store(at + i * 0, 1, mask=inside & outside(y))
         y = snapped(y)
         tl.store(out + row * n + i, y, mask=i < n)
@@ -196,7 +196,7 @@ def survey(
 
 @kernel
 def weigh(
-    y: Tensor, spread: Tensor, params: Tensor, masks: Tensor, sums: Tensor, n: Tensor,
+    y: Tensor, spread: Tensor, lines: Tensor, masks: Tensor, sums: Tensor, n: Tensor,
     parts: Tensor, words: Tensor, PHASE: tl.constexpr, WEIGHTS: tl.constexpr, RAW: tl.constexpr,
     MASKED: tl.constexpr, BLOCK: tl.constexpr, PP: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -205,11 +205,11 @@ def weigh(
     i = part * BLOCK + tl.arange(0, BLOCK)
     line = sums + row * SUMS
     if PHASE > 0:
-        target = target_of(params, sums, row, PHASE)
+        target = target_of(lines, sums, row, PHASE)
         if target == 0:
             return
-    place = number(params, row, PLACE).to(tl.int64) if RAW else row
-    inside = allowed(masks, number(params, row, MASK), i, i < n, words, MASKED)
+    place = number(lines, row, PLACE).to(tl.int64) if RAW else row
+    inside = allowed(masks, number(lines, row, MASK), i, i < n, words, MASKED)
     largest, smallest = extremes(spread, row, parts, PP)
     value = tl.load(y + place * n + i, mask=inside, other=0.0)
     depth = depth_of(value, largest, smallest, RAW)
@@ -218,20 +218,25 @@ def weigh(
         chosen, _, _ = crossing(line, target * 0, target * 0, target, PHASE)
         inside = inside & (bucket == chosen)
         bucket = finer(depth, chosen)
-    weight = tl.where(inside, weight_of(distance_of(value, largest)), 0) if WEIGHTS else 0
     bucket = tl.where(inside, bucket, 16)
-    for b in tl.static_range(16):
-        count = tl.sum((bucket == b).to(tl.int32), 0)
-        if count > 0:
-            at = line + 32 * PHASE + 2 * b
-            tl.atomic_add(at, count.to(tl.int64), sem="relaxed")
-            if WEIGHTS:
-                tl.atomic_add(at + 1, tl.sum(tl.where(bucket == b, weight, 0), 0), sem="relaxed")
+    one = inside.to(tl.int32)
+    if WEIGHTS:  # a part's weights add up to 2⁵² at most: its count fits above them
+        one = (one.to(tl.int64) << COUNT_AT) + weight_of(distance_of(value, largest))
+    b = tl.arange(0, 16)
+    total = b * tl.sum(one * 0, 0)
+    for each in tl.static_range(16):
+        total = tl.where(b == each, tl.sum(tl.where(bucket == each, one, 0), 0), total)
+    at = line + 32 * PHASE + 2 * b
+    if WEIGHTS:
+        weight = total & ((1 << COUNT_AT) - 1)
+        tl.atomic_add(at + 1, weight, mask=weight > 0, sem="relaxed")
+        total = (total >> COUNT_AT) & 4095
+    tl.atomic_add(at, total.to(tl.int64), mask=total > 0, sem="relaxed")
 
 
 @kernel
 def enlist(
-    y: Tensor, spread: Tensor, params: Tensor, masks: Tensor, sums: Tensor, listed: Tensor,
+    y: Tensor, spread: Tensor, lines: Tensor, masks: Tensor, sums: Tensor, listed: Tensor,
     n: Tensor, parts: Tensor, words: Tensor, capacity: Tensor, PHASE: tl.constexpr,
     RAW: tl.constexpr, MASKED: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
     PP: tl.constexpr,
@@ -241,11 +246,11 @@ def enlist(
     i = part * BLOCK + tl.arange(0, BLOCK)
     line = sums + row * SUMS
     if PHASE > 0:
-        target = target_of(params, sums, row, PHASE)
+        target = target_of(lines, sums, row, PHASE)
         if target == 0:
             return
-    place = number(params, row, PLACE).to(tl.int64) if RAW else row
-    inside = allowed(masks, number(params, row, MASK), i, i < n, words, MASKED)
+    place = number(lines, row, PLACE).to(tl.int64) if RAW else row
+    inside = allowed(masks, number(lines, row, MASK), i, i < n, words, MASKED)
     largest, smallest = extremes(spread, row, parts, PP)
     value = tl.load(y + place * n + i, mask=inside, other=0.0)
     key = keys_of(value, largest, i, SHIFT, RAW)
@@ -294,7 +299,7 @@ def weights_of_keys(key: Tensor, SHIFT: tl.constexpr) -> Tensor:
 
 @kernel
 def settle(
-    y: Tensor, spread: Tensor, params: Tensor, masks: Tensor, sums: Tensor, listed: Tensor,
+    y: Tensor, spread: Tensor, lines: Tensor, masks: Tensor, sums: Tensor, listed: Tensor,
     n: Tensor, parts: Tensor, words: Tensor, capacity: Tensor, PHASE: tl.constexpr,
     WEIGHTS: tl.constexpr, RAW: tl.constexpr, MASKED: tl.constexpr, SHIFT: tl.constexpr,
     CHUNK: tl.constexpr, PP: tl.constexpr,
@@ -302,11 +307,11 @@ def settle(
     """Find a row's last key by sixteen limits at a time; and by count also what it all weighs."""
     row = tl.program_id(0).to(tl.int64)
     line = sums + row * SUMS
-    target = target_of(params, sums, row, PHASE)
+    target = target_of(lines, sums, row, PHASE)
     if target == 0:
         return
-    place = number(params, row, PLACE).to(tl.int64) if RAW else row
-    mask = number(params, row, MASK)
+    place = number(lines, row, PLACE).to(tl.int64) if RAW else row
+    mask = number(lines, row, MASK)
     largest, smallest = extremes(spread, row, parts, PP)
     chosen, count, weight = crossing(line, target * 0, target * 0, target, PHASE)
     fine, count, weight = crossing(line + 32 * PHASE, count, weight, target, PHASE)
@@ -326,7 +331,7 @@ def settle(
     while low < high:
         step = (high - low) // 16 + 1
         limit = low + step * (1 + tl.arange(0, 16)) - 1
-        total = limit * 0 + before
+        sums_up_to = tl.full((CHUNK, 16), 0, tl.int64)
         for start in range(0, stop, CHUNK):
             key, inside = candidates(
                 row_y, row_list, masks, mask, start, many, short, largest, smallest, chosen, fine,
@@ -335,7 +340,8 @@ def settle(
             each = inside.to(tl.int64)
             if PHASE == 2:
                 each = tl.where(inside, weights_of_keys(key, SHIFT), 0)
-            total += tl.sum(tl.where(key[:, None] <= limit[None, :], each[:, None], 0), 0)
+            sums_up_to += tl.where(key[:, None] <= limit[None, :], each[:, None], 0)
+        total = before + tl.sum(sums_up_to, 0)
         low += step * tl.sum((total < target).to(tl.int64), 0)
         high = tl.minimum(high, low + step - 1)
     tl.store(line + CUT, low)
@@ -357,14 +363,14 @@ class Prefixes:
     Attributes
     ----------
     values : float32 [rows, n]. spread : int32 [rows, 2, parts], orders of the parts' largest and
-        smallest. sums : int64 [rows, SUMS]. params : int32 [rows, COLUMNS]. masks : int32 [., words].
+        smallest. sums : int64 [rows, SUMS]. lines : int32 [rows, COLUMNS]. masks : int32 [., words].
     raw : ordered by the value itself; rows of `values` are then named by PLACE.
     """
 
     values: torch.Tensor
     spread: torch.Tensor
     sums: torch.Tensor
-    params: torch.Tensor
+    lines: torch.Tensor
     masks: torch.Tensor
     raw: bool = False
     masked: bool = False
@@ -372,7 +378,7 @@ class Prefixes:
     @property
     def rows(self) -> int:
         """How many rows there are."""
-        return len(self.params)
+        return len(self.lines)
 
     @property
     def n(self) -> int:
@@ -398,7 +404,7 @@ class Prefixes:
         """Launch a kernel over the parts of all rows, or with `one` program a row."""
         grid = (self.rows,) if one else (self.parts, self.rows)
         launch(
-            which, grid, self.values, self.spread, self.params, self.masks, self.sums, *given,
+            which, grid, self.values, self.spread, self.lines, self.masks, self.sums, *given,
             RAW=self.raw, MASKED=self.masked, PP=pow2(self.parts), **how,
         )  # fmt: skip
 
@@ -430,7 +436,7 @@ class Prefixes:
 
 
 def surveyed(
-    x: torch.Tensor, params: torch.Tensor, masks: torch.Tensor | None, faults: torch.Tensor,
+    x: torch.Tensor, lines: torch.Tensor, masks: torch.Tensor | None, faults: torch.Tensor,
     *, raw: bool = False, placed: bool = True, filtered: bool = True,
 ) -> Prefixes:  # fmt: skip
     """Rows of logits ready for filters: x/T of the rows that PLACE names, or `raw` x itself.
@@ -438,16 +444,16 @@ def surveyed(
     x : float32 [., n]. masks : bits, int32 [., words]; None where all ids exist. faults : flags of
     the rows that AT names. placed : whether PLACE names rows; else row after row is taken.
     """
-    rows, n = len(params), x.shape[1]
+    rows, n = len(lines), x.shape[1]
     block = min(BLOCK, pow2(n))
     parts = ceil_div(n, block)
     out = x if raw else torch.empty((rows, n), dtype=torch.float32, device=x.device)
     spread = torch.empty((rows, 2, parts), dtype=torch.int32, device=x.device)
     sums = torch.empty((rows if filtered else 0, 128), dtype=torch.int64, device=x.device)
-    known = params if masks is None else masks
+    known = lines if masks is None else masks
     launch(
-        survey, (parts, rows), x, out, spread, params, known, sums, faults, n, parts,
+        survey, (parts, rows), x, out, spread, lines, known, sums, faults, n, parts,
         known.shape[-1], PLACED=placed, RAW=raw, FILTERED=filtered, MASKED=masks is not None,
         BLOCK=block,
     )  # fmt: skip
-    return Prefixes(out, spread, sums, params, known, raw, masks is not None)
+    return Prefixes(out, spread, sums, lines, known, raw, masks is not None)

@@ -10,6 +10,7 @@ import torch
 
 from cortiq.backend import Batch
 from cortiq.backend.executable import Accepted, Brought
+from cortiq.backend.outputs import Specimens
 from cortiq.backend.plan import Step
 from cortiq.backend.walk import Group, Walk
 from cortiq.numerics.contract import TILE
@@ -47,9 +48,13 @@ class Run(Walk[TritonState]):
 
     def fill(self, buffer: RowBuffer, sources: Sequence[int], pages: int = 0) -> dict[str, Any]:
         """Upload row metadata; with `pages`, pad page tables to so many."""
-        parts = arrays(self.segments, self.tokens, sources, self.tail_places, pages)
+        parts = self.parts(sources, pages)
         buffer.fill(parts)
         return parts
+
+    def parts(self, sources: Sequence[int], pages: int) -> dict[str, np.ndarray]:
+        """Row metadata as arrays."""
+        return arrays(self.segments, self.tokens, sources, self.tail_places, pages)
 
     def place(
         self, buffer: RowBuffer, sources: Sequence[int] = (), pages: int = 0, fixed: bool = True
@@ -111,9 +116,18 @@ class Run(Walk[TritonState]):
         return Call(step.node.op, step.weights, step.node.slots, rows, faults, self.shared)
 
     def outputs(self, step: Step, call: Any, inputs: list[Any], rows: int) -> Sequence[Any]:
-        """Launch a step: the backend's own kernels, whose errors, torch's, others wait for."""
+        """Launch a step: the backend's own kernels, whose errors, torch's, others wait for.
+
+        What a package's kernel returns is held against the graph.
+        """
+        if type(step.node.op) in self.plan.given:
+            return super().outputs(step, call, inputs, rows)
         result = step.kernel(call, *inputs)
         return result if len(step.node.outputs) != 1 else (result,)
+
+    def specimens(self) -> Specimens:
+        """Types of the arrays of rows; no package's kernel returns quantised ones."""
+        return Specimens(torch.float32, torch.int32, (torch.int8, torch.int32))
 
     def input(self, name: str) -> Any:
         """A value that every row has or supplies."""

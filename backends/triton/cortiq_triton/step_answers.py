@@ -17,7 +17,7 @@ from cortiq.backend import Argmax, Digest, Draw, DrawnLogit, Row, Top, Want
 from cortiq.backend.answers import drawing_want
 from cortiq.numerics.contract import TILE
 from cortiq_triton import draw, tail, top
-from cortiq_triton.draw_numbers import Drawing, Features, Stored, arrays_of
+from cortiq_triton.draw_numbers import NOTHING, Drawing, Features, Stored, arrays_of
 from cortiq_triton.language import pow2
 from cortiq_triton.rowset import RowBuffer
 
@@ -79,7 +79,7 @@ def ask(
         features, arrays = arrays_of(
             [
                 Drawing(want or Argmax(), at, at, row.position + getattr(want, "ahead", 1),
-                        histories.get(at, ()))
+                        histories.get(at, NOTHING))
                 for at, (row, want) in enumerate(zip(rows, drawing, strict=True))
             ],
             width,
@@ -110,7 +110,9 @@ class StepAnswers:
     packed : int32 [rows, words], once launched.
     """
 
-    def __init__(self, run: Any, asked: Asked, arrays: Mapping[str, np.ndarray], pages: int) -> None:
+    def __init__(
+        self, run: Any, asked: Asked, arrays: Mapping[str, np.ndarray], pages: int
+    ) -> None:
         self.run, self.asked, self._longest = run, asked, pages * TILE
         self._buffer = RowBuffer(run.shared.device)
         self.replay = self.launch
@@ -152,19 +154,23 @@ class StepAnswers:
         counters = run.shared.counters
         return draw.draw(x, asked.draws, self.there, faults, counters, self._longest, run.ids)
 
-    def read(self, words: np.ndarray, wants: Sequence[Want]) -> dict[Want, Any]:
-        """What a row wants, of the words of its answer."""
-        return {want: self._answer(want, words) for want in wants}
+    def read(self, words: np.ndarray, wants: Sequence[tuple[Want, ...]]) -> list[dict[Want, Any]]:
+        """What each row wants, of the words of their answers: int32 [rows, words]."""
+        n = self.asked.top
+        tokens = words[:, TOKEN].tolist()
+        digests = [tuple(row) for row in words[:, DIGEST].view(np.uint32).tolist()]
+        logits = words[:, LOGIT].view(np.float32)
+        ids, values = words[:, TOPS : TOPS + n], words[:, TOPS + n : TOPS + 2 * n].view(np.float32)
+        totals = words[:, TOPS + 2 * n :].view(np.float32)
 
-    def _answer(self, want: Want, words: np.ndarray) -> Any:
-        if isinstance(want, Argmax | Draw):
-            return int(words[TOKEN])
-        if isinstance(want, Digest):
-            return tuple(int(word) for word in words[DIGEST].view(np.uint32))
-        if isinstance(want, DrawnLogit):
-            return tuple(words[LOGIT].view(np.float32))
-        assert isinstance(want, Top)
-        ids, values = words[TOPS:], words[TOPS + self.asked.top :]
-        total = words[TOPS + 2 * self.asked.top :]
-        count = want.count
-        return ids[:count].copy(), values[:count].view(np.float32).copy(), total.view(np.float32)
+        def answer(want: Want, row: int) -> Any:
+            if isinstance(want, Argmax | Draw):
+                return tokens[row]
+            if isinstance(want, Digest):
+                return digests[row]
+            if isinstance(want, DrawnLogit):
+                return tuple(logits[row])
+            assert isinstance(want, Top)
+            return ids[row, : want.count], values[row, : want.count], totals[row]
+
+        return [{want: answer(want, row) for want in mine} for row, mine in enumerate(wants)]

@@ -18,7 +18,6 @@ from cortiq_triton.language import (
     signed,
 )
 from cortiq_triton.rows import ordered_bits
-from cortiq_triton.scalar import exp, fold, log, outside, snapped
 
 MIX0, MIX1 = (constant(signed(word)) for word in MIX_MULTIPLIERS)
 LANE0, LANE1, LANE2, LANE3 = (constant(signed(word)) for word in LANE_KEYS)
@@ -64,9 +63,7 @@ def digests(x: torch.Tensor) -> torch.Tensor:
 
 
 @kernel
-def argmax_parts(
-    x: Tensor, out: Tensor, n: Tensor, parts: Tensor, BLOCK: tl.constexpr
-) -> None:
+def argmax_parts(x: Tensor, out: Tensor, n: Tensor, parts: Tensor, BLOCK: tl.constexpr) -> None:
     """Of each block of a row: the largest value's order and place, as one int64."""
     row, part = tl.program_id(1).to(tl.int64), tl.program_id(0)
     i = part * BLOCK + tl.arange(0, BLOCK)

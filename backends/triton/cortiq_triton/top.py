@@ -78,7 +78,7 @@ def sums_of(
     chosen = out if tokens is None else torch.empty_like(out)
     launch(
         log_sum_exp, (len(x),), x, found.spread, x if scales is None else scales,
-        found.params if tokens is None else tokens, out, chosen, faults, found.n, found.parts,
+        found.lines if tokens is None else tokens, out, chosen, faults, found.n, found.parts,
         SCALED=scales is not None, CHOSEN=tokens is not None, UNROLLED=UNROLLED,
         PP=pow2(found.parts), warps=8,
     )  # fmt: skip

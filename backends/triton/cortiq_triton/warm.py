@@ -6,10 +6,7 @@ decoding steps by the sizes of tiles that suit them, and pieces of prompts and d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from cortiq.backend import Argmax, Batch, Digest, Draw, DrawnLogit, Row, Top, Want
 from cortiq.backend.executable import Accepted
@@ -18,8 +15,8 @@ from cortiq_triton.decode import FEWEST_PAGES
 from cortiq_triton.draw_numbers import Stored
 from cortiq_triton.rowset import RowBuffer
 from cortiq_triton.run import Run
+from cortiq_triton.shapes import Scratch
 from cortiq_triton.step_answers import LOGITS, StepAnswers, ask
-from cortiq_triton.token_log import TokenLog
 
 DIGEST = Digest(LOGITS)
 WANTS: tuple[tuple[Want, ...], ...] = (
@@ -28,6 +25,8 @@ WANTS: tuple[tuple[Want, ...], ...] = (
     (Draw(Sampling(temperature=0.8)), DIGEST),
     (Draw(Sampling(temperature=0.8, top_k=50, top_p=0.9, min_p=0.1)), DIGEST),
     (Draw(Sampling(temperature=0.0, repetition_penalty=1.1)), DIGEST),
+    (Draw(Sampling(top_k=50, logit_bias={0: 1.0}), mask=b"\x01"), DIGEST),
+    (Draw(Sampling(top_k=50, top_p=0.9, min_p=0.1), mask=b"\x01"), DIGEST),
     (Draw(Sampling(presence_penalty=0.1, top_p=0.9)), DIGEST, DrawnLogit(), Top(2)),
 )
 """What rows that draw may want, so that every kernel of draws is met."""
@@ -35,17 +34,6 @@ DECODING = (1, 16, 32, 64, 128, 256)
 """Sequences of a decoding step: others have the kernels of the next larger number."""
 PIECES = (2, 5, 12, 16, 32, 64, 128, 512)
 """Rows of one sequence in a batch: drafts that are verified, and pieces of prompts."""
-
-
-class Scratch:
-    """Stands for a sequence where only shapes count."""
-
-    tokens: Sequence[int] = ()
-    block_address = 0
-
-    def __init__(self) -> None:
-        self.page_addresses = np.zeros(FEWEST_PAGES, np.int64)
-        self.log = TokenLog()
 
 
 def walk(executable: Any) -> None:

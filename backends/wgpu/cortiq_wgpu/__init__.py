@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cortiq.hookspecs import hookimpl
+from cortiq_wgpu.shader import RowShader
 
 if TYPE_CHECKING:
     from cortiq_wgpu.backend import WgpuBackend
+
+__all__ = ["RowShader", "cortiq_backends"]
 
 
 @hookimpl

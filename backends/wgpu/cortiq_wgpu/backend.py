@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from cortiq.backend import CompileOptions, Device, Support, Versions
-from cortiq.backend.support import check_extra, no_kernel, supported_within, unplaced
+from cortiq.backend import CompileOptions, Device, Kernel, Support, TakesKernels, Versions
+from cortiq.backend.support import (
+    check_extra,
+    no_kernel,
+    package_refusal,
+    supported_within,
+    unplaced,
+)
 from cortiq.ir import Graph, Node, Program, ops
 from cortiq.numerics import scalar
 from cortiq.numerics.layouts import Weight
@@ -33,8 +39,11 @@ def refusal(node: Node, graph: Graph, program: Program) -> str:
     return no_kernel(op, ops.PRIMITIVES, OPTIONS) or unplaced(node, graph)
 
 
-class WgpuBackend:
-    """WGSL kernels on whatever wgpu finds: every primitive, and every layer through them."""
+class WgpuBackend(TakesKernels):
+    """WGSL kernels on whatever wgpu finds: every primitive, and every layer through them.
+
+    The `function` of a package's kernel (`cortiq.backend.Kernel`) is a `cortiq_wgpu.RowShader`.
+    """
 
     name = "wgpu"
     priority = -1
@@ -48,7 +57,20 @@ class WgpuBackend:
 
     def supports(self, node: Node, graph: Graph, program: Program) -> Support:
         """Accept primitives that have a kernel, and layers that decompose into such."""
-        return supported_within(node, graph, program, refusal)
+        return supported_within(node, graph, program, self._refusal)
+
+    def _refusal(self, node: Node, graph: Graph, program: Program) -> str:
+        """Say why a primitive is declined, also where a package's kernel is there for it."""
+        kernel = self.given.get(type(node.op))
+        if kernel is not None:
+            return package_refusal(node, graph, kernel)
+        return refusal(node, graph, program)
+
+    def check_kernel(self, kernel: Kernel) -> None:
+        """Refuse a kernel that is no `RowShader`."""
+        from cortiq_wgpu.package import check_shader
+
+        check_shader(kernel)
 
     def compile(
         self, program: Program, weights: Mapping[str, Weight], options: CompileOptions
@@ -63,4 +85,4 @@ class WgpuBackend:
         from cortiq_wgpu.executable import WgpuExecutable
 
         check_extra(self.name, options, EXTRA_OPTIONS)
-        return WgpuExecutable(program, weights, options)
+        return WgpuExecutable(program, weights, options, self.given)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from cortiq.backend import Batch, CompileOptions
+from cortiq.backend import Batch, CompileOptions, Ticket
 from cortiq.backend.executable import Accepted, Brought
+from cortiq.backend.kernel import NO_KERNELS, GivenKernels
+from cortiq.backend.kernel_executable import placement_of
 from cortiq.backend.paged import PagedState
 from cortiq.backend.paged_executable import PagedExecutable
 from cortiq.ir import Program, primitives_of
@@ -36,13 +37,16 @@ class WgpuExecutable(PagedExecutable[PagedState, WgpuPlan]):
     """
 
     def __init__(
-        self, program: Program, weights: Mapping[str, Weight], options: CompileOptions
+        self,
+        program: Program,
+        weights: Mapping[str, Weight],
+        options: CompileOptions,
+        given: GivenKernels = NO_KERNELS,
     ) -> None:
-        self._weights = weights
+        self._weights, self._given = weights, given
         self._graphs = primitives_of(program).graphs
         super().__init__(program, options, {})
-        nodes = [node for graph in program.graphs.values() for node in graph.nodes]
-        self.placement = {node.name: "wgpu" for node in nodes}
+        self.placement = placement_of(program, None, "wgpu", "wgpu", given)
         self._open_device()
 
     def _open_device(self) -> None:
@@ -59,7 +63,9 @@ class WgpuExecutable(PagedExecutable[PagedState, WgpuPlan]):
         weights = DeviceWeights(self._weights, self.gpu, limit, options.extra.get("progress"))
         weights.prepare(list(self._graphs.values()))
         self.plans = {
-            name: WgpuPlan(graph, weights, self.pools, self.gpu, tuning, self.program.context)
+            name: WgpuPlan(
+                graph, weights, self.pools, self.gpu, tuning, self.program.context, self._given
+            )
             for name, graph in self._graphs.items()
         }
         self.use_memory(self.pools)
@@ -85,7 +91,7 @@ class WgpuExecutable(PagedExecutable[PagedState, WgpuPlan]):
         """Check whether sequences may take so many bytes more."""
         return super().fits(nbytes) and nbytes <= self.pools.left_bytes()
 
-    def forward(self, batch: Batch) -> Any:
+    def forward(self, batch: Batch) -> Ticket:
         """Compute a batch; see `BaseExecutable`. A device that was lost is opened again first."""
         self._reopen()
         try:

@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from cortiq.backend.admission import BY_ROW
-from cortiq.backend.lower import Admit, Step, lower
+from cortiq.backend.kernel import GivenKernels
+from cortiq.backend.lower import Admit, LoweredStep, lower
 from cortiq.backend.requests import Ask, RequestedOutputs, RequestPlan
 from cortiq.ir import Graph, ops
 from cortiq.numerics.attention import scoring
@@ -19,6 +20,7 @@ from cortiq_wgpu.block_offsets import BlockOffsets, assign, row_words
 from cortiq_wgpu.compiled_dispatches import BoundDispatch, CompiledDispatches, SharedBuffers
 from cortiq_wgpu.device import SLICE, GpuDevice
 from cortiq_wgpu.dispatch import Dispatch, Grid
+from cortiq_wgpu.package import compile_shaders
 from cortiq_wgpu.rotary_records import RotaryRecords
 from cortiq_wgpu.row_dispatches import stage_works
 from cortiq_wgpu.shader_source import staged
@@ -56,9 +58,10 @@ class WgpuPlan(RequestPlan[CompiledDispatches]):
         gpu: GpuDevice,
         tuning: ProductTuning | None,
         context: int,
+        given: GivenKernels,
     ) -> None:
         super().__init__(graph)
-        self.weights, self.pools, self.gpu = weights, pools, gpu
+        self.weights, self.pools, self.gpu, self.given = weights, pools, gpu, given
         self.tuning, self.context = tuning, context
         self.angles = RotaryRecords(graph.nodes)
         self.memory = SharedBuffers(gpu)
@@ -86,7 +89,7 @@ class WgpuPlan(RequestPlan[CompiledDispatches]):
     def compile(self, request: RequestedOutputs) -> CompiledDispatches:
         """Make the dispatches of a request."""
         solid = request.supplied
-        steps = lower(self.graph, request.wanted)
+        steps = lower(self.graph, request.wanted, self.given)
         lowered = StepGrouper(steps, solid, request.mixed, self._together).grouped()
         places = self._places(lowered, request)
         binder = DispatchBinder(
@@ -130,27 +133,28 @@ class WgpuPlan(RequestPlan[CompiledDispatches]):
         self._bind(compiled)
         return compiled
 
-    def _together(self, step: Step) -> object:
+    def _together(self, step: LoweredStep) -> object:
         """Return the key of products whose matrices lie one after the other."""
         if not isinstance(step.op, ops.MatMul) or step.node is None:
             return None
         matrix = self.weights.matrix(step.node, "weight")
         return (id(matrix.parts[0]), step.inputs, step.tail) if len(matrix.parts) == 1 else None
 
-    def _works(self, binder: DispatchBinder, group: tuple[Step, ...]) -> list[Dispatch]:
+    def _works(self, binder: DispatchBinder, group: tuple[LoweredStep, ...]) -> list[Dispatch]:
         nodes = frozenset(step.node.name for step in group if step.node)
         outputs = tuple(name for step in group for name in step.outputs)
         made = (dispatches if is_wide(group[0]) else stage_works)(binder, group)
-        label = " ".join(dict.fromkeys(type(step.op).__name__ for step in group))
+        compile_shaders(self.gpu, group, [work.kernel for work in made])
+        label = " ".join(dict.fromkeys(step.kind for step in group))
         return [replace(w, label=w.label or label, nodes=nodes, outputs=outputs) for w in made]
 
     def _given(
-        self, binder: DispatchBinder, group: tuple[Step, ...], solid: frozenset[str]
+        self, binder: DispatchBinder, group: tuple[LoweredStep, ...], solid: frozenset[str]
     ) -> list[Dispatch]:
         """Make the dispatches that pass values replaced by rows through `snap`."""
         works = []
         for name in (n for step in group for n in step.outputs if n in solid):
-            bound = MAKERS[Admit](binder, Step(Admit(), (name,), ()))
+            bound = MAKERS[Admit](binder, LoweredStep(Admit(), (name,), ()))
             kernel = staged(tuple(stage for stage, _ in bound), self.gpu.dot)
             values = tuple(values for _, values in bound)
             works.append(Dispatch(kernel, values, Grid(), group[0].tail, given=name))

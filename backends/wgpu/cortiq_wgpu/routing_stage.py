@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cortiq.backend.lower import Step
+from cortiq.backend.lower import LoweredStep
 from cortiq.numerics.contract import F32
 from cortiq_wgpu.binder import DispatchBinder
 from cortiq_wgpu.dispatch import NONE
@@ -56,7 +56,7 @@ TOPK = """var highest = LOWEST();
   }"""
 
 
-def route_stage(binder: DispatchBinder, step: Step) -> list[tuple[Stage, Mapping[str, int]]]:
+def route_stage(binder: DispatchBinder, step: LoweredStep) -> list[tuple[Stage, Mapping[str, int]]]:
     """Make the stage that chooses a router's experts."""
     op, router = step.op, step.op.router
     weights = TOPK if router.kind == "softmax_topk" else PLAIN

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from cortiq.backend.extents import ring_rows
-from cortiq.backend.lower import Step
+from cortiq.backend.lower import LoweredStep
 from cortiq.ir import Recurrent, Ring, ops
 from cortiq_wgpu.binder import DispatchBinder
 from cortiq_wgpu.dispatch import NONE, SEGMENTS, Dispatch, Grid
@@ -27,7 +27,7 @@ CHOSEN = """
 """
 
 
-def _spread(binder: DispatchBinder, step: Step) -> list[Dispatch]:
+def _spread(binder: DispatchBinder, step: LoweredStep) -> list[Dispatch]:
     op, record = step.op.attend, binder.record(step.inputs[0])
     constants = binder.scoring[op]
     values = {
@@ -74,7 +74,7 @@ def _heads_beside(op: ops.Attend, channels: int) -> int:
     return max(n for n in range(1, 5) if group % n == 0 and (n == 1 or n * channels <= 8))
 
 
-def _choose(binder: DispatchBinder, step: Step) -> list[Dispatch]:
+def _choose(binder: DispatchBinder, step: LoweredStep) -> list[Dispatch]:
     key, op = binder.record(step.inputs[0]), step.op
     values = {
         "q": key["at"], "key_size": key["size"], "key_units": key["units"],
@@ -90,7 +90,7 @@ def _choose(binder: DispatchBinder, step: Step) -> list[Dispatch]:
     ]
 
 
-def _conv(binder: DispatchBinder, step: Step) -> list[Dispatch]:
+def _conv(binder: DispatchBinder, step: LoweredStep) -> list[Dispatch]:
     assert step.node is not None
     pool, n = step.node.slots["ring"], step.op.width
     ring = binder.pools.slots[pool]
@@ -126,7 +126,7 @@ PUSH = """var level = 0u;
       stack[level] = carried;"""
 
 
-def _recurrence(binder: DispatchBinder, step: Step) -> list[Dispatch]:
+def _recurrence(binder: DispatchBinder, step: LoweredStep) -> list[Dispatch]:
     op = step.op
     is_delta = isinstance(op, ops.DeltaRule)
     roles = ("q", "k", "v", "alpha", "beta") if is_delta else ("v", "k", "q", "alpha", "beta")
@@ -152,7 +152,7 @@ def _recurrence(binder: DispatchBinder, step: Step) -> list[Dispatch]:
     ]  # fmt: skip
 
 
-MAKERS: Mapping[type, Callable[[DispatchBinder, Step], list[Dispatch]]] = {
+MAKERS: Mapping[type, Callable[[DispatchBinder, LoweredStep], list[Dispatch]]] = {
     ops.HeadMatMul: stack_products,
     ops.ExpertMatMul: stack_products,
     ops.EmbedRows: embed_rows,
@@ -165,7 +165,7 @@ MAKERS: Mapping[type, Callable[[DispatchBinder, Step], list[Dispatch]]] = {
 """How each wide step becomes dispatches."""
 
 
-def dispatches(binder: DispatchBinder, group: tuple[Step, ...]) -> list[Dispatch]:
+def dispatches(binder: DispatchBinder, group: tuple[LoweredStep, ...]) -> list[Dispatch]:
     """Make the dispatches of a wide step, or of products with neighbouring matrices."""
     if isinstance(group[0].op, ops.MatMul):
         return matrix_products(binder, group)

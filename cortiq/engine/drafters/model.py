@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from cortiq.backend import Executable, Row, Want
 from cortiq.backend.error_attribution import attributed_to, backend_names
 from cortiq.engine.drafters.batched import DraftSteps, ForwardRequest, StepwiseDrafting
-from cortiq.engine.drafters.ngrams import common_prefix
 from cortiq.engine.drafting import NOTHING, Draft, Task
+from cortiq.engine.radix_tree import common_prefix_length
 from cortiq.engine.request import vocabulary_size
 from cortiq.engine.session import RowResult
 from cortiq.errors import RequestError
@@ -61,7 +61,7 @@ class ModelDrafting(StepwiseDrafting):
 
     def _go_back(self, ids: Sequence[int]) -> None:
         """Rewind to the longest prefix shared with `ids`, but its last id, which is fed again."""
-        same = min(common_prefix(self.fed, ids), len(ids) - 1)
+        same = min(common_prefix_length(self.fed, ids), len(ids) - 1)
         if same < len(self.fed):
             with attributed_to(backend_names(self.executable)):
                 same = self._state.rewind(same)

@@ -9,25 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from cortiq.engine.radix_tree import common_prefix_length
+
 LONGEST = 32
 """Ids at which a match counts as long as any."""
 GRAM = 3
 """Ids of an n-gram in the index: shorter matches are coincidences."""
-BLOCK = 512
 CHAIN = 64
 """Positions looked at, latest first; a phrase that occurs more often is found in these."""
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return the length of the common prefix; whole blocks are compared at a time."""
-    most = min(len(a), len(b))
-    for start in range(0, most, BLOCK):
-        stop = min(start + BLOCK, most)
-        mine, other = list(a[start:stop]), list(b[start:stop])
-        if mine != other:
-            differs = (x != y for x, y in zip(mine, other, strict=True))
-            return start + next(i for i, found in enumerate(differs) if found)
-    return most
 
 
 class NgramMatch(NamedTuple):
@@ -126,7 +115,7 @@ class NgramIndex:
         """
         known = len(self.ids)
         if known > len(ids) or (known and ids[known - 1] != self.ids[-1]):
-            self.truncate(common_prefix(self.ids, ids))
+            self.truncate(common_prefix_length(self.ids, ids))
         self.extend(ids[len(self.ids) :])
 
     def match(self) -> NgramMatch:

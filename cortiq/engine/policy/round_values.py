@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from cortiq.engine.drafters.ngrams import common_prefix, lookup_continuation
+from cortiq.engine.drafters.ngrams import lookup_continuation
 from cortiq.engine.policy.depth import (
     ACCEPTANCE_PRIOR,
     AcceptanceRates,
@@ -19,6 +19,7 @@ from cortiq.engine.policy.depth import (
     updated_acceptance,
 )
 from cortiq.engine.policy.lookup_gain import LookupGain
+from cortiq.engine.radix_tree import common_prefix_length
 
 REAL = 3
 """Committed ids that a lookup behind drafts must agree with besides the drafts."""
@@ -78,7 +79,7 @@ def round_values(starts: Iterable[RoundStart], prices: RoundCosts) -> Iterator[R
             gain = gain.rested()
         elif depth < most:
             more += lookup_continuation([*start.ids, *own], depth + REAL, most - depth)
-        kept = common_prefix([*own, *more], start.after)
+        kept = common_prefix_length([*own, *more], start.after)
         if more:
             gain = gain.after(depth + len(more), len(more), kept)
         hold = updated_acceptance(hold, depth, min(kept, depth))

@@ -14,13 +14,13 @@ import numpy as np
 
 from cortiq.backend import Batch, Executable, Named, Row
 from cortiq.backend.error_attribution import failure_hint
-from cortiq.engine.adapter import ExecutableProducer
 from cortiq.engine.drafters.heads import head_of
 from cortiq.engine.session import check_outcome
 from cortiq.errors import RequestError
 from cortiq.ir import Program
 from cortiq.ir.heads import CHAIN, RECALLED, DraftHead
 from cortiq.numerics.contract import Floats
+from cortiq_producers.target import ExecutableProducer
 
 
 def speculation_blocker(program: Program) -> str | None:

@@ -1,8 +1,8 @@
 """Protocols of a foreign generation loop: what such a loop needs of a model.
 
-`adapter.ExecutableProducer` offers them over any executable, `scripted.ScriptedProducer` without
+`target.ExecutableProducer` offers them over any executable, `scripted.ScriptedProducer` without
 one. Positions are absolute, ids are ints, a row of logits is float32 [vocabulary]. Our own loop
-(`engine.Engine`) needs none of this: it asks executables for rows, and lets them draw.
+(`cortiq.engine.Engine`) needs none of this: it asks executables for rows, and lets them draw.
 """
 
 from __future__ import annotations

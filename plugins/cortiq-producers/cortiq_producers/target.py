@@ -9,7 +9,7 @@ import numpy as np
 
 from cortiq.backend import Executable, Named, State
 from cortiq.backend.windows import goes_back
-from cortiq.engine.drafters.ngrams import common_prefix
+from cortiq.engine.radix_tree import common_prefix_length
 from cortiq.engine.request import vocabulary_size
 from cortiq.engine.session import Session
 from cortiq.errors import RequestError
@@ -59,7 +59,7 @@ class ExecutableProducer:
 
     def try_reuse_prefix(self, prompt: Sequence[int]) -> int:
         """Keep what the prompt shares with what was fed, and forget the rest."""
-        shared = min(common_prefix(self.fed, prompt), len(prompt) - 1)
+        shared = min(common_prefix_length(self.fed, prompt), len(prompt) - 1)
         self.rewind(max(0, shared))
         return len(self.fed)
 

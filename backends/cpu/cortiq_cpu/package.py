@@ -1,0 +1,98 @@
+"""Kernels of other packages: C functions over rows, which include/cortiq_kernel.h describes."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from math import prod
+
+from cortiq.backend import Kernel
+from cortiq.backend.lower import LoweredStep, PackageOp
+from cortiq.errors import BackendError, shown
+from cortiq.ir import ops
+from cortiq_cpu.arguments import OpKind
+from cortiq_cpu.binder import OpArgs, OpBinder
+from cortiq_cpu.native_kernel import NativeKernel
+from cortiq_cpu.weights import MATRIX_OPS
+
+KERNEL_VERSION = 1
+"""CORTIQ_KERNEL_VERSION of the header."""
+
+
+class KernelRows(ctypes.Structure):
+    """`cortiq_kernel_rows`."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("stride", ctypes.c_int64),
+        ("count", ctypes.c_int64),
+    )
+
+
+class KernelVector(ctypes.Structure):
+    """`cortiq_kernel_vector`."""
+
+    _fields_ = (("data", ctypes.c_void_p), ("count", ctypes.c_int64))
+
+
+class PackageArgs(ctypes.Structure):
+    """`cortiq_package`: the function, then the `cortiq_kernel_call`."""
+
+    _fields_ = (
+        ("function", ctypes.c_void_p),
+        ("version", ctypes.c_int32),
+        ("input_count", ctypes.c_int32),
+        ("output_count", ctypes.c_int32),
+        ("weight_count", ctypes.c_int32),
+        ("inputs", ctypes.c_void_p),
+        ("outputs", ctypes.c_void_p),
+        ("weights", ctypes.c_void_p),
+        ("constants", ctypes.c_void_p),
+    )
+
+
+def check_native(kernel: Kernel) -> None:
+    """Refuse a kernel that is no `NativeKernel`, or is for an operator that takes none.
+
+    Raises
+    ------
+    BackendError : which it is.
+    """
+    if not isinstance(kernel.function, NativeKernel):
+        what = f"the function of {kernel.owner} is {shown(kernel.function)}"
+        raise BackendError(what, hint="The backend cpu takes a cortiq_cpu.NativeKernel.")
+    if issubclass(kernel.op, (*MATRIX_OPS, ops.Reshape)):
+        what = f"{kernel.owner} is for {kernel.op.__name__}, which takes no kernel on cpu"
+        raise BackendError(what, hint="Matrices are packed for the backend's own kernels.")
+    _ = kernel.function.address
+
+
+def bind_package(b: OpBinder, step: LoweredStep) -> OpArgs:
+    """Call a package's kernel on the rows of a set."""
+    packaged: PackageOp = step.op
+    native: NativeKernel = packaged.kernel.function
+    constants, weights = native.constants(packaged.op), _weights(b, step)
+    inputs, outputs = _rows(b, step.inputs), _rows(b, step.outputs)
+    b.kept += [constants, weights, inputs, outputs]
+    args = PackageArgs(
+        function=native.address, version=KERNEL_VERSION, input_count=len(inputs),
+        output_count=len(outputs), weight_count=len(weights), inputs=ctypes.addressof(inputs),
+        outputs=ctypes.addressof(outputs), weights=ctypes.addressof(weights),
+        constants=None if constants is None else ctypes.addressof(constants),
+    )  # fmt: skip
+    return [(OpKind.PACKAGE, args)]
+
+
+def _rows(b: OpBinder, names: Sequence[str]) -> ctypes.Array[KernelRows]:
+    rows = [KernelRows(b.at(name), b.stride(name), b.stride(name)) for name in names]
+    return (KernelRows * len(rows))(*rows)
+
+
+def _weights(b: OpBinder, step: LoweredStep) -> ctypes.Array[KernelVector]:
+    node = step.nodes[0]
+    shapes: dict[str, tuple[int, ...]] = node.op.weight_shapes()
+    found = [
+        KernelVector(b.vector(node, role), prod(shape) if role in node.weights else 0)
+        for role, shape in shapes.items()
+    ]
+    return (KernelVector * len(found))(*found)

@@ -1,0 +1,4 @@
+// A kernel of another package, on one row.
+fn stage(row: u32, lane: u32) {
+  {{BODY}}
+}
