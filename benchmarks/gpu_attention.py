@@ -17,7 +17,7 @@ from gpu_models import seconds_of
 from cortiq.backend.walk import Segment
 from cortiq.ir import ops
 from cortiq_triton import attend
-from cortiq_triton.attend import Spans, Stream
+from cortiq_triton.attend import SpanTuning, StreamTuning
 from cortiq_triton.call import Counters
 from cortiq_triton.rows import quantise_rows
 from cortiq_triton.rowset import RowSet
@@ -31,14 +31,14 @@ CACHE = 1 << 28
 CAPTURED = 64
 """Pages that a captured step has room for, though it may read fewer."""
 STREAMS = [
-    Stream(64, 4, 2),
-    Stream(64, 4, 3),
-    Stream(128, 8, 2),
-    Stream(64, 4, 1),
-    Stream(64, 4, 1, 168),
+    StreamTuning(64, 4, 2),
+    StreamTuning(64, 4, 3),
+    StreamTuning(128, 8, 2),
+    StreamTuning(64, 4, 1),
+    StreamTuning(64, 4, 1, 168),
 ]
 SPANS = [
-    Spans(programs, serial, warps, stages)
+    SpanTuning(programs, serial, warps, stages)
     for programs, serial, warps, stages in (
         (1024, 2, 4, 2), (1024, 4, 4, 2), (1024, 1, 4, 2), (256, 2, 4, 2), (2048, 2, 4, 2),
         (512, 16, 4, 2), (1024, 2, 2, 2), (1024, 2, 8, 2), (1024, 2, 4, 3), (512, 16, 4, 3),

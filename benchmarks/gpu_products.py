@@ -12,8 +12,9 @@ from gpu_models import seconds_of
 from cortiq.numerics.layouts import LAYOUTS
 from cortiq.numerics.synthetic import synthetic_weight
 from cortiq_triton import products, weights
-from cortiq_triton.products import DEVICE_TUNING, PLAIN, Stack
+from cortiq_triton.products import PLAIN, Stack
 from cortiq_triton.rows import quantise_rows
+from cortiq_triton.tuning import DEVICE_TUNING, Tuning, use_tuning
 
 DEVICE = "cuda:0"
 GIGA = 1e9
@@ -25,7 +26,7 @@ def weight_of(layout: str, rows: int, columns: int) -> weights.Packed:
     few = weights.pack(synthetic_weight(layout, "weight", 1, (64, columns)), "weight", DEVICE)
     assert isinstance(few, weights.Packed)
     whole = replace(few, height=rows)
-    for name in ("codes", "scale", "minimum", "sub_scales", "offsets"):
+    for name in weights.PARTS:
         part = getattr(few, name)
         if part is not None:
             axis = int(name == "codes" and few.kind == weights.PLANES)
@@ -35,19 +36,17 @@ def weight_of(layout: str, rows: int, columns: int) -> weights.Packed:
     return whole
 
 
-def best(
-    tunings: list[products.Tuning], run: Callable[[], Any], times: int
-) -> tuple[float, products.Tuning]:
+def best(tunings: list[Tuning], run: Callable[[], Any], times: int) -> tuple[float, Tuning]:
     """Return the fastest of some tilings: seconds, and which."""
     found = []
     for tuning in tunings:
-        before = products.use_tuning(tuning)
+        before = use_tuning(tuning)
         try:
             found.append((seconds_of(captured(run), times), tuning))
         except Exception as error:
             print(f"  {tuning}: {type(error).__name__}: {str(error)[:120]}", flush=True)
         finally:
-            products.use_tuning(before)
+            use_tuning(before)
     seconds, tuning = min(found, key=lambda pair: pair[0])
     for each, which in found:
         print(f"  {each * 1e6:9.1f} us  {changes(which)}", flush=True)
@@ -64,7 +63,7 @@ def captured(run: Callable[[], Any]) -> Callable[[], None]:
     return graph.replay
 
 
-def changes(tuning: products.Tuning) -> str:
+def changes(tuning: Tuning) -> str:
     """Return the sizes that differ from those in use."""
     pairs = vars(tuning).items()
     return ", ".join(f"{k}={v}" for k, v in pairs if getattr(DEVICE_TUNING, k) != v) or "as it is"
@@ -137,7 +136,7 @@ def batched(known: Known) -> Iterator[tuple[str, str]]:
         )
 
 
-def tunings_of_few(layout: str) -> list[products.Tuning]:
+def tunings_of_few(layout: str) -> list[Tuning]:
     """Tilings of products of one row."""
     if LAYOUTS[layout].block:
         return [

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from threading import Event
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from cortiq.errors import RequestError, shown
 
@@ -34,6 +34,25 @@ def path_of(value: object, where: str) -> Path:
     if "\0" in path:
         raise RequestError(f"no file can be named {shown(path)}", where=where)
     return Path(path)
+
+
+def list_of(value: object, where: str, hint: str) -> list[Any]:
+    """Return the items of a list or other iterable.
+
+    Raises
+    ------
+    RequestError : it is a text, bytes, a mapping, or not iterable.
+    """
+    if isinstance(value, Iterable) and not isinstance(value, (str, bytes, bytearray, Mapping)):
+        return list(value)
+    raise RequestError(f"expected a list, not {shown(value)}", where=where, hint=hint)
+
+
+def mapping_of(value: Mapping[str, Any] | None, where: str, hint: str) -> dict[str, Any]:
+    """Return a mapping as a dictionary, an empty one for None; RequestError for other objects."""
+    if value is None or isinstance(value, Mapping):
+        return dict(value or {})
+    raise RequestError(f"expected a mapping, not {shown(value)}", where=where, hint=hint)
 
 
 def function_of(value: Called, where: str) -> Called:

@@ -8,7 +8,7 @@ COMMANDS = {
     "warm": "Compile ahead what a backend compiles to serve a model.",
     "chat": "Chat with a model.",
     "generate": "Generate text.",
-    "serve": "Serve models to OpenAI's clients, and a page to chat on.",
+    "serve": "Serve models to the clients of OpenAI, Anthropic and Ollama, and a page.",
     "prefix": "Store a computed prompt prefix in a file, for any backend.",
     "score": "Score a text: perplexity, with its standard error.",
     "verify": "Recompute a receipt's generation and compare every bit.",
@@ -24,6 +24,14 @@ COMMANDS = {
     "new-backend": "Write the package of a new backend.",
 }
 """Built-in commands, each in the module and under the attribute of its name."""
+GROUPS = {
+    "Use a model": ("run", "chat", "generate", "serve"),
+    "Models": ("pull", "list", "rm", "inspect"),
+    "Measure and verify": ("score", "bench", "verify", "prefix"),
+    "This machine": ("backends", "doctor", "warm", "completion"),
+    "For authors of backends": ("conform", "replay", "bisect", "matrix", "new-backend"),
+}
+"""Commands as the help shows them, by heading."""
 KIT = ("conform", "replay", "bisect", "matrix", "new-backend")
 """Commands that the conformance kit brings."""
 KIT_PACKAGE = "cortiq_conformance"

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 ENVIRONMENT_PREFIX = "CORTIQ_"
 TRUE_WORDS = ("1", "true", "yes", "on")
 FALSE_WORDS = ("0", "false", "no", "off")
+RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+"""Options that models recommend values of; where nobody gives one, those are taken."""
 ANSWER_TOKENS = 1024
 """Default of `max_tokens` for an answer, which mostly ends by itself."""
 
@@ -169,6 +171,11 @@ class LoadOptions(OptionSet):
         None, "Format for weights that the file stores as floats: w8, w8b256, w16 or f32.",
         bits=True, choices=("w8", "w8b256", "w16", "f32"),
     )  # fmt: skip
+    ignore_unknown_config: tuple[str, ...] = option(
+        (), "Leave out this key of the configuration, which cortiq does not know; may be repeated. "
+        "The fingerprint names it.",
+        repeated=True, bits=True, metavar="KEY",
+    )  # fmt: skip
     threads: int = option(0, "Host threads; 0 is one per core.", int, least=0, most=1024)
     heads: str = option(
         "off", "Draft head to load beside the model: off, auto (its own, if any), mtp, mimo (after "
@@ -198,8 +205,8 @@ class GenerateOptions(OptionSet):
 
     max_tokens: int = option(256, "Most tokens to generate.", int, least=1, ends=True)
     temperature: float = option(
-        0.0, "0 takes the most likely token; higher values sample more freely. By default what the "
-        "model recommends, as for the next four.", float, least=0.0, bits=True,
+        0.0, "0 takes the most likely token; higher values sample more freely.", float, least=0.0,
+        bits=True,
     )  # fmt: skip
     top_k: int = option(
         0, "Sample from this many most likely tokens; 0 for all.", int, least=0, bits=True

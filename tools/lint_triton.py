@@ -11,6 +11,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 
 from cortiq.backend import Argmax, Batch, CompileOptions, Digest, Draw, Row, Top
 from cortiq.models import load_program
@@ -31,7 +33,7 @@ from cortiq.models.synthetic import open_synthetic
 from cortiq.numerics.masks import mask_of
 from cortiq.numerics.sampling import Sampling
 from cortiq.numerics.synthetic import synthetic_weight
-from cortiq_triton import executable, language, products, weights
+from cortiq_triton import executable, hopper_products, language, products, weights
 from cortiq_triton.rows import quantise_rows
 
 MODELS = {
@@ -66,7 +68,8 @@ class Launch:
 
     def compiled(self, capability: int, fusion: bool = False) -> Any:
         """Compile the launch to PTX."""
-        source = ASTSource(
+        kind = GluonASTSource if self.kernel.is_gluon() else ASTSource
+        source = kind(
             fn=self.kernel,
             signature=dict(self.signature),
             constexprs=dict(self.constants),
@@ -122,7 +125,19 @@ def recorded(models: Iterable[str], layouts: Iterable[str]) -> list[Launch]:
         _walk(name, layout or MODELS[name])
     for layout in layouts:
         _multiply(layout)
+        with _on_hopper():
+            _multiply(layout)
     return list(recorder.launches)
+
+
+@contextmanager
+def _on_hopper() -> Iterator[None]:
+    """Have products as on a Hopper GPU."""
+    before, hopper_products.available = hopper_products.available, lambda: True  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        hopper_products.available = before
 
 
 def _multiply(layout: str) -> None:
@@ -161,6 +176,8 @@ def findings(
     """Yield each launch for each GPU with its problems, if any."""
     for launch in launches:
         for capability in capabilities:
+            if launch.kernel.is_gluon() and capability != 90:
+                continue
             try:
                 wrong = ptx.breaches(launch.compiled(capability, fusion).asm["ptx"])
             except Exception as error:

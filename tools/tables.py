@@ -36,7 +36,7 @@ def formats() -> Iterator[str]:
         if name in own.choices:
             where = "made from floats: `--weight-format`"
         elif layout.ggml_type is None:
-            where = "Hugging Face folders"
+            where = "quantised Hugging Face folders"
         else:
             where = "GGUF" if layout.kind == "blocks" else "GGUF, Hugging Face folders"
         yield f"| `{name}` | {where} | {_bits(layout)} |"

@@ -17,7 +17,8 @@ MATRIX_LAYOUTS = (*CODE_LAYOUTS, "f32")
 
 FLOAT_SCALED = tuple(name for name in BLOCK_LAYOUTS if LAYOUTS[name].words == "f32")
 """Layouts of blocks whose scales are float32."""
-LAYER_LAYOUTS = tuple(name for name in MATRIX_LAYOUTS if name not in FLOAT_SCALED)
+GRIDS = ("IQ4_XS", "IQ3_XXS", "IQ3_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_S", "TQ1_0", "TQ2_0")
+LAYER_LAYOUTS = tuple(name for name in MATRIX_LAYOUTS if name not in (*FLOAT_SCALED, *GRIDS))
 """Layouts that cases of layers take in turn: which one each takes is part of its name."""
 
 CODE_BYTES = (0x00, 0xFF, 0x0F, 0xF0, 0x80, 0x7F)

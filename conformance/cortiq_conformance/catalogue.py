@@ -47,7 +47,6 @@ LEVEL0 = (
     robustness,
 )
 LEVELS = (0, 1, 2, 3, 4)
-PROFILES = ("quick", "full")
 
 
 def cases(

@@ -29,6 +29,7 @@ from cortiq.backend.batch import (
 )
 from cortiq.backend.delegate import Delegate
 from cortiq.backend.float64 import FLOAT64_KERNELS, FLOAT64_OPTIONS, Float64Arrays
+from cortiq.backend.functional_arrays import FunctionalArrays, RowFlags
 from cortiq.backend.kernel import Kernel, OperatorExample, TakesKernels
 from cortiq.backend.kernel_backend import KernelBackend, KernelTable
 from cortiq.backend.kernel_walk import KernelCall
@@ -42,11 +43,10 @@ from cortiq.backend.protocol import (
     Declined,
     Device,
     Executable,
+    OptionalCapabilities,
     Support,
     Supported,
     Versions,
-    batch_rows_of,
-    warm,
 )
 from cortiq.backend.state import ExportedState, KVPlanes, Snapshot, State, check_exported
 from cortiq.backend.weights import MATRICES, float_weight, stack_of
@@ -77,6 +77,7 @@ __all__ = [
     "Finished",
     "Float64Arrays",
     "Float64Matrix",
+    "FunctionalArrays",
     "HOOKSPEC_VERSION",
     "KVPlanes",
     "Kernel",
@@ -87,8 +88,10 @@ __all__ = [
     "Named",
     "NumPyArrays",
     "OperatorExample",
+    "OptionalCapabilities",
     "Outcome",
     "Row",
+    "RowFlags",
     "Snapshot",
     "State",
     "Status",
@@ -99,9 +102,7 @@ __all__ = [
     "Top",
     "Versions",
     "Want",
-    "batch_rows_of",
     "check_exported",
     "float_weight",
     "stack_of",
-    "warm",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cortiq.backend.lower import Step
+from cortiq.backend.lower import LoweredStep
 
 
 @dataclass
@@ -37,13 +37,13 @@ class FreeSpans:
 
 
 def place(
-    groups: Sequence[Sequence[Step]],
+    groups: Sequence[Sequence[LoweredStep]],
     root: Callable[[str], str],
     sizes: Mapping[str, int],
     kept: Iterable[str],
     first: Iterable[str],
     block_of: Callable[[str], FreeSpans],
-    replaced: Callable[[Step, set[str]], str | None] = lambda step, read: None,
+    replaced: Callable[[LoweredStep, set[str]], str | None] = lambda step, read: None,
 ) -> dict[str, int]:
     """Assign every value of the steps a place in its block.
 

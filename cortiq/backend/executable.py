@@ -7,6 +7,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from cortiq.backend.admission import (
@@ -28,9 +29,10 @@ from cortiq.backend.batch import (
     Finished,
     Outcome,
     Status,
+    Ticket,
     Want,
 )
-from cortiq.backend.protocol import BATCH_ROWS, CompileOptions
+from cortiq.backend.protocol import BATCH_ROWS, CompileOptions, OptionalCapabilities
 from cortiq.backend.state import ExportedState, State, check_exported
 from cortiq.backend.windows import PIECE_ROWS, Extent, windows_of
 from cortiq.errors import RequestError
@@ -92,7 +94,7 @@ class Accepted(Generic[S]):
         return Accepted(self.state, self.indices[start:stop], self.tokens[start:stop])
 
 
-class BaseExecutable(ABC, Generic[S, P]):
+class BaseExecutable(OptionalCapabilities, ABC, Generic[S, P]):
     """Sequences are opened and dropped, batches admitted, computed and settled.
 
     A backend's executable says how a sequence is made (`new_state`), what memory is held
@@ -101,19 +103,18 @@ class BaseExecutable(ABC, Generic[S, P]):
 
     Attributes
     ----------
-    asynchronous : `forward` returns when the batch is computed.
-    batch_rows : rows of a batch that suit the device.
     trims : whether the backend's sequences give up rows behind `windows`; then `compute` gets at
         most `PIECE_ROWS` rows of a sequence at a time.
-    windows : windows of slots whose rows are given up behind them.
     plans : what was made of each entry graph, by name; none once it is closed.
     states : living sequences.
     drawn : ids that the rows of the last batch drew, for `Drawn` rows of the next.
     """
 
-    asynchronous: ClassVar[bool] = False
     trims: ClassVar[bool] = False
+    asynchronous: ClassVar[bool] = False
+    windows: Mapping[str, int] = MappingProxyType({})
     batch_rows: int = BATCH_ROWS
+    profile: Any = None
 
     def __init__(self, program: Program, options: CompileOptions, plans: Mapping[str, P]) -> None:
         self.program, self.options, self.plans = program, options, plans
@@ -214,7 +215,7 @@ class BaseExecutable(ABC, Generic[S, P]):
             state.release()
         self.plans = {}
 
-    def forward(self, batch: Batch) -> Finished:
+    def forward(self, batch: Batch) -> Ticket:
         """Compute a batch: let in what has an answer, run it, settle each sequence's outcome."""
         plan = self._plan(batch.entry)
         outcomes: dict[State, Outcome] = {}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cortiq.backend.lower import Lowered, Step
+from cortiq.backend.lower import Lowered, LoweredStep
 from cortiq.ir import Node, ops
 
 NORMS = (ops.RMSNorm, ops.LayerNorm)
@@ -36,7 +36,7 @@ class NormChain:
 
 
 @dataclass(frozen=True)
-class Elementwise:
+class FusedElementwise:
     """An elementwise node, a gate (activation times another value), perhaps a quantised row."""
 
     node: Node
@@ -46,7 +46,7 @@ class Elementwise:
 
 
 @dataclass(frozen=True)
-class Part:
+class HeadGroup:
     """Heads of one projection: [norm], [rope], quantised; to a record, or to the cache."""
 
     x: str
@@ -60,12 +60,12 @@ class Part:
 class QKVPrologue:
     """Parts that are computed in one op; `store` is the node that writes the slot, if one does."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[HeadGroup, ...]
     store: Node | None = None
 
 
 @dataclass(frozen=True)
-class Attention:
+class FusedAttention:
     """Attend, and perhaps the quantised row of all heads."""
 
     node: Node
@@ -74,7 +74,7 @@ class Attention:
 
 
 @dataclass(frozen=True)
-class Product:
+class FusedProduct:
     """A matrix product with the bias, and then the residual, that are added to it."""
 
     node: Node
@@ -83,15 +83,17 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Join:
+class FusionPattern:
     """A pattern: tries to join a step of these operators with earlier ones."""
 
     takes: tuple[type, ...]
-    join: Callable[[Fuser, Step], bool]
+    join: Callable[[Fuser, LoweredStep], bool]
 
-    def when(self, allowed: Callable[[Fuser, Step], bool]) -> Join:
+    def when(self, allowed: Callable[[Fuser, LoweredStep], bool]) -> FusionPattern:
         """Restrict the pattern to what a backend's kernels allow."""
-        return Join(self.takes, lambda fuser, step: allowed(fuser, step) and self.join(fuser, step))
+        return FusionPattern(
+            self.takes, lambda fuser, step: allowed(fuser, step) and self.join(fuser, step)
+        )
 
 
 class Fuser:
@@ -107,20 +109,20 @@ class Fuser:
 
     def __init__(
         self,
-        patterns: Sequence[Join],
+        patterns: Sequence[FusionPattern],
         lowered: Lowered,
         exposed: Iterable[str],
         solid: Iterable[str],
-        takes_part: Callable[[Part], bool] = lambda part: True,
+        takes_part: Callable[[HeadGroup], bool] = lambda part: True,
     ) -> None:
         self.patterns, self.lowered, self.takes_part = patterns, lowered, takes_part
         self.solid = {lowered.root(name) for name in solid}
         self.exposed = {lowered.root(name) for name in exposed} | self.solid
         steps = (*lowered.trunk, *lowered.tail)
         self.uses = Counter(lowered.root(n) for step in steps for n in step.inputs)
-        self.done: list[Step] = []
+        self.done: list[LoweredStep] = []
 
-    def fuse(self, steps: Sequence[Step]) -> tuple[Step, ...]:
+    def fuse(self, steps: Sequence[LoweredStep]) -> tuple[LoweredStep, ...]:
         """Return the joined steps."""
         self.done = []
         for step in steps:
@@ -159,13 +161,13 @@ class Fuser:
         stored = tuple(name for name in outputs if name is not None)
         self.done[place] = replace(self.done[place], op=op, outputs=stored)
 
-    def _single(self, step: Step) -> Step:
+    def _single(self, step: LoweredStep) -> LoweredStep:
         """Return the step with an op of this module, where there is one for it."""
         if isinstance(step.op, NORMS):
             chain = NormChain(step.inputs[0], norm=step.nodes[0], out=step.outputs[0])
             return replace(step, op=chain)
         if isinstance(step.op, ELEMENTWISE):
-            return replace(step, op=Elementwise(step.nodes[0], out=step.outputs[0]))
+            return replace(step, op=FusedElementwise(step.nodes[0], out=step.outputs[0]))
         if isinstance(step.op, ops.Attend):
-            return replace(step, op=Attention(step.nodes[0], step.outputs[0]))
+            return replace(step, op=FusedAttention(step.nodes[0], step.outputs[0]))
         return step

@@ -38,7 +38,7 @@ class PackageOp:
 
 
 @dataclass(frozen=True)
-class Step:
+class LoweredStep:
     """Nodes that one kernel computes.
 
     Attributes
@@ -62,10 +62,15 @@ class Step:
         return self.nodes[0] if self.nodes else None
 
     @property
-    def label(self) -> str:
-        """Name the operator, and the role of what it computes, for profiles."""
+    def kind(self) -> str:
+        """Name of the operator, for profiles."""
         op = self.op.op if isinstance(self.op, PackageOp) else self.op
-        return " ".join([type(op).__name__, *dict.fromkeys(map(_role, self.nodes))])
+        return type(op).__name__.removeprefix("Fused")
+
+    @property
+    def label(self) -> str:
+        """Name of the operator, and the roles of what it computes, for profiles."""
+        return " ".join([self.kind, *dict.fromkeys(map(_role, self.nodes))])
 
 
 def _role(node: Node) -> str:
@@ -84,8 +89,8 @@ class Lowered:
     aliases : for each reshaped value the value whose memory it shares.
     """
 
-    trunk: tuple[Step, ...]
-    tail: tuple[Step, ...]
+    trunk: tuple[LoweredStep, ...]
+    tail: tuple[LoweredStep, ...]
     types: dict[str, Type]
     aliases: dict[str, str]
 
@@ -112,12 +117,14 @@ def lower(graph: Graph, wanted: frozenset[str], given: GivenKernels = NO_KERNELS
     aliases = {n.outputs[0]: n.inputs[0] for n in nodes if isinstance(n.op, ops.Reshape)}
     lowered = Lowered((), (), dict(graph.values), aliases)
     steps = [
-        Step(kernel_op(node, given), node.inputs, node.outputs, (node,), _is_late(node, always))
+        LoweredStep(
+            kernel_op(node, given), node.inputs, node.outputs, (node,), _is_late(node, always)
+        )
         for node in nodes
         if not isinstance(node.op, ops.Reshape)
     ]
     supplied = [name for name in graph.inputs if lowered.types[name].dtype == "f32"]
-    admitted = [Step(Admit(), (name,), (name,)) for name in supplied]
+    admitted = [LoweredStep(Admit(), (name,), (name,)) for name in supplied]
     trunk = [*admitted, *(step for step in steps if not step.tail)]
     tail = _gathered([step for step in steps if step.tail], always, lowered)
     return replace(lowered, trunk=tuple(trunk), tail=tuple(tail))
@@ -133,9 +140,11 @@ def _is_late(node: Node, always: frozenset[str]) -> bool:
     return bool(node.outputs) and node.outputs[0] not in always
 
 
-def _gathered(steps: list[Step], always: frozenset[str], lowered: Lowered) -> list[Step]:
+def _gathered(
+    steps: list[LoweredStep], always: frozenset[str], lowered: Lowered
+) -> list[LoweredStep]:
     """Insert copies of trunk values for the tail's steps."""
-    done: list[Step] = []
+    done: list[LoweredStep] = []
     known: set[str] = set()
     for step in steps:
         inputs = []
@@ -144,7 +153,7 @@ def _gathered(steps: list[Step], always: frozenset[str], lowered: Lowered) -> li
             whole = lowered.root(copy)
             if copy != name and whole not in known:
                 known.add(whole)
-                done.append(Step(Gather(), (whole.removesuffix(TAIL),), (whole,), tail=True))
+                done.append(LoweredStep(Gather(), (whole.removesuffix(TAIL),), (whole,), tail=True))
             inputs.append(copy)
         done.append(replace(step, inputs=tuple(inputs)))
     return done
@@ -167,9 +176,9 @@ def joined_products(lowered: Lowered) -> Lowered:
     return replace(lowered, trunk=_joined(lowered.trunk), tail=_joined(lowered.tail))
 
 
-def _joined(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+def _joined(steps: tuple[LoweredStep, ...]) -> tuple[LoweredStep, ...]:
     first: dict[str, int] = {}
-    joined: list[Step] = []
+    joined: list[LoweredStep] = []
     for step in steps:
         (source, *_) = step.inputs or ("",)
         if isinstance(step.op, ops.MatMul) and source in first:

@@ -7,23 +7,23 @@ from dataclasses import replace
 
 from cortiq.backend.fuse import (
     NORMS,
-    Attention,
-    Elementwise,
+    FusedAttention,
+    FusedElementwise,
+    FusedProduct,
     Fuser,
-    Join,
+    FusionPattern,
+    HeadGroup,
     NormChain,
-    Part,
-    Product,
     QKVPrologue,
 )
-from cortiq.backend.lower import Step
+from cortiq.backend.lower import LoweredStep
 from cortiq.ir import ops
 
 
-def _quantise_after(fuser: Fuser, step: Step) -> bool:
+def _quantise_after(fuser: Fuser, step: LoweredStep) -> bool:
     """Fuse quantising into the op that computes the row."""
     (source,), (record,) = step.inputs, step.outputs
-    place = fuser.maker(source, NormChain | Elementwise | Attention)
+    place = fuser.maker(source, NormChain | FusedElementwise | FusedAttention)
     if place is None or fuser.done[place].op.record is not None:
         return False
     op = fuser.done[place].op
@@ -31,7 +31,7 @@ def _quantise_after(fuser: Fuser, step: Step) -> bool:
         return False
     if not _whole_rows(fuser, op, source):
         return False
-    dropped = fuser.inner(source) and not isinstance(op, Attention)
+    dropped = fuser.inner(source) and not isinstance(op, FusedAttention)
     joined = replace(op, record=record, out=None if dropped else op.out)
     total = (joined.total,) if isinstance(joined, NormChain) else ()
     fuser.replace_at(place, joined, (*total, joined.out, record))
@@ -41,12 +41,12 @@ def _quantise_after(fuser: Fuser, step: Step) -> bool:
 def _whole_rows(fuser: Fuser, op: object, source: str) -> bool:
     """Check whether the quantised rows are those that the op makes: heads may have been merged."""
     root, types = fuser.root(source), fuser.lowered.types
-    if isinstance(op, Attention):
+    if isinstance(op, FusedAttention):
         return len(types[source].shape) == 1
     return types[source].shape == types[root].shape
 
 
-def _norm_after_sum(fuser: Fuser, step: Step) -> bool:
+def _norm_after_sum(fuser: Fuser, step: LoweredStep) -> bool:
     """Fuse a norm into the op that adds a branch to the residual."""
     (source,), (out,) = step.inputs, step.outputs
     place = fuser.maker(source, NormChain)
@@ -60,7 +60,7 @@ def _norm_after_sum(fuser: Fuser, step: Step) -> bool:
     return True
 
 
-def _residual_sum(fuser: Fuser, step: Step) -> bool:
+def _residual_sum(fuser: Fuser, step: LoweredStep) -> bool:
     """Start a chain at a residual sum, with the norm of its branch, that waits for a norm."""
     residual, branch = step.inputs
     if len(fuser.lowered.types[step.outputs[0]].shape) != 1:
@@ -78,10 +78,10 @@ def _residual_sum(fuser: Fuser, step: Step) -> bool:
     return True
 
 
-def _gate(fuser: Fuser, step: Step) -> bool:
+def _gate(fuser: Fuser, step: LoweredStep) -> bool:
     """Fuse activation(gate) · up."""
     for gate, up in (step.inputs, step.inputs[::-1]):
-        place = fuser.maker(gate, Elementwise)
+        place = fuser.maker(gate, FusedElementwise)
         if place is None or not fuser.inner(gate) or fuser.root(gate) != gate:
             continue
         op = fuser.done[place].op
@@ -89,19 +89,19 @@ def _gate(fuser: Fuser, step: Step) -> bool:
             continue
         source = fuser.done[place].inputs[0]
         del fuser.done[place]
-        joined = Elementwise(step.nodes[0], gate=op.node, out=step.outputs[0])
+        joined = FusedElementwise(step.nodes[0], gate=op.node, out=step.outputs[0])
         fuser.done.append(replace(step, op=joined, inputs=(source, up)))
         return True
     return False
 
 
-def _part(fuser: Fuser, record: str, target: str, dim: int) -> tuple[Part, list[int]] | None:
+def _part(fuser: Fuser, record: str, target: str, dim: int) -> tuple[HeadGroup, list[int]] | None:
     """Find the heads of `dim` behind a quantised value, and the places of their steps."""
     place = fuser.maker(record, ops.Quantise)
     if place is None or not fuser.inner(record):
         return None
     step, places = fuser.done[place], [place]
-    part = Part(step.inputs[0], step.nodes[0], target=target)
+    part = HeadGroup(step.inputs[0], step.nodes[0], target=target)
     rope = fuser.maker(part.x, ops.Rope)
     if rope is not None and fuser.inner(part.x):
         places.append(rope)
@@ -120,7 +120,7 @@ def _norm_alone(op: NormChain, dim: int) -> bool:
     return norm is not None and isinstance(norm.op, ops.RMSNorm) and norm.op.width == dim
 
 
-def _store(fuser: Fuser, step: Step) -> bool:
+def _store(fuser: Fuser, step: LoweredStep) -> bool:
     """Fuse keys and values on their way into the cache."""
     op = step.op
     targets = (("keys", op.key_dim), ("values", op.value_dim))
@@ -135,7 +135,7 @@ def _store(fuser: Fuser, step: Step) -> bool:
     return True
 
 
-def _query(fuser: Fuser, step: Step) -> bool:
+def _query(fuser: Fuser, step: LoweredStep) -> bool:
     """Fuse queries on their way into attention with the keys and values."""
     query, *others = step.inputs
     found = _part(fuser, query, "record", step.op.key_dim)
@@ -157,22 +157,22 @@ def _query(fuser: Fuser, step: Step) -> bool:
             replace(step, op=QKVPrologue((part,)), inputs=(part.x,), outputs=(query,))
         )
     out = step.outputs[0]
-    fuser.done.append(replace(step, op=Attention(step.nodes[0], out), inputs=(query, *others)))
+    fuser.done.append(replace(step, op=FusedAttention(step.nodes[0], out), inputs=(query, *others)))
     return True
 
 
-def _same_slot(heads: Step, attend: Step) -> bool:
+def _same_slot(heads: LoweredStep, attend: LoweredStep) -> bool:
     return heads.nodes[0].slots.get("kv") == attend.nodes[0].slots.get("kv")
 
 
-def _product_end(fuser: Fuser, step: Step) -> bool:
+def _product_end(fuser: Fuser, step: LoweredStep) -> bool:
     """Fuse the bias, or the residual, into a product that nobody else reads."""
     for source, *other in (step.inputs, step.inputs[::-1]):
-        place = fuser.maker(source, (ops.MatMul, Product))
+        place = fuser.maker(source, (ops.MatMul, FusedProduct))
         if place is None or not fuser.inner(source) or fuser.root(source) != source:
             continue
         before = fuser.done[place]
-        op = before.op if isinstance(before.op, Product) else Product(before.nodes[0])
+        op = before.op if isinstance(before.op, FusedProduct) else FusedProduct(before.nodes[0])
         if op.residual is not None or source in other:
             continue
         if isinstance(step.op, ops.Bias):
@@ -186,13 +186,13 @@ def _product_end(fuser: Fuser, step: Step) -> bool:
     return False
 
 
-PATTERNS: Mapping[str, Join] = {
-    "quantised rows": Join((ops.Quantise,), _quantise_after),
-    "norms of sums": Join(NORMS, _norm_after_sum),
-    "residual sums": Join((ops.Add,), _residual_sum),
-    "gates": Join((ops.Multiply,), _gate),
-    "keys and values": Join((ops.StoreKV,), _store),
-    "queries": Join((ops.Attend,), _query),
-    "products": Join((ops.Bias, ops.Add), _product_end),
+PATTERNS: Mapping[str, FusionPattern] = {
+    "quantised rows": FusionPattern((ops.Quantise,), _quantise_after),
+    "norms of sums": FusionPattern(NORMS, _norm_after_sum),
+    "residual sums": FusionPattern((ops.Add,), _residual_sum),
+    "gates": FusionPattern((ops.Multiply,), _gate),
+    "keys and values": FusionPattern((ops.StoreKV,), _store),
+    "queries": FusionPattern((ops.Attend,), _query),
+    "products": FusionPattern((ops.Bias, ops.Add), _product_end),
 }
 """Patterns by what is computed together."""

@@ -7,6 +7,7 @@ outputs, and a weight is whatever its kernel takes.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -23,7 +24,7 @@ def needed(nodes: Iterable[Node], wanted: Iterable[str] = ()) -> set[str]:
     """Name the nodes that the wanted values, or any write of state, depend on."""
     values, names = set(wanted), set()
     for node in reversed(list(nodes)):
-        if getattr(node.op, "writes_slots", False) or values.intersection(node.outputs):
+        if node.op.writes_slots or values.intersection(node.outputs):
             names.add(node.name)
             values.update(node.inputs)
     return names
@@ -51,6 +52,29 @@ class Prepared:
     prepare: Callable[[Op, str, Weight, str], Any]
     form: Callable[[Op, str], Hashable] = lambda op, role: (op, role)
     made: dict[tuple[str, Hashable], Any] = field(default_factory=dict)
+
+    def make_ahead(self, nodes: Iterable[Node], workers: int) -> None:
+        """Make what nodes take, several weights at once; a part of another weight is not made.
+
+        Most of the time goes into reading, converting and copying arrays, beside which threads run.
+        The first error ends it: what had not begun is not made.
+        """
+        todo: dict[tuple[str, Hashable], tuple[Op, str]] = {}
+        for node in nodes:
+            for role, name in node.weights.items():
+                key = name, self.form(node.op, role)
+                if key not in self.made and self.weights[name].whole is None:
+                    todo.setdefault(key, (node.op, role))
+        pool = ThreadPoolExecutor(workers)
+        try:
+            tasks = {
+                key: pool.submit(self.prepare, op, role, self.weights[key[0]], key[0])
+                for key, (op, role) in todo.items()
+            }
+            for key, task in tasks.items():
+                self.made[key] = task.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
     def of(self, node: Node) -> dict[str, Any]:
         """Return a node's weights by role."""

@@ -77,12 +77,57 @@ class CompileOptions:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
+class OptionalCapabilities:
+    """The capabilities that an executable need not have, as one without them has them."""
+
+    @property
+    def windows(self) -> Mapping[str, int]:
+        """Windows of the slots whose rows are given up behind them (`cortiq.backend.windows`)."""
+        return {}
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether `forward` returns before the batch is computed.
+
+        Generation then submits the step after the one whose token it awaits (`Drawn`), and the
+        device never waits for the host. Where `forward` computes at once that would only hold
+        every token back by one step.
+        """
+        return False
+
+    @property
+    def batch_rows(self) -> int:
+        """Rows of a batch with which its device computes prompts best.
+
+        `free_bytes` leaves room for what a batch of so many rows takes while it is computed.
+        """
+        return BATCH_ROWS
+
+    @property
+    def profile(self) -> Any:
+        """Recorder of the times of ops (`start`, `stop`, `limits`); None where nothing records."""
+        return None
+
+    @property
+    def provenance(self) -> Mapping[str, str]:
+        """Names and texts for receipts: the driver, libraries, kernels (docs/receipts.md)."""
+        return {}
+
+    def warm(self, progress: Callable[[int, int], None] = lambda done, total: None) -> bool:
+        """Compile ahead what serving needs; return whether there is anything to compile.
+
+        Parameters
+        ----------
+        progress : called with how much is ready, and how much there is.
+        """
+        return False
+
+
 class Executable(Protocol):
     """A compiled program: weights uploaded once, sequences opened and advanced.
 
-    One that has a property `provenance`, a mapping of names to texts (driver, libraries, kernels),
-    has it in the receipts of what it computes (docs/receipts.md). One that has a method
-    `warm(progress)` can compile ahead what serving needs; see `warm`.
+    What a backend compiles may lack the members of `OptionalCapabilities`; it has their defaults
+    then (`cortiq.backend.seam`), so that whoever holds an executable finds them all.
     """
 
     @property
@@ -95,27 +140,26 @@ class Executable(Protocol):
 
     @property
     def windows(self) -> Mapping[str, int]:
-        """Windows of the slots whose rows are given up behind them (`cortiq.backend.windows`).
-
-        An executable that does not say keeps all rows.
-        """
+        """See `OptionalCapabilities`."""
 
     @property
     def asynchronous(self) -> bool:
-        """Whether `forward` returns before the batch is computed.
-
-        Generation then submits the step after the one whose token it awaits (`Drawn`), and the
-        device never waits for the host. Where `forward` computes at once that would only hold
-        every token back by one step. An executable that does not say is taken as synchronous.
-        """
+        """See `OptionalCapabilities`."""
 
     @property
     def batch_rows(self) -> int:
-        """Rows of a batch with which its device computes prompts best.
+        """See `OptionalCapabilities`."""
 
-        `free_bytes` leaves room for what a batch of so many rows takes while it is computed. For
-        an executable that does not say, `BATCH_ROWS` stand.
-        """
+    @property
+    def profile(self) -> Any:
+        """See `OptionalCapabilities`."""
+
+    @property
+    def provenance(self) -> Mapping[str, str]:
+        """See `OptionalCapabilities`."""
+
+    def warm(self, progress: Callable[[int, int], None] = ...) -> bool:
+        """See `OptionalCapabilities`."""
 
     def open(self, limit: int) -> State:
         """Open an empty sequence of at most `limit` positions."""
@@ -134,26 +178,6 @@ class Executable(Protocol):
 
     def close(self) -> None:
         """Release weights and sequences."""
-
-
-def batch_rows_of(executable: Executable) -> int:
-    """Return the rows of a batch that suit an executable: what it says, or `BATCH_ROWS`."""
-    return int(getattr(executable, "batch_rows", BATCH_ROWS))
-
-
-def warm(
-    executable: Executable, progress: Callable[[int, int], None] = lambda done, total: None
-) -> bool:
-    """Let an executable compile ahead what serving needs; return whether it does that.
-
-    Parameters
-    ----------
-    progress : called with how much is ready, and how much there is.
-    """
-    ahead = getattr(executable, "warm", None)
-    if ahead is None:
-        return False
-    return ahead(progress) is not False
 
 
 @runtime_checkable

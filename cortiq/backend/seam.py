@@ -18,6 +18,7 @@ from cortiq.backend.protocol import (
     Declined,
     Device,
     Executable,
+    OptionalCapabilities,
     Support,
     Supported,
 )
@@ -26,6 +27,9 @@ from cortiq.errors import BackendError, shown
 from cortiq.ir import Graph, Node, Program
 from cortiq.numerics.layouts import Weight
 
+OPTIONAL = frozenset(name for name in vars(OptionalCapabilities) if not name.startswith("_"))
+"""Members that an executable may lack."""
+_WITHOUT = OptionalCapabilities()
 EXECUTABLE = ("open", "import_", "forward", "state_bytes", "free_bytes", "close")
 """Methods of an executable."""
 STATE = ("length", "reserve", "rewind", "snapshot", "restore", "fork", "export", "release")
@@ -134,6 +138,8 @@ class CheckedExecutable:
     def __getattr__(self, name: str) -> Any:
         if name == "inner":  # not made yet, or being unpickled
             raise AttributeError(name)
+        if name in OPTIONAL:
+            return getattr(self.inner, name, getattr(_WITHOUT, name))
         return getattr(self.inner, name)
 
     def open(self, limit: int) -> State:

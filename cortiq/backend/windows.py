@@ -38,7 +38,7 @@ def windows_of(program: Program) -> dict[str, int]:
 
 def _views(graph: Graph, program: Program) -> list[tuple[str, int | None]]:
     """Yield the slots of rows that nodes read, each with the window it is read through."""
-    readers: list[Any] = [n for n in graph.nodes if not getattr(n.op, "writes_slots", False)]
+    readers: list[Any] = [n for n in graph.nodes if not n.op.writes_slots]
     return [
         (slot, getattr(node.op, "window", None))
         for node in readers
@@ -71,7 +71,7 @@ def goes_back(executable: Any) -> bool:
     """Check whether sequences can rewind to any length: they have rows only, and keep all."""
     program: Program = executable.program
     slots = [program.slots[name] for name in program.trunk.written_slots()]
-    kept = not getattr(executable, "windows", {})
+    kept = not executable.windows
     return kept and all(isinstance(slot, KVRows) for slot in slots)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cortiq.cli.flags import options_of
+from cortiq.cli.flags import grouped_command, options_of
 from cortiq.cli.generate import with_draft_heads
 from cortiq.cli.inputs import MODEL
 from cortiq.cli.render import echo, note, print_json, print_table, progress_bar
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 PEERS = ("llama.cpp", "engine")
 
 
-@click.command()
+@grouped_command()
 @click.argument("model", type=MODEL)
 @click.option("--prompt-tokens", type=click.IntRange(1), default=512, show_default=True)
 @click.option("--new-tokens", type=click.IntRange(1), default=128, show_default=True)
@@ -150,7 +150,7 @@ def profile_of(loaded: Model, runner: Runner, work: Workload) -> dict[str, Any]:
     """
     from cortiq.engine.request import vocabulary_size
 
-    recorder = getattr(loaded.executable, "profile", None)
+    recorder = loaded.executable.profile
     if recorder is None:
         raise BackendError(f"the backend {loaded.backend} records no times of its ops")
     recorder.start()

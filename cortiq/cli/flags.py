@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any, TypeVar
 
 import click
 
 from cortiq.options import (
+    RECOMMENDED,
     OptionSet,
     OptionSpec,
     defaults,
@@ -17,8 +19,41 @@ from cortiq.options import (
     specs,
 )
 
+
+class GroupedOption(click.Option):
+    """A flag with the heading that it stands under in the help."""
+
+    heading = ""
+
+
+class GroupedCommand(click.Command):
+    """A command whose help shows its own flags first, then those of each option class."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the flags under their headings."""
+        listed: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None and not isinstance(parameter, click.Argument):
+                heading = getattr(parameter, "heading", "") or "Options"
+                listed.setdefault(heading, []).append(record)
+        for heading in sorted(listed, key=lambda one: one != "Options"):
+            with formatter.section(heading):
+                formatter.write_dl(listed[heading])
+
+
+grouped_command = partial(click.command, cls=GroupedCommand)
+"""Decorator of commands that take `options_of`."""
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+PER_TOKEN = ("trace", "confidence", "calibration")
+"""Options of what is kept about every token, which only `generate --json` prints."""
+HEADINGS = {
+    "GenerateOptions": "Generation", "LoadOptions": "Loading", "ServeOptions": "Server",
+    "ScoreOptions": "Scoring",
+}  # fmt: skip
+"""Headings of the help, by option class."""
 SHORT = {"max_tokens": "-n", "temperature": "-t", "backend": "-b"}
 """Options with a short flag."""
 
@@ -33,7 +68,7 @@ def options_of(
     usual : the command's own defaults, which the help shows instead of the classes'.
     """
     made = [
-        _flag(name, spec, usual.get(name, defaults(options)[name]))
+        _flag(name, spec, usual.get(name, defaults(options)[name]), HEADINGS[options.__name__])
         for options in classes
         for name, spec in specs(options).items()
         if name not in without
@@ -47,7 +82,7 @@ def options_of(
     return decorate
 
 
-def _flag(name: str, spec: OptionSpec, default: Any) -> Callable[[Command], Command]:
+def _flag(name: str, spec: OptionSpec, default: Any, heading: str) -> Callable[[Command], Command]:
     names = [flag(name), *([SHORT[name]] if name in SHORT else [])]
     details: dict[str, Any] = {"default": None, "metavar": spec.metavar}
     if spec.type is bool:
@@ -58,12 +93,15 @@ def _flag(name: str, spec: OptionSpec, default: Any) -> Callable[[Command], Comm
         details["type"] = spec.type
     if spec.repeated or spec.bias:
         details |= {"multiple": True, "callback": _bias_pairs if spec.bias else _multiple}
-    return click.option(*names, name, help=_help(name, spec, default), **details)
+    kind = type("HeadedOption", (GroupedOption,), {"heading": heading})
+    return click.option(*names, name, help=_help(name, spec, default), cls=kind, **details)
 
 
 def _help(name: str, spec: OptionSpec, default: Any) -> str:
     facts = [environment_name(name)]
-    if default is not None and default is not False and default != ():
+    if name in RECOMMENDED and default is not None:
+        facts.insert(0, "default: the model's")
+    elif default is not None and default is not False and default != ():
         facts.insert(0, f"default: {default:g}" if spec.type is float else f"default: {default}")
     return f"{spec.help}  [{'; '.join(facts)}]"
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from cortiq.cli.flags import options_of
+from cortiq.cli.flags import grouped_command, options_of
 from cortiq.cli.inputs import (
     MODEL,
     STDIN,
@@ -20,7 +21,15 @@ from cortiq.cli.inputs import (
     template_options,
     token_ids,
 )
-from cortiq.cli.render import byte_count, echo, echo_piece, note, print_json, progress_bar
+from cortiq.cli.render import (
+    byte_count,
+    echo,
+    echo_piece,
+    loading_line,
+    note,
+    print_json,
+    progress_bar,
+)
 from cortiq.errors import RequestError
 from cortiq.options import GenerateOptions, LoadOptions, resolve, select
 
@@ -31,7 +40,7 @@ if TYPE_CHECKING:
 IDS_HELP = "Token ids instead of a text; a model without a tokenizer prints ids, too."
 
 
-@click.command()
+@grouped_command()
 @click.argument("model", type=MODEL)
 @click.argument("text", metavar="[PROMPT]", required=False)
 @click.option("-p", "--prompt", metavar="TEXT", help="The prompt, as a flag; - reads stdin.")
@@ -81,6 +90,8 @@ def generate(
     variables = template_options(template_pairs)
     if not chat and (system is not None or variables):
         raise RequestError("--system and --template-option need --chat")
+    if not as_json and (options["trace"] or options["confidence"]):
+        raise RequestError("--trace and --confidence are fields of the object that --json prints")
     if chat and not isinstance(given, str):
         raise RequestError("a chat template needs a text: give -p", where="--chat")
     write_receipt = receipt_writer(receipt, sign)
@@ -173,10 +184,16 @@ def with_draft_heads(options: dict[str, Any], draft: str | None) -> dict[str, An
 
 def load_model(name: str, options: dict[str, Any]) -> Model:
     """Load a model with a progress bar; note how many nodes the backend declines."""
-    import cortiq
+    with loading_line(name) as clear:
+        import cortiq
 
-    with progress_bar(in_bytes=True) as bar:
-        model = cortiq.load(name, progress=bar, **select(LoadOptions, options))
+        with progress_bar(in_bytes=True) as bar:
+
+            def fetching(what: str, done: int, total: int) -> None:
+                clear()
+                bar(what, done, total)
+
+            model = cortiq.load(name, progress=fetching, **select(LoadOptions, options))
     for line in model.notes:
         note(line)
     if model.declined:
@@ -253,11 +270,18 @@ def show_generation(
 
 def generation_object(made: Generation) -> dict[str, Any]:
     """Return the JSON object of a generation."""
+    from cortiq.numerics.digest import hexadecimal
+
     names = (
         "text", "token_ids", "finish_reason", "backend", "device", "placement", "seed", "contract",
         "model_hash", "fingerprint", "digest", "note",
     )  # fmt: skip
-    return {name: getattr(made, name) for name in names} | {"stats": made.stats.as_dict()}
+    facts = {name: getattr(made, name) for name in names} | {"stats": made.stats.as_dict()}
+    if made.confidence:
+        facts["confidence"] = made.confidence
+    if made.trace:
+        facts["trace"] = [{**asdict(row), "digest": hexadecimal(row.digest)} for row in made.trace]
+    return facts
 
 
 def _print_stats(made: Generation) -> None:

@@ -51,7 +51,8 @@ class ModelName(click.ParamType):
         there = list_cached()
         names = list(there if self._cached else {**KNOWN_MODELS, **there})
         found = [CompletionItem(name) for name in names if name.startswith(incomplete)]
-        return found if self._cached else [*found, CompletionItem(incomplete, type="file")]
+        # Files come first: on meeting them bash's function forgets what it has found until then.
+        return found if self._cached else [CompletionItem(incomplete, type="file"), *found]
 
 
 MODEL, CACHED = ModelName(), ModelName(cached=True)

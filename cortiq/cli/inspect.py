@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cortiq.cli.flags import options_of
+from cortiq.cli.flags import grouped_command, options_of
 from cortiq.cli.inputs import MODEL
 from cortiq.cli.render import byte_count, echo, note, print_table, progress_bar
 from cortiq.errors import RequestError
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cortiq.model.source import ModelSource
 
 
-@click.command()
+@grouped_command()
 @click.argument("model", required=False, type=MODEL)
 @click.option("--families", is_flag=True, help="List families and architectures.")
 @click.option("--full", is_flag=True, help="Show every node; by default equal blocks are folded.")

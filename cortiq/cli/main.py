@@ -18,7 +18,7 @@ from typing import NoReturn
 import click
 
 from cortiq.cli.kit import kit_command
-from cortiq.command_names import COMMANDS, KIT
+from cortiq.command_names import COMMANDS, GROUPS, KIT
 from cortiq.errors import BackendError, CortiqError, OptionError, RequestError, brief, printable
 from cortiq.option_names import SYNONYMS
 
@@ -54,8 +54,10 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands from the table."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        width = max(map(len, COMMANDS))
+        for heading, names in GROUPS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(width), COMMANDS[name]) for name in names])
 
 
 def _version(ctx: click.Context, parameter: click.Parameter, wanted: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -112,6 +112,28 @@ class ProgressBar:
             self._bar.stop()
             self._bar = self._task = None
             self._started = time.monotonic()
+
+
+@contextmanager
+def loading_line(name: str) -> Iterator[Callable[[], None]]:
+    """Say on a terminal's stderr that a model is being loaded, until the end.
+
+    It yields a function that takes the line away earlier, for whoever writes there next.
+    """
+    shown = sys.stderr.isatty()
+
+    def clear() -> None:
+        nonlocal shown
+        if shown:
+            click.echo("\r\x1b[K", nl=False, err=True)
+        shown = False
+
+    if shown:
+        click.echo(printable(f"Loading {name} ..."), nl=False, err=True)
+    try:
+        yield clear
+    finally:
+        clear()
 
 
 def _new_bar(in_bytes: bool) -> RichProgress:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cortiq.cli.flags import options_of
+from cortiq.cli.flags import PER_TOKEN, grouped_command, options_of
 from cortiq.cli.generate import (
     check_options,
     load_model,
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from cortiq.model.model import Model
 
 
-@click.command()
+@grouped_command()
 @click.argument("model", type=MODEL)
 @click.argument("prompt", required=False)
 @click.option("--raw", is_flag=True, help="Continue the text as it is, without a chat template.")
 @click.option("--system", metavar="TEXT", help="System message, for a model with a chat template.")
 @click.option("--stats", is_flag=True, help="Show tokens per second on stderr.")
-@options_of(GenerateOptions, LoadOptions, max_tokens=ANSWER_TOKENS)
+@options_of(GenerateOptions, LoadOptions, without=PER_TOKEN, max_tokens=ANSWER_TOKENS)
 @click.pass_context
 def run(
     ctx: click.Context,

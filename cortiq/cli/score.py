@@ -7,14 +7,14 @@ from typing import Any
 
 import click
 
-from cortiq.cli.flags import options_of
+from cortiq.cli.flags import grouped_command, options_of
 from cortiq.cli.generate import load_model
 from cortiq.cli.inputs import MODEL, read_text
 from cortiq.cli.render import echo, print_json, progress_bar
 from cortiq.options import LoadOptions, ScoreOptions, resolve, select
 
 
-@click.command()
+@grouped_command()
 @click.argument("model", type=MODEL)
 @click.argument("file")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, every token in it.")

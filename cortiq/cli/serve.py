@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cortiq.cli.flags import options_of
+from cortiq.cli.flags import grouped_command, options_of
 from cortiq.cli.generate import load_model, with_draft_heads
 from cortiq.cli.inputs import MODEL
 from cortiq.cli.render import note
@@ -28,13 +28,14 @@ INTERRUPTED_RESPONSES = 1
 """Exit code if shutdown interrupted responses."""
 
 
-@click.command()
+@grouped_command()
 @click.argument("models", type=MODEL, metavar="MODEL...", nargs=-1, required=True)
 @options_of(ServeOptions, LoadOptions)
 def serve(models: tuple[str, ...], **options: Any) -> None:
-    """Serve models to OpenAI's clients, and a page to chat on.
+    """Serve models to the clients of OpenAI, Anthropic and Ollama, and a page.
 
-    The base URL for clients is http://HOST:PORT/v1. The server listens on this machine only, unless
+    The base URL for clients is http://HOST:PORT/v1, for those of Anthropic and Ollama
+    http://HOST:PORT. The server listens on this machine only, unless
     --host says otherwise; then set an --api-key.
     """
     missing = [name for name in NEEDED if find_spec(name) is None]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cortiq.cli.flags import options_of
+from cortiq.cli.flags import grouped_command, options_of
 from cortiq.cli.inputs import MODEL
 from cortiq.cli.render import echo, print_json, progress_bar
 from cortiq.errors import RequestError, shown
@@ -21,7 +21,7 @@ NOT_IDENTICAL = 1
 """Exit code when something in the receipt is false."""
 
 
-@click.command()
+@grouped_command()
 @click.argument("receipt")
 @click.argument("model", required=False, type=MODEL)
 @click.option(

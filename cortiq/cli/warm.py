@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cortiq.backend import warm as compile_ahead
-from cortiq.cli.flags import options_of
+from cortiq.cli.flags import grouped_command, options_of
 from cortiq.cli.generate import load_model
 from cortiq.cli.inputs import MODEL
 from cortiq.cli.render import echo, progress_bar
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from cortiq.model.model import Model
 
 
-@click.command()
+@grouped_command()
 @click.argument("name", metavar="MODEL", type=MODEL)
 @options_of(LoadOptions)
 def warm(name: str, **options: Any) -> None:
@@ -39,4 +38,4 @@ def warm(name: str, **options: Any) -> None:
 def warm_model(model: Model) -> bool:
     """Compile ahead, with a progress bar; return whether the backend does that."""
     with progress_bar() as bar:
-        return compile_ahead(model.executable, partial(bar, "compiling kernels"))
+        return model.executable.warm(partial(bar, "compiling kernels"))

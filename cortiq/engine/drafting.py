@@ -168,11 +168,22 @@ class DepthPolicy(Protocol):
     """Chooses, for one sequence, how many ids to draft next.
 
     A pure function of its constructor's arguments and of the rounds recorded, in order: a record
-    replayed to a new policy gives the same decisions. It looks at no clock. One that rests may
-    have an attribute `wakes`: tokens generated before which it drafts nothing. Steps run ahead
-    until then; it may miss the first ones after. While an attribute `timing` is true, others that
-    draft in turns with it draft nothing, so that it sees plain tokens.
+    replayed to a new policy gives the same decisions. It looks at no clock. `wakes` and `timing`
+    have defaults, which a subclass inherits.
     """
+
+    @property
+    def wakes(self) -> int:
+        """Tokens generated before which it drafts nothing: steps run ahead until then.
+
+        It may miss the first ones after.
+        """
+        return 0
+
+    @property
+    def timing(self) -> bool:
+        """Whether it times plain tokens now: others that draft in turns with it draft nothing."""
+        return False
 
     def choose(self, generated: int, room: int) -> int:
         """Return the depth of the next round: 0 for a plain token, else at most `room - 1`.
@@ -190,7 +201,7 @@ class DepthPolicy(Protocol):
 
 
 @dataclass(frozen=True)
-class FixedDepth:
+class FixedDepth(DepthPolicy):
     """A constant depth, cut to the room."""
 
     depth: int

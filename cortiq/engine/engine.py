@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from cortiq.arguments import instance_of
-from cortiq.backend import BatchResult, Executable, Status, batch_rows_of
+from cortiq.backend import BatchResult, Executable, Status
 from cortiq.backend.batch import Batch
 from cortiq.backend.error_attribution import attributed_to, failure_hint
 from cortiq.engine.accept import NO_TOKEN, Committed, commit, settle
@@ -19,6 +19,7 @@ from cortiq.engine.output import Output
 from cortiq.engine.pace import Pace
 from cortiq.engine.prefixes import PrefixCache
 from cortiq.engine.request import Request, checked_request, vocabulary_size
+from cortiq.engine.run_ahead import runs_ahead
 from cortiq.engine.scheduler import DEFAULT_OPTIONS, AdmissionError, EngineOptions, Scheduler
 from cortiq.engine.sequence import Progress, Sequence
 from cortiq.engine.session import check_outcome
@@ -53,7 +54,7 @@ class Engine:
     ) -> None:
         instance_of(options, EngineOptions, "options")
         self.executable, self.tokenizer = executable, tokenizer
-        self.limits = options.limits(batch_rows_of(executable))
+        self.limits = options.limits(executable.batch_rows)
         self.prefixes, self.speculation, self.clock = prefixes, speculation, clock
         self.steps, self._numbers, self._finished = 0, 0, 0.0
         self._states = StateManager(executable, prefixes)
@@ -139,26 +140,13 @@ class Engine:
             self._in_flight = None
             if batch is not None:
                 self.steps += 1
-                if self._runs_ahead():
+                if runs_ahead(self.executable, self.running):
                     self._in_flight = self._submit(batch)
                 self._postprocess(batch)
         except BaseException as error:
             self._abort(error)
             raise
         return not self.idle
-
-    def _runs_ahead(self) -> bool:
-        """Return whether a batch can be submitted before the one in flight is read.
-
-        The reason why it cannot is counted in the statistics of every running sequence.
-        """
-        if not getattr(self.executable, "asynchronous", False):
-            return False
-        reasons = {reason for s in self.running if (reason := s.waits_for)}
-        for reason in reasons:
-            for sequence in self.running:
-                sequence.stats.waited[reason] += 1
-        return not reasons
 
     def _end_cancelled(self) -> None:
         for sequence in [*self.waiting, *self.running]:
@@ -198,13 +186,8 @@ class Engine:
         started = self.clock()
         leaving = self._scheduler.leaving
         going = [s for s in self.running if not s.done and s is not leaving]
-        scheduled = schedule_batch(
-            going,
-            self.limits.batch_rows,
-            before,
-            self._drafters.propose,
-            self._pace.prompt_rows,
-        )
+        most, propose = self.limits.batch_rows, self._drafters.propose
+        scheduled = schedule_batch(going, most, before, propose, self._pace.prompt_rows)
         if not scheduled:
             return None
         for rows in scheduled:

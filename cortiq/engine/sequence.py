@@ -119,7 +119,7 @@ class Sequence:
 
         Not while its drafter rests: a step that runs ahead drafts nothing.
         """
-        wakes = getattr(self.policy, "wakes", 0)
+        wakes = 0 if self.policy is None else self.policy.wakes
         if self.drafting is not None and self.generated + 1 >= wakes:
             return "drafts"
         return "masks" if self.request.masks is not None else ""

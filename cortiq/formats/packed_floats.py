@@ -14,10 +14,10 @@ from cortiq.formats.packed_codes import (
     BLOCK,
     FLOAT_TYPES,
     Bytes,
+    StoredNumbers,
     assemble,
-    nibble_bytes,
+    paired_nibbles,
     spread,
-    unpack_codes,
 )
 from cortiq.formats.packed_tensors import PackedModule, PackedTensor
 from cortiq.formats.quantisation import Quantisation
@@ -40,13 +40,16 @@ def fp8(module: PackedModule, how: Quantisation) -> PackedTensor:
     rows, group = _fp8_blocks(module, how, scale.shape, (height, columns))
     matrices = prod(weight.shape[:-2])
     flat = weight.reshape(-1, columns)
-    table = np.broadcast_to(scale.reshape(-1, 1), (matrices, 1)) if scale.size == 1 else scale
-    table = table.reshape(matrices, -(-height // rows), -1)
+    of_matrix = -(-height // rows)
+    table = scale.a_row(matrices * of_matrix)
+    if table is None:
+        module.fail(f"has scales {list(scale.shape)} for {list(weight.shape)}")
 
     def make(start: int, stop: int) -> Bytes:
         index = np.arange(start, stop)
-        own = table[index // height, index % height // rows] * E4M3_UNIT
-        return assemble("e4m3b32", flat[start:stop], spread(own, columns, group, BLOCK))
+        own = table[index // height * of_matrix + index % height // rows] * E4M3_UNIT
+        codes = flat[start:stop].view(np.uint8).reshape(stop - start, -1, BLOCK)
+        return assemble(codes, spread(own, columns, group, BLOCK))
 
     return module.made(weight.shape, "e4m3b32", make)
 
@@ -88,16 +91,16 @@ def nvfp4(module: PackedModule, how: Quantisation) -> PackedTensor:
     if blocks.shape != (*packed.shape[:-1], columns // SMALL_BLOCK):
         module.fail(f"has scales {list(blocks.shape)} for codes {list(packed.shape)}")
     matrices = packed.shape[0] if packed.ndim > 2 else 1
-    if whole.size not in (1, matrices) or not np.isfinite(whole).all() or (whole == 0).any():
+    factors = whole.reshape(-1)[:]
+    if whole.size not in (1, matrices) or not np.isfinite(factors).all() or (factors == 0).any():
         module.fail("has no usable scale for all its blocks")
-    each = np.repeat(np.broadcast_to(whole.reshape(-1), matrices), height // matrices)
+    each = np.repeat(np.broadcast_to(factors, matrices), height // matrices)
     flat, table = packed.view(np.uint8).reshape(height, -1), blocks.reshape(height, -1)
 
     def make(start: int, stop: int) -> Bytes:
         factor = each[start:stop, None]
         scale = table[start:stop] / factor if divides else table[start:stop] * factor
-        codes = unpack_codes(flat[start:stop], 4, columns)
-        return assemble("e2m1b16", codes, scale * E2M1_UNIT)
+        return assemble(paired_nibbles(flat[start:stop], SMALL_BLOCK), scale * E2M1_UNIT)
 
     return module.made((*packed.shape[:-1], columns), "e2m1b16", make)
 
@@ -126,11 +129,40 @@ def mxfp4(module: PackedModule, how: Quantisation) -> PackedTensor:
     table = exponents.view(np.uint8).reshape(height, -1)
 
     def make(start: int, stop: int) -> Bytes:
-        codes = unpack_codes(flat[start:stop], 4, columns)
-        parts = [table[start:stop, :, None], nibble_bytes(codes, BLOCK)]
+        parts = [table[start:stop, :, None], paired_nibbles(flat[start:stop], BLOCK)]
         return np.concatenate(parts, axis=2).reshape(stop - start, -1)
 
     return module.made((*packed.shape[:-1], columns), "MXFP4", make)
+
+
+def mlx_floats(module: PackedModule, how: Quantisation) -> PackedTensor:
+    """Read MLX's modes mxfp4, nvfp4 and mxfp8: `weight` in U32 and a byte a group, no biases.
+
+    A group is 32 codes of 4 bits in 4 words, 16 in 2, or 32 codes of 8 bits in 8 words.
+    """
+    words, exponents = module.array("weight", "U32"), module.array("scales", "U8")
+    height, groups = prod(words.shape[:-1]), exponents.shape[-1]
+    size = words.shape[-1] // groups if groups else 0
+    if exponents.shape[:-1] != words.shape[:-1] or size * groups != words.shape[-1]:
+        module.fail(f"has scales {list(exponents.shape)} for words {list(words.shape)}")
+    if size not in (2, 4, 8):
+        module.fail(f"has groups of {size} words, which no mode of MLX's has")
+    block = SMALL_BLOCK if size == 2 else BLOCK
+    flat, table = words.reshape(height, -1), exponents.reshape(height, -1)
+    unit = E2M1_UNIT if size == 2 else E4M3_UNIT
+    numbers = StoredNumbers(table, "F8_E4M3" if size == 2 else "F8_E8M0")
+
+    def make(start: int, stop: int) -> Bytes:
+        some = np.ascontiguousarray(flat[start:stop]).view(np.uint8)
+        whole = some.reshape(stop - start, -1, BLOCK)
+        packed = whole if size == 8 else paired_nibbles(some, block)
+        if size == 4:
+            parts = [table[start:stop, :, None], packed]
+            return np.concatenate(parts, axis=2).reshape(stop - start, -1)
+        return assemble(packed, numbers[start:stop] * unit)
+
+    layout = {2: "e2m1b16", 4: "MXFP4", 8: "e4m3b32"}[size]
+    return module.made((*words.shape[:-1], groups * block), layout, make)
 
 
 def refuse_e5m2(module: PackedModule, how: Quantisation) -> PackedTensor:

@@ -10,8 +10,9 @@ GPTQModel's quantised linear layers, AutoAWQ's `gemm` packing, MLX's `quantize`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -21,8 +22,12 @@ from cortiq.formats.packed_codes import (
     Bytes,
     Codes,
     Doubles,
+    StoredNumbers,
     assemble,
+    nibble_bytes,
+    paired_nibbles,
     spread,
+    unpack_awq,
     unpack_codes,
     unpack_columns,
 )
@@ -41,6 +46,7 @@ class IntegerRows:
     ----------
     codes : rows start…stop−1, uint8 [n, K]. scale : float64 [n, G].
     zero : integers [n, G]; None for 2^(b − 1) everywhere.
+    pairs : rows of 4-bit codes as bytes that hold neighbours, where they lie so.
     """
 
     bits: int
@@ -49,6 +55,7 @@ class IntegerRows:
     codes: Callable[[int, int], Bytes]
     scale: Numbers
     zero: Callable[[int, int], Codes] | None
+    pairs: Callable[[int, int], Bytes] | None = None
 
     @property
     def layout(self) -> str:
@@ -63,17 +70,30 @@ class IntegerRows:
 
     def rows(self, start: int, stop: int) -> Bytes:
         """Return rows of blocks."""
-        codes, scale = self.codes(start, stop), self.scale(start, stop)
-        at, minimum, layout = 1 << (self.bits - 1), None, self.layout
-        zero = np.full(scale.shape, at) if self.zero is None else self.zero(start, stop)
+        scale, minimum, layout = self.scale(start, stop), None, self.layout
+        low = 0 if self.bits == 4 else 128
         if layout.endswith("m"):
-            low = 0 if self.bits == 4 else 128
-            minimum = self._spread((low - zero) * scale)
-            found = codes.astype(np.int16) - low
-        else:
-            zeros = np.repeat(zero, self.group, axis=1)[:, : self.columns]
-            found = codes.astype(np.int16) - zeros + (8 if layout == "i4b32" else 0)
-        return assemble(layout, found, self._spread(scale), minimum)
+            assert self.zero is not None
+            minimum = self._spread((low - self.zero(start, stop)) * scale)
+        return assemble(self._packed(start, stop), self._spread(scale), minimum)
+
+    def _packed(self, start: int, stop: int) -> Bytes:
+        """Return codes as the layout keeps them: [n, blocks, bytes of a block's codes]."""
+        narrow = self.layout.startswith("i4")
+        if self.bits == 4:
+            if self.pairs is not None:
+                return paired_nibbles(self.pairs(start, stop), BLOCK)
+            return nibble_bytes(self.codes(start, stop), BLOCK)
+        codes = self.codes(start, stop)
+        if self.bits == 8:
+            return (codes ^ np.uint8(128)).reshape(stop - start, -1, BLOCK)
+        # Modulo 256: what is left fits the layout's codes.
+        less: Any = np.uint8((1 << (self.bits - 1)) - (8 if narrow else 0) & 255)
+        if self.zero is not None:
+            zeros = self.zero(start, stop) - (8 if narrow else 0)
+            less = np.repeat(zeros.astype(np.uint8), self.group, axis=1)[:, : self.columns]
+        found = codes - less
+        return nibble_bytes(found, BLOCK) if narrow else found.reshape(stop - start, -1, BLOCK)
 
     def _spread(self, values: Doubles) -> Doubles:
         return spread(values, self.columns, self.group, BLOCK)
@@ -104,20 +124,27 @@ def compressed_pack(module: PackedModule, how: Quantisation) -> PackedTensor:
         module.fail(f"packs {columns} columns in {words} words")
     how.check_bits(module.stem, bits)
     height = prod(shape[:-1])
-    scale = module.scales("weight_scale", *FLOAT_TYPES)
-    scale = np.broadcast_to(scale.reshape(-1, 1), (height, 1)) if scale.size == 1 else scale
-    scale = scale.reshape(height, -1) if scale.size % height == 0 else module.fail(
-        f"has {scale.size} scales for {height} rows"
-    )  # fmt: skip
+    scale = _by_row(module, module.scales("weight_scale", *FLOAT_TYPES), height)
     group = _order(module, columns, _group(module, columns, scale.shape[1]))
     zero = _compressed_zeros(module, bits, scale.shape, height)
     flat = packed.reshape(height, words)
 
-    def codes(start: int, stop: int) -> Bytes:
-        return unpack_codes(np.ascontiguousarray(flat[start:stop]).view(np.uint8), bits, columns)
+    def pairs(start: int, stop: int) -> Bytes:
+        return np.ascontiguousarray(flat[start:stop]).view(np.uint8)
 
-    rows = IntegerRows(bits, columns, group, codes, lambda a, b: scale[a:b], zero)
+    def codes(start: int, stop: int) -> Bytes:
+        return unpack_codes(pairs(start, stop), bits, columns)
+
+    rows = IntegerRows(bits, columns, group, codes, lambda a, b: scale[a:b], zero, pairs)
     return module.made(shape, rows.layout, rows.rows)
+
+
+def _by_row(module: PackedModule, scale: StoredNumbers, height: int) -> StoredNumbers:
+    """Return scales [rows, groups] of a matrix that has one, one a row, or one a group."""
+    table = scale.a_row(height)
+    if table is None:
+        module.fail(f"has {scale.size} scales for {height} rows")
+    return table
 
 
 def _compressed_zeros(
@@ -159,11 +186,7 @@ def compressed_int8(module: PackedModule, how: Quantisation) -> PackedTensor:
     weight = module.array("weight", "I8")
     how.check_bits(module.stem, 8, most=True)
     columns, height = weight.shape[-1], prod(weight.shape[:-1])
-    scale = module.scales("weight_scale", *FLOAT_TYPES)
-    scale = np.broadcast_to(scale.reshape(-1, 1), (height, 1)) if scale.size == 1 else scale
-    if scale.size % height:
-        module.fail(f"has {scale.size} scales for {height} rows")
-    scale = scale.reshape(height, -1)
+    scale = _by_row(module, module.scales("weight_scale", *FLOAT_TYPES), height)
     group = _group(module, columns, scale.shape[1])
     flat, zero = weight.reshape(height, columns), _compressed_zeros(module, 8, scale.shape, height)
 
@@ -179,7 +202,7 @@ def gptq_or_awq(module: PackedModule, how: Quantisation) -> PackedTensor:
     words = module.array("qweight", "I32")
     zeros = module.array("qzeros", "I32")
     scale = module.scales("scales", *FLOAT_TYPES)
-    if words.ndim != 2 or zeros.ndim != 2 or scale.ndim != 2 or len(zeros) != len(scale):
+    if words.ndim != 2 or zeros.ndim != 2 or len(scale.shape) != 2 or len(zeros) != scale.shape[0]:
         module.fail("has codes, zero points and scales whose shapes do not fit each other")
     groups, height = scale.shape
     bits = zeros.shape[1] * 32 // height if height else 0
@@ -194,31 +217,39 @@ def gptq_or_awq(module: PackedModule, how: Quantisation) -> PackedTensor:
     group = _group(module, columns, groups)
     how.check_group(module.stem, group, columns)
     if by_columns:
-        return _gptq(module, how, IntegerRows(bits, columns, group, _down(words, bits, columns),
-                     lambda a, b: scale[:, a:b].T, None), zeros, scale)  # fmt: skip
+        pairs, codes = _down(words, bits, columns)
+        of = lambda a, b: scale[:, a:b].T  # noqa: E731
+        rows = IntegerRows(bits, columns, group, codes, of, None, pairs)
+        return _gptq(module, how, rows, zeros, scale)
+    if bits != 4:
+        module.decline(f"packs codes of {bits} bits as AWQ does", "AWQ of 4 bits is read")
     rows = IntegerRows(
         bits,
         columns,
         group,
-        lambda a, b: np.ascontiguousarray(unpack_columns(words, bits, a, b, order=True).T),
+        lambda a, b: unpack_awq(words, a, b),
         lambda a, b: scale[:, a:b].T,
-        lambda a, b: unpack_columns(zeros, bits, a, b, order=True).T.astype(np.int16),
+        lambda a, b: unpack_awq(zeros, a, b).astype(np.int16),
     )
     return module.made((height, columns), rows.layout, rows.rows)
 
 
-def _down(words: Codes, bits: int, columns: int) -> Callable[[int, int], Bytes]:
-    """Return codes of words that lie one below the other, [K·b/32, N], by output."""
+def _down(
+    words: Codes, bits: int, columns: int
+) -> tuple[Callable[[int, int], Bytes], Callable[[int, int], Bytes]]:
+    """Return bytes, and codes, of words that lie one below the other, [K·b/32, N], by output."""
+
+    def pairs(start: int, stop: int) -> Bytes:
+        return np.ascontiguousarray(words[:, start:stop].T).view(np.uint8)
 
     def codes(start: int, stop: int) -> Bytes:
-        some = np.ascontiguousarray(words[:, start:stop].T).view(np.uint8)
-        return unpack_codes(some, bits, columns)
+        return unpack_codes(pairs(start, stop), bits, columns)
 
-    return codes
+    return pairs, codes
 
 
 def _gptq(
-    module: PackedModule, how: Quantisation, rows: IntegerRows, zeros: Codes, scale: Doubles
+    module: PackedModule, how: Quantisation, rows: IntegerRows, zeros: Codes, scale: StoredNumbers
 ) -> PackedTensor:
     """Read GPTQ's zero points, which version 1 stores less one, and the order of its columns."""
     bits, middle = rows.bits, 1 << (rows.bits - 1)
@@ -233,15 +264,13 @@ def _gptq(
             module.fail("has zero points, but quantization_config says sym")
         return found
 
-    made = IntegerRows(
-        bits, rows.columns, rows.group, rows.codes, rows.scale, None if how.symmetric else zero
-    )
+    made = replace(rows, zero=None if how.symmetric else zero)
     shape = (scale.shape[1], rows.columns)
     ordered = not module.has("g_idx") or _in_order(module, "g_idx", rows.columns, rows.group)
     if not ordered:
         index = module.array("g_idx", "I32").reshape(-1).astype(np.int64)
-        if index.min() < 0 or index.max() >= len(scale):
-            module.fail(f"has columns of groups outside the {len(scale)} there are")
+        if index.min() < 0 or index.max() >= scale.shape[0]:
+            module.fail(f"has columns of groups outside the {scale.shape[0]} there are")
         return module.made(shape, "F32", _in_disorder(rows, index, zero))
     checked = _checked(made, zero) if how.symmetric else made.rows
     return module.made(shape, made.layout, checked)
@@ -290,9 +319,13 @@ def mlx_affine(module: PackedModule, how: Quantisation) -> PackedTensor:
 
     def make(start: int, stop: int) -> Bytes:
         some = np.ascontiguousarray(flat[start:stop]).view(np.uint8)
-        codes = unpack_codes(some, bits, columns).astype(np.int16) - low
+        if bits == 4:
+            packed = paired_nibbles(some, BLOCK)
+        else:
+            codes = unpack_codes(some, bits, columns) ^ np.uint8(low)
+            rest = codes.reshape(stop - start, -1, BLOCK)
+            packed = nibble_bytes(codes, BLOCK) if bits < 4 else rest
         d, m = scale[start:stop], bias[start:stop] + low * scale[start:stop]
-        sides = (spread(values, columns, group, BLOCK) for values in (d, m))
-        return assemble(layout, codes, *sides)
+        return assemble(packed, *(spread(values, columns, group, BLOCK) for values in (d, m)))
 
     return module.made((*words.shape[:-1], columns), layout, make)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from cortiq.errors import FormatError, UnsupportedError
 from cortiq.formats.mapped import MappedTensors, TensorInfo
-from cortiq.formats.packed_codes import Doubles, numbers
+from cortiq.formats.packed_codes import StoredNumbers
 
 Rows = Callable[[int, int], npt.NDArray[np.uint8]]
 
@@ -111,11 +111,9 @@ class PackedModule:
             self.fail(f"has {end} in {info.type}")
         return self.raw(end).view(DTYPES[info.type]).reshape(info.shape)
 
-    def scales(self, end: str, *types: str) -> Doubles:
-        """Return a small tensor's numbers in its own shape, float64."""
-        self.array(end, *types)
-        info = self.info(end)
-        return numbers(self.raw(end), info.type).reshape(info.shape)
+    def scales(self, end: str, *types: str) -> StoredNumbers:
+        """Return a tensor's numbers in its own shape; errors as `array`."""
+        return StoredNumbers(self.array(end, *types), self.info(end).type)
 
     def fail(self, what: str) -> NoReturn:
         """Raise FormatError about the module."""

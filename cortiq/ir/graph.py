@@ -67,7 +67,7 @@ class Graph:
 
     def written_slots(self) -> list[str]:
         """Return the names of the slots this graph writes."""
-        writers = (n for n in self.nodes if getattr(n.op, "writes_slots", False))
+        writers = (n for n in self.nodes if n.op.writes_slots)
         return list(dict.fromkeys(name for node in writers for name in node.slots.values()))
 
 

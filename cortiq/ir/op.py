@@ -54,6 +54,11 @@ class Op(Described):
     primitive = True
     relations: ClassVar[tuple[Relation, ...]] = ()
 
+    @property
+    def writes_slots(self) -> bool:
+        """Whether it writes the slots of its node."""
+        return False
+
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """Infer the types of the outputs from those of the inputs; raises `TypeMismatchError`."""
         raise NotImplementedError

@@ -118,7 +118,7 @@ def _slots_are_written_once(graph: Graph, program: Program) -> Iterator[Finding]
     others = (g for entry, g in program.graphs.items() if entry != graph.name)
     elsewhere = {slot for other in others for slot in other.written_slots()}
     for node in graph.nodes:
-        writes = getattr(node.op, "writes_slots", False)
+        writes = node.op.writes_slots
         for slot in node.slots.values():
             if writes and slot in writers:
                 yield node.name, f"writes slot {slot!r}, which {writers[slot]!r} already wrote"

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from cortiq.arguments import mapping_of as checked_mapping
 from cortiq.errors import RequestError, TokenizerError, shown
 from cortiq.tokenizer.tokenizer import Tokenizer
 
@@ -22,6 +23,7 @@ def chat_ids(
     where: str,
     tools: Sequence[Mapping[str, Any]] = (),
     check: Callable[[str], None] = lambda text: None,
+    begun: str = "",
 ) -> list[int]:
     """Return the token ids of a conversation; see `Model.chat_ids`.
 
@@ -30,6 +32,7 @@ def chat_ids(
     where : the model, for messages about it.
     tools : JSON schemas of functions that the answer may call.
     check : called with the rendered text before it is cut into tokens.
+    begun : beginning of the answer, to continue.
     """
     from cortiq.tokenizer.template import render
 
@@ -45,10 +48,11 @@ def chat_ids(
         template,
         conversation,
         tools=tools,
-        options=options,
+        options=checked_mapping(options, "template_options", "give variables by name"),
         bos_token=tokenizer.bos_token,
         eos_token=tokenizer.eos_token,
     )
+    text += begun
     check(text)
     return tokenizer.encode(text, add_bos=False, parse_special=True)
 

@@ -55,6 +55,11 @@ class Conversation:
         template_options: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
+        if not callable(getattr(model, "chat_ids", None)):
+            hint = "give a model that cortiq.load returned"
+            raise RequestError(f"expected a model, not {shown(model)}", where="model", hint=hint)
+        if system is not None and not isinstance(system, str):
+            raise RequestError(f"expected a text, not {shown(system)}", where="system")
         model.chat_ids([{"role": "user", "content": "?"}], template_options=template_options)
         self.model, self.system, self.options = model, system, options
         self.template_options = dict(template_options or {})

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from cortiq.backend import Executable, batch_rows_of
+from cortiq.backend import Executable
 from cortiq.engine.drafting import Speculation
 from cortiq.engine.engine import Engine
 from cortiq.engine.output import Output, TraceRow
@@ -78,6 +78,10 @@ class Generation:
     record: Callable[[Generation], Receipt] = field(repr=False, kw_only=True)
     identity: Callable[[], Identity] = field(repr=False, kw_only=True)
 
+    def __str__(self) -> str:
+        """Return the text: what `print` is for."""
+        return self.text
+
     def __repr__(self) -> str:
         return (
             f"<Generation {shown(self.text, SHOWN)}: {len(self.token_ids)} tokens, "
@@ -124,7 +128,7 @@ def serve_one(
     cancelled: Callable[[], bool],
 ) -> Generator[str, None, Output]:
     """Serve one request on an engine of its own; yields its text, returns its output."""
-    rows = max(request.chunk_rows or 0, batch_rows_of(executable))
+    rows = max(request.chunk_rows or 0, executable.batch_rows)
     bounds = EngineOptions(batch_rows=rows)
     with Engine(executable, tokenizer, options=bounds, prefixes=prefixes) as engine:
         sequence = engine.submit(

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from cortiq.arguments import function_of, mapping_of
 from cortiq.backend import Backend, CompileOptions, Executable
 from cortiq.backend.seam import devices_of
 from cortiq.errors import OptionError
@@ -41,6 +42,8 @@ def load(
     """
     started = time.perf_counter()
     called, chosen = model_name(name), resolve(LoadOptions, options)
+    progress = function_of(progress, "progress")
+    extra = mapping_of(extra, "extra", "give the backend's own options by name")
     check_there(called)
     placed = choose_backend(chosen)
     source = open_source(called, chosen, progress)

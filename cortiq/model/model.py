@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cortiq.arguments import event_of, function_of
+from cortiq.arguments import event_of, function_of, list_of
 from cortiq.backend import Executable
 from cortiq.engine.drafting import Speculation
 from cortiq.engine.output import Output
@@ -185,7 +185,8 @@ class Model(PrefixCacheMixin, ScoringMixin):
         SequenceFailedError : a value of one of them left the contract's domain.
         """
         chosen, cancel = with_seed(self.usual.options(options)), event_of(cancel)
-        requests = [self._request(prompt, chosen, masks) for prompt in prompts]
+        listed = list_of(prompts, "generate_many", "give a list of texts, or of lists of ids")
+        requests = [self._request(prompt, chosen, masks) for prompt in listed]
         drafted = self.drafts.speculation(chosen)
         with self._working():
             on = self.executable, self.tokenizer, self.prefixes

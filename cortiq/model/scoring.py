@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from cortiq.arguments import function_of
+from cortiq.arguments import function_of, list_of
 from cortiq.engine.request import id_list
 from cortiq.engine.session import Progress
 from cortiq.model.embed import embedding_of
@@ -82,7 +82,8 @@ class ScoringMixin:
         RequestError : something is empty, out of the vocabulary, or longer than the context.
         """
         model = cast("Model", self)
-        ids, wanted = model.ids(context), [id_list(c) for c in continuations]
+        listed = list_of(continuations, "likelihoods", "give a list of lists of token ids")
+        ids, wanted = model.ids(context), [id_list(c) for c in listed]
         with model._working():
             return tuple(likelihoods_of(model.executable, ids, wanted))
 

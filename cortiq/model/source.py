@@ -91,6 +91,7 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
             families=default_plugins().families,
             heads=heads,
             draft_vocabulary=options.draft_vocabulary,
+            ignored_keys=options.ignore_unknown_config,
         )
         tokenizer = open_tokenizer(checkpoint.tokenizer_source, loaded.program)
         close = opened.pop_all().close

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from types import ModuleType
 
@@ -23,7 +23,8 @@ from cortiq.models.head_names import (
 )
 from cortiq.models.head_tensors import HeadTensors
 from cortiq.models.heads import HeadPlan, is_like, layer_count, with_heads
-from cortiq.models.registry import OpenCheckpoint, family_for, family_name, location_of, read_config
+from cortiq.models.open_checkpoint import OpenCheckpoint
+from cortiq.models.registry import family_for, family_name, location_of, read_config
 from cortiq.models.shortlist import with_shortlist
 from cortiq.models.sidecar import WithSidecar, check_sidecar
 from cortiq.models.synthetic import SyntheticCheckpoint, synthetic_program, synthetic_weights
@@ -35,6 +36,9 @@ from cortiq.numerics.soundness import check_finite
 
 DEFAULT_WEIGHT_FORMAT = "w16"
 """Layout that float matrices of a checkpoint are converted to, unless another is asked for."""
+
+IGNORED_KEYS = "ignored_config"
+"""Fact of a program: unknown keys of its configuration that were left out by request."""
 
 MATRIX_OPERATORS = frozenset({"EmbedRows", "MatMul", "HeadMatMul", "ExpertMatMul"})
 """Primitives whose weights are matrices; every other weight stays float32."""
@@ -73,6 +77,7 @@ def load_program(
     sidecar: OpenCheckpoint | None = None,
     drafter: OpenCheckpoint | None = None,
     draft_vocabulary: int = 0,
+    ignored_keys: Sequence[str] = (),
 ) -> LoadedProgram:
     """Read the configuration, build the graph, bind every weight.
 
@@ -87,6 +92,8 @@ def load_program(
     sidecar : a file beside the model's that may hold its draft head.
     drafter : a block drafter's folder, beside a head or in place of one (`models.dflash`).
     draft_vocabulary : ids that a draft head looks at (`models.shortlist`); 0 for all.
+    ignored_keys : unknown keys of the configuration that are left out all the same; the program's
+        facts name them.
 
     Raises
     ------
@@ -97,8 +104,10 @@ def load_program(
     if isinstance(checkpoint, SyntheticCheckpoint):
         return _load_synthetic(checkpoint, context, weight_format, heads, drafter, draft_vocabulary)
     family = family_for(checkpoint, families)
-    config = read_config(family, checkpoint)
+    config = read_config(family, checkpoint, ignored_keys)
     program = _built(family, config, context, checkpoint)
+    if ignored_keys:
+        program = replace(program, facts={**program.facts, IGNORED_KEYS: sorted(ignored_keys)})
     if sidecar is not None:
         theirs = read_config(family, sidecar)
         config = check_sidecar(checkpoint, config, sidecar, theirs)

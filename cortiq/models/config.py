@@ -9,11 +9,11 @@ from __future__ import annotations
 import sys
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, NewType, TypeVar
 
-from cortiq.errors import FormatError, UnsupportedError
+from cortiq.errors import FormatError, RequestError, UnsupportedError
 from cortiq.models.config_notes import ONLY, is_note
 
 MAX_COUNT = 2**31 - 1
@@ -112,9 +112,18 @@ def convert_config(
 
 
 def config_from_json(
-    config_type: type[AnyConfig], keys: Keys, values: Mapping[str, Any], *, where: str
+    config_type: type[AnyConfig],
+    keys: Keys,
+    values: Mapping[str, Any],
+    *,
+    where: str,
+    ignored: Sequence[str] = (),
 ) -> AnyConfig:
     """Read the object of a config.json.
+
+    Parameters
+    ----------
+    ignored : unknown keys that are left out all the same.
 
     Raises
     ------
@@ -134,7 +143,7 @@ def config_from_json(
         if key not in known | keys.harmless | ROPE_KEYS
         and (value not in (only[key], None) if key in only else not is_note(key))
     ]
-    _refuse(unknown, "config keys", where)
+    refuse_unknown(unknown, "config keys", where, ignored)
     defaults = keys.defaults.get(str(given.get("model_type")), {})
     given = {**defaults, **given}
     given["rope_parameters"] = rope_parameters(given, config_type.default_theta, where)
@@ -162,10 +171,22 @@ def _put(values: dict[str, Any], name: str, value: Any, where: str) -> None:
     values[name] = value
 
 
-def _refuse(unknown: list[str], what: str, where: str) -> None:
-    if unknown:
-        hint = "a key that is not known could change what the model computes"
-        message = f"has {what} that cortiq does not support: {', '.join(sorted(unknown))}"
+def refuse_unknown(
+    unknown: Sequence[str], what: str, where: str, ignored: Sequence[str] = ()
+) -> None:
+    """Raise UnsupportedError for keys, some with ` = VALUE`, but for those that are ignored.
+
+    A key that is to be ignored and is not among the unknown ones is a RequestError.
+    """
+    names = {text.partition(" = ")[0]: text for text in unknown}
+    if needless := sorted(set(ignored) - set(names)):
+        message = f"there is no unknown key {', '.join(needless)} to ignore"
+        raise RequestError(message, where=where, hint="only keys that are not known are ignored")
+    left = sorted(text for name, text in names.items() if name not in ignored)
+    if left:
+        hint = "a key that is not known could change what the model computes; if it does not, "
+        hint += f"--ignore-unknown-config {next(iter(left)).partition(' = ')[0]}"
+        message = f"has {what} that cortiq does not support: {', '.join(left)}"
         raise UnsupportedError(message, where=where, hint=hint)
 
 

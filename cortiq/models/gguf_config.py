@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, get_type_hints
 
 from cortiq.errors import FormatError, UnsupportedError
-from cortiq.models.config import AnyConfig, Keys, accepts, construct
-from cortiq.models.gguf_rope import ROPE_GGUF_KEYS, RopeSource, gguf_rope, shortest_decimals
+from cortiq.models.config import AnyConfig, Keys, accepts, construct, refuse_unknown
+from cortiq.models.gguf_rope import ROPE_GGUF_KEYS, gguf_rope, shortest_decimals
+from cortiq.models.open_checkpoint import OpenCheckpoint
 
 GGUF_KEYS: Mapping[str, str] = {
     "attention.head_count": "num_attention_heads",
@@ -39,12 +40,21 @@ EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 
 
 def config_from_gguf(
-    config_type: type[AnyConfig], keys: Keys, source: RopeSource, *, where: str
+    config_type: type[AnyConfig],
+    keys: Keys,
+    source: OpenCheckpoint,
+    *,
+    where: str,
+    ignored: Sequence[str] = (),
 ) -> AnyConfig:
     """Read the metadata of a GGUF file.
 
     The vocabulary size and whether the head is tied come from the tensors; so do biases, by
     `keys.gguf_tensors`.
+
+    Parameters
+    ----------
+    ignored : unknown keys, without the architecture's prefix, that are left out all the same.
 
     Raises
     ------
@@ -59,7 +69,8 @@ def config_from_gguf(
     }
     table = {**GGUF_KEYS, **keys.gguf}
     known = {f.name for f in fields(config_type)}
-    _refuse_unknown(given, table, known, keys, where)
+    unknown = _unknown(given, table, known, keys)
+    refuse_unknown(unknown, "metadata", where, ignored)
     values = {name: given[key] for key, name in table.items() if key in given and name in known}
     if EMBEDDING not in source:
         raise FormatError(f"has no tensor {EMBEDDING!r}", where=where)
@@ -99,9 +110,10 @@ def _uniform(config_type: type[AnyConfig], values: dict[str, Any]) -> dict[str, 
     return {name: single(name, value) for name, value in values.items()}
 
 
-def _refuse_unknown(
-    given: Mapping[str, Any], table: Mapping[str, str], known: set[str], keys: Keys, where: str
-) -> None:
+def _unknown(
+    given: Mapping[str, Any], table: Mapping[str, str], known: set[str], keys: Keys
+) -> list[str]:
+    """Return the keys that are not known, with their values."""
     unknown, only = [], {**ONLY_GGUF, **keys.gguf_only}
     for key, value in given.items():
         if key in ROPE_GGUF_KEYS | HARMLESS_GGUF or key == "attention.value_length":
@@ -110,10 +122,7 @@ def _refuse_unknown(
             continue
         if table.get(key) not in known:
             unknown.append(f"{key} = {value!r}")
-    if unknown:
-        message = f"has metadata that cortiq does not support: {', '.join(sorted(unknown))}"
-        hint = "a key that is not known could change what the model computes"
-        raise UnsupportedError(message, where=where, hint=hint)
+    return unknown
 
 
 def _check_value_length(given: Mapping[str, Any], width: int, where: str) -> None:

@@ -13,8 +13,9 @@ from cortiq.ir import Program
 from cortiq.models.config import BaseConfig
 from cortiq.models.gguf_rope import ROPE_TENSORS
 from cortiq.models.names import IGNORED, Names
+from cortiq.models.open_checkpoint import OpenCheckpoint
 from cortiq.models.parts import HEAD, TABLE
-from cortiq.models.registry import OpenCheckpoint, location_of
+from cortiq.models.registry import location_of
 from cortiq.models.tensor_pieces import TensorPiece, fused_of, locate_piece, split_name
 
 DRAFT_NAME = re.compile(r"(?:model\.)?mtp\.")
@@ -179,7 +180,9 @@ def _left_over(
         used |= ROPE_TENSORS.get(config.rope_parameters.get("rope_type", ""), frozenset())
     for tensor in checkpoint.tensor_names:
         unread = IGNORED.fullmatch(tensor) or re.fullmatch(names.unread, tensor)
-        unread = unread or DRAFT_NAME.match(tensor) or _is_zero_bias(tensor, checkpoint)
+        unread = unread or DRAFT_NAME.match(tensor)
+        if not unread and _is_zero_bias(tensor, checkpoint):
+            continue
         if tensor not in used and not unread and not _of_draft_head(tensor, checkpoint, config):
             yield f"{tensor} is not used by the graph"
 

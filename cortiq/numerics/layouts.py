@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cortiq.errors import FormatError, RequestError
-from cortiq.numerics import blockquants, groupquants, kquants
+from cortiq.numerics import blockquants, gridquants, groupquants, kquants
 from cortiq.numerics.codes import Bytes, Codes, UnpackedWeight, bfloat_to_float, fold, half_to_float
 from cortiq.numerics.contract import (
     F32,
@@ -42,7 +42,7 @@ class Layout:
     ggml_type : the type number in GGUF files, or None.
     unpack : raw blocks [N, blocks, block_bytes] to `UnpackedWeight`, for "blocks".
     words : type of the values, or of a block's scales: a key of `WORDS`.
-    scales_at : bytes of a block at which its scales, and minima, lie.
+    scales_at : bytes of a block at which its scales, and minima, lie; none if they lie apart.
     """
 
     name: str
@@ -77,7 +77,7 @@ of 2⁵⁰ or more, an infinity or a NaN."""
 def _blocks(
     name: str, ggml_type: int, size: int, unpack: Callable[[Bytes], UnpackedWeight], *scales_at: int
 ) -> Layout:
-    block = kquants.BLOCK if name.endswith("_K") else blockquants.BLOCK
+    block = kquants.BLOCK if size > 40 else blockquants.BLOCK
     words = "e8m0" if name == "MXFP4" else "f16"
     return Layout(name, "blocks", block, size, ggml_type, unpack, words, scales_at)
 
@@ -105,6 +105,16 @@ _GGUF = (
     _blocks("IQ4_NL", 20, 18, blockquants.iq4_nl, 0),
     BF16_LAYOUT,
     _blocks("MXFP4", 39, 17, blockquants.mxfp4, 0),
+    _blocks("IQ2_XXS", 16, 66, gridquants.iq2_xxs, 0),
+    _blocks("IQ2_XS", 17, 74, gridquants.iq2_xs, 0),
+    _blocks("IQ3_XXS", 18, 98, gridquants.iq3_xxs, 0),
+    _blocks("IQ1_S", 19, 50, gridquants.iq1_s, 0),
+    _blocks("IQ3_S", 21, 110, gridquants.iq3_s, 0),
+    _blocks("IQ2_S", 22, 82, gridquants.iq2_s, 0),
+    _blocks("IQ4_XS", 23, 136, gridquants.iq4_xs, 0),
+    _blocks("IQ1_M", 29, 56, gridquants.iq1_m),  # its scale lies in four places
+    _blocks("TQ1_0", 34, 54, gridquants.tq1_0, 52),
+    _blocks("TQ2_0", 35, 66, gridquants.tq2_0, 64),
 )
 
 _GROUPED = (

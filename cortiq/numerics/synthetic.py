@@ -56,6 +56,15 @@ BLOCK_RECIPES = {
     "Q4_K": BlockRecipe(0, 258, 2, 15),
     "Q5_K": BlockRecipe(0, 527, 2, 31),
     "Q6_K": BlockRecipe(208, 1366),
+    "IQ4_XS": BlockRecipe(0, 1240),
+    "IQ3_XXS": BlockRecipe(0, 139),
+    "IQ3_S": BlockRecipe(0, 139),
+    "IQ2_XXS": BlockRecipe(0, 54),
+    "IQ2_XS": BlockRecipe(0, 54),
+    "IQ2_S": BlockRecipe(0, 54),
+    "IQ1_S": BlockRecipe(0, 7),
+    "TQ1_0": BlockRecipe(52, 1),
+    "TQ2_0": BlockRecipe(64, 1),
     "i4b32": BlockRecipe(0, 5),
     "i4b32m": BlockRecipe(0, 5, 4, -15),
     "i8b32": BlockRecipe(0, 74),
@@ -163,6 +172,8 @@ def _blocks(
     if layout.name == "e4m3b32":
         codes = raw[:, :, 4:]
         codes[(codes & E4M3_NAN) == E4M3_NAN] -= 1
+    if layout.name == "TQ2_0":  # a pair of 3 would be a code of 2
+        raw[:, :, :64] ^= (raw[:, :, :64] & raw[:, :, :64] >> 1 & 0x55) << 1
     numbers, width = (_floats, 4) if layout.words == "f32" else (_halves, 2)
     if layout.name == "MXFP4":
         raw[:, :, 0] = 97 + numerator.bit_length() + (jitter & 1)

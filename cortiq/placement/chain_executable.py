@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from cortiq.backend import (
     ExportedState,
     Finished,
     Named,
+    OptionalCapabilities,
     Outcome,
     Row,
     Status,
@@ -22,25 +23,22 @@ from cortiq.backend import (
 )
 from cortiq.backend.admission import drawn_token, token_of, value_of
 from cortiq.backend.error_attribution import attributed_to
-from cortiq.backend.protocol import batch_rows_of, warm
 from cortiq.errors import BackendError, RequestError
 from cortiq.placement.chain_state import ChainState, open_all, split_exported
 from cortiq.placement.partition import GraphSegment, Partition
 
 
-class ChainExecutable:
+class ChainExecutable(OptionalCapabilities):
     """Runs of a partition, computed in order; see `cortiq.backend.Executable`.
 
-    Values that cross a cut pass through the host. `forward` returns when the batch is computed.
+    Values that cross a cut pass through the host. `forward` returns when the batch is computed,
+    also where a part is asynchronous: the next one waits for its values.
 
     Attributes
     ----------
-    asynchronous : not even where a part is: the next one waits for its values.
     program : the program as it was placed: layers that no backend takes whole are decomposed.
     declined : nodes that a backend declined and the fallback computes, each with the reason.
     """
-
-    asynchronous: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -66,12 +64,12 @@ class ChainExecutable:
     @property
     def batch_rows(self) -> int:
         """Rows of a batch that suit every part."""
-        return min(map(batch_rows_of, self._parts))
+        return min(part.batch_rows for part in self._parts)
 
     @property
     def windows(self) -> Mapping[str, int]:
         """Windows of the slots whose rows some part gives up behind them."""
-        parts = [getattr(part, "windows", {}) for part in self._parts]
+        parts = [part.windows for part in self._parts]
         return {slot: window for found in parts for slot, window in found.items()}
 
     def segments_of(self, entry: str) -> Sequence[GraphSegment]:
@@ -112,9 +110,9 @@ class ChainExecutable:
         allowed = [free * whole // need for need, free in needs if need]
         return min(allowed, default=min(free for _, free in needs))
 
-    def warm(self, progress: Callable[[int, int], None]) -> bool:
+    def warm(self, progress: Callable[[int, int], None] = lambda done, total: None) -> bool:
         """Let every part compile ahead; return whether some does."""
-        done = [warm(part, progress) for part in self._parts]
+        done = [part.warm(progress) for part in self._parts]
         return any(done)
 
     def close(self) -> None:

@@ -78,7 +78,7 @@ def _about(name: str, executable: Executable) -> dict[str, str]:
         "sources": source_hash(maker.__module__.partition(".")[0]),
     }
     with attributed_to(name):
-        stated: Mapping[str, Any] = getattr(executable, "provenance", None) or {}
+        stated: Mapping[str, Any] = executable.provenance
         return facts | {str(key): str(value) for key, value in stated.items()}
 
 

@@ -8,7 +8,6 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cortiq.backend import batch_rows_of
 from cortiq.engine.accept import drawn_token
 from cortiq.engine.output import Output
 from cortiq.engine.request import Request, make_request, vocabulary_size
@@ -229,7 +228,7 @@ class ClaimReplay:
         possible = next((i for i, t in enumerate(tokens) if t >= vocabulary), len(tokens) - 1)
         ids = [*request.prompt, *tokens[:possible]]
         silent = len(request.prompt) - 1
-        chunk_rows = request.chunk_rows or batch_rows_of(self.model.executable)
+        chunk_rows = request.chunk_rows or self.model.executable.batch_rows
         with Session(self.model.executable, len(ids)) as session:
             for start in range(0, silent, chunk_rows):
                 end = min(start + chunk_rows, silent)

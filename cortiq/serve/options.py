@@ -6,9 +6,6 @@ from dataclasses import dataclass
 
 from cortiq.options import ANSWER_TOKENS, OptionSet, documented, option
 
-SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-"""Options that set the sampling of requests that name none."""
-
 
 @documented
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from pathlib import Path
 from cortiq.engine.scheduler import EngineOptions
 from cortiq.formats.strict_json import read_text
 from cortiq.model.model import Model
-from cortiq.options import GenerateOptions
+from cortiq.options import RECOMMENDED, GenerateOptions
 from cortiq.plugins import default_plugins
 from cortiq.serve.app import COUNTED_PATHS, application
 from cortiq.serve.metrics import Metrics
-from cortiq.serve.options import SAMPLING, ServeOptions
+from cortiq.serve.options import ServeOptions
 from cortiq.serve.run import bind_socket, serve
 from cortiq.serve.served_model import ServedModel, client_name, make_served_model, models_by_name
 from cortiq.serve.service import Service
@@ -61,5 +61,5 @@ def _served(model: Model, options: ServeOptions, metrics: Metrics) -> ServedMode
     speculation = model.drafts.speculation(GenerateOptions(draft=options.draft))
     on_step = partial(metrics.step, client_name(model.name))
     worker = Worker(model, bounds, options.waiting, speculation, on_step)
-    sampling = {name: getattr(options, name) for name in SAMPLING}
+    sampling = {name: getattr(options, name) for name in RECOMMENDED}
     return make_served_model(model, worker, default_plugins().tool_dialects, sampling)

@@ -38,7 +38,7 @@ SEAM = {"backend", "ir", "numerics", "errors", "hookspecs"}
 pytestmark = adapter.needed
 
 
-@pytest.mark.parametrize("level", [0, 1])
+@pytest.mark.parametrize("level", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_primitives_and_layers(level):
     """Layers once: this backend has no other way to compute them than their decomposition."""
     subject = make_subject(WgpuBackend())

@@ -38,6 +38,19 @@ MESSAGES = [
     {"role": "assistant", "content": None, "tool_calls": [CALL]},
     {"role": "tool", "tool_call_id": "c1", "content": "noon"},
 ]
+ITEMS: list[dict[str, Any]] = [
+    {"role": "user", "content": [{"type": "input_text", "text": "What time is it?"}]},
+    {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+    {"type": "function_call", "call_id": "c1", "name": "now", "arguments": '{"zone": "x"}'},
+    {"type": "function_call_output", "call_id": "c1", "output": "noon"},
+]
+BLOCKS: list[dict[str, Any]] = [
+    {"role": "user", "content": "What time is it?"},
+    {"role": "assistant", "content": [
+        {"type": "thinking", "thinking": "hm", "signature": ""},
+        {"type": "tool_use", "id": "c1", "name": "now", "input": {"zone": "x"}}]},
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "noon"}]},
+]  # fmt: skip
 CHAT: dict[str, Any] = {
     "model": TINY, "messages": MESSAGES, "max_tokens": 2, "temperature": 0.5, "seed": 1,
 }  # fmt: skip
@@ -51,7 +64,22 @@ BODIES: tuple[tuple[str, dict[str, Any]], ...] = (
                               "logprobs": True, "chat_template_kwargs": {"enable_thinking": True}}),
     ("/v1/completions", {"model": TINY, "prompt": ["a", "b"], "max_tokens": 2, "echo": True}),
     ("/v1/completions", {"model": TINY, "prompt": [1, 2, 3], "max_tokens": 1, "stream": True}),
+    ("/v1/completions", {"model": TINY, "prompt": "a", "max_tokens": 0, "echo": True,
+                         "logprobs": 2, "return_token_ids": True, "prompt_logprobs": 1}),
     ("/v1/embeddings", {"model": TINY, "input": ["a b", [1, 2]], "encoding_format": "base64"}),
+    ("/v1/responses", {"model": TINY, "input": ITEMS, "max_output_tokens": 2, "store": False,
+                       "tools": [{"type": "function", **TOOL["function"]}], "stream": True,
+                       "reasoning": {"effort": "low"}, "text": {"format": {"type": "text"}}}),
+    ("/v1/messages", {"model": TINY, "messages": BLOCKS, "max_tokens": 2, "stream": True,
+                      "system": [{"type": "text", "text": "Be kind."}], "stop_sequences": ["a"],
+                      "thinking": {"type": "enabled", "budget_tokens": 9}, "receipt": True}),
+    ("/api/chat", {"model": TINY, "messages": [{"role": "user", "content": "a"}], "think": True,
+                   "options": {"num_predict": 2, "stop": ["a"], "num_ctx": 9}, "format": "json"}),
+    ("/api/generate", {"model": TINY, "prompt": "a", "raw": True, "options": {"num_predict": 1}}),
+    ("/api/embed", {"model": TINY, "input": ["a", "b"], "truncate": True}),
+    ("/tokenize", {"model": TINY, "prompt": "a b", "return_token_strs": True}),
+    ("/detokenize", {"model": TINY, "tokens": [1, 2, 3]}),
+    ("/v1/verify", {"receipt": {"format": "cortiq-receipt", "version": 1, "claim": {}}}),
 )  # fmt: skip
 HEADS = [
     b"Host: ", b"Origin: ", b"\r\n", b"[::1]", b"Bearer ", b"Content-Length: 5\r\n", b"HTTP/1.0",

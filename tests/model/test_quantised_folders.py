@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from cortiq.errors import CortiqError, FormatError, UnsupportedError
 from cortiq.formats.checkpoint import open_checkpoint
+from cortiq.model.fingerprint import fingerprint, model_facts
 from cortiq.models import load_program
 from cortiq.numerics.layouts import embedding_rows, floats
 
@@ -168,6 +169,23 @@ def test_modelopts_own_file_is_enough(tmp_path):
     before = checkpoint.model_hash()
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(said) + " ")
     assert open_checkpoint(tmp_path).model_hash() != before
+
+
+def test_a_key_that_is_ignored_is_in_the_fingerprint(tmp_path):
+    write(BY_NAME["fp8-tensor"], tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"surprise": 3}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedError, match="surprise"):
+        load_program(open_checkpoint(tmp_path))
+    checkpoint = open_checkpoint(tmp_path)
+    program = load_program(checkpoint, ignored_keys=("surprise",)).program
+    facts = model_facts(program, "h")
+    assert facts["ignored_config"] == ["surprise"]
+    del config["surprise"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    plain = model_facts(load_program(open_checkpoint(tmp_path)).program, "h")
+    assert fingerprint(plain) != fingerprint(facts)
+    assert plain == {k: v for k, v in facts.items() if k != "ignored_config"}
 
 
 def test_what_is_asked_of_activations_is_said(tmp_path):

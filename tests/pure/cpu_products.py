@@ -14,7 +14,9 @@ from cortiq_cpu.arguments import OpKind
 from cortiq_cpu.native import NativeOp, ThreadPool, op_list
 from cortiq_cpu.quantised_rows import records_of
 
-SCALES_AT = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "Q8_0": (0,)}
+SCALES_AT = {
+    "Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "Q8_0": (0,), "TQ1_0": (52,), "TQ2_0": (64,),
+}  # fmt: skip
 WITH_MINIMUM = {"Q4_1", "Q5_1", "Q4_K", "Q5_K"}
 
 
@@ -39,6 +41,8 @@ def random_weight(name: str, rows: int, columns: int, seed: int = 0) -> Weight:
                 rng.standard_normal(raw.shape[:2]), rng.integers(-45, 20, raw.shape[:2])
             )
             raw[:, :, at : at + 4] = scale.astype("<f4")[..., None].view(np.uint8)
+    elif name == "IQ1_M":
+        raw[:, :, 55] &= 0xBF  # its scale is finite
     elif name == "MXFP4":
         raw[:, :, 0] = rng.integers(60, 150, raw.shape[:2])
     else:

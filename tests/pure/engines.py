@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cortiq.backend import Batch, CompileOptions, Executable
+from cortiq.backend import Batch, CompileOptions, Executable, OptionalCapabilities
 from cortiq.engine.drafting import Draft, FixedDepth, Speculation, Task
 from cortiq.engine.engine import Engine
 from cortiq.engine.request import Request, make_request
@@ -56,7 +56,7 @@ def executable(backend: str = "cpu", name: str = "tiny-llama", **options: Any) -
     )
 
 
-class Deferred:
+class Deferred(OptionalCapabilities):
     """An executable that computes a batch when somebody waits for it: as a device that is slow."""
 
     asynchronous = True

@@ -15,6 +15,7 @@ from cortiq.backend import (
     Draw,
     Drawn,
     Named,
+    OptionalCapabilities,
     Outcome,
     Row,
     Status,
@@ -112,8 +113,10 @@ class ScriptedTicket:
         return {want: answers[type(want)](want) for want in row.wants}
 
 
-class ScriptedExecutable:
+class ScriptedExecutable(OptionalCapabilities):
     """Whatever it is fed, the token after position p is `answer(p + 1)`."""
+
+    asynchronous: bool = True
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from scripted import scripted_model
 from work import HANG_SECONDS
 
 import cortiq
-from cortiq.cli.main import COMMANDS, main
+from cortiq.cli.main import COMMANDS, GROUPS, main
 from cortiq.cli.main import cli as group
 from cortiq.formats import fetch
 from cortiq.options import GenerateOptions, LoadOptions, ScoreOptions, environment_name, flag, specs
@@ -73,6 +73,20 @@ def test_every_command_has_the_help_of_the_list():
         assert command.help.splitlines()[0] == sentence
 
 
+def test_the_help_has_every_command_under_one_heading():
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(COMMANDS)
+    done = run("--help")
+    headings = [line for line in done.stdout.splitlines() if line.strip(":") in GROUPS]
+    assert headings == [f"{heading}:" for heading in GROUPS]
+
+
+def test_flags_stand_under_the_heading_of_their_class():
+    text = run("run", "--help").stdout
+    own, generation, loading = (text.index(f"\n{h}:") for h in ("Options", "Generation", "Loading"))
+    assert own < text.index("--raw") < generation < text.index("--temperature") < loading
+    assert text.index("--backend") > loading and "default: the model's" in text
+
+
 def test_help_of_generate_shows_every_option_once():
     text = run("generate", "--help").stdout
     for options in (GenerateOptions, LoadOptions):
@@ -97,6 +111,17 @@ def test_json_is_one_object_with_the_keys(cli):
     ]  # fmt: skip
     assert (made["text"], made["finish_reason"], made["backend"]) == ("hello", "stop", "scripted")
     assert made["placement"] == {"scripted": 2} and len(made["digest"]) == 64
+
+
+def test_facts_about_every_token_are_in_the_json(cli):
+    facts = ("--trace", "--confidence", "--calibration", "2")
+    done = run("generate", "synthetic:tiny-llama", "ab", "-n", "4", *facts, "--json")
+    made = json.loads(done.stdout)
+    assert len(made["confidence"]) == len(made["trace"]) == len(made["token_ids"]) == 4
+    assert [row["token_id"] for row in made["trace"]] == made["token_ids"]
+    assert len(made["trace"][0]["digest"]) == 32
+    code, out, err = cli("generate", "m", "ab", *facts)
+    assert (code, out) == (2, "") and "--json" in err
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from cortiq.backend.fuse import Attention, Elementwise, NormChain, QKVPrologue
+from cortiq.backend.fuse import FusedAttention, FusedElementwise, NormChain, QKVPrologue
 from cortiq.backend.lower import Gather, joined_products, lower
 from cortiq.errors import BackendError
 from cortiq.ir import ops, primitives_of
@@ -92,10 +92,10 @@ def test_a_llama_block_is_seven_ops():
     lowered = joined_products(lower(program.trunk, frozenset({"logits"})))
     joins = fuser(lowered, frozenset({"logits"}), frozenset())
     steps = joins.fuse(lowered.trunk)
-    (first,) = [i for i, s in enumerate(steps) if isinstance(s.op, Attention)][:1]
+    (first,) = [i for i, s in enumerate(steps) if isinstance(s.op, FusedAttention)][:1]
     block = [type(step.op) for step in steps[first - 2 : first + 6]]
-    chain = [ops.MatMul, NormChain, ops.MatMul, Elementwise, ops.MatMul]
-    assert block == [ops.MatMul, QKVPrologue, Attention, *chain]
+    chain = [ops.MatMul, NormChain, ops.MatMul, FusedElementwise, ops.MatMul]
+    assert block == [ops.MatMul, QKVPrologue, FusedAttention, *chain]
 
 
 def test_what_is_asked_for_by_name_is_not_swallowed():

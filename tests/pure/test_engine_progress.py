@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted import VOCABULARY, tiny_program
 
-from cortiq.backend import Argmax, BatchResult, Digest, Draw, Finished, Outcome, Status
+from cortiq.backend import (
+    Argmax,
+    BatchResult,
+    Digest,
+    Draw,
+    Finished,
+    OptionalCapabilities,
+    Outcome,
+    Status,
+)
 from cortiq.engine import row_budget as schedule
 from cortiq.engine.state_manager import StateManager
 from cortiq.numerics.digest import digest
@@ -45,7 +54,7 @@ class Rows:
         self.reserved = 0
 
 
-class Memory:
+class Memory(OptionalCapabilities):
     """An executable with room for so many rows; the token after position p is (7p + 3) mod 250."""
 
     asynchronous = False

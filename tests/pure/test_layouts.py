@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import gguf
 import numpy as np
 import pytest
 
 from cortiq.errors import FormatError, RequestError
+from cortiq.numerics import grid_tables, gridquants
 from cortiq.numerics.codes import bfloat_to_float, half_to_float
 from cortiq.numerics.layouts import (
     GGML_LAYOUTS,
@@ -24,6 +27,8 @@ BLOCK_LAYOUTS = [layout for layout in GGML_LAYOUTS.values() if layout.kind == "b
 HALVES_AT = {
     "Q8_0": [0], "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "IQ4_NL": [0],
     "Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "MXFP4": [],
+    "IQ4_XS": [0], "IQ3_XXS": [0], "IQ3_S": [0], "IQ2_XXS": [0], "IQ2_XS": [0], "IQ2_S": [0],
+    "IQ1_S": [0], "IQ1_M": [], "TQ1_0": [52], "TQ2_0": [64],
 }  # fmt: skip
 EXTREME_HALVES = [0x0000, 0x8000, 0x0001, 0x83FF, 0x0400, 0x7BFF, 0xFBFF, 0x3C00, 0x1234]
 
@@ -37,6 +42,8 @@ def extreme_blocks(layout, seed=0):
     for number, offset in enumerate(HALVES_AT[layout.name]):
         halves = np.roll(EXTREME_HALVES, 3 * number).astype("<u2")
         blocks[:, :, offset : offset + 2] = halves.view(np.uint8).reshape(-1, 2)
+    if layout.name == "IQ1_M":
+        blocks[:, :, 55] &= 0xBF  # its f16 lies in the upper nibbles of four words
     if layout.name == "MXFP4":
         blocks[:, :, 0] = [88, 89, 127, 128, 129, 120, 90, 170, 100]
     return blocks.reshape(len(blocks), -1)
@@ -68,7 +75,8 @@ def test_sizes_and_type_numbers_equal_the_gguf_packages(layout):
 
 
 def test_every_type_that_models_are_offered_in_is_here():
-    names = "F32 F16 BF16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL MXFP4"
+    names = "F32 F16 BF16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL MXFP4 "
+    names += "IQ4_XS IQ3_XXS IQ3_S IQ2_XXS IQ2_XS IQ2_S IQ1_S IQ1_M TQ1_0 TQ2_0"
     assert {layout.name for layout in GGML_LAYOUTS.values()} == set(names.split())
     assert {"w8", "w16", "w8b256", "f32"} < set(LAYOUTS)
 
@@ -89,6 +97,15 @@ def test_row_slices_are_views_and_decode_alike(layout):
     whole, sliced = decode(weight).rows(4, 9), decode(part)
     assert np.array_equal(whole.codes, sliced.codes)
     assert np.array_equal(whole.scale, sliced.scale)
+
+
+@pytest.mark.parametrize("name", gridquants.VALUES)
+def test_grids_are_the_gguf_packages(name):
+    theirs = getattr(gguf.quants, name)
+    theirs.init_grid()
+    ours = gridquants.grid(name)
+    assert np.array_equal(ours, np.reshape(theirs.grid, theirs.grid_shape))
+    assert hashlib.sha256(ours.tobytes()).hexdigest() == grid_tables.SHA256[name]
 
 
 def test_unpacked_fields_keep_small_codes_and_integer_sub_scales_apart():
@@ -133,7 +150,7 @@ def test_float_layouts_give_exact_snapped_values(name):
 def test_scales_that_are_not_finite_name_their_tensor(layout):
     raw = extreme_blocks(layout)
     check_finite(weight_of(layout, raw), "blk.0.sound")
-    bad = {"MXFP4": [(0, b"\xff")]}.get(layout.name)
+    bad = {"MXFP4": [(0, b"\xff")], "IQ1_M": [(53, b"\xff\x00\x7f")]}.get(layout.name)
     for offset, value in bad or [
         (at, half) for at in HALVES_AT[layout.name] for half in (b"\x00\x7c", b"\x01\xfe")
     ]:

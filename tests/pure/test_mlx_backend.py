@@ -34,10 +34,22 @@ OWN_ORDER = {
 
 @pytest.fixture(scope="module")
 def small_levels():
-    return run(MlxBackend(), levels=(0, 1))
+    return run(MlxBackend(), levels=(0,))
 
 
-def test_levels_0_and_1_are_computed_by_mlx_alone(small_levels):
+@pytest.mark.parametrize("family", ["Attention", "MoE", "GatedDeltaNet"])
+def test_layers_are_computed_by_mlx_alone(family):
+    report = run(MlxBackend(), levels=(1,), only=f"level1/{family}[")
+    assert report.passed and set(report.computed) == {"mlx"}, report.summary()
+
+
+@pytest.mark.slow
+def test_all_layers_are_computed_by_mlx_alone():
+    report = run(MlxBackend(), levels=(1,))
+    assert report.passed and set(report.computed) == {"mlx"}, report.summary()
+
+
+def test_primitives_are_computed_by_mlx_alone(small_levels):
     assert small_levels.passed, small_levels.summary()
     assert {r.outcome.value for r in small_levels.results} == {"same"}
     assert set(small_levels.computed) == {"mlx"}

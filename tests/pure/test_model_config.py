@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cortiq.errors import CortiqError, FormatError, UnsupportedError
+from cortiq.errors import CortiqError, FormatError, RequestError, UnsupportedError
 from cortiq.ir import verify
 from cortiq.models import gemma3, lfm2, llama, mixtral
 from cortiq.models.config import config_from_json
@@ -168,6 +168,20 @@ def test_gemma3_layer_types_must_name_every_layer():
 def test_unknown_keys_are_refused_by_name():
     with pytest.raises(UnsupportedError, match=r": a_surprise, residual_multiplier\n"):
         read(llama, SMOLLM2 | {"residual_multiplier": 0.2, "a_surprise": 1, "auto_map": {}})
+
+
+def test_unknown_keys_are_left_out_by_name_only():
+    odd = SMOLLM2 | {"a_surprise": 1, "rope_interleaved": True}
+    with pytest.raises(UnsupportedError, match="--ignore-unknown-config a_surprise"):
+        read(llama, odd)
+    names = ["a_surprise", "rope_interleaved"]
+    ignoring = config_from_json(llama.Config, llama.KEYS, odd, where="x", ignored=names)
+    assert ignoring == read(llama, SMOLLM2)
+    with pytest.raises(UnsupportedError, match=": rope_interleaved = True"):
+        config_from_json(llama.Config, llama.KEYS, odd, where="x", ignored=["a_surprise"])
+    for known in ("hidden_size", "nothing"):
+        with pytest.raises(RequestError, match=f"no unknown key {known}"):
+            config_from_json(llama.Config, llama.KEYS, SMOLLM2, where="x", ignored=[known])
 
 
 def test_what_transformers_writes_into_every_file_refuses_none():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from engines import TOKENIZER, Deferred, alone, executable, facts, prompt, request
 
-from cortiq.backend import BATCH_ROWS, batch_rows_of
+from cortiq.backend import BATCH_ROWS
+from cortiq.backend.seam import CheckedExecutable
 from cortiq.engine.engine import Engine
 from cortiq.engine.pace import LEAST_ROWS, STEP, Pace
 from cortiq.engine.row_budget import RowDemand, divide_rows
@@ -68,7 +69,7 @@ def test_a_batch_has_the_rows_that_suit_the_device_unless_somebody_says_otherwis
 
 
 def test_who_does_not_say_gets_the_usual_rows_and_as_many_sequences_as_suit_them():
-    assert batch_rows_of(object()) == BATCH_ROWS == batch_rows_of(executable())
+    assert CheckedExecutable("acme", object()).batch_rows == BATCH_ROWS == executable().batch_rows
     assert EngineOptions().limits(256).sequences == 64
     assert EngineOptions().limits(2048).sequences == 256
     assert EngineOptions(sequences=3).limits(2048).sequences == 3

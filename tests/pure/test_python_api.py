@@ -94,6 +94,29 @@ def test_several_texts_are_for_generate_many(model):
         model.generate(["a", "b"])
 
 
+@pytest.mark.parametrize("given", ["abc", b"abc", 5, None, {"a": 1}])
+def test_one_text_is_no_list_of_prompts(model, given):
+    with pytest.raises(RequestError, match="expected a list, not") as refused:
+        model.generate_many(given)
+    assert refused.value.where == "generate_many"
+    with pytest.raises(RequestError, match="expected a list, not"):
+        model.likelihoods("a", given)
+
+
+def test_printing_a_generation_prints_its_text(model):
+    made = model.generate("ab", max_tokens=5)
+    assert f"{made}" == str(made) == made.text != repr(made)
+
+
+def test_what_is_no_model_text_or_mapping_is_said(model):
+    with pytest.raises(RequestError, match="expected a model, not 5"):
+        cortiq.Conversation(5)
+    with pytest.raises(RequestError, match="extra: expected a mapping, not 5"):
+        cortiq.load(TINY, extra=5)
+    with pytest.raises(RequestError, match="progress: expected a function, not 5"):
+        cortiq.load(TINY, progress=5)
+
+
 def test_a_stream_says_that_its_model_was_closed():
     model = cortiq.load(TINY)
     stream = model.stream("abc", max_tokens=20, ignore_eos=True)

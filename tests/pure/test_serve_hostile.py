@@ -282,10 +282,61 @@ MESSAGE = st.fixed_dictionaries(
 def test_any_object_gets_an_answer_or_a_client_error(server, path, fields, messages):
     start = {"prompt": "a"} if "chat" not in path else {"messages": messages}
     start = {"input": "a"} if "embed" in path else {**start, "max_tokens": 1}
-    status, made = send(server, {"model": TINY, **start, **fields})
+    status, made = send(server, {"model": TINY, **start, **fields}, path)
     assert status in (200, 400, 404), made
     if status != 200:
         assert set(made["error"]) == {"message", "type", "param", "code"}
+
+
+OTHER_NAMES = [
+    "input", "instructions", "messages", "system", "tools", "tool_choice", "text", "reasoning",
+    "include", "store", "thinking", "stop_sequences", "metadata", "options", "format", "think",
+    "prompt", "raw", "keep_alive", "receipt", "tokens", "add_special_tokens", "max_output_tokens",
+    "temperature", "stream_options", "background", "suffix", "context", "images", "truncate",
+]  # fmt: skip
+PART_NAMES = (
+    "text", "content", "role", "name", "input", "arguments", "call_id", "output", "summary",
+    "tool_use_id", "thinking", "id",
+)  # fmt: skip
+PART_KINDS = (
+    "text", "input_text", "tool_use", "tool_result", "thinking", "message", "function_call",
+    "function_call_output", "reasoning",
+)  # fmt: skip
+PART = st.fixed_dictionaries(
+    {"type": st.sampled_from(PART_KINDS)}, optional=dict.fromkeys(PART_NAMES, VALUES)
+)
+STARTS = {
+    "/v1/responses": ("input", {"max_output_tokens": 1}),
+    "/v1/messages": ("messages", {"max_tokens": 1}),
+    "/v1/messages/count_tokens": ("messages", {}),
+    "/api/chat": ("messages", {"stream": False}),
+    "/api/generate": ("prompt", {"stream": False}),
+    "/api/embed": ("input", {}),
+    "/api/show": ("model", {}),
+    "/tokenize": ("prompt", {}),
+    "/detokenize": ("tokens", {}),
+    "/v1/verify": ("receipt", {}),
+}
+"""The field with the contents of each of the other APIs, and the fields that keep it short."""
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    path=st.sampled_from(sorted(STARTS)),
+    fields=st.dictionaries(st.sampled_from(OTHER_NAMES), VALUES, max_size=3),
+    content=st.text(max_size=3) | st.lists(PART, max_size=3) | st.lists(st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "assistant", "tool"]), "content": st.lists(PART)}),
+        max_size=3) | VALUES,
+)  # fmt: skip
+def test_any_object_of_another_api_gets_an_answer_or_a_client_error(server, path, fields, content):
+    name, short = STARTS[path]
+    options = {"options": {"num_predict": 1}} if path.startswith("/api") else {}
+    given = {"model": TINY, **options, **fields, **short}
+    status, made = send(server, {**given, **({name: content} if name != "model" else {})}, path)
+    assert status in (200, 400, 404), made
+    if status != 200:
+        said = made["error"] if path.startswith("/api") else made["error"]["message"]
+        assert isinstance(said, str) and said
 
 
 @pytest.mark.parametrize("patience", ["20", "0"])

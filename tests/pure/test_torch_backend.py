@@ -44,7 +44,6 @@ def test_layers_are_computed_by_torch_alone():
 
 
 def test_primitives_are_computed_by_torch_alone(small_levels):
-    """Kernels are the backend's, what calls them MLX's too, whose layers are all tested."""
     assert small_levels.passed, small_levels.summary()
     assert set(small_levels.computed) == {"torch"}
     assert {r.outcome.value for r in small_levels.results} <= {"same", "declined"}

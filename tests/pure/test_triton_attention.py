@@ -14,14 +14,14 @@ from cortiq.backend.walk import Segment  # noqa: E402
 from cortiq.ir import ops  # noqa: E402
 from cortiq.numerics import attention, quantise  # noqa: E402
 from cortiq_triton import attend  # noqa: E402
-from cortiq_triton.attend import Spans, Stream  # noqa: E402
+from cortiq_triton.attend import SpanTuning, StreamTuning  # noqa: E402
 from cortiq_triton.call import Counters  # noqa: E402
 from cortiq_triton.rows import quantise_rows  # noqa: E402
 from cortiq_triton.rowset import RowSet  # noqa: E402
 
 HEADS, GROUPS, WIDTH, CONTEXT, SCALE = 4, 2, 32, 1210, 0.2
 PAGES = -(-CONTEXT // 64)
-SPREADS = [Spans(999, 1), Spans(16, 1), Spans(2, 1), Spans(999, 16)]
+SPREADS = [SpanTuning(999, 1), SpanTuning(16, 1), SpanTuning(2, 1), SpanTuning(999, 16)]
 """A tile, four and a run a program, all tiles in one if they are a run."""
 
 
@@ -76,7 +76,7 @@ def test_no_spreading_of_tiles_changes_a_bit(window, monkeypatch):
 @pytest.mark.parametrize("window", [0, 300])
 def test_no_size_of_a_stream_changes_a_bit(window, monkeypatch):
     run, defined = case(window, 18)
-    for stream in (Stream(), Stream(queries=16, stages=3)):
+    for stream in (StreamTuning(), StreamTuning(queries=16, stages=3)):
         monkeypatch.setattr(attend, "NARROW", stream)
         out, largest, _ = run()
         assert (out.numpy().view(np.uint32) == defined.view(np.uint32)).all(), stream

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from cortiq.backend.arena import FreeSpans, place
-from cortiq.backend.fuse import Elementwise
-from cortiq.backend.lower import Lowered, Step
+from cortiq.backend.fuse import FusedElementwise
+from cortiq.backend.lower import Lowered, LoweredStep
 from cortiq.ir import ops
 
 LINE = 64
 """Alignment of a value, in bytes."""
-REPLACING = (ops.CausalConv, Elementwise)
+REPLACING = (ops.CausalConv, FusedElementwise)
 """Steps whose output may lie where an input of theirs does: a cache then holds one of both."""
 
 
@@ -56,18 +56,29 @@ class ArenaOffsets:
 
 
 def assign(
-    lowered: Lowered, steps: Sequence[Step], sizes: dict[str, int], kept: set[str], first: list[str]
+    lowered: Lowered,
+    steps: Sequence[LoweredStep],
+    sizes: dict[str, int],
+    kept: set[str],
+    first: list[str],
 ) -> ArenaOffsets:
     """Assign an offset to every value of the steps; see `cortiq.backend.arena.place`."""
     free, whole = FreeSpans(), {name: aligned(size) for name, size in sizes.items()}
     offsets = place(
-        [[step] for step in steps], lowered.root, whole, kept, first, lambda name: free,
+        [[step] for step in steps],
+        lowered.root,
+        whole,
+        kept,
+        first,
+        lambda name: free,
         lambda step, read: _replaced(lowered, step, sizes, read),
-    )  # fmt: skip
+    )
     return ArenaOffsets(offsets, free.end)
 
 
-def _replaced(lowered: Lowered, step: Step, sizes: dict[str, int], read: set[str]) -> str | None:
+def _replaced(
+    lowered: Lowered, step: LoweredStep, sizes: dict[str, int], read: set[str]
+) -> str | None:
     """Return the input, `read` here for the last time, that the output overwrites."""
     if not isinstance(step.op, REPLACING) or not step.outputs:
         return None

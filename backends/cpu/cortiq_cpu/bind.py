@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cortiq.backend.fuse import Attention, Elementwise, NormChain, QKVPrologue
-from cortiq.backend.lower import Admit, Gather, PackageOp, Step
+from cortiq.backend.fuse import FusedAttention, FusedElementwise, NormChain, QKVPrologue
+from cortiq.backend.lower import Admit, Gather, LoweredStep, PackageOp
 from cortiq.ir import ops
 from cortiq_cpu.bind_matrices import (
     bind_chosen,
@@ -39,7 +39,7 @@ from cortiq_cpu.kernels import SCALED
 from cortiq_cpu.native import NativeOp
 from cortiq_cpu.package import bind_package
 
-BINDERS: dict[type, Callable[[OpBinder, Step], OpArgs]] = {
+BINDERS: dict[type, Callable[[OpBinder, LoweredStep], OpArgs]] = {
     Gather: bind_gather,
     Admit: bind_admit,
     PackageOp: bind_package,
@@ -48,12 +48,12 @@ BINDERS: dict[type, Callable[[OpBinder, Step], OpArgs]] = {
     ops.HeadMatMul: bind_chosen,
     ops.ExpertMatMul: bind_chosen,
     ops.Quantise: bind_quantise,
-    Elementwise: bind_elementwise,
+    FusedElementwise: bind_elementwise,
     NormChain: bind_norm,
     ops.Rope: bind_rope,
     QKVPrologue: bind_qkv_prologue,
     ops.StoreKV: bind_store_kv,
-    Attention: bind_attend,
+    FusedAttention: bind_attend,
     ops.ChooseBlocks: bind_choose,
     ops.Recall: bind_recall,
     ops.CausalConv: bind_conv,
@@ -69,6 +69,6 @@ BINDERS: dict[type, Callable[[OpBinder, Step], OpArgs]] = {
 """How each step becomes ops."""
 
 
-def ops_of(binder: OpBinder, step: Step) -> list[NativeOp]:
+def ops_of(binder: OpBinder, step: LoweredStep) -> list[NativeOp]:
     """Make a step's ops: usually one; concatenations take one for each part."""
     return [binder.op(kind, args) for kind, args in BINDERS[type(step.op)](binder, step)]

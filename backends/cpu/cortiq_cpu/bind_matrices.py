@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from cortiq.backend.lower import Step
+from cortiq.backend.lower import LoweredStep
 from cortiq.ir import ops
 from cortiq_cpu import arguments
 from cortiq_cpu.arguments import OpKind, address
-from cortiq_cpu.binder import OpArgs, OpBinder
+from cortiq_cpu.binder import OpArgs, OpBinder, fields
 from cortiq_cpu.matmul_arguments import PRODUCTS, ChosenMatmulArgs, EmbedArgs, MatmulArgs
 
 F32 = np.float32
@@ -16,14 +16,14 @@ ROUTERS = ("softmax", "sigmoid", "softmax_topk")
 """By the number the native core gives them."""
 
 
-def bind_embed(b: OpBinder, step: Step) -> OpArgs:
+def bind_embed(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind EMBED_ROWS."""
     matrix = b.weights.matrix(step.nodes[0].weights["table"])
     args = EmbedArgs(matrix, address(b.rows.tokens), b.at(step.outputs[0]))
     return [(OpKind.EMBED_ROWS, args)]
 
 
-def bind_matmul(b: OpBinder, step: Step) -> OpArgs:
+def bind_matmul(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind MATMUL: up to four matrices an op."""
     bound: OpArgs = []
     pairs = list(zip(step.nodes, step.outputs, strict=True))
@@ -39,42 +39,60 @@ def bind_matmul(b: OpBinder, step: Step) -> OpArgs:
     return bound
 
 
-def bind_chosen(b: OpBinder, step: Step) -> OpArgs:
+def bind_chosen(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind MATMUL_CHOSEN: a matrix for each head or expert."""
     node = step.nodes[0]
     slots, _ = b.shape(step.outputs[0])
     args = ChosenMatmulArgs(
-        matrix=b.weights.matrix(node.weights["weight"]), x=b.at(step.inputs[0]),
-        out=b.at(step.outputs[0]), slots=slots, shared=len(b.shape(node.inputs[0])) == 1,
-    )  # fmt: skip
+        matrix=b.weights.matrix(node.weights["weight"]),
+        x=b.at(step.inputs[0]),
+        out=b.at(step.outputs[0]),
+        slots=slots,
+        shared=len(b.shape(node.inputs[0])) == 1,
+    )
     if isinstance(node.op, ops.ExpertMatMul):
         args.choice = b.at(step.inputs[1])
     return [(OpKind.MATMUL_CHOSEN, args)]
 
 
-def bind_route(b: OpBinder, step: Step) -> OpArgs:
+def bind_route(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind ROUTE."""
     node = step.nodes[0]
-    router = node.op.router  # type: ignore[attr-defined]
+    op: ops.Route = fields(node)
+    router = op.router
     index, weights = step.outputs
     args = arguments.RouteArgs(
-        scores=b.at(step.inputs[0]), bias=b.vector(node, "bias"), index=b.at(index),
-        weights=b.at(weights), scores_stride=b.stride(node.inputs[0]),
-        experts=node.op.experts, top_k=router.top_k,  # type: ignore[attr-defined]
-        router=ROUTERS.index(router.kind), renormalise=router.renormalise,
-        floor=F32(router.denominator_floor), scaling=F32(router.routed_scaling),
-        mask=b.vector(node, "mask"), groups=router.groups, kept_groups=router.kept_groups,
-        best_two=router.group_score == "top2", tau=F32(router.tau or 0),
-    )  # fmt: skip
+        scores=b.at(step.inputs[0]),
+        bias=b.vector(node, "bias"),
+        index=b.at(index),
+        weights=b.at(weights),
+        scores_stride=b.stride(node.inputs[0]),
+        experts=op.experts,
+        top_k=router.top_k,
+        router=ROUTERS.index(router.kind),
+        renormalise=router.renormalise,
+        floor=F32(router.denominator_floor),
+        scaling=F32(router.routed_scaling),
+        mask=b.vector(node, "mask"),
+        groups=router.groups,
+        kept_groups=router.kept_groups,
+        best_two=router.group_score == "top2",
+        tau=F32(router.tau or 0),
+    )
     return [(OpKind.ROUTE, args)]
 
 
-def bind_combine(b: OpBinder, step: Step) -> OpArgs:
+def bind_combine(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind COMBINE_EXPERTS."""
     weights, outputs = step.inputs
     count, width = b.shape(step.nodes[0].inputs[1])
     args = arguments.CombineExpertsArgs(
-        weights=b.at(weights), outputs=b.at(outputs), out=b.at(step.outputs[0]),
-        outputs_stride=count * width, out_stride=width, count=count, width=width,
-    )  # fmt: skip
+        weights=b.at(weights),
+        outputs=b.at(outputs),
+        out=b.at(step.outputs[0]),
+        outputs_stride=count * width,
+        out_stride=width,
+        count=count,
+        width=width,
+    )
     return [(OpKind.COMBINE_EXPERTS, args)]

@@ -7,8 +7,8 @@ from math import prod
 
 import numpy as np
 
-from cortiq.backend.fuse import Elementwise, NormChain
-from cortiq.backend.lower import Step
+from cortiq.backend.fuse import FusedElementwise, NormChain
+from cortiq.backend.lower import LoweredStep
 from cortiq.ir import ops
 from cortiq.numerics import scalar
 from cortiq_cpu import arguments
@@ -21,18 +21,22 @@ ACTIVATIONS = tuple(scalar.ACTIVATIONS)
 """By the number the native core gives them."""
 
 
-def bind_gather(b: OpBinder, step: Step) -> OpArgs:
+def bind_gather(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind COPY of the tail's rows."""
     (source,), (out,) = step.inputs, step.outputs
     floats = row_bytes(b.lowered.types[out]) // FLOAT_BYTES
     copy = arguments.CopyArgs(
-        x=b.at(source), out=b.at(out), from_rows=address(b.rows.source),
-        x_stride=floats, out_stride=floats, width=floats,
-    )  # fmt: skip
+        x=b.at(source),
+        out=b.at(out),
+        from_rows=address(b.rows.source),
+        x_stride=floats,
+        out_stride=floats,
+        width=floats,
+    )
     return [(OpKind.COPY, copy)]
 
 
-def bind_admit(b: OpBinder, step: Step) -> OpArgs:
+def bind_admit(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind COPY in place, through `snap`."""
     (name,) = step.inputs
     floats = b.stride(name)
@@ -43,7 +47,7 @@ def bind_admit(b: OpBinder, step: Step) -> OpArgs:
     return [(OpKind.COPY, copy)]
 
 
-def bind_quantise(b: OpBinder, step: Step) -> OpArgs:
+def bind_quantise(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind QUANTISE."""
     (x,), (record,) = step.inputs, step.outputs
     split = b.split(record)
@@ -62,16 +66,21 @@ ELEMENTWISE_KINDS: Mapping[type, OpKind] = {
 }
 
 
-def bind_elementwise(b: OpBinder, step: Step) -> OpArgs:
+def bind_elementwise(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind an elementwise op, perhaps with a gate or a quantised row."""
-    wise: Elementwise = step.op  # type: ignore[assignment]
+    wise: FusedElementwise = step.op  # type: ignore[assignment]
     node = wise.gate or wise.node
     shape = wise.node.outputs[0]
     stride = b.stride(shape)
     args = arguments.ElementwiseArgs(
-        a=b.at(step.inputs[0]), out=b.at(wise.out), record=b.at(wise.record),
-        a_stride=stride, b_stride=stride, out_stride=stride, **b.split(shape),
-    )  # fmt: skip
+        a=b.at(step.inputs[0]),
+        out=b.at(wise.out),
+        record=b.at(wise.record),
+        a_stride=stride,
+        b_stride=stride,
+        out_stride=stride,
+        **b.split(shape),
+    )
     if len(step.inputs) > 1:
         args.b = b.at(step.inputs[1])
     op = node.op
@@ -86,19 +95,29 @@ def bind_elementwise(b: OpBinder, step: Step) -> OpArgs:
     return [(ELEMENTWISE_KINDS[type(op)], args)]
 
 
-def bind_norm(b: OpBinder, step: Step) -> OpArgs:
+def bind_norm(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind a norm with the residual sum and the quantised row around it."""
     chain: NormChain = step.op  # type: ignore[assignment]
     node = chain.norm
     split = b.split(node.inputs[0] if node else step.inputs[0])
     stride = prod(split.values())
     args = arguments.NormArgs(
-        x=b.at(chain.x), residual=b.at(chain.residual), sum=b.at(chain.total),
-        out=b.at(chain.out), record=b.at(chain.record), weight=b.vector(node, "weight"),
-        bias=b.vector(node, "bias"), after_weight=b.vector(chain.after, "weight"),
-        x_stride=stride, residual_stride=stride, sum_stride=stride, out_stride=stride,
-        after=chain.after is not None, inverse_width=F32(1) / F32(split["width"]), **split,
-    )  # fmt: skip
+        x=b.at(chain.x),
+        residual=b.at(chain.residual),
+        sum=b.at(chain.total),
+        out=b.at(chain.out),
+        record=b.at(chain.record),
+        weight=b.vector(node, "weight"),
+        bias=b.vector(node, "bias"),
+        after_weight=b.vector(chain.after, "weight"),
+        x_stride=stride,
+        residual_stride=stride,
+        sum_stride=stride,
+        out_stride=stride,
+        after=chain.after is not None,
+        inverse_width=F32(1) / F32(split["width"]),
+        **split,
+    )
     if node is not None:
         args.eps = F32(fields(node).eps)
     if chain.after is not None:
@@ -107,7 +126,7 @@ def bind_norm(b: OpBinder, step: Step) -> OpArgs:
     return [(OpKind.LAYER_NORM if layer else OpKind.RMS_NORM, args)]
 
 
-def bind_slice(b: OpBinder, step: Step) -> OpArgs:
+def bind_slice(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind COPY of a stretch of each vector."""
     op: ops.Slice = step.op  # type: ignore[assignment]
     if op.step != 1:
@@ -132,15 +151,17 @@ def _copies(
             arguments.CopyArgs(
                 x=b.at(source) + FLOAT_BYTES * (i * width + start),
                 out=b.at(out) + FLOAT_BYTES * (i * step + to),
-                x_stride=inner * width, out_stride=whole, width=taken,
+                x_stride=inner * width,
+                out_stride=whole,
+                width=taken,
             ),
         )
         for source, start, to in pieces
         for i in range(inner)
-    ]  # fmt: skip
+    ]
 
 
-def bind_concat(b: OpBinder, step: Step) -> OpArgs:
+def bind_concat(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind COPY of each part."""
     bound: OpArgs = []
     to = 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cortiq.backend.lower import Step
+from cortiq.backend.lower import LoweredStep
 from cortiq.ir import ops
 from cortiq_cpu import arguments
 from cortiq_cpu.arguments import OpKind
@@ -19,25 +19,33 @@ HOW = ("value", "head", "all", "row", "expert", "bias", "shift", "clamp", "softm
 """What is done to a part of a row, by the number the native core gives it."""
 
 
-def bind_l2_norm(b: OpBinder, step: Step) -> OpArgs:
+def bind_l2_norm(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind L2_NORM."""
     split, stride = b.split(step.nodes[0].inputs[0]), b.stride(step.outputs[0])
     op: ops.L2Norm = step.op  # type: ignore[assignment]
     norm = arguments.NormArgs(
-        x=b.at(step.inputs[0]), out=b.at(step.outputs[0]), x_stride=stride, out_stride=stride,
-        eps=F32(op.eps), **split,
-    )  # fmt: skip
+        x=b.at(step.inputs[0]),
+        out=b.at(step.outputs[0]),
+        x_stride=stride,
+        out_stride=stride,
+        eps=F32(op.eps),
+        **split,
+    )
     return [(OpKind.L2_NORM, norm)]
 
 
-def bind_scaled(b: OpBinder, step: Step) -> OpArgs:
+def bind_scaled(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind SCALED."""
     node, out = step.nodes[0], step.outputs[0]
     how, special = _SPECIAL[type(step.op)](b, step)
     args = arguments.ScaledArgs(
-        x=b.at(step.inputs[0]), out=b.at(out), x_stride=b.stride(node.inputs[0]),
-        out_stride=b.stride(out), how=HOW.index(how), **{**b.split(out), **special},
-    )  # fmt: skip
+        x=b.at(step.inputs[0]),
+        out=b.at(out),
+        x_stride=b.stride(node.inputs[0]),
+        out_stride=b.stride(out),
+        how=HOW.index(how),
+        **{**b.split(out), **special},
+    )
     return [(OpKind.SCALED, args)]
 
 
@@ -45,50 +53,50 @@ Special = tuple[str, dict[str, Any]]
 """What is done, and the arguments that it alone has."""
 
 
-def _gain(b: OpBinder, step: Step) -> Special:
+def _gain(b: OpBinder, step: LoweredStep) -> Special:
     op: ops.Gain = step.op  # type: ignore[assignment]
     return op.per, {"factor": b.vector(step.nodes[0], "weight")}
 
 
-def _scale_rows(b: OpBinder, step: Step) -> Special:
+def _scale_rows(b: OpBinder, step: LoweredStep) -> Special:
     factor = step.inputs[1]
     return "row", {"factor": b.at(factor), "factor_stride": b.stride(step.nodes[0].inputs[1])}
 
 
-def _expert_gain(b: OpBinder, step: Step) -> Special:
+def _expert_gain(b: OpBinder, step: LoweredStep) -> Special:
     shape = b.shape(step.nodes[0].inputs[0])
     parts = {"inner": shape[0], "width": shape[1] if len(shape) > 1 else 1}
     factor = b.vector(step.nodes[0], "weight")
     return "expert", {"factor": factor, "index": b.at(step.inputs[1]), **parts}
 
 
-def _expert_bias(b: OpBinder, step: Step) -> Special:
+def _expert_bias(b: OpBinder, step: LoweredStep) -> Special:
     factor = b.vector(step.nodes[0], "bias")
     return "bias", {"factor": factor, "index": b.at(step.inputs[1])}
 
 
-def _shift(b: OpBinder, step: Step) -> Special:
+def _shift(b: OpBinder, step: LoweredStep) -> Special:
     op: ops.Shift = step.op  # type: ignore[assignment]
     return "shift", {"low": F32(op.amount)}
 
 
-def _clamp(b: OpBinder, step: Step) -> Special:
+def _clamp(b: OpBinder, step: LoweredStep) -> Special:
     op: ops.Clamp = step.op  # type: ignore[assignment]
     low = -math.inf if op.low is None else F32(op.low)
     return "clamp", {"low": low, "high": math.inf if op.high is None else F32(op.high)}
 
 
-def _softmax(b: OpBinder, step: Step) -> Special:
+def _softmax(b: OpBinder, step: LoweredStep) -> Special:
     return "softmax", {}
 
 
-def _every(b: OpBinder, step: Step) -> Special:
+def _every(b: OpBinder, step: LoweredStep) -> Special:
     op: ops.Slice = step.op  # type: ignore[assignment]
     width = b.shape(step.nodes[0].inputs[0])[-1]
     return "every", {"first": op.start, "step": op.step, "from_width": width}
 
 
-_SPECIAL: Mapping[type, Callable[[OpBinder, Step], Special]] = {
+_SPECIAL: Mapping[type, Callable[[OpBinder, LoweredStep], Special]] = {
     ops.Gain: _gain,
     ops.ScaleRows: _scale_rows,
     ops.ExpertGain: _expert_gain,

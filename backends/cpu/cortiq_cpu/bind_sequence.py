@@ -6,8 +6,8 @@ import ctypes
 
 import numpy as np
 
-from cortiq.backend.fuse import Attention, Part, QKVPrologue
-from cortiq.backend.lower import Step
+from cortiq.backend.fuse import FusedAttention, HeadGroup, QKVPrologue
+from cortiq.backend.lower import LoweredStep
 from cortiq.ir import ops
 from cortiq_cpu import arguments
 from cortiq_cpu.arguments import OpKind, address
@@ -19,25 +19,36 @@ TARGETS = ("record", "keys", "values")
 """Each by the number the native core gives them."""
 
 
-def bind_rope(b: OpBinder, step: Step) -> OpArgs:
+def bind_rope(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind ROPE."""
     op: ops.Rope = step.op  # type: ignore[assignment]
     heads, width = b.shape(step.nodes[0].inputs[0])
     cos, sin = b.angles.place(step.nodes[0], b.rows)
     args = arguments.RopeArgs(
-        x=b.at(step.inputs[0]), out=b.at(step.outputs[0]), cos=cos, sin=sin,
-        x_stride=heads * width, out_stride=heads * width, heads=heads, width=width,
-        pairs=op.table.dim // 2, interleaved=PAIRINGS.index(op.pairing),
-    )  # fmt: skip
+        x=b.at(step.inputs[0]),
+        out=b.at(step.outputs[0]),
+        cos=cos,
+        sin=sin,
+        x_stride=heads * width,
+        out_stride=heads * width,
+        heads=heads,
+        width=width,
+        pairs=op.table.dim // 2,
+        interleaved=PAIRINGS.index(op.pairing),
+    )
     return [(OpKind.ROPE, args)]
 
 
-def _part(b: OpBinder, part: Part) -> arguments.HeadGroupArgs:
+def _part(b: OpBinder, part: HeadGroup) -> arguments.HeadGroupArgs:
     heads, width = b.shape(part.quantise.inputs[0])
     args = arguments.HeadGroupArgs(
-        x=b.at(part.x), x_stride=heads * width, heads=heads, width=width,
-        target=TARGETS.index(part.target), inverse_width=F32(1) / F32(width),
-    )  # fmt: skip
+        x=b.at(part.x),
+        x_stride=heads * width,
+        heads=heads,
+        width=width,
+        target=TARGETS.index(part.target),
+        inverse_width=F32(1) / F32(width),
+    )
     if part.target == "record":
         args.record = b.at(part.quantise.outputs[0])
     if part.norm is not None:
@@ -50,7 +61,7 @@ def _part(b: OpBinder, part: Part) -> arguments.HeadGroupArgs:
     return args
 
 
-def bind_qkv_prologue(b: OpBinder, step: Step) -> OpArgs:
+def bind_qkv_prologue(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind HEADS: q, k and v on their way into attention."""
     op: QKVPrologue = step.op  # type: ignore[assignment]
     parts = (arguments.HeadGroupArgs * len(op.parts))(*(_part(b, part) for part in op.parts))
@@ -61,24 +72,32 @@ def bind_qkv_prologue(b: OpBinder, step: Step) -> OpArgs:
     return [(OpKind.HEADS, args)]
 
 
-def bind_store_kv(b: OpBinder, step: Step) -> OpArgs:
+def bind_store_kv(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind STORE_KV."""
     kv = b.kv(step.nodes[0].slots["kv"])
     return [(OpKind.STORE_KV, arguments.StoreKVArgs(kv, *(b.at(name) for name in step.inputs)))]
 
 
-def bind_attend(b: OpBinder, step: Step) -> OpArgs:
+def bind_attend(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind ATTEND, perhaps with the quantised row of all heads."""
-    attention: Attention = step.op  # type: ignore[assignment]
+    attention: FusedAttention = step.op  # type: ignore[assignment]
     node, op = attention.node, fields(attention.node)
     constants = b.weights.scoring(op)
     args = arguments.AttendArgs(
-        kv=b.kv(node.slots["kv"]), q=b.at(step.inputs[0]), sinks=b.vector(node, "sinks"),
-        out=b.at(attention.out), record=b.at(attention.record),
-        workspace=b.workspace.address, workspace_bytes=b.workspace.size,
-        out_stride=op.heads * op.value_dim, heads=op.heads, window=op.window or 0,
-        factor=constants.factor, cap=constants.cap, inverse_cap=constants.inverse_cap,
-    )  # fmt: skip
+        kv=b.kv(node.slots["kv"]),
+        q=b.at(step.inputs[0]),
+        sinks=b.vector(node, "sinks"),
+        out=b.at(attention.out),
+        record=b.at(attention.record),
+        workspace=b.workspace.address,
+        workspace_bytes=b.workspace.size,
+        out_stride=op.heads * op.value_dim,
+        heads=op.heads,
+        window=op.window or 0,
+        factor=constants.factor,
+        cap=constants.cap,
+        inverse_cap=constants.inverse_cap,
+    )
     if op.until:
         args.last = b.at(step.inputs[1])
     if op.block:
@@ -88,39 +107,50 @@ def bind_attend(b: OpBinder, step: Step) -> OpArgs:
     return [(OpKind.ATTEND, args)]
 
 
-def bind_choose(b: OpBinder, step: Step) -> OpArgs:
+def bind_choose(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind CHOOSE_BLOCKS."""
     op: ops.ChooseBlocks = step.op  # type: ignore[assignment]
     args = arguments.ChooseBlocksArgs(
-        kv=b.kv(step.nodes[0].slots["kv"]), q=b.at(step.inputs[0]), out=b.at(step.outputs[0]),
-        heads=op.heads, block=op.block, top=op.top, local=op.local,
-    )  # fmt: skip
+        kv=b.kv(step.nodes[0].slots["kv"]),
+        q=b.at(step.inputs[0]),
+        out=b.at(step.outputs[0]),
+        heads=op.heads,
+        block=op.block,
+        top=op.top,
+        local=op.local,
+    )
     return [(OpKind.CHOOSE_BLOCKS, args)]
 
 
-def bind_recall(b: OpBinder, step: Step) -> OpArgs:
+def bind_recall(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind RECALL."""
     kv, (out,) = b.kv(step.nodes[0].slots["kv"]), step.outputs
     return [(OpKind.RECALL, arguments.RecallArgs(kv, b.at(out), b.stride(out)))]
 
 
-def bind_conv(b: OpBinder, step: Step) -> OpArgs:
+def bind_conv(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind CAUSAL_CONV."""
     node = step.nodes[0]
     op: ops.CausalConv = node.op  # type: ignore[assignment]
     number = b.layout.fixed_numbers[node.slots["ring"]]
     args = arguments.ConvArgs(
-        x=b.at(step.inputs[0]), out=b.at(step.outputs[0]),
-        weight=b.weights.taps(node.weights["weight"]), bias=b.vector(node, "bias"),
+        x=b.at(step.inputs[0]),
+        out=b.at(step.outputs[0]),
+        weight=b.weights.taps(node.weights["weight"]),
+        bias=b.vector(node, "bias"),
         rings=b.rows.fixed[number].ctypes.data,
         capacities=b.rows.ring_capacities[number].ctypes.data,
-        segments=address(b.rows.segments), segment_count=address(b.rows.segment_count),
-        x_stride=op.width, out_stride=op.width, width=op.width, taps=op.kernel,
-    )  # fmt: skip
+        segments=address(b.rows.segments),
+        segment_count=address(b.rows.segment_count),
+        x_stride=op.width,
+        out_stride=op.width,
+        width=op.width,
+        taps=op.kernel,
+    )
     return [(OpKind.CAUSAL_CONV, args)]
 
 
-def bind_recurrence(b: OpBinder, step: Step) -> OpArgs:
+def bind_recurrence(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind GATED_DELTA: the delta rule, or the state-space step with C, B and x as q, k and v."""
     slot = step.nodes[0].slots["state"]
     number, layout = b.layout.fixed_numbers[slot], b.layout.recurrences[slot]

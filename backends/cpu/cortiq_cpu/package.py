@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from math import prod
 
 from cortiq.backend import Kernel
-from cortiq.backend.lower import PackageOp, Step
+from cortiq.backend.lower import LoweredStep, PackageOp
 from cortiq.errors import BackendError, shown
 from cortiq.ir import ops
 from cortiq_cpu.arguments import OpKind
@@ -67,7 +67,7 @@ def check_native(kernel: Kernel) -> None:
     _ = kernel.function.address
 
 
-def bind_package(b: OpBinder, step: Step) -> OpArgs:
+def bind_package(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Call a package's kernel on the rows of a set."""
     packaged: PackageOp = step.op
     native: NativeKernel = packaged.kernel.function
@@ -75,11 +75,16 @@ def bind_package(b: OpBinder, step: Step) -> OpArgs:
     inputs, outputs = _rows(b, step.inputs), _rows(b, step.outputs)
     b.kept += [constants, weights, inputs, outputs]
     args = PackageArgs(
-        function=native.address, version=KERNEL_VERSION, input_count=len(inputs),
-        output_count=len(outputs), weight_count=len(weights), inputs=ctypes.addressof(inputs),
-        outputs=ctypes.addressof(outputs), weights=ctypes.addressof(weights),
+        function=native.address,
+        version=KERNEL_VERSION,
+        input_count=len(inputs),
+        output_count=len(outputs),
+        weight_count=len(weights),
+        inputs=ctypes.addressof(inputs),
+        outputs=ctypes.addressof(outputs),
+        weights=ctypes.addressof(weights),
         constants=None if constants is None else ctypes.addressof(constants),
-    )  # fmt: skip
+    )
     return [(OpKind.PACKAGE, args)]
 
 
@@ -88,7 +93,7 @@ def _rows(b: OpBinder, names: Sequence[str]) -> ctypes.Array[KernelRows]:
     return (KernelRows * len(rows))(*rows)
 
 
-def _weights(b: OpBinder, step: Step) -> ctypes.Array[KernelVector]:
+def _weights(b: OpBinder, step: LoweredStep) -> ctypes.Array[KernelVector]:
     node = step.nodes[0]
     shapes: dict[str, tuple[int, ...]] = node.op.weight_shapes()
     found = [

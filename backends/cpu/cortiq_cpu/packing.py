@@ -20,6 +20,7 @@ from cortiq.numerics.matmul import check_columns
 from cortiq_cpu.matmul_arguments import LAYOUT_NAMES, MatrixArgs
 from cortiq_cpu.native import library
 from cortiq_cpu.release_pages import release_pages
+from cortiq_cpu.repacking import native_layout, native_parts
 
 PANEL = 16
 """Outputs of a panel."""
@@ -64,7 +65,7 @@ class PackedMatrix:
         FormatError : a scale or value is not finite, or is 2⁵⁰ or more; it names the tensor.
         UnsupportedError : more than 32768 columns in codes.
         """
-        layout = "f32" if weight.layout.kind == "float" else weight.layout.name
+        layout = native_layout(weight)
         self.matrices, self.width = matrices, weight.shape[1]
         self.height = weight.shape[0] // matrices
         self._struct = MatrixArgs(LAYOUT_NAMES.index(layout), self.height, self.width, matrices)
@@ -105,17 +106,17 @@ class PackedMatrix:
         ]
 
         def pack(piece: tuple[int, int, int]) -> int:
-            return self._pack_panels(weight, *piece)
+            return self._pack_panels(weight, name, *piece)
 
         failures = list(map(pack, pieces) if pool is None else pool.map(pack, pieces))
         if any(failures):
             self._explain(weight, name)
 
-    def _pack_panels(self, weight: Weight, matrix: int, first: int, count: int) -> int:
+    def _pack_panels(self, weight: Weight, name: str, matrix: int, first: int, count: int) -> int:
         """Pack some panels of one matrix; nonzero if a scale is not canonical."""
         start, stop = first * PANEL, min((first + count) * PANEL, self.height)
         before = matrix * self.height
-        part = weight.rows(before + start, before + stop).parts
+        part = native_parts(weight.rows(before + start, before + stop), name)
         codes = next(part[key] for key in ("raw", "codes", "hi") if key in part)
         given = [_contiguous(codes), _contiguous(part.get("lo"))]
         given.append(_contiguous(part.get("scale"), np.float32))

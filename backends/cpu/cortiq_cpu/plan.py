@@ -11,7 +11,7 @@ import numpy as np
 
 from cortiq.backend.admission import BY_ROW
 from cortiq.backend.kernel import NO_KERNELS, GivenKernels
-from cortiq.backend.lower import Admit, Lowered, Step, joined_products, lower
+from cortiq.backend.lower import Admit, Lowered, LoweredStep, joined_products, lower
 from cortiq.backend.requests import Ask, RequestedOutputs, RequestPlan
 from cortiq.ir import Graph, ops
 from cortiq_cpu.arena import Arena, ArenaOffsets, assign
@@ -133,22 +133,31 @@ class CpuPlan(RequestPlan[CompiledOps]):
             one.labels + [self._answering(asking) for asking in group] for one, group in pairs
         ]
         snapping = {
-            name: op_list(ops_of(binder, Step(Admit(), (name,), (name,))))
+            name: op_list(ops_of(binder, LoweredStep(Admit(), (name,), (name,))))
             for binder, one in zip(binders, bound, strict=True)
             for _, name in one.stops
         }
         return CompiledOps(
-            graph=self.graph, lowered=lowered, places=places, arena=self.arena,
-            lists=(op_list(ops[0]), op_list(ops[1])), whole=op_list(ops[0] + ops[1]),
-            labels=(labels[0], labels[1]), asked=asked, stops=(bound[0].stops, bound[1].stops),
-            snapping=snapping, late=late, exact=exact, kept=[binder.kept for binder in binders],
-        )  # fmt: skip
+            graph=self.graph,
+            lowered=lowered,
+            places=places,
+            arena=self.arena,
+            lists=(op_list(ops[0]), op_list(ops[1])),
+            whole=op_list(ops[0] + ops[1]),
+            labels=(labels[0], labels[1]),
+            asked=asked,
+            stops=(bound[0].stops, bound[1].stops),
+            snapping=snapping,
+            late=late,
+            exact=exact,
+            kept=[binder.kept for binder in binders],
+        )
 
     def _places(
         self,
         lowered: Lowered,
-        trunk: tuple[Step, ...],
-        tail: tuple[Step, ...],
+        trunk: tuple[LoweredStep, ...],
+        tail: tuple[LoweredStep, ...],
         request: RequestedOutputs,
     ) -> ArenaOffsets:
         sizes: dict[str, int] = {}
@@ -185,7 +194,7 @@ class BoundOps(NamedTuple):
     nodes: list[frozenset[str]]
 
 
-def _bind(binder: OpBinder, steps: tuple[Step, ...], supplied: frozenset[str]) -> BoundOps:
+def _bind(binder: OpBinder, steps: tuple[LoweredStep, ...], supplied: frozenset[str]) -> BoundOps:
     bound = BoundOps([], [], [], [])
     for step in steps:
         new = ops_of(binder, step)

@@ -19,8 +19,8 @@ from math import prod
 
 import numpy as np
 
-from cortiq.backend.fuse import Attention, QKVPrologue
-from cortiq.backend.lower import Step
+from cortiq.backend.fuse import FusedAttention, QKVPrologue
+from cortiq.backend.lower import LoweredStep
 from cortiq.ir import Node, ops
 from cortiq.numerics.contract import TILE
 from cortiq_cpu.binder import FLOAT_BYTES, OpBinder, fields, row_bytes
@@ -40,13 +40,13 @@ INSTRUCTIONS = 2
 """Multiply-adds of a 16-bit by an 8-bit number that one of two 16-bit numbers takes."""
 
 
-def op_label(binder: OpBinder, step: Step) -> OpLabel:
+def op_label(binder: OpBinder, step: LoweredStep) -> OpLabel:
     """Return the step's name and cost for a profile."""
     if isinstance(step.op, MATRIX_PRODUCTS):
         return OpLabel(step.label, _products(binder, step))
     if isinstance(step.op, ops.ExpertMatMul):
         return OpLabel(step.label, _experts(binder, step), looks=True)
-    if isinstance(step.op, Attention):
+    if isinstance(step.op, FusedAttention):
         return OpLabel(step.label, _attention(binder, step))
     if isinstance(step.op, ops.ChooseBlocks):
         return OpLabel(step.label, _choice(binder, step))
@@ -61,14 +61,14 @@ def op_label(binder: OpBinder, step: Step) -> OpLabel:
     return OpLabel(step.label, moving(moved))
 
 
-def _products(binder: OpBinder, step: Step) -> Callable[[int], OpCost]:
+def _products(binder: OpBinder, step: LoweredStep) -> Callable[[int], OpCost]:
     names = [node.weights["weight"] for node in step.nodes]
     nbytes = sum(map(binder.weights.nbytes, names))
     products = sum(map(binder.weights.elements, names))
     return lambda rows: OpCost(nbytes, products * rows)
 
 
-def _experts(binder: OpBinder, step: Step) -> Callable[[int], OpCost]:
+def _experts(binder: OpBinder, step: LoweredStep) -> Callable[[int], OpCost]:
     """Return a cost that reads the choice in the op's own input: it holds right after the op."""
     name = step.nodes[0].weights["weight"]
     experts, (count,) = step.op.experts, binder.shape(step.inputs[1])
@@ -120,7 +120,7 @@ def _stored_bytes(binder: OpBinder, node: Node) -> int:
     return layout.slot.heads * layout.block_bytes // TILE
 
 
-def _attention(binder: OpBinder, step: Step) -> Callable[[int], OpCost]:
+def _attention(binder: OpBinder, step: LoweredStep) -> Callable[[int], OpCost]:
     """Bound chosen blocks by a window of their size: a row sees no more keys than that."""
     node = step.op.node
     op: ops.Attend = fields(node)
@@ -132,7 +132,7 @@ def _attention(binder: OpBinder, step: Step) -> Callable[[int], OpCost]:
     return partial(attended, binder.rows, window, _stored_bytes(binder, node), products)
 
 
-def _choice(binder: OpBinder, step: Step) -> Callable[[int], OpCost]:
+def _choice(binder: OpBinder, step: LoweredStep) -> Callable[[int], OpCost]:
     op: ops.ChooseBlocks = step.op
     nbytes = _stored_bytes(binder, step.nodes[0])
     return partial(attended, binder.rows, None, nbytes, INSTRUCTIONS * op.heads * op.key_dim)

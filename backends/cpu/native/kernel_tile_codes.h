@@ -29,7 +29,10 @@ FOLDED int layout_lowered(int layout) { return layout == CORTIQ_Q5_1 ? 16 : 0; }
 /* Weight planes of int8. Q3_K's folded codes are within −124 … 128, and are taken negative. */
 FOLDED int layout_planes(int layout)
 {
-    return layout == CORTIQ_Q4_K || layout == CORTIQ_Q5_K || layout == CORTIQ_Q6_K ? 2 : 1;
+    return (layout == CORTIQ_Q4_K || layout == CORTIQ_Q5_K || layout == CORTIQ_Q6_K ||
+            layout == CORTIQ_K8)
+               ? 2
+               : 1;
 }
 FOLDED int layout_negative(int layout) { return layout == CORTIQ_Q3_K; }
 

@@ -12,8 +12,8 @@ const uint8_t cortiq_mxfp4_table[16] = {12, 13, 14, 15, 16, 18, 20, 24,
 
 int cortiq_block_bytes(int layout)
 {
-    static const uint8_t bytes[CORTIQ_LAYOUTS] = {18, 20, 22, 24, 34, 18, 17,  20,  24, 36,
-                                                  40, 12, 36, 84, 110, 144, 176, 210};
+    static const uint16_t bytes[CORTIQ_LAYOUTS] = {18, 20, 22, 24, 34,  18,  17,  20,  24, 36,
+                                                   40, 12, 36, 84, 110, 144, 176, 210, 276};
     return bytes[layout];
 }
 
@@ -169,6 +169,15 @@ static void unpack_q6_k(const uint8_t *raw, cortiq_block *block)
     block->scale = half(raw + 208);
 }
 
+/* Not a file's: scale, 16 sub-scales, 256 codes; |code·sub-scale| is at most 4096. */
+static int unpack_k8(const uint8_t *raw, cortiq_block *block)
+{
+    memcpy(block->subs, raw + 4, 16);
+    for (int i = 0; i < 256; i++)
+        block->codes[i] = raw[20 + i] ^ 128;
+    return -canonical_float(raw, &block->scale);
+}
+
 int cortiq_unpack_block(int layout, const uint8_t *raw, cortiq_block *block)
 {
     if (layout == CORTIQ_MXFP4) {
@@ -176,6 +185,8 @@ int cortiq_unpack_block(int layout, const uint8_t *raw, cortiq_block *block)
         return block->scale < 127 + 50 ? 0 : -1;
     }
     block->minimum = 0;
+    if (layout == CORTIQ_K8)
+        return unpack_k8(raw, block);
     if (layout_is_float_scaled(layout))
         return unpack_float_scaled(layout, raw, block);
     if (layout_is_k(layout))

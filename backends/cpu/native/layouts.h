@@ -27,7 +27,7 @@
 typedef enum {
     CORTIQ_Q4_0, CORTIQ_Q4_1, CORTIQ_Q5_0, CORTIQ_Q5_1, CORTIQ_Q8_0, CORTIQ_IQ4_NL, CORTIQ_MXFP4,
     CORTIQ_I4, CORTIQ_I4M, CORTIQ_I8, CORTIQ_I8M, CORTIQ_E2M1, CORTIQ_E4M3,
-    CORTIQ_Q2_K, CORTIQ_Q3_K, CORTIQ_Q4_K, CORTIQ_Q5_K, CORTIQ_Q6_K,
+    CORTIQ_Q2_K, CORTIQ_Q3_K, CORTIQ_Q4_K, CORTIQ_Q5_K, CORTIQ_Q6_K, CORTIQ_K8,
     CORTIQ_W8, CORTIQ_W8B256, CORTIQ_W16, CORTIQ_F32,
     CORTIQ_LAYOUTS
 } cortiq_layout;
@@ -60,7 +60,7 @@ FOLDED int layout_bits(int layout)
     case CORTIQ_Q6_K:
         return 6;
     case CORTIQ_Q8_0: case CORTIQ_W8: case CORTIQ_W8B256:
-    case CORTIQ_I8: case CORTIQ_I8M: case CORTIQ_E4M3:
+    case CORTIQ_I8: case CORTIQ_I8M: case CORTIQ_E4M3: case CORTIQ_K8:
         return 8;
     case CORTIQ_W16:
         return 16;
@@ -84,14 +84,14 @@ FOLDED int layout_offset(int layout)
     case CORTIQ_Q6_K:
         return 32;
     case CORTIQ_Q8_0: case CORTIQ_IQ4_NL: case CORTIQ_W8: case CORTIQ_W8B256: case CORTIQ_W16:
-    case CORTIQ_I8: case CORTIQ_I8M:
+    case CORTIQ_I8: case CORTIQ_I8M: case CORTIQ_K8:
         return 128;
     default:
         return 0;
     }
 }
 
-FOLDED int layout_is_k(int layout) { return layout >= CORTIQ_Q2_K && layout <= CORTIQ_Q6_K; }
+FOLDED int layout_is_k(int layout) { return layout >= CORTIQ_Q2_K && layout <= CORTIQ_K8; }
 FOLDED int layout_is_row(int layout) { return layout == CORTIQ_W8 || layout == CORTIQ_W16; }
 FOLDED int layout_has_table(int layout)
 {
@@ -107,10 +107,10 @@ FOLDED int layout_has_minimum(int layout)
            layout == CORTIQ_Q4_K || layout == CORTIQ_Q5_K || layout == CORTIQ_I4M ||
            layout == CORTIQ_I8M;
 }
-/* Sub-scales are int8 in Q3_K and Q6_K, else unsigned. */
+/* Sub-scales are int8 in Q3_K, Q6_K and K8, else unsigned. */
 FOLDED int layout_signed_subs(int layout)
 {
-    return layout == CORTIQ_Q3_K || layout == CORTIQ_Q6_K;
+    return layout == CORTIQ_Q3_K || layout == CORTIQ_Q6_K || layout == CORTIQ_K8;
 }
 
 /* Columns under one scale; 0: the whole row. */
@@ -126,7 +126,7 @@ FOLDED int layout_sub(int layout)
 }
 FOLDED int layout_subs(int layout) { return layout_is_k(layout) ? 256 / layout_sub(layout) : 0; }
 
-/* Columns whose folded codes (at most 945, 1953, 4096 or 127 in magnitude) times 32512 add up
+/* Columns whose folded codes (at most 945, 1953, 4096, of K8 too, or 127 in magnitude) times 32512 add up
  * within int32, together with a rest of 255. 256: a whole block does.
  */
 FOLDED int layout_spill(int layout)
@@ -136,7 +136,7 @@ FOLDED int layout_spill(int layout)
         return 64;
     case CORTIQ_Q5_K:
         return 32;
-    case CORTIQ_Q6_K:
+    case CORTIQ_Q6_K: case CORTIQ_K8:
         return 16;
     default:
         return 256;
@@ -145,7 +145,8 @@ FOLDED int layout_spill(int layout)
 
 FOLDED int layout_scale_bytes(int layout)
 {
-    if (layout_is_row(layout) || layout == CORTIQ_W8B256 || layout_is_float_scaled(layout))
+    if (layout_is_row(layout) || layout == CORTIQ_W8B256 || layout == CORTIQ_K8 ||
+        layout_is_float_scaled(layout))
         return 4;
     return layout == CORTIQ_MXFP4 ? 1 : 2;
 }

@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cortiq.numerics.codes import UnpackedWeight
+import numpy as np
+
+from cortiq.numerics.codes import UnpackedWeight, fold
 from cortiq_mlx.arithmetic import LARGEST_Q
 from cortiq_mlx.exact_sums import EXACT, PLANE
 from cortiq_mlx.library import mx
@@ -41,6 +43,17 @@ class CodeForm:
     whole: bool
     scaled: bool
     low: bool
+
+
+def narrowed(fields: UnpackedWeight) -> UnpackedWeight:
+    """Multiply sub-scales in where codes are too large to be met in sub-blocks."""
+    if fields.sub_scales is None or fields.minimum is not None:
+        return fields
+    largest = int(np.abs(fields.codes.astype(np.int16)).max(initial=0)) + 1
+    if fields.sub * largest * LARGEST_Q <= EXACT:
+        return fields
+    codes = fold(fields)
+    return UnpackedWeight(codes.codes, codes.scale, codes.block)
 
 
 def form_of(fields: UnpackedWeight, width: int) -> CodeForm:

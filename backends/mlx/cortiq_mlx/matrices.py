@@ -11,7 +11,7 @@ from cortiq.numerics.codes import UnpackedWeight
 from cortiq.numerics.layouts import Weight, floats, unpack
 from cortiq.numerics.matmul import check_columns
 from cortiq_mlx.arithmetic import Faults, MlxRows, snap
-from cortiq_mlx.code_forms import MatrixCodes, form_of
+from cortiq_mlx.code_forms import MatrixCodes, form_of, narrowed
 from cortiq_mlx.exact_sums import PLANE
 from cortiq_mlx.library import mx
 from cortiq_mlx.products import CELLS, code_product, float_product, part_height
@@ -31,7 +31,7 @@ class MlxMatrix:
             self.values = mx.array(floats(weight, name).reshape(count, self.height, self.width))
             return
         check_columns(self.width)
-        fields = unpack(weight, name)
+        fields = narrowed(unpack(weight, name))
         self.form = form_of(fields, self.width)
         self.codes = self._laid_out(fields)
         self.parts: list[MatrixCodes] = []

@@ -16,8 +16,8 @@ from cortiq_triton.rows import Rows, quantise_parts
 
 
 @dataclass(frozen=True)
-class Stream:
-    """How tiles are streamed over: queries of a program, its warps, tiles on their way at once,
+class StreamTuning:
+    """Sizes of streaming over tiles: queries of a program, its warps, tiles on their way at once,
     registers of a thread at most (0: as the compiler likes).
     """
 
@@ -27,15 +27,15 @@ class Stream:
     registers: int = 0
 
 
-NARROW, WIDE, WIDEST = Stream(), Stream(warps=8), Stream(queries=16, stages=1)
+NARROW, WIDE, WIDEST = StreamTuning(), StreamTuning(warps=8), StreamTuning(queries=16, stages=1)
 """For keys and values of at most 128 columns, of at most 256, and of more."""
 FEW = 16
 """Queries of a program that computes a span of tiles."""
 
 
 @dataclass
-class Spans:
-    """How tiles are spread: programs aimed at, tiles up to which one does all (at most 16), its
+class SpanTuning:
+    """Sizes of spreading tiles: programs aimed at, tiles up to which one does all (at most 16), its
     warps, tiles on their way at once.
     """
 
@@ -45,7 +45,7 @@ class Spans:
     stages: int = 2
 
 
-SPANS = Spans()
+SPANS = SpanTuning()
 STREAM_ROWS = 16
 """Rows of a sequence from which its tiles are streamed."""
 
@@ -97,15 +97,15 @@ def _geometry(op: Any, block: int) -> tuple[dict[str, Any], int, int]:
     return sizes, block // heads, op.kv_heads * ceil_div(each, heads)
 
 
-def stream_of(columns: int) -> Stream:
-    """How tiles with so many columns of keys or values are streamed over."""
+def stream_of(columns: int) -> StreamTuning:
+    """Return the sizes for tiles with so many columns of keys or values."""
     if columns > 256:
         return WIDEST
     return WIDE if columns > 128 else NARROW
 
 
-def spans_of(columns: int) -> Spans:
-    """How tiles with so many columns are spread: SPANS, with more warps and room for wide ones."""
+def spans_of(columns: int) -> SpanTuning:
+    """Return the sizes for tiles with so many columns: SPANS, with more warps for wide ones."""
     if columns <= 128:
         return SPANS
     stages = 1 if columns > 256 else SPANS.stages

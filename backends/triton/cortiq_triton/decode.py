@@ -13,8 +13,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -34,68 +33,23 @@ from cortiq.backend.admission import drawn_token, token_of
 from cortiq.backend.answers import drawing_want
 from cortiq.backend.executable import Accepted
 from cortiq.backend.requests import penalises
-from cortiq_triton.call import Shared
+from cortiq_triton.capture import Captured
 from cortiq_triton.language import pow2
 from cortiq_triton.mixed import Mixed
 from cortiq_triton.plan import Plan
 from cortiq_triton.rowset import RowBuffer
 from cortiq_triton.run import Run
-from cortiq_triton.shapes import Scratch, padded_sequences
+from cortiq_triton.shapes import ShapeCache, logits_bytes, padded_sequences
 from cortiq_triton.state import TritonState
 from cortiq_triton.step_answers import Asked, StepAnswers, answerable, ask
 from cortiq_triton.token_log import UNKNOWN
+from cortiq_triton.under_way import Owner, UnderWay
 
 MOST_ROWS = 256
 DRAWN_ROWS = 1 << 14
 """Rows of a batch whose drawn ids are kept on the device."""
 FEWEST_PAGES = 16
 """Tiles without keys cost little; another shape costs a capture."""
-Key = tuple[Any, ...]
-
-
-class Owner(Protocol):
-    """An executable, as far as steps of decoding concern it; see `BaseExecutable`."""
-
-    device: str
-    drawn: list[int | None]
-    shared: Shared
-    vocabulary: int
-
-    def scratch(self) -> Scratch:
-        """Return what stands for one more sequence."""
-
-    def owns(self, state: Any) -> bool:
-        """Check whether a state is a living sequence of it."""
-
-    def refusal(self, plan: Plan, batch: Batch, sequence: Accepted[TritonState]) -> str | None:
-        """Say why a sequence's rows cannot be computed."""
-
-    def settle(self, last: UnderWay | None = None) -> None:
-        """Wait for what is under way, up to a batch if one is given."""
-
-
-class UnderWay(Protocol):
-    """A batch that was launched and perhaps not read.
-
-    Attributes
-    ----------
-    accepted : sequences with rows in it. lost : those that a batch before it failed.
-    outcome, drawn : what it brought and drew, once it was read.
-    """
-
-    lost: set[TritonState]
-    outcome: BatchResult | None
-    drawn: list[int | None]
-
-    @property
-    def accepted(self) -> Sequence[Accepted[TritonState]]:
-        """Sequences with rows in it."""
-
-    def draws(self, row: Any) -> bool:
-        """Whether a row draws an id."""
-
-    def finish(self, before: Sequence[int | None]) -> None:
-        """Read it; `before` is what the batch before drew."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,33 +57,6 @@ class Going(Accepted[TritonState]):
     """A sequence that goes on by one row, at a position."""
 
     position: int = 0
-
-
-@cache
-def _captures(device: str) -> tuple[torch.cuda.Stream, Any]:
-    """Where launches of a device are captured, and the memory of their values: graphs follow one
-    another, so that all of them may have the same.
-    """
-    return torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
-
-
-class Captured:
-    """A graph of launches, or, on the CPU, the launches themselves."""
-
-    def __init__(self, launch: Callable[[], None], device: str) -> None:
-        if device == "cpu":
-            self.replay = launch
-            return
-        graph, (stream, pool) = torch.cuda.CUDAGraph(), _captures(device)
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            try:
-                launch()
-            finally:
-                graph.capture_end()
-        torch.cuda.current_stream().wait_stream(stream)
-        self.replay = graph.replay
 
 
 @dataclass(eq=False)
@@ -214,7 +141,7 @@ class Decoder:
 
     def __init__(self, owner: Owner) -> None:
         self.owner, self.refused = owner, ""
-        self.shapes: dict[Key, Shape] = {}
+        self.shapes = ShapeCache[Shape](owner.device)
         self.drawn = torch.full((DRAWN_ROWS,), -1, dtype=torch.int32, device=owner.device)
         self.under_way: list[UnderWay] = []
         self.version = 0
@@ -305,12 +232,13 @@ class Decoder:
         if self.version != key[-1]:  # tables of angles were made anew: old graphs read old ones
             self.shapes.clear()
             self.version = key[-1]
-        shape = self.shapes.get(key)
+        shape = self.shapes.use(key)
         if shape is not None:
             run.fill(shape.buffer, sources, pages)
             shape.replay()
             return shape, False
-        shape = self.shapes[key] = Shape(run, RowBuffer(self.owner.device), run.launch)
+        shape = Shape(run, RowBuffer(self.owner.device), run.launch)
+        self.shapes.keep(key, shape, len(everyone) * logits_bytes(plan))
         run.place(shape.buffer, sources, pages)
         run.launch()
         return shape, True
@@ -347,6 +275,13 @@ class Decoder:
         event = torch.cuda.Event()
         event.record()
         return host, event
+
+    def forget(self) -> None:
+        """Drop all shapes, once nothing is under way."""
+        if self.owner.device != "cpu":
+            torch.cuda.synchronize(self.owner.device)
+        self.shapes.clear()
+        self.mixed.shapes.clear()
 
     def settle(self, last: UnderWay | None = None) -> None:
         """Finish the batches under way, up to one if it is given."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 import torch
 import triton
 
-from cortiq.backend import Batch, CompileOptions, Finished
+from cortiq.backend import Batch, CompileOptions, Ticket
 from cortiq.backend.executable import Accepted, Brought
 from cortiq.backend.kernel import NO_KERNELS, GivenKernels
 from cortiq.backend.kernel_executable import placement_of
@@ -18,15 +19,18 @@ from cortiq.ir import Program, expand
 from cortiq.numerics.layouts import Weight
 from cortiq_triton import compiled, flight, warm
 from cortiq_triton.call import Counters, Shared
-from cortiq_triton.decode import Decoder, Step, UnderWay
-from cortiq_triton.flight import Flight
+from cortiq_triton.decode import Decoder
 from cortiq_triton.memory import DeviceBytes, TritonMemory
 from cortiq_triton.plan import Plan, weights_of
 from cortiq_triton.rotary import Angles
 from cortiq_triton.run import Run
 from cortiq_triton.shapes import Scratch
 from cortiq_triton.state import TritonState
+from cortiq_triton.under_way import UnderWay
 from cortiq_triton.workspace import batch_rows, row_bytes
+
+LOADERS = 8
+"""Threads that make weights; each holds a slice of one on the host."""
 
 
 class TritonExecutable(PagedExecutable[TritonState, Plan]):
@@ -54,6 +58,9 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
         layouts = {weight: spec.layout for weight, spec in program.weights.items()}
         graphs = {n: expand(g, layouts, lambda node: False) for n, g in program.graphs.items()}
         prepared = weights_of(weights, device)
+        if device != "cpu":
+            nodes = [node for graph in graphs.values() for node in graph.nodes]
+            prepared.make_ahead(nodes, min(LOADERS, os.cpu_count() or 1))
         fuses = bool(options.extra.get("fuse", True))
         angles = Angles(device)
         plans = {n: Plan(graph, prepared, angles, fuses, given) for n, graph in graphs.items()}
@@ -121,7 +128,7 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
         if with_rows:
             self.settle(with_rows[-1])
 
-    def forward(self, batch: Batch) -> Finished | Step | Flight:  # type: ignore[override]
+    def forward(self, batch: Batch) -> Ticket:
         """Compute a batch; it is under way when this returns."""
         plan = self.plans.get(batch.entry)
         if plan is not None and self.graphs:
@@ -151,6 +158,7 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
     def close(self) -> None:
         """Release weights, sequences and pages."""
         super().close()
+        self.decoder.forget()
         self.memory.spare.clear()
 
     def compute(

@@ -11,12 +11,12 @@ from typing import Any
 
 from cortiq.backend import lower
 from cortiq.backend.fuse import (
-    Attention,
-    Elementwise,
+    FusedAttention,
+    FusedElementwise,
+    FusedProduct,
     Fuser,
+    HeadGroup,
     NormChain,
-    Part,
-    Product,
     QKVPrologue,
 )
 from cortiq.backend.kernel import NO_KERNELS, GivenKernels
@@ -29,7 +29,7 @@ from cortiq_triton.steps import Fused, Joined
 from cortiq_triton.weights import Packed
 
 
-def _of_rows(fuser: Fuser, step: lower.Step) -> bool:
+def _of_rows(fuser: Fuser, step: lower.LoweredStep) -> bool:
     """Whether one vector a row is quantised, not several."""
     return len(fuser.lowered.types[step.inputs[0]].shape) == 1
 
@@ -66,12 +66,12 @@ class Launches:
         self.known = {step.node.name: step for step in steps}
         self.views = {s.node.outputs[0]: s for s in steps if isinstance(s.node.op, ops.Reshape)}
         aliases = {name: step.node.inputs[0] for name, step in self.views.items()}
-        parts: dict[bool, list[lower.Step]] = {False: [], True: []}
+        parts: dict[bool, list[lower.LoweredStep]] = {False: [], True: []}
         for step in steps:
             node = step.node
             if not isinstance(node.op, ops.Reshape):
                 op = lower.kernel_op(node, given)
-                lowered = lower.Step(op, node.inputs, node.outputs, (node,), step.late)
+                lowered = lower.LoweredStep(op, node.inputs, node.outputs, (node,), step.late)
                 parts[step.late].append(lowered)
         self.lowered = Lowered(tuple(parts[False]), tuple(parts[True]), {**graph.values}, aliases)
         self.fuser = Fuser(LAUNCHED, self.lowered, exposed, solid, self._takes_part)
@@ -99,22 +99,22 @@ class Launches:
             self._view(view.node.inputs[0], views)
             self.found.append(view)
 
-    def _launches(self, step: lower.Step) -> list[Step]:
-        makers: Mapping[type, Callable[[Any, lower.Step], Launch | None]] = {
-            NormChain: self._norm, Elementwise: self._gate, QKVPrologue: self._heads,
-            Attention: self._attention, Product: self._product,
+    def _launches(self, step: lower.LoweredStep) -> list[Step]:
+        makers: Mapping[type, Callable[[Any, lower.LoweredStep], Launch | None]] = {
+            NormChain: self._norm, FusedElementwise: self._gate, QKVPrologue: self._heads,
+            FusedAttention: self._attention, FusedProduct: self._product,
         }  # fmt: skip
         made = makers[type(step.op)](step.op, step) if type(step.op) in makers else None
         if made is None:
             return self._primitives(step)
         kernel, weights, inputs, slots = made
-        op, outputs = Fused(type(step.op).__name__), step.outputs
-        if isinstance(step.op, Attention):
+        op, outputs = Fused(step.kind), step.outputs
+        if isinstance(step.op, FusedAttention):
             outputs = outputs[1:]
         node = Node(step.nodes[0].name, op, tuple(inputs), outputs, slots=slots)
         return [Step(node, kernel, weights, step.tail)]
 
-    def _primitives(self, step: lower.Step) -> list[Step]:
+    def _primitives(self, step: lower.LoweredStep) -> list[Step]:
         """The steps that a step stands for, where there is no kernel for all of them at once."""
         if step.op is step.nodes[0].op or isinstance(step.op, lower.PackageOp):
             return [self.known[step.nodes[0].name]]
@@ -134,7 +134,7 @@ class Launches:
     def _weights(self, node: Node) -> Mapping[str, Any]:
         return self.known[node.name].weights
 
-    def _norm(self, op: NormChain, step: lower.Step) -> Launch | None:
+    def _norm(self, op: NormChain, step: lower.LoweredStep) -> Launch | None:
         """RMSNorm of whole rows, and the quantised row of it; the normed row if others read it."""
         norm: Any = op.norm
         if op.record is None or not isinstance(norm.op, ops.RMSNorm) or not self._is_row(op.x):
@@ -144,7 +144,7 @@ class Launches:
         kernel = launches.norm(norm.op.eps, op.out is not None)
         return kernel, self._weights(norm), step.inputs, {}
 
-    def _gate(self, op: Elementwise, step: lower.Step) -> Launch | None:
+    def _gate(self, op: FusedElementwise, step: lower.LoweredStep) -> Launch | None:
         """Activation, times what it gates, quantised."""
         if op.gate is None or op.record is None or op.out is not None:
             return None
@@ -153,7 +153,7 @@ class Launches:
             return None
         return launches.gate(gate.op.function), {}, step.inputs, {}  # type: ignore[attr-defined]
 
-    def _takes_part(self, part: Part) -> bool:
+    def _takes_part(self, part: HeadGroup) -> bool:
         """Whether these are heads of one projection, none too wide, turned by positions of rows."""
         shape, turn = self.lowered.types[part.x].shape, part.rope
         sections = turn is not None and turn.op.sections  # type: ignore[attr-defined]
@@ -164,7 +164,7 @@ class Launches:
             and not sections
         )
 
-    def _heads(self, op: QKVPrologue, step: lower.Step) -> Launch | None:
+    def _heads(self, op: QKVPrologue, step: lower.LoweredStep) -> Launch | None:
         """Heads from their projection on: [norm], [turn], quantised; keys and values are stored."""
         parts = {ROLES[part.target]: part for part in op.parts}
         if len(parts) < len(op.parts):
@@ -183,21 +183,21 @@ class Launches:
             name = self.lowered.aliases[name]
         return name
 
-    def _way(self, part: Part) -> qkv_prologue.Way:
+    def _way(self, part: HeadGroup) -> qkv_prologue.Way:
         """Describe the way of heads into attention."""
         norm, turn = part.norm, part.rope
         eps = None if norm is None else norm.op.eps  # type: ignore[attr-defined]
         shape = self.lowered.types[part.x].shape
         return qkv_prologue.Way(shape, eps, None if turn is None else turn.op)
 
-    def _attention(self, op: Attention, step: lower.Step) -> Launch | None:
+    def _attention(self, op: FusedAttention, step: lower.LoweredStep) -> Launch | None:
         """Attention, its heads side by side, quantised."""
         if op.record is None or not self.fuser.inner(op.out):
             return None
         kernel = launches.attention(op.node.op)
         return kernel, self._weights(op.node), step.inputs, op.node.slots
 
-    def _product(self, op: Product, step: lower.Step) -> Launch | None:
+    def _product(self, op: FusedProduct, step: lower.LoweredStep) -> Launch | None:
         """A product with the bias, and then the residual, that are added to it."""
         weights = self._weights(op.node)
         if not isinstance(weights["weight"], Packed):

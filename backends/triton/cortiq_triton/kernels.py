@@ -67,7 +67,8 @@ def _head_matmul(call: Call, x: Value) -> torch.Tensor:
 def _expert_matmul(call: Call, x: Value, index: torch.Tensor) -> torch.Tensor:
     rows, chosen = index.shape
     per = chosen if len(_leading(x)) == 1 else 1
-    how = Stack(EXPERTS, call.op.out_width, per=per, group=chosen, index=index)
+    groups = call.rows.groups(index)
+    how = Stack(EXPERTS, call.op.out_width, per=per, group=chosen, index=index, groups=groups)
     return products.product(call.weights["weight"], x, rows * chosen, call.faults, how).view(
         rows, chosen, -1
     )

@@ -115,6 +115,15 @@ def shared_memory() -> int:
     return int(triton.runtime.driver.active.utils.get_device_properties(device)["max_shared_mem"])
 
 
+@cache
+def processors() -> int:
+    """Multiprocessors of the device."""
+    if INTERPRETED or not torch.cuda.is_available():
+        return 1
+    device = torch.cuda.current_device()
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
 def launch(
     which: Any,
     grid: tuple[int, ...],

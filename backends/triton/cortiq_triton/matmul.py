@@ -7,6 +7,7 @@ import triton.language as tl
 from cortiq_triton.e4m3 import integer_of
 from cortiq_triton.language import Tensor, device, kernel
 from cortiq_triton.matvec import end, load_scale
+from cortiq_triton.packing import packed_codes
 from cortiq_triton.scalar import (
     exp2_int,
     fold,
@@ -27,40 +28,64 @@ def tile_of(
 
 
 @device
-def tile_rows(
-    index: Tensor, M: Tensor, N: Tensor, heads: Tensor, HEADS: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, GROUP: tl.constexpr,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Output rows, output columns and the weight's first row of this program.
-
-    Programs go over GROUP tiles of rows for each tile of columns, so that both stay in the L2.
-    With HEADS the third axis of the grid is a head, and row i·heads + head is what it computes.
+def tile_place(
+    pid: Tensor, across: Tensor, down: Tensor, GROUP: tl.constexpr
+) -> tuple[Tensor, Tensor]:
+    """A program's tile of rows and of columns: GROUP tiles of rows for each tile of columns in
+    turn, so that both stay in the L2.
     """
-    pid, across, down = tl.program_id(0), (N + BN - 1) // BN, (M + BM - 1) // BM
     band = pid // (GROUP * across)
     high = tl.minimum(down - band * GROUP, GROUP)
     inner = pid - band * GROUP * across
-    m = (band * GROUP + inner % high) * BM + tl.arange(0, BM)
-    n = inner // high * BN + tl.arange(0, BN)
-    if HEADS:
-        return m, n, tl.program_id(1) * N
-    return m, n, tl.program_id(1) * 0
+    return band * GROUP + inner % high, inner // high
+
+
+@device
+def tile_rows(
+    order: Tensor, tiles: Tensor, M: Tensor, N: Tensor, heads: Tensor, per: Tensor,
+    CHOICE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Output rows, which of them live, their rows of x, output columns, and the weight's first row
+    of this program; that is negative if the program has nothing to do.
+
+    CHOICE 0: rows in turn; 1: the second axis of the grid is a head, row i·heads + head is what it
+    computes; 2: a tile of `grouping.Groups`, of which there are at most `heads`.
+    """
+    down = heads if CHOICE == 2 else (M + BM - 1) // BM
+    tile, column = tile_place(tl.program_id(0), (N + BN - 1) // BN, down, GROUP)
+    n = column * BN + tl.arange(0, BN)
+    if CHOICE == 2:
+        expert, stop = tl.load(tiles + tile * 3), tl.load(tiles + tile * 3 + 2)
+        place = tl.load(tiles + tile * 3 + 1) + tl.arange(0, BM)
+        live, first = place < stop, expert * N
+        m = tl.load(order + place, mask=live, other=0)
+        x = m // per
+    elif CHOICE == 1:
+        m, first = tile * BM + tl.arange(0, BM), tl.program_id(1) * N
+        live = m < M
+        m = m * heads + tl.program_id(1)
+        x = m
+    else:
+        m, first = tile * BM + tl.arange(0, BM), tl.program_id(1) * 0
+        live = m < M
+        x = m
+    return m, live, x, n, first
 
 
 @kernel
 def matmul_rows(
-    codes: Tensor, scale: Tensor, qh: Tensor, ql: Tensor, qe: Tensor, bias: Tensor,
-    residual: Tensor, out: Tensor, faults: Tensor, M: Tensor, N: Tensor, K: Tensor, plane: Tensor,
-    cut: Tensor, cut2: Tensor, heads: Tensor, group: Tensor, HEADS: tl.constexpr,
-    BIASED: tl.constexpr, RESIDUAL: tl.constexpr, PARTS: tl.constexpr, PLANES: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
+    codes: Tensor, scale: Tensor, qh: Tensor, ql: Tensor, qe: Tensor, order: Tensor,
+    tiles: Tensor, bias: Tensor, residual: Tensor, out: Tensor, faults: Tensor, M: Tensor,
+    N: Tensor, K: Tensor, plane: Tensor, cut: Tensor, cut2: Tensor, heads: Tensor, per: Tensor,
+    group: Tensor, CHOICE: tl.constexpr, BIASED: tl.constexpr, RESIDUAL: tl.constexpr,
+    PARTS: tl.constexpr, PLANES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, GROUP: tl.constexpr,
 ) -> None:  # fmt: skip
     """out [M, N] of codes with a scale a row; K columns, `plane` codes from plane to plane."""
-    m, n, first = tile_rows(scale, M, N, heads, HEADS, BM, BN, GROUP)
-    live, seen = m < M, n < N
-    if HEADS:
-        m = m * heads + tl.program_id(1)
-    row, x = (first + n).to(tl.int64), m.to(tl.int64)
+    m, live, x, n, first = tile_rows(order, tiles, M, N, heads, per, CHOICE, BM, BN, GROUP)
+    if first < 0:
+        return
+    seen, row, x = n < N, (first + n).to(tl.int64), x.to(tl.int64)
     high = tl.full((BM, BN), 0, tl.int32)
     middle = tl.full((BM, BN), 0, tl.int32)
     low = tl.full((BM, BN), 0, tl.int32)
@@ -81,7 +106,7 @@ def matmul_rows(
         y = round_three_planes(high, middle, low) * s
     else:
         y = round_two_planes(high, low) * s
-    y = y * exp2_int(tl.load(qe + m, mask=live, other=0))[:, None]
+    y = y * exp2_int(tl.load(qe + x, mask=live, other=0))[:, None]
     end(
         y, m, n, live[:, None] & seen[None, :], out, faults, bias, residual, M, N, group, cut,
         cut2, BIASED, RESIDUAL, PARTS,
@@ -120,11 +145,12 @@ def matmul_floats(
 
 @kernel
 def gather_rows(
-    codes: Tensor, scale: Tensor, minimum: Tensor, sub_scales: Tensor, offsets: Tensor, ids: Tensor,
-    out: Tensor, faults: Tensor, height: Tensor, n: Tensor, padded: Tensor, blocks: Tensor,
-    plane: Tensor, KIND: tl.constexpr, BLOCK: tl.constexpr, E4M3: tl.constexpr, SUB: tl.constexpr,
-    SCALED: tl.constexpr, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr, BIAS: tl.constexpr,
-    FORM: tl.constexpr, LOW_FORM: tl.constexpr, WIDTH: tl.constexpr,
+    codes: Tensor, bits: Tensor, scale: Tensor, minimum: Tensor, sub_scales: Tensor,
+    offsets: Tensor, ids: Tensor, out: Tensor, faults: Tensor, height: Tensor, n: Tensor,
+    padded: Tensor, blocks: Tensor, plane: Tensor, KIND: tl.constexpr, BLOCK: tl.constexpr,
+    E4M3: tl.constexpr, SUB: tl.constexpr, SCALED: tl.constexpr, MINIMUM: tl.constexpr,
+    OFFSETS: tl.constexpr, BIAS: tl.constexpr, HIGH: tl.constexpr, FORM: tl.constexpr,
+    LOW_FORM: tl.constexpr, WIDTH: tl.constexpr,
 ) -> None:  # fmt: skip
     """Rows `ids` of a table as floats [rows, n]; +0 for an id past the table. KIND 3: floats."""
     r, k = tl.program_id(0), tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
@@ -135,9 +161,7 @@ def gather_rows(
         y = tl.load(codes + token * n + k, mask=seen, other=0.0)
     else:
         if KIND == 1:
-            byte = k // 32 * 16 + k % 16
-            packed = tl.load(codes + token * (padded // 2) + byte, mask=seen, other=0).to(tl.int32)
-            code = ((packed >> (k // 16 % 2 * 4)) & 15) - BIAS
+            code = packed_codes(codes, bits, token, k, seen, padded, HIGH, BIAS)
         else:
             code = tl.load(codes + token * padded + k, mask=seen, other=0).to(tl.int32)
             if KIND == 2:

@@ -13,57 +13,10 @@ from cortiq_triton.e4m3 import tile_dots
 from cortiq_triton.language import INTERPRETED, Tensor, device, kernel
 from cortiq_triton.matmul import tile_rows
 from cortiq_triton.matvec import end, in_form
+from cortiq_triton.packing import codes_of, tile_at
 from cortiq_triton.rows import Rows
 from cortiq_triton.scalar import exp2_int, round_two_planes
 from cortiq_triton.weights import Packed
-
-
-@device
-def nibbles_emulated(packed: Tensor, late: Tensor, BIAS: tl.constexpr) -> Tensor:
-    """A nibble of each byte, less BIAS: int8; the high one where `late` has all bits, not none."""
-    return (((packed & ~late) | ((packed >> 4) & late)) & 15) - BIAS
-
-
-@device
-def nibbles_of_words(packed: Tensor, late: Tensor, BIAS: tl.constexpr) -> Tensor:
-    """The same, four at a time; no byte borrows of its neighbour."""
-    TAKE: tl.constexpr = (
-        "{.reg .b32 a, b; shr.u32 a, $1, 4; and.b32 a, a, $2; not.b32 b, $2; and.b32 b, b, $1;"
-        "or.b32 a, a, b; and.b32 $0, a, 0x0F0F0F0F;"
-    )
-    if BIAS == 0:
-        return tl.inline_asm_elementwise(
-            TAKE + "}", "=r,r,r", [packed, late], dtype=tl.int8, is_pure=True, pack=4
-        )
-    LESS: tl.constexpr = "0x78787878" if BIAS == 8 else "0x7C7C7C7C"
-    return tl.inline_asm_elementwise(
-        TAKE + "add.u32 $0, $0, " + LESS + "; xor.b32 $0, $0, 0x80808080;}", "=r,r,r",
-        [packed, late], dtype=tl.int8, is_pure=True, pack=4,
-    )  # fmt: skip
-
-
-nibbles = nibbles_emulated if INTERPRETED else nibbles_of_words
-
-
-@device
-def tile_at(plane: Tensor, row: Tensor, column: Tensor, width: Tensor) -> Tensor:
-    """int8 [rows, columns] of a plane of rows of `width`: all are inside."""
-    return tl.load(plane + row[:, None] * width + column[None, :])
-
-
-@device
-def codes_of(
-    codes: Tensor, row: Tensor, start: Tensor, K: Tensor, NIBBLES: tl.constexpr, BIAS: tl.constexpr
-) -> Tensor:
-    """32 columns of codes from `start` on, int8 [BN, 32]."""
-    k = tl.arange(0, 32)
-    if NIBBLES:
-        packed = tile_at(codes, row, start // 2 + k % 16, K // 2)
-        late = tl.broadcast_to((0 - k // 16).to(tl.int8)[None, :], packed.shape)
-        found = nibbles(packed, late, BIAS)
-    else:
-        found = tile_at(codes, row, start + k, K)
-    return found
 
 
 @device
@@ -152,7 +105,7 @@ def offset_sums(
 
 @device
 def scales_at(
-    scale: Tensor, minimum: Tensor, sums: Tensor, row: Tensor, m: Tensor, block: Tensor,
+    scale: Tensor, minimum: Tensor, sums: Tensor, row: Tensor, x: Tensor, block: Tensor,
     blocks: Tensor, rows: Tensor, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Scale and minimum of a block as they lie in memory, [BN, 1], and RN(Σq), [1, BM], of sums
@@ -163,7 +116,7 @@ def scales_at(
     if MINIMUM:
         least = down(minimum, row, block, blocks)
         if not OFFSETS:
-            j = tl.load(sums + block * rows + m, mask=m < rows, other=0.0)[None, :]
+            j = tl.load(sums + block * rows + x)[None, :]
     return d, least, j
 
 
@@ -183,13 +136,13 @@ def block_term(
 @device
 def wide_term(
     hi: Tensor, lo: Tensor, scale: Tensor, minimum: Tensor, offsets: Tensor, sums: Tensor,
-    row: Tensor, x: Tensor, m: Tensor, block: Tensor, blocks: Tensor, rows: Tensor, subs: Tensor,
+    row: Tensor, x: Tensor, block: Tensor, blocks: Tensor, rows: Tensor, subs: Tensor,
     width: Tensor, SUB: tl.constexpr, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr,
     FORM: tl.constexpr, LOW_FORM: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
 ) -> Tensor:  # fmt: skip
     """`block_term` of a block of 256, with its scales."""
     d, least, j = scales_at(
-        scale, minimum, sums, row, m, block, blocks, rows, MINIMUM, OFFSETS
+        scale, minimum, sums, row, x, block, blocks, rows, MINIMUM, OFFSETS
     )  # fmt: skip
     if OFFSETS:
         found = offset_sums(offsets, sums, row, x, block, rows, subs, width, SUB, BN, BM)
@@ -217,34 +170,35 @@ def halves_onto(
 
 @kernel
 def matmul_blocks(
-    codes: Tensor, scale: Tensor, minimum: Tensor, sub_scales: Tensor, offsets: Tensor, qh: Tensor,
-    ql: Tensor, qe: Tensor, sums: Tensor, bias: Tensor, residual: Tensor, out: Tensor,
-    faults: Tensor, M: Tensor, N: Tensor, K: Tensor, blocks: Tensor, subs: Tensor,
-    rows: Tensor, width: Tensor, cut: Tensor, cut2: Tensor, heads: Tensor, group: Tensor,
-    HEADS: tl.constexpr, BIASED: tl.constexpr, RESIDUAL: tl.constexpr, PARTS: tl.constexpr,
-    NIBBLES: tl.constexpr, BLOCK: tl.constexpr, E4M3: tl.constexpr,
-    SUB: tl.constexpr, SCALED: tl.constexpr, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr,
-    BIAS: tl.constexpr, FORM: tl.constexpr, LOW_FORM: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, TURN: tl.constexpr, GROUP: tl.constexpr,
+    codes: Tensor, bits: Tensor, scale: Tensor, minimum: Tensor, sub_scales: Tensor,
+    offsets: Tensor, qh: Tensor, ql: Tensor, qe: Tensor, order: Tensor, tiles: Tensor,
+    sums: Tensor, bias: Tensor, residual: Tensor, out: Tensor, faults: Tensor, M: Tensor,
+    N: Tensor, K: Tensor, blocks: Tensor, subs: Tensor, rows: Tensor, width: Tensor, cut: Tensor,
+    cut2: Tensor, heads: Tensor, per: Tensor, group: Tensor, CHOICE: tl.constexpr,
+    BIASED: tl.constexpr, RESIDUAL: tl.constexpr, PARTS: tl.constexpr, NIBBLES: tl.constexpr,
+    BLOCK: tl.constexpr, E4M3: tl.constexpr, SUB: tl.constexpr, SCALED: tl.constexpr,
+    MINIMUM: tl.constexpr, OFFSETS: tl.constexpr, BIAS: tl.constexpr, HIGH: tl.constexpr,
+    FORM: tl.constexpr, LOW_FORM: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    TURN: tl.constexpr, GROUP: tl.constexpr,
 ) -> None:  # fmt: skip
     """out [M, N] of codes in blocks of 16, 32 or 256 columns; constants as in `matvec_blocks`."""
-    m, n, first = tile_rows(scale, M, N, heads, HEADS, BM, BN, GROUP)
-    live, seen = m < M, n < N
-    if HEADS:
-        m = m * heads + tl.program_id(1)
-    row, x = (first + tl.minimum(n, N - 1)).to(tl.int64), tl.minimum(m, rows - 1).to(tl.int64)
+    m, live, x, n, first = tile_rows(order, tiles, M, N, heads, per, CHOICE, BM, BN, GROUP)
+    if first < 0:
+        return
+    seen, row = n < N, (first + tl.minimum(n, N - 1)).to(tl.int64)
+    x = tl.minimum(x, rows - 1).to(tl.int64)
     y, run = tl.full((BN, BM), 0.0, tl.float32), tl.full((BN, BM), 0.0, tl.float32)
-    hi = tl.full((BN, BM), 0, tl.int32)
-    lo = tl.full((BN, BM), 0, tl.int32)
+    hi, lo = tl.full((BN, BM), 0, tl.int32), tl.full((BN, BM), 0, tl.int32)
     for turn in range(0, K, 32 * TURN):
         for step in tl.static_range(TURN):
             start = turn + 32 * step
             by, by_second = factors_at(sub_scales, row, start, subs, hi, SUB, SCALED)
             if BLOCK == 32:  # asked for before the dots, which take as long
                 d, least, j = scales_at(
-                    scale, minimum, sums, row, m, start // 32, blocks, rows, MINIMUM, OFFSETS
+                    scale, minimum, sums, row, x, start // 32, blocks, rows, MINIMUM, OFFSETS
                 )  # fmt: skip
-            c, k = codes_of(codes, row, start, K, NIBBLES, BIAS), start + tl.arange(0, 32)
+            c = codes_of(codes, bits, row, start, K, NIBBLES, HIGH, BIAS)
+            k = start + tl.arange(0, 32)
             q_high, q_low = tl.trans(tile_at(qh, x, k, K)), tl.trans(tile_at(ql, x, k, K))
             if BLOCK == 16:
                 run = halves_onto(run, c, q_high, q_low, scale, row, start, blocks, FORM, BN, BM)
@@ -254,8 +208,7 @@ def matmul_blocks(
                 )  # fmt: skip
             if BLOCK == 32:
                 run = run + block_term(hi, lo, d, least, j, not E4M3, MINIMUM, FORM, LOW_FORM)
-                hi = tl.full((BN, BM), 0, tl.int32)
-                lo = tl.full((BN, BM), 0, tl.int32)
+                hi, lo = tl.full((BN, BM), 0, tl.int32), tl.full((BN, BM), 0, tl.int32)
         stop = turn + 32 * TURN
         if BLOCK <= 32:
             if (stop % (8 * BLOCK) == 0) | (stop >= K):
@@ -263,7 +216,7 @@ def matmul_blocks(
                 run = tl.full((BN, BM), 0.0, tl.float32)
         elif (stop % 256 == 0) | (stop >= K):
             run = run + wide_term(
-                hi, lo, scale, minimum, offsets, sums, row, x, m, turn // 256, blocks, rows, subs,
+                hi, lo, scale, minimum, offsets, sums, row, x, turn // 256, blocks, rows, subs,
                 width, SUB, MINIMUM, OFFSETS, FORM, LOW_FORM, BN, BM,
             )  # fmt: skip
             hi = tl.full((BN, BM), 0, tl.int32)
@@ -271,7 +224,7 @@ def matmul_blocks(
             if (stop % 2048 == 0) | (stop >= K):
                 y = y + run
                 run = tl.full((BN, BM), 0.0, tl.float32)
-    y = tl.trans(y) * exp2_int(tl.load(qe + m, mask=live, other=0))[:, None]
+    y = tl.trans(y) * exp2_int(tl.load(qe + x, mask=live, other=0))[:, None]
     end(
         y, m, n, live[:, None] & seen[None, :], out, faults, bias, residual, M, N, group, cut,
         cut2, BIASED, RESIDUAL, PARTS,

@@ -10,111 +10,12 @@ from __future__ import annotations
 import triton.language as tl
 
 from cortiq_triton.e4m3 import words_onto
-from cortiq_triton.language import INTERPRETED, Tensor, begin, device, kernel
+from cortiq_triton.language import Tensor, begin, device, kernel
 from cortiq_triton.matvec import end, in_form, words_dot
+from cortiq_triton.matvec_loads import halves_of, step_at
+from cortiq_triton.packing import raised
 from cortiq_triton.scalar import exp2_int, round_two_planes
 from cortiq_triton.sums import add_in_order, many_in_order, runs_of
-
-
-@device
-def as_it_is(x: Tensor) -> Tensor:
-    """x, for the interpreter."""
-    return x
-
-
-@device
-def alone_instruction(x: Tensor) -> Tensor:
-    """x, about which the compiler knows nothing: what is loaded there is loaded one by one, each
-    value by the lane that needs it, instead of many by one lane that hands them on.
-    """
-    return tl.inline_asm_elementwise(
-        "mov.b32 $0, $1;", "=r,r", [x], dtype=tl.int32, is_pure=True, pack=1
-    )
-
-
-alone = as_it_is if INTERPRETED else alone_instruction
-
-
-@device
-def halves_of(words: Tensor, unit: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """The first and the last 16 bytes of units of 32, words [T, .., 4] each."""
-    at = unit[:, None, None] * 8 + tl.arange(0, 4)[None, None, :]
-    return tl.load(words + at, mask=mask, other=0), tl.load(words + at + 4, mask=mask, other=0)
-
-
-@device
-def codes_at(
-    codes: Tensor, unit: Tensor, more: Tensor, NIBBLES: tl.constexpr
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Words of units, as they lie in memory; of nibbles, the same twice."""
-    if NIBBLES:
-        at = unit[:, None, None] * 4 + tl.arange(0, 4)[None, None, :]
-        first = tl.load(codes + at, mask=more[:, None, None], other=0)
-        second = first
-    else:
-        first, second = halves_of(codes, unit, more[:, None, None])
-    return first, second
-
-
-@device
-def factors_at(
-    table: Tensor, unit: Tensor, more: Tensor, SUB: tl.constexpr
-) -> tuple[Tensor, Tensor]:
-    """Sub-scales or offsets of the first and the last 16 columns of units, [T, BN] each."""
-    if SUB == 32:
-        first = tl.load(table + alone(unit)[:, None], mask=more[:, None], other=0)
-        second = first
-    else:
-        at = table + unit[:, None] * 2
-        first = tl.load(at, mask=more[:, None], other=0)
-        second = tl.load(at + 1, mask=more[:, None], other=0)
-    return first, second
-
-
-@device
-def scales_at(
-    table: Tensor, row: Tensor, top: Tensor, last: Tensor, start: Tensor, units: Tensor,
-    blocks: Tensor, BLOCK: tl.constexpr, BN: tl.constexpr, T: tl.constexpr,
-) -> Tensor:  # fmt: skip
-    """Scales of units, [T, BN], [2T, BN] for blocks of 16; of 256, one a block, [BN·T/8]."""
-    if BLOCK <= 32:
-        EACH: tl.constexpr = 32 // BLOCK
-        block = start * EACH + tl.arange(0, T * EACH)
-        at = row[None, :] * blocks + alone(block)[:, None]
-        seen = (block < blocks)[:, None]
-    else:
-        e = tl.arange(0, BN * T // 8)
-        block = start // 8 + e % (T // 8)
-        at = tl.minimum(top + e // (T // 8), last).to(tl.int64) * blocks + block
-        seen = block < blocks
-    return tl.load(table + at, mask=seen, other=0)
-
-
-@device
-def step_at(
-    codes: Tensor, scale: Tensor, minimum: Tensor, sub_scales: Tensor, offsets: Tensor,
-    row: Tensor, top: Tensor, last: Tensor, start: Tensor, units: Tensor, blocks: Tensor,
-    NIBBLES: tl.constexpr, BLOCK: tl.constexpr, SUB: tl.constexpr, SCALED: tl.constexpr,
-    MINIMUM: tl.constexpr, OFFSETS: tl.constexpr, EVEN: tl.constexpr, BN: tl.constexpr,
-    T: tl.constexpr,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    """T units of BN rows from `start` on, as they lie in memory; words stand in for what is not.
-
-    Units past a row's end are zeros.
-    """
-    unit = start + tl.arange(0, T)
-    more = tl.full((T,), start, tl.int32) < units if EVEN else unit < units
-    first, second = codes_at(codes[None, :, None], unit, more, NIBBLES)
-    d = scales_at(scale, row, top, last, start, units, blocks, BLOCK, BN, T)
-    least = d
-    if MINIMUM:
-        least = scales_at(minimum, row, top, last, start, units, blocks, BLOCK, BN, T)
-    by, by_second, off, off_second = first, first, first, first
-    if SCALED:
-        by, by_second = factors_at(sub_scales[None, :], unit, more, SUB)
-    if OFFSETS:
-        off, off_second = factors_at(offsets[None, :], unit, more, SUB)
-    return first, second, d, least, by, by_second, off, off_second
 
 
 @device
@@ -175,11 +76,11 @@ def e4m3_sums(
 
 @device
 def unit_sums(
-    first: Tensor, second: Tensor, by: Tensor, by_second: Tensor, off: Tensor, off_second: Tensor,
-    qh: Tensor, ql: Tensor, qs: Tensor, unit: Tensor, inside: Tensor, NIBBLES: tl.constexpr,
-    BLOCK: tl.constexpr, E4M3: tl.constexpr, SUB: tl.constexpr, SCALED: tl.constexpr,
-    MINIMUM: tl.constexpr, OFFSETS: tl.constexpr, BIAS: tl.constexpr, BN: tl.constexpr,
-    T: tl.constexpr,
+    first: Tensor, second: Tensor, above: Tensor, above_second: Tensor, by: Tensor,
+    by_second: Tensor, off: Tensor, off_second: Tensor, qh: Tensor, ql: Tensor, qs: Tensor,
+    unit: Tensor, inside: Tensor, NIBBLES: tl.constexpr, HIGH: tl.constexpr, BLOCK: tl.constexpr,
+    E4M3: tl.constexpr, SUB: tl.constexpr, SCALED: tl.constexpr, MINIMUM: tl.constexpr,
+    OFFSETS: tl.constexpr, BIAS: tl.constexpr, BN: tl.constexpr, T: tl.constexpr,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Integers of units, or of their halves for blocks of 16: 256·hi + lo, and J of minima."""
     if E4M3:
@@ -190,22 +91,34 @@ def unit_sums(
         j = hi
     else:
         hi, lo, j = whole_unit_sums(
-            first, second, by, by_second, off, off_second, qh, ql, qs, unit, inside, NIBBLES, SUB,
-            SCALED, MINIMUM, OFFSETS, BIAS, BN, T,
+            first, second, above, above_second, by, by_second, off, off_second, qh, ql, qs, unit,
+            inside, NIBBLES, HIGH, SUB, SCALED, MINIMUM, OFFSETS, BIAS, BN, T,
         )  # fmt: skip
     return hi, lo, j
 
 
 @device
+def unbiased(hi: Tensor, lo: Tensor, total: Tensor, BIAS: tl.constexpr) -> tuple[Tensor, Tensor]:
+    """Plane sums of codes that are BIAS too large, less BIAS·Σq: a plane of Σq from each, so that
+    sub-scales and sums of 256 columns leave both in int32.
+    """
+    upper = (total + 128) >> 8
+    return hi - BIAS * upper, lo - BIAS * (total - (upper << 8))
+
+
+@device
 def whole_unit_sums(
-    first: Tensor, second: Tensor, by: Tensor, by_second: Tensor, off: Tensor, off_second: Tensor,
-    qh: Tensor, ql: Tensor, qs: Tensor, unit: Tensor, inside: Tensor, NIBBLES: tl.constexpr,
-    SUB: tl.constexpr, SCALED: tl.constexpr, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr,
-    BIAS: tl.constexpr, BN: tl.constexpr, T: tl.constexpr,
+    first: Tensor, second: Tensor, above: Tensor, above_second: Tensor, by: Tensor,
+    by_second: Tensor, off: Tensor, off_second: Tensor, qh: Tensor, ql: Tensor, qs: Tensor,
+    unit: Tensor, inside: Tensor, NIBBLES: tl.constexpr, HIGH: tl.constexpr, SUB: tl.constexpr,
+    SCALED: tl.constexpr, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr, BIAS: tl.constexpr,
+    BN: tl.constexpr, T: tl.constexpr,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Integers of units: Σ scale·code·q of both planes and Σ offset·q, int32 [T, BN] each."""
     if NIBBLES:
         first, second = first & 0x0F0F0F0F, (second >> 4) & 0x0F0F0F0F
+    if HIGH:
+        first, second = first | raised(above, 0, HIGH), second | raised(above_second, 1, HIGH)
     hi, hi_second = plane_dots(first, second, qh, unit, inside, SUB, BN, T)
     lo, lo_second = plane_dots(first, second, ql, unit, inside, SUB, BN, T)
     j = hi
@@ -214,9 +127,9 @@ def whole_unit_sums(
         if SUB == 32:
             j += j_second
     if BIAS:
-        lo -= BIAS * j
+        hi, lo = unbiased(hi, lo, j, BIAS)
         if SUB == 16:
-            lo_second -= BIAS * j_second
+            hi_second, lo_second = unbiased(hi_second, lo_second, j_second, BIAS)
     if SCALED:
         hi, lo = hi * by.to(tl.int32), lo * by.to(tl.int32)
         if SUB == 16:
@@ -294,14 +207,15 @@ def first_row(index: Tensor, N: Tensor, count: Tensor, CHOICE: tl.constexpr) -> 
 
 @kernel
 def matvec_blocks(
-    codes: Tensor, scale: Tensor, minimum: Tensor, sub_scales: Tensor, offsets: Tensor, qh: Tensor,
-    ql: Tensor, qe: Tensor, qs: Tensor, index: Tensor, bias: Tensor, residual: Tensor, out: Tensor,
-    faults: Tensor, R: Tensor, N: Tensor, units: Tensor, blocks: Tensor, cut: Tensor, cut2: Tensor,
-    per: Tensor, count: Tensor, group: Tensor, CHOICE: tl.constexpr, BIASED: tl.constexpr,
-    RESIDUAL: tl.constexpr, PARTS: tl.constexpr, NIBBLES: tl.constexpr, BLOCK: tl.constexpr,
-    E4M3: tl.constexpr, SUB: tl.constexpr, SCALED: tl.constexpr, MINIMUM: tl.constexpr,
-    OFFSETS: tl.constexpr, BIAS: tl.constexpr, FORM: tl.constexpr, LOW_FORM: tl.constexpr,
-    EVEN: tl.constexpr, ONCE: tl.constexpr, BN: tl.constexpr, T: tl.constexpr,
+    codes: Tensor, bits: Tensor, scale: Tensor, minimum: Tensor, sub_scales: Tensor,
+    offsets: Tensor, qh: Tensor, ql: Tensor, qe: Tensor, qs: Tensor, index: Tensor, bias: Tensor,
+    residual: Tensor, out: Tensor, faults: Tensor, R: Tensor, N: Tensor, units: Tensor,
+    blocks: Tensor, cut: Tensor, cut2: Tensor, per: Tensor, count: Tensor, group: Tensor,
+    CHOICE: tl.constexpr, BIASED: tl.constexpr, RESIDUAL: tl.constexpr, PARTS: tl.constexpr,
+    NIBBLES: tl.constexpr, BLOCK: tl.constexpr, E4M3: tl.constexpr, SUB: tl.constexpr,
+    SCALED: tl.constexpr, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr, BIAS: tl.constexpr,
+    HIGH: tl.constexpr, FORM: tl.constexpr, LOW_FORM: tl.constexpr, EVEN: tl.constexpr,
+    ONCE: tl.constexpr, BN: tl.constexpr, T: tl.constexpr,
 ) -> None:  # fmt: skip
     """A row of out [R, N] by BN weight rows of `units` times 32 columns, T units at a time.
 
@@ -314,39 +228,39 @@ def matvec_blocks(
     n = top + tl.arange(0, BN)
     row = (first + tl.minimum(n, N - 1)).to(tl.int64)
     codes += row * (units * (4 if NIBBLES else 8))
+    if HIGH:
+        bits += row * (units * HIGH)
     if SCALED:
         sub_scales += row * (units * (32 // SUB))
     if OFFSETS:
         offsets += row * (units * (32 // SUB))
     now = step_at(
-        codes, scale, minimum, sub_scales, offsets, row, first + top, first + N - 1, 0, units,
-        blocks, NIBBLES, BLOCK, SUB, SCALED, MINIMUM, OFFSETS, EVEN, BN, T,
+        codes, bits, scale, minimum, sub_scales, offsets, row, first + top, first + N - 1, 0,
+        units, blocks, NIBBLES, HIGH, BLOCK, SUB, SCALED, MINIMUM, OFFSETS, EVEN, BN, T,
     )  # fmt: skip
     if CHOICE != 2:
         begin()
     qh, ql, qs = qh + x * units * 8, ql + x * units * 8, qs + x * units * 2
-    y = tl.full((BN,), 0.0, tl.float32)
-    run = tl.full((BN,), 0.0, tl.float32)
+    y, run = tl.full((BN,), 0.0, tl.float32), tl.full((BN,), 0.0, tl.float32)
     for start in range(0, units, T):
         then = now
         if not ONCE:
             then = step_at(
-                codes, scale, minimum, sub_scales, offsets, row, first + top, first + N - 1,
-                start + T, units, blocks, NIBBLES, BLOCK, SUB, SCALED, MINIMUM, OFFSETS, EVEN, BN,
-                T,
+                codes, bits, scale, minimum, sub_scales, offsets, row, first + top, first + N - 1,
+                start + T, units, blocks, NIBBLES, HIGH, BLOCK, SUB, SCALED, MINIMUM, OFFSETS,
+                EVEN, BN, T,
             )  # fmt: skip
         unit = start + tl.arange(0, T)
         inside = unit * 0 < 1 if EVEN else unit < units
-        w, w_second, d, least, by, by_second, off, off_second = now
+        w, w_second, above, above_second, d, least, by, by_second, off, off_second = now
         hi, lo, j = unit_sums(
-            w, w_second, by, by_second, off, off_second, qh, ql, qs, unit, inside, NIBBLES, BLOCK,
-            E4M3, SUB, SCALED, MINIMUM, OFFSETS, BIAS, BN, T,
+            w, w_second, above, above_second, by, by_second, off, off_second, qh, ql, qs, unit,
+            inside, NIBBLES, HIGH, BLOCK, E4M3, SUB, SCALED, MINIMUM, OFFSETS, BIAS, BN, T,
         )  # fmt: skip
         term = terms_of(hi, lo, j, d, least, BLOCK, E4M3, MINIMUM, FORM, LOW_FORM, BN * T // 8)
         y, run = added(y, run, term, start + T, BLOCK, BN, T)
         now = then
-    y = (y + run) * exp2_int(tl.load(qe + x))
-    rows = r + tl.arange(0, 1)
+    y, rows = (y + run) * exp2_int(tl.load(qe + x)), r + tl.arange(0, 1)
     inside = (rows < R)[:, None] & (n < N)[None, :]
     end(
         y[None, :], rows, n, inside, out, faults, bias, residual, R, N, group, cut, cut2, BIASED,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,121 +18,21 @@ from cortiq.backend import Argmax, Batch, Draw, Row, Want
 from cortiq.backend.answers import drawing_want
 from cortiq.backend.executable import Accepted, Brought
 from cortiq.backend.requests import penalises
-from cortiq.backend.walk import Group, Segment
 from cortiq_triton.draw_numbers import Stored
-from cortiq_triton.language import ceil_div, pow2
+from cortiq_triton.language import pow2
+from cortiq_triton.mixed_run import MixedRun, PaddedRows, Tail
 from cortiq_triton.plan import Plan
-from cortiq_triton.rowset import RowBuffer, RowSet, uploaded
-from cortiq_triton.run import Run
-from cortiq_triton.shapes import Scratch, padded_rows
+from cortiq_triton.rowset import RowBuffer
+from cortiq_triton.shapes import ShapeCache, logits_bytes, padded_rows
 from cortiq_triton.state import TritonState
 from cortiq_triton.step_answers import LOGITS, Asked, StepAnswers, answerable, ask
+from cortiq_triton.under_way import Owner
 
 MOST_ROWS = 512
 """Rows from which on the device takes longer than the host's launches."""
 STREAMED = 16
 """Rows of a piece that attention streams over, which a batch needs one of."""
 FEWEST_PAGES = 16
-
-
-class Owner(Protocol):
-    """An executable, as far as captured batches concern it."""
-
-    device: str
-    shared: Any
-
-    def scratch(self) -> Scratch:
-        """Return what stands for one more sequence."""
-
-
-class PaddedRows(RowSet):
-    """Rows whose groups fill up to a fixed number by empty ones, and can be made anew in place."""
-
-    def blocks(self, rows: int) -> torch.Tensor:
-        """Groups of at most so many rows of one sequence: int32 [n, 2] of first row and count."""
-        if rows not in self._blocks:
-            self._blocks[rows] = uploaded(self._groups(rows), self.device)
-        return self._blocks[rows]
-
-    def _groups(self, rows: int) -> np.ndarray:
-        found = [
-            (first, min(rows, segment.stop - first))
-            for segment in self.segments
-            for first in range(segment.start, segment.stop, rows)
-        ]
-        there = np.zeros((len(self.segments) + ceil_div(self.count, rows), 2), np.int32)
-        there[: len(found)] = found
-        return there
-
-    def refill(self, segments: Sequence[Segment[Any]]) -> None:
-        """Have the groups of other segments, where those before were."""
-        self.segments = segments
-        for rows, there in self._blocks.items():
-            there.copy_(uploaded(self._groups(rows), self.device), non_blocking=True)
-
-
-class MixedRun(Run):
-    """A run whose tail is the last row of each sequence.
-
-    Attributes
-    ----------
-    places : where in the batch of the caller the tail's rows are; DUMMY for what fills up.
-    """
-
-    places: np.ndarray
-
-    def fill(self, buffer: RowBuffer, sources: Sequence[int], pages: int = 0) -> dict[str, Any]:
-        """Upload row metadata, and the places of the rows that draw."""
-        parts = self.parts(sources, pages) | {"places": self.places}
-        buffer.fill(parts)
-        return parts
-
-    def place(
-        self, buffer: RowBuffer, sources: Sequence[int] = (), pages: int = 0, fixed: bool = True
-    ) -> None:
-        """Upload row metadata and keep its places."""
-        super().place(buffer, sources, pages, fixed)
-        whole, tail = self.row_sets
-        self.row_sets = PaddedRows(**{n: getattr(whole, n) for n in FIELDS}), tail
-
-    def launch(self) -> None:
-        """Every step, with nothing of the host's."""
-        self.tail_rows = self.there["tail"].long()
-        super().launch()
-
-    def flag(self, faults: Any, index: Any, found: Any, concerned: Any = True) -> None:
-        """Keep the tail's flags apart: not every sequence wants its last row's logits."""
-
-
-FIELDS = (
-    "device", "segments", "positions", "owners", "table", "pages", "fixed", "starts", "stops",
-    "last",
-)  # fmt: skip
-"""What a set of rows is made of."""
-
-
-class Tail:
-    """The last rows of a mixed run, as `StepAnswers` look at a run.
-
-    Attributes
-    ----------
-    drawn : int32, a row's token.
-    """
-
-    def __init__(self, run: MixedRun) -> None:
-        self.shared, self._run = run.shared, run
-        self.drawn = torch.full((len(run.places),), -1, dtype=torch.int32, device=run.shared.device)
-
-    @property
-    def all(self) -> Group:
-        """The rows, with their logits and their own flags."""
-        tail = self._run.tail
-        return Group(tail.places, None, (), tail.faults, {LOGITS: tail.values[LOGITS]})
-
-    @property
-    def ids(self) -> torch.Tensor:
-        """The rows' own ids."""
-        return self._run.ids[self._run.tail_rows]
 
 
 @dataclass(eq=False)
@@ -177,21 +77,19 @@ class MixedFetched:
         if self._event is not None:
             self._event.synchronize()
         flags, start = self._flags.numpy() != 0, 0
-        brought: list[dict[Want, Any]] = []
-        late: list[int] = []
+        late: list[bool] = [False] * len(self._accepted)
+        last: Sequence[Brought] = [{} for _ in self._accepted]
         if self._packed is not None and self._answers is not None:
-            words = self._packed[: len(self._wants)].numpy()
-            brought = self._answers.read(words, self._wants)
-            late = words[:, 0].tolist()
+            words = self._packed[: len(late)].numpy()
+            last = self._answers.read(words, self._wants)
+            late = [
+                bool(wants and flag) for wants, flag in zip(self._wants, words[:, 0], strict=True)
+            ]
         found: list[Sequence[Brought] | None] = []
-        for number, (sequence, wants) in enumerate(zip(self._accepted, self._wants, strict=True)):
+        for sequence, fault, brought in zip(self._accepted, late, last, strict=True):
             stop = start + len(sequence.indices)
-            rows: list[Brought] = [{} for _ in sequence.indices]
-            failed = flags[start:stop].any()
-            if wants:
-                failed = failed or late[number] != 0
-                rows[-1] = brought[number]
-            found.append(None if failed else rows)
+            silent: list[Brought] = [{} for _ in sequence.indices[1:]]
+            found.append(None if fault or flags[start:stop].any() else [*silent, brought])
             start = stop
         return found
 
@@ -219,7 +117,7 @@ class Mixed:
         captured: Callable[[Callable[[], None]], Callable[[], None]],
     ) -> None:
         self.owner, self.drawn, self._captured = owner, drawn, captured
-        self.shapes: dict[Any, MixedShape] = {}
+        self.shapes = ShapeCache[MixedShape](owner.device)
         self._version = 0
 
     def launch(
@@ -315,7 +213,7 @@ class Mixed:
             self.shapes.clear()
             self._version = version
         key = (entry, len(run.rows), len(run.places), pages, asking)
-        shape = self.shapes.get(key)
+        shape = self.shapes.use(key)
         if shape is not None:
             run.fill(shape.buffer, sources, pages)
             rows = shape.run.row_sets[0]
@@ -325,7 +223,8 @@ class Mixed:
             return shape, False
         buffer = RowBuffer(self.owner.device)
         run.place(buffer, sources, pages)
-        shape = self.shapes[key] = MixedShape(run, buffer, run.launch, Tail(run))
+        shape = MixedShape(run, buffer, run.launch, Tail(run))
+        self.shapes.keep(key, shape, asking * len(run.places) * logits_bytes(run.plan))
         run.launch()
         return shape, True
 

@@ -16,7 +16,6 @@ import triton.language as tl
 
 from cortiq_triton import draw_numbers as columns
 from cortiq_triton.language import (
-    INTERPRETED,
     Tensor,
     ceil_div,
     constant,

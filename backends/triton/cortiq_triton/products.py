@@ -2,85 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from cortiq_triton import matmul, matvec
+from cortiq_triton import hopper_products, matmul, matvec
+from cortiq_triton.grouping import Groups, grouped
 from cortiq_triton.language import INTERPRETED, ceil_div, launch, pow2, shared_memory
 from cortiq_triton.matmul_blocks import matmul_blocks, sums_across
 from cortiq_triton.matvec_blocks import matvec_blocks
 from cortiq_triton.rows import Rows
-from cortiq_triton.weights import BYTES, E4M3, FLOATS, NIBBLES, PLANES, FloatMatrix, Packed
+from cortiq_triton.tuning import Tuning, tuning
+from cortiq_triton.weights import (
+    BYTES,
+    E4M3,
+    FLOATS,
+    NIBBLES,
+    PLANES,
+    FloatMatrix,
+    Packed,
+    block_constants,
+)
 
 PLAIN, HEADS, EXPERTS = range(3)
 """Which matrix of a stack meets a row: there is one; its head's; the one that its index names."""
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """Sizes of tiles; none changes a bit.
-
-    Attributes
-    ----------
-    few : rows up to which weights are read as words, one program for `rows` of them.
-    bn, bw : weight rows and words of such a program.
-    bn_blocked, span : weight rows of a program for formats in blocks, and how many times 32 columns
-        of them it has at a time, one a lane: 32 or more; span_wide for blocks of 256 and for codes
-        of a byte. bn_bytes : rows of formats with blocks of 32 and codes of a byte.
-    bm, bn_many, bk, group : tiles of the tensor cores' product.
-    some : rows up to which tiles are `bn_some` columns wide and `bk_some` deep: weights must reach
-        all processors.
-    bm_blocks, bn_blocks : tiles of formats in blocks, which keep more sums in registers; `turn`
-        times 32 columns a turn of their loop, 2, 4 or 8.
-    """
-
-    few: int = 8
-    rows: int = 1
-    bn: int = 4
-    bw: int = 512
-    bn_blocked: int = 4
-    bn_bytes: int = 2
-    span: int = 32
-    span_wide: int = 64
-    warps: int = 4
-    bm: int = 128
-    bn_many: int = 128
-    bk: int = 128
-    group: int = 8
-    warps_many: int = 8
-    some: int = 64
-    bn_some: int = 32
-    bk_some: int = 256
-    warps_some: int = 4
-    bm_blocks: int = 64
-    bn_blocks: int = 64
-    warps_blocks: int = 4
-    turn: int = 2
-    stages_blocks: int = 3
-    stages: int = 3
-    stages_some: int = 4
-
-
-DEVICE_TUNING = Tuning()
-INTERPRETER_TUNING = Tuning(
-    some=0, few=2, rows=2, bn=1024, bw=256, bn_blocked=512, bn_bytes=512, span=64, bm=64,
-    bn_many=4096, bm_blocks=64, bn_blocks=4096,
-)  # fmt: skip
-"""Few programs of much work each, of at most `language.LARGEST_TILE` elements."""
-_tuning = [INTERPRETER_TUNING if INTERPRETED else DEVICE_TUNING]
-
-
-def tuning() -> Tuning:
-    """The sizes in use."""
-    return _tuning[0]
-
-
-def use_tuning(chosen: Tuning) -> Tuning:
-    """Use other sizes from now on; returns those before."""
-    before, _tuning[0] = _tuning[0], chosen
-    return before
 
 
 @dataclass(frozen=True)
@@ -94,6 +40,7 @@ class Stack:
     index : experts, int32, one a row of the output.
     bias, residual : added to the output, in this order, each sum snapped.
     parts : heights of the matrices whose outputs are kept apart, three at most; none for one.
+    groups : rows of `index` grouped, by experts and rows of a tile, for products to share.
     """
 
     choice: int
@@ -105,6 +52,7 @@ class Stack:
     bias: torch.Tensor | None = None
     residual: torch.Tensor | None = None
     parts: tuple[int, ...] = ()
+    groups: dict[tuple[int, int], Groups] = field(default_factory=dict)
 
     @property
     def cuts(self) -> tuple[int, int]:
@@ -128,25 +76,13 @@ class Stack:
         }
 
 
-def block_constants(weight: Packed) -> dict[str, Any]:
-    """Compile-time facts of a block format."""
-    return {
-        "BLOCK": weight.block,
-        "E4M3": weight.kind == E4M3,
-        "SUB": weight.sub or 32,
-        "SCALED": weight.sub_scales is not None,
-        "MINIMUM": weight.minimum is not None,
-        "OFFSETS": weight.offsets is not None,
-        "BIAS": weight.bias,
-        "FORM": weight.forms[0],
-        "LOW_FORM": weight.forms[1],
-    }
-
-
 def _parts(weight: Packed, codes: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Codes, scales, minima, sub-scales, offsets; the codes stand in for what there is not."""
+    """Codes, bits above them (as wide), scales, minima, sub-scales, offsets; the codes stand in for
+    what there is not.
+    """
+    bits = codes if weight.bits is None else weight.bits.view(codes.dtype)
     optional = (weight.minimum, weight.sub_scales, weight.offsets)
-    return codes, weight.scale, *(codes if part is None else part for part in optional)
+    return codes, bits, weight.scale, *(codes if part is None else part for part in optional)
 
 
 def product(
@@ -164,10 +100,12 @@ def product(
         _floats(weight, x, out, faults, how)
         return out
     assert isinstance(x, Rows)
-    if how.choice == EXPERTS or (rows <= tuning().few and how.choice == PLAIN):
+    groups = _grouped(weight, rows, how)
+    few = groups is None if how.choice == EXPERTS else rows <= tuning().few and how.choice == PLAIN
+    if few:
         _few(weight, x, out, faults, how)
     else:
-        _many(weight, x, out, faults, how)
+        _many(weight, x, out, faults, how, groups)
     return out
 
 
@@ -210,7 +148,8 @@ def _span_sizes(sizes: Tuning, weight: Packed) -> tuple[int, int]:
     """Weight rows of a program and times 32 columns, of formats in blocks."""
     if weight.block in (16, 32) and weight.kind in (BYTES, E4M3):
         return sizes.bn_bytes, sizes.span_wide
-    return sizes.bn_blocked, sizes.span if weight.block == 32 else sizes.span_wide
+    short = (weight.block == 32) != (weight.above == 1)
+    return sizes.bn_blocked, sizes.span if short else sizes.span_wide
 
 
 def _tile_sizes(sizes: Tuning, weight: Packed, rows: int) -> tuple[int, int, int]:
@@ -222,35 +161,62 @@ def _tile_sizes(sizes: Tuning, weight: Packed, rows: int) -> tuple[int, int, int
     return sizes.bm, sizes.bn_many, sizes.warps_many
 
 
-def _many(weight: Packed, x: Rows, out: torch.Tensor, faults: torch.Tensor, how: Stack) -> None:
+def _grouped(weight: Packed, rows: int, how: Stack) -> Groups | None:
+    """The rows of experts by expert; None if they are few or no experts choose."""
+    if how.choice != EXPERTS or how.index is None:
+        return None
+    experts = weight.height // how.height
+    if rows < tuning().grouped * experts:
+        return None
+    most = tuning().bm_blocks if weight.block else tuning().bm
+    height = max(16, min(most, pow2(rows // experts)))
+    known = how.groups.get((experts, height))
+    if known is None:
+        known = how.groups[experts, height] = grouped(how.index, experts, height)
+    return known
+
+
+def _many(
+    weight: Packed, x: Rows, out: torch.Tensor, faults: torch.Tensor, how: Stack,
+    groups: Groups | None,
+) -> None:  # fmt: skip
     sizes, (rows, n) = tuning(), out.shape
+    special = how.choice == PLAIN and sizes.special
+    own = hopper_products.kernel_for(weight, rows, sizes.laid) if special else None
+    if own is not None:
+        own(weight, x, out, faults, how.ending(out), (*how.cuts, how.group), how.endings)
+        return
     heads = how.count if how.choice == HEADS else 1
     each = rows // heads
     bm, bn, warps = _tile_sizes(sizes, weight, each)
     bm, bn = max(16, min(bm, pow2(each))), max(16, min(bn, pow2(n)))
-    grid = (ceil_div(each, bm) * ceil_div(n, bn), heads)
-    planes = x.high, x.low, x.e
-    chosen = how.choice == HEADS
+    down, which = ceil_div(each, bm), (x.e, x.e)
+    if groups is not None:
+        bm, which = groups.height, (groups.order, groups.tiles)
+        down = heads = len(groups.tiles)
+    grid = (down * ceil_div(n, bn), 1 if groups else heads)
+    planes = x.high, x.low, x.e, *which
+    last = (*how.cuts, heads, how.per, how.group)
+    known = {"CHOICE": how.choice, **how.endings, "BM": bm, "BN": bn, "GROUP": sizes.group}
     if not weight.block:
         count, few = 1 + (weight.kind == PLANES), each <= sizes.some
         bk = min(sizes.bk_some if few else sizes.bk, pow2(weight.padded))
-        stages = sizes.stages_some if few else sizes.stages
+        stages = stages_that_fit(
+            sizes.stages_some if few else sizes.stages, bk * (2 * bm + count * bn)
+        )
         launch(
             matmul.matmul_rows, grid, weight.codes, weight.scale, *planes, *how.ending(out), out,
-            faults, each, n, weight.padded, weight.plane, *how.cuts, heads, how.group,
-            HEADS=chosen, **how.endings, PLANES=count, BM=bm, BN=bn, BK=bk, GROUP=sizes.group,
-            warps=warps, stages=stages_that_fit(stages, bk * (2 * bm + count * bn)),
+            faults, each, n, weight.padded, weight.plane, *last, **known, PLANES=count, BK=bk,
+            warps=warps, stages=stages,
         )  # fmt: skip
         return
     sums, turn = sums_across(weight, x), sizes.turn if weight.padded % (32 * sizes.turn) == 0 else 2
     turn = min(turn, 4) if weight.block == 16 else turn  # eight blocks are a run
     launch(
-        matmul_blocks, grid, *_parts(weight, weight.codes), *planes, sums,
-        *how.ending(out), out, faults, each, n, weight.padded, weight.blocks,
-        weight.padded // (weight.sub or 32), rows, sums.shape[-1], *how.cuts, heads, how.group,
-        HEADS=chosen, **how.endings,
-        NIBBLES=weight.kind == NIBBLES, **block_constants(weight), BM=bm, BN=bn,
-        TURN=turn, GROUP=sizes.group, warps=warps, stages=sizes.stages_blocks,
+        matmul_blocks, grid, *_parts(weight, weight.codes), *planes, sums, *how.ending(out), out,
+        faults, each, n, weight.padded, weight.blocks, weight.padded // (weight.sub or 32),
+        x.e.numel(), sums.shape[-1], *last, **known, NIBBLES=weight.kind == NIBBLES,
+        **block_constants(weight), TURN=turn, warps=warps, stages=sizes.stages_blocks,
     )  # fmt: skip
 
 
@@ -274,9 +240,9 @@ def look_up(table: Packed | FloatMatrix, ids: torch.Tensor, faults: torch.Tensor
     if isinstance(table, FloatMatrix):
         values = table.values
         launch(
-            matmul.gather_rows, grid, values, values, values, values, values, ids, out, faults,
-            table.height, table.width, table.width, 0, 0, KIND=FLOATS, BLOCK=0, E4M3=False, SUB=0,
-            SCALED=False, MINIMUM=False, OFFSETS=False, BIAS=0, FORM=0, LOW_FORM=0, WIDTH=width,
+            matmul.gather_rows, grid, *[values] * 6, ids, out, faults, table.height, table.width,
+            table.width, 0, 0, KIND=FLOATS, BLOCK=0, E4M3=False, SUB=0, SCALED=False,
+            MINIMUM=False, OFFSETS=False, BIAS=0, HIGH=0, FORM=0, LOW_FORM=0, WIDTH=width,
         )  # fmt: skip
         return out
     plane = table.plane

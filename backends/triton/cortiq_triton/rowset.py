@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from cortiq.backend.walk import Segment
+from cortiq_triton.grouping import Groups
 from cortiq_triton.language import pow2
 
 
@@ -96,6 +97,8 @@ class RowSet:
     stops: torch.Tensor
     last: int
     _blocks: dict[int, torch.Tensor] = field(default_factory=dict)
+    _chosen: torch.Tensor | None = None
+    _by_expert: dict[tuple[int, int], Groups] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -112,6 +115,12 @@ class RowSet:
             ]
             self._blocks[rows] = uploaded(np.array(found, np.int32), self.device)
         return self._blocks[rows]
+
+    def groups(self, index: torch.Tensor) -> dict[tuple[int, int], Groups]:
+        """Return what products with these chosen experts have found; of the latest ones only."""
+        if index is not self._chosen:
+            self._chosen, self._by_expert = index, {}
+        return self._by_expert
 
     def most_tiles(self, window: int) -> int:
         """Tiles that a row sees at most, rounded up to a power of two."""

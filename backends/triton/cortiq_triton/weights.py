@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,17 +15,26 @@ from cortiq.numerics.codes import UnpackedWeight
 from cortiq.numerics.groupquants import e4m3_bytes
 from cortiq.numerics.layouts import W16, Weight, floats, unpack
 from cortiq.numerics.matmul import check_columns
+from cortiq_triton import packing
 from cortiq_triton.rows import PAD
 
 BYTES, NIBBLES, PLANES, FLOATS, E4M3 = range(5)
-"""How codes lie: int8; two a byte, element j and j+16 of each 32; two int8 planes (w16); none, a
-`FloatMatrix`; the bytes of E4M3."""
+"""How codes lie: int8; as `packing` says; two int8 planes (w16); none, a `FloatMatrix`; as bytes of
+E4M3.
+"""
 F32S, HALVES, UPPER = range(3)
 """How scales lie: float32; as f16 bits; as the upper half of float32."""
 OFFSET_CODES = {
-    "Q4_0": 8, "Q4_1": 0, "Q4_K": 0, "Q2_K": 0, "Q3_K": 4, "i4b32": 8, "i4b32m": 0,
+    "Q4_0": 8, "Q4_1": 0, "Q4_K": 0, "Q2_K": 0, "Q3_K": 4, "Q5_0": 16, "Q5_1": 0, "Q5_K": 0,
+    "Q6_K": 32, "i4b32": 8, "i4b32m": 0,
 }  # fmt: skip
-"""Layouts whose codes fit a nibble once this is added."""
+"""Layouts whose codes are nibbles, perhaps with bits above them, once this is added."""
+BITS_ABOVE = {"Q5_0": 1, "Q5_1": 1, "Q5_K": 1, "Q6_K": 2}
+"""Bits above a nibble."""
+PARTS = ("codes", "bits", "scale", "minimum", "sub_scales", "offsets")
+"""What of a weight lies in memory."""
+NARROW = {"Q2_K"}
+"""Layouts whose codes times their sub-scales are int8 too; of others |code·sub-scale| ≤ 4096."""
 SLICE = 1 << 24
 """Elements repacked at a time: bounds host memory."""
 
@@ -37,10 +47,12 @@ class Packed:
     ----------
     codes : int8 [N, K'], nibbles uint8 [N, K'/2], or planes int8 [2, N, K'].
     kind : BYTES, NIBBLES, PLANES or E4M3. bias : what nibbles have too much.
+    bits : what codes have above their nibbles, int8 [N, K'/8·above]; above : 0, 1 or 2 bits.
     block : 16, 32, 256, or 0 for a scale a row; blocks : how many a row has.
     scale, minimum : [N, blocks], stored as `forms` says (scale's, minimum's).
     sub : columns under an integer sub-scale or offset (16 or 32), or a block of 16; 0 for none.
     sub_scales, offsets : int8 [N, K'/sub] or None.
+    folded : int8 planes that hold codes times their sub-scales.
     """
 
     height: int
@@ -57,11 +69,14 @@ class Packed:
     sub_scales: torch.Tensor | None
     offsets: torch.Tensor | None
     forms: tuple[int, int]
+    folded: int = 1
+    bits: torch.Tensor | None = None
+    above: int = 0
 
     @property
     def nbytes(self) -> int:
         """Memory on the device."""
-        parts = (self.codes, self.scale, self.minimum, self.sub_scales, self.offsets)
+        parts = (getattr(self, name) for name in PARTS)
         return sum(part.nbytes for part in parts if part is not None)
 
     @property
@@ -71,7 +86,7 @@ class Packed:
 
     def joins(self, other: Packed) -> bool:
         """Whether both can be rows of one weight."""
-        names = ("width", "kind", "block", "sub", "bias", "forms")
+        names = ("width", "kind", "block", "sub", "bias", "forms", "above", "folded")
         same = all(getattr(self, name) == getattr(other, name) for name in names)
         absent = [
             (getattr(self, name) is None) == (getattr(other, name) is None)
@@ -92,6 +107,22 @@ class FloatMatrix:
     height: int
     width: int
     values: torch.Tensor
+
+
+def block_constants(weight: Packed) -> dict[str, Any]:
+    """Compile-time facts of a block format."""
+    return {
+        "BLOCK": weight.block,
+        "E4M3": weight.kind == E4M3,
+        "SUB": weight.sub or 32,
+        "SCALED": weight.sub_scales is not None,
+        "MINIMUM": weight.minimum is not None,
+        "OFFSETS": weight.offsets is not None,
+        "BIAS": weight.bias,
+        "HIGH": weight.above,
+        "FORM": weight.forms[0],
+        "LOW_FORM": weight.forms[1],
+    }
 
 
 def pack(weight: Weight, name: str, device: str) -> Packed | FloatMatrix:
@@ -120,7 +151,7 @@ def pack(weight: Weight, name: str, device: str) -> Packed | FloatMatrix:
 def join(parts: Sequence[Packed]) -> Packed:
     """One weight with the rows of all parts, whose own memory becomes a part of it."""
     whole = replace(parts[0], height=sum(part.height for part in parts))
-    for name in ("codes", "scale", "minimum", "sub_scales", "offsets"):
+    for name in PARTS:
         arrays = [getattr(part, name) for part in parts]
         if arrays[0] is None:
             continue
@@ -138,7 +169,7 @@ def first_rows(whole: Packed | FloatMatrix, count: int) -> Packed | FloatMatrix:
     if isinstance(whole, FloatMatrix):
         return FloatMatrix(count, whole.width, whole.values[:count])
     part = replace(whole, height=count)
-    for name in ("codes", "scale", "minimum", "sub_scales", "offsets"):
+    for name in PARTS:
         array = getattr(whole, name)
         if array is not None:
             axis = int(name == "codes" and whole.kind == PLANES)
@@ -154,7 +185,7 @@ def _packed(weight: Weight, name: str) -> Packed:
     block = weight.layout.block
     blocks = -(-padded // block) if block else 1
     sub = fields.sub or (block if block == 16 else 32 if fields.minimum is not None else 0)
-    kind, bias, codes = _codes(weight, fields, padded)
+    kind, bias, codes, bits = _codes(weight, fields, padded)
     scale, minimum = _filled(fields.scale, blocks), None
     if fields.minimum is not None:
         minimum = _form(_filled(fields.minimum, blocks), weight)
@@ -165,27 +196,34 @@ def _packed(weight: Weight, name: str) -> Packed:
         None if minimum is None else torch.from_numpy(minimum),
         _integers(fields.sub_scales, subs), _integers(fields.offsets, subs),
         (_form_of(form), F32S if minimum is None else _form_of(minimum)),
+        1 + (fields.sub_scales is not None and weight.layout.name not in NARROW), bits,
+        BITS_ABOVE.get(weight.layout.name, 0),
     )  # fmt: skip
 
 
-def _codes(weight: Weight, fields: UnpackedWeight, padded: int) -> tuple[int, int, torch.Tensor]:
+def _codes(
+    weight: Weight, fields: UnpackedWeight, padded: int
+) -> tuple[int, int, torch.Tensor, torch.Tensor | None]:
+    """Kind, bias, codes, and the bits above nibbles."""
     rows, columns = weight.shape
     if weight.layout is W16:
         planes = np.zeros((2, rows, padded), np.int8)
         planes[0, :, :columns], planes[1, :, :columns] = weight.parts["hi"], weight.parts["lo"]
-        return PLANES, 0, torch.from_numpy(planes)
+        return PLANES, 0, torch.from_numpy(planes), None
     if weight.layout.name == "e4m3b32":
         given = np.zeros((rows, padded), np.uint8)
         given[:, :columns] = e4m3_bytes(fields.codes)
-        return E4M3, 0, torch.from_numpy(given.view(np.int8))
+        return E4M3, 0, torch.from_numpy(given.view(np.int8)), None
     codes = np.zeros((rows, padded), np.int8)
     codes[:, :columns] = fields.codes
     bias = OFFSET_CODES.get(weight.layout.name)
     if bias is None:
-        return BYTES, 0, torch.from_numpy(codes)
-    groups = (codes + np.int8(bias)).view(np.uint8).reshape(rows, -1, 2, 16)
-    packed = groups[:, :, 0] | (groups[:, :, 1] << np.uint8(4))
-    return NIBBLES, bias, torch.from_numpy(packed.reshape(rows, -1).view(np.int8))
+        return BYTES, 0, torch.from_numpy(codes), None
+    lifted, bits = (codes + np.int8(bias)).view(np.uint8), None
+    above = BITS_ABOVE.get(weight.layout.name, 0)
+    if above:
+        bits = torch.from_numpy(packing.bits_above(lifted, above))
+    return NIBBLES, bias, torch.from_numpy(packing.nibbles_of(lifted)), bits
 
 
 def _filled(array: np.ndarray, width: int) -> np.ndarray:
@@ -240,7 +278,7 @@ def _room(part: Packed, rows: int, device: str) -> Packed:
     whole.__dict__.update(part.__dict__)
     whole.height = rows
     whole.codes = like(part.codes, int(part.kind == PLANES))  # type: ignore[assignment]
-    for name in ("scale", "minimum", "sub_scales", "offsets"):
+    for name in PARTS[1:]:
         setattr(whole, name, like(getattr(part, name)))
     return whole
 
@@ -248,7 +286,7 @@ def _room(part: Packed, rows: int, device: str) -> Packed:
 def _place(whole: Packed, part: Packed, start: int, stop: int) -> None:
     at = (slice(None), slice(start, stop)) if whole.kind == PLANES else (slice(start, stop),)
     whole.codes[at] = part.codes.to(whole.codes.device)
-    for name in ("scale", "minimum", "sub_scales", "offsets"):
+    for name in PARTS[1:]:
         room, values = getattr(whole, name), getattr(part, name)
         if room is not None:
             values = values.view(torch.int16) if values.dtype == torch.uint16 else values

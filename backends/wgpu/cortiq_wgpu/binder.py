@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from cortiq.backend.lower import Lowered, Step
+from cortiq.backend.lower import Lowered, LoweredStep
 from cortiq.ir import Type, ops
 from cortiq.numerics.attention import ScoreConstants
 from cortiq_wgpu.block_offsets import BlockOffsets, record_words, units_of
@@ -54,7 +54,7 @@ class DispatchBinder:
         *lead, width = self.type_of(name).shape
         return prod(lead), width
 
-    def vector(self, step: Step, role: str, absent: int) -> int:
+    def vector(self, step: LoweredStep, role: str, absent: int) -> int:
         """Return the offset of a node's vector; `absent` if it has none in this role."""
         assert step.node is not None
         if role not in step.node.weights:
@@ -66,7 +66,7 @@ class DispatchBinder:
         width = self.type_of(name).shape[-1]
         return {"at": self.at(name), "size": record_words(width), "units": units_of(width)}
 
-    def matrix(self, step: Step, role: str) -> Any:
+    def matrix(self, step: LoweredStep, role: str) -> Any:
         """Return a node's matrix on the device."""
         assert step.node is not None
         return self.weights.matrix(step.node, role)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from cortiq.backend import Batch, CompileOptions
+from cortiq.backend import Batch, CompileOptions, Ticket
 from cortiq.backend.executable import Accepted, Brought
 from cortiq.backend.kernel import NO_KERNELS, GivenKernels
 from cortiq.backend.kernel_executable import placement_of
@@ -92,7 +91,7 @@ class WgpuExecutable(PagedExecutable[PagedState, WgpuPlan]):
         """Check whether sequences may take so many bytes more."""
         return super().fits(nbytes) and nbytes <= self.pools.left_bytes()
 
-    def forward(self, batch: Batch) -> Any:
+    def forward(self, batch: Batch) -> Ticket:
         """Compute a batch; see `BaseExecutable`. A device that was lost is opened again first."""
         self._reopen()
         try:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 
 from cortiq.backend import Kernel
-from cortiq.backend.lower import PackageOp, Step
+from cortiq.backend.lower import LoweredStep, PackageOp
 from cortiq.errors import BackendError, shown
 from cortiq.ir import ops
 from cortiq_wgpu.binder import DispatchBinder
@@ -32,7 +32,9 @@ def check_shader(kernel: Kernel) -> None:
         raise BackendError(what, hint="Matrices are packed for the backend's own kernels.")
 
 
-def package_stage(binder: DispatchBinder, step: Step) -> list[tuple[Stage, Mapping[str, int]]]:
+def package_stage(
+    binder: DispatchBinder, step: LoweredStep
+) -> list[tuple[Stage, Mapping[str, int]]]:
     """Return the stage of a package's kernel.
 
     Raises
@@ -57,7 +59,9 @@ def package_stage(binder: DispatchBinder, step: Step) -> list[tuple[Stage, Mappi
     return [(stage("package", BODY=shader.body), values)]
 
 
-def compile_shaders(gpu: GpuDevice, group: Sequence[Step], kernels: Sequence[ShaderSource]) -> None:
+def compile_shaders(
+    gpu: GpuDevice, group: Sequence[LoweredStep], kernels: Sequence[ShaderSource]
+) -> None:
     """Compile the dispatches of a group now, so that an error in a package's text names it.
 
     Raises

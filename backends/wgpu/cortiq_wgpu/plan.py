@@ -11,7 +11,7 @@ import numpy as np
 
 from cortiq.backend.admission import BY_ROW
 from cortiq.backend.kernel import GivenKernels
-from cortiq.backend.lower import Admit, Step, lower
+from cortiq.backend.lower import Admit, LoweredStep, lower
 from cortiq.backend.requests import Ask, RequestedOutputs, RequestPlan
 from cortiq.ir import Graph, ops
 from cortiq.numerics.attention import scoring
@@ -133,28 +133,28 @@ class WgpuPlan(RequestPlan[CompiledDispatches]):
         self._bind(compiled)
         return compiled
 
-    def _together(self, step: Step) -> object:
+    def _together(self, step: LoweredStep) -> object:
         """Return the key of products whose matrices lie one after the other."""
         if not isinstance(step.op, ops.MatMul) or step.node is None:
             return None
         matrix = self.weights.matrix(step.node, "weight")
         return (id(matrix.parts[0]), step.inputs, step.tail) if len(matrix.parts) == 1 else None
 
-    def _works(self, binder: DispatchBinder, group: tuple[Step, ...]) -> list[Dispatch]:
+    def _works(self, binder: DispatchBinder, group: tuple[LoweredStep, ...]) -> list[Dispatch]:
         nodes = frozenset(step.node.name for step in group if step.node)
         outputs = tuple(name for step in group for name in step.outputs)
         made = (dispatches if is_wide(group[0]) else stage_works)(binder, group)
         compile_shaders(self.gpu, group, [work.kernel for work in made])
-        label = " ".join(dict.fromkeys(type(step.op).__name__ for step in group))
+        label = " ".join(dict.fromkeys(step.kind for step in group))
         return [replace(w, label=w.label or label, nodes=nodes, outputs=outputs) for w in made]
 
     def _given(
-        self, binder: DispatchBinder, group: tuple[Step, ...], solid: frozenset[str]
+        self, binder: DispatchBinder, group: tuple[LoweredStep, ...], solid: frozenset[str]
     ) -> list[Dispatch]:
         """Make the dispatches that pass values replaced by rows through `snap`."""
         works = []
         for name in (n for step in group for n in step.outputs if n in solid):
-            bound = MAKERS[Admit](binder, Step(Admit(), (name,), ()))
+            bound = MAKERS[Admit](binder, LoweredStep(Admit(), (name,), ()))
             kernel = staged(tuple(stage for stage, _ in bound), self.gpu.dot)
             values = tuple(values for _, values in bound)
             works.append(Dispatch(kernel, values, Grid(), group[0].tail, given=name))
@@ -176,9 +176,8 @@ class WgpuPlan(RequestPlan[CompiledDispatches]):
 
     def _places(self, lowered: GroupedSteps, request: RequestedOutputs) -> BlockOffsets:
         late = {
-            name for group in lowered.groups for step in group if step.tail
-            for name in step.outputs
-        }  # fmt: skip
+            name for group in lowered.groups for step in group if step.tail for name in step.outputs
+        }
         roots = {
             lowered.root(n) for g in lowered.groups for s in g for n in (*s.inputs, *s.outputs)
         }
@@ -265,10 +264,6 @@ class WgpuPlan(RequestPlan[CompiledDispatches]):
     def shape_of(self, name: str) -> tuple[int, ...]:
         """Return the shape of a row's value."""
         return self.graph.values[name].shape
-
-    def numbers_of(self, name: str) -> int:
-        """Count the numbers of a row's value."""
-        return prod(self.shape_of(name))
 
     @property
     def inputs(self) -> Mapping[str, Any]:

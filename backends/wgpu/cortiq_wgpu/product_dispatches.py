@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from cortiq.backend.lower import Step
+from cortiq.backend.lower import LoweredStep
 from cortiq.ir import ops
 from cortiq_wgpu.binder import DispatchBinder
 from cortiq_wgpu.dispatch import Dispatch, Grid
@@ -44,12 +44,13 @@ def _source(binder: DispatchBinder, name: str, matrix: WgpuMatrix) -> dict[str, 
     return {"q": record["at"], "size": record["size"], "units": record["units"]}
 
 
-def matrix_products(binder: DispatchBinder, group: tuple[Step, ...]) -> list[Dispatch]:
+def matrix_products(binder: DispatchBinder, group: tuple[LoweredStep, ...]) -> list[Dispatch]:
     """Make the products of one value with matrices that lie one after the other."""
-    pairs = sorted(((binder.matrix(step, "weight"), step) for step in group),
-                   key=lambda pair: pair[0].base)  # fmt: skip
+    pairs = sorted(
+        ((binder.matrix(step, "weight"), step) for step in group), key=lambda pair: pair[0].base
+    )
     works: list[Dispatch] = []
-    run: list[tuple[WgpuMatrix, Step]] = []
+    run: list[tuple[WgpuMatrix, LoweredStep]] = []
     for matrix, step in pairs:
         if run and run[-1][0].base + run[-1][0].height != matrix.base:
             works += _run_products(binder, run)
@@ -58,7 +59,9 @@ def matrix_products(binder: DispatchBinder, group: tuple[Step, ...]) -> list[Dis
     return works + _run_products(binder, run)
 
 
-def _run_products(binder: DispatchBinder, run: list[tuple[WgpuMatrix, Step]]) -> list[Dispatch]:
+def _run_products(
+    binder: DispatchBinder, run: list[tuple[WgpuMatrix, LoweredStep]]
+) -> list[Dispatch]:
     """Make products with neighbouring matrices: output n is of the value whose lines it is in."""
     matrix, step = run[0]
     source = step.inputs[0]
@@ -66,8 +69,11 @@ def _run_products(binder: DispatchBinder, run: list[tuple[WgpuMatrix, Step]]) ->
     values |= {"inner": binder.heads(source)[0], "slots": 1, "index": 0, "base": matrix.base}
     end = 0
     for number, (other, its) in enumerate(run):
-        values |= {f"first{number}": end, f"out{number}": binder.at(its.outputs[0]),
-                   f"width{number}": other.height}  # fmt: skip
+        values |= {
+            f"first{number}": end,
+            f"out{number}": binder.at(its.outputs[0]),
+            f"width{number}": other.height,
+        }
         end += other.height
     values["n"] = end
     works = []
@@ -112,7 +118,7 @@ def _best(
     return replace(fast(1), some=fast(FEW), many=many)
 
 
-def stack_products(binder: DispatchBinder, step: Step) -> list[Dispatch]:
+def stack_products(binder: DispatchBinder, step: LoweredStep) -> list[Dispatch]:
     """Make the products of a row with a matrix a head, or with the matrices of chosen experts."""
     source, out, op = step.inputs[0], step.outputs[0], step.op
     matrix = binder.matrix(step, "weight")
@@ -157,16 +163,20 @@ def _stacked(
     return replace(made(1), many=made(MANY))
 
 
-def embed_rows(binder: DispatchBinder, step: Step) -> list[Dispatch]:
+def embed_rows(binder: DispatchBinder, step: LoweredStep) -> list[Dispatch]:
     """Make the look-up of each row's token in a table."""
     matrix, out = binder.matrix(step, "table"), step.outputs[0]
     text = embed_kernel(matrix.form, binder.dot)
     works = []
     for part in matrix.parts:
         values = {
-            **_words(matrix, part), "start": part.start, "stop": part.stop, "n": matrix.width,
-            "vocabulary": matrix.height, "out": binder.at(out),
-        }  # fmt: skip
+            **_words(matrix, part),
+            "start": part.start,
+            "stop": part.stop,
+            "n": matrix.width,
+            "vocabulary": matrix.height,
+            "out": binder.at(out),
+        }
         lines = matrix.width if matrix.form.bits == 32 else matrix.groups
         grid = Grid(-(-lines // LANES))
         works.append(Dispatch(text, (values,), grid, step.tail, _beside(part)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from cortiq.backend.lower import Step
+from cortiq.backend.lower import LoweredStep
 from cortiq.ir import ops
 from cortiq_wgpu.binder import DispatchBinder
 from cortiq_wgpu.dispatch import Dispatch, Grid
@@ -24,7 +24,7 @@ MERGED = 1024
 """Outputs of all heads that are worth it, each the end of many operations; a lane has one."""
 
 
-def stage_works(binder: DispatchBinder, group: tuple[Step, ...]) -> list[Dispatch]:
+def stage_works(binder: DispatchBinder, group: tuple[LoweredStep, ...]) -> list[Dispatch]:
     """Make the dispatches of some stages: those of many single values have one of their own."""
     works: list[Dispatch] = []
     for groups, steps in groupby(group, lambda step: _workgroups(binder, step)):
@@ -32,7 +32,7 @@ def stage_works(binder: DispatchBinder, group: tuple[Step, ...]) -> list[Dispatc
     return works
 
 
-def _workgroups(binder: DispatchBinder, step: Step) -> int:
+def _workgroups(binder: DispatchBinder, step: LoweredStep) -> int:
     """Return the number of workgroups that share a row of this stage."""
     if binder.tuning is not None and isinstance(step.op, (*SINGLE, AttentionMerge)):
         n = binder.size(step.outputs[0])
@@ -43,11 +43,11 @@ def _workgroups(binder: DispatchBinder, step: Step) -> int:
     return 1
 
 
-def _dispatch(binder: DispatchBinder, group: tuple[Step, ...], width: int) -> Dispatch:
+def _dispatch(binder: DispatchBinder, group: tuple[LoweredStep, ...], width: int) -> Dispatch:
     bound = [pair for step in group for pair in MAKERS[type(step.op)](binder, step)]
     kernel = staged(tuple(stage for stage, _ in bound), binder.dot)
     slots = {slot for step in group if step.node for slot in step.node.slots.values()}
     values = tuple(values for _, values in bound)
-    label = " ".join(dict.fromkeys(type(step.op).__name__ for step in group))
+    label = " ".join(dict.fromkeys(step.kind for step in group))
     pool = next(iter(slots), None)
     return Dispatch(kernel, values, Grid(width), group[0].tail, pool=pool, label=label)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cortiq.backend.lower import Admit, Gather, PackageOp, Step
+from cortiq.backend.lower import Admit, Gather, LoweredStep, PackageOp
 from cortiq.ir import ops
 from cortiq.numerics.contract import F32
 from cortiq_wgpu.binder import DispatchBinder
@@ -18,7 +18,7 @@ from cortiq_wgpu.step_groups import AttentionMerge
 
 Bound = list[tuple[Stage, Mapping[str, int]]]
 """Stages and the values of their parameters."""
-Maker = Callable[[DispatchBinder, Step], Bound]
+Maker = Callable[[DispatchBinder, LoweredStep], Bound]
 LANES = 256
 
 ACTIVATIONS = {
@@ -35,7 +35,7 @@ def _map(body: str, **values: int) -> tuple[Stage, Mapping[str, int]]:
     return stage("map", BODY=body), values
 
 
-def _wise(binder: DispatchBinder, step: Step, expression: str, **values: int) -> Bound:
+def _wise(binder: DispatchBinder, step: LoweredStep, expression: str, **values: int) -> Bound:
     """Write the output's value i from the first input's."""
     out, x = step.outputs[0], step.inputs[0]
     body = f"x[$out + row * $n + i] = canonical({expression}, row);"
@@ -43,7 +43,7 @@ def _wise(binder: DispatchBinder, step: Step, expression: str, **values: int) ->
 
 
 def _pair(function: str) -> Maker:
-    def make(binder: DispatchBinder, step: Step) -> Bound:
+    def make(binder: DispatchBinder, step: LoweredStep) -> Bound:
         x, y = map(binder.at, step.inputs)
         values = {"x": x, "y": y, "out": binder.at(step.outputs[0])}
         return [(stage("pair", FUNCTION=function), {**values, "n": binder.size(step.outputs[0])})]
@@ -52,30 +52,30 @@ def _pair(function: str) -> Maker:
 
 
 def _constant(function: str, name: str) -> Maker:
-    def make(binder: DispatchBinder, step: Step) -> Bound:
+    def make(binder: DispatchBinder, step: LoweredStep) -> Bound:
         value = bits(getattr(step.op, name))
         return _wise(binder, step, f"{function}({A}, from_bits($c))", c=value)
 
     return make
 
 
-def _bias(binder: DispatchBinder, step: Step) -> Bound:
+def _bias(binder: DispatchBinder, step: LoweredStep) -> Bound:
     place = binder.vector(step, "bias", NONE)
     expression = f"add({A}, from_bits(w[$bias + i % $width]))"
     return _wise(binder, step, expression, bias=place, width=step.op.width)
 
 
-def _activation(binder: DispatchBinder, step: Step) -> Bound:
+def _activation(binder: DispatchBinder, step: LoweredStep) -> Bound:
     return _wise(binder, step, f"{ACTIVATIONS[step.op.function]}({A})")
 
 
-def _soft_cap(binder: DispatchBinder, step: Step) -> Bound:
+def _soft_cap(binder: DispatchBinder, step: LoweredStep) -> Bound:
     cap = F32(step.op.cap)
     expression = f"multiply(tanh_(multiply({A}, from_bits($inverse))), from_bits($cap))"
     return _wise(binder, step, expression, cap=bits(cap), inverse=bits(F32(1) / cap))
 
 
-def _gain(binder: DispatchBinder, step: Step) -> Bound:
+def _gain(binder: DispatchBinder, step: LoweredStep) -> Bound:
     n, width = binder.size(step.outputs[0]), step.op.width
     each = n // width if step.op.per == "head" else 1
     place = binder.vector(step, "weight", NONE)
@@ -83,14 +83,14 @@ def _gain(binder: DispatchBinder, step: Step) -> Bound:
     return _wise(binder, step, expression, gains=place, each=each, width=width)
 
 
-def _scale_rows(binder: DispatchBinder, step: Step) -> Bound:
+def _scale_rows(binder: DispatchBinder, step: LoweredStep) -> Bound:
     heads, width = binder.heads(step.inputs[0])
     factor = "from_bits(x[$y + row * $heads + i / $each])"
     y = binder.at(step.inputs[1])
     return _wise(binder, step, f"multiply({A}, {factor})", y=y, heads=heads, each=width)
 
 
-def _clamp(binder: DispatchBinder, step: Step) -> Bound:
+def _clamp(binder: DispatchBinder, step: LoweredStep) -> Bound:
     value, values = A, {}
     for name, less in (("low", "<"), ("high", ">")):
         bound = getattr(step.op, name)
@@ -100,7 +100,7 @@ def _clamp(binder: DispatchBinder, step: Step) -> Bound:
     return _wise(binder, step, value, **values)
 
 
-def _of_expert(binder: DispatchBinder, step: Step, expression: str, **values: int) -> Bound:
+def _of_expert(binder: DispatchBinder, step: LoweredStep, expression: str, **values: int) -> Bound:
     index = step.inputs[1]
     k = binder.size(index)
     each = binder.size(step.outputs[0]) // k
@@ -111,18 +111,18 @@ def _of_expert(binder: DispatchBinder, step: Step, expression: str, **values: in
 EXPERT = "x[$index + row * $k + i / $each]"
 
 
-def _expert_gain(binder: DispatchBinder, step: Step) -> Bound:
+def _expert_gain(binder: DispatchBinder, step: LoweredStep) -> Bound:
     place = binder.vector(step, "weight", NONE)
     return _of_expert(binder, step, f"multiply({A}, from_bits(w[$gains + {EXPERT}]))", gains=place)
 
 
-def _expert_bias(binder: DispatchBinder, step: Step) -> Bound:
+def _expert_bias(binder: DispatchBinder, step: LoweredStep) -> Bound:
     place = binder.vector(step, "bias", NONE)
     bias = f"from_bits(w[$bias + {EXPERT} * $each + i % $each])"
     return _of_expert(binder, step, f"add({A}, {bias})", bias=place)
 
 
-def _combine(binder: DispatchBinder, step: Step) -> Bound:
+def _combine(binder: DispatchBinder, step: LoweredStep) -> Bound:
     weights, outputs = step.inputs
     body = """var y = 0.0;
     for (var j = 0u; j < $k; j++) {
@@ -137,7 +137,7 @@ def _combine(binder: DispatchBinder, step: Step) -> Bound:
     )]  # fmt: skip
 
 
-def _slice(binder: DispatchBinder, step: Step) -> Bound:
+def _slice(binder: DispatchBinder, step: LoweredStep) -> Bound:
     source, out = step.inputs[0], step.outputs[0]
     body = (
         "x[$out + row * $n + i] = "
@@ -150,7 +150,7 @@ def _slice(binder: DispatchBinder, step: Step) -> Bound:
     )]  # fmt: skip
 
 
-def _concat(binder: DispatchBinder, step: Step) -> Bound:
+def _concat(binder: DispatchBinder, step: LoweredStep) -> Bound:
     out = step.outputs[0]
     total, start, bound = binder.heads(out)[1], 0, []
     body = (
@@ -166,7 +166,7 @@ def _concat(binder: DispatchBinder, step: Step) -> Bound:
     return bound
 
 
-def _gather(binder: DispatchBinder, step: Step) -> Bound:
+def _gather(binder: DispatchBinder, step: LoweredStep) -> Bound:
     source, copy = step.inputs[0], step.outputs[0]
     type_ = binder.type_of(copy)
     block = "q" if type_.dtype == "q16" else "x"
@@ -174,7 +174,7 @@ def _gather(binder: DispatchBinder, step: Step) -> Bound:
     return [_map(body, x=binder.at(source), out=binder.at(copy), n=row_words(type_))]
 
 
-def _admit(binder: DispatchBinder, step: Step) -> Bound:
+def _admit(binder: DispatchBinder, step: LoweredStep) -> Bound:
     place = binder.at(step.inputs[0])
     n = binder.size(step.inputs[0])
     body = f"x[$x + row * $n + i] = canonical({A}, row);"
@@ -186,7 +186,7 @@ def lanes_for(width: int) -> int:
     return min(LANES, 1 << max(0, width - 1).bit_length())
 
 
-def _quantise(binder: DispatchBinder, step: Step) -> Bound:
+def _quantise(binder: DispatchBinder, step: LoweredStep) -> Bound:
     heads, width = binder.heads(step.inputs[0])
     record = binder.record(step.outputs[0])
     values = {
@@ -197,7 +197,7 @@ def _quantise(binder: DispatchBinder, step: Step) -> Bound:
     return [(stage("quantise"), values)]
 
 
-def _rope(binder: DispatchBinder, step: Step) -> Bound:
+def _rope(binder: DispatchBinder, step: LoweredStep) -> Bound:
     heads, width = binder.heads(step.outputs[0])
     values = {
         "x": binder.at(step.inputs[0]), "out": binder.at(step.outputs[0]), "heads": heads,
@@ -207,7 +207,7 @@ def _rope(binder: DispatchBinder, step: Step) -> Bound:
     return [(stage("rope"), values)]
 
 
-def _store(binder: DispatchBinder, step: Step) -> Bound:
+def _store(binder: DispatchBinder, step: LoweredStep) -> Bound:
     key = binder.record(step.inputs[0])
     value = {"at": 0, "size": 0, "units": 0}
     if step.op.value_dim:
@@ -221,12 +221,12 @@ def _store(binder: DispatchBinder, step: Step) -> Bound:
     return [(stage("store"), values)]
 
 
-def _recall(binder: DispatchBinder, step: Step) -> Bound:
+def _recall(binder: DispatchBinder, step: LoweredStep) -> Bound:
     values = {"heads": step.op.heads, "n": step.op.dim, "out": binder.at(step.outputs[0])}
     return [(stage("recall"), values)]
 
 
-def _merge(binder: DispatchBinder, step: Step) -> Bound:
+def _merge(binder: DispatchBinder, step: LoweredStep) -> Bound:
     values = {
         "heads": step.op.attend.heads, "channels": step.op.attend.value_dim,
         "sinks": binder.vector(step, "sinks", NONE), "out": binder.at(step.outputs[0]),
@@ -237,7 +237,7 @@ def _merge(binder: DispatchBinder, step: Step) -> Bound:
 def _norm(kind: str) -> Maker:
     from cortiq_wgpu.norm_stages import norm_stage
 
-    def make(binder: DispatchBinder, step: Step) -> Bound:
+    def make(binder: DispatchBinder, step: LoweredStep) -> Bound:
         heads, width = binder.heads(step.outputs[0])
         values: dict[str, Any] = {
             "x": binder.at(step.inputs[0]), "out": binder.at(step.outputs[0]), "heads": heads,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from cortiq.backend.lower import Admit, Lowered, Step
+from cortiq.backend.lower import Admit, Lowered, LoweredStep
 from cortiq.ir import ops
 
 WIDE = (
@@ -33,10 +33,10 @@ class AttentionMerge:
 class GroupedSteps(Lowered):
     """Steps of a request in groups: each a wide step, or stages of one dispatch."""
 
-    groups: tuple[tuple[Step, ...], ...] = ()
+    groups: tuple[tuple[LoweredStep, ...], ...] = ()
 
 
-def is_wide(step: Step) -> bool:
+def is_wide(step: LoweredStep) -> bool:
     """Check whether a step is a dispatch of its own."""
     return isinstance(step.op, (*WIDE, AttentionSplits))
 
@@ -55,7 +55,7 @@ class StepGrouper:
     lowered: Lowered
     solid: frozenset[str] = frozenset()
     single: bool = False
-    joined: Callable[[Step], object] = lambda step: None
+    joined: Callable[[LoweredStep], object] = lambda step: None
 
     def grouped(self) -> GroupedSteps:
         """Return the steps in groups, trunk before tail."""
@@ -66,7 +66,7 @@ class StepGrouper:
         )
         return GroupedSteps(whole.trunk, whole.tail, whole.types, whole.aliases, (*trunk, *tail))
 
-    def _parts(self, step: Step) -> list[Step]:
+    def _parts(self, step: LoweredStep) -> list[LoweredStep]:
         """Return a step's parts with dependencies; writes to state have names of their own."""
         if step.node is None:
             return [step]
@@ -88,17 +88,17 @@ class StepGrouper:
         """Return the value whose memory holds this one."""
         return self.lowered.root(name)
 
-    def _ordered(self, steps: list[Step]) -> list[tuple[Step, ...]]:
+    def _ordered(self, steps: list[LoweredStep]) -> list[tuple[LoweredStep, ...]]:
         """Order all ready wide steps, then all ready stages, and repeat."""
         made = {self.root(name) for step in steps for name in step.outputs}
         there: set[str] = set()
         waiting = list(steps)
-        groups: list[tuple[Step, ...]] = []
+        groups: list[tuple[LoweredStep, ...]] = []
         while waiting:
             ready = [
                 step for step in waiting if is_wide(step) and self._is_ready(step, made, there)
             ]
-            together: dict[object, list[Step]] = {}
+            together: dict[object, list[LoweredStep]] = {}
             for step in ready:
                 key = self.joined(step)
                 together.setdefault(id(step) if key is None else key, []).append(step)
@@ -107,20 +107,20 @@ class StepGrouper:
             groups += self._stages(waiting, made, there)
         return groups
 
-    def _is_ready(self, step: Step, made: set[str], there: set[str]) -> bool:
+    def _is_ready(self, step: LoweredStep, made: set[str], there: set[str]) -> bool:
         roots = {self.root(name) for name in (*step.inputs, *step.after)} - set(step.outputs)
         return all(root in there for root in roots & made)
 
-    def _take(self, steps: list[Step], waiting: list[Step], there: set[str]) -> None:
+    def _take(self, steps: list[LoweredStep], waiting: list[LoweredStep], there: set[str]) -> None:
         for step in steps:
             waiting.remove(step)
             there.update(self.root(name) for name in step.outputs)
 
     def _stages(
-        self, waiting: list[Step], made: set[str], there: set[str]
-    ) -> list[tuple[Step, ...]]:
+        self, waiting: list[LoweredStep], made: set[str], there: set[str]
+    ) -> list[tuple[LoweredStep, ...]]:
         """Group ready stages: one dispatch as long as they see one slot and nothing solid."""
-        groups: list[list[Step]] = []
+        groups: list[list[LoweredStep]] = []
         slots: set[str] = set()
         while True:
             ready = (s for s in waiting if not is_wide(s) and self._is_ready(s, made, there))
@@ -141,9 +141,9 @@ class StepGrouper:
             self._take([step], waiting, there)
 
 
-def _in_turn(steps: list[Step]) -> list[Step]:
+def _in_turn(steps: list[LoweredStep]) -> list[LoweredStep]:
     """Order attention after attention: they share the scratch memory."""
-    done: list[Step] = []
+    done: list[LoweredStep] = []
     before: tuple[str, ...] = ()
     for step in steps:
         if isinstance(step.op, (AttentionSplits, ops.ChooseBlocks)):

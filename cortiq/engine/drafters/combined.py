@@ -100,7 +100,7 @@ class CombinedDrafter:
 
 
 @dataclass(frozen=True)
-class PolicyWithLookup:
+class PolicyWithLookup(DepthPolicy):
     """A policy for the chain of a `CombinedDrafter`: its depth, and `extra` for the lookup."""
 
     policy: DepthPolicy
@@ -109,12 +109,12 @@ class PolicyWithLookup:
     @property
     def wakes(self) -> int:
         """Tokens before which nothing is drafted, of the chain's policy."""
-        return int(getattr(self.policy, "wakes", 0))
+        return self.policy.wakes
 
     @property
     def timing(self) -> bool:
         """Whether plain tokens are to be timed now."""
-        return bool(getattr(self.policy, "timing", False))
+        return self.policy.timing
 
     def choose(self, generated: int, room: int) -> int:
         """Return the chain's depth and the lookup's together, cut to the room."""

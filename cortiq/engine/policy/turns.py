@@ -116,7 +116,7 @@ class DrafterTurns:
         return DrafterTurns(tuple(arms), at)
 
 
-class TurnPolicy:
+class TurnPolicy(DepthPolicy):
     """The policy of a sequence that several drafters draft for (`drafting.DepthPolicy`).
 
     Parameters
@@ -138,7 +138,7 @@ class TurnPolicy:
     @property
     def wakes(self) -> int:
         """Number of generated tokens before which no drafter drafts."""
-        return min(getattr(policy, "wakes", 0) for policy in self.policies)
+        return min(policy.wakes for policy in self.policies)
 
     def choose(self, generated: int, room: int) -> int:
         """Return the depth of the next round of the drafter in turn, 0 where none wants to draft.
@@ -146,7 +146,7 @@ class TurnPolicy:
         Nobody drafts while one of them times plain tokens: the others learn from these as well.
         """
         depths = [policy.choose(generated, room) for policy in self.policies]
-        if not any(depths) or any(getattr(policy, "timing", False) for policy in self.policies):
+        if not any(depths) or any(policy.timing for policy in self.policies):
             return 0
         before, self.turns = self.turns.at, self.turns.among([depth > 0 for depth in depths])
         if self.turns.at != before:

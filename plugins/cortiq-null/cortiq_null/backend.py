@@ -15,6 +15,7 @@ from cortiq.backend import (
     Executable,
     ExportedState,
     Finished,
+    OptionalCapabilities,
     Row,
     State,
     Support,
@@ -63,10 +64,8 @@ class NullBackend:
             return NullExecutable(self._inner.compile(program, weights, options), self._log)
 
 
-class NullExecutable:
+class NullExecutable(OptionalCapabilities):
     """An executable whose calls are logged; see `cortiq.backend.Executable`."""
-
-    asynchronous = False
 
     def __init__(self, inner: Executable, log: Log) -> None:
         self._inner, self.log = inner, log

@@ -1,0 +1,108 @@
+"""Products of many rows with blocks of 32 columns on Hopper GPUs: a block's sums are under way in
+the tensor cores while the term of the one before is added. `matmul_blocks` has the same bits.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    async_copy,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from cortiq_triton.hopper import (
+    FLAT,
+    PIECES,
+    Value,
+    across_at,
+    as_float,
+    copy,
+    copy_words,
+    down_at,
+    finish,
+    landed,
+    nothing,
+    plane_of,
+)
+from cortiq_triton.matmul import tile_place
+
+
+@gluon.jit
+def block_dots(ws: Value, xs: Value, step: gl.constexpr) -> tuple[Value, Value]:
+    """Both plane sums of 32 columns, under way."""
+    codes, zero = ws.slice(step * 128, 128), nothing(gl.int32)
+    high = warpgroup_mma(codes, plane_of(xs, step, 0), zero, use_acc=False, is_async=True)
+    low = warpgroup_mma(codes, plane_of(xs, step, 1), zero, use_acc=False, is_async=True)
+    return high, low
+
+
+@gluon.jit
+def term_of(
+    high: Value, low: Value, facts: Value, sums: Value, step: gl.constexpr, SUMS: gl.constexpr
+) -> Value:
+    """t of a block of 32: its integer is below 2³¹."""
+    term = (high * 256 + low).to(gl.float32) * as_float(down_at(facts, step))
+    if SUMS:
+        term = term + as_float(across_at(sums, step)) * as_float(down_at(facts, 8 + step))
+    return term
+
+
+@gluon.jit
+def run_of(ws: Value, xs: Value, facts: Value, sums: Value, SUMS: gl.constexpr) -> Value:
+    """The sum of a run of eight blocks of 32 columns, the first one to −0 (y is never that)."""
+    high, low = block_dots(ws, xs, 0)
+    run = nothing(gl.float32)
+    for step in gl.static_range(1, 8):
+        high_next, low_next = block_dots(ws, xs, step)
+        high, low = warpgroup_mma_wait(2, [high, low])
+        term = term_of(high, low, facts, sums, step - 1, SUMS)
+        run = term if step == 1 else run + term
+        high, low = high_next, low_next
+    high, low = warpgroup_mma_wait(0, [high, low])
+    return run + term_of(high, low, facts, sums, 7, SUMS)
+
+
+@gluon.jit
+def matmul_blocks_of_32(
+    codes: Value, facts: Value, x: Value, sums: Value, qe: Value, bias: Value, residual: Value,
+    out: Value, faults: Value, M: Value, N: Value, runs: Value, first: Value, across: Value,
+    cut: Value, cut2: Value, group: Value, BIASED: gl.constexpr, RESIDUAL: gl.constexpr,
+    PARTS: gl.constexpr, FACTS: gl.constexpr, SUMS: gl.constexpr, GROUP: gl.constexpr,
+) -> None:  # fmt: skip
+    """Outputs [M, N] from column `first` on, `across` tiles of them."""
+    tm, tn = tile_place(gl.program_id(0), across, (M + 63) // 64, GROUP)
+    w_at, x_at = tn.to(gl.int64) * runs, tm.to(gl.int64) * runs
+    codes, facts = codes + w_at * 32768, facts + w_at * (FACTS * 128)
+    x, sums = x + x_at * 32768, sums + x_at * (SUMS * 64)
+    codes_here = gl.allocate_shared_memory(gl.int8, [2, 1024, 32], PIECES)
+    x_here = gl.allocate_shared_memory(gl.int8, [2, 1024, 32], PIECES)
+    facts_here = gl.allocate_shared_memory(gl.int32, [2, FACTS * 128], FLAT)
+    sums_here = gl.allocate_shared_memory(gl.int32, [2, max(SUMS, 1) * 64], FLAT)
+    copy(codes_here, codes, 0)
+    copy(x_here, x, 0)
+    copy_words(facts_here, facts, 0)
+    if SUMS:
+        copy_words(sums_here, sums, 0)
+    async_copy.commit_group()
+    y = nothing(gl.float32)
+    for r in range(runs):
+        stage = r % 2
+        landed(0)
+        codes, facts, x, sums = codes + 32768, facts + FACTS * 128, x + 32768, sums + SUMS * 64
+        if r + 1 < runs:
+            copy(codes_here, codes, 1 - stage)
+            copy(x_here, x, 1 - stage)
+            copy_words(facts_here, facts, 1 - stage)
+            if SUMS:
+                copy_words(sums_here, sums, 1 - stage)
+            async_copy.commit_group()
+        y = y + run_of(
+            codes_here.index(stage), x_here.index(stage), facts_here.index(stage),
+            sums_here.index(stage), SUMS,
+        )  # fmt: skip
+    finish(
+        y, tm * 64, first + tn * 128, qe, bias, residual, out, faults, M, N, cut, cut2, group,
+        BIASED, RESIDUAL, PARTS, 64, 128,
+    )  # fmt: skip
