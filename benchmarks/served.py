@@ -40,7 +40,7 @@ class Asked:
 
 @dataclass
 class Seen:
-    """Times, texts and counts of a load, as its clients saw them.
+    """Measurements of the clients.
 
     Attributes
     ----------
