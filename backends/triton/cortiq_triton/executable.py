@@ -141,8 +141,8 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
     def warm(self, progress: Callable[[int, int], None] = lambda done, total: None) -> bool:
         """Compile the kernels that serving needs, those that Triton's cache lacks.
 
-        Return False in Triton's interpreter, which compiles nothing. An error is logged: what could not
-        be compiled ahead may never be needed, and else raises when it is.
+        Return False in Triton's interpreter, which compiles nothing. An error is logged: what could
+        not be compiled ahead may never be needed, and else raises when it is.
 
         Parameters
         ----------
