@@ -40,7 +40,7 @@ class Asked:
 
 @dataclass
 class Seen:
-    """What clients saw.
+    """Measurements of the clients.
 
     Attributes
     ----------

@@ -158,9 +158,10 @@ class KernelBackend(TakesKernels, ABC):
         if others is not None:
             kernels, prepare = others.completed(kernels, self._computes, self.prepare)
         prepared = Prepared(
-            weights, lambda op, role, weight, name: prepare(library, op, role, weight, name),
+            weights,
+            lambda op, role, weight, name: prepare(library, op, role, weight, name),
             self.form,
-        )  # fmt: skip
+        )
         graphs = claimed_graphs(program, layers)
 
         def rewritten(graph: Graph) -> Any:

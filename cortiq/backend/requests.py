@@ -173,8 +173,22 @@ def draw_numbers(want: Draw, history: npt.NDArray[np.int32] | None, position: in
     seen, counts = np.unique(known, return_counts=True)
     repetition = F32(s.repetition_penalty)
     return DrawNumbers(
-        ids, bias, seen.astype(np.int32), counts.astype(np.int32), want.mask,
-        F32(1) / F32(s.temperature) if s.temperature else F32(0), repetition, F32(1) / repetition,
-        F32(s.presence_penalty), F32(s.frequency_penalty), s.top_k, round(s.top_p * SHARE),
-        s.top_p < 1, round(s.min_p * SHARE), s.seed & WORD, s.seed >> 32, want.choice, position,
-    )  # fmt: skip
+        ids,
+        bias,
+        seen.astype(np.int32),
+        counts.astype(np.int32),
+        want.mask,
+        F32(1) / F32(s.temperature) if s.temperature else F32(0),
+        repetition,
+        F32(1) / repetition,
+        F32(s.presence_penalty),
+        F32(s.frequency_penalty),
+        s.top_k,
+        round(s.top_p * SHARE),
+        s.top_p < 1,
+        round(s.min_p * SHARE),
+        s.seed & WORD,
+        s.seed >> 32,
+        want.choice,
+        position,
+    )

@@ -18,7 +18,6 @@ SHORTLIST = "shortlist"
 """Name of the logits of the first ids of the vocabulary alone, where an entry has them."""
 
 CHAIN, CASCADE, STACK, BLOCK = "chain", "cascade", "stack", "block"
-STYLES = (CHAIN, CASCADE, STACK, BLOCK)
 
 HEAD_FACTS = "draft_head", "block_drafter"
 """Facts of a program that are a `DraftHead`."""

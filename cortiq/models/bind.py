@@ -23,7 +23,8 @@ from cortiq.models.head_names import (
 )
 from cortiq.models.head_tensors import HeadTensors
 from cortiq.models.heads import HeadPlan, is_like, layer_count, with_heads
-from cortiq.models.registry import OpenCheckpoint, family_for, family_name, location_of, read_config
+from cortiq.models.open_checkpoint import OpenCheckpoint
+from cortiq.models.registry import family_for, family_name, location_of, read_config
 from cortiq.models.shortlist import with_shortlist
 from cortiq.models.sidecar import WithSidecar, check_sidecar
 from cortiq.models.synthetic import SyntheticCheckpoint, synthetic_program, synthetic_weights

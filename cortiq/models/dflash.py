@@ -21,8 +21,9 @@ from cortiq.ir.heads import BLOCK, KEPT_ROWS, RECALLED, DraftHead
 from cortiq.ir.layers import Embedding, GatedMLP, Linear, Residual, RMSNorm
 from cortiq.models.config import BaseConfig, Keys, config_from_json
 from cortiq.models.heads import keep, part_shape, resume, trunk_logits
+from cortiq.models.open_checkpoint import OpenCheckpoint
 from cortiq.models.parts import activation
-from cortiq.models.registry import OpenCheckpoint, location_of
+from cortiq.models.registry import location_of
 from cortiq.models.rope import rope_table
 
 ENTRY, PREFIX = "dflash", "dflash."

@@ -9,7 +9,8 @@ from typing import Any, get_type_hints
 
 from cortiq.errors import FormatError, UnsupportedError
 from cortiq.models.config import AnyConfig, Keys, accepts, construct, refuse_unknown
-from cortiq.models.gguf_rope import ROPE_GGUF_KEYS, RopeSource, gguf_rope, shortest_decimals
+from cortiq.models.gguf_rope import ROPE_GGUF_KEYS, gguf_rope, shortest_decimals
+from cortiq.models.open_checkpoint import OpenCheckpoint
 
 GGUF_KEYS: Mapping[str, str] = {
     "attention.head_count": "num_attention_heads",
@@ -41,7 +42,7 @@ EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 def config_from_gguf(
     config_type: type[AnyConfig],
     keys: Keys,
-    source: RopeSource,
+    source: OpenCheckpoint,
     *,
     where: str,
     ignored: Sequence[str] = (),

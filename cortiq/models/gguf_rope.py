@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 from cortiq.errors import FormatError, UnsupportedError
 from cortiq.models.config import BaseConfig
+from cortiq.models.open_checkpoint import OpenCheckpoint
 from cortiq.models.rope import check_rope_values
 
 DEFAULT_TYPE = "linear"
@@ -36,29 +37,8 @@ ROPE_TENSORS: Mapping[str, frozenset[str]] = {
 """Tensors that `gguf_rope` reads, by the type of RoPE they make."""
 
 
-class RopeSource(Protocol):
-    """The part of an open checkpoint that is read."""
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        """Metadata."""
-
-    @property
-    def architecture(self) -> str:
-        """`general.architecture`, the prefix of the model's keys."""
-
-    @property
-    def tensor_names(self) -> Iterable[str]:
-        """Names of all tensors."""
-
-    def __contains__(self, name: object) -> bool: ...
-
-    def tensor(self, name: str) -> Any:
-        """Return a tensor with `shape`, `type` and `raw`."""
-
-
 def gguf_rope(
-    given: Mapping[str, Any], source: RopeSource, config: BaseConfig, where: str
+    given: Mapping[str, Any], source: OpenCheckpoint, config: BaseConfig, where: str
 ) -> dict[str, Any]:
     """Return the RoPE parameters in the form of `BaseConfig`.
 
@@ -96,7 +76,7 @@ def gguf_rope(
     return rope
 
 
-def _kind(given: Mapping[str, Any], source: RopeSource, where: str) -> str:
+def _kind(given: Mapping[str, Any], source: OpenCheckpoint, where: str) -> str:
     """Return the `rope_type`, after checking that no key asks for more than that type does."""
     named, factor = given.get("rope.scaling.type", DEFAULT_TYPE), _factor(given, where)
     if named not in KINDS:
@@ -124,7 +104,7 @@ def _factor(given: Mapping[str, Any], where: str) -> float:
     return found.pop() if found else 1.0
 
 
-def _longrope(given: Mapping[str, Any], source: RopeSource, where: str) -> dict[str, Any]:
+def _longrope(given: Mapping[str, Any], source: OpenCheckpoint, where: str) -> dict[str, Any]:
     """Return longrope's factors; the amplitude is what the converter computed, 1 if it did not."""
     return {
         "short_factor": [shortest_decimals(f) for f in _vector(source, SHORT_FACTORS, where)],
@@ -133,7 +113,7 @@ def _longrope(given: Mapping[str, Any], source: RopeSource, where: str) -> dict[
     }
 
 
-def _vector(source: RopeSource, name: str, where: str) -> tuple[float, ...]:
+def _vector(source: OpenCheckpoint, name: str, where: str) -> tuple[float, ...]:
     """Return the numbers of a vector."""
     if name not in source:
         raise FormatError(f"has no tensor {name!r}", where=where)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
-from typing import Any, Protocol
 
 from cortiq.errors import UnsupportedError
 from cortiq.models.config import BaseConfig, config_from_json
 from cortiq.models.gguf_config import config_from_gguf
+from cortiq.models.open_checkpoint import OpenCheckpoint
 
 OWN = (
     "llama",
@@ -51,31 +51,6 @@ OWN = (
 
 EXPERTS = "+experts"
 """Added to a GGUF architecture whose file holds experts: Mixtral's is `llama`."""
-
-
-class OpenCheckpoint(Protocol):
-    """An open model, as `cortiq.formats.checkpoint` opens it."""
-
-    @property
-    def kind(self) -> str:
-        """`gguf`, `huggingface` or `synthetic`."""
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        """Metadata of a GGUF file, or the object of config.json."""
-
-    @property
-    def architecture(self) -> str:
-        """GGUF's `general.architecture`, or `model_type`."""
-
-    @property
-    def tensor_names(self) -> Iterable[str]:
-        """Names of all tensors."""
-
-    def __contains__(self, name: object) -> bool: ...
-
-    def tensor(self, name: str) -> Any:
-        """Return a tensor with `shape`, `type` and `raw`."""
 
 
 def families(extra: Sequence[ModuleType] = ()) -> dict[str, ModuleType]:

@@ -8,7 +8,8 @@ from typing import Any
 
 from cortiq.errors import FormatError
 from cortiq.models.config import BaseConfig
-from cortiq.models.registry import OpenCheckpoint, location_of
+from cortiq.models.open_checkpoint import OpenCheckpoint
+from cortiq.models.registry import location_of
 
 SAME = (
     "hidden_size", "num_hidden_layers", "num_attention_heads", "head_width", "v_head_dim",

@@ -13,8 +13,9 @@ from cortiq.ir import Program
 from cortiq.models.config import BaseConfig
 from cortiq.models.gguf_rope import ROPE_TENSORS
 from cortiq.models.names import IGNORED, Names
+from cortiq.models.open_checkpoint import OpenCheckpoint
 from cortiq.models.parts import HEAD, TABLE
-from cortiq.models.registry import OpenCheckpoint, location_of
+from cortiq.models.registry import location_of
 from cortiq.models.tensor_pieces import TensorPiece, fused_of, locate_piece, split_name
 
 DRAFT_NAME = re.compile(r"(?:model\.)?mtp\.")

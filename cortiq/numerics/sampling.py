@@ -61,19 +61,31 @@ class Sampling:
 
     def __post_init__(self) -> None:
         unit = 2.0**20
-        _check("temperature", self.temperature, "is 0 or between 2^-20 and 2^20",
-               self.temperature == 0 or 1 / unit <= self.temperature <= unit)  # fmt: skip
+        _check(
+            "temperature",
+            self.temperature,
+            "is 0 or between 2^-20 and 2^20",
+            self.temperature == 0 or 1 / unit <= self.temperature <= unit,
+        )
         _check("top_k", self.top_k, "is 0 (off) or a number of tokens", self.top_k >= 0)
         _check("top_p", self.top_p, "is above 0 and at most 1", 0 < self.top_p <= 1)
         _check("min_p", self.min_p, "is at least 0 and at most 1", 0 <= self.min_p <= 1)
-        _check("repetition_penalty", self.repetition_penalty, "is between 2^-20 and 2^20",
-               1 / unit <= self.repetition_penalty <= unit)  # fmt: skip
+        _check(
+            "repetition_penalty",
+            self.repetition_penalty,
+            "is between 2^-20 and 2^20",
+            1 / unit <= self.repetition_penalty <= unit,
+        )
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
             _check(name, value, "is between -2^20 and 2^20", abs(value) <= unit)
         for token, bias in self.logit_bias.items():
-            _check(f"logit_bias[{token}]", bias, "is a finite number of at most 2^20 for an id",
-                   token >= 0 and isfinite(bias) and abs(bias) <= unit)  # fmt: skip
+            _check(
+                f"logit_bias[{token}]",
+                bias,
+                "is a finite number of at most 2^20 for an id",
+                token >= 0 and isfinite(bias) and abs(bias) <= unit,
+            )
         _check("seed", self.seed, "is at least 0 and below 2^64", 0 <= self.seed < 1 << 64)
 
 
@@ -277,7 +289,7 @@ def log_sum_exp(logits: Floats) -> Floats:
 
 
 def drawn_logit(
-    logits: Floats, token: int, scale: float = 1.0, faults: Flags | None = None
+    logits: Floats, token: int, scale: float | np.float32 = 1.0, faults: Flags | None = None
 ) -> tuple[np.float32, np.float32]:
     """Return a token's logit and the `log_sum_exp` of the row, of x = snap(RN(logit·RN(scale))).
 

@@ -65,9 +65,14 @@ def assign(
     """Assign an offset to every value of the steps; see `cortiq.backend.arena.place`."""
     free, whole = FreeSpans(), {name: aligned(size) for name, size in sizes.items()}
     offsets = place(
-        [[step] for step in steps], lowered.root, whole, kept, first, lambda name: free,
+        [[step] for step in steps],
+        lowered.root,
+        whole,
+        kept,
+        first,
+        lambda name: free,
         lambda step, read: _replaced(lowered, step, sizes, read),
-    )  # fmt: skip
+    )
     return ArenaOffsets(offsets, free.end)
 
 

@@ -8,7 +8,7 @@ from cortiq.backend.lower import LoweredStep
 from cortiq.ir import ops
 from cortiq_cpu import arguments
 from cortiq_cpu.arguments import OpKind, address
-from cortiq_cpu.binder import OpArgs, OpBinder
+from cortiq_cpu.binder import OpArgs, OpBinder, fields
 from cortiq_cpu.matmul_arguments import PRODUCTS, ChosenMatmulArgs, EmbedArgs, MatmulArgs
 
 F32 = np.float32
@@ -44,9 +44,12 @@ def bind_chosen(b: OpBinder, step: LoweredStep) -> OpArgs:
     node = step.nodes[0]
     slots, _ = b.shape(step.outputs[0])
     args = ChosenMatmulArgs(
-        matrix=b.weights.matrix(node.weights["weight"]), x=b.at(step.inputs[0]),
-        out=b.at(step.outputs[0]), slots=slots, shared=len(b.shape(node.inputs[0])) == 1,
-    )  # fmt: skip
+        matrix=b.weights.matrix(node.weights["weight"]),
+        x=b.at(step.inputs[0]),
+        out=b.at(step.outputs[0]),
+        slots=slots,
+        shared=len(b.shape(node.inputs[0])) == 1,
+    )
     if isinstance(node.op, ops.ExpertMatMul):
         args.choice = b.at(step.inputs[1])
     return [(OpKind.MATMUL_CHOSEN, args)]
@@ -55,17 +58,27 @@ def bind_chosen(b: OpBinder, step: LoweredStep) -> OpArgs:
 def bind_route(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind ROUTE."""
     node = step.nodes[0]
-    router = node.op.router  # type: ignore[attr-defined]
+    op: ops.Route = fields(node)
+    router = op.router
     index, weights = step.outputs
     args = arguments.RouteArgs(
-        scores=b.at(step.inputs[0]), bias=b.vector(node, "bias"), index=b.at(index),
-        weights=b.at(weights), scores_stride=b.stride(node.inputs[0]),
-        experts=node.op.experts, top_k=router.top_k,  # type: ignore[attr-defined]
-        router=ROUTERS.index(router.kind), renormalise=router.renormalise,
-        floor=F32(router.denominator_floor), scaling=F32(router.routed_scaling),
-        mask=b.vector(node, "mask"), groups=router.groups, kept_groups=router.kept_groups,
-        best_two=router.group_score == "top2", tau=F32(router.tau or 0),
-    )  # fmt: skip
+        scores=b.at(step.inputs[0]),
+        bias=b.vector(node, "bias"),
+        index=b.at(index),
+        weights=b.at(weights),
+        scores_stride=b.stride(node.inputs[0]),
+        experts=op.experts,
+        top_k=router.top_k,
+        router=ROUTERS.index(router.kind),
+        renormalise=router.renormalise,
+        floor=F32(router.denominator_floor),
+        scaling=F32(router.routed_scaling),
+        mask=b.vector(node, "mask"),
+        groups=router.groups,
+        kept_groups=router.kept_groups,
+        best_two=router.group_score == "top2",
+        tau=F32(router.tau or 0),
+    )
     return [(OpKind.ROUTE, args)]
 
 
@@ -74,7 +87,12 @@ def bind_combine(b: OpBinder, step: LoweredStep) -> OpArgs:
     weights, outputs = step.inputs
     count, width = b.shape(step.nodes[0].inputs[1])
     args = arguments.CombineExpertsArgs(
-        weights=b.at(weights), outputs=b.at(outputs), out=b.at(step.outputs[0]),
-        outputs_stride=count * width, out_stride=width, count=count, width=width,
-    )  # fmt: skip
+        weights=b.at(weights),
+        outputs=b.at(outputs),
+        out=b.at(step.outputs[0]),
+        outputs_stride=count * width,
+        out_stride=width,
+        count=count,
+        width=width,
+    )
     return [(OpKind.COMBINE_EXPERTS, args)]

@@ -26,9 +26,13 @@ def bind_gather(b: OpBinder, step: LoweredStep) -> OpArgs:
     (source,), (out,) = step.inputs, step.outputs
     floats = row_bytes(b.lowered.types[out]) // FLOAT_BYTES
     copy = arguments.CopyArgs(
-        x=b.at(source), out=b.at(out), from_rows=address(b.rows.source),
-        x_stride=floats, out_stride=floats, width=floats,
-    )  # fmt: skip
+        x=b.at(source),
+        out=b.at(out),
+        from_rows=address(b.rows.source),
+        x_stride=floats,
+        out_stride=floats,
+        width=floats,
+    )
     return [(OpKind.COPY, copy)]
 
 
@@ -69,9 +73,14 @@ def bind_elementwise(b: OpBinder, step: LoweredStep) -> OpArgs:
     shape = wise.node.outputs[0]
     stride = b.stride(shape)
     args = arguments.ElementwiseArgs(
-        a=b.at(step.inputs[0]), out=b.at(wise.out), record=b.at(wise.record),
-        a_stride=stride, b_stride=stride, out_stride=stride, **b.split(shape),
-    )  # fmt: skip
+        a=b.at(step.inputs[0]),
+        out=b.at(wise.out),
+        record=b.at(wise.record),
+        a_stride=stride,
+        b_stride=stride,
+        out_stride=stride,
+        **b.split(shape),
+    )
     if len(step.inputs) > 1:
         args.b = b.at(step.inputs[1])
     op = node.op
@@ -93,12 +102,22 @@ def bind_norm(b: OpBinder, step: LoweredStep) -> OpArgs:
     split = b.split(node.inputs[0] if node else step.inputs[0])
     stride = prod(split.values())
     args = arguments.NormArgs(
-        x=b.at(chain.x), residual=b.at(chain.residual), sum=b.at(chain.total),
-        out=b.at(chain.out), record=b.at(chain.record), weight=b.vector(node, "weight"),
-        bias=b.vector(node, "bias"), after_weight=b.vector(chain.after, "weight"),
-        x_stride=stride, residual_stride=stride, sum_stride=stride, out_stride=stride,
-        after=chain.after is not None, inverse_width=F32(1) / F32(split["width"]), **split,
-    )  # fmt: skip
+        x=b.at(chain.x),
+        residual=b.at(chain.residual),
+        sum=b.at(chain.total),
+        out=b.at(chain.out),
+        record=b.at(chain.record),
+        weight=b.vector(node, "weight"),
+        bias=b.vector(node, "bias"),
+        after_weight=b.vector(chain.after, "weight"),
+        x_stride=stride,
+        residual_stride=stride,
+        sum_stride=stride,
+        out_stride=stride,
+        after=chain.after is not None,
+        inverse_width=F32(1) / F32(split["width"]),
+        **split,
+    )
     if node is not None:
         args.eps = F32(fields(node).eps)
     if chain.after is not None:
@@ -132,12 +151,14 @@ def _copies(
             arguments.CopyArgs(
                 x=b.at(source) + FLOAT_BYTES * (i * width + start),
                 out=b.at(out) + FLOAT_BYTES * (i * step + to),
-                x_stride=inner * width, out_stride=whole, width=taken,
+                x_stride=inner * width,
+                out_stride=whole,
+                width=taken,
             ),
         )
         for source, start, to in pieces
         for i in range(inner)
-    ]  # fmt: skip
+    ]
 
 
 def bind_concat(b: OpBinder, step: LoweredStep) -> OpArgs:

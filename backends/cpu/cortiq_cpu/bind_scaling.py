@@ -24,9 +24,13 @@ def bind_l2_norm(b: OpBinder, step: LoweredStep) -> OpArgs:
     split, stride = b.split(step.nodes[0].inputs[0]), b.stride(step.outputs[0])
     op: ops.L2Norm = step.op  # type: ignore[assignment]
     norm = arguments.NormArgs(
-        x=b.at(step.inputs[0]), out=b.at(step.outputs[0]), x_stride=stride, out_stride=stride,
-        eps=F32(op.eps), **split,
-    )  # fmt: skip
+        x=b.at(step.inputs[0]),
+        out=b.at(step.outputs[0]),
+        x_stride=stride,
+        out_stride=stride,
+        eps=F32(op.eps),
+        **split,
+    )
     return [(OpKind.L2_NORM, norm)]
 
 
@@ -35,9 +39,13 @@ def bind_scaled(b: OpBinder, step: LoweredStep) -> OpArgs:
     node, out = step.nodes[0], step.outputs[0]
     how, special = _SPECIAL[type(step.op)](b, step)
     args = arguments.ScaledArgs(
-        x=b.at(step.inputs[0]), out=b.at(out), x_stride=b.stride(node.inputs[0]),
-        out_stride=b.stride(out), how=HOW.index(how), **{**b.split(out), **special},
-    )  # fmt: skip
+        x=b.at(step.inputs[0]),
+        out=b.at(out),
+        x_stride=b.stride(node.inputs[0]),
+        out_stride=b.stride(out),
+        how=HOW.index(how),
+        **{**b.split(out), **special},
+    )
     return [(OpKind.SCALED, args)]
 
 

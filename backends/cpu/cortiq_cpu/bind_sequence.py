@@ -25,19 +25,30 @@ def bind_rope(b: OpBinder, step: LoweredStep) -> OpArgs:
     heads, width = b.shape(step.nodes[0].inputs[0])
     cos, sin = b.angles.place(step.nodes[0], b.rows)
     args = arguments.RopeArgs(
-        x=b.at(step.inputs[0]), out=b.at(step.outputs[0]), cos=cos, sin=sin,
-        x_stride=heads * width, out_stride=heads * width, heads=heads, width=width,
-        pairs=op.table.dim // 2, interleaved=PAIRINGS.index(op.pairing),
-    )  # fmt: skip
+        x=b.at(step.inputs[0]),
+        out=b.at(step.outputs[0]),
+        cos=cos,
+        sin=sin,
+        x_stride=heads * width,
+        out_stride=heads * width,
+        heads=heads,
+        width=width,
+        pairs=op.table.dim // 2,
+        interleaved=PAIRINGS.index(op.pairing),
+    )
     return [(OpKind.ROPE, args)]
 
 
 def _part(b: OpBinder, part: HeadGroup) -> arguments.HeadGroupArgs:
     heads, width = b.shape(part.quantise.inputs[0])
     args = arguments.HeadGroupArgs(
-        x=b.at(part.x), x_stride=heads * width, heads=heads, width=width,
-        target=TARGETS.index(part.target), inverse_width=F32(1) / F32(width),
-    )  # fmt: skip
+        x=b.at(part.x),
+        x_stride=heads * width,
+        heads=heads,
+        width=width,
+        target=TARGETS.index(part.target),
+        inverse_width=F32(1) / F32(width),
+    )
     if part.target == "record":
         args.record = b.at(part.quantise.outputs[0])
     if part.norm is not None:
@@ -73,12 +84,20 @@ def bind_attend(b: OpBinder, step: LoweredStep) -> OpArgs:
     node, op = attention.node, fields(attention.node)
     constants = b.weights.scoring(op)
     args = arguments.AttendArgs(
-        kv=b.kv(node.slots["kv"]), q=b.at(step.inputs[0]), sinks=b.vector(node, "sinks"),
-        out=b.at(attention.out), record=b.at(attention.record),
-        workspace=b.workspace.address, workspace_bytes=b.workspace.size,
-        out_stride=op.heads * op.value_dim, heads=op.heads, window=op.window or 0,
-        factor=constants.factor, cap=constants.cap, inverse_cap=constants.inverse_cap,
-    )  # fmt: skip
+        kv=b.kv(node.slots["kv"]),
+        q=b.at(step.inputs[0]),
+        sinks=b.vector(node, "sinks"),
+        out=b.at(attention.out),
+        record=b.at(attention.record),
+        workspace=b.workspace.address,
+        workspace_bytes=b.workspace.size,
+        out_stride=op.heads * op.value_dim,
+        heads=op.heads,
+        window=op.window or 0,
+        factor=constants.factor,
+        cap=constants.cap,
+        inverse_cap=constants.inverse_cap,
+    )
     if op.until:
         args.last = b.at(step.inputs[1])
     if op.block:
@@ -92,9 +111,14 @@ def bind_choose(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind CHOOSE_BLOCKS."""
     op: ops.ChooseBlocks = step.op  # type: ignore[assignment]
     args = arguments.ChooseBlocksArgs(
-        kv=b.kv(step.nodes[0].slots["kv"]), q=b.at(step.inputs[0]), out=b.at(step.outputs[0]),
-        heads=op.heads, block=op.block, top=op.top, local=op.local,
-    )  # fmt: skip
+        kv=b.kv(step.nodes[0].slots["kv"]),
+        q=b.at(step.inputs[0]),
+        out=b.at(step.outputs[0]),
+        heads=op.heads,
+        block=op.block,
+        top=op.top,
+        local=op.local,
+    )
     return [(OpKind.CHOOSE_BLOCKS, args)]
 
 
@@ -110,13 +134,19 @@ def bind_conv(b: OpBinder, step: LoweredStep) -> OpArgs:
     op: ops.CausalConv = node.op  # type: ignore[assignment]
     number = b.layout.fixed_numbers[node.slots["ring"]]
     args = arguments.ConvArgs(
-        x=b.at(step.inputs[0]), out=b.at(step.outputs[0]),
-        weight=b.weights.taps(node.weights["weight"]), bias=b.vector(node, "bias"),
+        x=b.at(step.inputs[0]),
+        out=b.at(step.outputs[0]),
+        weight=b.weights.taps(node.weights["weight"]),
+        bias=b.vector(node, "bias"),
         rings=b.rows.fixed[number].ctypes.data,
         capacities=b.rows.ring_capacities[number].ctypes.data,
-        segments=address(b.rows.segments), segment_count=address(b.rows.segment_count),
-        x_stride=op.width, out_stride=op.width, width=op.width, taps=op.kernel,
-    )  # fmt: skip
+        segments=address(b.rows.segments),
+        segment_count=address(b.rows.segment_count),
+        x_stride=op.width,
+        out_stride=op.width,
+        width=op.width,
+        taps=op.kernel,
+    )
     return [(OpKind.CAUSAL_CONV, args)]
 
 

@@ -75,11 +75,16 @@ def bind_package(b: OpBinder, step: LoweredStep) -> OpArgs:
     inputs, outputs = _rows(b, step.inputs), _rows(b, step.outputs)
     b.kept += [constants, weights, inputs, outputs]
     args = PackageArgs(
-        function=native.address, version=KERNEL_VERSION, input_count=len(inputs),
-        output_count=len(outputs), weight_count=len(weights), inputs=ctypes.addressof(inputs),
-        outputs=ctypes.addressof(outputs), weights=ctypes.addressof(weights),
+        function=native.address,
+        version=KERNEL_VERSION,
+        input_count=len(inputs),
+        output_count=len(outputs),
+        weight_count=len(weights),
+        inputs=ctypes.addressof(inputs),
+        outputs=ctypes.addressof(outputs),
+        weights=ctypes.addressof(weights),
         constants=None if constants is None else ctypes.addressof(constants),
-    )  # fmt: skip
+    )
     return [(OpKind.PACKAGE, args)]
 
 

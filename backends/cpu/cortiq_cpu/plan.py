@@ -138,11 +138,20 @@ class CpuPlan(RequestPlan[CompiledOps]):
             for _, name in one.stops
         }
         return CompiledOps(
-            graph=self.graph, lowered=lowered, places=places, arena=self.arena,
-            lists=(op_list(ops[0]), op_list(ops[1])), whole=op_list(ops[0] + ops[1]),
-            labels=(labels[0], labels[1]), asked=asked, stops=(bound[0].stops, bound[1].stops),
-            snapping=snapping, late=late, exact=exact, kept=[binder.kept for binder in binders],
-        )  # fmt: skip
+            graph=self.graph,
+            lowered=lowered,
+            places=places,
+            arena=self.arena,
+            lists=(op_list(ops[0]), op_list(ops[1])),
+            whole=op_list(ops[0] + ops[1]),
+            labels=(labels[0], labels[1]),
+            asked=asked,
+            stops=(bound[0].stops, bound[1].stops),
+            snapping=snapping,
+            late=late,
+            exact=exact,
+            kept=[binder.kept for binder in binders],
+        )
 
     def _places(
         self,

@@ -80,9 +80,14 @@ class RecurrentLayout:
         """Return the op's arguments without its addresses."""
         heads, rows, columns = self.slot.shape
         return arguments.RecurrenceArgs(
-            heads=heads, groups=self.groups, state_rows=rows, columns=columns,
-            per_channel=self.per_channel, delta=self.delta, keep=keep,
-        )  # fmt: skip
+            heads=heads,
+            groups=self.groups,
+            state_rows=rows,
+            columns=columns,
+            per_channel=self.per_channel,
+            delta=self.delta,
+            keep=keep,
+        )
 
     def states(self, data: Floats) -> Floats:
         """Return the state and its two marks, of a sequence's memory [size]."""
@@ -128,9 +133,13 @@ class RecurrentLayout:
         )
         args.states, args.segments, args.segment_count = map(address, (state, segments, numbers))
         op = NativeOp(
-            int(OpKind.GATED_DELTA), 0, address(numbers[1:]), address(faults),
-            ctypes.addressof(args), 0,
-        )  # fmt: skip
+            int(OpKind.GATED_DELTA),
+            0,
+            address(numbers[1:]),
+            address(faults),
+            ctypes.addressof(args),
+            0,
+        )
         pool.run(op_list([op]), 1)
 
 

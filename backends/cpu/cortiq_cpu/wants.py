@@ -63,10 +63,17 @@ class AnswerOp:
         index, values = np.zeros((capacity, each), np.int32), np.zeros((capacity, each), F32)
         words, draws = np.zeros((capacity, WORDS), np.uint32), (arguments.DrawArgs * capacity)()
         args = arguments.AnswerArgs(
-            x=place, from_rows=address(rows), draws=ctypes.addressof(draws),
-            index=address(index), values=address(values), words=address(words),
-            workspace=workspace, x_stride=width, width=width, count=ask.number,
-        )  # fmt: skip
+            x=place,
+            from_rows=address(rows),
+            draws=ctypes.addressof(draws),
+            index=address(index),
+            values=address(values),
+            words=address(words),
+            workspace=workspace,
+            x_stride=width,
+            width=width,
+            count=ask.number,
+        )
         faults = np.zeros(capacity, np.uint8)
         return cls(ask, args, rows, count, faults, index, values, words, draws)
 

@@ -102,10 +102,15 @@ def matvec(weight: Any, q: mx.array) -> mx.array:
     scales = codes if weight.scales is None else weight.scales
     offsets = codes if weight.offsets is None else weight.offsets
     numbers = {
-        "ROWS": rows, "PIECE": form.piece, "PIECES": form.pieces, "HEIGHT": height,
-        "BLOCKS": weight.scale.shape[0], "SHIFT": form.shift, "SCALED": int(form.scaled),
+        "ROWS": rows,
+        "PIECE": form.piece,
+        "PIECES": form.pieces,
+        "HEIGHT": height,
+        "BLOCKS": weight.scale.shape[0],
+        "SHIFT": form.shift,
+        "SCALED": int(form.scaled),
         "LOW": int(form.low),
-    }  # fmt: skip
+    }
     arrays = [q, codes, weight.scale, least, scales, offsets]
     (y,) = launched(MATVEC, arrays, numbers, rows * height, [((rows, height), mx.float32)])
     return y

@@ -53,14 +53,14 @@ class MlxWalk(KernelWalk[MlxState]):
     def _answers_of(self, at: int) -> dict[Any, LazyAnswer]:
         """Start the requested outputs of a row."""
         position, wants = self.rows[at].position, self.rows[at].wants
-        found = {
+        found: dict[Any, LazyAnswer] = {
             want: answer(want, self.row(value_of(want), at), position, lambda: self.history(at))
             for want in wants
             if not isinstance(want, DrawnLogit)
         }
         for want in wants:
             if isinstance(want, DrawnLogit):
-                token = found[drawing_want(wants)].arrays[0]  # type: ignore[index]
+                token = found[drawing_want(wants)].arrays[0]
                 found[want] = drawn_logit(want, self.row("logits", at), token)
         return found
 

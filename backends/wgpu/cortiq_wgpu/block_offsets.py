@@ -59,7 +59,11 @@ def assign(lowered: GroupedSteps, rows: dict[str, int], kept: set[str]) -> Block
     sizes = {name: -(-size // LINE) * LINE for name, size in words.items()}
     first = sorted({lowered.root(name) for name in kept} & rows.keys())
     offsets = place(
-        lowered.groups, lowered.root, sizes, kept, first,
+        lowered.groups,
+        lowered.root,
+        sizes,
+        kept,
+        first,
         lambda name: blocks[types[name].dtype == "q16"],
-    )  # fmt: skip
+    )
     return BlockOffsets(offsets, blocks[False].end, blocks[True].end)

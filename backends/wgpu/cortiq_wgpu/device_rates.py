@@ -122,20 +122,32 @@ class ProductProbe:
         records[:, -4] = np.uint32((1 << 32) - 20)
         header = np.array([0, self.rows, self.rows, 1, 16, 16, 16, 0] + [0] * 8, np.uint32)
         self.shared = {
-            "m": self.gpu.uploaded(header), "q": self.gpu.uploaded(records),
+            "m": self.gpu.uploaded(header),
+            "q": self.gpu.uploaded(records),
             "x": self.gpu.buffer(4 * self.rows * self.lines),
             "faults": self.gpu.buffer(4 * self.rows),
-        }  # fmt: skip
+        }
         count = max(1, self.nbytes // (self.lines * self.width))
         self.codes = copies(self.gpu, self.part.codes, count)
 
     def _dispatches(self, kernel: ShaderSource, groups: Sequence[int]) -> list[EncodedDispatch]:
         part: MatrixSlice = self.part
         values = {
-            "inner": 1, "start": 0, "stop": self.lines, "base": 0, "units": units_of(self.width),
-            "q": 0, "size": record_words(self.width), "n": self.lines, "slots": 1, "first0": 0,
-            "out0": 0, "width0": self.lines, "groups": -(-self.width // 32), **part.places,
-        }  # fmt: skip
+            "inner": 1,
+            "start": 0,
+            "stop": self.lines,
+            "base": 0,
+            "units": units_of(self.width),
+            "q": 0,
+            "size": record_words(self.width),
+            "n": self.lines,
+            "slots": 1,
+            "first0": 0,
+            "out0": 0,
+            "width0": self.lines,
+            "groups": -(-self.width // 32),
+            **part.places,
+        }
         words = np.array(kernel.words((0, 0, 0), [values]), np.uint32)
         buffers = {**self.shared, "p": self.gpu.uploaded(words), "s": part.side}
         return [_dispatch(self.gpu, kernel, {**buffers, "codes": c}, groups) for c in self.codes]

@@ -18,12 +18,17 @@ def tile_kernel(dot: str, targets: int, tuning: ProductTuning = TUNING) -> Shade
     declared = [f"var h{i}_{j} = 0; var l{i}_{j} = 0;" for i, j in cells]
     declared += [f"var {kind}{t}: vec4u;" for kind, t, _ in _turns(items)]
     parts = {
-        "TARGET": target_text(targets), "ROWS": str(tuning.rows), "OUTPUTS": str(tuning.outputs),
-        "UNITS": str(tuning.units), "DECLARED": " ".join(declared),
-        "PLACES": "\n  ".join(_places(items)), "FETCHED": "\n    ".join(_fetched(items)),
-        "PUT": "\n    ".join(_put(items)), "SUMS": "\n      ".join(_sums(tuning)),
+        "TARGET": target_text(targets),
+        "ROWS": str(tuning.rows),
+        "OUTPUTS": str(tuning.outputs),
+        "UNITS": str(tuning.units),
+        "DECLARED": " ".join(declared),
+        "PLACES": "\n  ".join(_places(items)),
+        "FETCHED": "\n    ".join(_fetched(items)),
+        "PUT": "\n    ".join(_put(items)),
+        "SUMS": "\n      ".join(_sums(tuning)),
         "FINISHED": "\n  ".join(_finished(tuning)),
-    }  # fmt: skip
+    }
     return kernel("tile", dot, parts)
 
 

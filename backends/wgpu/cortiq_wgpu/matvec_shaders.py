@@ -65,12 +65,15 @@ def _streamed_rows(
     ]
     totals = ", ".join(f"total_of({number * rows * lines}u + lane)" for number in range(len(names)))
     return {
-        "LINES": str(lines), "LANES": str(tuning.lanes), "TURNS": str(tuning.turns),
+        "LINES": str(lines),
+        "LANES": str(tuning.lanes),
+        "TURNS": str(tuning.turns),
         "SUMS_EACH": str(len(names)),
-        "LOADED": "\n  ".join(loaded), "ADDED": _added(form, rows, tuning),
+        "LOADED": "\n  ".join(loaded),
+        "ADDED": _added(form, rows, tuning),
         "PUT": "\n  ".join(put),
         "ROUNDED": f"round_{'three' if form.planes == 2 else 'two'}_planes({totals})",
-    }  # fmt: skip
+    }
 
 
 def _group_sums(form: CodePacking) -> str:

@@ -176,9 +176,8 @@ class WgpuPlan(RequestPlan[CompiledDispatches]):
 
     def _places(self, lowered: GroupedSteps, request: RequestedOutputs) -> BlockOffsets:
         late = {
-            name for group in lowered.groups for step in group if step.tail
-            for name in step.outputs
-        }  # fmt: skip
+            name for group in lowered.groups for step in group if step.tail for name in step.outputs
+        }
         roots = {
             lowered.root(n) for g in lowered.groups for s in g for n in (*s.inputs, *s.outputs)
         }
@@ -265,10 +264,6 @@ class WgpuPlan(RequestPlan[CompiledDispatches]):
     def shape_of(self, name: str) -> tuple[int, ...]:
         """Return the shape of a row's value."""
         return self.graph.values[name].shape
-
-    def numbers_of(self, name: str) -> int:
-        """Count the numbers of a row's value."""
-        return prod(self.shape_of(name))
 
     @property
     def inputs(self) -> Mapping[str, Any]:

@@ -46,8 +46,9 @@ def _source(binder: DispatchBinder, name: str, matrix: WgpuMatrix) -> dict[str, 
 
 def matrix_products(binder: DispatchBinder, group: tuple[LoweredStep, ...]) -> list[Dispatch]:
     """Make the products of one value with matrices that lie one after the other."""
-    pairs = sorted(((binder.matrix(step, "weight"), step) for step in group),
-                   key=lambda pair: pair[0].base)  # fmt: skip
+    pairs = sorted(
+        ((binder.matrix(step, "weight"), step) for step in group), key=lambda pair: pair[0].base
+    )
     works: list[Dispatch] = []
     run: list[tuple[WgpuMatrix, LoweredStep]] = []
     for matrix, step in pairs:
@@ -68,8 +69,11 @@ def _run_products(
     values |= {"inner": binder.heads(source)[0], "slots": 1, "index": 0, "base": matrix.base}
     end = 0
     for number, (other, its) in enumerate(run):
-        values |= {f"first{number}": end, f"out{number}": binder.at(its.outputs[0]),
-                   f"width{number}": other.height}  # fmt: skip
+        values |= {
+            f"first{number}": end,
+            f"out{number}": binder.at(its.outputs[0]),
+            f"width{number}": other.height,
+        }
         end += other.height
     values["n"] = end
     works = []
@@ -166,9 +170,13 @@ def embed_rows(binder: DispatchBinder, step: LoweredStep) -> list[Dispatch]:
     works = []
     for part in matrix.parts:
         values = {
-            **_words(matrix, part), "start": part.start, "stop": part.stop, "n": matrix.width,
-            "vocabulary": matrix.height, "out": binder.at(out),
-        }  # fmt: skip
+            **_words(matrix, part),
+            "start": part.start,
+            "stop": part.stop,
+            "n": matrix.width,
+            "vocabulary": matrix.height,
+            "out": binder.at(out),
+        }
         lines = matrix.width if matrix.form.bits == 32 else matrix.groups
         grid = Grid(-(-lines // LANES))
         works.append(Dispatch(text, (values,), grid, step.tail, _beside(part)))

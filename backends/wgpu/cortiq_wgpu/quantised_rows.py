@@ -33,9 +33,10 @@ def quantised_of(words: np.ndarray, shape: tuple[int, ...]) -> Quantised:
     records = words.reshape(-1, record_words(width))
     planes = [
         np.ascontiguousarray(records[:, plane * 4 * units : (plane + 1) * 4 * units])
-        .view(np.int8)[:, :width].astype(np.int32)
+        .view(np.int8)[:, :width]
+        .astype(np.int32)
         for plane in range(2)
-    ]  # fmt: skip
+    ]
     q = planes[0] * 256 + planes[1]
     e = records[:, -4].view(np.int32).reshape(lead).copy()
     return Quantised(q.reshape(shape), e if lead else e[()])

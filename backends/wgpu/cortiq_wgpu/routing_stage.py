@@ -64,12 +64,20 @@ def route_stage(binder: DispatchBinder, step: LoweredStep) -> list[tuple[Stage, 
     index, out, beside = step.outputs
     scaling = 0 if router.routed_scaling == 1 else bits(router.routed_scaling)
     values = {
-        "experts": op.experts, "x": binder.at(step.inputs[0]), "p": binder.at(beside),
-        "bias": binder.vector(step, "bias", NONE), "mask": binder.vector(step, "mask", NONE),
-        "groups": router.groups, "kept_groups": router.kept_groups,
-        "top2": int(router.group_score == "top2"), "k": router.top_k, "index": binder.at(index),
-        "out": binder.at(out), "tau": 0 if router.tau is None else bits(F32(router.tau)),
-        "renormalise": int(router.renormalise), "floor": bits(F32(router.denominator_floor)),
+        "experts": op.experts,
+        "x": binder.at(step.inputs[0]),
+        "p": binder.at(beside),
+        "bias": binder.vector(step, "bias", NONE),
+        "mask": binder.vector(step, "mask", NONE),
+        "groups": router.groups,
+        "kept_groups": router.kept_groups,
+        "top2": int(router.group_score == "top2"),
+        "k": router.top_k,
+        "index": binder.at(index),
+        "out": binder.at(out),
+        "tau": 0 if router.tau is None else bits(F32(router.tau)),
+        "renormalise": int(router.renormalise),
+        "floor": bits(F32(router.denominator_floor)),
         "scaling": scaling,
-    }  # fmt: skip
+    }
     return [(text, values)]

@@ -128,8 +128,15 @@ def _mapped(gpu: GpuDevice, expression: str, given: Inputs) -> Array:
 
 def _quantises(gpu: GpuDevice, row: Array) -> bool:
     units = units_of(COUNT)
-    values = {"x": 0, "out": 0, "size": record_words(COUNT), "units": units, "heads": 1,
-              "n": COUNT, "width": 256}  # fmt: skip
+    values = {
+        "x": 0,
+        "out": 0,
+        "size": record_words(COUNT),
+        "units": units,
+        "heads": 1,
+        "n": COUNT,
+        "width": 256,
+    }
     kernel = staged((stage("quantise"),), gpu.dot)
     record = _run(gpu, kernel, row, values, values["size"], of="q")
     planes = [record[plane * 4 * units :][: 4 * units].view(np.int8) for plane in range(2)]

@@ -31,18 +31,28 @@ def _spread(binder: DispatchBinder, step: LoweredStep) -> list[Dispatch]:
     op, record = step.op.attend, binder.record(step.inputs[0])
     constants = binder.scoring[op]
     values = {
-        "q": record["at"], "key_size": record["size"], "key_units": record["units"],
-        "key_words": -(-op.key_dim // 4), "channels": op.value_dim, "heads": op.heads,
-        "kv_heads": op.kv_heads, "window": op.window or 0, "factor": bits(constants.factor),
-        "cap": bits(constants.cap), "inverse_cap": bits(constants.inverse_cap),
-    }  # fmt: skip
+        "q": record["at"],
+        "key_size": record["size"],
+        "key_units": record["units"],
+        "key_words": -(-op.key_dim // 4),
+        "channels": op.value_dim,
+        "heads": op.heads,
+        "kv_heads": op.kv_heads,
+        "window": op.window or 0,
+        "factor": bits(constants.factor),
+        "cap": bits(constants.cap),
+        "inverse_cap": bits(constants.inverse_cap),
+    }
     chosen = "return true;"
     if op.block:
         chosen = CHOSEN
         sets, listed = binder.type_of(step.inputs[2]).shape
         values |= {
-            "chosen": binder.at(step.inputs[2]), "sets": sets, "listed": listed, "block": op.block,
-        }  # fmt: skip
+            "chosen": binder.at(step.inputs[2]),
+            "sets": sets,
+            "listed": listed,
+            "block": op.block,
+        }
     last = "about(row, 1u)"
     if op.until:
         last = "x[$last + row]"
@@ -77,10 +87,16 @@ def _heads_beside(op: ops.Attend, channels: int) -> int:
 def _choose(binder: DispatchBinder, step: LoweredStep) -> list[Dispatch]:
     key, op = binder.record(step.inputs[0]), step.op
     values = {
-        "q": key["at"], "key_size": key["size"], "key_units": key["units"],
-        "key_words": -(-op.key_dim // 4), "heads": op.heads, "block": op.block, "top": op.top,
-        "local": op.local, "out": binder.at(step.outputs[0]),
-    }  # fmt: skip
+        "q": key["at"],
+        "key_size": key["size"],
+        "key_units": key["units"],
+        "key_words": -(-op.key_dim // 4),
+        "heads": op.heads,
+        "block": op.block,
+        "top": op.top,
+        "local": op.local,
+        "out": binder.at(step.outputs[0]),
+    }
     text = staged((stage("blocks"),), binder.dot)
     assert step.node is not None
     pool = step.node.slots["kv"]
@@ -96,10 +112,14 @@ def _conv(binder: DispatchBinder, step: LoweredStep) -> list[Dispatch]:
     ring = binder.pools.slots[pool]
     assert isinstance(ring, Ring)
     values = {
-        "n": n, "taps": step.op.kernel, "capacity": ring_rows(ring),
-        "weight": binder.vector(step, "weight", NONE), "bias": binder.vector(step, "bias", NONE),
-        "x": binder.at(step.inputs[0]), "out": binder.at(step.outputs[0]),
-    }  # fmt: skip
+        "n": n,
+        "taps": step.op.kernel,
+        "capacity": ring_rows(ring),
+        "weight": binder.vector(step, "weight", NONE),
+        "bias": binder.vector(step, "bias", NONE),
+        "x": binder.at(step.inputs[0]),
+        "out": binder.at(step.outputs[0]),
+    }
     grid = Grid(-(-n // LANES))
     works = [Dispatch(kernel("conv", binder.dot), (values,), grid, step.tail, pool=pool)]
     if step.op.kernel > 1:
@@ -136,9 +156,13 @@ def _recurrence(binder: DispatchBinder, step: LoweredStep) -> list[Dispatch]:
     assert isinstance(slot, Recurrent)
     heads, rows, columns = slot.shape
     values |= {
-        "heads": heads, "key_heads": op.groups, "state_rows": rows, "columns": columns,
-        "out": binder.at(step.outputs[0]), "decays": binder.size(step.inputs[3]) // heads,
-    }  # fmt: skip
+        "heads": heads,
+        "key_heads": op.groups,
+        "state_rows": rows,
+        "columns": columns,
+        "out": binder.at(step.outputs[0]),
+        "decays": binder.size(step.inputs[3]) // heads,
+    }
     levels = max(1, min(LEAVES, 1 << max(0, rows - 1).bit_length()).bit_length() - 1)
     driven = DELTA.replace("PUSH", PUSH) if is_delta else SPACE
     parts = {"LEVELS": str(levels), "LEAVES": str(1 << levels), "DRIVEN": driven, "PUSH": PUSH}
@@ -146,10 +170,16 @@ def _recurrence(binder: DispatchBinder, step: LoweredStep) -> list[Dispatch]:
     grid = Grid(-(-columns // LANES), z=heads, over=SEGMENTS)
     each = max(1, MOST_TURNS // (4 * (rows + (1 << levels))))
     return [
-        Dispatch(text, ({**values, "begin": begin, "step": each},), grid, step.tail,
-             pool=step.node.slots["state"], begin=begin)
+        Dispatch(
+            text,
+            ({**values, "begin": begin, "step": each},),
+            grid,
+            step.tail,
+            pool=step.node.slots["state"],
+            begin=begin,
+        )
         for begin in range(0, binder.rows, each)
-    ]  # fmt: skip
+    ]
 
 
 MAKERS: Mapping[type, Callable[[DispatchBinder, LoweredStep], list[Dispatch]]] = {

@@ -77,10 +77,21 @@ def draw_block(want: Draw, history: np.ndarray | None, position: int, place: int
     mask_at = seen_at + 2 * len(d.seen_ids)
     constants = (d.repetition, d.inverse_repetition, d.presence, d.frequency)
     head = [
-        int(cold), bits(1.0 if cold else d.inverse_temperature), *map(bits, constants),
-        min(d.top_k, WORD), d.top_p if d.top_p_on else 0, d.min_p, d.seed_low, d.seed_high,
-        d.choice, d.position, len(d.bias_ids), bias_at, len(d.seen_ids), seen_at,
+        int(cold),
+        bits(1.0 if cold else d.inverse_temperature),
+        *map(bits, constants),
+        min(d.top_k, WORD),
+        d.top_p if d.top_p_on else 0,
+        d.min_p,
+        d.seed_low,
+        d.seed_high,
+        d.choice,
+        d.position,
+        len(d.bias_ids),
+        bias_at,
+        len(d.seen_ids),
+        seen_at,
         mask_at if len(mask) else 0,
-    ]  # fmt: skip
+    ]
     lists = (part.view(np.uint32) for part in (d.bias_ids, d.bias, d.seen_ids, d.seen_counts))
     return np.concatenate([np.array(head, np.uint32), *lists, mask])

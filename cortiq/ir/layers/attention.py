@@ -219,9 +219,16 @@ class Attention(Layer):
         """Write the attention and return the heads' outputs."""
         scale = self.head_dim**-0.5 if self.scale is None else self.scale
         attend = ops.Attend(
-            self.heads, self.kv_heads, self.head_dim, self.value_width, scale,
-            self.window, self.soft_cap, self.sinks, self.indexer.block if self.indexer else 0,
-        )  # fmt: skip
+            self.heads,
+            self.kv_heads,
+            self.head_dim,
+            self.value_width,
+            scale,
+            self.window,
+            self.soft_cap,
+            self.sinks,
+            self.indexer.block if self.indexer else 0,
+        )
         inputs = [q, position]
         if self.indexer:
             inputs.append(self.indexer.choose(scope, x, position, self.rope, self.pairing))

@@ -90,9 +90,12 @@ class GatedDeltaNet(Layer):
         shapes: dict[str, tuple[int, ...]] = {r: (n, self.width) for r, n in rows.items()}
         decays = DECAYS[self.decay_form][0]
         return shapes | {
-            "conv": (2 * self.keys + self.values, self.kernel), decays: (self.heads,),
-            "dt_bias": (self.heads,), "norm": (self.value_dim,), "out": (self.width, self.values),
-        }  # fmt: skip
+            "conv": (2 * self.keys + self.values, self.kernel),
+            decays: (self.heads,),
+            "dt_bias": (self.heads,),
+            "norm": (self.value_dim,),
+            "out": (self.width, self.values),
+        }
 
     def slot_kinds(self) -> dict[str, Slot]:
         """Declare the last kernel−1 rows of [q | k | v], and the delta rule's state."""
@@ -212,9 +215,10 @@ class KDA(Layer):
     @property
     def _rows(self) -> dict[str, int]:
         return {
-            "q": self.heads * self.key_dim, "k": self.heads * self.key_dim,
+            "q": self.heads * self.key_dim,
+            "k": self.heads * self.key_dim,
             "v": self.heads * self.value_dim,
-        }  # fmt: skip
+        }
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """Declare projections, taps, decay, gate, norm."""
@@ -222,11 +226,15 @@ class KDA(Layer):
         shapes: dict[str, tuple[int, ...]] = {r: (n, self.width) for r, n in self._rows.items()}
         logs = {"head": self.heads, "value": self.key_dim, "channel": keys}
         shapes |= {
-            "conv": (2 * keys + values, self.kernel), "f_a": (self.decay_rank, self.width),
-            "f_b": (keys, self.decay_rank), "b": (self.heads, self.width),
-            self._decays: (logs[self.decay_per],), "dt_bias": (keys,), "norm": (self.value_dim,),
+            "conv": (2 * keys + values, self.kernel),
+            "f_a": (self.decay_rank, self.width),
+            "f_b": (keys, self.decay_rank),
+            "b": (self.heads, self.width),
+            self._decays: (logs[self.decay_per],),
+            "dt_bias": (keys,),
+            "norm": (self.value_dim,),
             "o": (self.width, values),
-        }  # fmt: skip
+        }
         if not self.gate_rank:
             return shapes | {"g": (values, self.width)}
         return shapes | {"g_a": (self.gate_rank, self.width), "g_b": (values, self.gate_rank)}

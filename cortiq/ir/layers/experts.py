@@ -119,9 +119,11 @@ class MoE(Layer):
 
     def _router_vectors(self) -> dict[str, tuple[int, ...]]:
         there = {
-            "bias": self.selection_bias, "mask": self.masked, "expert_scale": self.expert_scale,
+            "bias": self.selection_bias,
+            "mask": self.masked,
+            "expert_scale": self.expert_scale,
             "router_bias": self.router_biased,
-        }  # fmt: skip
+        }
         shapes: dict[str, tuple[int, ...]] = {
             role: (self.experts,) for role, wanted in there.items() if wanted
         }

@@ -38,9 +38,11 @@ class Indexer(Described):
     def weight_shapes(self, width: int) -> dict[str, tuple[int, ...]]:
         """Declare projections and norms."""
         return {
-            "index_q": (self.heads * self.dim, width), "index_k": (self.dim, width),
-            "index_q_norm": (self.dim,), "index_k_norm": (self.dim,),
-        }  # fmt: skip
+            "index_q": (self.heads * self.dim, width),
+            "index_k": (self.dim, width),
+            "index_q_norm": (self.dim,),
+            "index_k_norm": (self.dim,),
+        }
 
     def slot(self) -> Slot:
         """Declare the slot: one key a position."""

@@ -61,10 +61,12 @@ class LatentAttention(Layer):
         """Declare the projections, with the two halves of kv_b as one matrix a head each."""
         q_out, h = self.heads * (self.nope_dim + self.rope_dim), self.heads
         shapes: dict[str, tuple[int, ...]] = {
-            "kv_a": (self.latent + self.rope_dim, self.width), "kv_a_norm": (self.latent,),
-            "k_b": (h, self.latent, self.nope_dim), "v_b": (h, self.value_dim, self.latent),
+            "kv_a": (self.latent + self.rope_dim, self.width),
+            "kv_a_norm": (self.latent,),
+            "k_b": (h, self.latent, self.nope_dim),
+            "v_b": (h, self.value_dim, self.latent),
             "o": (self.width, h * self.value_dim),
-        }  # fmt: skip
+        }
         if self.query_latent:
             shapes["q_a"] = (self.query_latent, self.width)
             shapes["q_a_norm"] = (self.query_latent,)

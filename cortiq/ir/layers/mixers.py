@@ -34,8 +34,10 @@ class ShortConv(Layer):
         """Declare projections, taps and biases."""
         n = self.width
         shapes: dict[str, tuple[int, ...]] = {
-            "in": (3 * n, n), "conv": (n, self.kernel), "out": (n, n),
-        }  # fmt: skip
+            "in": (3 * n, n),
+            "conv": (n, self.kernel),
+            "out": (n, n),
+        }
         if self.biased:
             shapes |= {f"{role}_bias": shape[:1] for role, shape in shapes.items()}
         return shapes

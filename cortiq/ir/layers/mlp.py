@@ -136,8 +136,9 @@ class MLP(Layer):
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """Declare two matrices and their biases."""
         shapes: dict[str, tuple[int, ...]] = {
-            "up": (self.inner, self.width), "down": (self.width, self.inner),
-        }  # fmt: skip
+            "up": (self.inner, self.width),
+            "down": (self.width, self.inner),
+        }
         if self.biased:
             shapes |= {f"{role}_bias": shape[:1] for role, shape in shapes.items()}
         return shapes

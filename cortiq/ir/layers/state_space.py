@@ -78,16 +78,20 @@ class Mamba2(Layer):
         """Declare projections, taps, decay, skip, norm."""
         rows = self.inner + self.conv_width + self.heads
         shapes: dict[str, tuple[int, ...]] = {
-            "in": (rows, self.width), "out": (self.width, self.inner),
-        }  # fmt: skip
+            "in": (rows, self.width),
+            "out": (self.width, self.inner),
+        }
         if self.biased:
             shapes |= {f"{role}_bias": shape[:1] for role, shape in shapes.items()}
         if self.conv_biased:
             shapes["conv_bias"] = (self.conv_width,)
         return shapes | {
-            "conv": (self.conv_width, self.kernel), DECAYS[self.decay_form][0]: (self.heads,),
-            "D": (self.heads,), "dt_bias": (self.heads,), "norm": (self.inner,),
-        }  # fmt: skip
+            "conv": (self.conv_width, self.kernel),
+            DECAYS[self.decay_form][0]: (self.heads,),
+            "D": (self.heads,),
+            "dt_bias": (self.heads,),
+            "norm": (self.inner,),
+        }
 
     def slot_kinds(self) -> dict[str, Slot]:
         """Declare the last kernel−1 rows of [x | B | C], and the state."""
