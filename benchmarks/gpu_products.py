@@ -88,8 +88,8 @@ def dense(known: Known) -> Iterator[tuple[str, str]]:
         if layout != "w8":
             tunings = [
                 replace(
-                    DEVICE_TUNING, special=False, bm_blocks=bm, bn_blocks=bn, warps_blocks=warps, turn=turn,
-                    stages_blocks=stages,
+                    DEVICE_TUNING, special=False, bm_blocks=bm, bn_blocks=bn, warps_blocks=warps,
+                    turn=turn, stages_blocks=stages,
                 )
                 for bm, bn, warps, turn, stages in (
                     (64, 64, 4, 2, 3), (64, 64, 4, 4, 2), (32, 64, 4, 4, 2), (64, 128, 8, 4, 2),
