@@ -316,9 +316,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "T31, T32",
         "test_acceptance.py::test_t31_t32_confidence_and_trace_have_a_true_entry_for_every_token",
-        "cortiq/engine/output.py",
-        "probability = confidence(row[LOGITS], token, request.calibration)",
-        "probability = confidence(row[LOGITS], token)",
+        "cortiq/engine/request.py",
+        "captures[DrawnLogit(self.calibration)] = None",
+        "captures[DrawnLogit(self.calibration * 2)] = None",
     ),
     Mutant(
         "T31, T32",

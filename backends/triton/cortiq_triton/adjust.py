@@ -14,7 +14,7 @@ import triton.language as tl
 
 from cortiq_triton import draw_numbers as columns
 from cortiq_triton.language import INTERPRETED, Tensor, ceil_div, constant, device, kernel, launch
-from cortiq_triton.prefix import AT, MASK, allowed, number, real
+from cortiq_triton.order import AT, MASK, allowed, number, real
 from cortiq_triton.scalar import outside, snapped
 
 BLOCK = 4096 if INTERPRETED else 512
@@ -117,10 +117,9 @@ def adjust(
     words = masks.shape[-1]
     if features.biases:
         lists = (there["bias_owners"], there["bias_ids"], there["biases"])
-        grid = (ceil_div(features.biases, BLOCK),)
         launch(
-            add_biases, grid, x, there["lines"], masks, faults, *lists, features.biases, n, words,
-            MASKED=masked, BLOCK=BLOCK,
+            add_biases, (ceil_div(features.biases, BLOCK),), x, there["lines"], masks, faults,
+            *lists, features.biases, n, words, MASKED=masked, BLOCK=BLOCK,
         )  # fmt: skip
     if features.penalties:
         grid = (ceil_div(longest, BLOCK), draws)

@@ -50,7 +50,7 @@ class Answers:
 
     def _answer(self, name: str, kind: type, asking: list[tuple[int, Want]]) -> None:
         rows = [at for at, _ in asking]
-        value = self._rows_of(name, rows) if kind is not Draw else None
+        value: Any = self._rows_of(name, rows) if kind is not Draw else None
         if kind is Named:
             answers: Any = value
         elif kind is Digest:
@@ -98,7 +98,8 @@ class Answers:
     def _draw(self, name: str, asking: list[tuple[int, Want]]) -> torch.Tensor:
         """Draw once for each row and draw of it, from the rows as they are."""
         run, (group, value) = self.run, self._value(name)
-        drawings, tokens = [], []
+        drawings: list[Drawing] = []
+        tokens: list[int] = []
         for at, want in asking:
             assert isinstance(want, Draw)
             place = at if group is run.all else bisect_left(group.places, at)
@@ -117,7 +118,7 @@ class Answers:
         there = buffer.views(arrays)
         if tokens:
             there["histories"] += there["tokens"].data_ptr()
-        longest = max(drawing.history.count for drawing in drawings)
+        longest = max(drawing.history.length for drawing in drawings)
         faults, counters = run.all.faults, run.shared.counters
         return draw.draw(value, features, there, faults, counters, longest)
 

@@ -17,20 +17,19 @@ from cortiq_triton import draw_numbers as columns
 from cortiq_triton.adjust import adjust
 from cortiq_triton.call import Counters
 from cortiq_triton.language import Tensor, constant, device, kernel, launch, pow2
-from cortiq_triton.prefix import (
+from cortiq_triton.order import (
     AT,
-    CUT,
     MASK,
     OVER_T,
-    SUMS,
     allowed,
     distance_of,
     extremes,
     keys_of,
     number,
-    surveyed,
     weight_of,
 )
+from cortiq_triton.prefix import surveyed
+from cortiq_triton.prefix_kernels import CUT, SUMS
 from cortiq_triton.rows import ordered_bits
 from cortiq_triton.scalar import log, log1p, outside
 from cortiq_triton.tail import argmax_whole, shifted
@@ -129,8 +128,8 @@ def exact_best(
 def best_parts(
     y: Tensor, spread: Tensor, lines: Tensor, masks: Tensor, sums: Tensor, orders: Tensor,
     faults: Tensor, n: Tensor, parts: Tensor, words: Tensor, LEAST: tl.constexpr,
-    CUTS: tl.constexpr, RAW: tl.constexpr, MASKED: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
-    PP: tl.constexpr,
+    CUTS: tl.constexpr, RAW: tl.constexpr, MASKED: tl.constexpr, SHIFT: tl.constexpr,
+    BLOCK: tl.constexpr, PP: tl.constexpr,
 ) -> None:  # fmt: skip
     """Of the kept ids of a part: the largest distance + noise and its id, as one int64.
 

@@ -34,7 +34,7 @@ class Stored(NamedTuple):
     """Ids on the device: the address of int32, and how many."""
 
     address: int
-    count: int
+    length: int
 
 
 NOTHING = Stored(0, 0)
@@ -170,7 +170,7 @@ def arrays_of(drawings: Sequence[Drawing], width: int) -> tuple[Features, dict[s
     penalties = bool(looks.any())
     if penalties:
         stored = [d.history if look else NOTHING for d, look in zip(drawings, looks, strict=True)]
-        lines[:, HISTORY] = [history.count for history in stored]
+        lines[:, HISTORY] = [history.length for history in stored]
         arrays["histories"] = np.array([history.address for history in stored], np.int64)
     masked = _add_masks(draws, lines, arrays, width)
     features = Features(

@@ -74,7 +74,8 @@ def ask(
     """
     wants = [want for row in rows for want in row.wants]
     drawing = [drawing_want(row.wants) for row in rows]
-    features, arrays = None, {}
+    features: Features | None = None
+    arrays: dict[str, np.ndarray] = {}
     if any(isinstance(want, Draw) for want in drawing):
         features, arrays = arrays_of(
             [

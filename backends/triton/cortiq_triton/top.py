@@ -7,7 +7,8 @@ import triton.language as tl
 
 from cortiq_triton import draw_numbers as columns
 from cortiq_triton.language import INTERPRETED, Tensor, kernel, launch, pow2
-from cortiq_triton.prefix import Prefixes, extremes, surveyed
+from cortiq_triton.order import extremes
+from cortiq_triton.prefix import Prefixes, surveyed
 from cortiq_triton.scalar import exp, fold, log, outside, snapped
 
 UNROLLED = 1 if INTERPRETED else 16

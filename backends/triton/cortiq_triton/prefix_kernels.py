@@ -1,0 +1,261 @@
+"""Kernels that find the prefix of an order of ids which filters keep: see `prefix.Prefixes`."""
+
+from __future__ import annotations
+
+import triton.language as tl
+
+from cortiq_triton import draw_numbers as columns
+from cortiq_triton.language import Tensor, constant, device, kernel
+from cortiq_triton.order import (
+    AT,
+    HIGHEST,
+    LOWEST,
+    MASK,
+    OVER_T,
+    PLACE,
+    allowed,
+    bucket_of,
+    depth_of,
+    distance_of,
+    extremes,
+    finer,
+    keys_of,
+    number,
+    real,
+    weight_of,
+)
+from cortiq_triton.rows import ordered_bits
+from cortiq_triton.scalar import outside, snapped
+
+TOP_K, TOP_P = constant(columns.TOP_K), constant(columns.TOP_P)
+LAST = constant(9223372036854775807)
+"""A key after all others."""
+SUMS = constant(128)
+"""Words of a row's sums: three tables of 16 (count, weight), then the four below."""
+LISTED, CUT, KEPT = constant(96), constant(98), constant(99)
+"""Ids listed (LISTED and LISTED + 1), last key kept, weight kept (−1: everything)."""
+COUNT_AT = constant(52)
+"""Bit from which on a part's sum of weights holds its count."""
+
+
+@device
+def target_of(lines: Tensor, sums: Tensor, row: Tensor, PHASE: tl.constexpr) -> Tensor:
+    """The count or weight that a row's prefix has to reach; 0 where the filter cuts nothing."""
+    b = tl.arange(0, 16)
+    line = sums + row * SUMS
+    if PHASE == 1:
+        wanted = number(lines, row, TOP_K).to(tl.int64)
+        target = tl.where(wanted < tl.sum(tl.load(line + 2 * b), 0), wanted, 0)
+    else:
+        whole = tl.sum(tl.load(line + 2 * b + 1), 0)
+        kept = tl.load(line + KEPT)
+        whole = tl.where(kept < 0, whole, kept)
+        share = number(lines, row, TOP_P).to(tl.int64)
+        target = (whole >> 24) * share + (((whole & 16777215) * share + 16777215) >> 24)
+        target = tl.where(share < 0, 0, tl.maximum(target, 1))
+    return target
+
+
+@device
+def crossing(
+    table: Tensor, count: Tensor, weight: Tensor, target: Tensor, PHASE: tl.constexpr
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The bucket in which sums from (count, weight) on reach a target, and the sums before it."""
+    b = tl.arange(0, 16)
+    counts, weights = tl.load(table + 2 * b), tl.load(table + 2 * b + 1)
+    reached = count + tl.cumsum(counts, 0) if PHASE == 1 else weight + tl.cumsum(weights, 0)
+    bucket = tl.minimum(tl.sum((reached < target).to(tl.int32), 0), 15)
+    count += tl.sum(tl.where(b < bucket, counts, 0), 0)
+    weight += tl.sum(tl.where(b < bucket, weights, 0), 0)
+    return bucket, count, weight
+
+
+@kernel
+def survey(
+    x: Tensor, out: Tensor, spread: Tensor, lines: Tensor, masks: Tensor, sums: Tensor,
+    faults: Tensor, n: Tensor, parts: Tensor, words: Tensor, PLACED: tl.constexpr,
+    RAW: tl.constexpr, FILTERED: tl.constexpr, MASKED: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """snap(x·RN(1/T)) of a part of a row, its extremes; clears the row's sums. RAW: x as it is."""
+    part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    i = part * BLOCK + tl.arange(0, BLOCK)
+    place = number(lines, row, PLACE).to(tl.int64) if PLACED else row
+    inside = allowed(masks, number(lines, row, MASK), i, i < n, words, MASKED)
+    y = tl.load(x + place * n + i, mask=i < n, other=0.0)
+    if not RAW:
+        over = real(lines, row, OVER_T)
+        y = tl.where(over == 0.0, y, y * over)
+        at = faults + number(lines, row, AT)
+        tl.store(at + i * 0, 1, mask=inside & outside(y))
+        y = snapped(y)
+        tl.store(out + row * n + i, y, mask=i < n)
+    order = ordered_bits(y)
+    at = spread + row * 2 * parts + part
+    tl.store(at, tl.max(tl.where(inside, order, LOWEST), 0))
+    tl.store(at + parts, tl.min(tl.where(inside, order, HIGHEST), 0))
+    if FILTERED:
+        word = tl.arange(0, SUMS)
+        first = tl.where(word == CUT, LAST, tl.where(word == KEPT, -1, word.to(tl.int64) * 0))
+        tl.store(sums + row * SUMS + word, first, mask=word + part * SUMS < SUMS)
+
+
+@kernel
+def weigh(
+    y: Tensor, spread: Tensor, lines: Tensor, masks: Tensor, sums: Tensor, n: Tensor,
+    parts: Tensor, words: Tensor, PHASE: tl.constexpr, WEIGHTS: tl.constexpr, RAW: tl.constexpr,
+    MASKED: tl.constexpr, BLOCK: tl.constexpr, PP: tl.constexpr,
+) -> None:  # fmt: skip
+    """Count and weigh the ids of a part by buckets: PHASE 0 all, else those of the crossing one."""
+    part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    i = part * BLOCK + tl.arange(0, BLOCK)
+    line = sums + row * SUMS
+    if PHASE > 0:
+        target = target_of(lines, sums, row, PHASE)
+        if target == 0:
+            return
+    place = number(lines, row, PLACE).to(tl.int64) if RAW else row
+    inside = allowed(masks, number(lines, row, MASK), i, i < n, words, MASKED)
+    largest, smallest = extremes(spread, row, parts, PP)
+    value = tl.load(y + place * n + i, mask=inside, other=0.0)
+    depth = depth_of(value, largest, smallest, RAW)
+    bucket = bucket_of(depth)
+    if PHASE > 0:
+        chosen, _, _ = crossing(line, target * 0, target * 0, target, PHASE)
+        inside = inside & (bucket == chosen)
+        bucket = finer(depth, chosen)
+    bucket = tl.where(inside, bucket, 16)
+    one = inside.to(tl.int32)
+    if WEIGHTS:  # a part's weights add up to 2⁵² at most: its count fits above them
+        one = (one.to(tl.int64) << COUNT_AT) + weight_of(distance_of(value, largest))
+    b = tl.arange(0, 16)
+    total = b * tl.sum(one * 0, 0)
+    for each in tl.static_range(16):
+        total = tl.where(b == each, tl.sum(tl.where(bucket == each, one, 0), 0), total)
+    at = line + 32 * PHASE + 2 * b
+    if WEIGHTS:
+        weight = total & ((1 << COUNT_AT) - 1)
+        tl.atomic_add(at + 1, weight, mask=weight > 0, sem="relaxed")
+        total = (total >> COUNT_AT) & 4095
+    tl.atomic_add(at, total.to(tl.int64), mask=total > 0, sem="relaxed")
+
+
+@kernel
+def enlist(
+    y: Tensor, spread: Tensor, lines: Tensor, masks: Tensor, sums: Tensor, listed: Tensor,
+    n: Tensor, parts: Tensor, words: Tensor, capacity: Tensor, PHASE: tl.constexpr,
+    RAW: tl.constexpr, MASKED: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
+    PP: tl.constexpr,
+) -> None:  # fmt: skip
+    """List a part's keys that lie where the target is reached; PHASE 0: those up to the cut."""
+    part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    i = part * BLOCK + tl.arange(0, BLOCK)
+    line = sums + row * SUMS
+    if PHASE > 0:
+        target = target_of(lines, sums, row, PHASE)
+        if target == 0:
+            return
+    place = number(lines, row, PLACE).to(tl.int64) if RAW else row
+    inside = allowed(masks, number(lines, row, MASK), i, i < n, words, MASKED)
+    largest, smallest = extremes(spread, row, parts, PP)
+    value = tl.load(y + place * n + i, mask=inside, other=0.0)
+    key = keys_of(value, largest, i, SHIFT, RAW)
+    if PHASE > 0:
+        depth = depth_of(value, largest, smallest, RAW)
+        chosen, count, weight = crossing(line, target * 0, target * 0, target, PHASE)
+        fine, count, weight = crossing(line + 32 * PHASE, count, weight, target, PHASE)
+        inside = inside & (bucket_of(depth) == chosen) & (finer(depth, chosen) == fine)
+    else:
+        inside = inside & (key <= tl.load(line + CUT))
+    found = inside.to(tl.int32)
+    many = tl.sum(found, 0)
+    if many > 0:
+        first = tl.atomic_add(line + LISTED + PHASE % 2, many.to(tl.int64), sem="relaxed")
+        at = first + tl.cumsum(found, 0) - 1
+        tl.store(listed + row * capacity + at, key, mask=inside & (at < capacity))
+
+
+@device
+def candidates(
+    y: Tensor, listed: Tensor, masks: Tensor, mask: Tensor, start: Tensor, count: Tensor,
+    short: Tensor, largest: Tensor, smallest: Tensor, chosen: Tensor, fine: Tensor, n: Tensor,
+    words: Tensor, RAW: tl.constexpr, MASKED: tl.constexpr, SHIFT: tl.constexpr,
+    CHUNK: tl.constexpr,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Keys of a chunk of the list, or of the row where the list is too short, and which count."""
+    i = start + tl.arange(0, CHUNK)
+    if short:
+        inside = allowed(masks, mask, i, i < n, words, MASKED)
+        value = tl.load(y + i, mask=inside, other=0.0)
+        depth = depth_of(value, largest, smallest, RAW)
+        inside = inside & (bucket_of(depth) == chosen) & (finer(depth, chosen) == fine)
+        key = keys_of(value, largest, i, SHIFT, RAW)
+    else:
+        inside = i < count
+        key = tl.load(listed + i, mask=inside, other=0)
+    return key, inside
+
+
+@device
+def weights_of_keys(key: Tensor, SHIFT: tl.constexpr) -> Tensor:
+    """Weights of ids by their keys, which hold the distance's bits."""
+    distance = -((key >> SHIFT).to(tl.int32).to(tl.float32, bitcast=True))
+    return weight_of(distance)
+
+
+@kernel
+def settle(
+    y: Tensor, spread: Tensor, lines: Tensor, masks: Tensor, sums: Tensor, listed: Tensor,
+    n: Tensor, parts: Tensor, words: Tensor, capacity: Tensor, PHASE: tl.constexpr,
+    WEIGHTS: tl.constexpr, RAW: tl.constexpr, MASKED: tl.constexpr, SHIFT: tl.constexpr,
+    CHUNK: tl.constexpr, PP: tl.constexpr,
+) -> None:  # fmt: skip
+    """Find a row's last key by sixteen limits at a time; and by count also what it all weighs."""
+    row = tl.program_id(0).to(tl.int64)
+    line = sums + row * SUMS
+    target = target_of(lines, sums, row, PHASE)
+    if target == 0:
+        return
+    place = number(lines, row, PLACE).to(tl.int64) if RAW else row
+    mask = number(lines, row, MASK)
+    largest, smallest = extremes(spread, row, parts, PP)
+    chosen, count, weight = crossing(line, target * 0, target * 0, target, PHASE)
+    fine, count, weight = crossing(line + 32 * PHASE, count, weight, target, PHASE)
+    many = tl.load(line + LISTED + PHASE % 2)
+    short = many > capacity
+    stop = tl.where(short, n.to(tl.int64), many)
+    row_y, row_list = y + place * n, listed + row * capacity
+    low, high = target * 0 + LAST, target * 0 - LAST
+    for start in range(0, stop, CHUNK):
+        key, inside = candidates(
+            row_y, row_list, masks, mask, start, many, short, largest, smallest, chosen, fine, n,
+            words, RAW, MASKED, SHIFT, CHUNK,
+        )  # fmt: skip
+        low = tl.minimum(low, tl.min(tl.where(inside, key, LAST), 0))
+        high = tl.maximum(high, tl.max(tl.where(inside, key, -LAST), 0))
+    before = count if PHASE == 1 else weight
+    while low < high:
+        step = (high - low) // 16 + 1
+        limit = low + step * (1 + tl.arange(0, 16)) - 1
+        sums_up_to = tl.full((CHUNK, 16), 0, tl.int64)
+        for start in range(0, stop, CHUNK):
+            key, inside = candidates(
+                row_y, row_list, masks, mask, start, many, short, largest, smallest, chosen, fine,
+                n, words, RAW, MASKED, SHIFT, CHUNK,
+            )  # fmt: skip
+            each = inside.to(tl.int64)
+            if PHASE == 2:
+                each = tl.where(inside, weights_of_keys(key, SHIFT), 0)
+            sums_up_to += tl.where(key[:, None] <= limit[None, :], each[:, None], 0)
+        total = before + tl.sum(sums_up_to, 0)
+        low += step * tl.sum((total < target).to(tl.int64), 0)
+        high = tl.minimum(high, low + step - 1)
+    tl.store(line + CUT, low)
+    if (PHASE == 1) and WEIGHTS:
+        for start in range(0, stop, CHUNK):
+            key, inside = candidates(
+                row_y, row_list, masks, mask, start, many, short, largest, smallest, chosen, fine,
+                n, words, RAW, MASKED, SHIFT, CHUNK,
+            )  # fmt: skip
+            each = weights_of_keys(key, SHIFT)
+            weight += tl.sum(tl.where(inside & (key <= low), each, 0), 0)
+        tl.store(line + KEPT, weight)
