@@ -20,6 +20,7 @@ from cortiq.engine.scheduler import EngineOptions
 from cortiq.engine.sequence import Sequence as Running
 from cortiq.options import GenerateOptions
 from cortiq.tokenizer.tokenizer import byte_tokenizer
+from cortiq_triton import compiled
 
 DEVICE = "cuda:0"
 DRAWS: dict[str, dict[str, Any]] = {
@@ -183,4 +184,10 @@ def use(known: dict[str, float], only: str = "prompts,decoding,loads") -> Iterat
     yield "first request", f"{time.perf_counter() - start:.2f} s"
     for part in only.split(","):
         yield from {"prompts": prompts, "decoding": decoding, "loads": loads}[part](made)
+    shapes = len(executable.decoder.shapes), len(executable.decoder.mixed.shapes)
+    yield (
+        "kernels compiled while requests waited",
+        f"{compiled.COMPILATIONS.late}; shapes of steps and of mixed batches {shapes}; "
+        f"{torch.cuda.memory_reserved() / 2**30:.1f} GiB reserved",
+    )
     executable.close()

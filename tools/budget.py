@@ -32,7 +32,7 @@ LIMITS: Mapping[str, int] = {
     "backends/cpu": 9360,
     "backends/mlx": 1760,
     "backends/reference": 950,
-    "backends/triton": 7800,
+    "backends/triton": 7900,
     "backends/wgpu": 4940,
     "benchmarks": 2720,
     "conformance": 7470,
@@ -58,7 +58,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-torch": 190,
     "tests": 36840,
-    "tools": 1420,
+    "tools": 1480,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -105,9 +105,7 @@ def load_program(
         return _load_synthetic(checkpoint, context, weight_format, heads, drafter, draft_vocabulary)
     family = family_for(checkpoint, families)
     config = read_config(family, checkpoint, ignored_keys)
-    program = _built(family, config, context, checkpoint)
-    if ignored_keys:
-        program = replace(program, facts={**program.facts, IGNORED_KEYS: sorted(ignored_keys)})
+    program = _with_ignored(_built(family, config, context, checkpoint), ignored_keys)
     if sidecar is not None:
         theirs = read_config(family, sidecar)
         config = check_sidecar(checkpoint, config, sidecar, theirs)
@@ -129,6 +127,13 @@ def load_program(
     bound = _with_layouts(program, weights)
     names = {name: [piece.tensor for piece in pieces] for name, pieces in tensors.items()}
     return LoadedProgram(bound, weights, checkpoint, family_name(family), config, names)
+
+
+def _with_ignored(program: Program, keys: Sequence[str]) -> Program:
+    """Return the program with the keys that were left out among its facts, if there are any."""
+    if not keys:
+        return program
+    return replace(program, facts={**program.facts, IGNORED_KEYS: sorted(keys)})
 
 
 def _load_synthetic(

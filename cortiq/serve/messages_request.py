@@ -48,6 +48,7 @@ def as_chat(fields: Fields, *, counted: bool = False) -> dict[str, Any]:
         made["tools"] = [_tool(object_fields(t, f"tools[{i}]")) for i, t in enumerate(tools)]
     _tool_choice(fields, made)
     _thinking(fields, made)
+    _output_config(fields, made)
     fields.close()
     return made
 
@@ -172,6 +173,22 @@ def _tool_choice(fields: Fields, made: dict[str, Any]) -> None:
     inner.flag("disable_parallel_tool_use")
     inner.close()
     made["tool_choice"] = CHOICES.get(kind, {"type": "function", "function": {"name": name}})
+
+
+def _output_config(fields: Fields, made: dict[str, Any]) -> None:
+    """Read `output_config`: the effort, and the format of the answer."""
+    inner = fields.fields("output_config")
+    if inner is None:
+        return
+    if (effort := inner.text("effort")) is not None:
+        made["reasoning_effort"] = effort
+    form = inner.fields("format")
+    inner.close()
+    if form is not None:
+        form.choice("type", ("json_schema",), "")
+        schema = {"name": "answer", "schema": form.object("schema")}
+        form.close()
+        made["response_format"] = {"type": "json_schema", "json_schema": schema}
 
 
 def _thinking(fields: Fields, made: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ UNSUPPORTED = {
     "max_tool_calls": "tools are called by the client",
 }
 LOGPROBS = "message.output_text.logprobs"
-NO_EFFECT = ("include", "store", "truncation", "user", "metadata")
+NO_EFFECT = ("include", "store", "truncation", "user", "metadata", "client_metadata")
 """Fields that are read and change nothing: what they ask for is what happens, or is not there."""
 TEXT_PARTS = ("input_text", "output_text", "text", "refusal")
 ROLES = ("user", "assistant", "system", "developer")
@@ -43,7 +43,7 @@ def as_chat(fields: Fields) -> dict[str, Any]:
     if (most := fields.integer("max_output_tokens", 1, 2**31 - 1)) is not None:
         made["max_completion_tokens"] = most
     if (tools := fields.items("tools")) is not None:
-        made["tools"] = [_tool(object_fields(t, f"tools[{i}]")) for i, t in enumerate(tools)]
+        made["tools"] = [_tool(tool) for tool in offered_functions(tools)]
     choice = fields.get("tool_choice", (str, dict), "a string or an object")
     if choice is not None:
         made["tool_choice"] = _tool_choice(choice)
@@ -85,12 +85,42 @@ def _text_format(fields: Fields, made: dict[str, Any]) -> None:
     made["response_format"] = {"type": kind} | ({"json_schema": schema} if schema else {})
 
 
+HOSTED = (
+    "web_search", "web_search_preview", "file_search", "code_interpreter", "image_generation",
+    "computer_use_preview", "local_shell",
+)  # fmt: skip
+"""Tools that OpenAI runs itself. They are not offered: the response's `tools` are without them."""
+
+
+def offered_functions(tools: list[Any], where: str = "tools") -> list[Fields]:
+    """Return the functions among tools, those of a namespace for themselves."""
+    made: list[Fields] = []
+    for index, tool in enumerate(tools):
+        fields = object_fields(tool, f"{where}[{index}]")
+        kind = fields.text("type")
+        if kind == "namespace":
+            made += offered_functions(fields.items("tools") or [], fields.path("tools"))
+        elif kind == "function":
+            made.append(fields)
+        elif kind not in HOSTED:
+            place = fields.path("type")
+            raise invalid(f"'{place}': only functions are supported, not {shown(kind)}.", place)
+    return made
+
+
+def namespaces(tools: list[Any]) -> dict[str, str]:
+    """Return the namespace of each function that is in one, by the function's name."""
+    return {
+        str(inner.get("name")): str(tool.get("name"))
+        for tool in tools
+        if isinstance(tool, dict) and tool.get("type") == "namespace"
+        for inner in tool.get("tools") or ()
+        if isinstance(inner, dict)
+    }
+
+
 def _tool(fields: Fields) -> dict[str, Any]:
     """Return a function's entry of `tools` as chat requests have it."""
-    kind = fields.text("type")
-    if kind != "function":
-        where = fields.path("type")
-        raise invalid(f"'{where}': only functions are supported, not {shown(kind)}.", where)
     function = {name: value for name, value in fields.values.items() if name != "type"}
     return {"type": "function", "function": function}
 

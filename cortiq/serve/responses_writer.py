@@ -13,6 +13,7 @@ from cortiq.serve.errors import ApiError
 from cortiq.serve.fields import Fields
 from cortiq.serve.generation_job import ChoiceUpdate, GenerationJob
 from cortiq.serve.parsed_request import ParsedRequest, logprob_entry
+from cortiq.serve.responses_request import HOSTED, namespaces
 
 PREFIXES = {"thinking": "rs", "text": "msg", "call": "fc"}
 EVENTS = {
@@ -35,7 +36,10 @@ class ResponsesWriter(BlockWriter):
     def __init__(self, parsed: ParsedRequest, job: GenerationJob, fields: Fields) -> None:
         super().__init__(parsed, job)
         self.id, self.created = f"resp_{secrets.token_hex(16)}", int(time.time())
-        self._asked, self._sent = fields.values, 0
+        tools = fields.values.get("tools") or []
+        offered = [tool for tool in tools if tool.get("type") not in HOSTED]
+        self._asked, self._sent = {**fields.values, "tools": offered}, 0
+        self._namespaces = namespaces(tools)
         self._logprobs: list[dict[str, Any]] = []
 
     def begin(self) -> str:
@@ -122,6 +126,8 @@ class ResponsesWriter(BlockWriter):
             assert block.call is not None
             name, call = block.call.name, f"call_{block.id}"
             about = {"call_id": call, "name": name, "arguments": block.text}
+            if name in self._namespaces:
+                about["namespace"] = self._namespaces[name]
             return {**item, "type": "function_call", **about}
         parts = [self._part_of(block, block.text)] if block.pieces else []
         if block.kind == "thinking":

@@ -65,6 +65,14 @@ SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads"
          "num_key_value_heads", "num_hidden_layers", "head_dim")  # fmt: skip
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=str)
 every_geometry = pytest.mark.parametrize("geometry", GEOMETRIES)
+one_geometry = pytest.mark.parametrize(
+    "geometry",
+    [
+        pytest.param(name, marks=[] if name == "switched" else pytest.mark.slow)
+        for name in GEOMETRIES
+    ],
+)
+"""The one in w8, whose switches are turned; the others where there is time."""
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +98,7 @@ def test_the_graph_in_float64_is_transformers_in_double(family, geometry, writte
     assert distance(logits, model.logits) < TOLERANCE
 
 
-@every_geometry
+@one_geometry
 @every_family
 def test_the_contract_is_close_and_scheduling_changes_no_bit(family, geometry, written):
     model = written(family, geometry)

@@ -108,3 +108,21 @@ def test_a_library_that_returns_another_type_is_refused():
     wide = type("Wide", (NumPyArrays,), {"quotient": lambda _, a, b: a / b.astype("f8")})()
     with pytest.raises(BackendError, match=r"`quotient` of Wide returns float64\[32, 512\], not f"):
         check_arithmetic("here", wide)
+
+
+def flagged(library):
+    """Flags of six rows after every way to set one, each on rows of its own."""
+    faults = library.flags(6)
+    found = library.flags(2)
+    library.raise_flags(found, np.array([True, True]))
+    library.flag(faults, np.array([4, 1]), found, library.array(np.array([True, False])))
+    parts = [library.flags(6), library.flags(6)]
+    library.raise_flags(parts[1], np.array([False] * 4 + [True, False]))
+    library.gather_flags(faults, parts)
+    library.flag(faults, slice(0, 2), found, library.array(np.array([True, False])))
+    return library.host(faults)
+
+
+@pytest.mark.parametrize("library", [NumPyArrays(), FrozenArrays()])
+def test_every_way_to_flag_a_row(library):
+    assert flagged(library).tolist() == [True, False, False, False, True, True]

@@ -23,7 +23,13 @@ from cortiq.receipts.record import ALWAYS, RECORDED, Receipt, Signature, make_re
 from cortiq_conformance.faults import FaultyBackend
 
 NAME = "synthetic:tiny-llama"
-MODELS = [NAME, "synthetic:tiny-gemma3", "synthetic:tiny-mixtral", "synthetic:tiny-lfm2"]
+MODELS = [
+    *(NAME, "synthetic:tiny-lfm2"),
+    *(
+        pytest.param(f"synthetic:{name}", marks=pytest.mark.slow)
+        for name in ("tiny-gemma3", "tiny-mixtral")
+    ),
+]
 BACKENDS = backends()
 PROMPT = [72, 101, 108, 108, 111, 32, 119, 111, 114, 108, 100] * 3
 DRAWS = {

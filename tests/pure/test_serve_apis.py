@@ -238,6 +238,28 @@ def test_items_of_one_answer_are_one_message():
     ]  # fmt: skip
 
 
+def test_what_agents_send_beside_functions():
+    """Namespaces of functions, tools that OpenAI hosts, and Anthropic's `output_config`."""
+    inner = {"type": "function", "name": "spawn", "parameters": {}}
+    tools = [RESPONSES_TOOL, {"type": "namespace", "name": "agents", "tools": [inner]},
+             {"type": "web_search"}]  # fmt: skip
+    given = {"model": "m", "input": "a", "tools": tools, "client_metadata": {"x": "y"}}
+    made = responses_request.as_chat(Fields(given))
+    assert [tool["function"]["name"] for tool in made["tools"]] == ["weather", "spawn"]
+    text = '<tool_call>\n{"name": "spawn", "arguments": {}}\n</tool_call>'
+    splitter = Splitter(None, HERMES, {"spawn": {}})
+    _, whole = scripted(ResponsesWriter, [text], splitter=splitter, fields=Fields(given))
+    (call,) = whole["output"]
+    assert (call["name"], call["namespace"]) == ("spawn", "agents")
+    assert [tool["type"] for tool in whole["tools"]] == ["function", "namespace"]
+    schema = {"type": "object"}
+    config = {"effort": "high", "format": {"type": "json_schema", "schema": schema}}
+    asked = {"model": "m", "max_tokens": 1, "messages": HELLO, "output_config": config}
+    made = messages_request.as_chat(Fields(asked))
+    assert made["reasoning_effort"] == "high"
+    assert made["response_format"]["json_schema"]["schema"] == schema
+
+
 def test_blocks_of_messages_are_messages_of_a_chat():
     turns = [
         {"role": "user", "content": "a"},
@@ -314,9 +336,10 @@ ANSWER = (
 )
 
 
-def scripted(writer, pieces, finish="stop", **details):
+def scripted(writer, pieces, finish="stop", splitter=None, **details):
     """A writer with an answer in these pieces; what it streams, and the whole."""
-    splitter = Splitter(thinking_of("</think>"), HERMES, {"weather": PARAMETERS})
+    tools = {"weather": PARAMETERS}
+    splitter = splitter or Splitter(thinking_of("</think>"), HERMES, tools)
     served = SimpleNamespace(name="m", fingerprint="c1-x")
     params = SimpleNamespace(options=GenerateOptions(max_tokens=9), top_logprobs=None)
     parsed = SimpleNamespace(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import anthropic
+import ollama
 import openai
 import pytest
 from click.testing import CliRunner
@@ -108,6 +110,40 @@ def test_streams_end_with_a_receipt_of_all_that_was_streamed(server, client, mod
     )
     (found,) = [event.receipt for event in stream if event.type == "message_delta"]
     assert checked(found, model, key, text) == claim
+
+
+def test_clients_of_all_apis_at_once_get_what_each_gets_alone(server, client, model, key):
+    claude = anthropic.Anthropic(base_url=server.url, api_key="k")
+    llama = ollama.Client(host=server.url)
+
+    def asked(number):
+        extra, text = {"seed": number, "temperature": 1.0}, f"{number} things"
+        turns = [{"role": "user", "content": text}]
+        if number % 4 == 0:
+            made = client.chat.completions.create(
+                model=TINY, messages=turns, max_tokens=8, extra_body=extra
+            )
+            return made.choices[0].message.content
+        if number % 4 == 1:
+            given = {"max_output_tokens": 8, "stream": True, "extra_body": extra}
+            events = list(client.responses.create(model=TINY, input=text, **given))
+            return events[-1].response.output_text
+        if number % 4 == 2:
+            made = claude.messages.create(
+                model=TINY, messages=turns, max_tokens=8, extra_body={**extra, "receipt": True}
+            )
+            receipts.append((made.receipt, made.content[0].text))
+            return made.content[0].text
+        options = {"num_predict": 8, **extra}
+        pieces = llama.chat(TINY, messages=turns, options=options, stream=True)
+        return "".join(piece.message.content for piece in pieces)
+
+    receipts: list = []
+    alone = [asked(number) for number in range(16)]
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(asked, range(16))) == alone
+    for receipt, text in receipts:  # four of those that were alone, four of the others
+        checked(receipt, model, key, text)
 
 
 def test_stop_strings_and_thinking_are_in_the_claim_as_they_were(client, model, key):

@@ -49,7 +49,7 @@ OTHERS = (PENALISED, Digest("logits"), Top(2), Named("logits"))
 
 
 def compiled(backend, **extra):
-    model = models.load("tiny-gemma3")
+    model = models.load("tiny-llama")
     return backend.compile(model.program, model.weights, CompileOptions(extra=extra))
 
 

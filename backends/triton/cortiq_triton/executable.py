@@ -141,7 +141,8 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
     def warm(self, progress: Callable[[int, int], None] = lambda done, total: None) -> bool:
         """Compile the kernels that serving needs, those that Triton's cache lacks.
 
-        Return False in Triton's interpreter, which compiles nothing.
+        Return False in Triton's interpreter, which compiles nothing. An error is logged: what could not
+        be compiled ahead may never be needed, and else raises when it is.
 
         Parameters
         ----------
@@ -150,8 +151,11 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
         if self.device == "cpu":
             return False
         self.prepare(min(self.program.context, EARLY_POSITIONS))
-        with compiled.collecting(progress):
-            warm.walk(self)
+        try:
+            with compiled.collecting(progress):
+                warm.walk(self)
+        except Exception:
+            compiled.LOG.exception("not all kernels could be compiled ahead")
         compiled.COMPILATIONS.expected = False
         return True
 

@@ -36,7 +36,7 @@ WANTS: tuple[tuple[Want, ...], ...] = (
 """What rows that draw may want, so that every kernel of draws is met."""
 DECODING = (1, 16, 32, 64, 128, 256)
 """Sequences of a decoding step: others have the kernels of the next larger number."""
-PIECES = (2, 5, 12, 16, 32, 64, 128, 512)
+PIECES = (2, 3, 5, 9, 16, 32, 64, 128, 512)
 """Rows of one sequence in a batch: drafts that are verified, and pieces of prompts."""
 
 

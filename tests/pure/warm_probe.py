@@ -1,0 +1,99 @@
+"""Which launches warming collects, and which serving makes: run without the interpreter, no GPU.
+
+Every launch is recorded instead of run, as `tools/lint_triton.py` does. Prints the launches of
+serving that warming had not met.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+os.environ["TRITON_INTERPRET"] = "0"  # sizes of tiles are those of a device
+
+import torch
+
+from cortiq.backend import Argmax, Batch, CompileOptions, Digest, Draw, DrawnLogit, Row, Top
+from cortiq.models import load_program
+from cortiq.models.synthetic import open_synthetic
+from cortiq.numerics.sampling import Sampling
+from cortiq_triton import compiled, language, warm
+from cortiq_triton.executable import TritonExecutable
+
+DIGEST = Digest("logits")
+WANTS = (
+    (Argmax(), DIGEST),
+    (Draw(Sampling(temperature=0.7, seed=3)), DIGEST),
+    (Draw(Sampling(temperature=0.7, top_p=0.8, seed=4)), DIGEST, DrawnLogit(), Top(2)),
+    (Draw(Sampling(temperature=0.7, frequency_penalty=0.2)), DIGEST),
+)
+
+
+class Recorder:
+    """Stands in for `language.launch`: what decides which binary a launch takes."""
+
+    def __init__(self):
+        self.found = set()
+
+    def __call__(self, kernel, grid, *given, warps=4, stages=3, early=False, **how):
+        kinds = []
+        for name, value in zip(kernel.arg_names, given, strict=False):
+            if isinstance(value, torch.Tensor):
+                kinds.append((value.dtype, value.data_ptr() % 16 == 0))
+            else:
+                kinds.append(0 if name in language.VARYING else compiled._kind(value))
+        constants = tuple((name, getattr(v, "__name__", v)) for name, v in how.items())
+        self.found.add((kernel.__name__, constants, (warps, stages, early), tuple(kinds)))
+
+
+def recorded(run):
+    """Return the launches of a function."""
+    recorder, before = Recorder(), {}
+    for name, module in list(sys.modules.items()):
+        if name.startswith("cortiq_triton.") and hasattr(module, "launch"):
+            before[module] = module.launch
+            if name != "cortiq_triton.compiled":
+                module.launch = recorder
+    run()
+    for module, launch in before.items():
+        module.launch = launch
+    return recorder.found
+
+
+def serving(executable):
+    """Prompts of many lengths, and steps of many sequences with many wants."""
+
+    def run():
+        for length in (1, 3, 9, 15, 17, 40, 70, 120):
+            state = executable.open(256)
+            wants = WANTS[length % len(WANTS)]
+            rows = [Row(state, i, 1, wants if i == length - 1 else ()) for i in range(length)]
+            executable.forward(Batch(rows)).result()
+            state.release()
+        for count in (1, 2, 3, 7, 9, 12, 20, 33, 50, 100, 129, 200):
+            states = [executable.open(256) for _ in range(count)]
+            rows = [Row(s, 0, 1, WANTS[(i + count) % 4]) for i, s in enumerate(states)]
+            executable.forward(Batch(rows)).result()
+            for state in states:
+                state.release()
+
+    return run
+
+
+def main():
+    loaded = load_program(open_synthetic(f"synthetic:{sys.argv[1]}?format=w8"), context=None)
+    options = CompileOptions(extra={"graphs": True})
+    executable = TritonExecutable(loaded.program, loaded.weights, options, "cpu")
+    executable.prepare(256)
+    ahead = recorded(lambda: warm.walk(executable))
+    torch.empty, torch.Tensor.new_empty = torch.zeros, torch.Tensor.new_zeros
+    torch.empty_like = torch.zeros_like
+    late = recorded(serving(executable)) - ahead
+    for launch in sorted(late, key=str):
+        print(*launch)
+    print(f"{len(ahead)} launches ahead, {len(late)} late")
+    return int(bool(late) or not ahead)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
