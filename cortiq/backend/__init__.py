@@ -27,7 +27,7 @@ from cortiq.backend.batch import (
     Top,
     Want,
 )
-from cortiq.backend.delegate import Delegate
+from cortiq.backend.fallback_kernels import FallbackKernels
 from cortiq.backend.float64 import FLOAT64_KERNELS, FLOAT64_OPTIONS, Float64Arrays
 from cortiq.backend.functional_arrays import FunctionalArrays, RowFlags
 from cortiq.backend.kernel import Kernel, OperatorExample, TakesKernels
@@ -63,7 +63,7 @@ __all__ = [
     "BatchResult",
     "CompileOptions",
     "Declined",
-    "Delegate",
+    "FallbackKernels",
     "Device",
     "Digest",
     "Draw",

@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from cortiq.errors import FormatError, RequestError
 from cortiq.numerics import blockquants, gridquants, groupquants, kquants
-from cortiq.numerics.codes import Bytes, Codes, UnpackedWeight, bfloat_to_float, fold, half_to_float
 from cortiq.numerics.contract import (
     F32,
     LARGEST_BITS,
@@ -26,6 +25,14 @@ from cortiq.numerics.contract import (
     snap,
 )
 from cortiq.numerics.quantise import from_planes
+from cortiq.numerics.unpacked_weights import (
+    Bytes,
+    Codes,
+    UnpackedWeight,
+    bfloat_to_float,
+    fold,
+    half_to_float,
+)
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ from small_program import bound
 import cortiq
 from cortiq.backend import CompileOptions
 from cortiq.engine import prefix_key as keys
-from cortiq.engine.cache_points import default_cache_points
 from cortiq.engine.cache_roles import CachePoint, CacheRole
+from cortiq.engine.default_cache_points import default_cache_points
 from cortiq.engine.prefix_key import RollingKey, fold
 from cortiq.engine.prefixes import PrefixCache
 from cortiq.engine.radix_tree import RadixTree, common_prefix_length

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cortiq.numerics.codes import UnpackedWeight, fold
+from cortiq.numerics.unpacked_weights import UnpackedWeight, fold
 from cortiq_mlx.arithmetic import LARGEST_Q
 from cortiq_mlx.exact_sums import EXACT, PLANE
 from cortiq_mlx.library import mx

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from cortiq.backend.array_kernels import reshaped
-from cortiq.numerics.codes import UnpackedWeight
 from cortiq.numerics.layouts import Weight, floats, unpack
 from cortiq.numerics.matmul import check_columns
+from cortiq.numerics.unpacked_weights import UnpackedWeight
 from cortiq_mlx.arithmetic import Faults, MlxRows, snap
 from cortiq_mlx.code_forms import MatrixCodes, form_of, narrowed
 from cortiq_mlx.exact_sums import PLANE
