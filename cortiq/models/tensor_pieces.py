@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cortiq.numerics.layouts import LAYOUTS, Weight, embedding_rows
+from cortiq.numerics.dequantise import embedding_rows
+from cortiq.numerics.layouts import LAYOUTS, Weight
 
 LAYER_PREFIX = "model.layers."
 

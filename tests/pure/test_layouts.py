@@ -10,16 +10,8 @@ import pytest
 
 from cortiq.errors import FormatError, RequestError
 from cortiq.numerics import grid_tables, gridquants
-from cortiq.numerics.layouts import (
-    GGML_LAYOUTS,
-    LAYOUTS,
-    Weight,
-    decode,
-    dequantise_codes,
-    embedding_rows,
-    floats,
-    unpack,
-)
+from cortiq.numerics.dequantise import dequantise_codes, embedding_rows
+from cortiq.numerics.layouts import GGML_LAYOUTS, LAYOUTS, Weight, decode, floats, unpack
 from cortiq.numerics.soundness import check_finite
 from cortiq.numerics.unpacked_weights import bfloat_to_float, half_to_float
 

@@ -13,8 +13,9 @@ from rational import exact, rounded
 
 from cortiq.errors import UnsupportedError
 from cortiq.numerics.contract import OutOfDomainError
+from cortiq.numerics.dequantise import dequantise_codes
 from cortiq.numerics.ideal_mixers import matmul_error_scale, matmul_ideal
-from cortiq.numerics.layouts import LAYOUTS, Weight, decode, dequantise_codes
+from cortiq.numerics.layouts import LAYOUTS, Weight, decode
 from cortiq.numerics.matmul import (
     MATMUL_UNIT_ERROR,
     MAX_COLUMNS,

@@ -223,7 +223,7 @@ def test_kept_states_make_room_for_requests():
 
 def embeddings(ids, name="tiny-llama"):
     """The rows that the model's own table has for these ids."""
-    from cortiq.numerics.layouts import embedding_rows
+    from cortiq.numerics.dequantise import embedding_rows
 
     model = loaded(name)
     (name,) = [n for n in model.weights if "embed_tokens" in n]
