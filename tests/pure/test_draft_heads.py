@@ -15,7 +15,7 @@ from test_drafters import COUNT, PROMPT, SAMPLINGS, asking
 
 import cortiq
 from cortiq.backend import Argmax, Batch, CompileOptions, Named, Row, Status
-from cortiq.engine.drafters.head_acceptance import feed_forward, prefix_rates, teacher_forced
+from cortiq.bench.head_acceptance import feed_forward, prefix_rates, teacher_forced
 from cortiq.engine.drafters.heads import HeadDrafter, final_rows
 from cortiq.engine.drafting import Task
 from cortiq.engine.policy.streak import Streak
