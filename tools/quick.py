@@ -1,11 +1,12 @@
 """Check what the changed files need, in under a minute: `python tools/quick.py [--base REV]`.
 
 Runs the linters on the changed files, then the tests nearest to them: changed test files first,
-then those that import a changed module, then those that import an importer of one, and so on. A
-file that is no module (C, WGSL, pages) counts as imported by the modules that name it or its
-folder. Among test files of one distance those that take the least processor time come first
-(`tests/data/seconds.json`, which `tools/test_seconds.py` measures). Two processes share as many as
-fit into the time; the others are named, not run. Exit code 1 if anything failed.
+then those that import a changed module or are named after it or its folder, then those that import
+an importer of one, and so on. A file that is no module (C, WGSL, pages) counts as imported by the
+modules that name it or its folder. Among test files of one distance those that take the least
+processor time come first (`tests/data/seconds.json`, which `tools/test_seconds.py` measures). Two
+processes share as many as fit into the time; the others are named, not run. Exit code 1 if
+anything failed.
 """
 
 from __future__ import annotations
@@ -87,6 +88,12 @@ def naming(path: Path, known: Iterable[Path]) -> set[Path]:
     return {p for p in own if any(name in p.read_text("utf-8") for name in names)}
 
 
+def named_after(path: Path, known: Iterable[Path]) -> set[Path]:
+    """Return the test files named after a file or its folder: they may start it as a process."""
+    beginnings = tuple(f"test_{name}" for name in (path.stem, path.parent.name))
+    return {test for test in known if test.name.startswith(beginnings)}
+
+
 def nearest_tests(changed: Iterable[Path]) -> list[tuple[int, Path]]:
     """Return test files with their distance from the changed files, the nearest first."""
     known = modules()
@@ -94,10 +101,12 @@ def nearest_tests(changed: Iterable[Path]) -> list[tuple[int, Path]]:
     others = [path for path in changed if path.suffix != ".py"]
     wave = {path for path in changed if path.suffix == ".py"}
     wave |= {user for path in others for user in naming(path, set(known.values()))}
+    named = {test for path in changed for test in named_after(path, set(known.values()))}
     seen, tests, distance = set(wave), [], 0
-    while wave:
+    while wave or named:
         tests += [(distance, path) for path in sorted(wave) if path.name.startswith("test_")]
-        wave = {user for path in wave for user in users.get(path, ())} - seen
+        wave = ({user for path in wave for user in users.get(path, ())} | named) - seen
+        named = set()
         seen |= wave
         distance += 1
     return tests

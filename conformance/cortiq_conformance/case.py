@@ -113,14 +113,15 @@ class Scenario:
         if evaluation.faults.any():
             return 2, {}
         ids = [int(token) for token in feed.tokens]
-        return 0, outputs.expected(self.wants, evaluation, ids)
+        return 0, outputs.expected(feed.wants or self.wants, evaluation, ids)
 
     def observe(self, subject: Subject) -> Observations:
         """Run the backend with the scenario's drive."""
         bench = ProgramUnderTest(subject, self.program, self.weights, self.decomposed, self.options)
         with flush_to_zero() if self.flush else nullcontext():
             answers = self.drive.run(bench, self.feeds, self.wants)
-        return self._labelled([self._observed(answer) for answer in answers])
+        pairs = zip(self.feeds, answers, strict=True)
+        return self._labelled([self._observed(feed, answer) for feed, answer in pairs])
 
     def inputs(self) -> Observations:
         """Return tokens and extra inputs of each sequence; weights too if they are small."""
@@ -134,8 +135,10 @@ class Scenario:
                 found |= _weight(name, weight)
         return found
 
-    def _observed(self, answer: SequenceOutcome) -> tuple[int, Observations]:
-        found = {} if answer.status else outputs.observed(self.wants, answer.rows)
+    def _observed(
+        self, feed: SequenceInput, answer: SequenceOutcome
+    ) -> tuple[int, Observations]:
+        found = {} if answer.status else outputs.observed(feed.wants or self.wants, answer.rows)
         return answer.status, found
 
     def _labelled(self, answers: Sequence[tuple[int, Observations]]) -> Observations:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 
-from cortiq_conformance import graphs, heads, layer_runs, layers, streams
+from cortiq_conformance import graphs, heads, layer_runs, layers, streams, together
 from cortiq_conformance.case import Case
 from cortiq_conformance.level0 import (
     blocks,
@@ -22,6 +22,7 @@ from cortiq_conformance.level0 import (
     scaling,
     sequences,
     states,
+    steps,
     tails,
     windows,
 )
@@ -40,6 +41,7 @@ LEVEL0 = (
     long,
     tails,
     states,
+    steps,
     exports,
     windows,
     robustness,
@@ -70,9 +72,11 @@ def cases(
         yield from heads.graph_cases(models)
     if 3 in wanted:
         yield from streams.greedy_cases(profile, models)
+        yield from together.cases(3, models)
         yield from heads.stream_cases(3, models)
     if 4 in wanted:
         yield from streams.sampled_cases(profile, models)
+        yield from together.cases(4, models)
         yield from heads.stream_cases(4, models)
 
 

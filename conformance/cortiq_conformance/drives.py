@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,12 +23,14 @@ class SequenceInput:
     Attributes
     ----------
     start : position of the first row.
+    wants : what its rows want, where that is not what the other sequences' rows do.
     """
 
     tokens: np.ndarray
     inputs: Mapping[str, np.ndarray] = field(default_factory=dict)
     entry: str = "trunk"
     start: int = 0
+    wants: tuple[Want, ...] = ()
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -36,12 +38,14 @@ class SequenceInput:
     def cut(self, start: int, stop: int) -> SequenceInput:
         """Return rows start…stop−1."""
         inputs = {name: array[start:stop] for name, array in self.inputs.items()}
-        return SequenceInput(self.tokens[start:stop], inputs, self.entry, self.start + start)
+        return replace(
+            self, tokens=self.tokens[start:stop], inputs=inputs, start=self.start + start
+        )
 
     def detour(self) -> SequenceInput:
         """Return other rows of the same kind: these in reverse."""
         inputs = {name: array[::-1] for name, array in self.inputs.items()}
-        return SequenceInput(self.tokens[::-1], inputs, self.entry, self.start)
+        return replace(self, tokens=self.tokens[::-1], inputs=inputs)
 
 
 @dataclass
@@ -77,7 +81,7 @@ def rows_of(
     """Return rows start…stop−1 of an input."""
     return [
         Row(
-            state, feed.start + i, int(feed.tokens[i]), tuple(wants),
+            state, feed.start + i, int(feed.tokens[i]), feed.wants or tuple(wants),
             {name: array[i] for name, array in feed.inputs.items()},
         )
         for i in range(start, stop)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from cortiq_conformance.case import Case
 from cortiq_conformance.report import CaseOutcome, CaseResult
@@ -21,6 +22,7 @@ class Progress:
         self._totals = Counter(case.level for case in listed)
         self._done: Counter[int] = Counter()
         self._failed, self._clock = 0, clock
+        self._timer: threading.Timer | None = None
 
     def __enter__(self) -> Progress:
         self._moves = sys.stderr.isatty()
@@ -40,10 +42,23 @@ class Progress:
             counts = f"level {level}: {self._done[level]} of {self._totals[level]} cases"
             self._say(f"{counts}, {self._failed} not the same so far, {seconds:.0f} s\n")
 
+    def running(self, ids: Sequence[str]) -> None:
+        """Note the cases under way; the first of them is named once it takes long."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if ids and not self._moves:
+            text = f"running {ids[0][:100]}: {SECONDS:.0f} s so far\n"
+            self._timer = threading.Timer(SECONDS, self._say, (text,))
+            self._timer.daemon = True
+            self._timer.start()
+        elif ids:
+            self._say(f"\r\x1b[K{sum(self._done.values())} {ids[0][:100]}")
+
     def _say(self, text: str) -> None:
         sys.stderr.write(text)
         sys.stderr.flush()
 
     def __exit__(self, *error: object) -> None:
+        self.running(())
         if self._moves:
             self._say("\r\x1b[K")

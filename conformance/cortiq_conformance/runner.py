@@ -39,7 +39,7 @@ def run(
     levels: Iterable[int] = LEVELS,
     profile: str = "quick",
     models: Sequence[str] | None = None,
-    only: str | None = None,
+    only: str | Sequence[str] | None = None,
     allow_declined: bool = False,
     use_golden: bool = True,
     out: str | Path | None = None,
@@ -55,7 +55,7 @@ def run(
     ----------
     backend : a backend, or its name (`NAME[:DEVICE]`), or None for the best available.
     levels, profile, models : see `cases`.
-    only : run cases whose id contains this.
+    only : run cases whose id contains this, or one of these.
     allow_declined : a declined case does not fail the run; it is never counted as passed.
     use_golden : compare with golden digests where there are any; the definitions take longer.
     out : folder for a replay file of each difference.
@@ -172,10 +172,11 @@ def _plugin_file(name: str) -> str | None:
     return source if source.endswith(".py") else None
 
 
-def select(listed: Iterable[Case], only: str | None) -> list[Case]:
-    """Return the cases whose id contains `only`, case-insensitively, by level and stage."""
-    wanted = (only or "").casefold()
-    found = (case for case in listed if wanted in case.id.casefold())
+def select(listed: Iterable[Case], only: str | Sequence[str] | None) -> list[Case]:
+    """Return the cases whose id contains one of `only`, in any case, by level and stage."""
+    texts = [only] if isinstance(only, str) else only or [""]
+    wanted = [text.casefold() for text in texts]
+    found = (case for case in listed if any(text in case.id.casefold() for text in wanted))
     return sorted(found, key=lambda case: (case.level, case.stage))
 
 

@@ -14,16 +14,20 @@ Brought = list[Mapping[Want, Any]]
 
 @dataclass(frozen=True)
 class _Sequence:
-    """A sequence under test: its program, an executable, its input and what its rows want."""
+    """A sequence under test: program, executable, input, wants of its rows, rows at a time."""
 
     bench: ProgramUnderTest
     executable: Executable
     feed: SequenceInput
     wants: Sequence[Want]
+    chunk: int = 0
 
     def advance(self, state: State, start: int, stop: int) -> Brought:
-        """Feed a state the input's rows from `start` to before `stop`."""
-        return advance(self.executable, state, self.feed, (start, stop), self.wants)
+        """Feed a state the input's rows from `start` to before `stop`, `chunk` at a time."""
+        size = self.chunk or max(1, stop - start)
+        cuts = ((first, min(first + size, stop)) for first in range(start, stop, size))
+        fed = (advance(self.executable, state, self.feed, cut, self.wants) for cut in cuts)
+        return [row for rows in fed for row in rows]
 
     def digress(self, state: State, start: int, stop: int) -> None:
         """Feed a state other rows in their place."""
@@ -32,10 +36,16 @@ class _Sequence:
 
 @dataclass(frozen=True)
 class _Cut:
-    """Runs each input to `at`, does the subclass's detour, and continues."""
+    """Runs each input to `at`, does the subclass's detour, and continues.
+
+    Attributes
+    ----------
+    ahead : rows of the detour. chunk : rows at a time, before and after; 0: all at once.
+    """
 
     at: int
     ahead: int = 16
+    chunk: int = 0
 
     def run(
         self, bench: ProgramUnderTest, feeds: Sequence[SequenceInput], wants: Sequence[Want]
@@ -44,7 +54,7 @@ class _Cut:
         answers = []
         with bench.compiled() as executable:
             for feed in feeds:
-                sequence = _Sequence(bench, executable, feed, wants)
+                sequence = _Sequence(bench, executable, feed, wants, self.chunk)
                 state = executable.open(len(feed) + self.ahead)
                 rows = sequence.advance(state, 0, self.at)
                 end, detour = len(feed), min(self.at + self.ahead, len(feed))

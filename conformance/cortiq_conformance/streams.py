@@ -34,8 +34,8 @@ EVERY_SCHEDULE = ("tiny-llama", "tiny-lfm2")
 SOME_SCHEDULES = (ALONE, "in one batch", "drawn on the device", "drafts right until the second")
 SAMPLED_MODEL = "tiny-llama"
 SAMPLED_SCHEDULES = (ALONE, "drawn on the device", "in one batch")
-ENGINE_CHAINS = ("penalties",)
-"""Chains that the engine's schedules run: every row has another history."""
+HISTORY_CHAINS = ("penalties",)
+"""Chains that every schedule runs: every row has another history."""
 
 
 def greedy_cases(profile: str, names: Sequence[str] | None) -> Iterator[Case]:
@@ -56,8 +56,10 @@ def sampled_cases(profile: str, names: Sequence[str] | None) -> Iterator[Case]:
     """Yield all cases of level 4."""
     tiny, real = models.chosen(names)
     for name in tiny if profile == "full" else [n for n in tiny if n == SAMPLED_MODEL]:
+        driven = DRIVEN if name in EVERY_SCHEDULE else SAMPLED_SCHEDULES
         for chain in CHAINS:
-            for schedule in (*SAMPLED_SCHEDULES, *(ENGINED if chain in ENGINE_CHAINS else ())):
+            more = (*driven, *ENGINED) if chain in HISTORY_CHAINS else SAMPLED_SCHEDULES
+            for schedule in more:
                 yield _sampled(name, models.prompts(name), schedule, chain)
     for name in real if profile == "full" else ():
         yield _sampled(name, models.prompts(name), "drawn on the device", "every filter")
@@ -97,7 +99,7 @@ class StreamScenario:
 
     def expected(self) -> Observations:
         """Return the stream by definition, token by token; the reference's for a real model."""
-        define = _defined if self.name in models.FORMULA else _referred
+        define = defined_stream if self.name in models.FORMULA else _referred
         return self._labelled([define(self.name, title, self.choose) for title in self.titles])
 
     def golden_facts(self, expected: Observations) -> Mapping[str, Any]:
@@ -152,7 +154,7 @@ def _build(
 
 
 @cache
-def _defined(name: str, title: str, choose: Want) -> GeneratedStream:
+def defined_stream(name: str, title: str, choose: Want) -> GeneratedStream:
     """Generate a stream by the definitions of `cortiq.numerics`."""
     model = models.load(name)
     oracle, stream = OracleSequence(model.program, model.weights), GeneratedStream()

@@ -41,7 +41,7 @@ class RunSpec:
     levels: tuple[int, ...]
     profile: str
     models: tuple[str, ...] | None
-    only: str | None
+    only: str | Sequence[str] | None
     use_golden: bool
     out: str | Path | None
 

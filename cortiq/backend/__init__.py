@@ -29,6 +29,7 @@ from cortiq.backend.batch import (
 )
 from cortiq.backend.delegate import Delegate
 from cortiq.backend.float64 import FLOAT64_KERNELS, FLOAT64_OPTIONS, Float64Arrays
+from cortiq.backend.functional_arrays import FunctionalArrays, RowFlags
 from cortiq.backend.kernel import Kernel, OperatorExample, TakesKernels
 from cortiq.backend.kernel_backend import KernelBackend, KernelTable
 from cortiq.backend.kernel_walk import KernelCall
@@ -76,6 +77,7 @@ __all__ = [
     "Finished",
     "Float64Arrays",
     "Float64Matrix",
+    "FunctionalArrays",
     "HOOKSPEC_VERSION",
     "KVPlanes",
     "Kernel",
@@ -89,6 +91,7 @@ __all__ = [
     "OptionalCapabilities",
     "Outcome",
     "Row",
+    "RowFlags",
     "Snapshot",
     "State",
     "Status",

@@ -26,8 +26,11 @@ class Arithmetic(ArrayLibrary):
     By default they are the module's functions with NumPy's names; a library overrides what is
     called otherwise, or rounds otherwise, there.
 
-    Operators (+, *, /, comparisons, &, |, ^, >>, <<) are the arrays' own; those of float32 round to
-    nearest even and keep subnormal numbers out of no result (`snap` makes up for flushing).
+    Operators (+, *, /, comparisons, &, |, ^, >>, <<) are the arrays' own; those of float32 round
+    once, to nearest even. They may flush subnormal numbers to zero: no result depends on it.
+    `cortiq.backend.self_test.check_arithmetic` looks whether a device's do.
+
+    A number that an operator meets takes the array's type (`constant`, where it needs to be made).
     """
 
     def bits(self, x: Any) -> Any:
@@ -60,7 +63,10 @@ class Arithmetic(ArrayLibrary):
         return self.module.sqrt(x)
 
     def quotient(self, a: Any, b: Any) -> Any:
-        """Return RN(a/b) of arrays; a compiler may have made a product of a division."""
+        """Return RN(a/b) of arrays, also with b one number a row.
+
+        A compiler may multiply by 1/b instead: XLA does, where b is broadcast.
+        """
         return a / b
 
     def inverse(self, x: Any) -> Any:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from cortiq.backend.outputs import Specimens
 from cortiq.backend.protocol import CompileOptions
-from cortiq.numerics.quantise import from_planes, planes
+from cortiq.numerics.quantise import Quantised, from_planes, planes
 
 TYPES = {
     "f64": "float64", "f32": "float32",
@@ -29,21 +29,22 @@ Planes = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]
 class ArrayLibrary(ABC):
     """An array library on one device.
 
-    Flags of rows at fault are arrays that are or-ed in place. A library whose arrays cannot be
-    written to overrides `write` and `put`, and has flags of its own: `flags` makes an object that
-    knows `|=`, and `flag`, `gather_flags`, `raise_flags` and `host` take it.
+    Flags of rows at fault are bool arrays [rows], or-ed in place. `FunctionalArrays` is for a
+    library whose arrays cannot be written to. A lazy library has flags of its own: `flags` makes
+    an object that knows `|=` and `len`, and `flag`, `gather_flags`, `raise_flags` and `host` take it.
 
     Attributes
     ----------
     module : the library's module, whose functions have NumPy's names where nothing is overridden.
-    rows : a `NamedTuple` of q and e: the type of quantised rows that kernels take and return.
+    rows : the type of quantised rows that kernels take and return, a `NamedTuple` of q and e;
+        `Quantised` unless a library has one of its own.
     row_type : short name of the type of q in it.
     poison : what unused memory of q and of exponents is filled with in tests.
     specimens : what arrays of each type look like, once a batch has asked.
     """
 
     module: ClassVar[Any]
-    rows: type[Any]
+    rows: type[Any] = Quantised
     row_type = "i32"
     poison: tuple[int, int] = (32512, 60)
     specimens: Specimens | None = None
@@ -100,18 +101,26 @@ class ArrayLibrary(ABC):
         return self.array(np.zeros(count, np.bool_))
 
     def flag(self, faults: Any, index: Any, found: Any, concerned: Any = True) -> None:
-        """Set the flags of rows `index` of `faults` where `found` has them and `concerned` too."""
+        """Set the flags of rows `index` of `faults` where `found` has them and `concerned` too.
+
+        Parameters
+        ----------
+        index : a slice, or integers that differ, of the length of `found`.
+        found : flags. concerned : bool [rows of `found`], or True.
+        """
         faults[index] |= found & concerned
 
     def gather_flags(self, faults: Any, parts: Sequence[Any]) -> None:
         """Set the flag of each row where one of its own is set.
 
-        The parts hold equally many for each row, one row's after the other's.
+        Parameters
+        ----------
+        parts : flags that, one part after the other, are [rows · n]: n for each row, row by row.
         """
         faults |= self.concatenate(parts).reshape(len(faults), -1).any(1)
 
     def raise_flags(self, faults: Any, found: npt.NDArray[np.bool_]) -> None:
-        """Set the flags that are set on the host."""
+        """Set the flags that are set in `found`, bool [rows] on the host."""
         faults |= self.array(found)
 
     def stored_shape(self, heads: int, dim: int) -> tuple[tuple[int, ...], str]:
@@ -144,5 +153,9 @@ class ArrayLibrary(ABC):
 
     @contextmanager
     def running(self, options: CompileOptions) -> Iterator[None]:
-        """Compute on the device in this context, with so many threads as options say."""
+        """Compute on the device in this context, with so many threads as options say.
+
+        Weights are prepared and batches computed in it. Sequences are opened, imported and read
+        outside: `array` and `full` choose the device themselves where it is not the default.
+        """
         yield

@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cortiq.cli.chat_commands import CHAT_COMMANDS, answer_summary, run_command
+from cortiq.cli.chat_commands import (
+    CHAT_COMMANDS,
+    answer_summary,
+    run_command,
+    show_last_turn,
+)
 from cortiq.cli.chat_input import (
     LineSource,
     PipeLines,
@@ -20,7 +25,7 @@ from cortiq.cli.chat_input import (
     TerminalLines,
     read_message,
 )
-from cortiq.cli.flags import grouped_command, options_of
+from cortiq.cli.flags import PER_TOKEN, grouped_command, options_of
 from cortiq.cli.generate import check_options, load_model, with_draft_heads
 from cortiq.cli.inputs import MODEL, argument_text, template_options
 from cortiq.cli.render import echo, echo_piece, note, progress_bar
@@ -149,7 +154,7 @@ def _cancel_on_interrupt() -> Iterator[threading.Event]:
     "--stats/--no-stats", default=None,
     help="Show tokens per second after each answer; by default on a terminal only.",
 )  # fmt: skip
-@options_of(GenerateOptions, LoadOptions, max_tokens=ANSWER_TOKENS)
+@options_of(GenerateOptions, LoadOptions, without=PER_TOKEN, max_tokens=ANSWER_TOKENS)
 def chat(
     model: str,
     system: str | None,
@@ -178,6 +183,7 @@ def chat(
         conversation = Conversation(opened, system=system, template_options=variables, **given)
         if saved is not None:
             conversation.load(saved)
+            show_last_turn(conversation)
         lines = _line_source(history)
         if lines.by_hand:
             note(_welcome(opened))

@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cortiq.cli.render import note
 from cortiq.errors import RequestError
 from cortiq.option_names import option_hint
 from cortiq.options import GenerateOptions, from_text, specs
 
 if TYPE_CHECKING:
     from cortiq.cli.chat import ChatSession
+    from cortiq.model.conversation import Conversation
 
 
 class ChatCommand(NamedTuple):
@@ -69,6 +71,21 @@ def _save(chat: ChatSession, argument: str) -> None:
 def _load(chat: ChatSession, argument: str) -> None:
     chat.conversation.load(_file(argument, "/load"))
     chat.say(f"{len(chat.conversation.messages)} messages of {argument}")
+    show_last_turn(chat.conversation)
+
+
+SHOWN = 400
+"""Characters of the last message that are shown where a conversation goes on."""
+
+
+def show_last_turn(conversation: Conversation) -> None:
+    """Show the last message of a loaded conversation on stderr, its end if it is long."""
+    if not conversation.messages:
+        return
+    last = conversation.messages[-1]
+    text = str(last["content"])
+    begin = "... " if len(text) > SHOWN else ""
+    note(f"{last['role']}: {begin}{text[-SHOWN:]}")
 
 
 def _file(argument: str, where: str) -> str:

@@ -47,6 +47,8 @@ grouped_command = partial(click.command, cls=GroupedCommand)
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+PER_TOKEN = ("trace", "confidence", "calibration")
+"""Options of what is kept about every token, which only `generate --json` prints."""
 HEADINGS = {
     "GenerateOptions": "Generation", "LoadOptions": "Loading", "ServeOptions": "Server",
     "ScoreOptions": "Scoring",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,6 +90,8 @@ def generate(
     variables = template_options(template_pairs)
     if not chat and (system is not None or variables):
         raise RequestError("--system and --template-option need --chat")
+    if not as_json and (options["trace"] or options["confidence"]):
+        raise RequestError("--trace and --confidence are fields of the object that --json prints")
     if chat and not isinstance(given, str):
         raise RequestError("a chat template needs a text: give -p", where="--chat")
     write_receipt = receipt_writer(receipt, sign)
@@ -267,11 +270,18 @@ def show_generation(
 
 def generation_object(made: Generation) -> dict[str, Any]:
     """Return the JSON object of a generation."""
+    from cortiq.numerics.digest import hexadecimal
+
     names = (
         "text", "token_ids", "finish_reason", "backend", "device", "placement", "seed", "contract",
         "model_hash", "fingerprint", "digest", "note",
     )  # fmt: skip
-    return {name: getattr(made, name) for name in names} | {"stats": made.stats.as_dict()}
+    facts = {name: getattr(made, name) for name in names} | {"stats": made.stats.as_dict()}
+    if made.confidence:
+        facts["confidence"] = made.confidence
+    if made.trace:
+        facts["trace"] = [{**asdict(row), "digest": hexadecimal(row.digest)} for row in made.trace]
+    return facts
 
 
 def _print_stats(made: Generation) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cortiq.cli.flags import grouped_command, options_of
+from cortiq.cli.flags import PER_TOKEN, grouped_command, options_of
 from cortiq.cli.generate import (
     check_options,
     load_model,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @click.option("--raw", is_flag=True, help="Continue the text as it is, without a chat template.")
 @click.option("--system", metavar="TEXT", help="System message, for a model with a chat template.")
 @click.option("--stats", is_flag=True, help="Show tokens per second on stderr.")
-@options_of(GenerateOptions, LoadOptions, max_tokens=ANSWER_TOKENS)
+@options_of(GenerateOptions, LoadOptions, without=PER_TOKEN, max_tokens=ANSWER_TOKENS)
 @click.pass_context
 def run(
     ctx: click.Context,

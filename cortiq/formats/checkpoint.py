@@ -17,6 +17,7 @@ from cortiq.errors import FormatError, ModelNotFoundError
 from cortiq.formats.digest import file_sha256
 from cortiq.formats.gguf import GGUFFile, GGUFMetadata, open_gguf
 from cortiq.formats.mapped import MappedTensors, TensorInfo
+from cortiq.formats.packed_gguf import read_packed_gguf
 from cortiq.formats.packed_tensors import PackedTensor
 from cortiq.formats.quantisation import KEYS as QUANTISATION_KEYS
 from cortiq.formats.quantisation import OPT_FILE, Quantisation, read_quantisation
@@ -205,7 +206,7 @@ def _from_gguf(file: GGUFFile) -> Checkpoint:
         eos_token_ids=_ids(ids, where),
         tokenizer_source=metadata,
         chat_template=_text(metadata, "tokenizer.chat_template", where),
-        _tensors=file,
+        _tensors=read_packed_gguf(file),
         sampling=of_gguf(metadata, where),
     )
 

@@ -62,6 +62,8 @@ GGML_TYPES: dict[int, tuple[str, int, int]] = {
     34: ("TQ1_0", 256, 54),
     35: ("TQ2_0", 256, 66),
     39: ("MXFP4", 32, 17),
+    40: ("NVFP4", 64, 36),
+    41: ("Q1_0", 128, 18),
 }
 """Type number in the file -> (name, elements of a block, bytes of a block)."""
 
@@ -78,8 +80,6 @@ UNSUPPORTED_TYPES: dict[int, str] = {
     31: "Q4_0_4_4",
     32: "Q4_0_4_8",
     33: "Q4_0_8_8",
-    40: "NVFP4",
-    41: "Q1_0",
 }
 """Types that have a name and no layout here; only error messages use it."""
 

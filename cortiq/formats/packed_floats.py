@@ -14,6 +14,7 @@ from cortiq.formats.packed_codes import (
     BLOCK,
     FLOAT_TYPES,
     Bytes,
+    StoredNumbers,
     assemble,
     paired_nibbles,
     spread,
@@ -132,6 +133,36 @@ def mxfp4(module: PackedModule, how: Quantisation) -> PackedTensor:
         return np.concatenate(parts, axis=2).reshape(stop - start, -1)
 
     return module.made((*packed.shape[:-1], columns), "MXFP4", make)
+
+
+def mlx_floats(module: PackedModule, how: Quantisation) -> PackedTensor:
+    """Read MLX's modes mxfp4, nvfp4 and mxfp8: `weight` in U32 and a byte a group, no biases.
+
+    A group is 32 codes of 4 bits in 4 words, 16 in 2, or 32 codes of 8 bits in 8 words.
+    """
+    words, exponents = module.array("weight", "U32"), module.array("scales", "U8")
+    height, groups = prod(words.shape[:-1]), exponents.shape[-1]
+    size = words.shape[-1] // groups if groups else 0
+    if exponents.shape[:-1] != words.shape[:-1] or size * groups != words.shape[-1]:
+        module.fail(f"has scales {list(exponents.shape)} for words {list(words.shape)}")
+    if size not in (2, 4, 8):
+        module.fail(f"has groups of {size} words, which no mode of MLX's has")
+    block = SMALL_BLOCK if size == 2 else BLOCK
+    flat, table = words.reshape(height, -1), exponents.reshape(height, -1)
+    unit = E2M1_UNIT if size == 2 else E4M3_UNIT
+    numbers = StoredNumbers(table, "F8_E4M3" if size == 2 else "F8_E8M0")
+
+    def make(start: int, stop: int) -> Bytes:
+        some = np.ascontiguousarray(flat[start:stop]).view(np.uint8)
+        whole = some.reshape(stop - start, -1, BLOCK)
+        packed = whole if size == 8 else paired_nibbles(some, block)
+        if size == 4:
+            parts = [table[start:stop, :, None], packed]
+            return np.concatenate(parts, axis=2).reshape(stop - start, -1)
+        return assemble(packed, numbers[start:stop] * unit)
+
+    layout = {2: "e2m1b16", 4: "MXFP4", 8: "e4m3b32"}[size]
+    return module.made((*words.shape[:-1], groups * block), layout, make)
 
 
 def refuse_e5m2(module: PackedModule, how: Quantisation) -> PackedTensor:

@@ -258,10 +258,7 @@ def _named(scheme: Any) -> bool:
 
 def _mlx(base: Quantisation, options: Mapping[str, Any]) -> Quantisation:
     """Read MLX's bits and group sizes, of all modules and of single ones."""
-    where, mode = base.where, options.get("mode", "affine")
-    if mode != "affine":
-        hint = "MLX checkpoints of the mode affine are read"
-        raise UnsupportedError(f"quantises in the mode {shown(mode)}", where=where, hint=hint)
+    where = base.where
     bits = _count(options.get("bits"), "bits", where)
     group = _count(options.get("group_size"), "group_size", where)
     own = {}

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from cortiq.errors import FormatError, UnsupportedError
 from cortiq.formats.mapped import MappedTensors, TensorInfo
-from cortiq.formats.packed_floats import FP8_SCALES, fp8, mxfp4, nvfp4, refuse_e5m2
+from cortiq.formats.packed_floats import FP8_SCALES, fp8, mlx_floats, mxfp4, nvfp4, refuse_e5m2
 from cortiq.formats.packed_integers import compressed_int8, compressed_pack, gptq_or_awq, mlx_affine
 from cortiq.formats.packed_tensors import PackedFolder, PackedModule, PackedTensor
 from cortiq.formats.quantisation import HINTS, NOT_APPLIED, Quantisation
@@ -50,7 +50,7 @@ def _kind_of(module: PackedModule, end: str, info: TensorInfo) -> Kind | None:
     if pair == ("weight", "I8") and module.has("weight_scale"):
         return Kind("int8", compressed_int8)
     if pair == ("weight", "U32") and module.has("scales"):
-        return Kind("mlx", mlx_affine)
+        return Kind("mlx", mlx_affine if module.has("biases") else mlx_floats)
     return None
 
 

@@ -23,6 +23,7 @@ def chat_ids(
     where: str,
     tools: Sequence[Mapping[str, Any]] = (),
     check: Callable[[str], None] = lambda text: None,
+    begun: str = "",
 ) -> list[int]:
     """Return the token ids of a conversation; see `Model.chat_ids`.
 
@@ -31,6 +32,7 @@ def chat_ids(
     where : the model, for messages about it.
     tools : JSON schemas of functions that the answer may call.
     check : called with the rendered text before it is cut into tokens.
+    begun : beginning of the answer, to continue.
     """
     from cortiq.tokenizer.template import render
 
@@ -50,6 +52,7 @@ def chat_ids(
         bos_token=tokenizer.bos_token,
         eos_token=tokenizer.eos_token,
     )
+    text += begun
     check(text)
     return tokenizer.encode(text, add_bos=False, parse_special=True)
 

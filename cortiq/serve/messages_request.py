@@ -42,6 +42,8 @@ def as_chat(fields: Fields, *, counted: bool = False) -> dict[str, Any]:
     if (stops := fields.items("stop_sequences")) is not None:
         made["stop"] = stops
     made["messages"] = _system(fields) + _messages(fields)
+    if made["messages"][-1]["role"] == "assistant":
+        made["continue_final_message"] = True
     if (tools := fields.items("tools")) is not None:
         made["tools"] = [_tool(object_fields(t, f"tools[{i}]")) for i, t in enumerate(tools)]
     _tool_choice(fields, made)
@@ -73,9 +75,6 @@ def _messages(fields: Fields) -> list[dict[str, Any]]:
         inner.close()
         blocks = _blocks(content, inner, "content", KINDS[role])
         made += _answer(blocks) if role == "assistant" else _asked(role, blocks)
-    if made and made[-1]["role"] == "assistant":
-        what = "'messages': the last one is the assistant's, and answers are not continued."
-        raise invalid(what, "messages")
     return made
 
 

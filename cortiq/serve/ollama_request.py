@@ -29,6 +29,8 @@ def chat_request(fields: Fields) -> dict[str, Any]:
     made["messages"] = [
         _message(object_fields(message, f"messages[{i}]")) for i, message in enumerate(given)
     ]
+    if given and made["messages"][-1]["role"] == "assistant":
+        made["continue_final_message"] = True
     if tools := fields.items("tools"):
         made["tools"] = tools
     fields.close()

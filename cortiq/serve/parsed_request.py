@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from cortiq.dialects.splitter import Splitter
@@ -105,24 +106,55 @@ def parse_chat(served: ServedModel, fields: Fields, answer_tokens: int) -> Parse
         fields.refuse(name, why)
     if fields.items("modalities") not in (None, ["text"]):
         raise invalid("'modalities': answers are text.", "modalities")
+    continued = fields.flag("continue_final_message")
+    if not fields.flag("add_generation_prompt", True) and not continued:
+        message = "'add_generation_prompt' can only be false with 'continue_final_message'."
+        raise invalid(message, "add_generation_prompt")
     fields.close()
     if tools.offered and served.dialect is None:
         message = "The model's chat template takes no tools."
         raise invalid(message, "tools", "unsupported_parameter")
-    ids = chat_ids(
-        served.model.tokenizer, messages, options, served.name, tools.offered,
+    begun = _begun(messages) if continued else None
+    rendered = partial(
+        chat_ids, served.model.tokenizer, messages, options, served.name, tools.offered,
         check=lambda text: served.check_size(text, "messages"),
     )  # fmt: skip
+    ids = rendered()
+    opened = _opens_thinking(served, ids)
+    if begun is not None:
+        text, opened = _continued(served, begun, opened)
+        ids = rendered(begun=text)
     if make_masks is not None and params.options.ignore_eos:
         raise invalid("'ignore_eos' cannot be combined with structured output.", "ignore_eos")
     if make_masks is not None and params.receipt:
         message = "'receipt': an answer that a format or a forced tool restricts has none."
         raise invalid(message, "receipt")
-    opened = _opens_thinking(served, ids)
     requests = _requests(served, [ids], params, "messages")
     if make_masks is not None:
         requests = [replace(request, masks=make_masks(ids, opened)) for request in requests]
     return ParsedRequest(served, params, requests, tools, opened)
+
+
+def _begun(messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """Take the final message, an answer to continue, from a conversation."""
+    last = messages.pop()
+    if last["role"] != "assistant" or last.get("tool_calls") or not messages:
+        what = "'continue_final_message' needs a final text of the assistant after other messages."
+        raise invalid(what, "continue_final_message")
+    return last
+
+
+def _continued(served: ServedModel, begun: Mapping[str, Any], opened: bool) -> tuple[str, bool]:
+    """Return the text to continue, and whether that is inside a thinking block.
+
+    Parameters
+    ----------
+    opened : whether the prompt before it ends inside one.
+    """
+    text, thought = str(begun["content"]), str(begun.get("reasoning_content") or "")
+    if not opened or served.thinking is None:
+        return text, False
+    return (thought + served.thinking.closes + "\n\n" + text, False) if text else (thought, True)
 
 
 def _check_count(served: ServedModel, fields: Fields) -> None:

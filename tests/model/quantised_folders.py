@@ -294,6 +294,24 @@ def mlx(bits: int, group: int) -> Any:
     return pack
 
 
+def mlx_float(mode: str, group: int) -> Any:
+    """MLX's modes of narrow floats, dequantised by itself: exact in float32."""
+
+    def pack(x: torch.Tensor) -> Packed:
+        import mlx.core as mx
+
+        bits = 8 if mode == "mxfp8" else 4
+        words, scales = mx.quantize(mx.array(x.numpy()), mode=mode)
+        meant = mx.dequantize(
+            words, scales, mode=mode, group_size=group, bits=bits, dtype=mx.float32
+        )
+        parts = {"weight": np.array(words).view(np.uint32), "scales": np.array(scales)}
+        parts = {end: torch.from_numpy(part) for end, part in parts.items()}
+        return parts, np.array(meant).astype(np.float64)
+
+    return pack
+
+
 def compressed(form: str, bits: int, kind: str = "int", **weights: Any) -> dict[str, Any]:
     """compressed-tensors' configuration."""
     scheme = {"targets": ["Linear"], "weights": {"num_bits": bits, "type": kind, **weights}}
@@ -340,6 +358,10 @@ SCHEMES = [
     *(Scheme(f"mlx-{bits}-{group}", mlx(bits, group), {"bits": bits, "group_size": group},
              "i4b32m" if bits <= 4 else "i8b32m", "quantization", everywhere=True)
       for bits, group in ((2, 32), (3, 64), (4, 64), (5, 32), (6, 64), (8, 32))),
+    *(Scheme(f"mlx-{mode}", mlx_float(mode, group), {"mode": mode, "bits": 4, "group_size": group},
+             layout, "quantization", everywhere=True)
+      for mode, group, layout in (("mxfp4", 32, "MXFP4"), ("nvfp4", 16, "e2m1b16"),
+                                  ("mxfp8", 32, "e4m3b32"))),
     Scheme("fp8-block", fp8_blocks("weight_scale_inv", F32),
            FP8 | {"weight_block_size": [128, 128]}, "e4m3b32"),
     Scheme("fp8-block-bf16", fp8_blocks("weight_scale", BF16, 48, 64),

@@ -23,6 +23,8 @@ from cortiq.ir import primitives_of
 PROMPT_ROWS, DIGESTED_ROWS, STEPS = 70, 6, 2
 TEXT = "Everyone is permitted to copy and distribute verbatim copies of this license document. " * 6
 TABLE_POSITIONS, TABLE_STEP = 131_072, 8_192
+EVERY = 5
+"""Positions of a table that are looked at."""
 
 
 def flushes() -> bool:
@@ -72,7 +74,7 @@ def digest_chain(path: str, threads: int) -> str:
 
 
 def table_digests(path: str) -> dict[str, str]:
-    """SHA-256 of every rotary table of a model, all positions."""
+    """SHA-256 of every rotary table of a model, over its whole length."""
     with cortiq.load(path, backend="reference") as model:
         nodes = [n for g in primitives_of(model.program).graphs.values() for n in g.nodes]
     tables = {node.op.table for node in nodes if hasattr(node.op, "table")}
@@ -80,7 +82,7 @@ def table_digests(path: str) -> dict[str, str]:
     for table in tables:
         digest = hashlib.sha256()
         for start in range(0, TABLE_POSITIONS, TABLE_STEP):
-            for part in table.compute(np.arange(start, start + TABLE_STEP)):
+            for part in table.compute(np.arange(start, start + TABLE_STEP, EVERY)):
                 digest.update(part.tobytes())
         found[f"base {table.base:g}, {table.dim} dimensions"] = digest.hexdigest()
     return found

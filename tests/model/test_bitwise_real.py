@@ -116,9 +116,8 @@ def test_rewind_snapshot_and_fork(real):
     assert same(early.export(), real.left)
 
 
-@pytest.mark.parametrize("want", [Argmax(), Draw(PENALISED)], ids=["argmax", "draw"])
-def test_three_steps_chained_by_drawn(real, want):
-    executable = real.executable
+def test_three_steps_chained_by_drawn(real):
+    executable, want = real.executable, Draw(PENALISED)
     chained, driven = (executable.import_(real.left, LIMIT) for _ in range(2))
     for state in (chained, driven):
         state.rewind(LENGTH - 1)

@@ -26,12 +26,14 @@ SHOWN = {
     "two_backends.py": "reference: ",
     "receipt.py": "identical: True, 12 steps",
 }
+PLUGINS = {"jax_backend.py"}
+"""Not programs; each has a test of its own in `tests/pure`."""
 
 
 def test_the_page_lists_every_example():
     page = (FOLDER / "README.md").read_text("utf-8")
     names = {path.name for path in FOLDER.glob("*.py")}
-    assert names == set(SHOWN) == {name for name in names if f"[{name}]({name})" in page}
+    assert names == {*SHOWN, *PLUGINS} == {name for name in names if f"[{name}]({name})" in page}
 
 
 @pytest.fixture(scope="module")

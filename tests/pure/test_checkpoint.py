@@ -138,9 +138,11 @@ def test_what_is_no_model_is_refused(tmp_path):
 
 
 def test_quantised_folders_are_refused_by_method(tmp_path):
-    config = CONFIG | {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+    config = CONFIG | {"quantization_config": {"quant_method": "eetq", "bits": 4}}
     message = refusal(write_folder(tmp_path / "m", config), UnsupportedError)
-    assert "quantization_config asks for 'gptq'" in message and "BF16" in message
+    assert "quantization_config asks for 'eetq'" in message and "compressed-tensors" in message
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
+    assert "says gptq, but no tensor" in refusal(write_folder(tmp_path / "n", config))
 
 
 @pytest.mark.parametrize(

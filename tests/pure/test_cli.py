@@ -113,6 +113,17 @@ def test_json_is_one_object_with_the_keys(cli):
     assert made["placement"] == {"scripted": 2} and len(made["digest"]) == 64
 
 
+def test_facts_about_every_token_are_in_the_json(cli):
+    facts = ("--trace", "--confidence", "--calibration", "2")
+    done = run("generate", "synthetic:tiny-llama", "ab", "-n", "4", *facts, "--json")
+    made = json.loads(done.stdout)
+    assert len(made["confidence"]) == len(made["trace"]) == len(made["token_ids"]) == 4
+    assert [row["token_id"] for row in made["trace"]] == made["token_ids"]
+    assert len(made["trace"][0]["digest"]) == 32
+    code, out, err = cli("generate", "m", "ab", *facts)
+    assert (code, out) == (2, "") and "--json" in err
+
+
 @pytest.mark.parametrize(
     ("stdin", "prompt"),
     [("é ", "é "), ("é \n", "é "), ("é \r\n", "é "), ("é \n\n", "é \n"), ("é\r", "é\r")],

@@ -19,12 +19,13 @@ from cortiq.ir import ops
 from cortiq.numerics import scalar
 from cortiq.numerics.contract import F32, snap
 from cortiq.plugins import use_files
+from cortiq_conformance.catalogue import cases
 from cortiq_conformance.causes import stands_on
 from cortiq_conformance.cli import conform
 from cortiq_conformance.compare import Divergence, contiguous_ranges, first_difference
 from cortiq_conformance.json_file import JsonFile
 from cortiq_conformance.report import CaseOutcome
-from cortiq_conformance.runner import run
+from cortiq_conformance.runner import run, select
 from cortiq_conformance.workers import RunSpec, WorkerPool, describe_exit
 from cortiq_reference.backend import ReferenceBackend
 from cortiq_reference.kernels import KERNELS
@@ -335,3 +336,12 @@ def test_many_stretches_are_counted():
 def test_another_type_or_number_of_rows_is_said(got, sentence):
     found = first_difference({"y": np.ones((3, 4), F32)}, {"y": got}, 0, "Add")
     assert re.search(sentence, found.sentence())
+
+
+def test_several_texts_select_the_cases_of_each():
+    asked = ["--level", "0", "--list", "--only", "level0/add[", "--only", "level0/Shift["]
+    listed = CliRunner().invoke(conform, asked).stdout.splitlines()
+    alone = {text: select(cases((0,)), text) for text in ("level0/Add[", "level0/Shift[")}
+    assert all(alone.values())
+    assert set(listed[:-1]) == {case.id for found in alone.values() for case in found}
+    assert listed[-1] == f"{len(listed) - 1} cases"

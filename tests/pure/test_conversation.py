@@ -191,6 +191,17 @@ def chatted(monkeypatch, text, *arguments):
     return CliRunner().invoke(command.chat, given, input=text.encode())
 
 
+def test_a_loaded_conversation_shows_where_it_was(monkeypatch, model, tmp_path):
+    talk = Conversation(model, max_tokens=3, ignore_eos=True)
+    talk.messages = [
+        {"role": "user", "content": "first"}, {"role": "assistant", "content": "x" * 500 + "end"},
+    ]  # fmt: skip
+    talk.save(tmp_path / "talk.json")
+    done = chatted(monkeypatch, "", "--load", str(tmp_path / "talk.json"))
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("assistant: ")]
+    assert line.startswith("assistant: ... xxx") and line.endswith("xend") and len(line) < 450
+
+
 def test_from_a_pipe_each_line_is_answered_on_stdout(monkeypatch, model):
     done = chatted(monkeypatch, "One\nTwo\\\nlines\n\n")
     talk = Conversation(model, max_tokens=6, ignore_eos=True)

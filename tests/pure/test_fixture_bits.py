@@ -90,7 +90,10 @@ def by_table(x: np.ndarray, table: RopeTable, pairing: str, position: int) -> np
     return ideal.apply_rope(x[None], *ideal.rope_table(table, np.array([position])), pairing)[0]
 
 
-MODELS = ["tiny-llama", "tiny-gemma3", "tiny-mixtral", "tiny-lfm2", "tiny-mimo"]
+MODELS = [
+    *("tiny-gemma3", "tiny-lfm2", "tiny-mimo"),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("tiny-llama", "tiny-mixtral")),
+]
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -14,9 +14,10 @@ from gguf_bytes import File, numbers, parts, scalar, small, string, tensor, text
 from work import calls
 
 from cortiq.errors import CortiqError, FormatError, ModelNotFoundError, UnsupportedError
+from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.formats.gguf import GGML_TYPES, open_gguf
 from cortiq.formats.gguf_header import UNSUPPORTED_TYPES
-from cortiq.numerics.layouts import LAYOUTS
+from cortiq.numerics.layouts import LAYOUTS, Weight, embedding_rows
 
 
 @pytest.fixture
@@ -92,7 +93,53 @@ def test_every_type_that_is_read_has_a_layout_of_the_same_size():
     assert {
         number: (layout.name, layout.block or 1, layout.block_bytes)
         for number, layout in ours.items()
-    } == GGML_TYPES
+    } == {number: size for number, size in GGML_TYPES.items() if size[0] not in ("NVFP4", "Q1_0")}
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_nvfp4_is_read_in_a_layout_of_ours(tmp_path, stacked):
+    """As the gguf package dequantises it, times the scale of the matrix or of each of a stack."""
+    rng, path = np.random.default_rng(3), tmp_path / "m.gguf"
+    shape, scale = ((3, 5, 4, 36), [0.5, 3, 0.7]) if stacked else ((15, 4, 36), [1.7])
+    raw = rng.integers(0, 256, shape, np.uint8)
+    raw[..., :4] &= 0x7F
+    raw[..., 0] = np.resize([0, 1, 0x7F, 0x7E, 8], raw.shape[:-1])
+    writer = gguf.GGUFWriter(path, "llama")
+    kind = gguf.GGMLQuantizationType.NVFP4
+    writer.add_tensor("x.weight", raw.reshape(*shape[:-2], -1), raw_dtype=kind)
+    writer.add_tensor("x.scale", np.float32(scale))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    found = open_checkpoint(path).tensor("x.weight")
+    layout = LAYOUTS[found.type]
+    assert (layout.name, found.shape) == ("e2m1b16", (*shape[:-2], 256))
+    plain = gguf.quants.dequantize(raw.reshape(15, -1), kind).astype(np.float64)
+    expected = plain.reshape(len(scale), -1) * np.float32(scale).astype(np.float64)[:, None]
+    weight = Weight.from_bytes(layout, found.make(0, 15), (15, 256))
+    rows = embedding_rows(weight, np.arange(15))
+    assert np.abs(rows - expected.reshape(15, -1)).max() <= 2.0**-23 * np.abs(expected).max()
+    assert np.array_equal(found.make(4, 9), found.make(0, 15)[4:9])
+
+
+def test_q1_0_is_signs_under_scales(tmp_path):
+    rng, path = np.random.default_rng(3), tmp_path / "m.gguf"
+    raw = rng.integers(0, 256, (5, 2, 18), np.uint8)
+    scale = rng.standard_normal((5, 2)).astype("<f2")
+    raw[..., :2] = scale[..., None].view(np.uint8)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tensor("x.weight", raw.reshape(5, -1), raw_dtype=gguf.GGMLQuantizationType.Q1_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    found = open_checkpoint(path).tensor("x.weight")
+    weight = Weight.from_bytes(LAYOUTS[found.type], found.make(0, 5), (5, 256))
+    rows = embedding_rows(weight, np.arange(5)).reshape(5, 2, 128)
+    for (row, block, at), value in np.ndenumerate(rows):
+        bit = raw[row, block, 2 + at // 8] >> (at % 8) & 1
+        assert value == (1 if bit else -1) * np.float32(scale[row, block])
 
 
 @pytest.mark.parametrize("alignment", [None, 8, 64])

@@ -41,7 +41,13 @@ def test_a_loop_in_chunks_is_the_loop_row_by_row(backend):
         assert len(set(digests[start : start + DRIVES])) == 1
 
 
-@pytest.mark.parametrize("name", ["mini-qwen3_5_text+mtp", "mini-granitemoehybrid+mtp"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mini-qwen3_5_text+mtp",
+        pytest.param("mini-granitemoehybrid+mtp", marks=pytest.mark.slow),
+    ],
+)
 def test_drafts_on_recurrent_trunks_change_nothing(name):
     kind = backends().get("cpu") or backends()["reference"]
     report = run(kind(), levels=(2, 3, 4), models=[name])

@@ -49,7 +49,7 @@ def split(bound: Bound, shares: list[float]) -> Executable:
 CUTS = st.lists(st.floats(0, 1), min_size=1, max_size=3)
 
 
-@examples(15)
+@examples(6)
 @given(programs(), ids(st.integers(65, 90)), SEEDS, SHARES)
 def test_nodes_owned_by_two_backends(bound, prompt, seed, share):
     expected, left = alone(whole(bound), prompt)
@@ -59,7 +59,7 @@ def test_nodes_owned_by_two_backends(bound, prompt, seed, share):
     assert same(state.export(), left)
 
 
-@examples(15)
+@examples(6)
 @given(programs(), ids(st.integers(65, 90)), CUTS)
 def test_layers_split_over_executables(bound, prompt, cuts):
     expected, left = alone(whole(bound), prompt)
@@ -69,19 +69,19 @@ def test_layers_split_over_executables(bound, prompt, cuts):
     assert same(state.export(), left)
 
 
-@examples(8)
+@examples(5)
 @given(programs(blocks=(1, 2)), SEEDS, SHARES, calls(), st.integers(0, 2**20))
 def test_any_calls_on_nodes_owned_by_two_backends(bound, seed, share, calls, walk):
     Walk([owned_by_two(bound, seed, share), whole(bound)], whole(bound), walk).take(calls)
 
 
-@examples(8)
+@examples(5)
 @given(programs(blocks=(1, 2)), CUTS, calls(), st.integers(0, 2**20))
 def test_any_calls_on_layers_split_over_executables(bound, cuts, calls, walk):
     Walk([split(bound, cuts), whole(bound)], whole(bound), walk).take(calls)
 
 
-@examples(8)
+@examples(5)
 @given(programs(), ids(20), SEEDS, SHARES, st.data())
 def test_values_of_every_owner_can_be_asked_for(bound, prompt, seed, share, data):
     trunk = bound.program.trunk

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from cortiq_conformance.case import Case
 from cortiq_conformance.progress import SECONDS, Progress
 from cortiq_conformance.report import CaseOutcome, CaseResult
@@ -37,3 +39,33 @@ def test_on_a_terminal_one_line_moves(capsys, monkeypatch):
     with Progress(LISTED, Clock()) as progress:
         progress.step(CaseResult(LISTED[0], CaseOutcome.SAME))
     assert capsys.readouterr().err == "\r\x1b[K1 level0/x[0]\r\x1b[K"
+
+
+class FakeTimer:
+    """A timer that ends when it is told to, unless it was cancelled."""
+
+    made: ClassVar[list[FakeTimer]] = []
+
+    def __init__(self, seconds, function, args):
+        self.ends, self.cancelled = (lambda: function(*args)), False
+        assert seconds == SECONDS
+        FakeTimer.made.append(self)
+
+    def start(self):
+        """Begin: nothing happens by itself."""
+
+    def cancel(self):
+        """Do not end."""
+        self.cancelled = True
+
+
+def test_a_case_that_takes_long_is_named_while_it_runs(capsys, monkeypatch):
+    monkeypatch.setattr("threading.Timer", FakeTimer)
+    monkeypatch.setattr(FakeTimer, "made", [])
+    with Progress(LISTED, Clock()) as progress:
+        for case in LISTED[:3]:
+            progress.running([case.id])
+        assert [timer.cancelled for timer in FakeTimer.made] == [True, True, False]
+        FakeTimer.made[2].ends()
+        assert capsys.readouterr().err == "running level0/x[2]: 10 s so far\n"
+    assert FakeTimer.made[2].cancelled

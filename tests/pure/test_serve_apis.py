@@ -100,6 +100,16 @@ def test_messages_is_the_same_answer(claude, expected):
     assert [one.id for one in claude.models.list()] == [TINY]
 
 
+def test_a_final_answer_is_continued_in_every_form(claude, llama, open_ai):
+    turns = [*HELLO, {"role": "assistant", "content": "It is"}]
+    given = {"model": TINY, "messages": turns, "max_tokens": 6}
+    extra = {"temperature": 0, "continue_final_message": True}
+    made = open_ai.chat.completions.create(**given, extra_body=extra).choices[0].message.content
+    said = claude.messages.create(**given, extra_body={"temperature": 0}).content[0].text
+    answer = llama.chat(TINY, messages=turns, options={"num_predict": 6, "temperature": 0})
+    assert made == said == answer.message.content
+
+
 def test_ollama_is_the_same_answer(llama, expected):
     options = {"num_predict": 10, "temperature": 0, "num_ctx": 64}
     made = llama.chat(TINY, messages=HELLO, options=options)
@@ -266,8 +276,6 @@ def test_blocks_of_messages_are_messages_of_a_chat():
         (messages_request.as_chat, {"messages": HELLO}, "max_tokens"),
         (messages_request.as_chat, {"max_tokens": 1, "messages": [
             {"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type"),
-        (messages_request.as_chat, {"max_tokens": 1, "messages": [
-            *HELLO, {"role": "assistant", "content": "b"}]}, "messages"),
         (messages_request.as_chat, {"messages": HELLO, "mcp_servers": []}, "mcp_servers"),
         (messages_request.as_chat, {"max_tokens": 1, "messages": HELLO, "tools": [
             {"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
@@ -317,7 +325,8 @@ def scripted(writer, pieces, finish="stop", **details):
     )  # fmt: skip
     stats = Statistics(prompt_tokens=5, generated_tokens=7, reused_tokens=2)
     output = SimpleNamespace(matched_stop=None)
-    job = SimpleNamespace(sequences={0: SimpleNamespace(stats=stats, output=output)})
+    sequences = {0: SimpleNamespace(stats=stats, output=output)}
+    job = SimpleNamespace(sequences=sequences, issue=lambda choice: None)
     made = writer(parsed, job, **details)
     updates = [*(ChoiceUpdate(0, piece) for piece in pieces), ChoiceUpdate(0, finish=finish)]
     text = made.begin() + "".join(map(made.take, updates)) + made.end()

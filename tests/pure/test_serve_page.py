@@ -83,8 +83,43 @@ def test_stopping_an_answer_stops_its_work(page, server):
     ended(page)
     assert "stopped" in page.see("document.querySelector('.assistant .facts').textContent")
     line = server.request_after(before)
+    if "chat" not in line:  # that of the page's own loading, which is logged when it has been sent
+        line = server.request_after(before + 1)
     assert "status=499" in line
     assert int(re.search(r"new_tokens=(\d+)", line)[1]) < 3900
+
+
+def test_a_cut_answer_says_so_and_goes_on_by_a_button(page):
+    settings = "document.querySelector('#settings').elements"
+    page.see(f"{settings}.max_completion_tokens.value = 8; {settings}.seed.value = 3")
+    ask(page)
+    ended(page)
+    assert "cut" in page.see("document.querySelector('.assistant .facts').textContent")
+    first = page.see("messages[1].content")
+    page.click("button.rest")
+    page.until(f"messages[1].content.length > {len(first)}")
+    ended(page)
+    assert page.see("messages[1].content").startswith(first)
+    assert page.see("messages.length") == 2
+    assert page.see("document.querySelectorAll('button.rest').length") == 1
+    ask(page, "on")
+    ended(page)
+    assert page.see("document.querySelectorAll('.assistant').length") == 2
+    assert page.complaints == []
+
+
+def test_enter_never_stops_an_answer(page):
+    page.see("document.querySelector('#settings').elements.max_completion_tokens.value = 300")
+    ask(page)
+    page.until("document.querySelector('.assistant .words').textContent.length > 5")
+    page.click("#text")
+    page.type("later")
+    page.press("Enter", 13)
+    assert page.see("running !== null || messages.length === 2")
+    assert page.see("document.querySelector('#text').value") == "later"
+    ended(page)
+    facts = page.see("document.querySelector('.assistant .facts').textContent")
+    assert "stopped" not in facts and page.see("messages.length") == 2
 
 
 def test_errors_are_said_and_the_question_is_kept(page):

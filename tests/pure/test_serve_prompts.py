@@ -110,6 +110,32 @@ def test_prompt_logprobs_and_ids_are_told_where_they_are_asked_for(client, model
         ask(client, stream=True, extra_body=extra)
 
 
+def test_an_answer_that_has_begun_is_continued_from_its_own_text(client, model):
+    user = {"role": "user", "content": "hi"}
+    given = {"model": TINY, "temperature": 0, "max_tokens": 4}
+    more = {"return_token_ids": True, "continue_final_message": True}
+
+    def post(messages, **extra):
+        return client.chat.completions.create(messages=messages, extra_body=extra, **given)
+
+    begun = post([user, {"role": "assistant", "content": "It is"}], **more)
+    plain = post([user], return_token_ids=True)
+    text = model.tokenizer.encode("It is", add_bos=False)
+    assert begun.prompt_token_ids == [*plain.prompt_token_ids, *text]
+    thinks = {"chat_template_kwargs": {"enable_thinking": True}}
+    inside = {"role": "assistant", "content": "", "reasoning_content": "so"}
+    thought = post([user, inside], **more, **thinks)
+    assert thought.choices[0].message.reasoning_content and not thought.choices[0].message.content
+    said = post([user, {**inside, "content": "It is"}], **more, **thinks)
+    assert model.tokenizer.decode(said.prompt_token_ids).endswith("<think>\nso</think>\n\nIt is")
+    assert said.choices[0].message.content
+    for messages in ([user], [{"role": "assistant", "content": "a"}]):
+        with pytest.raises(openai.BadRequestError, match="continue_final_message"):
+            post(messages, continue_final_message=True)
+    with pytest.raises(openai.BadRequestError, match="add_generation_prompt"):
+        post([user], add_generation_prompt=False)
+
+
 def test_texts_and_conversations_are_cut_into_tokens_and_back(client, model):
     def post(path, **body):
         return json.loads(client.post(path, body={"model": TINY, **body}, cast_to=str))

@@ -76,7 +76,7 @@ def steps_of(executable, wanted=("logits",)):
     return [step for step, _ in pairs]
 
 
-def stream(executable, ahead, steps=3):
+def stream(executable, ahead, steps=2):
     """Two prompts in one batch, then steps that read their ids from the step before."""
     states = [executable.open(100) for _ in range(2)]
     rows = [Row(states[0], i, 7 * i + 1) for i in range(18)] + [Row(states[0], 18, 5, WANTS)]

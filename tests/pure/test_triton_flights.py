@@ -40,6 +40,7 @@ from cortiq_conformance import models  # noqa: E402
 from cortiq_reference.backend import ReferenceBackend  # noqa: E402
 from cortiq_triton import flight  # noqa: E402
 from cortiq_triton.backend import TritonBackend  # noqa: E402
+from cortiq_triton.shapes import ShapeCache  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # overflows that faults are
 WANTS = (Argmax(), Digest("logits"))
@@ -207,6 +208,17 @@ def test_pieces_of_prompts_beside_steps_are_one_shape_whatever_their_lengths():
         (64, n) for n in range(2, 8)
     }
     assert len(shapes) <= 3
+
+
+def test_shapes_used_longest_ago_are_dropped_when_all_hold_too_much():
+    shapes = ShapeCache("cpu", most=10)
+    for key, size in (("a", 4), ("b", 4), ("c", 2)):
+        shapes.keep(key, key.upper(), size)
+    assert shapes.use("a") == "A" and shapes.use("d") is None and shapes.nbytes == 10
+    shapes.keep("d", "D", 3)
+    assert list(shapes) == ["c", "a", "d"] and shapes.nbytes == 9
+    shapes.keep("e", "E", 99)
+    assert list(shapes) == ["e"] and shapes.use("e") == "E"
 
 
 def test_steps_are_filled_up_by_rows_that_nobody_reads(ahead, defined):

@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch", reason="the Triton backend keeps its memory
 pytest.importorskip("triton", reason="Triton has no package for this platform")
 
 from cortiq.numerics import matmul, quantise  # noqa: E402
-from cortiq.numerics.layouts import decode  # noqa: E402
+from cortiq.numerics.layouts import LAYOUTS, decode  # noqa: E402
 from cortiq.numerics.synthetic import synthetic_weight  # noqa: E402
 from cortiq_triton import operands, packing, products, tuning  # noqa: E402
 from cortiq_triton.products import EXPERTS, Stack  # noqa: E402
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 F32 = np.float32
 BLOCKS = (
     "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4", "w8b256", "Q2_K", "Q3_K", "Q4_K",
-    "Q5_K", "Q6_K",
+    "Q5_K", "Q6_K", "IQ4_XS", "IQ3_XXS", "IQ2_XS", "TQ2_0", "i4b32m", "i8b32m",
 )  # fmt: skip
 
 
@@ -91,7 +91,7 @@ def test_bits_above_a_nibble_lie_where_they_are_said_to(bits):
 
 @pytest.mark.parametrize("layout", BLOCKS)
 def test_rows_of_the_largest_integers_leave_no_sum_of_few_rows(layout):
-    columns = 512 if layout.endswith("_K") else 544
+    columns = 512 if LAYOUTS[layout].block == 256 else 544
     weight = synthetic_weight(layout, "weight", 1, (24, columns))
     if layout.endswith("_K"):
         raw = weight.parts["raw"].reshape(24, 2, -1)
@@ -167,7 +167,7 @@ def multiplied(packed, x, first, count):
 
 @pytest.mark.parametrize("layout", BLOCKS)
 def test_operands_laid_out_for_tensor_cores_hold_the_product(layout):
-    columns = 2304 if layout.endswith("_K") else 608  # more than eight blocks; no whole run
+    columns = 2304 if LAYOUTS[layout].block == 256 else 608  # over eight blocks; no whole run
     weight = synthetic_weight(layout, "weight", 1, (136, columns))
     packed, x = pack(weight, "weight", "cpu"), rows_of(67, columns)
     q = quantise_rows(torch.tensor(x))

@@ -39,7 +39,7 @@ from cortiq_triton.mixed import Mixed
 from cortiq_triton.plan import Plan
 from cortiq_triton.rowset import RowBuffer
 from cortiq_triton.run import Run
-from cortiq_triton.shapes import padded_sequences
+from cortiq_triton.shapes import ShapeCache, logits_bytes, padded_sequences
 from cortiq_triton.state import TritonState
 from cortiq_triton.step_answers import Asked, StepAnswers, answerable, ask
 from cortiq_triton.token_log import UNKNOWN
@@ -50,7 +50,6 @@ DRAWN_ROWS = 1 << 14
 """Rows of a batch whose drawn ids are kept on the device."""
 FEWEST_PAGES = 16
 """Tiles without keys cost little; another shape costs a capture."""
-Key = tuple[Any, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +141,7 @@ class Decoder:
 
     def __init__(self, owner: Owner) -> None:
         self.owner, self.refused = owner, ""
-        self.shapes: dict[Key, Shape] = {}
+        self.shapes = ShapeCache[Shape](owner.device)
         self.drawn = torch.full((DRAWN_ROWS,), -1, dtype=torch.int32, device=owner.device)
         self.under_way: list[UnderWay] = []
         self.version = 0
@@ -233,12 +232,13 @@ class Decoder:
         if self.version != key[-1]:  # tables of angles were made anew: old graphs read old ones
             self.shapes.clear()
             self.version = key[-1]
-        shape = self.shapes.get(key)
+        shape = self.shapes.use(key)
         if shape is not None:
             run.fill(shape.buffer, sources, pages)
             shape.replay()
             return shape, False
-        shape = self.shapes[key] = Shape(run, RowBuffer(self.owner.device), run.launch)
+        shape = Shape(run, RowBuffer(self.owner.device), run.launch)
+        self.shapes.keep(key, shape, len(everyone) * logits_bytes(plan))
         run.place(shape.buffer, sources, pages)
         run.launch()
         return shape, True
@@ -275,6 +275,13 @@ class Decoder:
         event = torch.cuda.Event()
         event.record()
         return host, event
+
+    def forget(self) -> None:
+        """Drop all shapes, once nothing is under way."""
+        if self.owner.device != "cpu":
+            torch.cuda.synchronize(self.owner.device)
+        self.shapes.clear()
+        self.mixed.shapes.clear()
 
     def settle(self, last: UnderWay | None = None) -> None:
         """Finish the batches under way, up to one if it is given."""

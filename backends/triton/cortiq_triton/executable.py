@@ -158,6 +158,7 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
     def close(self) -> None:
         """Release weights, sequences and pages."""
         super().close()
+        self.decoder.forget()
         self.memory.spare.clear()
 
     def compute(

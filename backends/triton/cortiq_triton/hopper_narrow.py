@@ -1,5 +1,5 @@
-"""Products of many rows with blocks of 32 columns on Hopper GPUs: a block's sums are under way in the
-tensor cores while the term of the one before is added. `matmul_blocks` has the same bits.
+"""Products of many rows with blocks of 32 columns on Hopper GPUs: a block's sums are under way in
+the tensor cores while the term of the one before is added. `matmul_blocks` has the same bits.
 """
 
 from __future__ import annotations

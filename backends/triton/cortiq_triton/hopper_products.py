@@ -105,7 +105,8 @@ def code_tiles(rows: int, height: int) -> dict[str, int]:
     Few programs have many steps on their way each, so that memory is asked for enough.
     """
     if rows > 64:
-        return {"BM": 128, "BN": 128, "STAGES": 4}
+        tiles = ceil_div(rows, 128) * ceil_div(height, 128)
+        return {"BM": 128, "BN": 128 if tiles >= processors() else 64, "STAGES": 4}
     bm = max(16, pow2(rows))
     bn = 128 if rows <= 32 and height >= DOWN * processors() else 64
     programs = min(2, ceil_div(ceil_div(height, bn), processors()))  # that a processor holds

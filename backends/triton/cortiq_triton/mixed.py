@@ -23,7 +23,7 @@ from cortiq_triton.language import pow2
 from cortiq_triton.mixed_run import MixedRun, PaddedRows, Tail
 from cortiq_triton.plan import Plan
 from cortiq_triton.rowset import RowBuffer
-from cortiq_triton.shapes import padded_rows
+from cortiq_triton.shapes import ShapeCache, logits_bytes, padded_rows
 from cortiq_triton.state import TritonState
 from cortiq_triton.step_answers import LOGITS, Asked, StepAnswers, answerable, ask
 from cortiq_triton.under_way import Owner
@@ -117,7 +117,7 @@ class Mixed:
         captured: Callable[[Callable[[], None]], Callable[[], None]],
     ) -> None:
         self.owner, self.drawn, self._captured = owner, drawn, captured
-        self.shapes: dict[Any, MixedShape] = {}
+        self.shapes = ShapeCache[MixedShape](owner.device)
         self._version = 0
 
     def launch(
@@ -213,7 +213,7 @@ class Mixed:
             self.shapes.clear()
             self._version = version
         key = (entry, len(run.rows), len(run.places), pages, asking)
-        shape = self.shapes.get(key)
+        shape = self.shapes.use(key)
         if shape is not None:
             run.fill(shape.buffer, sources, pages)
             rows = shape.run.row_sets[0]
@@ -223,7 +223,8 @@ class Mixed:
             return shape, False
         buffer = RowBuffer(self.owner.device)
         run.place(buffer, sources, pages)
-        shape = self.shapes[key] = MixedShape(run, buffer, run.launch, Tail(run))
+        shape = MixedShape(run, buffer, run.launch, Tail(run))
+        self.shapes.keep(key, shape, asking * len(run.places) * logits_bytes(run.plan))
         run.launch()
         return shape, True
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from typing import TypeVar
 
 import numpy as np
+import torch
 
+from cortiq_triton.plan import Plan
 from cortiq_triton.token_log import TokenLog
 
+SHARE = 16
+"""Captured shapes hold at most this part of a device's memory."""
 ROWS = 64
 """Rows of a mixed batch are a multiple of so many."""
 
@@ -28,6 +33,12 @@ class Scratch:
         self.log = TokenLog()
 
 
+def logits_bytes(plan: Plan) -> int:
+    """Bytes of a row's logits, and as many for what draws make of them."""
+    kind = plan.graph.values.get("logits")
+    return 0 if kind is None else 2 * 4 * kind.shape[-1]
+
+
 def padded_sequences(count: int) -> int:
     """Sequences of a shape for so many: few rows cost by the row, many by tiles of rows."""
     if count <= 8:
@@ -46,3 +57,46 @@ def padded_rows(rows: int, sequences: int) -> tuple[int, int]:
         most = padded_sequences(sequences + 1)
         total = -(-(rows + most - sequences) // ROWS) * ROWS
     return total, most
+
+
+S = TypeVar("S")
+
+
+class ShapeCache(dict[Hashable, S]):
+    """Captured shapes; those used longest ago are dropped when all hold too much memory.
+
+    A shape holds the logits of its rows, which its graphs write and read.
+
+    Parameters
+    ----------
+    most : bytes that all may hold; by default a part of the device's memory.
+    """
+
+    def __init__(self, device: str, most: int | None = None) -> None:
+        super().__init__()
+        self._device, self._sizes = device, dict[Hashable, int]()
+        if most is None and device != "cpu":
+            most = torch.cuda.get_device_properties(device).total_memory // SHARE
+        self._most = most
+
+    def use(self, key: Hashable) -> S | None:
+        """Return a shape, if it is there; it is the last one to be dropped now."""
+        shape = self.pop(key, None)
+        if shape is not None:
+            self[key] = shape
+        return shape
+
+    def keep(self, key: Hashable, shape: S, nbytes: int) -> S:
+        """Add a shape that holds so many bytes."""
+        self[key], self._sizes[key] = shape, nbytes
+        dropped = []
+        while self._most is not None and len(self) > 1 and self.nbytes > self._most:
+            dropped.append(self.pop(next(iter(self))))
+        if dropped and self._device != "cpu":
+            torch.cuda.synchronize(self._device)  # a graph of theirs may be under way
+        return shape
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the shapes hold."""
+        return sum(self._sizes[key] for key in self)

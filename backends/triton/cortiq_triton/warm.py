@@ -6,7 +6,11 @@ decoding steps by the sizes of tiles that suit them, and pieces of prompts and d
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+import torch
 
 from cortiq.backend import Argmax, Batch, Digest, Draw, DrawnLogit, Row, Top, Want
 from cortiq.backend.executable import Accepted
@@ -36,8 +40,25 @@ PIECES = (2, 5, 12, 16, 32, 64, 128, 512)
 """Rows of one sequence in a batch: drafts that are verified, and pieces of prompts."""
 
 
+@contextmanager
+def _cleared() -> Iterator[None]:
+    """Give out cleared memory for empty arrays: what no kernel fills is still taken for indices."""
+    before = torch.empty, torch.empty_like, torch.Tensor.new_empty
+    torch.empty, torch.empty_like = torch.zeros, torch.zeros_like
+    torch.Tensor.new_empty = torch.Tensor.new_zeros
+    try:
+        yield
+    finally:
+        torch.empty, torch.empty_like, torch.Tensor.new_empty = before
+
+
 def walk(executable: Any) -> None:
     """Walk through these batches; the entries that rows must supply values for are left out."""
+    with _cleared():
+        _walk(executable)
+
+
+def _walk(executable: Any) -> None:
     for name, plan in executable.plans.items():
         if not set(plan.graph.inputs) <= {"token", "position"}:
             continue

@@ -33,8 +33,8 @@ BITS_ABOVE = {"Q5_0": 1, "Q5_1": 1, "Q5_K": 1, "Q6_K": 2}
 """Bits above a nibble."""
 PARTS = ("codes", "bits", "scale", "minimum", "sub_scales", "offsets")
 """What of a weight lies in memory."""
-FOLDED = {"Q3_K": 128, "Q4_K": 945, "Q5_K": 1953, "Q6_K": 4096}
-"""The largest |code·sub-scale| of layouts in which that leaves int8."""
+NARROW = {"Q2_K"}
+"""Layouts whose codes times their sub-scales are int8 too; of others |code·sub-scale| ≤ 4096."""
 SLICE = 1 << 24
 """Elements repacked at a time: bounds host memory."""
 
@@ -196,7 +196,8 @@ def _packed(weight: Weight, name: str) -> Packed:
         None if minimum is None else torch.from_numpy(minimum),
         _integers(fields.sub_scales, subs), _integers(fields.offsets, subs),
         (_form_of(form), F32S if minimum is None else _form_of(minimum)),
-        1 + (weight.layout.name in FOLDED), bits, BITS_ABOVE.get(weight.layout.name, 0),
+        1 + (fields.sub_scales is not None and weight.layout.name not in NARROW), bits,
+        BITS_ABOVE.get(weight.layout.name, 0),
     )  # fmt: skip
 
 

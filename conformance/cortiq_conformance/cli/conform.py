@@ -21,7 +21,9 @@ HIGHEST_LEVEL = 4
 )  # fmt: skip
 @click.option("--full", is_flag=True, help="Every schedule and prompt, on the real models too.")
 @click.option("--model", "models", multiple=True, help="Levels 2 to 4 on this model only.")
-@click.option("--only", metavar="TEXT", help="Cases whose id contains this.")
+@click.option(
+    "--only", metavar="TEXT", multiple=True, help="Cases whose id contains this; may be repeated."
+)
 @click.option("--allow-declined", is_flag=True, help="Declined nodes do not fail the run.")
 @click.option("--stop-early", is_flag=True, help="Stop after the first stage with a failure.")
 @click.option(
@@ -87,6 +89,7 @@ def _run(level: int, options: dict[str, Any]) -> None:
 
     def watch(report: Report, over: bool) -> None:
         latest[:] = [report]
+        progress.running(report.running)
         if file is not None:
             file.update(report, over=over)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self
 from unittest.mock import patch
 
@@ -69,6 +70,35 @@ def _share_of_all(want: Draw, run: Any, at: int) -> int:
         return ON_HOST[Draw](want, run, at)
 
 
+def _with_kept(wrong: Callable[..., Any]) -> Callable[[Draw, Any, int], int]:
+    """Return the draw with another prefix."""
+
+    def draw(want: Draw, run: Any, at: int) -> int:
+        with patch.object(sampling, "kept_ids", partial(wrong, sampling.kept_ids)):
+            return ON_HOST[Draw](want, run, at)
+
+    return draw
+
+
+def _last_tie(right: Callable[..., Any], distance: Floats, chain: sampling.Sampling) -> Any:
+    """Keep the highest ids of those that are equal where the prefix ends."""
+    return len(distance) - 1 - right(distance[::-1], chain)
+
+
+def _before_the_crossing(
+    right: Callable[..., Any], distance: Floats, chain: sampling.Sampling
+) -> Any:
+    """Leave out the id with which top_p is reached."""
+    kept, all_of_it = right(distance, chain), right(distance, replace(chain, top_p=1.0))
+    return kept[: max(1, len(kept) - (len(kept) < len(all_of_it)))]
+
+
+def _counted_twice(want: Draw, run: Any, at: int) -> int:
+    """Count the ids before the row's own twice."""
+    history = run.history(at) if want.history is None else list(want.history)
+    return ON_HOST[Draw](replace(want, history=(*history[:-1], *history)), run, at)
+
+
 def _last_top(want: Top, run: Any, at: int) -> tuple:
     logits = run.row_of("logits", at)
     ids, values = sampling.top(logits[::-1], want.count)
@@ -82,6 +112,9 @@ WRONG_ANSWERS: dict[str, dict[type, Callable[[Any, Any, int], Any]]] = {
     "a mask that is a bias": {Draw: _biased_mask},
     "penalties before the bias": {Draw: _bias_last},
     "top-p before top-k": {Draw: _share_of_all},
+    "a tie at the cut to the highest id": {Draw: _with_kept(_last_tie)},
+    "top-p without the id that crosses": {Draw: _with_kept(_before_the_crossing)},
+    "a penalty that counts the prompt twice": {Draw: _counted_twice},
     "a draft drawn for the next position": {Draw: _next_position},
 }
 """Wrong answers by fault."""
@@ -111,6 +144,27 @@ class StaleState(StoredState):
             if ahead and isinstance(store, KVStore):
                 store.__class__ = _StaleStore
         return reached
+
+
+class StaleHistory(StoredState):
+    """Ids that a rewind leaves in the history, where the rows after it are fed."""
+
+    def rewind(self, length: int, entry: str = "trunk") -> int:
+        """Forget rows, but not their ids."""
+        before = list(self.tokens)
+        reached = super().rewind(length, entry)
+        self._stale = before[reached:] if entry == "trunk" else []
+        return reached
+
+    def advance(self, entry: str, tokens: list[int]) -> None:
+        """Count rows under the ids that were there before."""
+        super().advance(entry, tokens)
+        stale = getattr(self, "_stale", [])
+        if entry == "trunk" and stale:
+            start = len(self.tokens) - len(tokens)
+            kept = stale[: len(tokens)]
+            self.tokens[start : start + len(kept)] = kept
+            self._stale = stale[len(kept) :]
 
 
 class SharedState(StoredState):
@@ -166,6 +220,7 @@ class HastyState(StoredState):
 
 WRONG_STATES: dict[str, type[StoredState]] = {
     "a stale row after rewind": StaleState,
+    "a history that a rewind leaves": StaleHistory,
     "a fork that shares its parent's tail": SharedState,
     "a snapshot that goes on with its sequence": SharedSnapshot,
     "an export without low planes": FlatExport,

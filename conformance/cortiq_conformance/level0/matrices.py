@@ -91,10 +91,18 @@ def _odd_blocks(layout: str, source: CaseData) -> Scenario:
     return matmul(weight).scenario(source, 3, amplitude=100.0)
 
 
+def _many(layout: str, source: CaseData) -> Scenario:
+    """Return more rows than any kernel takes for few: of two runs where they can be told apart."""
+    block = LAYOUTS[layout].block
+    weight = typical(source, layout, 150, block * 11 if block else 768)
+    return matmul(weight).scenario(source, 131, amplitude=100.0)
+
+
 MATMULS: dict[str, Callable[[str, CaseData], Scenario]] = {
     "67 rows of typical codes": _typical,
     "extreme codes and scales": _extreme,
     "11 blocks": _odd_blocks,
+    "131 rows": _many,
 }
 
 

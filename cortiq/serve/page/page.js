@@ -143,6 +143,7 @@ class Answer {
       return;
     }
     if (event.usage) this.usage = event.usage;
+    if (event.choices[0]?.finish_reason === "length") this.cut = true;
     const delta = event.choices[0]?.delta;
     if (delta?.reasoning_content) this.think(delta.reasoning_content);
     if (delta?.content) this.say(delta.content);
@@ -197,23 +198,57 @@ class Answer {
       facts.push(`${this.usage.prompt_tokens} + ${count} tokens`, `${cached} cached`);
       if (count > 1 && seconds > 0) facts.push(`${((count - 1) / seconds).toFixed(1)} tokens/s`);
     }
+    if (this.cut && !note) facts.push("cut: the longest answer was reached");
     this.facts.textContent = facts.join(", ");
-    this.below.prepend(copyButton(() => this.text));
+    if (!this.copy) this.below.prepend(this.copy = copyButton(() => this.text));
   }
+}
+
+// Asks the server for the rest of the last answer, which was cut or stopped.
+async function more(answer) {
+  answer.button.remove();
+  const conversation = messages;
+  const last = messages[messages.length - 1];
+  answer.cut = false;
+  await receive(answer, { continue_final_message: true });
+  if (conversation === messages) last.content = answer.text;
+}
+
+function offerMore(answer) {
+  answer.button = element("button", "rest", "Continue");
+  answer.button.type = "button";
+  answer.button.onclick = () => { if (!running) more(answer); };
+  answer.below.append(answer.button);
 }
 
 async function ask(text) {
   tell("");
+  for (const button of document.querySelectorAll("button.rest")) button.remove();
   const conversation = messages;
   messages.push({ role: "user", content: text });
   addTurn("user", text);
   const answer = new Answer();
+  await receive(answer, {});
+  if (conversation !== messages) return; // a new chat has begun
+  if (answer.text) messages.push({ role: "assistant", content: answer.text });
+  else if (!answer.thought) { // nothing came of it: the question goes back into the field
+    messages.pop();
+    answer.turn.previousElementSibling.remove();
+    answer.turn.remove();
+    if (!$("text").value) $("text").value = text;
+  }
+}
+
+// Sends the conversation and shows what comes; fields are added to the request.
+async function receive(answer, fields) {
+  answer.first = 0;
   running = new AbortController();
   $("send").textContent = "Stop";
   let note = "";
   try {
     const response = await fetch("v1/chat/completions", {
-      method: "POST", headers: headers(), body: JSON.stringify(request()), signal: running.signal,
+      method: "POST", headers: headers(), body: JSON.stringify({ ...request(), ...fields }),
+      signal: running.signal,
     });
     if (!response.ok) throw new Error(await refused(response));
     for await (const event of events(response)) answer.take(event);
@@ -224,14 +259,7 @@ async function ask(text) {
   running = null;
   $("send").textContent = "Send";
   answer.end(note);
-  if (conversation !== messages) return; // a new chat has begun
-  if (answer.text) messages.push({ role: "assistant", content: answer.text });
-  else if (!answer.thought) { // nothing came of it: the question goes back into the field
-    messages.pop();
-    answer.turn.previousElementSibling.remove();
-    answer.turn.remove();
-    if (!$("text").value) $("text").value = text;
-  }
+  if ((answer.cut || note) && answer.text) offerMore(answer);
 }
 
 function submit(event) {
@@ -267,7 +295,9 @@ function recall() {
 $("ask").onsubmit = submit;
 $("text").oninput = fit;
 $("text").onkeydown = (event) => {
-  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault(); // only the button stops an answer: what is typed meanwhile stays
+  if (!running) submit(event);
 };
 $("model").onchange = showModel;
 $("more").onclick = () => {
