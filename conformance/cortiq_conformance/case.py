@@ -135,9 +135,7 @@ class Scenario:
                 found |= _weight(name, weight)
         return found
 
-    def _observed(
-        self, feed: SequenceInput, answer: SequenceOutcome
-    ) -> tuple[int, Observations]:
+    def _observed(self, feed: SequenceInput, answer: SequenceOutcome) -> tuple[int, Observations]:
         found = {} if answer.status else outputs.observed(feed.wants or self.wants, answer.rows)
         return answer.status, found
 

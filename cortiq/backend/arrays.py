@@ -31,7 +31,8 @@ class ArrayLibrary(ABC):
 
     Flags of rows at fault are bool arrays [rows], or-ed in place. `FunctionalArrays` is for a
     library whose arrays cannot be written to. A lazy library has flags of its own: `flags` makes
-    an object that knows `|=` and `len`, and `flag`, `gather_flags`, `raise_flags` and `host` take it.
+    an object that knows `|=` and `len`, which `flag`, `gather_flags`, `raise_flags` and `host`
+    take.
 
     Attributes
     ----------
