@@ -49,8 +49,8 @@ def narrowed(fields: UnpackedWeight) -> UnpackedWeight:
     """Multiply sub-scales in where codes are too large to be met in sub-blocks."""
     if fields.sub_scales is None or fields.minimum is not None:
         return fields
-    largest = int(np.abs(fields.codes.astype(np.int16)).max(initial=0)) + 1
-    if fields.sub * largest * LARGEST_Q <= EXACT:
+    lowest, highest = int(fields.codes.min(initial=0)), int(fields.codes.max(initial=0))
+    if fields.sub * max(-lowest, highest + 1) * LARGEST_Q <= EXACT:
         return fields
     codes = fold(fields)
     return UnpackedWeight(codes.codes, codes.scale, codes.block)
