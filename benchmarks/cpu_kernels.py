@@ -65,7 +65,7 @@ class KernelCase:
 
     def _arguments(self, matrix: PackedMatrix, outputs: int) -> matmul_arguments.MatmulArgs:
         arguments = matmul_arguments.MatmulArgs(self.x.ctypes.data, 1, 1)
-        arguments.products[0] = matmul_arguments.ProductArgs(
+        arguments.products[0] = matmul_arguments.MatmulOperand(
             matrix.address, self.out.ctypes.data, outputs
         )
         return arguments

@@ -19,7 +19,8 @@ from cortiq.formats import fetch
 from cortiq.model.score import score_ids
 from cortiq.model.source import ModelSource, open_source
 from cortiq.models.bind import layout_name, matrix_names
-from cortiq.numerics.layouts import Weight, decode, dequantise_codes
+from cortiq.numerics.dequantise import dequantise_codes
+from cortiq.numerics.layouts import Weight, decode
 from cortiq.numerics.weights import convert
 from cortiq.options import LoadOptions, ScoreOptions
 from cortiq_reference.backend import ReferenceBackend

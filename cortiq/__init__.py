@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from cortiq.model.model import Model
     from cortiq.model.score import Score
     from cortiq.options import EmbedOptions, GenerateOptions, LoadOptions, ScoreOptions
+    from cortiq.receipts.difference import Verification
     from cortiq.receipts.record import Receipt
-    from cortiq.receipts.replay import Verification
     from cortiq.receipts.verify import verify
 
     __version__: str

@@ -11,7 +11,7 @@ import importlib
 from typing import Any
 
 from cortiq.errors import RequestError
-from cortiq.model.evaluate import EvaluationModel
+from cortiq.model.harness_requests import EvaluationModel
 
 try:
     from lm_eval.api.model import LM

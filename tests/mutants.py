@@ -90,7 +90,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "T03",
         "test_draft_turns.py::test_t03_value_of_a_block_round_beside_a_chain_s",
-        "cortiq/engine/policy/round_values.py",
+        "cortiq/bench/simulated_rounds.py",
         "yield RoundValue(1 + kept, prices",
         "yield RoundValue(kept, prices",
     ),
@@ -246,14 +246,14 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "T22",
         "test_draft_heads.py::test_t22_the_probe_sees_the_module_s_own_width",
-        "cortiq/engine/drafters/head_probe.py",
+        "cortiq/bench/head_acceptance.py",
         "tokens = ids[start + depth + 1 : min(start + chunk_rows, count) + depth + 1]",
         "tokens = ids[start + depth : min(start + chunk_rows, count) + depth]",
     ),
     Mutant(
         "T22",
         "test_draft_heads.py::test_t22_the_probe_sees_the_module_s_own_width",
-        "cortiq/engine/drafters/head_probe.py",
+        "cortiq/bench/head_acceptance.py",
         "squared = squared + row * row",
         "squared = squared + row",
     ),
@@ -423,14 +423,14 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "T39, T40",
         "test_draft_heads.py::test_t39_every_draft_layer_has_a_width_of_its_own",
-        "cortiq/engine/drafters/head_probe.py",
+        "cortiq/bench/head_acceptance.py",
         "count, want = final_rows(len(ids), len(ids), depth)",
         "count, want = final_rows(len(ids), len(ids), 0)",
     ),
     Mutant(
         "T39, T40",
         "test_draft_heads.py::test_t40_chunks_change_no_statistic",
-        "cortiq/engine/drafters/head_probe.py",
+        "cortiq/bench/head_acceptance.py",
         "min(start + chunk_rows, count) + depth + 1]",
         "min(start + chunk_rows, count) + depth]",
     ),

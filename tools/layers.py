@@ -25,7 +25,7 @@ FLOORS: tuple[tuple[str, Mapping[str, str]], ...] = (
         {
             "arguments": "types of arguments that callers pass",
             "domains": "which values a field may take",
-            "option_values": "parsing and checking of an option's value",
+            "option_values": "specification and checking of an option's value",
         },
     ),
     (

@@ -10,7 +10,7 @@ from typing import Any
 
 from cortiq.numerics import (
     attention,
-    layouts,
+    dequantise,
     matmul,
     norms,
     quantise,
@@ -21,7 +21,7 @@ from cortiq.numerics import (
 )
 
 DEFINITIONS: dict[str, tuple[Any, ...]] = {
-    "EmbedRows": (layouts.embedding_rows,),
+    "EmbedRows": (dequantise.embedding_rows,),
     "Quantise": (quantise.quantise_rows,),
     "MatMul": (matmul.matmul, matmul.matmul_f32),
     "HeadMatMul": (matmul.matmul, matmul.matmul_f32),

@@ -26,7 +26,8 @@ from cortiq.numerics import (
     scaling,
 )
 from cortiq.numerics.contract import F32, Flags, Floats, Ints, snap
-from cortiq.numerics.layouts import Weight, decode, embedding_rows, floats
+from cortiq.numerics.dequantise import embedding_rows
+from cortiq.numerics.layouts import Weight, decode, floats
 from cortiq.numerics.quantise import Quantised, no_values, quantise_rows, recalled
 from cortiq.plugins import default_plugins
 
@@ -216,11 +217,10 @@ def _embed_rows(call: _Call, token: Ints) -> Floats:
     table = call.weights["table"]
     if not call.op.missing:
         return embedding_rows(table, token, call.faults)
-    rows = [np.zeros(table.shape[1], F32) for _ in token]
-    for i, id_ in enumerate(token):
-        if id_ < table.shape[0]:
-            rows[i] = embedding_rows(table, token[i : i + 1], call.faults[i : i + 1])[0]
-    return np.stack(rows)
+    rows = np.zeros((len(token), table.shape[1]), F32)
+    for i in np.flatnonzero(token < table.shape[0]):
+        rows[i] = embedding_rows(table, token[i : i + 1], call.faults[i : i + 1])[0]
+    return rows
 
 
 def _gain(call: _Call, x: Floats) -> Floats:

@@ -16,7 +16,7 @@ from cortiq_conformance.case import Case
 from cortiq_conformance.causes import causes_of, name_of
 from cortiq_conformance.compare import Divergence
 from cortiq_conformance.coverage import Table, by_owner, computed_by_others, merged_table
-from cortiq_conformance.reasons import Reasons
+from cortiq_conformance.decline_reasons import Reasons
 from cortiq_conformance.requirements import sentence
 from cortiq_conformance.subject import CompileCounts, Covered
 

@@ -27,8 +27,9 @@ from cortiq.backend.batch import (
     Top,
     Want,
 )
-from cortiq.backend.delegate import Delegate
+from cortiq.backend.fallback_kernels import FallbackKernels
 from cortiq.backend.float64 import FLOAT64_KERNELS, FLOAT64_OPTIONS, Float64Arrays
+from cortiq.backend.float_weights import MATRICES, float_weight, stack_of
 from cortiq.backend.functional_arrays import FunctionalArrays, RowFlags
 from cortiq.backend.kernel import Kernel, OperatorExample, TakesKernels
 from cortiq.backend.kernel_backend import KernelBackend, KernelTable
@@ -49,7 +50,6 @@ from cortiq.backend.protocol import (
     Versions,
 )
 from cortiq.backend.state import ExportedState, KVPlanes, Snapshot, State, check_exported
-from cortiq.backend.weights import MATRICES, float_weight, stack_of
 
 __all__ = [
     "ARRAY_KERNELS",
@@ -63,7 +63,7 @@ __all__ = [
     "BatchResult",
     "CompileOptions",
     "Declined",
-    "Delegate",
+    "FallbackKernels",
     "Device",
     "Digest",
     "Draw",

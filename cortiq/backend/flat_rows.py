@@ -71,7 +71,7 @@ class FlatRows:
 P = TypeVar("P", bound=RequestPlan[Any])
 
 
-class FlatRun(Generic[P]):
+class FlatBatch(Generic[P]):
     """One batch; row numbers count in `flat`.
 
     Attributes

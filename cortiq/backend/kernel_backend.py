@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cortiq.backend.arrays import ArrayLibrary
-from cortiq.backend.delegate import Delegate, Prepare
+from cortiq.backend.fallback_kernels import FallbackKernels, Prepare
 from cortiq.backend.kernel import TakesKernels
 from cortiq.backend.kernel_executable import KernelExecutable, claimed_graphs, placement_of
 from cortiq.backend.plan import Bound, KernelPlan, Kernels, Prepared
@@ -107,7 +107,7 @@ class KernelBackend(TakesKernels, ABC):
         """Return the nodes that state depends on, some of them fused; see `cortiq.backend.plan`."""
         return nodes
 
-    def others(self) -> Delegate | None:
+    def others(self) -> FallbackKernels | None:
         """Return what computes primitives that have no kernel; None declines them."""
         return None
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +21,16 @@ from cortiq.cli.inputs import (
     token_ids,
 )
 from cortiq.cli.render import (
-    byte_count,
-    echo,
-    echo_piece,
     loading_line,
     note,
     print_json,
     progress_bar,
+)
+from cortiq.cli.show_generation import (
+    generation_object,
+    note_length,
+    print_statistics,
+    show_generation,
 )
 from cortiq.errors import RequestError
 from cortiq.options import GenerateOptions, LoadOptions, resolve, select
@@ -117,7 +119,7 @@ def generate(
     if sys.stderr.isatty() and not as_json:
         note_length(made)
     if stats:
-        _print_stats(made)
+        print_statistics(made)
 
 
 def _unused_reason(kept: int) -> str:
@@ -202,12 +204,6 @@ def load_model(name: str, options: dict[str, Any]) -> Model:
     return model
 
 
-def note_length(made: Generation) -> None:
-    """Note that a text was cut by the limit of its length, and how it gets longer."""
-    if made.finish_reason == "length" and not made.note:
-        note(f"[cut after {len(made.token_ids)} tokens; --max-tokens allows more]")
-
-
 def read_prompt(prompt: str | None, ids: str | None, text: str | None = None) -> str | list[int]:
     """Return the prompt: an argument, that of `-p` (`-` reads stdin), stdin's, or `--ids`."""
     if prompt is not None and text is not None:
@@ -238,86 +234,3 @@ def prompt_ids(
         system = argument_text(system, "--system")
         messages.insert(0, {"role": "system", "content": system})
     return model.chat_ids(messages, template_options=variables)
-
-
-def show_generation(
-    model: Model, ids: list[int], options: dict[str, Any], quiet: bool
-) -> Generation:
-    """Generate and print the text as it comes, unless it is to be quiet."""
-    written = False
-    with progress_bar() as bar:
-
-        def show(piece: str) -> None:
-            nonlocal written
-            bar.stop()
-            if not quiet:
-                echo_piece(piece)
-                written = True
-
-        def advance(done: int, total: int) -> None:
-            bar("Reading the prompt", done, total)
-
-        try:
-            made = model.generate(ids, on_text=show, progress=advance, **options)
-        except BaseException:
-            if written:
-                echo()
-            raise
-    if not quiet:
-        echo(",".join(map(str, made.token_ids)) if model.tokenizer.absent else "")
-    return made
-
-
-def generation_object(made: Generation) -> dict[str, Any]:
-    """Return the JSON object of a generation."""
-    from cortiq.numerics.digest import hexadecimal
-
-    names = (
-        "text", "token_ids", "finish_reason", "backend", "device", "placement", "seed", "contract",
-        "model_hash", "fingerprint", "digest", "note",
-    )  # fmt: skip
-    facts = {name: getattr(made, name) for name in names} | {"stats": made.stats.as_dict()}
-    if made.confidence:
-        facts["confidence"] = made.confidence
-    if made.trace:
-        facts["trace"] = [{**asdict(row), "digest": hexadecimal(row.digest)} for row in made.trace]
-    return facts
-
-
-def _print_stats(made: Generation) -> None:
-    numbers = made.stats.as_dict()
-    placed = ", ".join(f"{name} {count} nodes" for name, count in made.placement.items())
-    memory = numbers["peak_memory_bytes"]
-    note(f"backend {made.backend}:{made.device} ({placed}), finish reason {made.finish_reason}")
-    note(f"load {numbers['load_seconds']:.2f} s")
-    for part, count, what in (
-        ("prompt", "prompt_tokens", "until the first token was drawn"),
-        ("decode", "decoded_tokens", "after the first"),
-    ):
-        rate = numbers[f"{part}_tokens_per_second"]
-        speed = f", {rate:.1f} tok/s" if rate is not None else ""
-        note(
-            f"{part} {numbers[count]} tokens in {numbers[f'{part}_seconds']:.2f} s{speed} ({what})"
-        )
-    if numbers["reused_tokens"]:
-        note(f"{numbers['reused_tokens']} prompt tokens were cached")
-    for line in drafting_lines(numbers.get("drafting", {})):
-        note(line)
-    if memory is not None:
-        note(f"peak memory {byte_count(memory)}")
-
-
-def drafting_lines(drafting: Mapping[str, Any]) -> list[str]:
-    """Return the drafting statistics, one line per drafter."""
-    lines = [
-        f"drafted by {name}: {d['rounds']} rounds,"
-        f" {d['accepted']} of {d['drafted']} tokens accepted,"
-        f" {d['tokens_per_round']:.2f} tokens per round,"
-        f" {d['draft_seconds']:.2f} of {d['wall_seconds']:.2f} s spent drafting"
-        for name, d in drafting.get("drafters", {}).items()
-    ]
-    if lines:
-        lines.append(f"steps without a draft: {drafting['plain_rounds']}")
-    if "error" in drafting:
-        lines.append(f"drafting was disabled: {drafting['error']}")
-    return lines

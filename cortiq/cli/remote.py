@@ -10,8 +10,8 @@ from typing import Any
 
 from cortiq.errors import CortiqError, FormatError, shown
 from cortiq.formats.strict_json import parse_object
+from cortiq.receipts.difference import Difference, Verification
 from cortiq.receipts.record import Receipt
-from cortiq.receipts.replay import Difference, Verification
 from cortiq.receipts.verify import check_signature
 
 KEY_VARIABLE = "CORTIQ_API_KEY"

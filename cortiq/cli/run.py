@@ -8,16 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cortiq.cli.flags import PER_TOKEN, grouped_command, options_of
-from cortiq.cli.generate import (
-    check_options,
-    load_model,
-    note_length,
-    prompt_ids,
-    show_generation,
-    with_draft_heads,
-)
+from cortiq.cli.generate import check_options, load_model, prompt_ids, with_draft_heads
 from cortiq.cli.inputs import MODEL, argument_text, piped_text
 from cortiq.cli.render import note
+from cortiq.cli.show_generation import note_length, show_generation
 from cortiq.options import ANSWER_TOKENS, GenerateOptions, LoadOptions, resolve, select
 
 if TYPE_CHECKING:

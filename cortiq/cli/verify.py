@@ -14,8 +14,8 @@ from cortiq.errors import RequestError, shown
 from cortiq.options import LoadOptions, flag, select
 
 if TYPE_CHECKING:
+    from cortiq.receipts.difference import Verification
     from cortiq.receipts.record import Receipt
-    from cortiq.receipts.replay import Verification
 
 NOT_IDENTICAL = 1
 """Exit code when something in the receipt is false."""

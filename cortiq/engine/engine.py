@@ -10,8 +10,8 @@ from cortiq.backend import BatchResult, Executable, Status
 from cortiq.backend.batch import Batch
 from cortiq.backend.error_attribution import attributed_to, failure_hint
 from cortiq.engine.accept import NO_TOKEN, Committed, commit, settle
-from cortiq.engine.cache_points import with_cache_points
 from cortiq.engine.cache_roles import CacheRole
+from cortiq.engine.default_cache_points import with_cache_points
 from cortiq.engine.drafter_manager import DrafterManager, record_round
 from cortiq.engine.drafting import Speculation
 from cortiq.engine.in_flight import InFlightBatch, ScheduledRows, schedule_batch
@@ -19,7 +19,7 @@ from cortiq.engine.output import Output
 from cortiq.engine.pace import Pace
 from cortiq.engine.prefixes import PrefixCache
 from cortiq.engine.request import Request, checked_request, vocabulary_size
-from cortiq.engine.run_ahead import runs_ahead
+from cortiq.engine.schedule_ahead import runs_ahead
 from cortiq.engine.scheduler import DEFAULT_OPTIONS, AdmissionError, EngineOptions, Scheduler
 from cortiq.engine.sequence import Progress, Sequence
 from cortiq.engine.session import check_outcome

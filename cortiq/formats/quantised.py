@@ -9,7 +9,8 @@ from typing import NamedTuple
 from cortiq.errors import FormatError, UnsupportedError
 from cortiq.formats.mapped import MappedTensors, TensorInfo
 from cortiq.formats.packed_floats import FP8_SCALES, fp8, mlx_floats, mxfp4, nvfp4, refuse_e5m2
-from cortiq.formats.packed_integers import compressed_int8, compressed_pack, gptq_or_awq, mlx_affine
+from cortiq.formats.packed_gptq import gptq_or_awq
+from cortiq.formats.packed_integers import compressed_int8, compressed_pack, mlx_affine
 from cortiq.formats.packed_tensors import PackedFolder, PackedModule, PackedTensor
 from cortiq.formats.quantisation import HINTS, NOT_APPLIED, Quantisation
 

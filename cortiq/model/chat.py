@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from cortiq.arguments import mapping_of as checked_mapping
+from cortiq.engine.request import id_list
 from cortiq.errors import RequestError, TokenizerError, shown
 from cortiq.tokenizer.tokenizer import Tokenizer
 
@@ -14,6 +15,15 @@ Message = Mapping[str, Any]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 EXAMPLE = "[{'role': 'user', 'content': 'Hello'}]"
+
+
+def prompt_ids(tokenizer: Tokenizer, prompt: str | Iterable[int]) -> list[int]:
+    """Return the token ids of a raw text, with the tokenizer's BOS; ids as they are."""
+    if not isinstance(prompt, str):
+        return id_list(prompt)
+    if not prompt:
+        raise RequestError("the prompt is empty", hint="give at least one character")
+    return tokenizer.encode(prompt)
 
 
 def chat_ids(

@@ -13,15 +13,15 @@ from cortiq.arguments import event_of, function_of, list_of
 from cortiq.backend import Executable
 from cortiq.engine.drafting import Speculation
 from cortiq.engine.output import Output
-from cortiq.engine.request import Masks, Request, id_list, make_request, with_embeddings, with_seed
+from cortiq.engine.request import Masks, Request, make_request, with_embeddings, with_seed
 from cortiq.engine.session import Progress
 from cortiq.engine.statistics import Statistics
 from cortiq.errors import RequestError
 from cortiq.ir import Program
-from cortiq.model.chat import Message, chat_ids
+from cortiq.model.chat import Message, chat_ids, prompt_ids
 from cortiq.model.drafter_factory import DrafterFactory
-from cortiq.model.fingerprint import drawing_facts, fingerprint, model_facts, node_counts
-from cortiq.model.generation import Generation, Identity, Stream, note_of, serve_batch, serve_one
+from cortiq.model.fingerprint import fingerprint, model_facts, node_counts
+from cortiq.model.generation import Generation, Stream, identity_of, note_of, serve_batch, serve_one
 from cortiq.model.prefixes import PrefixCacheMixin
 from cortiq.model.scoring import ScoringMixin
 from cortiq.model.source import ModelSource
@@ -204,11 +204,6 @@ class Model(PrefixCacheMixin, ScoringMixin):
         self, request: Request, options: GenerateOptions, output: Output, stats: Statistics
     ) -> Generation:
         """Return what a finished request made; whoever ran an engine of this model calls it."""
-
-        def identity() -> Identity:
-            facts = {"model": self.fingerprint, **drawing_facts(options)}
-            return Identity(self.model_hash, fingerprint(facts))
-
         return Generation(
             text="".join(output.pieces),
             token_ids=tuple(output.token_ids),
@@ -227,7 +222,7 @@ class Model(PrefixCacheMixin, ScoringMixin):
             options=options,
             step_digests=tuple(output.step_digests),
             record=lambda made: make_receipt(made, self, request),
-            identity=identity,
+            identity=lambda: identity_of(self.model_hash, self.fingerprint, options),
         )
 
     def ids(self, prompt: Prompt) -> list[int]:
@@ -238,11 +233,7 @@ class Model(PrefixCacheMixin, ScoringMixin):
         RequestError : the text is empty, or the prompt is neither text nor ids.
         TokenizerError : it is not valid Unicode.
         """
-        if not isinstance(prompt, str):
-            return id_list(prompt)
-        if not prompt:
-            raise RequestError("the prompt is empty", hint="give at least one character")
-        return self.tokenizer.encode(prompt)
+        return prompt_ids(self.tokenizer, prompt)
 
     def chat_ids(
         self, messages: Sequence[Message], *, template_options: Mapping[str, Any] | None = None

@@ -14,8 +14,9 @@ from cortiq.model.embed import embedding_of
 from cortiq.model.likelihood import Likelihood, likelihoods_of
 from cortiq.model.score import Score, rows_of, score_ids
 from cortiq.options import EmbedOptions, ScoreOptions, resolve
+from cortiq.receipts.difference import Verification
 from cortiq.receipts.record import Receipt
-from cortiq.receipts.replay import Verification, verify_on
+from cortiq.receipts.replay import verify_on
 
 if TYPE_CHECKING:
     from cortiq.model.model import Model, Prompt

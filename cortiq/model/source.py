@@ -15,7 +15,7 @@ from cortiq.formats.cache import Progress
 from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.formats.fetch import resolve
 from cortiq.ir import Program
-from cortiq.model.sampling import CORTIQ_SAMPLING, UsualSampling, usual_sampling
+from cortiq.model.default_sampling import CORTIQ_SAMPLING, DefaultSampling, usual_sampling
 from cortiq.models import load_program
 from cortiq.models.head_names import split_heads_option
 from cortiq.models.synthetic import PREFIX, open_synthetic
@@ -49,7 +49,7 @@ class ModelSource:
     model_hash: Callable[[], str]
     close: Callable[[], None] = lambda: None
     longest: int = 0
-    usual: UsualSampling = CORTIQ_SAMPLING
+    usual: DefaultSampling = CORTIQ_SAMPLING
     notes: tuple[str, ...] = ()
 
 

@@ -12,6 +12,7 @@ from cortiq.errors import FormatError, GraphError, RequestError, UnsupportedErro
 from cortiq.ir import Program, primitives_of, verify
 from cortiq.models.config import BaseConfig
 from cortiq.models.dflash import PREFIX, read_drafter, synthetic_drafter, with_drafter
+from cortiq.models.draft_vocabulary import with_shortlist
 from cortiq.models.fixture_heads import head_tensors as held_by_fixture
 from cortiq.models.head_names import (
     AUTO,
@@ -25,7 +26,6 @@ from cortiq.models.head_tensors import HeadTensors
 from cortiq.models.heads import HeadPlan, is_like, layer_count, with_heads
 from cortiq.models.open_checkpoint import OpenCheckpoint
 from cortiq.models.registry import family_for, family_name, location_of, read_config
-from cortiq.models.shortlist import with_shortlist
 from cortiq.models.sidecar import WithSidecar, check_sidecar
 from cortiq.models.synthetic import SyntheticCheckpoint, synthetic_program, synthetic_weights
 from cortiq.models.tensor_pieces import read_piece

@@ -24,7 +24,7 @@ class HeadTensors(Protocol):
         ...
 
 
-class SyntheticTensors:
+class EveryTensorPresent:
     """Tensors by formula: every name and shape exists."""
 
     def problems(self, shapes: object) -> Sequence[str]:
@@ -40,4 +40,4 @@ class SyntheticTensors:
         return name
 
 
-SYNTHETIC_TENSORS: HeadTensors = SyntheticTensors()
+SYNTHETIC_TENSORS: HeadTensors = EveryTensorPresent()

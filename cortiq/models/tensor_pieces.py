@@ -1,7 +1,7 @@
 """Weights that are only part of a file's tensor, or transposed in it.
 
 A file may hold q, k and v as one matrix, gate and up as another, or a head's key and value matrices
-as one. `FusedTensor` declares this once for a family; every weight is then a `TensorPiece` of it.
+as one. `FusedTensor` declares this once for a family; every weight is then a `TensorSlice` of it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cortiq.numerics.layouts import LAYOUTS, Weight, embedding_rows
+from cortiq.numerics.dequantise import embedding_rows
+from cortiq.numerics.layouts import LAYOUTS, Weight
 
 LAYER_PREFIX = "model.layers."
 
@@ -47,7 +48,7 @@ class FusedTensor:
 
 
 @dataclass(frozen=True)
-class TensorPiece:
+class TensorSlice:
     """The part of a tensor that makes a weight.
 
     Attributes
@@ -73,7 +74,7 @@ class TensorPiece:
 
 
 @dataclass(frozen=True)
-class PieceView:
+class LoadedSlice:
     """A piece of a tensor that was read: `raw` has one more axis, of bytes, and may have gaps.
 
     Attributes
@@ -87,11 +88,11 @@ class PieceView:
 
 
 @dataclass(frozen=True)
-class MadePiece:
-    """A piece of a tensor whose rows are made on demand: `raw` as `PieceView` has it."""
+class ComputedSlice:
+    """A piece of a tensor whose rows are made on demand: `raw` as `LoadedSlice` has it."""
 
     source: Any
-    piece: TensorPiece
+    piece: TensorSlice
     lazy: bool = True
 
     @property
@@ -111,14 +112,14 @@ class MadePiece:
 
 
 @dataclass(frozen=True)
-class DequantisedPiece:
+class DequantisedSlice:
     """A piece of a quantised tensor that crosses blocks: floats, computed on demand.
 
     Blocks run along the rows of the file; a transposed matrix has no codes.
     """
 
     source: Any
-    piece: TensorPiece
+    piece: TensorSlice
     type = "F32"
 
     @property
@@ -128,7 +129,7 @@ class DequantisedPiece:
 
     @property
     def raw(self) -> npt.NDArray[np.uint8]:
-        """The floats' bytes, as `PieceView.raw`."""
+        """The floats' bytes, as `LoadedSlice.raw`."""
         rows, columns = prod(self.piece.shape[:-1]), self.piece.shape[-1]
         weight = Weight.from_bytes(LAYOUTS[self.source.type], self.source.raw, (rows, columns))
         values = embedding_rows(weight, np.arange(rows), name=self.name)
@@ -138,7 +139,7 @@ class DequantisedPiece:
 
 def locate_piece(
     fused: FusedTensor, part: str, shapes: Mapping[str, tuple[int, ...]], tensor: str
-) -> TensorPiece:
+) -> TensorSlice:
     """Return the place of the weight `part` in a tensor of the file.
 
     Parameters
@@ -153,7 +154,7 @@ def locate_piece(
     whole[axis] = sum(sizes)
     size = stored[part][axis]
     swapped = part in fused.swapped and len(whole) > 1
-    return TensorPiece(tensor, tuple(whole), axis, start, start + size, swapped)
+    return TensorSlice(tensor, tuple(whole), axis, start, start + size, swapped)
 
 
 def _stored(shape: tuple[int, ...], swapped: bool) -> tuple[int, ...]:
@@ -161,19 +162,19 @@ def _stored(shape: tuple[int, ...], swapped: bool) -> tuple[int, ...]:
     return (*shape[:-2], shape[-1], shape[-2]) if swapped and len(shape) > 1 else shape
 
 
-def read_piece(tensor: Any, piece: TensorPiece) -> Any:
+def read_piece(tensor: Any, piece: TensorSlice) -> Any:
     """Return the piece of a tensor as a view; nothing is copied or computed yet."""
     if piece.is_whole:
         return tensor
     quantised = LAYOUTS[tensor.type].kind != "float"
     if quantised and (piece.swapped or piece.axis == len(piece.shape) - 1):
-        return DequantisedPiece(tensor, piece)
+        return DequantisedSlice(tensor, piece)
     if hasattr(tensor, "make"):
-        return MadePiece(tensor, piece)
-    return PieceView(tensor.name, tensor.type, _taken(_by_row(tensor, piece), piece))
+        return ComputedSlice(tensor, piece)
+    return LoadedSlice(tensor.name, tensor.type, _taken(_by_row(tensor, piece), piece))
 
 
-def _by_row(tensor: Any, piece: TensorPiece) -> npt.NDArray[np.uint8]:
+def _by_row(tensor: Any, piece: TensorSlice) -> npt.NDArray[np.uint8]:
     """Return a tensor's bytes by element, or by row where elements share bytes."""
     layout = LAYOUTS[tensor.type]
     if layout.kind == "float":
@@ -181,7 +182,7 @@ def _by_row(tensor: Any, piece: TensorPiece) -> npt.NDArray[np.uint8]:
     return tensor.raw.reshape(*piece.shape[:-1], 1, -1)
 
 
-def _taken(values: npt.NDArray[Any], piece: TensorPiece) -> npt.NDArray[Any]:
+def _taken(values: npt.NDArray[Any], piece: TensorSlice) -> npt.NDArray[Any]:
     """Return the slice of [..., elements or bytes], with its matrices transposed if swapped."""
     values = values[(slice(None),) * piece.axis + (slice(piece.start, piece.stop),)]
     return values.swapaxes(-2, -3) if piece.swapped else values

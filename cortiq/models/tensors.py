@@ -16,7 +16,7 @@ from cortiq.models.names import IGNORED, Names
 from cortiq.models.open_checkpoint import OpenCheckpoint
 from cortiq.models.parts import HEAD, TABLE
 from cortiq.models.registry import location_of
-from cortiq.models.tensor_pieces import TensorPiece, fused_of, locate_piece, split_name
+from cortiq.models.tensor_pieces import TensorSlice, fused_of, locate_piece, split_name
 
 DRAFT_NAME = re.compile(r"(?:model\.)?mtp\.")
 """Tensors of draft heads, which no trunk needs."""
@@ -31,7 +31,7 @@ PROBLEM_LINES = 4
 
 def find_tensors(
     program: Program, checkpoint: OpenCheckpoint, family: ModuleType, config: BaseConfig
-) -> dict[str, list[TensorPiece]]:
+) -> dict[str, list[TensorSlice]]:
     """Find the tensors, or parts of them, of each weight; `FormatError` lists every problem."""
     shapes = {name: spec.shape for name, spec in program.weights.items()}
     places = {
@@ -102,32 +102,32 @@ def _pieces(
     checkpoint: OpenCheckpoint,
     names: Names,
     source: str,
-) -> list[TensorPiece]:
+) -> list[TensorSlice]:
     """Return a weight's tensors: one; one an expert; part of a fused one; or several joined."""
     shape, piece = shapes[name], _fused_piece(name, shapes, checkpoint, names, source)
     whole = names.known(name, source)
     if whole is None:  # this kind of file never has it as a tensor of its own
         return [piece] if piece else _joined_pieces(name, shape, names, source)
     if whole in checkpoint and (piece is None or piece.tensor != whole):
-        return [TensorPiece(whole, shape)]
+        return [TensorSlice(whole, shape)]
     if len(shape) == 3 and names.of_expert(name, 0, source) in checkpoint:
         experts = range(shape[0])
-        return [TensorPiece(names.of_expert(name, e, source), shape[1:]) for e in experts]
+        return [TensorSlice(names.of_expert(name, e, source), shape[1:]) for e in experts]
     if piece is not None:
         return [piece]
     if joined := _joined_pieces(name, shape, names, source):
         return joined
-    return [TensorPiece(whole, shape)]
+    return [TensorSlice(whole, shape)]
 
 
 def _joined_pieces(
     name: str, shape: tuple[int, ...], names: Names, source: str
-) -> list[TensorPiece]:
+) -> list[TensorSlice]:
     """Return the tensors whose rows are joined into a weight, if the family has such."""
     prefix, stem, suffix = split_name(name)
     tensors = names.joined.get(stem, ())
     own = [names.in_file(f"{prefix}{tensor}.{suffix}", source) for tensor in tensors]
-    return [TensorPiece(tensor, (shape[0] // len(own), *shape[1:])) for tensor in own]
+    return [TensorSlice(tensor, (shape[0] // len(own), *shape[1:])) for tensor in own]
 
 
 def _fused_piece(
@@ -136,7 +136,7 @@ def _fused_piece(
     checkpoint: OpenCheckpoint,
     names: Names,
     source: str,
-) -> TensorPiece | None:
+) -> TensorSlice | None:
     """Return the part of a fused tensor, if the family has one and the file no separate ones."""
     found = fused_of(names.fused, name)
     if found is None:
@@ -152,7 +152,7 @@ def _fused_piece(
     return locate_piece(fused, part, parts, tensor)
 
 
-def _tensor_problems(piece: TensorPiece, checkpoint: OpenCheckpoint) -> Iterator[str]:
+def _tensor_problems(piece: TensorSlice, checkpoint: OpenCheckpoint) -> Iterator[str]:
     tensor, shape = piece.tensor, list(piece.shape)
     if tensor not in checkpoint:
         yield f"{tensor} {shape} is missing"
@@ -168,7 +168,7 @@ def _tensor_problems(piece: TensorPiece, checkpoint: OpenCheckpoint) -> Iterator
 
 
 def _left_over(
-    places: Mapping[str, Sequence[TensorPiece]],
+    places: Mapping[str, Sequence[TensorSlice]],
     checkpoint: OpenCheckpoint,
     config: BaseConfig,
     names: Names,

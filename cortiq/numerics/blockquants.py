@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from cortiq.numerics.codes import Bytes, UnpackedWeight, contiguous_runs, half_to_float
 from cortiq.numerics.contract import F32, Floats
+from cortiq.numerics.unpacked_weights import Bytes, UnpackedWeight, contiguous_runs, half_to_float
 
 BLOCK = 32
 Codes8 = npt.NDArray[np.int8]

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from cortiq.numerics.blockquants import IQ4_NL_VALUES, nibbles
-from cortiq.numerics.codes import Bytes, UnpackedWeight, half_to_float
 from cortiq.numerics.contract import F32, Floats
 from cortiq.numerics.grid_tables import DIGITS
+from cortiq.numerics.unpacked_weights import Bytes, UnpackedWeight, half_to_float
 
 Codes8 = npt.NDArray[np.int8]
 Words = npt.NDArray[np.integer]

@@ -15,8 +15,8 @@ from __future__ import annotations
 import numpy as np
 
 from cortiq.numerics.blockquants import MXFP4_VALUES, nibbles
-from cortiq.numerics.codes import Bytes, UnpackedWeight, contiguous_runs
 from cortiq.numerics.contract import F32, Floats, Ints
+from cortiq.numerics.unpacked_weights import Bytes, UnpackedWeight, contiguous_runs
 
 BLOCK, SMALL_BLOCK = 32, 16
 E4M3_UNIT, E2M1_UNIT = 2.0**-9, 0.5

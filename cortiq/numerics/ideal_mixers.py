@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from cortiq.numerics.codes import Codes
 from cortiq.numerics.quantise import Quantised
+from cortiq.numerics.unpacked_weights import Codes
 
 Doubles = npt.NDArray[np.float64]
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from cortiq.numerics.codes import Bytes, UnpackedWeight, half_to_float
 from cortiq.numerics.contract import Floats
+from cortiq.numerics.unpacked_weights import Bytes, UnpackedWeight, half_to_float
 
 BLOCK = 256
 SCALE_BYTES = 12

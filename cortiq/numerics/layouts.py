@@ -13,19 +13,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cortiq.errors import FormatError, RequestError
+from cortiq.errors import FormatError
 from cortiq.numerics import blockquants, gridquants, groupquants, kquants
-from cortiq.numerics.codes import Bytes, Codes, UnpackedWeight, bfloat_to_float, fold, half_to_float
 from cortiq.numerics.contract import (
     F32,
     LARGEST_BITS,
     LARGEST_EXPONENT,
-    Flags,
     Floats,
     magnitude_bits,
     snap,
 )
 from cortiq.numerics.quantise import from_planes
+from cortiq.numerics.unpacked_weights import (
+    Bytes,
+    Codes,
+    UnpackedWeight,
+    bfloat_to_float,
+    fold,
+    half_to_float,
+)
 
 
 @dataclass(frozen=True)
@@ -217,7 +223,7 @@ def canonical_weights(values: Floats, weight: Weight, name: str) -> Floats:
     return snap(values)
 
 
-def _raw_fields(weight: Weight) -> UnpackedWeight:
+def raw_fields(weight: Weight) -> UnpackedWeight:
     """Return codes and scales as the layout stores them, with scales not yet checked."""
     layout, parts = weight.layout, weight.parts
     if layout.kind == "float":
@@ -237,7 +243,7 @@ def unpack(weight: Weight, name: str = "weight") -> UnpackedWeight:
     Scales of magnitude below 2⁻⁴⁰ are +0; one that is not finite, or 2⁵⁰ or more, is a
     `FormatError` that names the tensor.
     """
-    fields = _raw_fields(weight)
+    fields = raw_fields(weight)
     minimum = fields.minimum
     return fields._replace(
         scale=canonical_weights(fields.scale, weight, name),
@@ -252,10 +258,11 @@ def decode(weight: Weight, name: str = "weight") -> Codes:
 
 def floats(weight: Weight, name: str = "weight") -> Floats:
     """Return the exact values of a float layout, float32 [N, K], snapped; errors as `unpack`."""
-    return canonical_weights(_raw_floats(weight), weight, name)
+    return canonical_weights(raw_floats(weight), weight, name)
 
 
-def _raw_floats(weight: Weight) -> Floats:
+def raw_floats(weight: Weight) -> Floats:
+    """Return the exact values of a float layout, float32 [N, K], as stored."""
     raw = weight.parts["raw"]
     if weight.layout is F16_LAYOUT:
         return half_to_float(raw)
@@ -264,52 +271,3 @@ def _raw_floats(weight: Weight) -> Floats:
     if weight.layout is F32_LAYOUT:
         return np.ascontiguousarray(raw).view("<f4").astype(F32, copy=False)
     raise ValueError(f"{weight.layout.name} is not a float layout; use decode()")
-
-
-def dequantise_codes(codes: Codes, faults: Flags | None = None) -> Floats:
-    """Return every element as float32 [N, K]: RN(scale·f32(code)), or with minima
-    RN(RN(scale·f32(code)) + RN(minimum·f32(offset))); snapped.
-
-    In every GGUF layout both products are exact, so that the value is rounded at most once and
-    equals the `gguf` package's (which calls a zero −0 at times).
-    """
-    columns = codes.codes.shape[1]
-    scale = np.repeat(codes.scale, codes.block, axis=1)[:, :columns]
-    values = codes.codes.astype(F32) * scale
-    if codes.offsets is not None and codes.minimum is not None:
-        minimum = np.repeat(codes.minimum, codes.block // codes.sub, axis=1)
-        low = codes.offsets.astype(F32) * minimum
-        values = values + np.repeat(low, codes.sub, axis=1)
-    return snap(values, faults)
-
-
-def embedding_rows(
-    weight: Weight,
-    ids: npt.NDArray[np.integer],
-    faults: Flags | None = None,
-    name: str = "embedding",
-) -> Floats:
-    """Return rows `ids` of a table as float32 [len(ids), K]: exact values of float layouts, else
-    `dequantise_codes`. An id outside the table is a `RequestError`.
-
-    Parameters
-    ----------
-    faults : bool [len(ids)]: rows that hold values, or scales, outside the domain are flagged.
-        Without it they are errors as in `decode` and `floats`.
-    """
-    ids = np.asarray(ids)
-    outside = (ids < 0) | (ids >= weight.shape[0])
-    if outside.any():
-        first = int(ids[outside][0])
-        raise RequestError(f"token id {first} is outside the vocabulary of {weight.shape[0]}")
-    picked = weight.take(ids)
-    if weight.layout.kind == "float":
-        return floats(picked, name) if faults is None else snap(_raw_floats(picked), faults)
-    if faults is None:
-        return dequantise_codes(decode(picked, name))
-    fields = _raw_fields(picked)
-    minimum = fields.minimum
-    fields = fields._replace(
-        scale=snap(fields.scale, faults), minimum=None if minimum is None else snap(minimum, faults)
-    )
-    return dequantise_codes(fold(fields), faults)

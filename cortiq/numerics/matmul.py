@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from cortiq.errors import UnsupportedError
-from cortiq.numerics.codes import Codes
 from cortiq.numerics.contract import (
     RUN_BLOCKS,
     Flags,
@@ -28,6 +27,7 @@ from cortiq.numerics.contract import (
 )
 from cortiq.numerics.quantise import Quantised
 from cortiq.numerics.sums import canonical_sum
+from cortiq.numerics.unpacked_weights import Codes
 
 MAX_COLUMNS = 32768
 """Largest K: up to here the sums of int8·int8 plane products fit in int32."""

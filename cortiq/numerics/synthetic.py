@@ -17,11 +17,11 @@ import numpy as np
 
 from cortiq.errors import UnsupportedError
 from cortiq.numerics.blockquants import Codes8
-from cortiq.numerics.codes import Bytes
 from cortiq.numerics.contract import F32, Floats, exp2_int
 from cortiq.numerics.groupquants import E4M3_NAN
 from cortiq.numerics.layouts import F32_LAYOUT, LAYOUTS, W16, Layout, Weight
 from cortiq.numerics.philox import key_of_seed, philox
+from cortiq.numerics.unpacked_weights import Bytes
 
 CODES, LOW_PLANE, SCALES, MINIMA = range(4)
 """Streams of random bytes of a tensor."""

@@ -16,6 +16,7 @@ from cortiq.errors import RequestError, SequenceFailedError, shown
 from cortiq.model.fingerprint import drawing_facts, fingerprint
 from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq.numerics.digest import hexadecimal
+from cortiq.receipts.difference import Difference, Verification, field_difference
 from cortiq.receipts.record import RECORDED, Claim, Receipt
 
 if TYPE_CHECKING:
@@ -26,64 +27,6 @@ CANCELLED = "cancelled"
 """The one finish reason that recomputation cannot show; the tokens before it are verified."""
 MAX_LOGITS = 1 << 25
 """Most logits of a batch, 128 MiB of them. No bit depends on it."""
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A statement of a receipt that was found wrong.
-
-    Attributes
-    ----------
-    field : of the receipt's claim, such as `token_ids` or `options.seed`; or `signature`.
-    step : index of the draw, from 0, if it is about one.
-    claimed, found : the receipt's value and the recomputed one.
-    sentence : the difference in words.
-    """
-
-    field: str
-    sentence: str
-    step: int | None = None
-    claimed: Any = None
-    found: Any = None
-
-    def __str__(self) -> str:
-        return self.sentence
-
-
-@dataclass(frozen=True)
-class Verification:
-    """The result of verifying a receipt; true if everything was identical.
-
-    Attributes
-    ----------
-    differences : all differences; the first one that recomputation met comes first, and nothing was
-        computed after it.
-    steps : draws found identical, in order from the first.
-    backend, device : those that recomputed them; empty if nothing was recomputed.
-    seconds : duration of the recomputation.
-    signed_by : public key of a valid signature, in hex; empty without one.
-    """
-
-    differences: tuple[Difference, ...]
-    steps: int = 0
-    backend: str = ""
-    device: str = ""
-    seconds: float = 0.0
-    signed_by: str = ""
-
-    @property
-    def identical(self) -> bool:
-        """Whether all of the claim was recomputed and nothing differed."""
-        return not self.differences
-
-    def __bool__(self) -> bool:
-        return self.identical
-
-
-def field_difference(name: str, claimed: Any, found: Any) -> Difference:
-    """Return the difference of a field that has no steps."""
-    sentence = f"{name} is {shown(found)}, the receipt says {shown(claimed)}"
-    return Difference(name, sentence, None, claimed, found)
 
 
 def contract_differences(claim: Claim) -> list[Difference]:

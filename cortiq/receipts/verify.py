@@ -17,14 +17,9 @@ from cortiq.model.model import Model
 from cortiq.model.source import ModelSource, model_name, open_source
 from cortiq.models.synthetic import PREFIX
 from cortiq.options import LoadOptions, resolve
+from cortiq.receipts.difference import Difference, Verification, field_difference
 from cortiq.receipts.record import Claim, Receipt
-from cortiq.receipts.replay import (
-    Difference,
-    Verification,
-    contract_differences,
-    edited_fields,
-    field_difference,
-)
+from cortiq.receipts.replay import contract_differences, edited_fields
 
 
 def verify(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from cortiq.model.sampling import CORTIQ_SAMPLING, UsualSampling
+from cortiq.model.default_sampling import CORTIQ_SAMPLING, DefaultSampling
 from cortiq.options import GenerateOptions
 from cortiq.serve.errors import invalid
 from cortiq.serve.fields import Fields
@@ -49,7 +49,7 @@ def read_params(
     fields: Fields,
     top_logprobs: int | None,
     max_tokens: int,
-    usual: UsualSampling = CORTIQ_SAMPLING,
+    usual: DefaultSampling = CORTIQ_SAMPLING,
 ) -> CompletionParams:
     """Read the fields shared by both completion endpoints.
 

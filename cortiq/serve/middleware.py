@@ -17,9 +17,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cortiq.errors import shown
 from cortiq.serve.authority import Authority, is_loopback, read_authority, read_origin
 from cortiq.serve.errors import ApiError, as_api_error, error_body, shutting_down
+from cortiq.serve.http_responses import ClientGone
 from cortiq.serve.logs import LOG
 from cortiq.serve.options import ServeOptions
-from cortiq.serve.responses import ClientGone
 
 PUBLIC_PATHS = ("/", "/page.js", "/page.css", "/health")
 """Paths that need no API key: they reveal nothing and compute nothing."""

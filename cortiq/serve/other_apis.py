@@ -14,6 +14,7 @@ from cortiq.serve import messages_request, ollama_request, responses_request
 from cortiq.serve.completion_params import model_name
 from cortiq.serve.embeddings import parse_embeddings
 from cortiq.serve.fields import Fields
+from cortiq.serve.http_responses import MakeWriter
 from cortiq.serve.messages_writer import MessagesWriter
 from cortiq.serve.ollama_writer import (
     OllamaWriter,
@@ -23,7 +24,6 @@ from cortiq.serve.ollama_writer import (
     tag_object,
 )
 from cortiq.serve.parsed_request import ParsedRequest, parse_chat, parse_completion
-from cortiq.serve.responses import MakeWriter
 from cortiq.serve.responses_writer import ResponsesWriter
 from cortiq.serve.service import Service
 

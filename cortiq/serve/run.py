@@ -16,10 +16,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cortiq.errors import RequestError
+from cortiq.serve.http_responses import ClientGone, disconnected
 from cortiq.serve.logs import LOG
 from cortiq.serve.middleware import RequestMiddleware
 from cortiq.serve.options import ServeOptions
-from cortiq.serve.responses import ClientGone, disconnected
 from cortiq.serve.service import Service
 
 KEEP_ALIVE_SECONDS = 15

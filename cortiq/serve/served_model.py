@@ -14,8 +14,8 @@ from cortiq.dialects.registry import dialect_of
 from cortiq.dialects.thinking import Thinking, thinking_of
 from cortiq.engine.request import vocabulary_size
 from cortiq.errors import RequestError
+from cortiq.model.default_sampling import CORTIQ_SAMPLING, DefaultSampling
 from cortiq.model.model import Model
-from cortiq.model.sampling import CORTIQ_SAMPLING, UsualSampling
 from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq.serve.errors import too_large
 from cortiq.serve.grammar import Grammars
@@ -50,7 +50,7 @@ class ServedModel:
     fingerprint: str
     grammars: Grammars
     created: int = field(default_factory=lambda: int(time.time()))
-    usual: UsualSampling = CORTIQ_SAMPLING
+    usual: DefaultSampling = CORTIQ_SAMPLING
 
     def check_size(self, text: str, param: str) -> None:
         """Refuse a text too long for the context whatever its tokens, before it is tokenized.

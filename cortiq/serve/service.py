@@ -21,12 +21,18 @@ from cortiq.serve.embeddings import EmbeddingRequest, parse_embeddings
 from cortiq.serve.errors import ApiError, as_api_error, too_deep
 from cortiq.serve.fields import Fields, read_body
 from cortiq.serve.generation_job import GenerationJob
+from cortiq.serve.http_responses import (
+    AnswerStream,
+    ClientGone,
+    MakeWriter,
+    json_response,
+    unless_gone,
+)
 from cortiq.serve.logs import job_facts
 from cortiq.serve.metrics import CONTENT_TYPE, Metrics
 from cortiq.serve.options import ServeOptions
 from cortiq.serve.parsed_request import ParsedRequest, parse_chat, parse_completion
 from cortiq.serve.receipt_maker import ReceiptMaker
-from cortiq.serve.responses import AnswerStream, ClientGone, MakeWriter, json_response, unless_gone
 from cortiq.serve.served_model import ServedModel
 from cortiq.serve.tokens import detokenize, tokenize
 from cortiq.serve.worker import Worker

@@ -7,9 +7,10 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from cortiq.errors import FormatError
+from cortiq.receipts.difference import Verification
 from cortiq.receipts.reader import receipt_of
 from cortiq.receipts.record import Receipt
-from cortiq.receipts.replay import Verification, verification_steps
+from cortiq.receipts.replay import verification_steps
 from cortiq.receipts.verify import check_signature
 from cortiq.serve.errors import ApiError, error_sentence, invalid
 from cortiq.serve.fields import Fields

@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["MIDDLE", "WHOLE", "TextEdges", "StepPosition", "TextSink", "DecodeStep", "literal_of"]
+__all__ = [
+    "MIDDLE",
+    "WHOLE",
+    "TextEdges",
+    "StepPosition",
+    "TextCollector",
+    "DecodeStep",
+    "literal_of",
+]
 
 _REGEX_SIGNS = frozenset("\\^$.|?*+()[]{}")
 
@@ -40,7 +48,7 @@ class DecodeStep:
         self.after.close()
 
 
-class TextSink(DecodeStep):
+class TextCollector(DecodeStep):
     """Collects the decoded text."""
 
     def __init__(self) -> None:

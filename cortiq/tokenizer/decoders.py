@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cortiq.errors import UnsupportedError
-from cortiq.tokenizer.decode_base import WHOLE, StepPosition, TextEdges, TextSink, literal_of
+from cortiq.tokenizer.decode_base import WHOLE, StepPosition, TextCollector, TextEdges, literal_of
 from cortiq.tokenizer.decode_steps import MAKERS
 from cortiq.tokenizer.encoding_cost import MOST_GROWTH, MOST_STEPS, flattened, growth_of
 
@@ -40,7 +40,7 @@ class DecoderChain:
         for step in steps:
             made.append(MAKERS[step["type"]](step, StepPosition(edges, joined, errors)))
             joined = joined or step["type"] in ("Fuse", "ByteLevel")
-        self._sink = TextSink()
+        self._sink = TextCollector()
         for before, after in zip(made, [*made[1:], self._sink], strict=True):
             before.after = after
         self._head = made[0] if made else self._sink

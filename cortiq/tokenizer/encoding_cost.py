@@ -2,7 +2,7 @@
 
 A part that is listed here takes time and memory in proportion to the text, by a factor that the
 file's numbers give. Everything else, however harmless, is of unknown cost: it works in a process
-that can be ended (`engines`).
+that can be ended (`encoder_process`).
 """
 
 from __future__ import annotations

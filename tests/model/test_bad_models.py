@@ -260,7 +260,8 @@ def test_a_value_no_weight_can_be_is_found_with_its_row(name, word, tensors, tmp
 
 def test_rows_are_numbered_in_the_whole_tensor(tmp_path):
     """A product looks at tiles of a weight; the embedding at single rows."""
-    from cortiq.numerics.layouts import LAYOUTS, Weight, embedding_rows, floats, unpack
+    from cortiq.numerics.dequantise import embedding_rows
+    from cortiq.numerics.layouts import LAYOUTS, Weight, floats, unpack
 
     raw = np.zeros((5000, 34), np.uint8)
     raw[4321, :2] = 0xFF

@@ -21,7 +21,8 @@ from cortiq.errors import CortiqError, FormatError, UnsupportedError
 from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.model.fingerprint import fingerprint, model_facts
 from cortiq.models import load_program
-from cortiq.numerics.layouts import embedding_rows, floats
+from cortiq.numerics.dequantise import embedding_rows
+from cortiq.numerics.layouts import floats
 
 BY_NAME = {scheme.name: scheme for scheme in SCHEMES}
 

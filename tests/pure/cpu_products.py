@@ -67,7 +67,7 @@ def multiply(isa, threads, matrix, x, out, faults, inner=1) -> None:
     """Run one matmul op: records (or floats) x into out [rows, N]."""
     count = ctypes.c_int32(len(out) // inner)
     args = matmul_arguments.MatmulArgs(x.ctypes.data, inner, 1)
-    args.products[0] = matmul_arguments.ProductArgs(
+    args.products[0] = matmul_arguments.MatmulOperand(
         matrix.address, out.ctypes.data, out.strides[0] // 4
     )
     run(isa, threads, OpKind.MATMUL, count, faults, args)

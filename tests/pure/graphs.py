@@ -29,7 +29,8 @@ from cortiq.ir.layers import (
 )
 from cortiq.ir.op import Op
 from cortiq.ir.ops import SoftCap
-from cortiq.numerics.layouts import LAYOUTS, Weight, decode, dequantise_codes, floats
+from cortiq.numerics.dequantise import dequantise_codes
+from cortiq.numerics.layouts import LAYOUTS, Weight, decode, floats
 from cortiq.numerics.rope import RopeTable
 from cortiq.numerics.route import ROUTER_KINDS, Router
 from cortiq.numerics.scalar import ACTIVATIONS

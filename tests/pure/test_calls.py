@@ -44,7 +44,8 @@ from cortiq.backend import (
 from cortiq.errors import BackendError, CortiqError, FormatError, RequestError
 from cortiq.ir.layers import Attention, GatedMLP, RMSNorm, ShortConv
 from cortiq.numerics.contract import OutOfDomainError
-from cortiq.numerics.layouts import Weight, embedding_rows
+from cortiq.numerics.dequantise import embedding_rows
+from cortiq.numerics.layouts import Weight
 from cortiq.numerics.rope import RopeTable
 from cortiq.numerics.sampling import Sampling
 from cortiq.placement.place import place_split

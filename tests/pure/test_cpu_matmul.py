@@ -148,7 +148,7 @@ def test_several_matrices_meet_the_same_rows(rows, isa):
     starts = np.cumsum([0, *heights])
     for i, matrix in enumerate(matrices):
         at = out.ctypes.data + 4 * int(starts[i])
-        args.products[i] = matmul_arguments.ProductArgs(matrix.address, at, out.shape[1])
+        args.products[i] = matmul_arguments.MatmulOperand(matrix.address, at, out.shape[1])
     run(isa, 2, OpKind.MATMUL, ctypes.c_int32(rows), faults, args)
     for i, weight in enumerate(weights):
         wanted, _ = expected(x, weight)
@@ -166,7 +166,7 @@ def test_ops_alone_and_together_run_in_order(threads):
     ops, keep = [], []
     for i, (x, out) in enumerate(zip(records, outs, strict=True)):
         args = matmul_arguments.MatmulArgs(x.ctypes.data, 1, 1)
-        args.products[0] = matmul_arguments.ProductArgs(matrix.address, out.ctypes.data, 64)
+        args.products[0] = matmul_arguments.MatmulOperand(matrix.address, out.ctypes.data, 64)
         keep.append(args)
         pointers = ctypes.addressof(rows), faults.ctypes.data, ctypes.addressof(args)
         ops.append(NativeOp(OpKind.MATMUL, 0, *pointers, int(i in (1, 2, 5))))

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from cortiq.errors import BackendError
-from cortiq.numerics.layouts import LAYOUTS, Weight, decode, embedding_rows, floats
+from cortiq.numerics.dequantise import embedding_rows
+from cortiq.numerics.layouts import LAYOUTS, Weight, decode, floats
 from cortiq.numerics.matmul import matmul, matmul_f32
 from cortiq.numerics.quantise import Quantised, quantise_rows
 

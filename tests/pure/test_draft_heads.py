@@ -15,7 +15,7 @@ from test_drafters import COUNT, PROMPT, SAMPLINGS, asking
 
 import cortiq
 from cortiq.backend import Argmax, Batch, CompileOptions, Named, Row, Status
-from cortiq.engine.drafters.head_probe import feed_forward, prefix_rates, teacher_forced
+from cortiq.bench.head_acceptance import feed_forward, prefix_rates, teacher_forced
 from cortiq.engine.drafters.heads import HeadDrafter, final_rows
 from cortiq.engine.drafting import Task
 from cortiq.engine.policy.streak import Streak
@@ -24,7 +24,7 @@ from cortiq.ir import primitives_of
 from cortiq.models import load_program
 from cortiq.models.fixture_heads import MimoHead
 from cortiq.models.head_names import synthetic_plan
-from cortiq.models.head_tensors import SyntheticTensors
+from cortiq.models.head_tensors import EveryTensorPresent
 from cortiq.models.heads import with_heads
 from cortiq.models.synthetic import open_synthetic
 from cortiq.numerics.layouts import Weight
@@ -292,7 +292,7 @@ def with_module_of_width(width):
     """`tiny-ties` with a module whose MLP is narrower than the trunk's, which has 16 neurons."""
     from cortiq.models.fixtures import ties_weight
 
-    class Narrow(SyntheticTensors):
+    class Narrow(EveryTensorPresent):
         def rows(self, name):
             return width if name.endswith("gate_proj.weight") else None
 

@@ -10,7 +10,7 @@ import pytest
 from scripted import scripted_model
 
 import cortiq
-from cortiq.cli.generate import drafting_lines
+from cortiq.cli.show_generation import drafting_lines
 from cortiq.engine.drafters.kinds import DrafterKind, find_kinds, speculation
 from cortiq.engine.drafters.scripted import ScriptedDrafter
 from cortiq.engine.drafting import FixedDepth, Speculation

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from test_draft_policies import FLAT, steep
 
 import cortiq
+from cortiq.bench.simulated_rounds import RoundCosts, RoundStart, RoundValue, round_values
 from cortiq.engine.drafters.kinds import find_kinds, speculation
 from cortiq.engine.drafters.turns import in_turns
 from cortiq.engine.drafting import FixedDepth, Round, Speculation
 from cortiq.engine.engine import Engine
 from cortiq.engine.policy.adaptive import AdaptiveDepth, AdaptiveDepthFactory, DepthLimits
-from cortiq.engine.policy.round_values import RoundCosts, RoundStart, RoundValue, round_values
 from cortiq.engine.policy.turns import (
     DIP,
     LONGEST_WAIT,

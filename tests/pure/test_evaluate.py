@@ -10,7 +10,7 @@ from engines import backends
 
 import cortiq
 from cortiq.errors import RequestError
-from cortiq.model.evaluate import EvaluationModel, generation_options, rolling_windows
+from cortiq.model.harness_requests import EvaluationModel, generation_options, rolling_windows
 
 NAME = "synthetic:tiny-llama?seed=6"
 PAIRS = [

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cortiq.engine.drafters.head_probe import prefix_rates, teacher_forced
+from cortiq.bench.head_acceptance import prefix_rates, teacher_forced
 from cortiq.engine.drafters.heads import HeadDrafter
 from cortiq.engine.drafting import FixedDepth, Speculation
 

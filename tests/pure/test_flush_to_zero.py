@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from cortiq.numerics.attention import attend
-from cortiq.numerics.codes import Codes, widen_half
 from cortiq.numerics.contract import snap
 from cortiq.numerics.matmul import matmul
 from cortiq.numerics.quantise import Quantised, quantise_rows
 from cortiq.numerics.recurrent import delta_step, state_space_step
+from cortiq.numerics.unpacked_weights import Codes, widen_half
 
 KEYS = 1300
 

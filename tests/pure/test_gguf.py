@@ -17,7 +17,8 @@ from cortiq.errors import CortiqError, FormatError, ModelNotFoundError, Unsuppor
 from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.formats.gguf import GGML_TYPES, open_gguf
 from cortiq.formats.gguf_header import UNSUPPORTED_TYPES
-from cortiq.numerics.layouts import LAYOUTS, Weight, embedding_rows
+from cortiq.numerics.dequantise import embedding_rows
+from cortiq.numerics.layouts import LAYOUTS, Weight
 
 
 @pytest.fixture

@@ -10,18 +10,10 @@ import pytest
 
 from cortiq.errors import FormatError, RequestError
 from cortiq.numerics import grid_tables, gridquants
-from cortiq.numerics.codes import bfloat_to_float, half_to_float
-from cortiq.numerics.layouts import (
-    GGML_LAYOUTS,
-    LAYOUTS,
-    Weight,
-    decode,
-    dequantise_codes,
-    embedding_rows,
-    floats,
-    unpack,
-)
+from cortiq.numerics.dequantise import dequantise_codes, embedding_rows
+from cortiq.numerics.layouts import GGML_LAYOUTS, LAYOUTS, Weight, decode, floats, unpack
 from cortiq.numerics.soundness import check_finite
+from cortiq.numerics.unpacked_weights import bfloat_to_float, half_to_float
 
 BLOCK_LAYOUTS = [layout for layout in GGML_LAYOUTS.values() if layout.kind == "blocks"]
 HALVES_AT = {

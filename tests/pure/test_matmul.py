@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from rational import exact, rounded
 
 from cortiq.errors import UnsupportedError
-from cortiq.numerics.codes import Codes
 from cortiq.numerics.contract import OutOfDomainError
+from cortiq.numerics.dequantise import dequantise_codes
 from cortiq.numerics.ideal_mixers import matmul_error_scale, matmul_ideal
-from cortiq.numerics.layouts import LAYOUTS, Weight, decode, dequantise_codes
+from cortiq.numerics.layouts import LAYOUTS, Weight, decode
 from cortiq.numerics.matmul import (
     MATMUL_UNIT_ERROR,
     MAX_COLUMNS,
@@ -28,6 +28,7 @@ from cortiq.numerics.matmul import (
     run_sums,
 )
 from cortiq.numerics.quantise import Quantised, quantise_rows
+from cortiq.numerics.unpacked_weights import Codes
 
 FORMATS = ["w8", "w16", "w8b256", "Q8_0", "Q4_1", "Q5_1", "MXFP4", "Q2_K", "Q3_K", "Q4_K", "Q6_K",
            "i4b32", "i8b32m", "e2m1b16", "e4m3b32"]  # fmt: skip

@@ -31,9 +31,9 @@ from cortiq_mlx import (  # noqa: E402
     kernel_trial,
     matrices,
 )
-from cortiq_mlx.arithmetic import CachedPlanes, MlxRows  # noqa: E402
 from cortiq_mlx.array_library import FLOATS  # noqa: E402
 from cortiq_mlx.backend import MlxBackend  # noqa: E402
+from cortiq_mlx.quantised_rows import CachedPlanes, MlxRows  # noqa: E402
 
 TYPES = {
     "cortiq_quantise": ("float", "uint32_t", "int16_t", "int32_t"),

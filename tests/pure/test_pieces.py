@@ -10,8 +10,9 @@ import pytest
 from cortiq.errors import FormatError
 from cortiq.models.tensor_pieces import FusedTensor, fused_of, locate_piece, read_piece
 from cortiq.models.weights import matrix_weight, vector_weight
-from cortiq.numerics.codes import half_to_float
-from cortiq.numerics.layouts import LAYOUTS, Weight, embedding_rows, floats
+from cortiq.numerics.dequantise import embedding_rows
+from cortiq.numerics.layouts import LAYOUTS, Weight, floats
+from cortiq.numerics.unpacked_weights import half_to_float
 
 QKV = FusedTensor("attn.qkv", ("attn.q", "attn.k", "attn.v"))
 KV_B = FusedTensor("attn.kv_b", ("attn.k_b", "attn.v_b"), ("attn.k_b",))

@@ -28,8 +28,8 @@ from small_program import bound
 import cortiq
 from cortiq.backend import CompileOptions
 from cortiq.engine import prefix_key as keys
-from cortiq.engine.cache_points import default_cache_points
 from cortiq.engine.cache_roles import CachePoint, CacheRole
+from cortiq.engine.default_cache_points import default_cache_points
 from cortiq.engine.prefix_key import RollingKey, fold
 from cortiq.engine.prefixes import PrefixCache
 from cortiq.engine.radix_tree import RadixTree, common_prefix_length
@@ -223,7 +223,7 @@ def test_kept_states_make_room_for_requests():
 
 def embeddings(ids, name="tiny-llama"):
     """The rows that the model's own table has for these ids."""
-    from cortiq.numerics.layouts import embedding_rows
+    from cortiq.numerics.dequantise import embedding_rows
 
     model = loaded(name)
     (name,) = [n for n in model.weights if "embed_tokens" in n]

@@ -12,7 +12,7 @@ from cortiq.errors import BackendError
 from cortiq.serve.completion_writer import text_writer
 from cortiq.serve.errors import ApiError
 from cortiq.serve.generation_job import ChoiceUpdate, GenerationJob
-from cortiq.serve.responses import AnswerStream, job_updates
+from cortiq.serve.http_responses import AnswerStream, job_updates
 
 
 def job(*given):
@@ -75,7 +75,7 @@ def test_the_end_is_said_once_and_usage_before_it():
 
 
 def test_somebody_is_there_while_nothing_comes(monkeypatch):
-    monkeypatch.setattr("cortiq.serve.responses.KEEP_ALIVE_SECONDS", 0.01)
+    monkeypatch.setattr("cortiq.serve.http_responses.KEEP_ALIVE_SECONDS", 0.01)
 
     async def wait():
         return await anext(job_updates(job()))

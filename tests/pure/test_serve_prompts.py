@@ -162,7 +162,7 @@ def test_the_harness_scores_over_http_what_it_scores_in_process(server, model):
     from lm_eval.api.instance import Instance
     from lm_eval.models.openai_completions import LocalCompletionsAPI
 
-    from cortiq.model.evaluate import EvaluationModel
+    from cortiq.model.harness_requests import EvaluationModel
 
     class Tokens:
         """The model's tokenizer as the harness wants one."""

@@ -12,8 +12,8 @@ import pytest
 from cortiq.errors import FormatError
 from cortiq.formats.strict_json import nesting_depth, parse_object
 from cortiq.serve.errors import ApiError
+from cortiq.serve.http_responses import ClientGone
 from cortiq.serve.options import ServeOptions
-from cortiq.serve.responses import ClientGone
 from cortiq.serve.served_model import ServedModel
 from cortiq.serve.service import READER_THREADS, Service
 from cortiq.tokenizer.tokenizer import byte_tokenizer

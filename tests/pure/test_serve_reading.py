@@ -8,7 +8,7 @@ import pytest
 
 from cortiq.errors import OptionError, RequestError, TokenizerError
 from cortiq.model.chat import check_messages
-from cortiq.model.sampling import GENTLE
+from cortiq.model.default_sampling import GENTLE
 from cortiq.serve.completion_params import chat_logprobs, model_name, read_params
 from cortiq.serve.errors import ApiError, as_api_error
 from cortiq.serve.fields import Fields

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from cortiq.errors import UnsupportedError
-from cortiq.numerics.layouts import decode, dequantise_codes, floats
+from cortiq.numerics.dequantise import dequantise_codes
+from cortiq.numerics.layouts import decode, floats
 from cortiq.numerics.soundness import check_finite
 from cortiq.numerics.synthetic import (
     BLOCK_RECIPES,

@@ -14,7 +14,7 @@ import cortiq
 from cortiq.cli.inspect import inspect
 from cortiq.errors import FormatError, RequestError
 from cortiq.formats.recommended import of_generation_config, of_gguf
-from cortiq.model.sampling import GENTLE, UsualSampling, usual_sampling
+from cortiq.model.default_sampling import GENTLE, DefaultSampling, usual_sampling
 from cortiq.options import GenerateOptions
 from cortiq.serve.completion_params import read_params
 from cortiq.serve.fields import Fields
@@ -67,7 +67,7 @@ def test_a_recommendation_that_nothing_can_follow_is_refused_with_its_file(confi
 
 
 def test_who_recommends():
-    assert usual_sampling("x", SOMETHING) == UsualSampling(SOMETHING, "the model")
+    assert usual_sampling("x", SOMETHING) == DefaultSampling(SOMETHING, "the model")
     assert usual_sampling("x", {}).values == GENTLE
     assert usual_sampling("x", {"repetition_penalty": 1.1}).values == {
         **GENTLE,
@@ -78,7 +78,7 @@ def test_who_recommends():
 
 
 def test_what_the_caller_says_wins_and_greedy_is_greedy(monkeypatch):
-    usual = UsualSampling(SOMETHING, "the model")
+    usual = DefaultSampling(SOMETHING, "the model")
     made = usual.options({"top_k": 5, "temperature": None})
     assert (made.temperature, made.top_k, made.top_p, made.repetition_penalty) == (
         0.6,
@@ -134,7 +134,7 @@ def test_inspect_says_how_a_model_is_sampled_from(folder):
 
 
 def test_a_request_takes_the_operators_defaults_and_its_own_values_before_them():
-    usual = UsualSampling(SOMETHING, "the model").changed({"temperature": 0.3})
+    usual = DefaultSampling(SOMETHING, "the model").changed({"temperature": 0.3})
     made = read_params(Fields({"model": "m"}), None, 7, usual).options
     assert (made.temperature, made.top_k, made.top_p) == (0.3, 20, 0.95)
     given = Fields({"model": "m", "temperature": 1, "top_p": 0, "top_k": None})

@@ -10,8 +10,8 @@ from cortiq.ir import Graph, Node, Program
 from cortiq.numerics.layouts import Weight
 from cortiq_cpu import native
 from cortiq_cpu.executable import CpuExecutable
-from cortiq_cpu.kernels import refusal
 from cortiq_cpu.package import check_native
+from cortiq_cpu.supported_ops import refusal
 
 EXTRA_OPTIONS = ("isa", "profile", "poison")
 

@@ -35,9 +35,9 @@ from cortiq_cpu.bind_sequence import (
     bind_store_kv,
 )
 from cortiq_cpu.binder import OpArgs, OpBinder
-from cortiq_cpu.kernels import SCALED
 from cortiq_cpu.native import NativeOp
 from cortiq_cpu.package import bind_package
+from cortiq_cpu.supported_ops import SCALED
 
 BINDERS: dict[type, Callable[[OpBinder, LoweredStep], OpArgs]] = {
     Gather: bind_gather,

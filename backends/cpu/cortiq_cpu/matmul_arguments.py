@@ -35,7 +35,7 @@ class MatrixArgs(ctypes.Structure):
     )
 
 
-class ProductArgs(ctypes.Structure):
+class MatmulOperand(ctypes.Structure):
     """`cortiq_product`: a matrix, the address of its outputs, and floats from row to row."""
 
     _fields_ = (
@@ -52,7 +52,7 @@ class MatmulArgs(ctypes.Structure):
         ("x", ctypes.c_void_p),
         ("inner", ctypes.c_int32),
         ("count", ctypes.c_int32),
-        ("products", ProductArgs * PRODUCTS),
+        ("products", MatmulOperand * PRODUCTS),
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from cortiq.backend import Batch, Draw, DrawnLogit, Named, Want
 from cortiq.backend.admission import BY_ROW, chunks_of, value_of
 from cortiq.backend.executable import Accepted, Brought
-from cortiq.backend.flat_rows import FlatRun
+from cortiq.backend.flat_rows import FlatBatch
 from cortiq.backend.requests import Ask, asked_by
 from cortiq_cpu.native import NativeOp
 from cortiq_cpu.plan import CompiledOps, CpuPlan
@@ -23,7 +23,7 @@ from cortiq_cpu.wants import fill_draw, parts_of
 OP_BYTES = ctypes.sizeof(NativeOp)
 
 
-class CpuRun(FlatRun[CpuPlan]):
+class CpuRun(FlatBatch[CpuPlan]):
     """One batch.
 
     Attributes

@@ -15,7 +15,10 @@ import numpy as np
 
 from cortiq.backend import CompileOptions
 from cortiq_mlx import custom_kernels, kernel_sources
-from cortiq_mlx.arithmetic import (
+from cortiq_mlx.attention import PlaneProducts
+from cortiq_mlx.exact_sums import planes
+from cortiq_mlx.library import DEVICES, description, mx, version
+from cortiq_mlx.quantised_rows import (
     LARGEST,
     CachedPlanes,
     Faults,
@@ -24,9 +27,6 @@ from cortiq_mlx.arithmetic import (
     magnitude_bits,
     snap,
 )
-from cortiq_mlx.attention import PlaneProducts
-from cortiq_mlx.exact_sums import planes
-from cortiq_mlx.library import DEVICES, description, mx, version
 
 
 class MlxArrays(PlaneProducts):

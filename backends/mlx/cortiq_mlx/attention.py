@@ -9,9 +9,9 @@ from cortiq.backend.array_attention import AttentionGeometry, ExactProducts, Til
 from cortiq.numerics import attention as contract
 from cortiq.numerics.contract import TILE
 from cortiq_mlx import custom_kernels, kernel_sources
-from cortiq_mlx.arithmetic import CachedPlanes, MlxRows
 from cortiq_mlx.exact_sums import EXACT, PLANE, dot_of_planes, exact_sum, planes, round_wide
 from cortiq_mlx.library import mx
+from cortiq_mlx.quantised_rows import CachedPlanes, MlxRows
 
 WIDEST_KEY = EXACT // PLANE**2
 """Values of a head's key whose plane products one exact matmul adds up."""

@@ -6,8 +6,8 @@ from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cortiq.backend import CompileOptions, Device, KernelBackend, KernelTable, Versions
+from cortiq.backend.float_weights import MATRICES, stack_of
 from cortiq.backend.plan import Bound, joined
-from cortiq.backend.weights import MATRICES, stack_of
 from cortiq.errors import BackendError
 from cortiq.ir import Graph, KVRows, Node, Op, Program
 from cortiq.numerics.layouts import Weight

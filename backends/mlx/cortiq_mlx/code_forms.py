@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cortiq.numerics.codes import UnpackedWeight, fold
-from cortiq_mlx.arithmetic import LARGEST_Q
+from cortiq.numerics.unpacked_weights import UnpackedWeight, fold
 from cortiq_mlx.exact_sums import EXACT, PLANE
 from cortiq_mlx.library import mx
+from cortiq_mlx.quantised_rows import LARGEST_Q
 
 PIECE = EXACT // PLANE**2
 """Columns that a product of two int8 planes may add up: 1024."""

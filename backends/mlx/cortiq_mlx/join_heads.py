@@ -14,9 +14,9 @@ from typing import Any
 from cortiq.backend.kernel_walk import KernelCall as Call
 from cortiq.backend.plan import Bound
 from cortiq.ir import Graph, Node, Op, ops
-from cortiq_mlx.arithmetic import MlxRows
 from cortiq_mlx.kernels import KERNELS
 from cortiq_mlx.library import mx
+from cortiq_mlx.quantised_rows import MlxRows
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from cortiq.numerics.attention import scoring
 from cortiq.numerics.layouts import LAYOUTS, Weight
 from cortiq.numerics.philox import philox
 from cortiq_mlx import custom_kernels
-from cortiq_mlx.arithmetic import CachedPlanes, Faults
 from cortiq_mlx.array_library import FLOATS
 from cortiq_mlx.kernel_sources import MATVEC, QUANTISE, TILE, KernelSource
 from cortiq_mlx.library import DEVICES, mx
 from cortiq_mlx.matrices import MlxMatrix
+from cortiq_mlx.quantised_rows import CachedPlanes, Faults
 
 WIDTH = 768
 

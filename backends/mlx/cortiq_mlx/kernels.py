@@ -7,15 +7,15 @@ from typing import Any
 
 from cortiq.backend.array_kernels import ARRAY_KERNELS, ARRAY_OPTIONS, reshaped
 from cortiq.backend.attention_kernels import ATTENTION_KERNELS, ATTENTION_OPTIONS
+from cortiq.backend.float_weights import MATRICES, float_weight, stack_of
 from cortiq.backend.kernel_walk import KernelCall as Call
 from cortiq.backend.plan import Kernels
-from cortiq.backend.weights import MATRICES, float_weight, stack_of
 from cortiq.ir import Op, ops
 from cortiq.numerics.layouts import Weight
-from cortiq_mlx.arithmetic import Faults, MlxRows
 from cortiq_mlx.array_library import MlxArrays
 from cortiq_mlx.library import mx
 from cortiq_mlx.matrices import MlxMatrix
+from cortiq_mlx.quantised_rows import Faults, MlxRows
 
 
 def prepare(library: MlxArrays, op: Op, role: str, weight: Weight, name: str) -> Any:

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from cortiq.backend.array_kernels import reshaped
-from cortiq.numerics.codes import UnpackedWeight
 from cortiq.numerics.layouts import Weight, floats, unpack
 from cortiq.numerics.matmul import check_columns
-from cortiq_mlx.arithmetic import Faults, MlxRows, snap
+from cortiq.numerics.unpacked_weights import UnpackedWeight
 from cortiq_mlx.code_forms import MatrixCodes, form_of, narrowed
 from cortiq_mlx.exact_sums import PLANE
 from cortiq_mlx.library import mx
 from cortiq_mlx.products import CELLS, code_product, float_product, part_height
+from cortiq_mlx.quantised_rows import Faults, MlxRows, snap
 
 MANY = 2
 """Rows for each matrix of a stack from which on they are multiplied matrix by matrix."""

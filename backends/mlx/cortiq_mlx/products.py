@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 from cortiq.numerics.contract import RUN_BLOCKS
 from cortiq_mlx import custom_kernels
-from cortiq_mlx.arithmetic import LARGEST_Q, Faults, MlxRows, snap
 from cortiq_mlx.array_library import FLOATS
 from cortiq_mlx.code_forms import CodeForm, MatrixCodes
 from cortiq_mlx.exact_sums import (
@@ -24,6 +23,7 @@ from cortiq_mlx.exact_sums import (
 )
 from cortiq_mlx.kernel_sources import MATVEC
 from cortiq_mlx.library import mx
+from cortiq_mlx.quantised_rows import LARGEST_Q, Faults, MlxRows, snap
 
 CELLS = 1 << 21
 """Numbers that a step of a product holds at a time, about: what a core's cache takes."""

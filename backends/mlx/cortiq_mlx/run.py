@@ -17,9 +17,9 @@ from cortiq.backend.answers import drawing_want
 from cortiq.backend.executable import Brought
 from cortiq.backend.kernel_walk import KernelWalk
 from cortiq.ir import ops
-from cortiq_mlx.arithmetic import LARGEST
 from cortiq_mlx.library import mx
 from cortiq_mlx.plan import MlxPlan
+from cortiq_mlx.quantised_rows import LARGEST
 from cortiq_mlx.state import MlxState
 from cortiq_mlx.wants import LazyAnswer, answer, drawn_logit
 

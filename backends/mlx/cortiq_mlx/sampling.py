@@ -16,10 +16,10 @@ from cortiq.numerics import sampling as contract
 from cortiq.numerics.contract import F32
 from cortiq.numerics.digest import INDEX_KEY, LANE_KEYS, MIX_MULTIPLIERS
 from cortiq.numerics.sampling import Sampling
-from cortiq_mlx.arithmetic import Faults, snap
 from cortiq_mlx.array_library import FLOATS
 from cortiq_mlx.exact_sums import count, running_sum, wrapping_sum
 from cortiq_mlx.library import mx
+from cortiq_mlx.quantised_rows import Faults, snap
 
 INDEX_BITS = 24
 """Bits that hold an id."""

@@ -11,8 +11,8 @@ import numpy as np
 from cortiq.backend import Argmax, Digest, Draw, DrawnLogit, Named, Top, Want
 from cortiq.numerics.quantise import Quantised
 from cortiq_mlx import sampling
-from cortiq_mlx.arithmetic import Faults, MlxRows, snap
 from cortiq_mlx.library import mx
+from cortiq_mlx.quantised_rows import Faults, MlxRows, snap
 
 
 @dataclass(frozen=True)

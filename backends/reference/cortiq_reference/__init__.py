@@ -9,7 +9,7 @@ from cortiq.hookspecs import hookimpl
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cortiq.backend import Backend, Delegate
+    from cortiq.backend import Backend, FallbackKernels
 
 
 @hookimpl
@@ -20,11 +20,11 @@ def cortiq_backends() -> Sequence[Backend]:
     return [ReferenceBackend()]
 
 
-def delegate() -> Delegate:
+def delegate() -> FallbackKernels:
     """Return kernels for the primitives that a backend (`KernelBackend.others`) lacks."""
     from functools import partial
 
-    from cortiq.backend import Delegate
+    from cortiq.backend import FallbackKernels
     from cortiq_reference.kernels import KERNELS, prepare
 
-    return Delegate("reference", KERNELS, partial(prepare, pool=None))
+    return FallbackKernels("reference", KERNELS, partial(prepare, pool=None))

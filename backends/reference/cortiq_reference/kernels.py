@@ -13,8 +13,9 @@ from cortiq.ir import Op, ops
 from cortiq.numerics import norms, recurrent, rope, route, scalar, scaling
 from cortiq.numerics.attention import scoring
 from cortiq.numerics.contract import Floats, Ints
+from cortiq.numerics.dequantise import embedding_rows
 from cortiq.numerics.key_blocks import choose_blocks
-from cortiq.numerics.layouts import Weight, embedding_rows, floats
+from cortiq.numerics.layouts import Weight, floats
 from cortiq.numerics.quantise import Quantised, no_values, quantise_rows, recalled
 from cortiq_reference.attention import TileGeometry, attend
 from cortiq_reference.matrix import MatrixStack, Pool, TiledMatrix

@@ -14,11 +14,11 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
-from cortiq.numerics.codes import Codes, UnpackedWeight
 from cortiq.numerics.contract import F32, RUN_BLOCKS, Flags, Floats, Ints, exp2_int, snap
 from cortiq.numerics.layouts import Weight, decode, floats, unpack
 from cortiq.numerics.matmul import check_columns, matmul_f32
 from cortiq.numerics.quantise import Quantised
+from cortiq.numerics.unpacked_weights import Codes, UnpackedWeight
 
 EXACT_F32 = 2**24
 MAX_Q = 32512

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from cortiq.numerics.codes import UnpackedWeight
 from cortiq.numerics.groupquants import e4m3_bytes
 from cortiq.numerics.layouts import W16, Weight, floats, unpack
 from cortiq.numerics.matmul import check_columns
+from cortiq.numerics.unpacked_weights import UnpackedWeight
 from cortiq_triton import packing
 from cortiq_triton.rows import PAD
 

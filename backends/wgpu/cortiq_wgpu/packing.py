@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from cortiq.numerics.codes import UnpackedWeight
 from cortiq.numerics.groupquants import e4m3_bytes
 from cortiq.numerics.layouts import Weight, floats, unpack
+from cortiq.numerics.unpacked_weights import UnpackedWeight
 
 GROUP = 32
 ZERO_POINTS = {"Q4_0": 8, "Q5_0": 16, "Q3_K": 4, "Q6_K": 32, "i4b32": 8}

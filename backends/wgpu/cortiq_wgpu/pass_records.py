@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from cortiq.backend import Draw
-from cortiq.backend.flat_rows import FlatRun
+from cortiq.backend.flat_rows import FlatBatch
 from cortiq.backend.requests import asked_by
 from cortiq_wgpu.dispatch import SEGMENTS, Dispatch
 from cortiq_wgpu.plan import WgpuPlan
@@ -25,7 +25,7 @@ class PassRecords:
     segments : stretches of neighbouring rows of one sequence. parts : of attention's keys.
     """
 
-    def __init__(self, run: FlatRun[WgpuPlan], chunk: np.ndarray, late: np.ndarray) -> None:
+    def __init__(self, run: FlatBatch[WgpuPlan], chunk: np.ndarray, late: np.ndarray) -> None:
         self.run, self.chunk, self.late = run, chunk, late
         self.flat, self.plan = run.flat, run.plan
         positions = self.flat.positions[chunk]

@@ -11,7 +11,7 @@ import numpy as np
 from cortiq.backend import Batch, DrawnLogit, Named
 from cortiq.backend.admission import BY_ROW, chunks_of, value_of
 from cortiq.backend.executable import Accepted, Brought
-from cortiq.backend.flat_rows import FlatRun
+from cortiq.backend.flat_rows import FlatBatch
 from cortiq.backend.paged import PagedState
 from cortiq.backend.requests import Ask, asked_by
 from cortiq_wgpu.compiled_dispatches import CompiledDispatches
@@ -56,7 +56,7 @@ class CommandPass:
     named: dict[tuple[str, int], slice] = field(default_factory=dict)
 
 
-class WgpuRun(FlatRun[WgpuPlan]):
+class WgpuRun(FlatBatch[WgpuPlan]):
     """One batch."""
 
     compiled: CompiledDispatches

@@ -11,11 +11,11 @@ from cortiq.backend.walk import Call
 from cortiq.ir import Op, ops
 from cortiq.numerics import attention
 from cortiq.numerics.attention import ChosenBlocks, PartialAttention, ScoreConstants, merge
-from cortiq.numerics.codes import Codes
 from cortiq.numerics.contract import F32, RUN_BLOCKS, Flags, Floats, Ints, exp2_int, round_to_f32
 from cortiq.numerics.layouts import decode
 from cortiq.numerics.matmul import block_dot, block_offset_dot, block_term, finish
 from cortiq.numerics.quantise import Quantised
+from cortiq.numerics.unpacked_weights import Codes
 from cortiq_conformance.faults.folds import Fold, ReplacedFunction, in_order, with_replaced
 from cortiq_conformance.faults.kernels import Kernel, Wrong
 from cortiq_reference import attention as of_reference

@@ -12,7 +12,7 @@ from cortiq.numerics.route import Router
 
 @dataclass(frozen=True)
 class EmbedRows(Op):
-    """Row `token` of a table [vocab, width] (`numerics.layouts.embedding_rows`).
+    """Row `token` of a table [vocab, width] (`numerics.dequantise.embedding_rows`).
 
     With `missing`, an id past the table gives a row of +0 (the table knows a part of the
     vocabulary); without, such an id is refused.

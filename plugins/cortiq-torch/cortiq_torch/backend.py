@@ -6,13 +6,13 @@ from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cortiq.backend import CompileOptions, Device, KernelBackend, KernelTable, Versions
+from cortiq.backend.float_weights import MATRICES
 from cortiq.backend.plan import Bound, joined
-from cortiq.backend.weights import MATRICES
 from cortiq.ir import Graph, Op, ops
 from cortiq.numerics.layouts import Weight
 
 if TYPE_CHECKING:
-    from cortiq_torch.arithmetic import TorchArrays
+    from cortiq_torch.array_library import TorchArrays
 
 
 class TorchBackend(KernelBackend):
@@ -32,7 +32,7 @@ class TorchBackend(KernelBackend):
 
     def library(self, device: str, options: CompileOptions) -> TorchArrays:
         """Open torch on a device; BackendError where its arithmetic is not IEEE's."""
-        from cortiq_torch.arithmetic import TorchArrays
+        from cortiq_torch.array_library import TorchArrays
         from cortiq_torch.self_test import check_device
 
         check_device(device)

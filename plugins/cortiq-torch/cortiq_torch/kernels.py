@@ -8,13 +8,13 @@ from torch import Tensor
 
 from cortiq.backend.array_kernels import product
 from cortiq.backend.float64 import FLOAT64_KERNELS, FLOAT64_OPTIONS
+from cortiq.backend.float_weights import MATRICES, float_weight
 from cortiq.backend.kernel_backend import KernelTable
 from cortiq.backend.kernel_walk import KernelCall as Call
 from cortiq.backend.matrices import Float64Matrix
-from cortiq.backend.weights import MATRICES, float_weight
 from cortiq.ir import Op, layers
 from cortiq.numerics.layouts import Weight
-from cortiq_torch.arithmetic import TorchArrays
+from cortiq_torch.array_library import TorchArrays
 
 
 def prepare(library: TorchArrays, op: Op, role: str, weight: Weight, name: str) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cortiq.backend.self_test import check_operations
 from cortiq.errors import BackendError
-from cortiq_torch.arithmetic import TorchArrays
+from cortiq_torch.array_library import TorchArrays
 
 Operation = Callable[[Tensor, Tensor], Tensor]
 

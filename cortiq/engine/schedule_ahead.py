@@ -1,4 +1,4 @@
-"""Submission of a batch before the one in flight is read."""
+"""Whether the next batch can be submitted before the one in flight is read."""
 
 from __future__ import annotations
 

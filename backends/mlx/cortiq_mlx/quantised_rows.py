@@ -1,4 +1,4 @@
-"""The foundations of the kernels: rows, flags of faults, `snap`, and constants beside arrays."""
+"""Quantised rows, flags of faults, `snap`, and constants that need no broadcast."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def fixed(value: float, x: mx.array) -> Any:
 
 
 def magnitude_bits(x: mx.array) -> mx.array:
-    """x| as int32.|Return the bits of |x| as int32. |x| as int32."""
+    """Return the bits of |x| as int32."""
     return mx.abs(x).view(mx.int32)
 
 

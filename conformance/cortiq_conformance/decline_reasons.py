@@ -1,4 +1,4 @@
-"""Reasons by name; of several, that of the first case in the list."""
+"""Reasons why operators were declined; of several, that of the first case in the list."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Reasons:
-    """Reasons by name, each of the first case in the list that has one."""
+    """Collect reasons by name, each from the first case in the list that has one."""
 
     found: dict[str, tuple[int, str]] = field(default_factory=dict)
 

@@ -16,7 +16,7 @@ GENTLE: Sampling = {"temperature": 0.7, "top_p": 0.95}
 
 
 @dataclass(frozen=True)
-class UsualSampling:
+class DefaultSampling:
     """The sampling of a model where nothing else is asked for.
 
     Attributes
@@ -44,25 +44,25 @@ class UsualSampling:
             return chosen
         return resolve(GenerateOptions, {**given, "temperature": 0.0}, environment)
 
-    def changed(self, values: Mapping[str, Any]) -> UsualSampling:
+    def changed(self, values: Mapping[str, Any]) -> DefaultSampling:
         """Return it with the values that an operator sets; None leaves one as it is."""
         given = {name: value for name, value in values.items() if value is not None}
-        return UsualSampling({**self.values, **given}, "the operator") if given else self
+        return DefaultSampling({**self.values, **given}, "the operator") if given else self
 
     def __str__(self) -> str:
         listed = ", ".join(f"{name} {value:g}" for name, value in self.values.items())
         return f"{listed} ({self.origin})"
 
 
-CORTIQ_SAMPLING = UsualSampling(GENTLE, "cortiq")
+CORTIQ_SAMPLING = DefaultSampling(GENTLE, "cortiq")
 """The sampling of a model that recommends nothing."""
 
 
-def usual_sampling(name: str, recommended: Sampling) -> UsualSampling:
+def usual_sampling(name: str, recommended: Sampling) -> DefaultSampling:
     """Return the sampling of a model: its files', its known name's, or the gentle default."""
     known = KNOWN_MODELS.get(name)
     if any(option in recommended for option in SHAPES):
-        return UsualSampling(recommended, "the model")
+        return DefaultSampling(recommended, "the model")
     if known is not None and known.sampling:
-        return UsualSampling({**known.sampling, **recommended}, "the model's card")
-    return UsualSampling({**GENTLE, **recommended}, "cortiq")
+        return DefaultSampling({**known.sampling, **recommended}, "the model's card")
+    return DefaultSampling({**GENTLE, **recommended}, "cortiq")

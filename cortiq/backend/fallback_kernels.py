@@ -27,7 +27,7 @@ Prepare = Callable[[ArrayLibrary, Op, str, Weight, str], Any]
 
 
 @dataclass(frozen=True)
-class Delegate:
+class FallbackKernels:
     """Kernels in NumPy that compute what a backend has no kernel for.
 
     Attributes
