@@ -239,11 +239,7 @@ def sums_across(weight: Packed, x: Rows) -> torch.Tensor:
     if weight.sub != 16:
         sums = sums[:, ::2] + sums[:, 1::2]
     if weight.offsets is None:
-        rows, units = sums.shape
-        wide = rows + -rows % 16  # no binary for other numbers of rows
-        floats = torch.empty((units, wide), dtype=torch.float32, device=sums.device)
-        floats[:, :rows] = sums.t()
-        return floats
+        return sums.t().to(torch.float32, memory_format=torch.contiguous_format)
     high = (sums + 32896) >> 16  # what is left fits two planes: -32896 to 32639
     rest = sums - (high << 16)
     middle = (rest + 128) >> 8
