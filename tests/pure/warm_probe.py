@@ -73,7 +73,8 @@ def serving(executable):
             executable.forward(Batch(rows)).result()
             state.release()
         states = [executable.open(256) for _ in range(4)]
-        executable.forward(Batch([Row(s, i, 1) for s in states for i in range(200)])).result()
+        rows = [Row(s, i, 1, WANTS[0]) for s in states for i in range(200)]
+        executable.forward(Batch(rows)).result()
         for state in states:
             state.release()
         for count in (1, 2, 3, 7, 9, 12, 20, 33, 50, 100, 129, 200):
