@@ -43,6 +43,10 @@ MODELS = {
 """Models and layouts that reach most kernels."""
 LAYOUTS_MULTIPLIED = "w8,Q4_0,Q4_1,Q8_0,Q4_K,Q6_K,Q3_K,MXFP4"
 """Layouts of which products are looked at by themselves; K-quants need rows of 256."""
+SHAPES = ((256, 1024), (1, 256), (1, 512), (1, 768))
+"""Heights and widths of weights for Hopper's kernels: the smallest whose loops differ too, of one
+piece of 256 columns, two and three.
+"""
 TYPES = {
     torch.float32: "*fp32", torch.int32: "*i32", torch.int64: "*i64", torch.int8: "*i8",
     torch.int16: "*i16", torch.bool: "*i1",
@@ -96,14 +100,17 @@ class LaunchRecorder:
         **how: Any,
     ) -> None:
         """Record a launch."""
-        names, aligned = kernel.arg_names, []
-        types, constants = dict.fromkeys(names, "constexpr"), dict(how)
-        for at, (name, value) in enumerate(zip(names, given, strict=False)):
+        aligned = []
+        types, constants = dict.fromkeys(kernel.arg_names, "constexpr"), dict(how)
+        for at, (parameter, value) in enumerate(zip(kernel.params, given, strict=False)):
+            name = parameter.name
             if isinstance(value, torch.Tensor):
                 types[name] = TYPES[value.dtype]
                 aligned += [at] if value.data_ptr() % 16 == 0 else []
             elif isinstance(value, float):
                 types[name] = "fp32"
+            elif parameter.do_not_specialize:
+                types[name] = "i32"
             elif value == 1:
                 constants[name] = 1
             else:
@@ -124,9 +131,10 @@ def recorded(models: Iterable[str], layouts: Iterable[str]) -> list[Launch]:
         name, _, layout = model.partition("?")
         _walk(name, layout or MODELS[name])
     for layout in layouts:
-        _multiply(layout)
+        _multiply(layout, 256, 1024)
         with _on_hopper():
-            _multiply(layout)
+            for height, width in SHAPES:
+                _multiply(layout, height, width)
     return list(recorder.launches)
 
 
@@ -140,13 +148,13 @@ def _on_hopper() -> Iterator[None]:
         hopper_products.available = before
 
 
-def _multiply(layout: str) -> None:
-    """Launch products with a weight of a layout, for one row and for many, and a look-up."""
-    weight = synthetic_weight(layout, "weight", 1, (256, 1024))
+def _multiply(layout: str, height: int, width: int) -> None:
+    """Launch products with a weight of a layout, for one row and for more, and a look-up."""
+    weight = synthetic_weight(layout, "weight", 1, (height, width))
     packed = weights.pack(weight, "weight", "cpu")
-    for rows in (1, 256):
-        x, faults = quantise_rows(torch.ones(rows, 1024)), torch.zeros(rows, dtype=torch.int32)
-        products.product(packed, x, rows, faults, products.Stack(products.PLAIN, 256))
+    for rows in (1, 9, 24, 48, 256):
+        x, faults = quantise_rows(torch.ones(rows, width)), torch.zeros(rows, dtype=torch.int32)
+        products.product(packed, x, rows, faults, products.Stack(products.PLAIN, height))
     products.look_up(packed, torch.zeros(2, dtype=torch.int32), torch.zeros(2, dtype=torch.int32))
 
 

@@ -29,7 +29,10 @@ def _drawn_logit(want: DrawnLogit, walk: Any, at: int) -> tuple:
 
 def drawing_want(wants: Sequence[Want]) -> Draw | Argmax | None:
     """Return the first want that draws a token."""
-    return next((want for want in wants if isinstance(want, Draw | Argmax)), None)
+    for want in wants:
+        if isinstance(want, Draw | Argmax):
+            return want
+    return None
 
 
 Answers = Mapping[type, Callable[[Any, Any, int], Any]]

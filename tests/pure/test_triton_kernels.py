@@ -17,7 +17,7 @@ pytest.importorskip("triton", reason="Triton has no package for this platform")
 from cortiq.numerics import matmul, quantise  # noqa: E402
 from cortiq.numerics.layouts import LAYOUTS, decode  # noqa: E402
 from cortiq.numerics.synthetic import synthetic_weight  # noqa: E402
-from cortiq_triton import products  # noqa: E402
+from cortiq_triton import hopper_products, products  # noqa: E402
 from cortiq_triton.products import PLAIN, Stack  # noqa: E402
 from cortiq_triton.rows import quantise_rows  # noqa: E402
 from cortiq_triton.tuning import Tuning, use_tuning  # noqa: E402
@@ -64,6 +64,29 @@ def test_what_decoding_launches_compiles_for_gpus_and_its_ptx_is_clean():
     for name in ("matvec_rows", "matmul_rows", "attend_spans", "norm_quantise", "gate_quantise"):
         assert f"sm_90 {name}(" in said
     assert said.count(": clean") > 25
+
+
+@pytest.mark.parametrize(
+    ("kernel", "layouts", "least"),
+    [
+        pytest.param("matmul_rows_of", "w8", 8, marks=pytest.mark.slow),
+        ("matmul_blocks_of", "Q4_K", 2),
+    ],
+)
+def test_the_smallest_products_for_hopper_compile_and_their_ptx_is_clean(kernel, layouts, least):
+    code, said = compiled("--models", "", "--layouts", layouts, "--targets", "90", "--only", kernel)
+    assert code == 0, said
+    assert said.count(": clean") >= least
+
+
+def test_hopper_kernels_of_blocks_take_no_weight_of_a_single_piece(monkeypatch):
+    monkeypatch.setattr(hopper_products, "available", lambda: True)
+    found = []
+    for columns in (32, 256, 288, 512):
+        weight = synthetic_weight("Q4_0", "weight", 1, (64, columns))
+        packed = pack(weight, "weight", "cpu")
+        found.append(hopper_products.kernel_for(packed, 256, laid=96) is not None)
+    assert found == [False, False, True, True]
 
 
 def test_the_lint_sees_what_fusion_does():

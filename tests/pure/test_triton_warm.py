@@ -21,9 +21,19 @@ PROBE = Path(__file__).with_name("warm_probe.py")
 
 @pytest.mark.parametrize("model", ["tiny-gemma3", "mini-qwen3_next", "tiny-mixtral"])
 def test_serving_launches_nothing_that_warming_had_not_met(model):
-    done = subprocess.run([sys.executable, PROBE, model], capture_output=True, text=True)
+    assert ", 0 late" in probed(model, "w8")
+
+
+@pytest.mark.parametrize("layout", ["w8", "Q4_1"])
+def test_nor_does_serving_by_the_kernels_for_hopper(layout):
+    said = probed("mini-qwen3", layout, "hopper")
+    assert ", 0 late" in said and "; 0 Gluon" not in said
+
+
+def probed(*arguments):
+    done = subprocess.run([sys.executable, PROBE, *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    assert ", 0 late" in done.stdout
+    return done.stdout
 
 
 def test_arguments_that_triton_specialises_alike_are_of_one_kind():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 
 os.environ["TRITON_INTERPRET"] = "0"  # sizes of tiles are those of a device
 
@@ -17,7 +18,7 @@ from cortiq.backend import Argmax, Batch, CompileOptions, Digest, Draw, DrawnLog
 from cortiq.models import load_program
 from cortiq.models.synthetic import open_synthetic
 from cortiq.numerics.sampling import Sampling
-from cortiq_triton import compiled, language, warm
+from cortiq_triton import compiled, hopper_products, warm
 from cortiq_triton.executable import TritonExecutable
 
 DIGEST = Digest("logits")
@@ -37,13 +38,14 @@ class Recorder:
 
     def __call__(self, kernel, grid, *given, warps=4, stages=3, early=False, **how):
         kinds = []
-        for name, value in zip(kernel.arg_names, given, strict=False):
+        for parameter, value in zip(kernel.params, given, strict=False):
             if isinstance(value, torch.Tensor):
                 kinds.append((value.dtype, value.data_ptr() % 16 == 0))
             else:
-                kinds.append(0 if name in language.VARYING else compiled._kind(value))
+                kinds.append(0 if parameter.do_not_specialize else compiled._kind(value))
         constants = tuple((name, getattr(v, "__name__", v)) for name, v in how.items())
-        self.found.add((kernel.__name__, constants, (warps, stages, early), tuple(kinds)))
+        name = f"gluon {kernel.__name__}" if kernel.is_gluon() else kernel.__name__
+        self.found.add((name, constants, (warps, stages, early), tuple(kinds)))
 
 
 def recorded(run):
@@ -60,8 +62,8 @@ def recorded(run):
     return recorder.found
 
 
-def serving(executable):
-    """Prompts of many lengths, and steps of many sequences with many wants."""
+def serving(executable, everywhere):
+    """Prompts of many lengths, perhaps with wants everywhere, and steps with many wants."""
 
     def run():
         for length in (1, 3, 9, 15, 17, 40, 70, 120):
@@ -69,6 +71,11 @@ def serving(executable):
             wants = WANTS[length % len(WANTS)]
             rows = [Row(state, i, 1, wants if i == length - 1 else ()) for i in range(length)]
             executable.forward(Batch(rows)).result()
+            state.release()
+        states = [executable.open(256) for _ in range(4)]
+        rows = [Row(s, i, 1, WANTS[0] if everywhere else ()) for s in states for i in range(200)]
+        executable.forward(Batch(rows)).result()
+        for state in states:
             state.release()
         for count in (1, 2, 3, 7, 9, 12, 20, 33, 50, 100, 129, 200):
             states = [executable.open(256) for _ in range(count)]
@@ -80,18 +87,40 @@ def serving(executable):
     return run
 
 
+def on_hopper():
+    """Have products as on a Hopper GPU, on which 640 rows of a narrow weight have few tiles."""
+    hopper_products.available = lambda: True
+    hopper_products.processors = lambda: 12
+
+
+def opened(name, layout, wide):
+    """Return a model; where it is wide, of the widths that kernels for Hopper take."""
+    found = open_synthetic(f"synthetic:{name}?format={layout}")
+    if wide:
+        sizes = {"hidden_size": 512, "intermediate_size": 768}
+        found = replace(found, config={**found.config, **sizes})
+    return load_program(found, context=None)
+
+
 def main():
-    loaded = load_program(open_synthetic(f"synthetic:{sys.argv[1]}?format=w8"), context=None)
+    name, layout, *others = sys.argv[1:]
+    if "hopper" in others:
+        on_hopper()
+    loaded = opened(name, layout, "hopper" in others)
     options = CompileOptions(extra={"graphs": True})
     executable = TritonExecutable(loaded.program, loaded.weights, options, "cpu")
+    executable.batch_rows = 2048
     executable.prepare(256)
+    compiled._collected.append({})
     ahead = recorded(lambda: warm.walk(executable))
+    compiled._collected.pop()
     torch.empty, torch.Tensor.new_empty = torch.zeros, torch.Tensor.new_zeros
     torch.empty_like = torch.zeros_like
-    late = recorded(serving(executable)) - ahead
+    late = recorded(serving(executable, "hopper" in others)) - ahead
     for launch in sorted(late, key=str):
         print(*launch)
-    print(f"{len(ahead)} launches ahead, {len(late)} late")
+    gluon = sum(name.startswith("gluon ") for name, *_ in ahead)
+    print(f"{len(ahead)} launches ahead, {len(late)} late; {gluon} Gluon")
     return int(bool(late) or not ahead)
 
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 from cortiq.numerics.unpacked_weights import UnpackedWeight, fold
 from cortiq_mlx.exact_sums import EXACT, PLANE
 from cortiq_mlx.library import mx

@@ -147,6 +147,11 @@ def workers() -> int:
     return max(2, min(32, os.cpu_count() or 2))
 
 
+def is_collecting() -> bool:
+    """Whether launches are collected, not made."""
+    return bool(_collected)
+
+
 @contextmanager
 def collecting(progress: Progress = lambda done, total: None) -> Iterator[None]:
     """Compile what is launched inside, by several threads at once, instead of launching it.

@@ -69,7 +69,7 @@ def grouped(index: torch.Tensor, experts: int, height: int) -> Groups:
     rows, device = index.numel(), index.device
     counts = torch.zeros((2, experts), dtype=torch.int32, device=device)
     order = torch.empty(rows, dtype=torch.int32, device=device)
-    most = rows // height + min(rows, experts)
+    most = ceil_div(rows // height + min(rows, experts), 16) * 16  # no binary for other numbers
     tiles = torch.full((most, 3), -1, dtype=torch.int32, device=device)
     grid = (ceil_div(rows, CHUNK),)
     launch(count_rows, grid, index, counts[0], rows, CHUNK=CHUNK)

@@ -8,6 +8,7 @@ way while the one before is multiplied.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from triton.experimental import gluon
@@ -17,6 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
 )
 
+from cortiq_triton.language import VARYING
 from cortiq_triton.matvec import end
 from cortiq_triton.scalar import exp2_int
 
@@ -32,6 +34,8 @@ def _named(module: Any, *names: str) -> Any:
 load_async = _named(async_copy, "async_load", "async_copy_global_to_shared")
 meet = _named(gl, "barrier", "thread_barrier")
 Value: TypeAlias = gl.tensor
+kernel: Callable[[Callable[..., Any]], Any] = gluon.jit(do_not_specialize=VARYING)
+"""What is launched over a grid; as `language.kernel`."""
 SUMS_LIE = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [8, 1], [16, 64, 32]))
 """Where outputs [128, 64] lie: a thread has 2 rows of the weight and 16 of x."""
 PIECES = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=32, element_bitwidth=8, rank=2))

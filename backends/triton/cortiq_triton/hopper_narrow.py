@@ -22,6 +22,7 @@ from cortiq_triton.hopper import (
     copy_words,
     down_at,
     finish,
+    kernel,
     landed,
     nothing,
     plane_of,
@@ -64,7 +65,7 @@ def run_of(ws: Value, xs: Value, facts: Value, sums: Value, SUMS: gl.constexpr) 
     return run + term_of(high, low, facts, sums, 7, SUMS)
 
 
-@gluon.jit
+@kernel
 def matmul_blocks_of_32(
     codes: Value, facts: Value, x: Value, sums: Value, qe: Value, bias: Value, residual: Value,
     out: Value, faults: Value, M: Value, N: Value, runs: Value, first: Value, across: Value,

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from cortiq_triton import compiled
 from cortiq_triton.language import (
     INTERPRETED,
     ceil_div,
@@ -35,6 +36,8 @@ MEMORY = 1 << 27
 """Bytes of a weight's rows that are laid out at a time."""
 GROUP = 32
 """Tiles of rows of x that meet a tile of the weight's while it is in the L2."""
+MOST_ROWS = 1 << 20
+"""More than a batch has; tiles for codes are the same from some number of rows on."""
 
 
 Kernel = Callable[..., None]
@@ -57,10 +60,13 @@ def available() -> bool:
 def kernel_for(weight: Packed, rows: int, laid: int) -> Kernel | None:
     """The kernel for a weight and so many rows; None if there is none.
 
-    laid : rows from which on blocks are worth laying out.
+    laid : rows from which on blocks are worth laying out. Those of a weight of 256 columns or fewer
+    never are: the kernels ask for a piece while the one before is multiplied, and Triton 3.6 does
+    not compile their loop for a single piece.
     """
     if weight.block in (32, 256) and weight.kind in (BYTES, NIBBLES):
-        own: Kernel | None = multiply_blocks if rows >= laid else None
+        pieces = ceil_div(weight.padded, 256)
+        own: Kernel | None = multiply_blocks if rows >= laid and pieces > 1 else None
     else:
         codes = weight.kind == BYTES and not weight.block and weight.padded % 256 == 0
         own = multiply_codes if codes else None
@@ -114,6 +120,14 @@ def code_tiles(rows: int, height: int) -> dict[str, int]:
     return {"BM": bm, "BN": bn, "STAGES": max(4, min(12, room // (128 * (bn + 2 * bm))))}
 
 
+def code_tilings(rows: int, height: int) -> list[dict[str, int]]:
+    """The tiles for so many rows; while kernels are collected, those for all numbers of rows."""
+    if not compiled.is_collecting():
+        return [code_tiles(rows, height)]
+    found = [code_tiles(count, height) for count in (16, 32, 64, 128, MOST_ROWS)]
+    return [tiles for at, tiles in enumerate(found) if tiles not in found[:at]]
+
+
 def multiply_codes(
     weight: Packed, x: Rows, out: torch.Tensor, faults: torch.Tensor,
     ending: tuple[torch.Tensor, torch.Tensor], last: tuple[int, ...], endings: dict[str, Any],
@@ -122,11 +136,11 @@ def multiply_codes(
     from cortiq_triton import hopper_rows
 
     rows, height = out.shape
-    sizes = code_tiles(rows, height)
-    how: dict[str, Any] = {**endings, **sizes}
-    launch(
-        hopper_rows.matmul_rows_of_codes,
-        (ceil_div(rows, sizes["BM"]) * ceil_div(height, sizes["BN"]),),
-        weight.codes, weight.scale, x.high, x.low, x.e, *ending, out, faults, rows, height,
-        weight.padded, *last, warps=sizes["BN"] // 16, GROUP=8, **how,
-    )  # fmt: skip
+    for sizes in code_tilings(rows, height):
+        how: dict[str, Any] = {**endings, **sizes}
+        launch(
+            hopper_rows.matmul_rows_of_codes,
+            (ceil_div(rows, sizes["BM"]) * ceil_div(height, sizes["BN"]),),
+            weight.codes, weight.scale, x.high, x.low, x.e, *ending, out, faults, rows, height,
+            weight.padded, *last, warps=sizes["BN"] // 16, GROUP=8, **how,
+        )  # fmt: skip

@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from cortiq_triton.hopper import finish, landed, load_async
+from cortiq_triton.hopper import finish, kernel, landed, load_async
 from cortiq_triton.matmul import tile_place
 from cortiq_triton.scalar import round_two_planes
 
@@ -46,7 +46,7 @@ def ask_step(
     async_copy.commit_group()
 
 
-@gluon.jit
+@kernel
 def matmul_rows_of_codes(
     codes: Value, scale: Value, qh: Value, ql: Value, qe: Value, bias: Value, residual: Value,
     out: Value, faults: Value, M: Value, N: Value, K: Value, cut: Value, cut2: Value, group: Value,

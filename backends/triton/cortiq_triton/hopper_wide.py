@@ -22,6 +22,7 @@ from cortiq_triton.hopper import (
     copy_words,
     down_at,
     finish,
+    kernel,
     landed,
     nothing,
     plane_of,
@@ -105,7 +106,7 @@ def wide_sums(ws: Value, xs: Value, PLANES: gl.constexpr) -> tuple[Value, Value]
     return high, low
 
 
-@gluon.jit
+@kernel
 def matmul_blocks_of_256(
     codes: Value, facts: Value, x: Value, sums: Value, qe: Value, bias: Value, residual: Value,
     out: Value, faults: Value, M: Value, N: Value, runs: Value, first: Value, across: Value,

@@ -212,10 +212,11 @@ def _many(
         return
     sums, turn = sums_across(weight, x), sizes.turn if weight.padded % (32 * sizes.turn) == 0 else 2
     turn = min(turn, 4) if weight.block == 16 else turn  # eight blocks are a run
+    width = 0 if weight.offsets is None else sums.shape[-1]  # else a number of rows, unread
     launch(
         matmul_blocks, grid, *_parts(weight, weight.codes), *planes, sums, *how.ending(out), out,
         faults, each, n, weight.padded, weight.blocks, weight.padded // (weight.sub or 32),
-        x.e.numel(), sums.shape[-1], *last, **known, NIBBLES=weight.kind == NIBBLES,
+        x.e.numel(), width, *last, **known, NIBBLES=weight.kind == NIBBLES,
         **block_constants(weight), TURN=turn, warps=warps, stages=sizes.stages_blocks,
     )  # fmt: skip
 

@@ -17,6 +17,7 @@ from cortiq.backend.executable import Accepted
 from cortiq.numerics.sampling import Sampling
 from cortiq_triton.decode import FEWEST_PAGES
 from cortiq_triton.draw_numbers import Stored
+from cortiq_triton.language import ceil_div
 from cortiq_triton.rowset import RowBuffer
 from cortiq_triton.run import Run
 from cortiq_triton.shapes import Scratch
@@ -36,8 +37,8 @@ WANTS: tuple[tuple[Want, ...], ...] = (
 """What rows that draw may want, so that every kernel of draws is met."""
 DECODING = (1, 16, 32, 64, 128, 256)
 """Sequences of a decoding step: others have the kernels of the next larger number."""
-PIECES = (2, 3, 5, 9, 16, 32, 64, 128, 512)
-"""Rows of one sequence in a batch: drafts that are verified, and pieces of prompts."""
+PIECES = (2, 3, 5, 9, 16, 32, 64, 128, 512, 1024, 2048)
+"""Rows of a batch in few sequences: drafts that are verified, and pieces of prompts."""
 
 
 @contextmanager
@@ -66,7 +67,7 @@ def _walk(executable: Any) -> None:
         for sequences in DECODING:
             _step(executable, name, sequences, answered)
         for rows in PIECES:
-            if rows <= executable.program.context:
+            if rows <= executable.batch_rows:
                 _piece(executable, name, rows, answered)
 
 
@@ -83,9 +84,11 @@ def _step(executable: Any, name: str, sequences: int, answered: bool) -> None:
 
 
 def _piece(executable: Any, name: str, rows: int, answered: bool) -> None:
-    """Walk through rows of one sequence."""
+    """Walk through rows of one sequence, or of as many as have room for them."""
+    sequences = ceil_div(rows, executable.program.context)
+    each = ceil_div(rows, sequences)
     for wants in WANTS if answered else ((),):
-        _placed(executable, name, 1, rows, wants).fetch(range(rows))
+        _placed(executable, name, sequences, each, wants).fetch(range(sequences * each))
 
 
 def _placed(executable: Any, name: str, sequences: int, rows: int, wants: tuple[Want, ...]) -> Run:
