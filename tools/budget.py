@@ -38,7 +38,7 @@ LIMITS: Mapping[str, int] = {
     "conformance": 7470,
     "cortiq": 710,
     "cortiq/backend": 4890,
-    "cortiq/bench": 400,
+    "cortiq/bench": 540,
     "cortiq/cli": 2080,
     "cortiq/dialects": 1050,
     "cortiq/domains": 270,

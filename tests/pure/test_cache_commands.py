@@ -90,7 +90,7 @@ def test_commands_options_and_models_are_completed(cache):
     assert completions("cortiq rm ") == ["plain,smollm2", "plain,hf:org/name@main"]
     assert "plain,--temperature" in completions("cortiq generate smollm2 --te")
     found = completions("cortiq generate g")
-    assert found == ["plain,gemma3-270m", "file,g"]
+    assert found == ["file,g", "plain,gemma3-270m"]
 
 
 @pytest.mark.parametrize("shell", SHELLS)

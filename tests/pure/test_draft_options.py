@@ -193,14 +193,15 @@ def test_walls_of_any_length_change_no_token(model, seed):
     ids = model.ids(prompt_for(model))
     for draft in ("lookup", f"model:{model.name}"):
         for options in (GREEDY, SAMPLED):
-            chosen = GenerateOptions(max_tokens=50, ignore_eos=True, **options)
+            told = {"max_tokens": 50, "ignore_eos": True, **options}
+            chosen = model.usual.options(told)
             request = make_request(ids, chosen, model.program, ())
             found = find_kinds(draft)
             with Engine(model.executable, model.tokenizer, clock=clock) as engine:
                 drafted = speculation(found, None, DrafterFactory(model))
                 sequence = engine.submit(request, speculation=drafted, record=True)
                 engine.run()
-            plain = model.generate(ids, max_tokens=50, ignore_eos=True, **options)
+            plain = model.generate(ids, **told)
             assert tuple(sequence.output.token_ids) == plain.token_ids
             assert sequence.output.digest.hex() == plain.digest
             policy = found[draft][0].policies(None)(len(ids))

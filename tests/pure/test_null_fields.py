@@ -22,7 +22,8 @@ DRAW = {
     "model": "m", "temperature": 0.5, "top_p": 0.5, "top_k": 3, "min_p": 0.5, "seed": 1, "n": 2,
     "repetition_penalty": 2, "presence_penalty": 1, "frequency_penalty": 1, "stop": ["x"],
     "logit_bias": {"3": 1, "4": 2}, "stream": True, "ignore_eos": False, "user": "u",
-    "stream_options": {"include_usage": True, "include_obfuscation": False},
+    "stream_options": {"include_usage": True, "include_obfuscation": False}, "receipt": False,
+    "return_token_ids": False,
 }  # fmt: skip
 REQUESTS = {
     "chat": {
@@ -38,11 +39,12 @@ REQUESTS = {
         "tool_choice": {"type": "function", "function": {"name": "now"}},
         "parallel_tool_calls": True, "chat_template_kwargs": {"x": 1}, "reasoning_effort": "low",
         "modalities": ["text"], "audio": None, "functions": None, "function_call": None,
-        "web_search_options": None, "prompt": None, "input": None,
+        "web_search_options": None, "prompt": None, "input": None, "add_generation_prompt": True,
+        "continue_final_message": False,
     },
     "form": {"model": "m", "messages": [{"role": "user", "content": "a"}], "response_format": FORM},
     "text": {**DRAW, "prompt": ["a"], "max_tokens": 3, "suffix": None, "best_of": 2, "echo": True,
-             "logprobs": None, "messages": None},
+             "prompt_logprobs": None, "logprobs": None, "messages": None},
     "embeddings": {"model": "m", "input": ["a"], "encoding_format": "base64", "pooling": "last",
                    "normalise": False, "dimensions": None, "user": "u"},
 }  # fmt: skip

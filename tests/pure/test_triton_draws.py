@@ -29,7 +29,7 @@ from cortiq.numerics.masks import mask_of  # noqa: E402
 from cortiq.numerics.sampling import Sampling  # noqa: E402
 from cortiq_conformance import models  # noqa: E402
 from cortiq_reference.backend import ReferenceBackend  # noqa: E402
-from cortiq_triton import draw, prefix, top  # noqa: E402
+from cortiq_triton import draw, prefix, top_logprobs  # noqa: E402
 from cortiq_triton.backend import TritonBackend  # noqa: E402
 from cortiq_triton.call import Counters  # noqa: E402
 from cortiq_triton.draw_numbers import Drawing, Stored, arrays_of  # noqa: E402
@@ -129,11 +129,11 @@ def test_a_prefix_is_found_across_parts_and_beyond_what_is_listed(tiles, kind):
 def test_the_most_likely_are_in_order_with_their_sum(tiles, kind, count):
     x = logits_of(np.random.default_rng(7), 3, 300, kind)
     faults = torch.zeros(3, dtype=torch.int32)
-    found = top.ordered(torch.from_numpy(x), count)
-    ids, values = top.most_likely(found, count)
+    found = top_logprobs.ordered(torch.from_numpy(x), count)
+    ids, values = top_logprobs.most_likely(found, count)
     right = sampling.top(x, count)
     assert np.array_equal(ids.numpy(), right[0]) and np.array_equal(values.numpy(), right[1])
-    assert np.array_equal(top.sums_of(found, faults)[1].numpy(), sampling.log_sum_exp(x))
+    assert np.array_equal(top_logprobs.sums_of(found, faults)[1].numpy(), sampling.log_sum_exp(x))
     assert not faults.any()
 
 

@@ -17,7 +17,7 @@ from cortiq.backend.executable import Brought
 from cortiq.backend.requests import penalises
 from cortiq.backend.walk import Group
 from cortiq.numerics.quantise import Quantised
-from cortiq_triton import draw, tail, top
+from cortiq_triton import draw, tail, top_logprobs
 from cortiq_triton.draw_numbers import Drawing, Stored, arrays_of
 from cortiq_triton.language import Tensor, ceil_div, kernel, launch
 from cortiq_triton.rows import Rows
@@ -75,8 +75,10 @@ class Answers:
         """
         first = asking[0][1]
         if isinstance(first, Top):
-            found = top.ordered(value, first.count)
-            return *top.most_likely(found, first.count), top.sums_of(found, faults)[1]
+            found = top_logprobs.ordered(value, first.count)
+            return *top_logprobs.most_likely(found, first.count), top_logprobs.sums_of(
+                found, faults
+            )[1]
         scales, drawn = [], []
         for at, want in asking:
             assert isinstance(want, DrawnLogit)
@@ -85,7 +87,7 @@ class Answers:
         there = None
         if set(scales) != {1.0}:
             there = uploaded(np.array(scales, np.float32), value.device)
-        return top.sums_of(top.ordered(value), faults, torch.stack(drawn), there)
+        return top_logprobs.sums_of(top_logprobs.ordered(value), faults, torch.stack(drawn), there)
 
     def _drawn_at(self, at: int) -> torch.Tensor:
         """The token that a row drew."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from cortiq.numerics.attention import LOG2_E_F32, scoring
-from cortiq_triton import attention, pages, split_k
+from cortiq_triton import attention, kv_cache_kernels, split_kv_attention
 from cortiq_triton.call import Call
 from cortiq_triton.language import INTERPRETED, ceil_div, launch, pow2
 from cortiq_triton.rows import Rows, quantise_parts
@@ -56,7 +56,8 @@ def store_kv(call: Call, keys: Rows, values: Rows | None = None) -> tuple[()]:
     given, rows = values or keys, call.rows
     block = min(pow2(rows.count), 64) if INTERPRETED else 4
     launch(
-        pages.store_rows, (ceil_div(rows.count, block), slot.heads), *keys[:3], *given[:3],
+        kv_cache_kernels.store_rows, (ceil_div(rows.count, block), slot.heads),
+        *keys[:3], *given[:3],
         rows.table, rows.owners, rows.positions, keys.high.shape[-1], given.high.shape[-1],
         rows.pages, offset, rows.count, G=slot.heads, DK=slot.key_dim, DV=slot.value_dim,
         KP=pow2(slot.key_dim), VP=pow2(max(1, slot.value_dim)), RB=block,
@@ -71,7 +72,8 @@ def recall(call: Call, position: torch.Tensor) -> torch.Tensor:
     out = torch.empty((rows.count, op.heads, op.dim), dtype=torch.float32, device=rows.device)
     block = min(pow2(rows.count), 64) if INTERPRETED else 4
     launch(
-        pages.recall_rows, (ceil_div(rows.count, block), slot.heads), rows.table, rows.owners,
+        kv_cache_kernels.recall_rows, (ceil_div(rows.count, block), slot.heads),
+        rows.table, rows.owners,
         position, out, call.faults, rows.pages, offset, rows.count, G=slot.heads,
         DK=slot.key_dim, KP=pow2(slot.key_dim), RB=block,
     )  # fmt: skip
@@ -181,7 +183,8 @@ def attended(
     rows_each = max(min(each, s.stop - s.start) for s in rows.segments)
     alive = min(FEW, pow2(rows_each * sizes["HB"]))
     launch(
-        split_k.attend_spans, (programs, len(blocks), splits), *queries, sink, listed, out,
+        split_kv_attention.attend_spans, (programs, len(blocks), splits),
+        *queries, sink, listed, out,
         largest, call.faults, sums, numbers, counters, *at, most, spread.serial,
         SINK=sinks is not None, MQ=alive, STAGES=spread.stages,
         AHEAD=ahead_of(alive * sizes["VP"], spread.warps), warps=spread.warps, early=True, **sizes,
@@ -198,7 +201,8 @@ def choose_blocks(call: Call, q: Rows, position: torch.Tensor) -> torch.Tensor:
     best = torch.empty((*shape, room), dtype=torch.int32, device=rows.device)
     out = torch.empty((*shape, op.top), dtype=torch.int32, device=rows.device)
     launch(
-        pages.choose_blocks, (rows.count,), *q[:3], rows.table, rows.owners, position, best, out,
+        kv_cache_kernels.choose_blocks, (rows.count,), *q[:3], rows.table, rows.owners,
+        position, best, out,
         q.high.shape[-1], rows.pages, offset, room, H=op.heads, DK=op.key_dim,
         KP=max(32, pow2(op.key_dim)), HP=max(16, pow2(op.heads)), BLOCK=op.block, TOP=op.top,
         LOCAL=op.local, BP=room,

@@ -1,7 +1,8 @@
 """Attention over pages of 64 keys: int8 tensor-core dots, integer exponents, base 2.
 
 A page is a tile of the contract. `attend_stream` walks over a query's tiles in order, for prompts;
-`split_k.attend_spans` computes tiles in parallel and adds them in order, for decoding: same bits.
+`split_kv_attention.attend_spans` computes tiles in parallel and adds them in order, for decoding:
+same bits.
 """
 
 from __future__ import annotations

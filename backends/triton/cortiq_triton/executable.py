@@ -18,6 +18,7 @@ from cortiq.backend.paged_executable import EARLY_POSITIONS, PagedExecutable
 from cortiq.ir import Program, expand
 from cortiq.numerics.layouts import Weight
 from cortiq_triton import compiled, flight, warm
+from cortiq_triton.activation_memory import batch_rows, row_bytes
 from cortiq_triton.call import Counters, Shared
 from cortiq_triton.decode import Decoder
 from cortiq_triton.memory import DeviceBytes, TritonMemory
@@ -27,7 +28,6 @@ from cortiq_triton.run import Run
 from cortiq_triton.shapes import Scratch
 from cortiq_triton.state import TritonState
 from cortiq_triton.under_way import UnderWay
-from cortiq_triton.workspace import batch_rows, row_bytes
 
 LOADERS = 8
 """Threads that make weights; each holds a slice of one on the host."""

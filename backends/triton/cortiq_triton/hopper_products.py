@@ -86,15 +86,15 @@ def multiply_blocks(
     ending: tuple[torch.Tensor, torch.Tensor], last: tuple[int, ...], endings: dict[str, Any],
 ) -> None:  # fmt: skip
     """Rows times a weight into out. last : `cuts` and `group` of a `Stack`."""
-    from cortiq_triton import hopper_narrow, hopper_wide
+    from cortiq_triton import hopper_blocks_32, hopper_blocks_256
 
     rows, height = out.shape
     laid, sums = lay_quantised(weight, x)
     runs = ceil_div(weight.padded, 256)
     how: dict[str, Any] = {"FACTS": facts_of(weight), "SUMS": sums_of(weight), "GROUP": GROUP}
-    kernel = hopper_narrow.matmul_blocks_of_32
+    kernel = hopper_blocks_32.matmul_blocks_of_32
     if weight.block == 256:
-        kernel = hopper_wide.matmul_blocks_of_256
+        kernel = hopper_blocks_256.matmul_blocks_of_256
         how |= {"PLANES": weight.folded, "WORDS": words_of(weight)}
     for first, count in parts_of(weight, height):
         across = ceil_div(count, DOWN)

@@ -16,7 +16,7 @@ import torch
 from cortiq.backend import Argmax, Digest, Draw, DrawnLogit, Row, Top, Want
 from cortiq.backend.answers import drawing_want
 from cortiq.numerics.contract import TILE
-from cortiq_triton import draw, tail, top
+from cortiq_triton import draw, tail, top_logprobs
 from cortiq_triton.draw_numbers import NOTHING, Drawing, Features, Stored, arrays_of
 from cortiq_triton.language import pow2
 from cortiq_triton.rowset import RowBuffer
@@ -133,15 +133,15 @@ class StepAnswers:
         count = len(x)
         tokens = self._tokens(x, faults)
         parts = [tokens, tail.digests(x) if asked.digests else tokens.new_zeros((count, 4))]
-        ordered = top.ordered(x, asked.top) if asked.top or asked.logits else None
-        found = [] if ordered is None else [*top.sums_of(ordered, faults, tokens)]
+        ordered = top_logprobs.ordered(x, asked.top) if asked.top or asked.logits else None
+        found = [] if ordered is None else [*top_logprobs.sums_of(ordered, faults, tokens)]
         total = found[-1:]
         if ordered is not None and asked.scaled:
             scales = self.there["scales"].view(torch.float32)
-            found = [*top.sums_of(ordered, faults, tokens, scales)]
+            found = [*top_logprobs.sums_of(ordered, faults, tokens, scales)]
         parts += found or [tokens.new_zeros((count, 2))]
         if ordered is not None and asked.top:
-            parts += [*top.most_likely(ordered, asked.top), *total]
+            parts += [*top_logprobs.most_likely(ordered, asked.top), *total]
         columns = [part.view(torch.int32).reshape(count, -1) for part in (faults, *parts)]
         self.packed = torch.cat(columns, dim=1)
         run.drawn[:count] = tokens
