@@ -12,6 +12,7 @@ from cortiq.cli.generate import check_options, load_model, prompt_ids, with_draf
 from cortiq.cli.inputs import MODEL, argument_text, piped_text
 from cortiq.cli.render import note
 from cortiq.cli.show_generation import note_length, show_generation
+from cortiq.errors import RequestError
 from cortiq.options import ANSWER_TOKENS, GenerateOptions, LoadOptions, resolve, select
 
 if TYPE_CHECKING:
@@ -41,6 +42,10 @@ def run(
     prompt comes from stdin; on a terminal a chat begins.
     """
     text = argument_text(prompt, "PROMPT") if prompt is not None else piped_text()
+    if text == "":
+        raise RequestError(
+            "the prompt is empty", where="PROMPT", hint="give at least one character"
+        )
     if text is None:
         from cortiq.cli.chat import chat
 

@@ -19,6 +19,10 @@ MACHINE_OPTIONS = frozenset({
     "use_mlock", "numa", "low_vram", "f16_kv", "vocab_only", "logits_all",
 })  # fmt: skip
 """Options of how a model is loaded and run, which a request does not change here."""
+SWITCHED_OFF = {"mirostat": 0, "tfs_z": 1, "typical_p": 1}
+"""Samplers that are not supported, with the value at which each changes nothing."""
+OF_A_SAMPLER = ("mirostat_tau", "mirostat_eta")
+"""Options of mirostat, without effect while it is off."""
 NO_EFFECT = ("keep_alive", "truncate")
 
 
@@ -105,7 +109,8 @@ def _options(fields: Fields) -> dict[str, Any]:
     inner = fields.fields("options")
     if inner is None:
         return {}
-    inner.note_read(*MACHINE_OPTIONS)
+    inner.note_read(*MACHINE_OPTIONS, *OF_A_SAMPLER)
+    inner.note_read(*(n for n, off in SWITCHED_OFF.items() if inner.values.get(n) == off))
     made = {
         ours: inner.values[theirs]
         for theirs, ours in OPTION_NAMES.items()

@@ -113,7 +113,7 @@ class Server(uvicorn.Server):
         await asyncio.sleep(POLL_SECONDS)  # lets requests that just arrived reach the middleware
         if self._middleware.running and self._seconds:
             left = count_responses(len(self._middleware.running))
-            LOG.info(f"waiting up to {self._seconds:g} s for {left}; Ctrl-C again interrupts them")
+            LOG.info(f"waiting up to {self._seconds:g} s for {left}; a second signal ends at once")
         while self._middleware.running and loop.time() < until and not self._interrupt_now:
             await asyncio.sleep(POLL_SECONDS)
         self.interrupted = self._middleware.cancel_running()

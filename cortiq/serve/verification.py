@@ -18,8 +18,12 @@ from cortiq.serve.served_model import ServedModel
 
 
 def read_receipt(fields: Fields) -> Receipt:
-    """Return the receipt of a request; ApiError (400) if it is none."""
-    given = fields.object("receipt")
+    """Return the receipt of a request, under `receipt` or alone; ApiError (400) if it is none."""
+    if "receipt" not in fields.values and "format" in fields.values:
+        given: Any = fields.values
+        fields.note_read(*given)
+    else:
+        given = fields.object("receipt")
     fields.close()
     if given is None:
         raise fields.wrong("receipt", "a receipt")

@@ -111,7 +111,7 @@ def test_a_final_answer_is_continued_in_every_form(claude, llama, open_ai):
 
 
 def test_ollama_is_the_same_answer(llama, expected):
-    options = {"num_predict": 10, "temperature": 0, "num_ctx": 64}
+    options = {"num_predict": 10, "temperature": 0, "num_ctx": 64, "mirostat": 0, "tfs_z": 1.0}
     made = llama.chat(TINY, messages=HELLO, options=options)
     assert (made.message.content, made.done_reason) == (expected[0], "length")
     assert (made.prompt_eval_count, made.eval_count) == (expected[1].prompt_tokens, 10)

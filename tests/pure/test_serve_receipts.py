@@ -183,6 +183,8 @@ def test_the_server_verifies_a_receipt_and_refuses_a_changed_byte(client, key):
     verdict = post(client, made)
     public = (key.parent / "key.pub").read_text()
     assert verdict["identical"] and verdict["steps"] == 6 and verdict["signed_by"] == public
+    bare = json.loads(client.post("/verify", body=made, cast_to=str))
+    assert bare["identical"] and bare["steps"] == 6
     other = json.loads(json.dumps(made))
     other["claim"]["token_ids"][2] ^= 1
     assert not post(client, other)["identical"]
