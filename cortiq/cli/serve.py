@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import ExitStack
 from importlib.util import find_spec
 from ipaddress import ip_address
@@ -52,6 +53,9 @@ def serve(models: tuple[str, ...], **options: Any) -> None:
         loaded = [stack.enter_context(load_model(name, options)) for name in models]
         for model in loaded:
             warm_model(model)
+        # What is loaded lives as long as the server: no collection has to walk over it again.
+        gc.collect()
+        gc.freeze()
         if not is_loopback(chosen.host) and chosen.api_key is None:
             note("anybody who can reach this address can use the models: set --api-key")
         interrupted = serve_models(loaded, chosen, _announce)
