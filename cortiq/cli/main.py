@@ -28,6 +28,10 @@ PROGRAM, COMPLETION_VARIABLE = "cortiq", "_CORTIQ_COMPLETE"
 TRACEBACK_VARIABLE = "CORTIQ_TRACEBACK"
 
 
+ELSEWHERE = {"show": "inspect", "ps": "list", "ls": "list", "remove": "rm", "create": "pull"}
+"""Commands of other programs, and ours that users mean by them."""
+
+
 class LazyGroup(click.Group):
     """A group that imports a command on use; its help imports none."""
 
@@ -49,6 +53,7 @@ class LazyGroup(click.Group):
         if cmd_name in plugins.commands:
             return plugins.commands[cmd_name]
         near = get_close_matches(cmd_name, [*COMMANDS, *plugins.commands], 1)
+        near = [ELSEWHERE[cmd_name]] if cmd_name in ELSEWHERE else near
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise click.UsageError(f"No such command {cmd_name!r}.{hint}", ctx)
 

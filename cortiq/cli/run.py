@@ -66,6 +66,8 @@ def run(
         from cortiq.cli.chat_commands import answer_summary
 
         note(answer_summary(made))
+        if made.seed is not None:
+            note(f"seed: {made.seed}")
 
 
 def _chats(model: Model, system: str | None) -> bool:

@@ -52,7 +52,7 @@ def chat_ids(
         raise TokenizerError(
             "the model has no chat template: it is a base model",
             where=where,
-            hint="give it a raw text to continue instead of a conversation",
+            hint="give it a text to continue: `cortiq run MODEL TEXT`, or /v1/completions",
         )
     text = render(
         template,
