@@ -38,6 +38,8 @@ ANSWERS: Mapping[str, dict[type, Callable[[Any, Any, int], Any]]] = {
 STATES: Mapping[str, type[StoredState]] = {**WRONG_STATES, **WRONG_RECURRENT_STATES}
 """Wrong sequences by fault."""
 
+WITH_MINIMA = ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K", "i4b32m", "i8b32m")
+"""Layouts whose blocks have a minimum, or an offset, beside the scale."""
 FAULTS: Mapping[str, Fault] = {
     "fused multiply-add in RMSNorm": Fault(("RMSNorm",), "RMSNorm"),
     "reordered canonical_sum": Fault(("canonical_sum",), "RMSNorm", FOUNDATION),
@@ -58,7 +60,7 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "blocks added without runs": Fault(PRODUCTS, "MatMul").in_order("runs of blocks", 2),
     "minima added behind all blocks": Fault(
-        tuple(f"MatMul[{name}]" for name in ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K")), "MatMul"
+        tuple(f"MatMul[{name}]" for name in WITH_MINIMA), "MatMul"
     ).in_order("blocks of a run", 2),
     "lanes added neighbour by neighbour": Fault(("canonical_sum",), "RMSNorm", FOUNDATION),
     "powers added one by one": Fault(("Activation",), "Activation", FOUNDATION),
