@@ -199,7 +199,7 @@ def _copied(part: torch.Tensor) -> torch.Tensor:
 
 
 class Fetched:
-    """What the rows of a batch ask for, on its way to the host.
+    """Requested outputs of a batch's rows, on their way to the host.
 
     Attributes
     ----------

@@ -32,7 +32,7 @@ OLDEST = (8, 0)
 INTERPRETER = "cpu"
 NO_GPU_HINT = "TRITON_INTERPRET=1 runs the kernels without one."
 NO_DEVICE = 100
-"""What `cuInit` returns where no device is there (CUDA_ERROR_NO_DEVICE)."""
+"""Result of `cuInit` without a device (CUDA_ERROR_NO_DEVICE)."""
 
 
 MATRICES = (ops.EmbedRows, ops.MatMul, ops.HeadMatMul, ops.ExpertMatMul)

@@ -71,7 +71,7 @@ def watch() -> None:
 
 
 def _kind(value: Any) -> Any:
-    """What Triton specialises an argument on, that is no tensor."""
+    """Return the key that Triton specialises an argument on that is no tensor."""
     if type(value) is not int:
         return type(value)
     if value == 1:

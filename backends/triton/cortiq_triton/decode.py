@@ -61,7 +61,7 @@ class Going(Accepted[TritonState]):
 
 @dataclass(eq=False)
 class Shape:
-    """What all steps of one shape share: memory for their rows, a run, and perhaps its graph.
+    """State shared by all steps of one shape: memory for their rows, a run, and perhaps its graph.
 
     Attributes
     ----------

@@ -55,7 +55,7 @@ class Drawing(NamedTuple):
 
 @dataclass(frozen=True)
 class Features:
-    """What the draws of a batch use; with the same features they are the same launches.
+    """Features that the draws of a batch use; the same features are the same launches.
 
     Attributes
     ----------
@@ -101,7 +101,7 @@ MOST_KEPT = 64
 
 @dataclass(frozen=True)
 class Constants:
-    """What all draws with these options, in this order, have in common.
+    """Numbers that all draws with these options, in this order, have in common.
 
     Attributes
     ----------

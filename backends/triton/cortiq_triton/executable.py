@@ -99,7 +99,7 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
         return max(0, free + idle + spare - self._workspace)
 
     def scratch(self) -> Scratch:
-        """What stands for one more sequence, in a page and a block that all such have."""
+        """Return a stand-in for one more sequence, in a page and a block that all such share."""
         if self._spoilt is None:
             layout = self.layout
             page = self.memory.allocate(layout.groups[0]) if layout.groups else None
