@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from typing import TypeAlias
 
 from cortiq.backend.admission import BY_ROW
-from cortiq.backend.kernel import Kernel
+from cortiq.backend.float_weights import MATRICES
+from cortiq.backend.kernel import GivenKernels, Kernel
 from cortiq.backend.protocol import CompileOptions, Declined, Device, Support, Supported
-from cortiq.errors import BackendError
+from cortiq.errors import BackendError, shown
 from cortiq.ir import Graph, Node, Op, Program, ops, primitives_within
 
+Refusal: TypeAlias = Callable[[Node, Graph, Program], str]
+"""Says why a primitive is declined; empty if it is not."""
 POSITIONED = (ops.Rope, ops.Attend, ops.ChooseBlocks, ops.Recall)
 """Primitives that take positions."""
 
@@ -52,9 +56,35 @@ def package_refusal(node: Node, graph: Graph, kernel: Kernel) -> str:
     return ""
 
 
-def supported_within(
-    node: Node, graph: Graph, program: Program, refusal: Callable[[Node, Graph, Program], str]
-) -> Support:
+def refusal_with(given: GivenKernels, refusal: Refusal) -> Refusal:
+    """Return a refusal that asks a package's kernel first, where one is given for the operator."""
+
+    def refused(node: Node, graph: Graph, program: Program) -> str:
+        kernel = given.get(type(node.op))
+        if kernel is None:
+            return refusal(node, graph, program)
+        return package_refusal(node, graph, kernel)
+
+    return refused
+
+
+def check_package_kernel(kernel: Kernel, kind: type, backend: str) -> None:
+    """Refuse a package's kernel of another kind, or one for an operator that takes none.
+
+    Raises
+    ------
+    BackendError : which it is.
+    """
+    if not isinstance(kernel.function, kind):
+        name = f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
+        what = f"the function of {kernel.owner} is {shown(kernel.function)}"
+        raise BackendError(what, hint=f"The backend {backend} takes a {name}.")
+    if issubclass(kernel.op, (*MATRICES, ops.Reshape)):
+        what = f"{kernel.owner} is for {kernel.op.__name__}, which takes no kernel on {backend}"
+        raise BackendError(what, hint="Matrices are packed for the backend's own kernels.")
+
+
+def supported_within(node: Node, graph: Graph, program: Program, refusal: Refusal) -> Support:
     """Support a primitive that is not refused, or a layer of such."""
     within = primitives_within(node, graph, program)
     reason = next(filter(None, (refusal(part, within, program) for part in within.nodes)), "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from cortiq.backend import CompileOptions, Device, Kernel, Support, TakesKernels, Versions
-from cortiq.backend.support import check_extra, package_refusal, supported_within
+from cortiq.backend.support import check_extra, refusal_with, supported_within
 from cortiq.ir import Graph, Node, Program
 from cortiq.numerics.layouts import Weight
 from cortiq_cpu import native
@@ -32,14 +32,7 @@ class CpuBackend(TakesKernels):
 
     def supports(self, node: Node, graph: Graph, program: Program) -> Support:
         """Accept primitives that have a kernel, and layers that decompose into such."""
-        return supported_within(node, graph, program, self._refusal)
-
-    def _refusal(self, node: Node, graph: Graph, program: Program) -> str:
-        """Say why a primitive is declined, also where a package's kernel is there for it."""
-        kernel = self.given.get(type(node.op))
-        if kernel is not None:
-            return package_refusal(node, graph, kernel)
-        return refusal(node, graph, program)
+        return supported_within(node, graph, program, refusal_with(self.given, refusal))
 
     def check_kernel(self, kernel: Kernel) -> None:
         """Refuse a kernel that is no `NativeKernel`."""

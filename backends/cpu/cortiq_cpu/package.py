@@ -8,12 +8,10 @@ from math import prod
 
 from cortiq.backend import Kernel
 from cortiq.backend.lower import LoweredStep, PackageOp
-from cortiq.errors import BackendError, shown
-from cortiq.ir import ops
+from cortiq.backend.support import check_package_kernel
 from cortiq_cpu.arguments import OpKind
 from cortiq_cpu.binder import OpArgs, OpBinder
 from cortiq_cpu.native_kernel import NativeKernel
-from cortiq_cpu.weights import MATRIX_OPS
 
 KERNEL_VERSION = 1
 """CORTIQ_KERNEL_VERSION of the header."""
@@ -58,12 +56,7 @@ def check_native(kernel: Kernel) -> None:
     ------
     BackendError : which it is.
     """
-    if not isinstance(kernel.function, NativeKernel):
-        what = f"the function of {kernel.owner} is {shown(kernel.function)}"
-        raise BackendError(what, hint="The backend cpu takes a cortiq_cpu.NativeKernel.")
-    if issubclass(kernel.op, (*MATRIX_OPS, ops.Reshape)):
-        what = f"{kernel.owner} is for {kernel.op.__name__}, which takes no kernel on cpu"
-        raise BackendError(what, hint="Matrices are packed for the backend's own kernels.")
+    check_package_kernel(kernel, NativeKernel, "cpu")
     _ = kernel.function.address
 
 

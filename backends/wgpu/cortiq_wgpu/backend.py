@@ -9,7 +9,7 @@ from cortiq.backend import CompileOptions, Device, Kernel, Support, TakesKernels
 from cortiq.backend.support import (
     check_extra,
     no_kernel,
-    package_refusal,
+    refusal_with,
     supported_within,
     unplaced,
 )
@@ -57,14 +57,7 @@ class WgpuBackend(TakesKernels):
 
     def supports(self, node: Node, graph: Graph, program: Program) -> Support:
         """Accept primitives that have a kernel, and layers that decompose into such."""
-        return supported_within(node, graph, program, self._refusal)
-
-    def _refusal(self, node: Node, graph: Graph, program: Program) -> str:
-        """Say why a primitive is declined, also where a package's kernel is there for it."""
-        kernel = self.given.get(type(node.op))
-        if kernel is not None:
-            return package_refusal(node, graph, kernel)
-        return refusal(node, graph, program)
+        return supported_within(node, graph, program, refusal_with(self.given, refusal))
 
     def check_kernel(self, kernel: Kernel) -> None:
         """Refuse a kernel that is no `RowShader`."""

@@ -7,14 +7,13 @@ from math import prod
 
 from cortiq.backend import Kernel
 from cortiq.backend.lower import LoweredStep, PackageOp
-from cortiq.errors import BackendError, shown
-from cortiq.ir import ops
+from cortiq.backend.support import check_package_kernel
+from cortiq.errors import BackendError
 from cortiq_wgpu.binder import DispatchBinder
 from cortiq_wgpu.device import GpuDevice
 from cortiq_wgpu.dispatch import NONE
 from cortiq_wgpu.shader import RowShader
 from cortiq_wgpu.shader_source import PARAMETER, ShaderSource, Stage, bits, stage
-from cortiq_wgpu.weights import MATRICES
 
 
 def check_shader(kernel: Kernel) -> None:
@@ -24,12 +23,7 @@ def check_shader(kernel: Kernel) -> None:
     ------
     BackendError : which it is.
     """
-    if not isinstance(kernel.function, RowShader):
-        what = f"the function of {kernel.owner} is {shown(kernel.function)}"
-        raise BackendError(what, hint="The backend wgpu takes a cortiq_wgpu.RowShader.")
-    if issubclass(kernel.op, (*MATRICES, ops.Reshape)):
-        what = f"{kernel.owner} is for {kernel.op.__name__}, which takes no kernel on wgpu"
-        raise BackendError(what, hint="Matrices are packed for the backend's own kernels.")
+    check_package_kernel(kernel, RowShader, "wgpu")
 
 
 def package_stage(
