@@ -8,6 +8,7 @@ from math import prod
 
 import numpy as np
 
+from cortiq.backend.float_weights import MATRICES
 from cortiq.ir import Node, Op, ops
 from cortiq.numerics.attention import ScoreConstants, scoring
 from cortiq.numerics.contract import Floats
@@ -18,7 +19,6 @@ from cortiq_cpu.packing import PANEL, PackedMatrix, aligned_floats
 
 TAP_BLOCK = 16
 """Channels whose taps lie together."""
-MATRIX_OPS = (ops.EmbedRows, ops.MatMul, ops.HeadMatMul, ops.ExpertMatMul)
 
 
 class PackedWeights:
@@ -39,7 +39,7 @@ class PackedWeights:
     def prepare(self, node: Node) -> None:
         """Pack a node's weights, and check its constants."""
         op = node.op
-        if isinstance(op, MATRIX_OPS):
+        if isinstance(op, MATRICES):
             for name in node.weights.values():
                 self._pack(name, op)
             return

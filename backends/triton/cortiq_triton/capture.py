@@ -11,7 +11,7 @@ import torch
 
 @cache
 def _captures(device: str) -> tuple[torch.cuda.Stream, Any]:
-    """Where launches of a device are captured, and the memory of their values: graphs follow one
+    """Stream and memory pool in which launches of a device are captured: graphs follow one
     another, so that all of them may have the same.
     """
     return torch.cuda.Stream(device), torch.cuda.graph_pool_handle()

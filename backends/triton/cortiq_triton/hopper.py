@@ -1,4 +1,4 @@
-"""What kernels for Hopper GPUs are made of, in Gluon, which names registers, shared memory and the
+"""Parts of kernels for Hopper GPUs, in Gluon, which names registers, shared memory and the
 tensor cores' own instructions.
 
 A program of two warp groups has 128 rows of the weight down and 64 rows of x across. Operands lie
@@ -24,7 +24,7 @@ from cortiq_triton.scalar import exp2_int
 
 
 def _named(module: Any, *names: str) -> Any:
-    """What versions of Triton have by one of these names."""
+    """Return what this version of Triton has under one of these names."""
     for name in names:
         if hasattr(module, name):
             return getattr(module, name)
@@ -35,9 +35,9 @@ load_async = _named(async_copy, "async_load", "async_copy_global_to_shared")
 meet = _named(gl, "barrier", "thread_barrier")
 Value: TypeAlias = gl.tensor
 kernel: Callable[[Callable[..., Any]], Any] = gluon.jit(do_not_specialize=VARYING)
-"""What is launched over a grid; as `language.kernel`."""
+"""Decorate a kernel that is launched over a grid; as `language.kernel`."""
 SUMS_LIE = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [8, 1], [16, 64, 32]))
-"""Where outputs [128, 64] lie: a thread has 2 rows of the weight and 16 of x."""
+"""Layout of outputs [128, 64]: a thread has 2 rows of the weight and 16 of x."""
 PIECES = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=32, element_bitwidth=8, rank=2))
 COPIED = gl.constexpr(gl.BlockedLayout([1, 16], [16, 2], [8, 1], [1, 0]))
 FLAT = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))

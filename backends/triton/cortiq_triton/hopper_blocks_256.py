@@ -114,7 +114,7 @@ def matmul_blocks_of_256(
     PARTS: gl.constexpr, FACTS: gl.constexpr, SUMS: gl.constexpr, PLANES: gl.constexpr,
     WORDS: gl.constexpr, GROUP: gl.constexpr,
 ) -> None:  # fmt: skip
-    """The same of blocks of 256; codes with sub-scales multiplied in have one or two planes.
+    """Multiply by blocks of 256; codes with sub-scales multiplied in have one or two planes.
 
     A block's term is added while the next one's sums are made, so facts stay for three turns.
     """

@@ -1,4 +1,4 @@
-"""What products of few rows read of weights in blocks: units of 32 columns, a lane's share each."""
+"""Reads of weights in blocks by products of few rows: units of 32 columns, a lane's share each."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from cortiq.backend.float_weights import MATRICES
 from cortiq.ir import Graph, Node, ops
 from cortiq.numerics.layouts import Weight, floats
 from cortiq.numerics.norms import offset_weight
@@ -16,7 +17,6 @@ from cortiq_wgpu.packing import Uploader, WgpuMatrix
 
 Progress = Callable[[str, int, int], None]
 """Called with what is done, bytes done, and bytes in all."""
-MATRICES = (ops.EmbedRows, ops.MatMul, ops.HeadMatMul, ops.ExpertMatMul)
 
 
 class DeviceWeights:
