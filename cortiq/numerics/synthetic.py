@@ -71,6 +71,8 @@ BLOCK_RECIPES = {
     "i8b32m": BlockRecipe(0, 74, 4, 1),
     "e2m1b16": BlockRecipe(0, 6),
     "e4m3b32": BlockRecipe(0, 52000),
+    "nf4b32": BlockRecipe(0, 15700),
+    "fp4b32": BlockRecipe(0, 92),
 }
 
 
