@@ -14,7 +14,10 @@ specification 1.0, the OCP microscaling formats 1.0 and bitsandbytes' `functiona
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
+import numpy.typing as npt
 
 from cortiq.numerics.blockquants import MXFP4_VALUES, nibbles
 from cortiq.numerics.contract import F32, Floats, Ints
@@ -49,10 +52,17 @@ def e4m3_values() -> Ints:
 E4M3_VALUES = e4m3_values()
 
 
-def e4m3_bytes(codes: Ints) -> Bytes:
-    """Return the E4M3 bytes of integers in units of 2⁻⁹, each of which one stands for."""
-    positive = np.searchsorted(E4M3_VALUES[:E4M3_NAN], np.abs(codes))
-    return (positive | np.where(codes < 0, 128, 0)).astype(np.uint8)
+WIDE_LAYOUTS: Mapping[str, npt.NDArray[np.signedinteger]] = {
+    "e4m3b32": E4M3_VALUES, "nf4b32": NF4_VALUES, "fp4b32": FP4_VALUES,
+}  # fmt: skip
+"""Layouts whose codes have more than 8 bits: the integer of every byte, or nibble."""
+
+
+def bytes_of_wide(layout: str, codes: npt.NDArray[np.signedinteger]) -> Bytes:
+    """Return the bytes, or nibbles, that integers of one of `WIDE_LAYOUTS` stand for."""
+    values = WIDE_LAYOUTS[layout]
+    order = np.argsort(values, kind="stable")
+    return order[np.searchsorted(values[order], codes)].astype(np.uint8)
 
 
 def _scale(blocks: Bytes, offset: int) -> Floats:
