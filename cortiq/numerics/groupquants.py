@@ -7,9 +7,9 @@ raw blocks, uint8 [N, blocks, bytes of a block], and returns `UnpackedWeight`.
 
 Codes of floats are integers. An E4M3 number is an integer times 2⁻⁹, an E2M1 number one times ½;
 the scale in front of them is the file's, times that power of two. Of bitsandbytes' tables, FP4's
-numbers are integers of 1/192; NF4's are rounded to integers of 1/31908, the unit below 1/2¹⁵ in which
-they err least: by 2⁻¹⁷ of a block's largest. Source of the formats: the OCP 8-bit floating point
-specification 1.0, the OCP microscaling formats 1.0 and bitsandbytes' `functional.py`.
+numbers are integers of 1/192; NF4's are rounded to integers of 1/31908, the unit above 2⁻¹⁵ in
+which they err least: by 2⁻¹⁷ of a block's largest. Source of the formats: the OCP 8-bit floating
+point specification 1.0, the OCP microscaling formats 1.0, bitsandbytes' `functional.py`.
 """
 
 from __future__ import annotations

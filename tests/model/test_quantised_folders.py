@@ -135,7 +135,7 @@ def test_zero_points_of_a_file_that_says_it_has_none_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"quant_method": "hqq"}, "hqq"),
+        ({"quant_method": "quanto"}, "quanto"),
         ({"quant_method": "awq", "version": "marlin"}, "marlin"),
         ({"quant_method": 3}, "'3'"),
     ],

@@ -107,8 +107,7 @@ def product(tuning, weight, x, faults):
 
 @pytest.mark.parametrize(
     "layout",
-    ["w8", "w16", "Q4_1", "Q3_K", "Q4_K", "Q5_0", "Q5_K", "Q6_K", "e2m1b16", "e4m3b32",
-     "nf4b32"],
+    ["w8", "w16", "Q4_1", "Q3_K", "Q4_K", "Q5_0", "Q5_K", "Q6_K", "e2m1b16", "e4m3b32", "nf4b32"],
 )
 def test_no_tiling_changes_a_bit(layout):
     columns = 2304 if layout.endswith("_K") else 2336

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from cortiq_triton.wide_codes import integer_of
 from cortiq_triton.language import Tensor, device, kernel
 from cortiq_triton.matvec import end, load_scale
 from cortiq_triton.packing import packed_codes
@@ -16,6 +15,7 @@ from cortiq_triton.scalar import (
     round_two_planes,
     snapped,
 )
+from cortiq_triton.wide_codes import integer_of
 
 
 @device

@@ -16,10 +16,10 @@ from cortiq_triton.rows import Rows
 from cortiq_triton.tuning import Tuning, tuning
 from cortiq_triton.weights import (
     BYTES,
-    WIDE,
     FLOATS,
     NIBBLES,
     PLANES,
+    WIDE,
     FloatMatrix,
     Packed,
     block_constants,

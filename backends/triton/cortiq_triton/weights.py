@@ -19,8 +19,8 @@ from cortiq_triton import packing
 from cortiq_triton.rows import PAD
 
 BYTES, NIBBLES, PLANES, FLOATS, WIDE = range(5)
-"""How codes lie: int8; as `packing` says; two int8 planes (w16); none, a `FloatMatrix`; as bytes that
-stand for integers of more than 8 bits.
+"""How codes lie: int8; as `packing` says; two int8 planes (w16); none, a `FloatMatrix`; as bytes
+that stand for integers of more than 8 bits.
 """
 WIDE_CODES = {"e4m3b32": 1, "nf4b32": 2, "fp4b32": 3}
 """What such bytes are, by layout: E4M3, or places of a table (`wide_codes`)."""

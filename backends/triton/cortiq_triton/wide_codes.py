@@ -12,6 +12,7 @@ import triton.language as tl
 
 from cortiq_triton.language import Tensor, device
 
+
 @device
 def byte_of(
     index: Tensor, a: tl.constexpr, b: tl.constexpr, c: tl.constexpr, d: tl.constexpr
