@@ -46,6 +46,17 @@ OWN = (
     "nemotron_h",
     "kimi_linear",
     "gemma4",
+    "gemma",
+    "olmo3",
+    "seed_oss",
+    "arcee",
+    "ernie4_5",
+    "exaone4",
+    "cohere",
+    "cohere2",
+    "glm4",
+    "helium",
+    "stablelm",
 )
 """Modules of this package, in the order they are listed."""
 
