@@ -45,6 +45,7 @@ MOE: Mapping[str, str] = {
 """Roles of `MoE` to the usual tensor names."""
 
 TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+HEAD_BIAS = "lm_head.bias"
 
 
 def activation(name: str) -> str:
@@ -213,12 +214,17 @@ class Decoder:
         norm: str = "model.norm",
         multiplier: float = 1.0,
         soft_cap: float | None = None,
+        biased: bool = False,
     ) -> Program:
-        """Write final norm, head (the table if tied), multiplier, soft cap; return the program."""
+        """Write final norm, head (the table if tied), multiplier, soft cap; return the program.
+
+        A `biased` head has a vector of its own even where its matrix is the table.
+        """
         y = self.norm(x, "hidden", norm)
         weights = {"weight": TABLE if self.config.tie_word_embeddings else HEAD}
+        weights |= {"bias": HEAD_BIAS} if biased else {}
         steps: list[tuple[Op, Mapping[str, str]]] = [
-            (Linear(self.config.hidden_size, self.config.vocab_size), weights)
+            (Linear(self.config.hidden_size, self.config.vocab_size, biased), weights)
         ]
         if multiplier != 1.0:
             steps.append((Scale(multiplier), {}))

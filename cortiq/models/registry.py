@@ -57,6 +57,15 @@ OWN = (
     "glm4",
     "helium",
     "stablelm",
+    "olmoe",
+    "flex_olmo",
+    "granitemoe",
+    "minimax_m2",
+    "dots1",
+    "ernie4_5_moe",
+    "hunyuan_v1_moe",
+    "glm4_moe_lite",
+    "exaone_moe",
 )
 """Modules of this package, in the order they are listed."""
 

@@ -88,7 +88,7 @@ COHERE2 = Family(
 GLM4 = Family(
     "glm4",
     "Glm4Config",
-    base={"pad_token_id": 0},
+    base={"pad_token_id": 0, "eos_token_id": 1},
     shapes={"odd": {"head_dim": 12}},
     switches={"attention_bias": False, "tie_word_embeddings": True},
     moves=[*USUAL, {f"{ROPE}.partial_rotary_factor": 1.0}],
@@ -100,7 +100,7 @@ GLM4 = Family(
 GLM = Family(
     "glm4",
     "GlmConfig",
-    base={"pad_token_id": 0},
+    base={"pad_token_id": 0, "eos_token_id": 1},
     shapes={"odd": {"head_dim": 12}},
     switches={"attention_bias": False, "tie_word_embeddings": True},
     moves=[*USUAL, {f"{ROPE}.partial_rotary_factor": 1.0}],
