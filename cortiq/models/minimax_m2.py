@@ -73,8 +73,10 @@ def rope(config: Config, context: int) -> RopeTable:
     """Return the table, of `rotary_dim` elements where the file gives them."""
     if config.rotary_dim is None:
         return rope_table(config, context)
-    share = {"partial_rotary_factor": config.rotary_dim / config.head_width}
-    return rope_table(replace(config, rope_parameters=share | config.rope_parameters), context)
+    given = {
+        "partial_rotary_factor": config.rotary_dim / config.head_width, **config.rope_parameters,
+    }  # fmt: skip
+    return rope_table(replace(config, rope_parameters=given), context)
 
 
 def build(config: Config, context: int) -> Program:
