@@ -15,7 +15,7 @@ ARCHITECTURES = ("qwen2", "qwen2_vl_text", "qwen2_5_vl_text")
 GGUF = ("qwen2",)
 KEYS = Keys(
     only={"use_mrope": False},
-    defaults=dict.fromkeys(ARCHITECTURES[1:], {"rms_norm_eps": 1e-5, "rope_theta": 1e6}),
+    defaults={name: {"rms_norm_eps": 1e-5, "rope_theta": 1e6} for name in ARCHITECTURES[1:]},
     gguf={"attention.sliding_window": ""},
 )
 """Windows of GGUF files are refused: none of this family has any."""
