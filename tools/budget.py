@@ -51,13 +51,13 @@ LIMITS: Mapping[str, int] = {
     "cortiq/placement": 710,
     "cortiq/plugins": 660,
     "cortiq/receipts": 910,
-    "cortiq/serve": 4100,
+    "cortiq/serve": 4300,
     "cortiq/tokenizer": 2540,
     "plugins/cortiq-faulty": 60,
     "plugins/cortiq-null": 210,
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-torch": 190,
-    "tests": 36880,
+    "tests": 37150,
     "tools": 1480,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""
