@@ -73,6 +73,9 @@ class ServeOptions(OptionSet):
     receipts: str | None = option(
         None, "Folder to write a receipt of every answer to.", metavar="DIR"
     )
+    request_log: str | None = option(
+        None, "File to append every request and answer to, for `cortiq replay`.", metavar="FILE"
+    )
     sign: str | None = option(
         None, "Private Ed25519 key (PEM, OpenSSH) to sign receipts with.", metavar="FILE"
     )

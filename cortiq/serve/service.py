@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import ClientDisconnect
@@ -34,6 +35,7 @@ from cortiq.serve.model_pool import ModelPool
 from cortiq.serve.options import ServeOptions
 from cortiq.serve.parsed_request import ParsedRequest, parse_chat, parse_completion
 from cortiq.serve.receipt_maker import ReceiptMaker
+from cortiq.serve.request_log import RequestLog
 from cortiq.serve.served_model import ServedModel
 from cortiq.serve.tokens import detokenize, tokenize
 from cortiq.serve.worker import Worker
@@ -54,6 +56,8 @@ class Service:
     def __init__(self, models: ModelPool, options: ServeOptions, metrics: Metrics) -> None:
         self.models, self.options, self.metrics = models, options, metrics
         self.receipts = ReceiptMaker(options)
+        path = options.request_log
+        self.request_log = None if path is None else RequestLog(Path(path))
         self._readers = ThreadPoolExecutor(READER_THREADS, "reader")
 
     def start(self) -> None:
@@ -64,6 +68,8 @@ class Service:
         """Stop every model's worker and cancel its requests."""
         self.models.stop()
         self._readers.shutdown(cancel_futures=True)
+        if self.request_log is not None:
+            self.request_log.close()
 
     async def hold(self, request: HttpRequest, name: str) -> ServedModel:
         """Return a model by name, loaded, which the request holds until its response has ended.
@@ -149,7 +155,7 @@ class Service:
             scored = await self.compute(request, worker, parsed.prompt_steps())
             parsed = replace(parsed, prompt_tokens_scored=scored)
         job = GenerationJob(parsed.requests)
-        job.issue = partial(self.receipts.issue, parsed, job)
+        job.issue = self._issuer(parsed, job, request.url.path)
         writer = make(parsed, job)
         facts = request.state.facts
 
@@ -174,6 +180,19 @@ class Service:
             return await json_response(request, job, writer)
         finally:
             finish()
+
+    def _issuer(self, parsed: ParsedRequest, job: GenerationJob, path: str) -> Callable[[int], Any]:
+        """Log a request, and return what logs and certifies each choice when it has ended."""
+        receipt, log = partial(self.receipts.issue, parsed, job), self.request_log
+        if log is None or parsed.params.silent:
+            return receipt
+        number = log.asked(parsed, path)
+
+        def issue(choice: int) -> Any:
+            log.answered(number, choice, job.sequences[choice])
+            return receipt(choice)
+
+        return issue
 
     async def embed(self, request: HttpRequest) -> Response:
         """Handle `POST /v1/embeddings`."""
