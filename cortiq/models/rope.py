@@ -79,11 +79,11 @@ def grown_table(config: BaseConfig, table: RopeTable) -> RopeTable | None:
 
     It grows at every multiple of the original context, which is the model's own unless given.
     """
-    beta = config.rope_parameters.get(BETA)
-    if not beta:
+    beta, inner = config.rope_parameters.get(BETA), table.scaling
+    if not beta or isinstance(inner, Growth):
         return None
     every = config.rope_parameters.get(ORIGINAL, config.max_position_embeddings)
-    grown = replace(table, scaling=Growth(table.scaling, float(beta), int(every)))
+    grown = replace(table, scaling=Growth(inner, float(beta), int(every)))
     grown.check()
     return grown
 
