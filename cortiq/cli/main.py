@@ -146,6 +146,8 @@ def _complete(asked: str) -> int:
     """Answer a shell's completion request; return the exit code."""
     from click.shell_completion import shell_complete
 
+    import cortiq.cli.completion  # noqa: F401 - our completion of bash
+
     return shell_complete(cli, {}, PROGRAM, COMPLETION_VARIABLE, asked)
 
 
