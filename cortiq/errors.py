@@ -88,9 +88,7 @@ class SeveralModelsError(ModelNotFoundError):
     choices: tuple[tuple[str, int], ...] = ()
 
     @classmethod
-    def of(
-        cls, name: str, choices: Iterable[tuple[str, int]], fitting: bool
-    ) -> SeveralModelsError:
+    def of(cls, name: str, choices: Iterable[tuple[str, int]], fitting: bool) -> SeveralModelsError:
         """Return the error that lists the choices; `fitting` says whether the name fits them."""
         listed = tuple(choices)
         lines = (f"{choice}  {size / 1e9:.2f} GB" for choice, size in listed)

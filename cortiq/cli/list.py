@@ -44,8 +44,9 @@ def list(as_json: bool, known: bool) -> None:
 def _licence(name: str) -> str | None:
     from cortiq.formats.fetch import HUB_MODELS, KNOWN_MODELS, full_name
 
-    by_name = {**KNOWN_MODELS, **{full_name(n): model for n, model in HUB_MODELS.items()}}
-    return by_name[name].licence if name in by_name else None
+    licences = {known: model.licence for known, model in KNOWN_MODELS.items()}
+    licences |= {full_name(known): model.licence for known, model in HUB_MODELS.items()}
+    return licences.get(name)
 
 
 def _list_known(as_json: bool) -> None:

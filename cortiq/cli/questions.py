@@ -1,4 +1,4 @@
-"""Questions about a model's name, asked at a terminal: which file, and whether to trust a server."""
+"""Questions about a model's name, asked at a terminal: the file, and whether to trust a server."""
 
 from __future__ import annotations
 

@@ -171,8 +171,8 @@ def resolve(model: str, *, progress: Progress | None = None) -> Path:
     """Return the file or folder of a model; fetch it if need be.
 
     `model` is a known name, hf:organisation/name:files@revision, the URL of a GGUF file with its
-    SHA-256 (`cortiq.formats.url`), or the path of a file or folder. (A file named like a known model is
-    reached as ./NAME.) Models of the form synthetic:NAME have no path: the caller handles
+    SHA-256 (`cortiq.formats.url`), or the path of a file or folder. (A file named like a known
+    model is reached as ./NAME.) Models of the form synthetic:NAME have no path: the caller handles
     them before it comes here.
 
     Raises

@@ -36,7 +36,7 @@ ORIGIN = "origin.json"
 
 
 class Listing(NamedTuple):
-    """What a name stands for on the hub: a commit, and the files of the model in it."""
+    """A commit, and the files of a model in it."""
 
     commit: str
     files: list[HubFile]

@@ -1,4 +1,4 @@
-"""Which files of a hub repository make a model: GGUF files by quantisation, or a folder's."""
+"""Files of a hub repository that make a model: GGUF files by quantisation, or a folder's."""
 
 from __future__ import annotations
 

@@ -89,8 +89,8 @@ def test_commands_options_and_models_are_completed(cache):
     assert completions("cortiq ge") == ["plain,generate"]
     assert completions("cortiq rm ") == ["plain,smollm2", "plain,hf:org/name@main"]
     assert "plain,--temperature" in completions("cortiq generate smollm2 --te")
-    found = completions("cortiq generate g")
-    assert found == ["file,g", "plain,gemma3-270m"]
+    found = completions("cortiq generate gem")
+    assert found == ["file,gem", "plain,gemma3-270m", "plain,gemma3:1b", "plain,gemma3:4b"]
 
 
 @pytest.mark.parametrize("shell", SHELLS)

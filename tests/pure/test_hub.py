@@ -341,8 +341,7 @@ def test_a_pattern_chooses_weights_of_a_folder(serve):
     [
         (
             {"config.json": b"{}", "pytorch_model.bin": b"x"},
-            "has no safetensors and no GGUF files; "
-            "pickled weights are refused: pytorch_model.bin",
+            "has no safetensors and no GGUF files; pickled weights are refused: pytorch_model.bin",
         ),
         ({"model.safetensors": b"x"}, "has no config.json"),
         ({"README.md": b"x"}, "has no safetensors and no GGUF files"),
