@@ -9,13 +9,14 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from cortiq.errors import DownloadError, SeveralModelsError, UnsupportedError
+from cortiq.formats.adapter_files import CONFIG as ADAPTER
 from cortiq.formats.hub_names import HubName
 from cortiq.formats.quantisation import OPT_FILE
 
 _TEXT_FILES = {
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
     *("special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
-    *("chat_template.jinja", "model.safetensors.index.json", OPT_FILE),
+    *("chat_template.jinja", "model.safetensors.index.json", OPT_FILE, ADAPTER),
 }
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 _PART = re.compile(r"-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
@@ -150,7 +151,7 @@ def _folder_files(
             folder, _, base = file.name.rpartition("/")
             if folder == place and base in _TEXT_FILES:
                 texts[base] = file
-    if "config.json" not in texts:
+    if "config.json" not in texts and ADAPTER not in texts:
         hint = "download a GGUF file of the repository and name that file"
         raise UnsupportedError("has no config.json", where=source.name, hint=hint)
     return [*texts.values(), *weights]
