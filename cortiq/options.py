@@ -176,6 +176,10 @@ class LoadOptions(OptionSet):
         "The fingerprint names it.",
         repeated=True, bits=True, metavar="KEY",
     )  # fmt: skip
+    lora: tuple[str, ...] = option(
+        (), "Merge a LoRA adapter, a PEFT folder or a GGUF file, times a scale; may be repeated.",
+        repeated=True, bits=True, metavar="PATH[:SCALE]",
+    )  # fmt: skip
     threads: int = option(0, "Host threads; 0 is one per core.", int, least=0, most=1024)
     heads: str = option(
         "off", "Draft head to load beside the model: off, auto (its own, if any), mtp, mimo (after "

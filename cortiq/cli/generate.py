@@ -20,6 +20,7 @@ from cortiq.cli.inputs import (
     template_options,
     token_ids,
 )
+from cortiq.cli.questions import answering
 from cortiq.cli.render import (
     loading_line,
     note,
@@ -185,7 +186,20 @@ def with_draft_heads(options: dict[str, Any], draft: str | None) -> dict[str, An
 
 
 def load_model(name: str, options: dict[str, Any]) -> Model:
-    """Load a model with a progress bar; note how many nodes the backend declines."""
+    """Load a model with a progress bar; note how many nodes the backend declines.
+
+    A name that says too little is asked about at a terminal.
+    """
+    model = answering(name, lambda name: _load(name, options))
+    for line in model.notes:
+        note(line)
+    if model.declined:
+        count = len(model.declined)
+        note(f"{model.backend} declines {count} nodes; the reference computes them (see `inspect`)")
+    return model
+
+
+def _load(name: str, options: dict[str, Any]) -> Model:
     with loading_line(name) as clear:
         import cortiq
 
@@ -195,13 +209,7 @@ def load_model(name: str, options: dict[str, Any]) -> Model:
                 clear()
                 bar(what, done, total)
 
-            model = cortiq.load(name, progress=fetching, **select(LoadOptions, options))
-    for line in model.notes:
-        note(line)
-    if model.declined:
-        count = len(model.declined)
-        note(f"{model.backend} declines {count} nodes; the reference computes them (see `inspect`)")
-    return model
+            return cortiq.load(name, progress=fetching, **select(LoadOptions, options))
 
 
 def read_prompt(prompt: str | None, ids: str | None, text: str | None = None) -> str | list[int]:
