@@ -57,7 +57,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-null": 210,
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-torch": 190,
-    "tests": 37320,
+    "tests": 40000,
     "tools": 1480,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""

@@ -72,6 +72,8 @@ class BaseConfig:
     rope_parameters : `rope_type`, `rope_theta` and the parameters of the type, as transformers 5
         writes them; one such mapping per layer type for families whose layers differ.
     source : "huggingface" or "gguf", for conventions that differ between the two.
+    default_theta, default_turned : rotary base, and share of a head that is rotated, where the file
+        does not say.
     """
 
     vocab_size: int
@@ -86,6 +88,7 @@ class BaseConfig:
     rope_parameters: Mapping[str, Any] = field(default_factory=dict)
     source: str = "huggingface"
     default_theta: ClassVar[float] = 10000.0
+    default_turned: ClassVar[float] = 1.0
     not_in_json: ClassVar[frozenset[str]] = frozenset({"source"})
 
     @property
