@@ -14,7 +14,7 @@ from cortiq.serve.fields import Fields, object_fields
 SHARED = (
     "model", "stream", "temperature", "top_p", "top_logprobs", "parallel_tool_calls", "seed",
     "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias",
-    "stop", "ignore_eos", "chat_template_kwargs", "receipt",
+    "stop", "ignore_eos", "chat_template_kwargs", "receipt", "priority",
 )  # fmt: skip
 """Fields that a chat request has under the same name."""
 UNSUPPORTED = {
