@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cortiq.ir import Program
 from cortiq.models import cohere
 from cortiq.models.config import Keys
 from cortiq.models.layer_kinds import windows

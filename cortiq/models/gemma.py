@@ -35,9 +35,7 @@ def build(config: Config, context: int) -> Program:
     """Build the trunk."""
     eps, offset, biased = config.rms_norm_eps, norm_offset(config), config.attention_bias
     decoder = Decoder(config, context, family="gemma", eps=eps, offset=offset)
-    mixer = attention(
-        config, rope=rope_table(config, context), biased=biased, output_biased=biased
-    )
+    mixer = attention(config, rope=rope_table(config, context), biased=biased, output_biased=biased)
     mlp = gated_mlp(config, TANH.get(config.hidden_act, config.hidden_act))
     x = decoder.embed(math.sqrt(config.hidden_size))
     for n in range(config.num_hidden_layers):

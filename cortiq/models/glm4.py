@@ -12,9 +12,12 @@ from cortiq.models.parts import Decoder, attention, gated_mlp
 from cortiq.models.rope import rope_table
 from cortiq.models.tensor_pieces import FusedTensor
 
-ARCHITECTURES = ("glm4", "glm")
+ARCHITECTURES = ("glm4", "glm", "glm4v_text")
 GGUF = ("glm4",)
-KEYS = Keys(gguf_tensors={"attention_bias": "blk.0.attn_q.bias"})
+KEYS = Keys(
+    defaults={"glm4v_text": {"head_dim": None, "partial_rotary_factor": 1.0, "rms_norm_eps": 1e-5}},
+    gguf_tensors={"attention_bias": "blk.0.attn_q.bias"},
+)
 NAMES = Names(
     gguf={
         "mlp.gate_up_proj": "ffn_up",
@@ -49,7 +52,7 @@ def build(config: Config, context: int) -> Program:
     decoder = Decoder(config, context, family="glm4", eps=config.rms_norm_eps)
     rope, mlp = rope_table(config, context), gated_mlp(config, config.hidden_act)
     mixer = attention(config, rope=rope, pairing="interleaved", biased=config.attention_bias)
-    around = config.model_type == "glm4"
+    around = config.model_type != "glm"
     x = decoder.embed()
     for n in range(config.num_hidden_layers):
         x = decoder.mixer(x, n, mixer, after="post_self_attn_layernorm" if around else None)

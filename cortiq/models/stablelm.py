@@ -1,4 +1,4 @@
-"""StableLM 2: LayerNorms, a quarter of every head rotated; attention and MLP in parallel if asked."""
+"""StableLM 2: LayerNorms, a quarter of every head rotated; blocks in parallel if asked."""
 
 from __future__ import annotations
 
