@@ -23,7 +23,7 @@ DRAW = {
     "repetition_penalty": 2, "presence_penalty": 1, "frequency_penalty": 1, "stop": ["x"],
     "logit_bias": {"3": 1, "4": 2}, "stream": True, "ignore_eos": False, "user": "u",
     "stream_options": {"include_usage": True, "include_obfuscation": False}, "receipt": False,
-    "return_token_ids": False,
+    "return_token_ids": False, "priority": 1,
 }  # fmt: skip
 REQUESTS = {
     "chat": {
