@@ -21,6 +21,7 @@ from cortiq.serve.api_keys import KeyRing
 from cortiq.serve.authority import Authority, is_loopback, read_authority, read_origin
 from cortiq.serve.errors import ApiError, as_api_error, error_body, shutting_down
 from cortiq.serve.http_responses import ClientGone
+from cortiq.serve.ignored import CURRENT, HEADER, IgnoredParts
 from cortiq.serve.key_limits import KeyLimits
 from cortiq.serve.logs import LOG
 from cortiq.serve.options import ServeOptions
@@ -92,6 +93,8 @@ class RequestMiddleware:
         state = scope.setdefault("state", {})
         facts: dict[str, Any] = state.setdefault("facts", {})
         held: list[Callable[[], None]] = state.setdefault("held", [])
+        ignored = IgnoredParts(self.options.ignore_unknown_fields)
+        ignored_before = CURRENT.set(ignored)
         headers = Headers(scope=scope)
         extra = self._extra_headers(headers)
 
@@ -102,6 +105,8 @@ class RequestMiddleware:
                 sent = MutableHeaders(raw=message["headers"])
                 for name, value in extra.items():
                     sent[name] = value
+                if ignored.names:
+                    sent[HEADER] = facts["ignored"] = ignored.header
             await send(message)
 
         try:
@@ -122,6 +127,7 @@ class RequestMiddleware:
             if status == 0:
                 await response(scope, receive, send_with_headers)
         finally:
+            CURRENT.reset(ignored_before)
             for release in held:  # models that the response needed until now
                 release()
             self._note(scope, headers, status, time.perf_counter() - started, extra, facts)

@@ -91,6 +91,10 @@ class ServeOptions(OptionSet):
         None, "Private Ed25519 key (PEM, OpenSSH) to sign receipts with.", metavar="FILE"
     )
     draft: str = option("off", "Drafter for speculative decoding, as in `generate`.")
+    ignore_unknown_fields: bool = option(
+        False, "Ignore fields of requests that are not known and name them in the response's "
+        "header x-cortiq-ignored, instead of refusing them.", bool,
+    )  # fmt: skip
     body_bytes: int = option(4 << 20, "Largest request body, in bytes.", int, least=1024)
     header_seconds: float = option(
         10.0, "Time for a request's head; then the connection is closed.", float,

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -98,7 +99,8 @@ class Service:
         ClientGone : the client disconnected first.
         ApiError : the request is nested too deeply to be parsed.
         """
-        reading = asyncio.get_running_loop().run_in_executor(self._readers, work)
+        here = copy_context()
+        reading = asyncio.get_running_loop().run_in_executor(self._readers, here.run, work)
 
         async def wait() -> T:
             try:
