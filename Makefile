@@ -29,6 +29,7 @@ $(VENV)/.test: requirements-test.txt $(BIN)/cortiq plugins/*/pyproject.toml \
 	$(BIN)/python -m pip install --quiet --no-deps $(PLUGINS)
 	@sh tools/install-vulkan
 	@sh tools/install-chromium
+	@sh tools/install-shells
 	@touch $@
 
 setup-test: $(VENV)/.test
