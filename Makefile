@@ -43,6 +43,7 @@ lint: setup-test
 	$(BIN)/python tools/budget.py
 	$(BIN)/python tools/check_layers.py
 	$(BIN)/python tools/lint_names.py
+	$(BIN)/python tools/page_hashes.py --check
 
 test: setup-test lint
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest -n 2 --dist loadfile
