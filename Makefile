@@ -30,6 +30,8 @@ $(VENV)/.test: requirements-test.txt $(BIN)/cortiq plugins/*/pyproject.toml \
 	@sh tools/install-vulkan
 	@sh tools/install-chromium
 	@sh tools/install-shells
+	-@npm install --silent --prefix $(VENV)/axe axe-core@4 2>/dev/null || \
+	    echo "No axe-core (npm): the pages will not be tested for accessibility."
 	@touch $@
 
 setup-test: $(VENV)/.test

@@ -9,11 +9,15 @@ from importlib.resources import files
 from starlette.requests import Request
 from starlette.responses import Response
 
+SCRIPTS = (
+    "page.js", "chats.js", "answer.js", "markdown.js",
+    "vendor/markdown-it.js", "vendor/purify.js", "vendor/katex.js",
+)  # fmt: skip
 PAGE_FILES = {
     "/": ("index.html", "text/html"),
     "/page.css": ("page.css", "text/css"),
-    "/page.js": ("page.js", "text/javascript"),
     "/receipt": ("receipt.html", "text/html"),
+    **{f"/{name}": (name, "text/javascript") for name in SCRIPTS},
 }
 """Path to file and type."""
 CONTENT_SECURITY_POLICY = (
@@ -29,7 +33,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 def page_endpoint(path: str) -> Endpoint:
     """Return the endpoint of one of the pages' files."""
     name, kind = PAGE_FILES[path]
-    data = (files("cortiq.serve") / "page" / name).read_bytes()
+    data = files("cortiq.serve").joinpath("page", *name.split("/")).read_bytes()
     own = OWN_POLICY.search(data.decode()) if kind == "text/html" else None
     policy = CONTENT_SECURITY_POLICY if own is None else own[1]
     headers = {
