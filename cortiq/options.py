@@ -27,6 +27,10 @@ RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Options that models recommend values of; where nobody gives one, those are taken."""
 ANSWER_TOKENS = 1024
 """Default of `max_tokens` for an answer, which mostly ends by itself."""
+ANSWER_LOOP = 96
+"""Default of `loop_tokens` for an answer that a person reads: small models repeat themselves."""
+ANSWER_DEFAULTS: Mapping[str, Any] = {"max_tokens": ANSWER_TOKENS, "loop_tokens": ANSWER_LOOP}
+"""Defaults of `cortiq run` and `cortiq chat`."""
 
 Options = TypeVar("Options", bound="OptionSet")
 
