@@ -47,7 +47,7 @@ INLINE void dot_units(const int layout, const int rows, const cortiq_chunk *c, i
     _Pragma("GCC unroll 2")
     for (int u = 0; u < count; u++) {
         vi p[8];
-        if (rows > 2 && lane == 0)
+        if (lane == 0)
             prefetch_unit(layout, c, first + u);
         unpack_unit(layout, c, c->main, first + u, count == 2 ? u : odd, lane, p);
         dot_unit(rows, p, x, column + UNIT * u, total);
@@ -118,7 +118,7 @@ INLINE void direct_block_wide(const int layout, const int rows, const cortiq_chu
     for (int i = 0; i < rows; i++)
         low[i] = high[i] = layout_offset(layout) ? vi_set(x[i].start[all]) : vi_zero();
     for (int u = 0; u < 2; u++) {
-        if (rows > 2 && lane == 0)
+        if (lane == 0)
             prefetch_unit(layout, c, 2 * b + u);
         unpack_wide(layout, c->main, 2 * b + u, lane, p, upper);
         dot_unit(rows, p, x, 32 * all + UNIT * u, low);
@@ -240,7 +240,7 @@ INLINE void direct_plane(const int rows, const cortiq_chunk *c, const uint8_t *m
 {
     for (int u = 0; u < c->units; u++) {
         vi p[8];
-        if (rows > 2 && lane == 0)
+        if (lane == 0)
             prefetch_unit(CORTIQ_W8, c, u + (main == c->main ? 0 : c->units));
         unpack_unit(CORTIQ_W8, c, main, u, 0, lane, p);
         dot_unit(rows, p, x, column + UNIT * u, rest);

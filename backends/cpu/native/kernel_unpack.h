@@ -79,10 +79,10 @@ INLINE void touch_chunk(const cortiq_chunk *c)
         __builtin_prefetch(line);
 }
 
-/* Several rows take longer over a unit than the machine looks ahead: ask, with every unit, for its
- * share of a chunk AHEAD bytes on. Measured: a quarter faster at 8 rows, a quarter slower at one.
+/* A unit takes longer than the machine looks ahead: ask, with every unit, for its share of a chunk
+ * AHEAD bytes on. Measured: layouts of 4 to 6 bits are read 1.4 to 1.7 times as fast by one row.
  */
-enum { AHEAD = 2048 };
+enum { AHEAD = 4096 };
 
 INLINE void prefetch_unit(const int layout, const cortiq_chunk *c, int unit)
 {
