@@ -1,7 +1,7 @@
 """Layouts that the kernels do not read themselves, rewritten as one that they read: exact.
 
-GGUF's grids become codes of 8 bits under sub-scales (`k8`), its ternary codes `w8b256`: more bytes
-in memory than in the file.
+GGUF's grids of 1 to 3 bits become codes of 8 bits under sub-scales (`k8`), its ternary codes
+`w8b256`: more bytes in memory than in the file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from cortiq.numerics.layouts import Weight, unpack
 
-GRIDS = ("IQ4_XS", "IQ3_XXS", "IQ3_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_S", "IQ1_M")
+GRIDS = ("IQ3_XXS", "IQ3_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_S", "IQ1_M")
 NATIVE: Mapping[str, str] = {**dict.fromkeys(GRIDS, "k8"), "TQ1_0": "w8b256", "TQ2_0": "w8b256"}
 """Layouts of the kernels by those that are rewritten."""
 SUBS = 16

@@ -34,7 +34,7 @@ static int32_t code_at(const cortiq_matrix *m, const uint8_t *panel, int output,
         return (cortiq_nf4_high[code] - 128) * 256 + cortiq_nf4_low[code] - 128;
     if (layout == CORTIQ_FP4)
         return (cortiq_fp4_high[code] - 128) * 256 + cortiq_fp4_low[code] - 128;
-    if (layout == CORTIQ_IQ4_NL)
+    if (layout == CORTIQ_IQ4_NL || layout == CORTIQ_IQ4_XS)
         code = cortiq_iq4_nl_table[code];
     else if (layout_has_table(layout))
         code = cortiq_mxfp4_table[code];

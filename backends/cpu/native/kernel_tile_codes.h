@@ -30,7 +30,7 @@ FOLDED int layout_lowered(int layout) { return layout == CORTIQ_Q5_1 ? 16 : 0; }
 FOLDED int layout_planes(int layout)
 {
     return (layout == CORTIQ_Q4_K || layout == CORTIQ_Q5_K || layout == CORTIQ_Q6_K ||
-            layout == CORTIQ_K8)
+            layout == CORTIQ_IQ4_XS || layout == CORTIQ_K8)
                ? 2
                : 1;
 }

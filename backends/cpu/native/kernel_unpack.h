@@ -109,7 +109,8 @@ INLINE void unpack_unit(const int layout, const cortiq_chunk *c, const uint8_t *
     if (bits < 4) {
         take_two_bit(vi_load(main), p);
     } else if (layout_has_table(layout)) {
-        const uint8_t *table = layout == CORTIQ_IQ4_NL ? cortiq_iq4_nl_table : cortiq_mxfp4_table;
+        const int wide = layout_offset(layout) == 128;
+        const uint8_t *table = wide ? cortiq_iq4_nl_table : cortiq_mxfp4_table;
         take_table(table, vi_load(main), p);
         take_table(table, vi_load(main + 64), p + 4);
     } else {

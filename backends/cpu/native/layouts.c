@@ -17,7 +17,8 @@ const uint8_t cortiq_fp4_low[16] = {128, 129, 0, 64, 192, 224, 160, 176, 128, 12
 int cortiq_block_bytes(int layout)
 {
     static const uint16_t bytes[CORTIQ_LAYOUTS] = {18, 20, 22, 24, 34, 18, 17,  20,  24,  36,  40,
-                                                   12, 36, 20, 20, 84, 110, 144, 176, 210, 276};
+                                                   12, 36, 20, 20, 84, 110, 144, 176, 136, 210,
+                                                   276};
     return bytes[layout];
 }
 
@@ -165,6 +166,18 @@ static void unpack_with_offsets(int layout, const uint8_t *raw, cortiq_block *bl
     bit_planes(raw + (layout == CORTIQ_Q5_K ? 48 : 16), 128, 32, 4, 0, block->codes);
 }
 
+/* Eight 6-bit scales less 32, each of two sub-blocks. */
+static void unpack_iq4_xs(const uint8_t *raw, cortiq_block *block)
+{
+    uint16_t upper = half(raw + 2);
+    for (int i = 0; i < 8; i++) {
+        int scale = (raw[4 + i / 2] >> (4 * (i % 2)) & 15) | (upper >> (2 * i) & 3) << 4;
+        block->subs[2 * i] = block->subs[2 * i + 1] = (uint8_t)(scale - 32);
+        nibbles(raw + 8 + 16 * i, block->codes + 32 * i);
+    }
+    block->scale = half(raw);
+}
+
 static void unpack_q6_k(const uint8_t *raw, cortiq_block *block)
 {
     bit_planes(raw, 128, 64, 4, 0, block->codes);
@@ -204,6 +217,9 @@ int cortiq_unpack_block(int layout, const uint8_t *raw, cortiq_block *block)
         break;
     case CORTIQ_Q4_K: case CORTIQ_Q5_K:
         unpack_with_offsets(layout, raw, block);
+        break;
+    case CORTIQ_IQ4_XS:
+        unpack_iq4_xs(raw, block);
         break;
     case CORTIQ_Q6_K:
         unpack_q6_k(raw, block);

@@ -28,7 +28,8 @@ typedef enum {
     CORTIQ_Q4_0, CORTIQ_Q4_1, CORTIQ_Q5_0, CORTIQ_Q5_1, CORTIQ_Q8_0, CORTIQ_IQ4_NL, CORTIQ_MXFP4,
     CORTIQ_I4, CORTIQ_I4M, CORTIQ_I8, CORTIQ_I8M, CORTIQ_E2M1, CORTIQ_E4M3,
     CORTIQ_NF4, CORTIQ_FP4,
-    CORTIQ_Q2_K, CORTIQ_Q3_K, CORTIQ_Q4_K, CORTIQ_Q5_K, CORTIQ_Q6_K, CORTIQ_K8,
+    CORTIQ_Q2_K, CORTIQ_Q3_K, CORTIQ_Q4_K, CORTIQ_Q5_K, CORTIQ_IQ4_XS, CORTIQ_Q6_K,
+    CORTIQ_K8,
     CORTIQ_W8, CORTIQ_W8B256, CORTIQ_W16, CORTIQ_F32,
     CORTIQ_LAYOUTS
 } cortiq_layout;
@@ -86,6 +87,7 @@ FOLDED int layout_offset(int layout)
         return 32;
     case CORTIQ_Q8_0: case CORTIQ_IQ4_NL: case CORTIQ_W8: case CORTIQ_W8B256: case CORTIQ_W16:
     case CORTIQ_I8: case CORTIQ_I8M: case CORTIQ_K8: case CORTIQ_NF4: case CORTIQ_FP4:
+    case CORTIQ_IQ4_XS:
         return 128;
     default:
         return 0;
@@ -96,7 +98,8 @@ FOLDED int layout_is_k(int layout) { return layout >= CORTIQ_Q2_K && layout <= C
 FOLDED int layout_is_row(int layout) { return layout == CORTIQ_W8 || layout == CORTIQ_W16; }
 FOLDED int layout_has_table(int layout)
 {
-    return layout == CORTIQ_IQ4_NL || layout == CORTIQ_MXFP4 || layout == CORTIQ_E2M1;
+    return layout == CORTIQ_IQ4_NL || layout == CORTIQ_MXFP4 || layout == CORTIQ_E2M1 ||
+           layout == CORTIQ_IQ4_XS;
 }
 FOLDED int layout_is_float_scaled(int layout) /* and in blocks of 32 or 16 */
 {
@@ -112,10 +115,10 @@ FOLDED int layout_has_minimum(int layout)
            layout == CORTIQ_Q4_K || layout == CORTIQ_Q5_K || layout == CORTIQ_I4M ||
            layout == CORTIQ_I8M;
 }
-/* Sub-scales are int8 in Q3_K, Q6_K and K8, else unsigned. */
+/* Sub-scales are int8 in Q3_K, IQ4_XS, Q6_K and K8, else unsigned. */
 FOLDED int layout_signed_subs(int layout)
 {
-    return layout == CORTIQ_Q3_K || layout == CORTIQ_Q6_K || layout == CORTIQ_K8;
+    return layout == CORTIQ_Q3_K || (layout >= CORTIQ_IQ4_XS && layout <= CORTIQ_K8);
 }
 
 /* Columns under one scale; 0: the whole row. */
@@ -131,7 +134,7 @@ FOLDED int layout_sub(int layout)
 }
 FOLDED int layout_subs(int layout) { return layout_is_k(layout) ? 256 / layout_sub(layout) : 0; }
 
-/* Columns whose folded codes (at most 945, 1953, 4096, of K8 too, or 127 in magnitude) times 32512 add up
+/* Columns whose folded codes (at most 945, 1953, 4096 of the last three, or 127 in magnitude) times 32512 add up
  * within int32, together with a rest of 255. 256: a whole block does.
  */
 FOLDED int layout_spill(int layout)
@@ -141,7 +144,7 @@ FOLDED int layout_spill(int layout)
         return 64;
     case CORTIQ_Q5_K:
         return 32;
-    case CORTIQ_Q6_K: case CORTIQ_K8:
+    case CORTIQ_IQ4_XS: case CORTIQ_Q6_K: case CORTIQ_K8:
         return 16;
     default:
         return 256;
@@ -225,7 +228,7 @@ FOLDED cortiq_chunk chunk_at(int layout, const cortiq_matrix *m, const uint8_t *
     return c;
 }
 
-/* IQ4_NL's and MXFP4's (and E2M1's) codes by nibble, with their layout_offset added. */
+/* IQ4_NL's (and IQ4_XS's) and MXFP4's (and E2M1's) codes by nibble, layout_offset added. */
 extern const uint8_t cortiq_iq4_nl_table[16], cortiq_mxfp4_table[16];
 /* The upper and lower bytes of NF4's and FP4's integers by nibble, 128 added to each. */
 extern const uint8_t cortiq_nf4_high[16], cortiq_nf4_low[16], cortiq_fp4_high[16], cortiq_fp4_low[16];
