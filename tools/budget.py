@@ -39,7 +39,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq": 710,
     "cortiq/backend": 4890,
     "cortiq/bench": 540,
-    "cortiq/cli": 2180,
+    "cortiq/cli": 2400,
     "cortiq/dialects": 1050,
     "cortiq/domains": 270,
     "cortiq/engine": 4220,
@@ -51,14 +51,14 @@ LIMITS: Mapping[str, int] = {
     "cortiq/placement": 710,
     "cortiq/plugins": 660,
     "cortiq/receipts": 910,
-    "cortiq/serve": 4660,
+    "cortiq/serve": 5330,
     "cortiq/tokenizer": 2540,
     "plugins/cortiq-faulty": 60,
     "plugins/cortiq-null": 210,
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-torch": 190,
-    "tests": 40000,
-    "tools": 1480,
+    "tests": 40300,
+    "tools": 1560,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -21,12 +21,7 @@ from cortiq.cli.inputs import (
     token_ids,
 )
 from cortiq.cli.questions import answering
-from cortiq.cli.render import (
-    loading_line,
-    note,
-    print_json,
-    progress_bar,
-)
+from cortiq.cli.render import ProgressBar, counted, loading_line, note, print_json
 from cortiq.cli.show_generation import (
     generation_object,
     note_length,
@@ -186,7 +181,7 @@ def with_draft_heads(options: dict[str, Any], draft: str | None) -> dict[str, An
 
 
 def load_model(name: str, options: dict[str, Any]) -> Model:
-    """Load a model with a progress bar; note how many nodes the backend declines.
+    """Load a model with a progress bar; note what the user may not expect.
 
     A name that says too little is asked about at a terminal.
     """
@@ -194,22 +189,26 @@ def load_model(name: str, options: dict[str, Any]) -> Model:
     for line in model.notes:
         note(line)
     if model.declined:
-        count = len(model.declined)
-        note(f"{model.backend} declines {count} nodes; the reference computes them (see `inspect`)")
+        nodes = counted(len(model.declined), "node")
+        note(f"{model.backend} declines {nodes}; the reference computes them (see `inspect`)")
     return model
 
 
 def _load(name: str, options: dict[str, Any]) -> Model:
     with loading_line(name) as clear:
         import cortiq
+        from cortiq.model.load import PREPARING
 
-        with progress_bar(in_bytes=True) as bar:
+        fetching, preparing = ProgressBar(True, clear), ProgressBar(False, clear)
 
-            def fetching(what: str, done: int, total: int) -> None:
-                clear()
-                bar(what, done, total)
+        def show(what: str, done: int, total: int) -> None:
+            (preparing if what == PREPARING else fetching)(what, done, total)
 
-            return cortiq.load(name, progress=fetching, **select(LoadOptions, options))
+        try:
+            return cortiq.load(name, progress=show, **select(LoadOptions, options))
+        finally:
+            fetching.stop()
+            preparing.stop()
 
 
 def read_prompt(prompt: str | None, ids: str | None, text: str | None = None) -> str | list[int]:

@@ -73,9 +73,14 @@ def stdin_text() -> str:
     return text.removesuffix("\n").removesuffix("\r") if text.endswith("\n") else text
 
 
+def at_terminal() -> bool:
+    """Return whether stdin is a terminal."""
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
 def piped_text() -> str | None:
     """Return the text on stdin, or None if stdin is a terminal, closed, or empty."""
-    if sys.stdin is None or sys.stdin.isatty():
+    if sys.stdin is None or at_terminal():
         return None
     return stdin_text() or None
 

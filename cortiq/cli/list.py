@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from cortiq.cli.render import byte_count, note, print_json, print_table
@@ -14,7 +16,7 @@ def list(as_json: bool, known: bool) -> None:
     """List the models in the cache.
 
     Interrupted downloads are listed, too: `cortiq pull` resumes them, and `cortiq rm --unfinished`
-    removes them.
+    removes them. A model of the kind "base" has no chat template: it continues texts.
     """
     from cortiq.formats.cache import models_folder
     from cortiq.formats.fetch import list_cached, partial_downloads, size_of
@@ -27,18 +29,25 @@ def list(as_json: bool, known: bool) -> None:
     parts = partial_downloads()
     if as_json:
         models = [
-            {"name": n, "bytes": sizes[n], "path": str(path), "licence": _licence(n)}
+            {"name": n, "kind": _kind(path), "bytes": sizes[n], "path": str(path),
+             "licence": _licence(n)}
             for n, path in list_cached().items()
-        ]
+        ]  # fmt: skip
         print_json({"folder": str(models_folder()), "models": models, "unfinished": parts})
         return
-    rows = [(n, byte_count(sizes[n]), str(path)) for n, path in list_cached().items()]
+    rows = [(n, _kind(path), byte_count(sizes[n]), str(path)) for n, path in list_cached().items()]
     if rows:
-        print_table(("model", "size", "path"), rows, whole=True)
+        print_table(("model", "kind", "size", "path"), rows, whole=True)
     for name, size in parts.items():
         note(f"unfinished: {name}, {byte_count(size)}")
     if not sizes:
         note(f"no models in {models_folder()}; `cortiq list --known` shows what can be pulled")
+
+
+def _kind(path: Path) -> str:
+    from cortiq.formats.chat_templates import has_chat_template
+
+    return "chat" if has_chat_template(path) else "base"
 
 
 def _licence(name: str) -> str | None:

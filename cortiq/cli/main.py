@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -127,6 +128,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if COMPLETION_VARIABLE in os.environ:
             sys.exit(_complete(os.environ[COMPLETION_VARIABLE]))
         code = _run(list(sys.argv[1:] if arguments is None else arguments))
+        if arguments is None:  # the process ends now
+            _ignore_interrupts()
         sys.stdout.flush()
     except BrokenPipeError:
         code = NO_READER
@@ -168,6 +171,12 @@ def _prepare_streams() -> None:
             stream.reconfigure(errors="replace")
 
 
+def _ignore_interrupts() -> None:
+    """Keep the exit code of a command that has ended: Ctrl-C while Python goes changes nothing."""
+    with contextlib.suppress(ValueError):  # not the main thread, where no signal arrives
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def _flush_streams() -> None:
     """Flush stdout and stderr so that Python's own flush at exit cannot fail."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -200,9 +209,13 @@ def _error_text(error: CortiqError) -> str:
 
 
 def _show(error: click.ClickException) -> None:
-    """Show an error of the arguments, shortened like any other."""
-    vars(error)["message"] = brief(error.message)
-    error.show()
+    """Show an error of the arguments like any other, with the command that lists what there is."""
+    text = brief(error.format_message())
+    text = text[:1].lower() + text[1:]
+    context = getattr(error, "ctx", None)
+    if context is not None:
+        text += f"\n  {context.command_path} --help shows its arguments"
+    _print_error(text)
 
 
 def _options() -> set[str]:

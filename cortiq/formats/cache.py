@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -23,6 +24,7 @@ While another program downloads, the calls come from a thread of their own.
 PARTIAL_SUFFIX = ".partial"
 """Suffix of the name of an incomplete folder."""
 
+FULL_HINT = "free some space, or set CORTIQ_CACHE to a folder on another disk; then again"
 _CHUNK = 1 << 20
 _WATCH_SECONDS = 0.25
 
@@ -86,8 +88,11 @@ def workspace(name: str, progress: Progress | None, *, keep: bool = False) -> It
             yield folder
             kept = False
         except OSError as error:
-            message = f"{name} could not be stored: {error}"
-            raise DownloadError(message, where=str(root)) from error
+            message = f"{name} could not be stored: {error.strerror or error}"
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            raise DownloadError(
+                message, where=str(root), hint=FULL_HINT if full else None
+            ) from error
         finally:
             if not kept or not any(path.is_file() for path in folder.rglob("*")):
                 shutil.rmtree(folder, ignore_errors=True)

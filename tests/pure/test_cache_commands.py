@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -36,8 +37,14 @@ def cache(tmp_path, monkeypatch):
 
 def test_models_are_listed(cache):
     done = CliRunner().invoke(list_command, [])
-    assert "smollm2\t93.8 MiB" in done.stdout and "hf:org/name@main\t2 B" in done.stdout
+    assert re.search(r"smollm2 +base +93.8 MiB", done.stdout)
+    assert re.search(r"hf:org/name@main +base +2 B", done.stdout)
     assert "unfinished: hf%3Aorg%2Fother@main, 2 B" in done.stderr
+    file = cache / "smollm2" / KNOWN_MODELS["smollm2"].file
+    with file.open("r+b") as metadata:
+        metadata.write(b"GGUF tokenizer.chat_template")
+    (cache / "hf%3Aorg%2Fname@main" / "tokenizer_config.json").write_text('{"chat_template": "x"}')
+    assert CliRunner().invoke(list_command, []).stdout.count("chat ") == 2
     made = json.loads(CliRunner().invoke(list_command, ["--json"]).stdout)
     assert [m["name"] for m in made["models"]] == ["smollm2", "hf:org/name@main"]
     assert made["models"][0]["licence"] == "Apache-2.0"
