@@ -27,6 +27,10 @@ RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Options that models recommend values of; where nobody gives one, those are taken."""
 ANSWER_TOKENS = 1024
 """Default of `max_tokens` for an answer, which mostly ends by itself."""
+ANSWER_LOOP = 96
+"""Default of `loop_tokens` for an answer that a person reads: small models repeat themselves."""
+ANSWER_DEFAULTS: Mapping[str, Any] = {"max_tokens": ANSWER_TOKENS, "loop_tokens": ANSWER_LOOP}
+"""Defaults of `cortiq run` and `cortiq chat`."""
 
 Options = TypeVar("Options", bound="OptionSet")
 
@@ -175,6 +179,10 @@ class LoadOptions(OptionSet):
         (), "Leave out this key of the configuration, which cortiq does not know; may be repeated. "
         "The fingerprint names it.",
         repeated=True, bits=True, metavar="KEY",
+    )  # fmt: skip
+    lora: tuple[str, ...] = option(
+        (), "Merge a LoRA adapter, a PEFT folder or a GGUF file, times a scale; may be repeated.",
+        repeated=True, bits=True, metavar="PATH[:SCALE]",
     )  # fmt: skip
     threads: int = option(0, "Host threads; 0 is one per core.", int, least=0, most=1024)
     heads: str = option(

@@ -66,6 +66,11 @@ OWN = (
     "hunyuan_v1_moe",
     "glm4_moe_lite",
     "exaone_moe",
+    "ministral3",
+    "mistral4",
+    "bamba",
+    "mamba2",
+    "apertus",
 )
 """Modules of this package, in the order they are listed."""
 
