@@ -51,7 +51,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/placement": 710,
     "cortiq/plugins": 660,
     "cortiq/receipts": 910,
-    "cortiq/serve": 5330,
+    "cortiq/serve": 5680,
     "cortiq/tokenizer": 2540,
     "plugins/cortiq-faulty": 60,
     "plugins/cortiq-null": 210,
