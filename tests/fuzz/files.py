@@ -9,9 +9,10 @@ import json
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -117,7 +118,7 @@ def _stored(values: dict[str, tuple[str, np.ndarray]]) -> bytes:
 
 
 def _packed_parts(stem: str, height: int, width: int) -> dict[str, tuple[str, np.ndarray]]:
-    """A matrix quantised in the way that its name chooses: four methods in one folder."""
+    """A matrix quantised in the way that its name chooses: several methods in one folder."""
     rng = np.random.default_rng(len(stem))
 
     def numbers(high: int, *shape: int) -> np.ndarray:
@@ -143,8 +144,67 @@ def _packed_parts(stem: str, height: int, width: int) -> dict[str, tuple[str, np
     return {f"{stem}.{end}": part for end, part in parts.items()}
 
 
+def _other_parts(stem: str, height: int, width: int) -> dict[str, tuple[str, np.ndarray]]:
+    """A matrix quantised by one of four other programs."""
+    rng = np.random.default_rng(len(stem))
+
+    def codes(*shape: int) -> np.ndarray:
+        return rng.integers(0, 256, shape).astype("u1")
+
+    if "q_proj" in stem or "gate" in stem:
+        parts = _table_parts(codes(height * width // 2, 1), height, width)
+    elif "k_proj" in stem:
+        parts = {"weight": ("I8", codes(height, width)),
+                 "SCB": ("F32", np.full(height, 0.5, "<f4"))}  # fmt: skip
+    elif "v_proj" in stem or "up" in stem:
+        parts = _hqq_parts(codes(height // 2, width), height, width)
+    else:
+        parts = {"weight": ("F8_E5M2", codes(height, width) & np.uint8(0xBF)),
+                 "weight_scale": ("F32", np.full((height, 1), 0.1, "<f4"))}  # fmt: skip
+    return {f"{stem}.{end}": part for end, part in parts.items()}
+
+
+def _table_parts(codes: np.ndarray, height: int, width: int) -> dict[str, tuple[str, np.ndarray]]:
+    """A matrix of bitsandbytes with scales of scales."""
+    table = np.array([0, 0.0625, 8, 12, 4, 6, 2, 3]) / 12
+    said = {"quant_type": "fp4", "blocksize": 32, "shape": [height, width],
+            "nested_blocksize": 256, "nested_offset": 0.1}  # fmt: skip
+    text = np.frombuffer(json.dumps(said).encode(), "u1")
+    runs = height * width // 32
+    return {
+        "weight": ("U8", codes.astype("u1")),
+        "weight.absmax": ("U8", np.arange(runs, dtype="u1")),
+        "weight.quant_map": ("F32", np.concatenate([table, -table]).astype("<f4")),
+        "weight.nested_absmax": ("F32", np.full(-(-runs // 256), 0.01, "<f4")),
+        "weight.nested_quant_map": ("F32", np.linspace(-1, 1, 256).astype("<f4")),
+        "weight.quant_state.bitsandbytes__fp4": ("U8", text),
+    }
+
+
+def _hqq_parts(codes: np.ndarray, height: int, width: int) -> dict[str, tuple[str, np.ndarray]]:
+    """A matrix of HQQ's."""
+    groups = height * width // 32
+    return {
+        "W_q": ("U8", codes.astype("u1")), "scale": ("F16", np.full((groups, 1), 0.01, "<f2")),
+        "zero": ("F16", np.full((groups, 1), 7.5, "<f2")),
+        "shape": ("I64", np.array([height, width], "<i8")),
+        "group_size": ("I32", np.array(32, "<i4")), "axis": ("I32", np.array(1, "<i4")),
+        "packing": ("U8", np.frombuffer(b"4bit_u8", "u1")),
+    }  # fmt: skip
+
+
 def quantised_files() -> dict[str, bytes]:
     """The folder with matrices that four programs quantised."""
+    said = {"quantization_config": {"quant_method": "auto-round", "bits": 4}}
+    return _packed_files(_packed_parts, said)
+
+
+def other_files() -> dict[str, bytes]:
+    """The folder with matrices that four other programs quantised, without a word of it."""
+    return _packed_files(_other_parts, {})
+
+
+def _packed_files(parts_of: Callable[..., Any], said: Mapping[str, Any]) -> dict[str, bytes]:
     tensors = weights()
     values = {
         "model.embed_tokens.weight": ("F32", tensors["token_embd"]),
@@ -154,9 +214,8 @@ def quantised_files() -> dict[str, bytes]:
         stem, shape = f"model.layers.0.{own}", SHAPES[name]
         matrix = len(shape) == 2 and shape[1] % 32 == 0
         plain = {f"{stem}.weight": ("F32", tensors[name])}
-        values |= _packed_parts(stem, *shape) if matrix else plain
-    config = CONFIG | {"quantization_config": {"quant_method": "auto-round", "bits": 4}}
-    return {**folder_files(), "config.json": json.dumps(config).encode(),
+        values |= parts_of(stem, *shape) if matrix else plain
+    return {**folder_files(), "config.json": json.dumps({**CONFIG, **said}).encode(),
             "model.safetensors": _stored(values)}  # fmt: skip
 
 
@@ -207,7 +266,9 @@ def gguf_adapter_files() -> dict[str, bytes]:
         return {**gguf_files(), ADAPTER: Path(path).read_bytes()}
 
 
-SEEDS = (gguf_files, folder_files, quantised_files, adapter_files, gguf_adapter_files)
+SEEDS = (
+    gguf_files, folder_files, quantised_files, other_files, adapter_files, gguf_adapter_files,
+)  # fmt: skip
 
 
 def mutant(files: Mapping[str, bytes], rng: random.Random) -> dict[str, bytes]:
