@@ -46,7 +46,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/formats": 4000,
     "cortiq/ir": 2530,
     "cortiq/model": 1730,
-    "cortiq/models": 3040,
+    "cortiq/models": 3110,
     "cortiq/numerics": 2830,
     "cortiq/placement": 710,
     "cortiq/plugins": 660,
@@ -57,7 +57,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-null": 210,
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-torch": 190,
-    "tests": 40300,
+    "tests": 40600,
     "tools": 1750,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""
