@@ -27,10 +27,6 @@ RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Options that models recommend values of; where nobody gives one, those are taken."""
 ANSWER_TOKENS = 1024
 """Default of `max_tokens` for an answer, which mostly ends by itself."""
-ANSWER_LOOP = 96
-"""Default of `loop_tokens` for an answer that a person reads: small models repeat themselves."""
-ANSWER_DEFAULTS: Mapping[str, Any] = {"max_tokens": ANSWER_TOKENS, "loop_tokens": ANSWER_LOOP}
-"""Defaults of `cortiq run` and `cortiq chat`."""
 
 Options = TypeVar("Options", bound="OptionSet")
 
@@ -196,6 +192,10 @@ class LoadOptions(OptionSet):
         "Fail if the backend declines a node, instead of computing it on the reference.",
         bool,
     )
+    keep_weights: bool = option(
+        True, "Keep the weights in the cache as the backend prepared them, for the next start.",
+        bool,
+    )  # fmt: skip
     full_windows: bool = option(
         False, "Keep all rows behind attention windows: more memory, but prefixes of any length.",
         bool,

@@ -43,9 +43,9 @@ LIMITS: Mapping[str, int] = {
     "cortiq/dialects": 1050,
     "cortiq/domains": 270,
     "cortiq/engine": 4220,
-    "cortiq/formats": 2800,
+    "cortiq/formats": 2950,
     "cortiq/ir": 2530,
-    "cortiq/model": 1730,
+    "cortiq/model": 1760,
     "cortiq/models": 2880,
     "cortiq/numerics": 2830,
     "cortiq/placement": 710,
@@ -58,7 +58,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-torch": 190,
     "tests": 40300,
-    "tools": 1480,
+    "tools": 1620,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -13,6 +13,7 @@ from cortiq.errors import ModelNotFoundError, RequestError
 from cortiq.formats import hub, url, wheels
 from cortiq.formats.cache import PARTIAL_SUFFIX, Progress, models_folder, workspace
 from cortiq.formats.hash_records import first_mismatch, remove_record
+from cortiq.formats.kept_weights import drop_orphans, kept_folder
 from cortiq.formats.known_models import KNOWN_MODELS, KnownModel
 
 __all__ = [
@@ -86,7 +87,7 @@ def remove(name: str) -> int:
     with workspace(folder.name, None) as temporary:
         os.replace(folder, temporary / "removed")
         remove_record(folder)
-    return size
+    return size + drop_orphans(kept_folder())
 
 
 def partial_downloads() -> dict[str, int]:

@@ -16,11 +16,11 @@ from scripted import VOCABULARY, scripted_model
 from work import HANG_SECONDS
 
 import cortiq
+from cortiq.cli.flags import ANSWER_LOOP
 from cortiq.cli.main import COMMANDS, GROUPS, main
 from cortiq.cli.main import cli as group
 from cortiq.formats import fetch
 from cortiq.options import (
-    ANSWER_LOOP,
     GenerateOptions,
     LoadOptions,
     ScoreOptions,
