@@ -20,7 +20,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PROMPTS = (
-    "Hello!", "Say hi", "Why is the sky blue?", "What is the capital of France?", "What is 7 times 8?",
+    "Hello!", "Say hi", "Why is the sky blue?", "What is the capital of France?",
+    "What is 7 times 8?",
     "Write a haiku about the sea.", "Name three colours.", "Who wrote Romeo and Juliet?",
     "Translate 'good morning' into French.", "Write a Python function that reverses a string.",
     "Explain gravity to a child.", "Give me a recipe for pancakes.", "What can you do?",
