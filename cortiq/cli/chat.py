@@ -25,13 +25,13 @@ from cortiq.cli.chat_input import (
     TerminalLines,
     read_message,
 )
-from cortiq.cli.flags import ANSWER_DEFAULTS, PER_TOKEN, grouped_command, options_of
+from cortiq.cli.flags import PER_TOKEN, grouped_command, options_of
 from cortiq.cli.generate import check_options, load_model, with_draft_heads
 from cortiq.cli.inputs import MODEL, argument_text, template_options
 from cortiq.cli.render import counted, echo, note, progress_bar
 from cortiq.cli.wrapping import AnswerPrinter
 from cortiq.errors import CortiqError
-from cortiq.options import GenerateOptions, LoadOptions, resolve, select
+from cortiq.options import ANSWER_DEFAULTS, GenerateOptions, LoadOptions, resolve, select
 
 if TYPE_CHECKING:
     from cortiq.model.conversation import Conversation

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, TypeVar
 
 import click
 
 from cortiq.options import (
-    ANSWER_TOKENS,
     RECOMMENDED,
     OptionSet,
     OptionSpec,
@@ -50,10 +49,6 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 PER_TOKEN = ("trace", "confidence", "calibration")
 """Options of what is kept about every token, which only `generate --json` prints."""
-ANSWER_LOOP = 96
-"""Default of `loop_tokens` for an answer that a person reads: small models repeat themselves."""
-ANSWER_DEFAULTS: Mapping[str, Any] = {"max_tokens": ANSWER_TOKENS, "loop_tokens": ANSWER_LOOP}
-"""Defaults of `cortiq run` and `cortiq chat`."""
 HEADINGS = {
     "GenerateOptions": "Generation", "LoadOptions": "Loading", "ServeOptions": "Server",
     "ScoreOptions": "Scoring",

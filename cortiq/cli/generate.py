@@ -20,6 +20,7 @@ from cortiq.cli.inputs import (
     template_options,
     token_ids,
 )
+from cortiq.cli.questions import answering
 from cortiq.cli.render import ProgressBar, counted, loading_line, note, print_json
 from cortiq.cli.show_generation import (
     generation_object,
@@ -180,7 +181,20 @@ def with_draft_heads(options: dict[str, Any], draft: str | None) -> dict[str, An
 
 
 def load_model(name: str, options: dict[str, Any]) -> Model:
-    """Load a model with a progress bar; note what the user may not expect."""
+    """Load a model with a progress bar; note what the user may not expect.
+
+    A name that says too little is asked about at a terminal.
+    """
+    model = answering(name, lambda name: _load(name, options))
+    for line in model.notes:
+        note(line)
+    if model.declined:
+        nodes = counted(len(model.declined), "node")
+        note(f"{model.backend} declines {nodes}; the reference computes them (see `inspect`)")
+    return model
+
+
+def _load(name: str, options: dict[str, Any]) -> Model:
     with loading_line(name) as clear:
         import cortiq
         from cortiq.model.load import PREPARING
@@ -191,16 +205,10 @@ def load_model(name: str, options: dict[str, Any]) -> Model:
             (preparing if what == PREPARING else fetching)(what, done, total)
 
         try:
-            model = cortiq.load(name, progress=show, **select(LoadOptions, options))
+            return cortiq.load(name, progress=show, **select(LoadOptions, options))
         finally:
             fetching.stop()
             preparing.stop()
-    for line in model.notes:
-        note(line)
-    if model.declined:
-        nodes = counted(len(model.declined), "node")
-        note(f"{model.backend} declines {nodes}; the reference computes them (see `inspect`)")
-    return model
 
 
 def read_prompt(prompt: str | None, ids: str | None, text: str | None = None) -> str | list[int]:

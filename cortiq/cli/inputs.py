@@ -46,10 +46,10 @@ class ModelName(click.ParamType):
         """Return names that start with `incomplete`, and files."""
         from click.shell_completion import CompletionItem
 
-        from cortiq.formats.fetch import KNOWN_MODELS, list_cached
+        from cortiq.formats.fetch import HUB_MODELS, KNOWN_MODELS, list_cached
 
         there = list_cached()
-        names = list(there if self._cached else {**KNOWN_MODELS, **there})
+        names = list(there if self._cached else {**KNOWN_MODELS, **HUB_MODELS, **there})
         found = [CompletionItem(name) for name in names if name.startswith(incomplete)]
         # Files come first: on meeting them bash's function forgets what it has found until then.
         return found if self._cached else [CompletionItem(incomplete, type="file"), *found]

@@ -98,8 +98,8 @@ def _show_tracebacks(ctx: click.Context, parameter: click.Parameter, wanted: boo
 @click.group(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="MODEL is a known name (smollm2, gemma3-270m), a GGUF file, a Hugging Face folder, "
-    "hf:ORGANISATION/NAME@REVISION, or synthetic:NAME. Plugins may bring further commands. "
+    epilog="MODEL is a known name (`cortiq list --known`), a GGUF file, a Hugging Face folder, "
+    "hf:ORGANISATION/NAME:FILES@REVISION, or synthetic:NAME. Plugins may bring further commands. "
     "Environment: CORTIQ_CACHE is the folder of models; CORTIQ_PLUGINS lists the installed "
     "plugins to load (comma-separated; all by default); CORTIQ_BACKEND, CORTIQ_MAX_TOKENS "
     "and so on set the flags of the commands, whose help names them.",
@@ -148,6 +148,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def _complete(asked: str) -> int:
     """Answer a shell's completion request; return the exit code."""
     from click.shell_completion import shell_complete
+
+    import cortiq.cli.bash_completion  # noqa: F401 - ours, in place of click's
 
     return shell_complete(cli, {}, PROGRAM, COMPLETION_VARIABLE, asked)
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cortiq.cli.flags import ANSWER_DEFAULTS, PER_TOKEN, grouped_command, options_of
+from cortiq.cli.flags import PER_TOKEN, grouped_command, options_of
 from cortiq.cli.generate import check_options, load_model, prompt_ids, with_draft_heads
 from cortiq.cli.inputs import MODEL, argument_text, at_terminal, piped_text
 from cortiq.cli.render import note
 from cortiq.cli.show_generation import note_length, show_generation
 from cortiq.errors import RequestError
-from cortiq.options import GenerateOptions, LoadOptions, resolve, select
+from cortiq.options import ANSWER_DEFAULTS, GenerateOptions, LoadOptions, resolve, select
 
 if TYPE_CHECKING:
     from cortiq.model.model import Model

@@ -125,6 +125,19 @@ def _try_lock(lock: IO[bytes], wait: bool) -> bool:
     return True
 
 
+def check_space(folder: Path, needed: int, name: str) -> None:
+    """Raise DownloadError if the disk of a folder, which need not exist yet, has less space."""
+    place = folder
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        what = f"needs {needed / 1e9:.2f} GB of disk, and {free / 1e9:.2f} GB are free in {place}"
+        hint = "remove models that are not needed (cortiq list, cortiq rm), or set CORTIQ_CACHE or "
+        hint += "HF_HOME to a folder on another disk"
+        raise DownloadError(what, where=name, hint=hint)
+
+
 @contextmanager
 def report_growth(folder: Path, what: str, total: int, progress: Progress | None) -> Iterator[None]:
     """Report the growth of `folder` while another program downloads into it.

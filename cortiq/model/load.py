@@ -34,8 +34,8 @@ def load(
 
     Parameters
     ----------
-    name : a known name, a file, a folder, `hf:organisation/name@revision`, or `synthetic:NAME`; a
-        path object is always a file or folder.
+    name : a known name, a file, a folder, `hf:organisation/name:files@revision`, or
+        `synthetic:NAME`; a path object is always a file or folder.
     progress : called while a model is fetched: what is done, bytes done, bytes in all; then while
         its weights are prepared (`PREPARING`): weights done, weights in all.
     extra : options of the backend's own (`CompileOptions.extra`); none changes a bit.
