@@ -45,7 +45,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/engine": 4220,
     "cortiq/formats": 4000,
     "cortiq/ir": 2530,
-    "cortiq/model": 1730,
+    "cortiq/model": 1790,
     "cortiq/models": 3040,
     "cortiq/numerics": 2830,
     "cortiq/placement": 710,

@@ -140,14 +140,20 @@ class Checkpoint:
             self._hash = self._compute_hash()
         return self._hash
 
-    def _compute_hash(self) -> str:
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All files that determine the model's bits."""
         paths = list(self._tensors.paths)
-        if self.kind == "gguf" and len(paths) == 1:
-            return file_sha256(paths[0])
         if self.kind == "huggingface":
             paths.append(self.path / "config.json")
             if self.quantisation.where.endswith(OPT_FILE):
                 paths.append(self.path / OPT_FILE)
+        return tuple(paths)
+
+    def _compute_hash(self) -> str:
+        paths = list(self.files)
+        if self.kind == "gguf" and len(paths) == 1:
+            return file_sha256(paths[0])
         lines = (f"{path.name}\0{file_sha256(path)}\n" for path in sorted(paths))
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
