@@ -28,7 +28,14 @@ from cortiq.formats.quantised import read_quantised
 from cortiq.formats.recommended import Sampling, of_generation_config, of_gguf
 from cortiq.formats.safetensors import PICKLED_SUFFIXES, open_safetensors, refuse_pickled
 from cortiq.formats.strict_json import read_object, read_optional, read_text
-from cortiq.formats.text_model import has_text_model, is_nested, text_config, text_tensors, with_tie
+from cortiq.formats.text_model import (
+    has_text_model,
+    is_nested,
+    text_config,
+    text_tensors,
+    with_tie,
+    with_usual_prefix,
+)
 
 _PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
 
@@ -237,6 +244,7 @@ def _from_huggingface(folder: Path) -> Checkpoint:
     config = {key: value for key, value in config.items() if key not in QUANTISATION_KEYS}
     if has_text_model(whole) or is_nested(tensors):
         tensors = text_tensors(tensors)
+    tensors = with_usual_prefix(tensors)
     if has_text_model(whole):
         config = with_tie(config, tensors)
     generation = read_optional(folder / "generation_config.json")
