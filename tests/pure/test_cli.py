@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from folders import write_llama
@@ -610,6 +611,21 @@ def test_a_continuation_is_shorter_than_an_answer_unless_more_is_asked_for(cli):
     tokenizer.chat_templates["default"] = "{{ messages[-1].content }}"
     code, out, _ = cli("run", "m", "ab", "--loop-tokens", "0", tokenizer=tokenizer, **details)
     assert (code, out) == (0, text + "\n")
+
+
+def test_a_reference_that_nobody_chose_is_explained(monkeypatch, capsys):
+    from cortiq import plugins
+    from cortiq.cli.generate import _note_slowness
+
+    monkeypatch.delenv("CORTIQ_BACKEND", raising=False)
+    monkeypatch.setattr(plugins, "availability", lambda backend: ((), "no compiler\n  get one"))
+    for backend, words in (("reference", "slow: cpu: no compiler ("), ("cpu", "")):
+        _note_slowness(SimpleNamespace(backend=backend))
+        said = capsys.readouterr().err
+        assert words in said and bool(said) == bool(words)
+    monkeypatch.setenv("CORTIQ_BACKEND", "reference")
+    _note_slowness(SimpleNamespace(backend="reference"))
+    assert capsys.readouterr().err == ""
 
 
 def test_a_chat_takes_options_as_they_are_on_the_command_line(cli):
