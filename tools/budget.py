@@ -43,7 +43,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/dialects": 1050,
     "cortiq/domains": 270,
     "cortiq/engine": 4220,
-    "cortiq/formats": 3560,
+    "cortiq/formats": 4000,
     "cortiq/ir": 2530,
     "cortiq/model": 1790,
     "cortiq/models": 3040,
@@ -57,8 +57,8 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-null": 210,
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-torch": 190,
-    "tests": 40300,
-    "tools": 1720,
+    "tests": 44000,
+    "tools": 1950,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
