@@ -245,12 +245,13 @@ def main() -> int:
     return 0 if right and code == 0 else 1
 
 
-def address(server: subprocess.Popen[str]) -> int | None:
-    """Return the port that a server listens on; drain its log from then on."""
+def address(server: subprocess.Popen[str], kept: list[str] | None = None) -> int | None:
+    """Return the port that a server listens on; from then on drain its log, or keep it."""
+    drain = deque[str](maxlen=0) if kept is None else kept
     assert server.stderr is not None
     for line in server.stderr:
         if found := re.search(r"serving on http://\S+?:(\d+)", line):
-            threading.Thread(target=deque, args=(server.stderr, 0), daemon=True).start()
+            threading.Thread(target=drain.extend, args=(server.stderr,), daemon=True).start()
             return int(found[1])
         print(line, end="", file=sys.stderr)
     return None
