@@ -26,11 +26,8 @@ FALSE_WORDS = ("0", "false", "no", "off")
 RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Options that models recommend values of; where nobody gives one, those are taken."""
 ANSWER_TOKENS = 1024
-"""Default of `max_tokens` for an answer, which mostly ends by itself."""
-ANSWER_LOOP = 96
-"""Default of `loop_tokens` for an answer that a person reads: small models repeat themselves."""
-ANSWER_DEFAULTS: Mapping[str, Any] = {"max_tokens": ANSWER_TOKENS, "loop_tokens": ANSWER_LOOP}
-"""Defaults of `cortiq run` and `cortiq chat`."""
+ANSWER_DEFAULTS: Mapping[str, Any] = {"max_tokens": ANSWER_TOKENS, "loop_tokens": 96}
+"""Defaults for an answer that a person reads: it mostly ends by itself, or else repeats itself."""
 
 Options = TypeVar("Options", bound="OptionSet")
 
@@ -182,8 +179,7 @@ class LoadOptions(OptionSet):
     )  # fmt: skip
     lora: tuple[str, ...] = option(
         (), "Merge a LoRA adapter, a PEFT folder or a GGUF file, times a scale; may be repeated.",
-        repeated=True, bits=True, metavar="PATH[:SCALE]",
-    )  # fmt: skip
+        repeated=True, bits=True, metavar="PATH[:SCALE]")  # fmt: skip
     threads: int = option(0, "Host threads; 0 is one per core.", int, least=0, most=1024)
     heads: str = option(
         "off", "Draft head to load beside the model: off, auto (its own, if any), mtp, mimo (after "

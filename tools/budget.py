@@ -39,11 +39,11 @@ LIMITS: Mapping[str, int] = {
     "cortiq": 710,
     "cortiq/backend": 4890,
     "cortiq/bench": 540,
-    "cortiq/cli": 2220,
+    "cortiq/cli": 2400,
     "cortiq/dialects": 1050,
     "cortiq/domains": 270,
     "cortiq/engine": 4220,
-    "cortiq/formats": 3380,
+    "cortiq/formats": 4000,
     "cortiq/ir": 2530,
     "cortiq/model": 1730,
     "cortiq/models": 3040,
@@ -58,7 +58,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-torch": 190,
     "tests": 40300,
-    "tools": 1480,
+    "tools": 1750,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -20,7 +20,7 @@ from cortiq.cli.main import COMMANDS, GROUPS, main
 from cortiq.cli.main import cli as group
 from cortiq.formats import fetch
 from cortiq.options import (
-    ANSWER_LOOP,
+    ANSWER_DEFAULTS,
     GenerateOptions,
     LoadOptions,
     ScoreOptions,
@@ -591,7 +591,10 @@ def test_an_empty_prompt_from_a_pipe_is_an_error_and_not_silence(cli):
 
 def test_answers_that_repeat_themselves_end_and_say_so(cli):
     code, out, err = cli("run", "m", "ab", "--temperature", "0", answer="x" * 300, context=1024)
-    assert (code, out) == (0, "x" * ANSWER_LOOP + "\n") and "repeats itself" in err
+    assert (code, out) == (
+        0,
+        "x" * ANSWER_DEFAULTS["loop_tokens"] + "\n",
+    ) and "repeats itself" in err
     code, out, err = cli("run", "m", "ab", "--loop-tokens", "0", answer="x" * 300, context=1024)
     assert (code, out) == (0, "x" * 300 + "\n") and err == ""
     code, out, _ = cli("generate", "m", "ab", answer="x" * 200, context=1024)
