@@ -22,10 +22,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from serve import GROWTH, WARM, address, metric, resident
+from serve import GROWTH, WARM, address, grown, metric, sampled
 
 TOPICS = ("the sea", "bread", "a clock", "Rome", "rain", "glass")
 TEMPLATE = (
@@ -166,7 +167,7 @@ def events(text: str) -> Iterator[dict[str, Any]]:
 
 
 async def client_of(
-    number: int, port: int, asked: list[SoakRequest], alone: list[str], until: float,
+    number: int, until: float, port: int, asked: list[SoakRequest], alone: list[str],
     seen: SoakCounts,
 ) -> None:  # fmt: skip
     """Run one client, which sends random requests until the time is over."""
@@ -188,24 +189,14 @@ async def load(port: int, pid: int, models: list[str], options: argparse.Namespa
     seen, asked = SoakCounts(), all_requests(models)
     alone = [await ask(port, one, False) for one in asked]
     print(f"{len(alone)} kinds of requests answered alone", flush=True)
-    started = time.perf_counter()
-    until = started + options.seconds
-    clients = [
-        asyncio.create_task(client_of(number, port, asked, alone, until, seen))
-        for number in range(options.clients)
-    ]
-    while time.perf_counter() < until:
-        await asyncio.sleep(min(0.5, options.seconds / 20))
-        seen.memory.append((time.perf_counter() - started, resident(pid)))
-    await asyncio.gather(*clients)
+    client = partial(client_of, port=port, asked=asked, alone=alone, seen=seen)
+    seen.memory = await sampled(client, options, pid)
     return seen
 
 
 def report(seen: SoakCounts, lines: list[str], options: argparse.Namespace) -> bool:
     """Print the counts; return whether all of the run was right."""
-    late = [size for at, size in seen.memory if at > options.seconds / 2]
-    early = [size for at, size in seen.memory if options.seconds / 4 < at <= options.seconds / 2]
-    growth = max(late) / max(early) - 1 if late and early else 0.0
+    growth = grown(seen.memory, options.seconds)
     loads = sum(" loaded " in line for line in lines)
     print(f"{sum(seen.answers.values())} answers: {dict(seen.answers)}")
     print(
