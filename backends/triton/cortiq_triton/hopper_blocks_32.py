@@ -65,40 +65,51 @@ def run_of(ws: Value, xs: Value, facts: Value, sums: Value, SUMS: gl.constexpr) 
     return run + term_of(high, low, facts, sums, 7, SUMS)
 
 
+@gluon.jit
+def ask(
+    codes_here: Value, x_here: Value, facts_here: Value, sums_here: Value, codes: Value, x: Value,
+    facts: Value, sums: Value, r: Value, runs: Value, SUMS: gl.constexpr,
+) -> None:  # fmt: skip
+    """Ask for piece r of all operands, if there is one."""
+    stages: gl.constexpr = codes_here.shape[0]
+    words: gl.constexpr = facts_here.shape[1]
+    if r < runs:
+        stage = r % stages
+        copy(codes_here, codes + r * 32768, stage)
+        copy(x_here, x + r * 32768, stage)
+        copy_words(facts_here, facts + r * words, stage)
+        if SUMS:
+            copy_words(sums_here, sums + r * (SUMS * 64), stage)
+    async_copy.commit_group()
+
+
 @kernel
 def matmul_blocks_of_32(
     codes: Value, facts: Value, x: Value, sums: Value, qe: Value, bias: Value, residual: Value,
     out: Value, faults: Value, M: Value, N: Value, runs: Value, first: Value, across: Value,
     cut: Value, cut2: Value, group: Value, BIASED: gl.constexpr, RESIDUAL: gl.constexpr,
     PARTS: gl.constexpr, FACTS: gl.constexpr, SUMS: gl.constexpr, GROUP: gl.constexpr,
+    STAGES: gl.constexpr,
 ) -> None:  # fmt: skip
     """Outputs [M, N] from column `first` on, `across` tiles of them."""
     tm, tn = tile_place(gl.program_id(0), across, (M + 63) // 64, GROUP)
     w_at, x_at = tn.to(gl.int64) * runs, tm.to(gl.int64) * runs
     codes, facts = codes + w_at * 32768, facts + w_at * (FACTS * 128)
     x, sums = x + x_at * 32768, sums + x_at * (SUMS * 64)
-    codes_here = gl.allocate_shared_memory(gl.int8, [2, 1024, 32], PIECES)
-    x_here = gl.allocate_shared_memory(gl.int8, [2, 1024, 32], PIECES)
-    facts_here = gl.allocate_shared_memory(gl.int32, [2, FACTS * 128], FLAT)
-    sums_here = gl.allocate_shared_memory(gl.int32, [2, max(SUMS, 1) * 64], FLAT)
-    copy(codes_here, codes, 0)
-    copy(x_here, x, 0)
-    copy_words(facts_here, facts, 0)
-    if SUMS:
-        copy_words(sums_here, sums, 0)
-    async_copy.commit_group()
+    codes_here = gl.allocate_shared_memory(gl.int8, [STAGES, 1024, 32], PIECES)
+    x_here = gl.allocate_shared_memory(gl.int8, [STAGES, 1024, 32], PIECES)
+    facts_here = gl.allocate_shared_memory(gl.int32, [STAGES, FACTS * 128], FLAT)
+    sums_here = gl.allocate_shared_memory(gl.int32, [STAGES, max(SUMS, 1) * 64], FLAT)
+    for early in gl.static_range(STAGES - 1):
+        ask(codes_here, x_here, facts_here, sums_here, codes, x, facts, sums, early, runs, SUMS)
     y = nothing(gl.float32)
     for r in range(runs):
-        stage = r % 2
-        landed(0)
-        codes, facts, x, sums = codes + 32768, facts + FACTS * 128, x + 32768, sums + SUMS * 64
-        if r + 1 < runs:
-            copy(codes_here, codes, 1 - stage)
-            copy(x_here, x, 1 - stage)
-            copy_words(facts_here, facts, 1 - stage)
-            if SUMS:
-                copy_words(sums_here, sums, 1 - stage)
-            async_copy.commit_group()
+        landed(STAGES - 2)
+        ask(
+            codes_here, x_here, facts_here, sums_here, codes, x, facts, sums, r + STAGES - 1, runs,
+            SUMS,
+        )  # fmt: skip
+        stage = r % STAGES
         y = y + run_of(
             codes_here.index(stage), x_here.index(stage), facts_here.index(stage),
             sums_here.index(stage), SUMS,
