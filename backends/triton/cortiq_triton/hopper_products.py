@@ -34,7 +34,6 @@ from cortiq_triton.weights import BYTES, NIBBLES, Packed
 
 MEMORY = 1 << 27
 """Bytes of a weight's rows that are laid out at a time."""
-STAGES = 3
 GROUP = 32
 """Tiles of rows of x that meet a tile of the weight's while it is in the L2."""
 MOST_ROWS = 1 << 20
@@ -94,15 +93,13 @@ def multiply_blocks(
     runs = ceil_div(weight.padded, 256)
     how: dict[str, Any] = {"FACTS": facts_of(weight), "SUMS": sums_of(weight), "GROUP": GROUP}
     kernel = hopper_blocks_32.matmul_blocks_of_32
-    how["STAGES"] = STAGES
     if weight.block == 256:
-        how.pop("STAGES")
         kernel = hopper_blocks_256.matmul_blocks_of_256
         how |= {"PLANES": weight.folded, "WORDS": words_of(weight)}
     for first, count in parts_of(weight, height):
         across = ceil_div(count, DOWN)
         launch(
-            kernel, (across * ceil_div(rows, ACROSS),), *lay_weight_rows(weight, first, count),
+            kernel, (min(processors(), across * ceil_div(rows, ACROSS)),), *lay_weight_rows(weight, first, count),
             laid, sums, x.e, *ending, out, faults, rows, height, runs, first, across, *last, **how,
             **endings, warps=8,
         )  # fmt: skip
