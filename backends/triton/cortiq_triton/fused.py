@@ -14,7 +14,6 @@ import triton.language as tl
 from cortiq.numerics.contract import F32
 from cortiq_triton.language import (
     INTERPRETED,
-    LARGEST_TILE,
     Tensor,
     begin,
     ceil_div,
@@ -22,6 +21,7 @@ from cortiq_triton.language import (
     kernel,
     launch,
     pow2,
+    processors,
 )
 from cortiq_triton.rows import Rows, empty_rows, exponent_of, quantise_parts, quantised
 from cortiq_triton.scalar import (
@@ -38,10 +38,10 @@ WIDEST_NORM = 8192
 """Columns up to which a row is normalised in registers."""
 FEW_ROWS = 2 if INTERPRETED else 128
 """Rows up to which a gated row is for several programs."""
-PART = 1024
+PART = 512
 """Columns of such a program."""
-WIDEST = 32768
-"""Columns up to which a gated row is quantised in registers."""
+GATED = 1 << 14 if INTERPRETED else 2048
+"""Columns of a longer row that are gated at a time."""
 
 
 def warps_of(width: int) -> int:
@@ -50,15 +50,12 @@ def warps_of(width: int) -> int:
 
 
 @device
-def store_quantised(
-    y: Tensor, m: Tensor, M: Tensor, high: Tensor, low: Tensor, exponent: Tensor, sums: Tensor,
-    padded: Tensor, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+def store_rows(
+    y: Tensor, largest: Tensor, e: Tensor, m: Tensor, M: Tensor, i: Tensor, high: Tensor,
+    low: Tensor, sums: Tensor, padded: Tensor, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Planes, exponents and sums of rows y [ROWS, WIDTH], zero past their end."""
-    live, i = (m < M)[:, None], tl.arange(0, WIDTH)
-    largest = tl.max(magnitude_bits(y), 1)[:, None]
-    e = exponent_of(largest)
-    tl.store(exponent + m[:, None], e, mask=live)
+    """Planes and sums of columns i, WIDTH from a multiple of 16 on, of rows y [ROWS, WIDTH]."""
+    live = (m < M)[:, None]
     q = quantised(y, largest, e)
     q_high, q_low = split_planes(q)
     there = live & (i < padded)[None, :]
@@ -66,9 +63,22 @@ def store_quantised(
     tl.store(high + at, q_high, mask=there)
     tl.store(low + at, q_low, mask=there)
     total = tl.sum(tl.reshape(q, (ROWS, WIDTH // 16, 16)), 2)
-    j = tl.arange(0, WIDTH // 16)
+    j = tl.min(i, 0) // 16 + tl.arange(0, WIDTH // 16)
     there = live & (j < padded // 16)[None, :]
     tl.store(sums + m.to(tl.int64)[:, None] * (padded // 16) + j[None, :], total, mask=there)
+
+
+@device
+def store_quantised(
+    y: Tensor, m: Tensor, M: Tensor, high: Tensor, low: Tensor, exponent: Tensor, sums: Tensor,
+    padded: Tensor, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+) -> None:  # fmt: skip
+    """Planes, exponents and sums of rows y [ROWS, WIDTH], zero past their end."""
+    largest = tl.max(magnitude_bits(y), 1)[:, None]
+    e = exponent_of(largest)
+    tl.store(exponent + m[:, None], e, mask=(m < M)[:, None])
+    i = tl.arange(0, WIDTH)
+    store_rows(y, largest, e, m, M, i, high, low, sums, padded, ROWS, WIDTH)
 
 
 @kernel
@@ -96,8 +106,7 @@ def norm_quantise(
     y = value * inverse_root(fold(lanes, ROWS) * one_over_n + eps)
     if WEIGHT:
         y = y * scale[None, :]
-    bad = tl.max((inside & outside(y)).to(tl.int32), 1)
-    tl.store(faults + m, 1, mask=(m < M) & (bad > 0))
+    tl.store(faults + m[:, None] + i[None, :] * 0, 1, mask=inside & outside(y))
     y = snapped(y)
     if KEEP:
         tl.store(out + start + i[None, :], y, mask=inside)
@@ -132,22 +141,42 @@ def gated(
     u = tl.load(up + at, mask=inside, other=0.0)
     a = FUNCTION(g, g, 0.0, 0.0)
     y = snapped(a) * u
-    bad = tl.max((inside & (outside(a) | outside(y))).to(tl.int32), 1)
-    tl.store(faults + m, 1, mask=(m < M) & (bad > 0))
+    tl.store(faults + m[:, None] + i[None, :] * 0, 1, mask=inside & (outside(a) | outside(y)))
     return tl.where(inside, snapped(y), 0.0)
 
 
 @kernel
 def gate_quantise(
-    gate: Tensor, up: Tensor, high: Tensor, low: Tensor, exponent: Tensor, sums: Tensor,
-    faults: Tensor, M: Tensor, n: Tensor, padded: Tensor, FUNCTION: tl.constexpr,
+    gate: Tensor, up: Tensor, kept: Tensor, high: Tensor, low: Tensor, exponent: Tensor,
+    sums: Tensor, faults: Tensor, M: Tensor, n: Tensor, padded: Tensor, FUNCTION: tl.constexpr,
     ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ) -> None:  # fmt: skip
-    """The gated rows [M, n], quantised: a program for whole rows."""
-    m, i = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    """The gated rows [M, n], quantised: a program takes whole rows in turn, WIDTH columns at a time.
+
+    kept : [programs·ROWS, n], where a program keeps its rows as floats until their largest
+    magnitude is known: small enough to stay in the L2.
+    """
     begin()
-    y = gated(gate, up, faults, m, M, i, n, FUNCTION)
-    store_quantised(y, m, M, high, low, exponent, sums, padded, ROWS, WIDTH)
+    for top in range(tl.program_id(0) * ROWS, M, tl.num_programs(0) * ROWS):
+        m = top + tl.arange(0, ROWS)
+        place = kept + (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None] * n
+        largest = tl.full((ROWS,), 0, tl.int32)
+        for start in range(0, n, WIDTH):
+            i = start + tl.arange(0, WIDTH)
+            y = gated(gate, up, faults, m, M, i, n, FUNCTION)
+            tl.store(place + i[None, :], y, mask=(m < M)[:, None] & (i < n)[None, :])
+            largest = tl.maximum(largest, tl.max(magnitude_bits(y), 1))
+        e = exponent_of(largest)
+        tl.store(exponent + m, e, mask=m < M)
+        tl.debug_barrier()
+        for start in range(0, padded, WIDTH):
+            i = start + tl.arange(0, WIDTH)
+            there = (m < M)[:, None] & (i < n)[None, :]
+            y = tl.load(place + i[None, :], mask=there, other=0.0)
+            store_rows(
+                y, largest[:, None], e[:, None], m, M, i, high, low, sums, padded, ROWS, WIDTH
+            )
+        tl.debug_barrier()
 
 
 @kernel
@@ -178,10 +207,12 @@ def gated_rows(
             WIDTH=PART, early=True,
         )  # fmt: skip
         return quantise_parts(y, largest)
-    rows, width = empty_rows((count,), n, gate.device), max(64, pow2(n))
-    size = min(ROWS, pow2(count), LARGEST_TILE // width)
+    rows, width = empty_rows((count,), n, gate.device), max(64, min(pow2(n), GATED))
+    size = min(ROWS, pow2(count))
+    programs = min(ceil_div(count, size), 6 * processors())
+    kept = torch.empty((programs * size, n), dtype=torch.float32, device=gate.device)
     launch(
-        gate_quantise, (ceil_div(count, size),), gate, up, *rows[:4], faults, count, n,
-        rows.high.shape[-1], FUNCTION=function, ROWS=size, WIDTH=width, warps=16, early=True,
+        gate_quantise, (programs,), gate, up, kept, *rows[:4], faults, count, n,
+        rows.high.shape[-1], FUNCTION=function, ROWS=size, WIDTH=width, warps=8, early=True,
     )  # fmt: skip
     return rows
