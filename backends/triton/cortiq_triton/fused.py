@@ -36,6 +36,8 @@ from cortiq_triton.scalar import (
 ROWS = 64 if INTERPRETED else 1
 WIDEST_NORM = 8192
 """Columns up to which a row is normalised in registers."""
+NORM_PARTS = 4
+"""Programs for a row while there are at most as many rows."""
 FEW_ROWS = 2 if INTERPRETED else 128
 """Rows up to which a gated row is for several programs."""
 PART = 512
@@ -68,27 +70,18 @@ def store_rows(
     tl.store(sums + m.to(tl.int64)[:, None] * (padded // 16) + j[None, :], total, mask=there)
 
 
-@device
-def store_quantised(
-    y: Tensor, m: Tensor, M: Tensor, high: Tensor, low: Tensor, exponent: Tensor, sums: Tensor,
-    padded: Tensor, ROWS: tl.constexpr, WIDTH: tl.constexpr,
-) -> None:  # fmt: skip
-    """Planes, exponents and sums of rows y [ROWS, WIDTH], zero past their end."""
-    largest = tl.max(magnitude_bits(y), 1)[:, None]
-    e = exponent_of(largest)
-    tl.store(exponent + m[:, None], e, mask=(m < M)[:, None])
-    i = tl.arange(0, WIDTH)
-    store_rows(y, largest, e, m, M, i, high, low, sums, padded, ROWS, WIDTH)
-
-
 @kernel
 def norm_quantise(
     x: Tensor, weight: Tensor, out: Tensor, high: Tensor, low: Tensor, exponent: Tensor,
     sums: Tensor, faults: Tensor, M: Tensor, n: Tensor, padded: Tensor, one_over_n: Tensor,
     eps: Tensor, WEIGHT: tl.constexpr, KEEP: tl.constexpr, ROWS: tl.constexpr,
-    CHUNKS: tl.constexpr,
+    CHUNKS: tl.constexpr, PARTS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """RMSNorm of rows x [M, n], quantised; with KEEP the normed rows too."""
+    """RMSNorm of rows x [M, n], quantised; with KEEP the normed rows too.
+
+    PARTS programs have the same rows, and each quantises a part of them: a single row is much work
+    for one.
+    """
     m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     i, lane = tl.arange(0, CHUNKS * 256), tl.arange(0, 256)
     live, start = (m < M)[:, None], m.to(tl.int64)[:, None] * n
@@ -103,14 +96,25 @@ def norm_quantise(
         column = chunk * 256 + lane
         term = tl.load(x + start + column[None, :], mask=live & (column < n)[None, :], other=0.0)
         lanes += term * term
-    y = value * inverse_root(fold(lanes, ROWS) * one_over_n + eps)
+    root = inverse_root(fold(lanes, ROWS) * one_over_n + eps)
+    y = value * root
     if WEIGHT:
         y = y * scale[None, :]
     tl.store(faults + m[:, None] + i[None, :] * 0, 1, mask=inside & outside(y))
     y = snapped(y)
     if KEEP:
         tl.store(out + start + i[None, :], y, mask=inside)
-    store_quantised(y, m, M, high, low, exponent, sums, padded, ROWS, CHUNKS * 256)
+    largest = tl.max(magnitude_bits(y), 1)[:, None]
+    e = exponent_of(largest)
+    tl.store(exponent + m[:, None], e, mask=live)
+    WIDTH: tl.constexpr = CHUNKS * 256 // PARTS
+    if PARTS > 1:
+        i = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+        y = tl.load(x + start + i[None, :], mask=live & (i < n)[None, :], other=0.0) * root
+        if WEIGHT:
+            y = y * tl.load(weight + i, mask=i < n, other=0.0)[None, :]
+        y = snapped(y)
+    store_rows(y, largest, e, m, M, i, high, low, sums, padded, ROWS, WIDTH)
 
 
 def normed_rows(
@@ -119,11 +123,12 @@ def normed_rows(
     """RMSNorm of x [rows, n] (memory for it only, unless it is kept), and its quantised rows."""
     count, n = x.shape
     rows, out = empty_rows((count,), n, x.device), torch.empty_like(x) if keep else x
-    size = min(ROWS, pow2(count))
+    size, chunks = min(ROWS, pow2(count)), pow2(ceil_div(n, 256))
+    parts = min(NORM_PARTS, chunks) if count <= NORM_PARTS and not keep else 1
     launch(
-        norm_quantise, (ceil_div(count, size),), x, x if weight is None else weight, out,
+        norm_quantise, (ceil_div(count, size), parts), x, x if weight is None else weight, out,
         *rows[:4], faults, count, n, rows.high.shape[-1], float(F32(1) / F32(n)), float(F32(eps)),
-        WEIGHT=weight is not None, KEEP=keep, ROWS=size, CHUNKS=pow2(ceil_div(n, 256)),
+        WEIGHT=weight is not None, KEEP=keep, ROWS=size, CHUNKS=chunks, PARTS=parts,
         warps=warps_of(n), early=True,
     )  # fmt: skip
     return out, rows
