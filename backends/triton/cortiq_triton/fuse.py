@@ -149,7 +149,7 @@ class Launches:
         if op.gate is None or op.record is None or op.out is not None:
             return None
         (width, *more), gate = self.lowered.types[step.inputs[0]].shape, op.gate
-        if more:
+        if more or width > fused.WIDEST:
             return None
         return launches.gate(gate.op.function), {}, step.inputs, {}  # type: ignore[attr-defined]
 

@@ -14,6 +14,7 @@ import triton.language as tl
 from cortiq.numerics.contract import F32
 from cortiq_triton.language import (
     INTERPRETED,
+    LARGEST_TILE,
     Tensor,
     begin,
     ceil_div,
@@ -21,7 +22,6 @@ from cortiq_triton.language import (
     kernel,
     launch,
     pow2,
-    processors,
 )
 from cortiq_triton.rows import Rows, empty_rows, exponent_of, quantise_parts, quantised
 from cortiq_triton.scalar import (
@@ -40,10 +40,10 @@ NORM_PARTS = 4
 """Programs for a row while there are at most as many rows."""
 FEW_ROWS = 2 if INTERPRETED else 128
 """Rows up to which a gated row is for several programs."""
-PART = 512
+PART = 1024
 """Columns of such a program."""
-GATED = 1 << 14 if INTERPRETED else 2048
-"""Columns of a longer row that are gated at a time."""
+WIDEST = 32768
+"""Columns up to which a gated row is quantised in registers."""
 
 
 def warps_of(width: int) -> int:
@@ -146,42 +146,25 @@ def gated(
     u = tl.load(up + at, mask=inside, other=0.0)
     a = FUNCTION(g, g, 0.0, 0.0)
     y = snapped(a) * u
-    tl.store(faults + m[:, None] + i[None, :] * 0, 1, mask=inside & (outside(a) | outside(y)))
+    bad = tl.max((inside & (outside(a) | outside(y))).to(tl.int32), 1)
+    tl.store(faults + m, 1, mask=(m < M) & (bad > 0))
     return tl.where(inside, snapped(y), 0.0)
 
 
 @kernel
 def gate_quantise(
-    gate: Tensor, up: Tensor, kept: Tensor, high: Tensor, low: Tensor, exponent: Tensor,
-    sums: Tensor, faults: Tensor, M: Tensor, n: Tensor, padded: Tensor, FUNCTION: tl.constexpr,
+    gate: Tensor, up: Tensor, high: Tensor, low: Tensor, exponent: Tensor, sums: Tensor,
+    faults: Tensor, M: Tensor, n: Tensor, padded: Tensor, FUNCTION: tl.constexpr,
     ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ) -> None:  # fmt: skip
-    """The gated rows [M, n], quantised: a program takes whole rows in turn, WIDTH columns at a time.
-
-    kept : [programs·ROWS, n], where a program keeps its rows as floats until their largest
-    magnitude is known: small enough to stay in the L2.
-    """
+    """The gated rows [M, n], quantised: a program for whole rows."""
+    m, i = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
     begin()
-    for top in range(tl.program_id(0) * ROWS, M, tl.num_programs(0) * ROWS):
-        m = top + tl.arange(0, ROWS)
-        place = kept + (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None] * n
-        largest = tl.full((ROWS,), 0, tl.int32)
-        for start in range(0, n, WIDTH):
-            i = start + tl.arange(0, WIDTH)
-            y = gated(gate, up, faults, m, M, i, n, FUNCTION)
-            tl.store(place + i[None, :], y, mask=(m < M)[:, None] & (i < n)[None, :])
-            largest = tl.maximum(largest, tl.max(magnitude_bits(y), 1))
-        e = exponent_of(largest)
-        tl.store(exponent + m, e, mask=m < M)
-        tl.debug_barrier()
-        for start in range(0, padded, WIDTH):
-            i = start + tl.arange(0, WIDTH)
-            there = (m < M)[:, None] & (i < n)[None, :]
-            y = tl.load(place + i[None, :], mask=there, other=0.0)
-            store_rows(
-                y, largest[:, None], e[:, None], m, M, i, high, low, sums, padded, ROWS, WIDTH
-            )
-        tl.debug_barrier()
+    y = gated(gate, up, faults, m, M, i, n, FUNCTION)
+    largest = tl.max(magnitude_bits(y), 1)[:, None]
+    e = exponent_of(largest)
+    tl.store(exponent + m[:, None], e, mask=(m < M)[:, None])
+    store_rows(y, largest, e, m, M, i, high, low, sums, padded, ROWS, WIDTH)
 
 
 @kernel
@@ -212,12 +195,10 @@ def gated_rows(
             WIDTH=PART, early=True,
         )  # fmt: skip
         return quantise_parts(y, largest)
-    rows, width = empty_rows((count,), n, gate.device), max(64, min(pow2(n), GATED))
-    size = min(ROWS, pow2(count))
-    programs = min(ceil_div(count, size), 6 * processors())
-    kept = torch.empty((programs * size, n), dtype=torch.float32, device=gate.device)
+    rows, width = empty_rows((count,), n, gate.device), max(64, pow2(n))
+    size = min(ROWS, pow2(count), LARGEST_TILE // width)
     launch(
-        gate_quantise, (programs,), gate, up, kept, *rows[:4], faults, count, n,
-        rows.high.shape[-1], FUNCTION=function, ROWS=size, WIDTH=width, warps=8, early=True,
+        gate_quantise, (ceil_div(count, size),), gate, up, *rows[:4], faults, count, n,
+        rows.high.shape[-1], FUNCTION=function, ROWS=size, WIDTH=width, warps=16, early=True,
     )  # fmt: skip
     return rows

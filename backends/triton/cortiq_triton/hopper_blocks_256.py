@@ -118,6 +118,14 @@ def crossed(high: Value, ws: Value, xs: Value, PLANES: gl.constexpr) -> Value:
 
 
 @gluon.jit
+def now(x: Value) -> Value:
+    """x, computed where this stands."""
+    return gl.inline_asm_elementwise(
+        "mov.b32 $0, $1;", "=r,r", [x], dtype=gl.float32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
 def term_of(
     dot: Value, facts: Value, sums: Value, SUMS: gl.constexpr, WORDS: gl.constexpr
 ) -> Value:
@@ -158,7 +166,6 @@ def matmul_blocks_of_256(
         w_after, x_after, more = piece_after(tile, tiles, across, down, runs, GROUP)
         landed(0)
         ws, xs = codes_here.index(turn % 2), x_here.index(turn % 2)
-        high, low = wide_sums(ws, xs, PLANES)
         here = runs > 1
         if here | more:
             ask_piece(
@@ -167,6 +174,7 @@ def matmul_blocks_of_256(
                 turn + 1, SUMS,
             )  # fmt: skip
         async_copy.commit_group()
+        high, low = wide_sums(ws, xs, PLANES)
         high = crossed(high, ws, xs, PLANES)
         high, low = warpgroup_mma_wait(0, [high, low])
         y, run = nothing(gl.float32), nothing(gl.float32)
@@ -178,7 +186,6 @@ def matmul_blocks_of_256(
                 turn += 1
                 landed(0)
                 ws, xs = codes_here.index(turn % 2), x_here.index(turn % 2)
-                high_next, low_next = wide_sums(ws, xs, PLANES)
                 here = r + 1 < runs
                 if here | more:
                     ask_piece(
@@ -187,7 +194,10 @@ def matmul_blocks_of_256(
                         turn + 1, SUMS,
                     )  # fmt: skip
                 async_copy.commit_group()
-                dot = wide_dot(high, low) * as_float(down_at(facts_then, 0))
+                high_next, low_next = wide_sums(ws, xs, PLANES)
+                dot = now(wide_dot(high, low) * as_float(down_at(facts_then, 0)))
+                for _ in range(N, cut2):  # never: ptxas moves nothing across a loop
+                    async_copy.commit_group()
                 high_next = crossed(high_next, ws, xs, PLANES)
                 run = run + term_of(dot, facts_then, sums_then, SUMS, WORDS)
                 high, low = warpgroup_mma_wait(0, [high_next, low_next])

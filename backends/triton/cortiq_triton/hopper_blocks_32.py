@@ -99,7 +99,6 @@ def matmul_blocks_of_32(
             stage = turn % 2
             ws, xs = codes_here.index(stage), x_here.index(stage)
             landed(0)
-            high, low = block_dots(ws, xs, 0)
             here = r + 1 < runs
             if here | more:
                 ask_piece(
@@ -108,6 +107,7 @@ def matmul_blocks_of_32(
                     turn + 1, SUMS,
                 )  # fmt: skip
             async_copy.commit_group()
+            high, low = block_dots(ws, xs, 0)
             y = y + rest_of_run(
                 high, low, ws, xs, facts_here.index(stage), sums_here.index(stage), SUMS
             )

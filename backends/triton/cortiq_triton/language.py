@@ -90,28 +90,6 @@ writes. Every program of an early launch must call it: what comes later relies o
 """
 
 
-@triton.jit
-def _fetched(address: Tensor, nbytes: Tensor, wanted: Tensor) -> None:
-    if cuda_capability_geq(9, 0):
-        tl.inline_asm_elementwise(
-            "{.reg .pred p; setp.ne.s32 p, $3, 0; @p cp.async.bulk.prefetch.L2.global [$1], $2;"
-            "mov.b32 $0, 0;}",
-            "=r,l,r,r",
-            [address.to(tl.int64), nbytes, wanted.to(tl.int32)],
-            dtype=tl.int32, is_pure=False, pack=1,
-        )  # fmt: skip
-
-
-def _not_fetched(address: Tensor, nbytes: Tensor, wanted: Tensor) -> None:
-    """Memory of the interpreter has no cache."""
-
-
-fetch: Callable[[Tensor, Tensor, Tensor], None] = _not_fetched if INTERPRETED else _fetched
-"""Ask for memory to come into the L2 where `wanted`: multiples of 16 bytes, from addresses that are
-such. What a launch under way writes there is not missed by those who read it after `begin`.
-"""
-
-
 def ceil_div(n: int, d: int) -> int:
     """⌈n/d⌉."""
     return -(-n // d)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from cortiq_triton.language import INTERPRETED, Tensor, begin, device, fetch, kernel
+from cortiq_triton.language import INTERPRETED, Tensor, begin, device, kernel
 from cortiq_triton.scalar import (
     exp2_int,
     outside,
@@ -155,21 +155,6 @@ def words_dot(a: Tensor, b: Tensor, total: Tensor) -> Tensor:
     return dp4a_onto(a3, b3, dp4a_onto(a2, b2, dp4a_onto(a1, b1, dp4a_onto(a0, b0, total))))
 
 
-@device
-def rest_of_rows(
-    words: Tensor, first: Tensor, KW: Tensor, skipped: tl.constexpr, N: Tensor,
-    AHEAD: tl.constexpr, BN: tl.constexpr,
-) -> None:  # fmt: skip
-    """Ask for up to AHEAD bytes of a program's rows, beyond the first `skipped`, to come into the
-    L2, so that the memory is not idle before a launch is over.
-    """
-    lane = tl.arange(0, 32)
-    n = tl.program_id(0) * BN + lane
-    nbytes = tl.minimum(KW * 4 - skipped, AHEAD)
-    row = words + (first + n).to(tl.int64) * KW + skipped // 4
-    fetch(row, nbytes + lane * 0, (lane < BN) & (n < N) & (nbytes > 0))
-
-
 @kernel
 def matvec_rows(
     codes: Tensor, scale: Tensor, qh: Tensor, ql: Tensor, qe: Tensor, index: Tensor, bias: Tensor,
@@ -177,12 +162,11 @@ def matvec_rows(
     plane: Tensor, cut: Tensor, cut2: Tensor, per: Tensor, count: Tensor, group: Tensor,
     CHOICE: tl.constexpr, PLANES: tl.constexpr, BIASED: tl.constexpr, RESIDUAL: tl.constexpr,
     PARTS: tl.constexpr, RB: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr,
-    AHEAD: tl.constexpr,
 ) -> None:  # fmt: skip
     """out [R, N] of codes with a scale a row; KW words a row, `plane` words from plane to plane.
 
     A program has the next words of its rows on the way while it multiplies; the first ones are
-    asked for before the launch that makes x has ended, and AHEAD bytes more a row.
+    asked for before the launch that makes x has ended.
     """
     if CHOICE == 2:
         begin()  # an earlier launch names the expert
@@ -199,8 +183,6 @@ def matvec_rows(
         d = tl.load(words + plane + word[None, :], mask=seen & (word < KW)[None, :], other=0)
     s = tl.load(scale + first + n, mask=n < N, other=0.0)
     if CHOICE != 2:
-        if AHEAD:
-            rest_of_rows(codes, first, KW, BW * 4, N, AHEAD, BN)
         begin()
     for start in range(0, KW, BW):
         there = (r < R)[:, None] & (start + word < KW)[None, :]

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from cortiq_triton.e4m3 import words_onto
 from cortiq_triton.language import Tensor, begin, device, kernel
-from cortiq_triton.matvec import end, in_form, rest_of_rows, words_dot
+from cortiq_triton.matvec import end, in_form, words_dot
 from cortiq_triton.matvec_loads import halves_of, step_at
 from cortiq_triton.packing import raised
 from cortiq_triton.scalar import exp2_int, round_two_planes
@@ -215,7 +215,7 @@ def matvec_blocks(
     NIBBLES: tl.constexpr, BLOCK: tl.constexpr, E4M3: tl.constexpr, SUB: tl.constexpr,
     SCALED: tl.constexpr, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr, BIAS: tl.constexpr,
     HIGH: tl.constexpr, FORM: tl.constexpr, LOW_FORM: tl.constexpr, EVEN: tl.constexpr,
-    ONCE: tl.constexpr, BN: tl.constexpr, T: tl.constexpr, AHEAD: tl.constexpr,
+    ONCE: tl.constexpr, BN: tl.constexpr, T: tl.constexpr,
 ) -> None:  # fmt: skip
     """A row of out [R, N] by BN weight rows of `units` times 32 columns, T units at a time.
 
@@ -227,9 +227,6 @@ def matvec_blocks(
     x, top = r // per, tl.program_id(0) * BN
     n = top + tl.arange(0, BN)
     row = (first + tl.minimum(n, N - 1)).to(tl.int64)
-    if AHEAD and CHOICE != 2 and not ONCE:
-        WORDS: tl.constexpr = 4 if NIBBLES else 8
-        rest_of_rows(codes, first, units * WORDS, T * WORDS * 4, N, AHEAD, BN)
     codes += row * (units * (4 if NIBBLES else 8))
     if HIGH:
         bits += row * (units * HIGH)

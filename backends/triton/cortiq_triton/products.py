@@ -124,8 +124,7 @@ def _few(weight: Packed, x: Rows, out: torch.Tensor, faults: torch.Tensor, how: 
             matvec.matvec_rows, grid, words, weight.scale, *planes, index, *how.ending(out), out,
             faults, rows, n, kw, plane, *last, CHOICE=how.choice, **how.endings,
             PLANES=1 + (weight.kind == PLANES), RB=rb, BN=bn,
-            BW=max(16, min(sizes.bw, pow2(kw))), AHEAD=sizes.ahead, warps=sizes.warps,
-            early=True,
+            BW=max(16, min(sizes.bw, pow2(kw))), warps=sizes.warps, early=True,
         )  # fmt: skip
         return
     bn, span = _span_sizes(sizes, weight)
@@ -135,8 +134,7 @@ def _few(weight: Packed, x: Rows, out: torch.Tensor, faults: torch.Tensor, how: 
         matvec_blocks, (ceil_div(n, bn), rows), *_parts(weight, words), *planes, x.sums, index,
         *how.ending(out), out, faults, rows, n, units, weight.blocks, *last, CHOICE=how.choice,
         **how.endings, NIBBLES=weight.kind == NIBBLES, **block_constants(weight),
-        EVEN=units % span == 0, ONCE=units <= span, BN=bn, T=span, AHEAD=sizes.ahead,
-        warps=max(1, span // 32),
+        EVEN=units % span == 0, ONCE=units <= span, BN=bn, T=span, warps=max(1, span // 32),
         early=True,
     )  # fmt: skip
 

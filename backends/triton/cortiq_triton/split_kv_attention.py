@@ -17,7 +17,7 @@ from cortiq_triton.attention import (
     sight,
     tiles_of,
 )
-from cortiq_triton.language import Tensor, begin, device, fetch, kernel
+from cortiq_triton.language import Tensor, begin, device, kernel
 from cortiq_triton.tile import (
     NONE,
     combine,
@@ -96,20 +96,6 @@ def is_last(counter: Tensor, expected: Tensor) -> Tensor:
     return last
 
 
-@device
-def fetch_tile(
-    listed: Tensor, tile: Tensor, first: Tensor, last: Tensor, slot: Tensor, g: Tensor,
-    G: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
-) -> None:  # fmt: skip
-    """Ask for a program's first tile before the launch that makes the queries has ended."""
-    lane, tile = tl.arange(0, 32), tl.maximum(tile, first)
-    page = tl.load(listed + tl.minimum(tile, last - 1)) + slot
-    keys, plane = lane // 2 == 0, lane % 2
-    width = tl.where(keys, DK, DV)
-    start = (g + plane * G) * 64 * width + tl.where(keys, 0, 2 * G * 64 * DK)
-    fetch(page + start, width * 64, (lane < 4) & (tile < last))
-
-
 @kernel
 def attend_spans(
     qh: Tensor, ql: Tensor, qe: Tensor, table: Tensor, owners: Tensor, positions: Tensor,
@@ -135,7 +121,6 @@ def attend_spans(
     listed = table + tl.load(owners + first_row).to(tl.int64) * pages
     at = (row * H + head).to(tl.int64) * most
     counter = counters + (block * tl.num_programs(0) + part) * (most // 16 + 2)
-    fetch_tile(listed, base + split * length, first, last, slot, g, G, DK, DV)
     begin()
     for span in range(base + split * length, last, tl.num_programs(2) * length):
         start, stop = tl.maximum(span, first), tl.minimum(span + length, last)

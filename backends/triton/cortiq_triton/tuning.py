@@ -15,8 +15,7 @@ class Tuning:
     ----------
     few : rows up to which weights are read as words, one program for `rows` of them.
     grouped : rows an expert, on average, from which on they are grouped.
-    bn, bw : weight rows and words of such a program. ahead : bytes of a row that it asks for before
-        the launch before it has ended, beside its first words.
+    bn, bw : weight rows and words of such a program.
     bn_blocked, span : weight rows of a program for formats in blocks, and how many times 32 columns
         of them it has at a time, one a lane: 32 or more; span_wide for blocks of 256 and for codes
         of a byte, but with a fifth bit the other way round. bn_bytes : rows of formats with
@@ -32,7 +31,6 @@ class Tuning:
 
     few: int = 8
     rows: int = 1
-    ahead: int = 2048
     grouped: int = 2
     bn: int = 4
     bw: int = 512
