@@ -66,17 +66,18 @@ def copy_words(shared: Value, source: Value, stage: Value) -> None:
 @gluon.jit
 def ask_piece(
     codes_here: Value, x_here: Value, facts_here: Value, sums_here: Value, codes: Value, x: Value,
-    facts: Value, sums: Value, w_at: Value, x_at: Value, turn: Value, SUMS: gl.constexpr,
+    facts: Value, sums: Value, w_at: Value, x_at: Value, stage: Value, beside: Value,
+    SUMS: gl.constexpr,
 ) -> None:  # fmt: skip
-    """Ask for a piece of all operands, which turn number `turn` of the program multiplies."""
+    """Ask for a piece of all operands, codes for `stage` and what is beside them for `beside`."""
     w_at, x_at = w_at.to(gl.int64), x_at.to(gl.int64)
     codes_bytes: gl.constexpr = codes_here.shape[1] * 32
     facts_words: gl.constexpr = facts_here.shape[1]
-    copy(codes_here, codes + w_at * codes_bytes, turn % codes_here.shape[0])
-    copy(x_here, x + x_at * 32768, turn % x_here.shape[0])
-    copy_words(facts_here, facts + w_at * facts_words, turn % facts_here.shape[0])
+    copy(codes_here, codes + w_at * codes_bytes, stage)
+    copy(x_here, x + x_at * 32768, stage)
+    copy_words(facts_here, facts + w_at * facts_words, beside)
     if SUMS:
-        copy_words(sums_here, sums + x_at * (SUMS * 64), turn % sums_here.shape[0])
+        copy_words(sums_here, sums + x_at * (SUMS * 64), beside)
 
 
 @gluon.jit

@@ -157,7 +157,7 @@ def matmul_blocks_of_256(
     tm, tn = tile_place(gl.program_id(0), across, down, GROUP)
     ask_piece(
         codes_here, x_here, facts_here, sums_here, codes, x, facts, sums, tn * runs, tm * runs, 0,
-        SUMS,
+        0, SUMS,
     )  # fmt: skip
     async_copy.commit_group()
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
@@ -171,7 +171,7 @@ def matmul_blocks_of_256(
             ask_piece(
                 codes_here, x_here, facts_here, sums_here, codes, x, facts, sums,
                 gl.where(here, w_at + 1, w_after), gl.where(here, x_at + 1, x_after),
-                turn + 1, SUMS,
+                (turn + 1) % 2, (turn + 1) % 3, SUMS,
             )  # fmt: skip
         async_copy.commit_group()
         high, low = wide_sums(ws, xs, PLANES)
@@ -191,7 +191,7 @@ def matmul_blocks_of_256(
                     ask_piece(
                         codes_here, x_here, facts_here, sums_here, codes, x, facts, sums,
                         gl.where(here, w_at + r + 1, w_after), gl.where(here, x_at + r + 1, x_after),
-                        turn + 1, SUMS,
+                        (turn + 1) % 2, (turn + 1) % 3, SUMS,
                     )  # fmt: skip
                 async_copy.commit_group()
                 high_next, low_next = wide_sums(ws, xs, PLANES)

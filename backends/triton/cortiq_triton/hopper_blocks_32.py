@@ -51,12 +51,9 @@ def term_of(
 
 
 @gluon.jit
-def rest_of_run(
-    high: Value, low: Value, ws: Value, xs: Value, facts: Value, sums: Value, SUMS: gl.constexpr
-) -> Value:
-    """The sum of a run of eight blocks of 32 columns, the first one's sums under way, to −0 (y is
-    never that).
-    """
+def run_of(ws: Value, xs: Value, facts: Value, sums: Value, SUMS: gl.constexpr) -> Value:
+    """The sum of a run of eight blocks of 32 columns, the first one to −0 (y is never that)."""
+    high, low = block_dots(ws, xs, 0)
     run = nothing(gl.float32)
     for step in gl.static_range(1, 8):
         high_next, low_next = block_dots(ws, xs, step)
@@ -76,18 +73,18 @@ def matmul_blocks_of_32(
     PARTS: gl.constexpr, FACTS: gl.constexpr, SUMS: gl.constexpr, GROUP: gl.constexpr,
 ) -> None:  # fmt: skip
     """Outputs [M, N] from column `first` on, `across` tiles of them; a program takes tiles in turn,
-    the next piece on its way, also from tile to tile.
+    the next piece on its way, also from tile to tile. `runs` is even.
     """
     codes_here = gl.allocate_shared_memory(gl.int8, [2, 1024, 32], PIECES)
     x_here = gl.allocate_shared_memory(gl.int8, [2, 1024, 32], PIECES)
     facts_here = gl.allocate_shared_memory(gl.int32, [2, FACTS * 128], FLAT)
     sums_here = gl.allocate_shared_memory(gl.int32, [2, max(SUMS, 1) * 64], FLAT)
     down = (M + 63) // 64
-    tiles, turn = across * down, 0
+    tiles = across * down
     tm, tn = tile_place(gl.program_id(0), across, down, GROUP)
     ask_piece(
         codes_here, x_here, facts_here, sums_here, codes, x, facts, sums, tn * runs, tm * runs, 0,
-        SUMS,
+        0, SUMS,
     )  # fmt: skip
     async_copy.commit_group()
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
@@ -95,23 +92,20 @@ def matmul_blocks_of_32(
         w_at, x_at = tn * runs, tm * runs
         w_after, x_after, more = piece_after(tile, tiles, across, down, runs, GROUP)
         y = nothing(gl.float32)
-        for r in range(runs):
-            stage = turn % 2
-            ws, xs = codes_here.index(stage), x_here.index(stage)
-            landed(0)
-            here = r + 1 < runs
-            if here | more:
-                ask_piece(
-                    codes_here, x_here, facts_here, sums_here, codes, x, facts, sums,
-                    gl.where(here, w_at + r + 1, w_after), gl.where(here, x_at + r + 1, x_after),
-                    turn + 1, SUMS,
-                )  # fmt: skip
-            async_copy.commit_group()
-            high, low = block_dots(ws, xs, 0)
-            y = y + rest_of_run(
-                high, low, ws, xs, facts_here.index(stage), sums_here.index(stage), SUMS
-            )
-            turn += 1
+        for pair in range(0, runs, 2):
+            for stage in gl.static_range(2):
+                r = pair + stage
+                ws, xs = codes_here.index(stage), x_here.index(stage)
+                landed(0)
+                here = r + 1 < runs
+                if here | more:
+                    ask_piece(
+                        codes_here, x_here, facts_here, sums_here, codes, x, facts, sums,
+                        gl.where(here, w_at + r + 1, w_after),
+                        gl.where(here, x_at + r + 1, x_after), 1 - stage, 1 - stage, SUMS,
+                    )  # fmt: skip
+                async_copy.commit_group()
+                y = y + run_of(ws, xs, facts_here.index(stage), sums_here.index(stage), SUMS)
         finish(
             y, tm * 64, first + tn * 128, qe, bias, residual, out, faults, M, N, cut, cut2, group,
             BIASED, RESIDUAL, PARTS, 64, 128,

@@ -26,6 +26,7 @@ from cortiq_triton.operands import (
     laid_bytes,
     lay_quantised,
     lay_weight_rows,
+    runs_of,
     sums_of,
     words_of,
 )
@@ -90,7 +91,7 @@ def multiply_blocks(
 
     rows, height = out.shape
     laid, sums = lay_quantised(weight, x)
-    runs = ceil_div(weight.padded, 256)
+    runs = runs_of(weight)
     how: dict[str, Any] = {"FACTS": facts_of(weight), "SUMS": sums_of(weight), "GROUP": GROUP}
     kernel = hopper_blocks_32.matmul_blocks_of_32
     if weight.block == 256:
