@@ -48,6 +48,15 @@ ACROSS = gl.constexpr(gl.SliceLayout(0, SUMS_LIE))
 
 
 @gluon.jit
+def begin() -> None:
+    """As `language.begin`."""
+    gl.inline_asm_elementwise(
+        "griddepcontrol.launch_dependents; griddepcontrol.wait; // dummy $0", "=r", [],
+        dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
 def copy(shared: Value, source: Value, stage: Value) -> None:
     """Ask for a piece of memory, int8 [rows, 32]."""
     rows: gl.constexpr = shared.shape[1]
