@@ -99,7 +99,7 @@ def lay_weight(
     if OFFSETS:
         word = tl.arange(0, WORDS)[None, :]
         at = (row[:, None] * blocks + run) * WORDS + word
-        found = tl.load(offsets + at, mask=(word >= 0) & (run < blocks), other=0)
+        found = tl.load(offsets + at, mask=word * 0 + run < blocks, other=0)
         at = (piece[:, None] * FACTS + 2 + word) * 128 + place[:, None]
         tl.store(facts + at, found)
 
