@@ -143,7 +143,7 @@ def multiplied(packed, x, first, count):
     """The contract's product of what `operands` lays out, in NumPy."""
     codes, facts = operands.lay_weight_rows(packed, first, count)
     rows, sums = operands.lay_quantised(packed, x)
-    runs, blocks = operands.runs_of(packed), 256 // packed.block
+    runs, blocks = -(-packed.padded // 256), 256 // packed.block
     c, q = laid_codes(codes, runs, packed.folded), laid_rows(rows, runs)
     integers = np.einsum("nbk,mbk->mnb", c, q).reshape(len(q), len(c), runs * blocks, -1).sum(-1)
     facts = facts.numpy().reshape(-1, runs, operands.facts_of(packed), 128)

@@ -21,7 +21,6 @@ from cortiq_triton import compiled, flight, warm
 from cortiq_triton.activation_memory import batch_rows, row_bytes
 from cortiq_triton.call import Counters, Shared
 from cortiq_triton.decode import Decoder
-from cortiq_triton.hopper_products import counters_of
 from cortiq_triton.memory import DeviceBytes, TritonMemory
 from cortiq_triton.plan import Plan, weights_of
 from cortiq_triton.rotary import Angles
@@ -75,7 +74,6 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
         self.decoder = Decoder(self)
         self.placement = placement_of(program, None, "triton", "triton", given)
         if device != "cpu":
-            counters_of(torch.empty(0, device=device).device)  # before any launch is captured
             each = max(map(row_bytes, plans.values()))
             self.batch_rows = batch_rows(each, self.device_bytes())
             self._workspace = each * self.batch_rows

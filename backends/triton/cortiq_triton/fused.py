@@ -36,8 +36,6 @@ from cortiq_triton.scalar import (
 ROWS = 64 if INTERPRETED else 1
 WIDEST_NORM = 8192
 """Columns up to which a row is normalised in registers."""
-NORM_PARTS = 4
-"""Programs for a row while there are at most as many rows."""
 FEW_ROWS = 2 if INTERPRETED else 128
 """Rows up to which a gated row is for several programs."""
 PART = 1024
@@ -52,12 +50,15 @@ def warps_of(width: int) -> int:
 
 
 @device
-def store_rows(
-    y: Tensor, largest: Tensor, e: Tensor, m: Tensor, M: Tensor, i: Tensor, high: Tensor,
-    low: Tensor, sums: Tensor, padded: Tensor, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+def store_quantised(
+    y: Tensor, m: Tensor, M: Tensor, high: Tensor, low: Tensor, exponent: Tensor, sums: Tensor,
+    padded: Tensor, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Planes and sums of columns i, WIDTH from a multiple of 16 on, of rows y [ROWS, WIDTH]."""
-    live = (m < M)[:, None]
+    """Planes, exponents and sums of rows y [ROWS, WIDTH], zero past their end."""
+    live, i = (m < M)[:, None], tl.arange(0, WIDTH)
+    largest = tl.max(magnitude_bits(y), 1)[:, None]
+    e = exponent_of(largest)
+    tl.store(exponent + m[:, None], e, mask=live)
     q = quantised(y, largest, e)
     q_high, q_low = split_planes(q)
     there = live & (i < padded)[None, :]
@@ -65,7 +66,7 @@ def store_rows(
     tl.store(high + at, q_high, mask=there)
     tl.store(low + at, q_low, mask=there)
     total = tl.sum(tl.reshape(q, (ROWS, WIDTH // 16, 16)), 2)
-    j = tl.min(i, 0) // 16 + tl.arange(0, WIDTH // 16)
+    j = tl.arange(0, WIDTH // 16)
     there = live & (j < padded // 16)[None, :]
     tl.store(sums + m.to(tl.int64)[:, None] * (padded // 16) + j[None, :], total, mask=there)
 
@@ -75,13 +76,9 @@ def norm_quantise(
     x: Tensor, weight: Tensor, out: Tensor, high: Tensor, low: Tensor, exponent: Tensor,
     sums: Tensor, faults: Tensor, M: Tensor, n: Tensor, padded: Tensor, one_over_n: Tensor,
     eps: Tensor, WEIGHT: tl.constexpr, KEEP: tl.constexpr, ROWS: tl.constexpr,
-    CHUNKS: tl.constexpr, PARTS: tl.constexpr,
+    CHUNKS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """RMSNorm of rows x [M, n], quantised; with KEEP the normed rows too.
-
-    PARTS programs have the same rows, and each quantises a part of them: a single row is much work
-    for one.
-    """
+    """RMSNorm of rows x [M, n], quantised; with KEEP the normed rows too."""
     m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     i, lane = tl.arange(0, CHUNKS * 256), tl.arange(0, 256)
     live, start = (m < M)[:, None], m.to(tl.int64)[:, None] * n
@@ -96,25 +93,15 @@ def norm_quantise(
         column = chunk * 256 + lane
         term = tl.load(x + start + column[None, :], mask=live & (column < n)[None, :], other=0.0)
         lanes += term * term
-    root = inverse_root(fold(lanes, ROWS) * one_over_n + eps)
-    y = value * root
+    y = value * inverse_root(fold(lanes, ROWS) * one_over_n + eps)
     if WEIGHT:
         y = y * scale[None, :]
-    tl.store(faults + m[:, None] + i[None, :] * 0, 1, mask=inside & outside(y))
+    bad = tl.max((inside & outside(y)).to(tl.int32), 1)
+    tl.store(faults + m, 1, mask=(m < M) & (bad > 0))
     y = snapped(y)
     if KEEP:
         tl.store(out + start + i[None, :], y, mask=inside)
-    largest = tl.max(magnitude_bits(y), 1)[:, None]
-    e = exponent_of(largest)
-    tl.store(exponent + m[:, None], e, mask=live)
-    WIDTH: tl.constexpr = CHUNKS * 256 // PARTS
-    if PARTS > 1:
-        i = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-        y = tl.load(x + start + i[None, :], mask=live & (i < n)[None, :], other=0.0) * root
-        if WEIGHT:
-            y = y * tl.load(weight + i, mask=i < n, other=0.0)[None, :]
-        y = snapped(y)
-    store_rows(y, largest, e, m, M, i, high, low, sums, padded, ROWS, WIDTH)
+    store_quantised(y, m, M, high, low, exponent, sums, padded, ROWS, CHUNKS * 256)
 
 
 def normed_rows(
@@ -123,12 +110,11 @@ def normed_rows(
     """RMSNorm of x [rows, n] (memory for it only, unless it is kept), and its quantised rows."""
     count, n = x.shape
     rows, out = empty_rows((count,), n, x.device), torch.empty_like(x) if keep else x
-    size, chunks = min(ROWS, pow2(count)), pow2(ceil_div(n, 256))
-    parts = min(NORM_PARTS, chunks) if count <= NORM_PARTS and not keep else 1
+    size = min(ROWS, pow2(count))
     launch(
-        norm_quantise, (ceil_div(count, size), parts), x, x if weight is None else weight, out,
+        norm_quantise, (ceil_div(count, size),), x, x if weight is None else weight, out,
         *rows[:4], faults, count, n, rows.high.shape[-1], float(F32(1) / F32(n)), float(F32(eps)),
-        WEIGHT=weight is not None, KEEP=keep, ROWS=size, CHUNKS=chunks, PARTS=parts,
+        WEIGHT=weight is not None, KEEP=keep, ROWS=size, CHUNKS=pow2(ceil_div(n, 256)),
         warps=warps_of(n), early=True,
     )  # fmt: skip
     return out, rows
@@ -161,10 +147,7 @@ def gate_quantise(
     m, i = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
     begin()
     y = gated(gate, up, faults, m, M, i, n, FUNCTION)
-    largest = tl.max(magnitude_bits(y), 1)[:, None]
-    e = exponent_of(largest)
-    tl.store(exponent + m[:, None], e, mask=(m < M)[:, None])
-    store_rows(y, largest, e, m, M, i, high, low, sums, padded, ROWS, WIDTH)
+    store_quantised(y, m, M, high, low, exponent, sums, padded, ROWS, WIDTH)
 
 
 @kernel

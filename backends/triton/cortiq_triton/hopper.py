@@ -19,7 +19,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from cortiq_triton.language import VARYING
-from cortiq_triton.matmul import tile_place
 from cortiq_triton.matvec import end
 from cortiq_triton.scalar import exp2_int
 
@@ -48,15 +47,6 @@ ACROSS = gl.constexpr(gl.SliceLayout(0, SUMS_LIE))
 
 
 @gluon.jit
-def begin() -> None:
-    """As `language.begin`."""
-    gl.inline_asm_elementwise(
-        "griddepcontrol.launch_dependents; griddepcontrol.wait; // dummy $0", "=r", [],
-        dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@gluon.jit
 def copy(shared: Value, source: Value, stage: Value) -> None:
     """Ask for a piece of memory, int8 [rows, 32]."""
     rows: gl.constexpr = shared.shape[1]
@@ -70,35 +60,6 @@ def copy_words(shared: Value, source: Value, stage: Value) -> None:
     """Ask for a piece of memory, int32 [words]."""
     word = gl.arange(0, shared.shape[1], layout=WORDS_COPIED)
     load_async(shared.index(stage), source + word)
-
-
-@gluon.jit
-def ask_piece(
-    codes_here: Value, x_here: Value, facts_here: Value, sums_here: Value, codes: Value, x: Value,
-    facts: Value, sums: Value, w_at: Value, x_at: Value, stage: Value, beside: Value,
-    SUMS: gl.constexpr,
-) -> None:  # fmt: skip
-    """Ask for a piece of all operands, codes for `stage` and what is beside them for `beside`."""
-    w_at, x_at = w_at.to(gl.int64), x_at.to(gl.int64)
-    codes_bytes: gl.constexpr = codes_here.shape[1] * 32
-    facts_words: gl.constexpr = facts_here.shape[1]
-    copy(codes_here, codes + w_at * codes_bytes, stage)
-    copy(x_here, x + x_at * 32768, stage)
-    copy_words(facts_here, facts + w_at * facts_words, beside)
-    if SUMS:
-        copy_words(sums_here, sums + x_at * (SUMS * 64), beside)
-
-
-@gluon.jit
-def piece_after(
-    tile: Value, tiles: Value, across: Value, down: Value, runs: Value, GROUP: gl.constexpr
-) -> tuple[Value, Value, Value]:  # fmt: skip
-    """Where the first piece of the program's next tile lies, of the weight and of x, and whether
-    there is one.
-    """
-    after = tile + gl.num_programs(0)
-    tm, tn = tile_place(gl.minimum(after, tiles - 1), across, down, GROUP)
-    return tn * runs, tm * runs, after < tiles
 
 
 @gluon.jit

@@ -26,7 +26,6 @@ from cortiq_triton.operands import (
     laid_bytes,
     lay_quantised,
     lay_weight_rows,
-    runs_of,
     sums_of,
     words_of,
 )
@@ -37,8 +36,6 @@ MEMORY = 1 << 27
 """Bytes of a weight's rows that are laid out at a time."""
 GROUP = 32
 """Tiles of rows of x that meet a tile of the weight's while it is in the L2."""
-MOST_OF_STEPS = 128
-"""Rows up to which weights decide a product's time: they start early and are shared out."""
 MOST_ROWS = 1 << 20
 """More than a batch has; tiles for codes are the same from some number of rows on."""
 
@@ -93,62 +90,42 @@ def multiply_blocks(
 
     rows, height = out.shape
     laid, sums = lay_quantised(weight, x)
-    runs = runs_of(weight)
+    runs = ceil_div(weight.padded, 256)
     how: dict[str, Any] = {"FACTS": facts_of(weight), "SUMS": sums_of(weight), "GROUP": GROUP}
-    kernel = hopper_blocks_32.matmul_blocks_of_32
+    kernel, most = hopper_blocks_32.matmul_blocks_of_32, processors()  # tiles in turn
     if weight.block == 256:
-        kernel = hopper_blocks_256.matmul_blocks_of_256
+        kernel, most = hopper_blocks_256.matmul_blocks_of_256, MOST_ROWS
         how |= {"PLANES": weight.folded, "WORDS": words_of(weight)}
     for first, count in parts_of(weight, height):
         across = ceil_div(count, DOWN)
         launch(
-            kernel, (min(processors(), across * ceil_div(rows, ACROSS)),), *lay_weight_rows(weight, first, count),
-            laid, sums, x.e, *ending, out, faults, rows, height, runs, first, across, *last, **how,
+            kernel, (min(most, across * ceil_div(rows, ACROSS)),),
+            *lay_weight_rows(weight, first, count), laid, sums, x.e, *ending, out, faults, rows, height, runs, first, across, *last, **how,
             **endings, warps=8,
         )  # fmt: skip
 
 
-def code_tiles(rows: int, height: int, columns: int) -> dict[str, Any]:
-    """Rows of x and of the weight in a tile, steps of 128 columns in memory, programs for the
-    columns of a tile, and whether these start early.
+def code_tiles(rows: int, height: int) -> dict[str, int]:
+    """Rows of x and of the weight in a tile, and steps of 128 columns in memory.
 
     Few programs have many steps on their way each, so that memory is asked for enough.
     """
-    if rows > MOST_OF_STEPS:
+    if rows > 64:
         tiles = ceil_div(rows, 128) * ceil_div(height, 128)
-        bn = 128 if tiles >= processors() else 64
-        return {"BM": 128, "BN": bn, "STAGES": 4, "SPLITS": 1, "EARLY": False}
+        return {"BM": 128, "BN": 128 if tiles >= processors() else 64, "STAGES": 4}
     bm = max(16, pow2(rows))
-    bn = 128 if bm != 64 and height >= DOWN * processors() else 64
-    tiles = ceil_div(height, bn)
-    splits = splits_of(tiles, columns)
-    programs = min(2, ceil_div(tiles * splits, processors()))  # that a processor holds
-    room = (shared_memory() // programs - 1024) // (128 * (bn + 2 * bm))
-    return {
-        "BM": bm, "BN": bn, "STAGES": max(4, min(12, room)), "SPLITS": splits, "EARLY": True
-    }  # fmt: skip
+    bn = 128 if rows <= 32 and height >= DOWN * processors() else 64
+    programs = min(2, ceil_div(ceil_div(height, bn), processors()))  # that a processor holds
+    room = shared_memory() // programs - 1024
+    return {"BM": bm, "BN": bn, "STAGES": max(4, min(12, room // (128 * (bn + 2 * bm))))}
 
 
-def splits_of(tiles: int, columns: int) -> int:
-    """Programs for the columns of a tile: some two for each processor, of 512 columns at least."""
-    if tiles >= processors():
-        return 1
-    return max(1, min(8, pow2(ceil_div(3 * processors(), 2 * tiles)), columns // 512))
-
-
-def code_tilings(rows: int, height: int, columns: int) -> list[dict[str, Any]]:
+def code_tilings(rows: int, height: int) -> list[dict[str, int]]:
     """The tiles for so many rows; while kernels are collected, those for all numbers of rows."""
     if not compiled.is_collecting():
-        return [code_tiles(rows, height, columns)]
-    counts = (16, 32, 64, MOST_OF_STEPS, MOST_OF_STEPS + 1, MOST_ROWS)
-    found = [code_tiles(count, height, columns) for count in counts]
+        return [code_tiles(rows, height)]
+    found = [code_tiles(count, height) for count in (16, 32, 64, 128, MOST_ROWS)]
     return [tiles for at, tiles in enumerate(found) if tiles not in found[:at]]
-
-
-@cache
-def counters_of(device: torch.device) -> torch.Tensor:
-    """Zeros that programs of a tile count with, each launch's back to zero when it ends."""
-    return torch.zeros(1024, dtype=torch.int32, device=device)
 
 
 def multiply_codes(
@@ -159,16 +136,11 @@ def multiply_codes(
     from cortiq_triton import hopper_rows
 
     rows, height = out.shape
-    for sizes in code_tilings(rows, height, weight.padded):
+    for sizes in code_tilings(rows, height):
         how: dict[str, Any] = {**endings, **sizes}
-        bm, bn, splits = sizes["BM"], sizes["BN"], sizes["SPLITS"]
-        programs = ceil_div(rows, bm) * ceil_div(height, bn) * splits
-        shares = counters = faults
-        if splits > 1:
-            shares = torch.empty(programs * 2 * bm * bn, dtype=torch.int32, device=out.device)
-            counters = counters_of(out.device)
         launch(
-            hopper_rows.matmul_rows_of_codes, (programs,), weight.codes, weight.scale, x.high,
-            x.low, x.e, *ending, out, faults, shares, counters, rows, height, weight.padded, *last,
-            warps=bn // 16, early=sizes["EARLY"], GROUP=8, **how,
+            hopper_rows.matmul_rows_of_codes,
+            (ceil_div(rows, sizes["BM"]) * ceil_div(height, sizes["BN"]),),
+            weight.codes, weight.scale, x.high, x.low, x.e, *ending, out, faults, rows, height,
+            weight.padded, *last, warps=sizes["BN"] // 16, GROUP=8, **how,
         )  # fmt: skip

@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from cortiq_triton.hopper import begin, finish, kernel, landed, load_async, meet
+from cortiq_triton.hopper import finish, kernel, landed, load_async
 from cortiq_triton.matmul import tile_place
 from cortiq_triton.scalar import round_two_planes
 
@@ -35,88 +35,38 @@ def ask(shared: Value, source: Value, row: Value, step: Value, K: Value, LIE: gl
 @gluon.jit
 def ask_step(
     weights: Value, highs: Value, lows: Value, codes: Value, qh: Value, ql: Value, n: Value,
-    m: Value, step: Value, steps: Value, K: Value, CODES: gl.constexpr, LIE: gl.constexpr,
+    m: Value, step: Value, steps: Value, K: Value, STAGES: gl.constexpr, LIE: gl.constexpr,
 ) -> None:  # fmt: skip
-    """Ask for a step of the rows of x, with CODES of the weight too, if there is one."""
-    stages: gl.constexpr = weights.shape[0]
+    """Ask for a step of all three, if there is one."""
     if step < steps:
-        at = step % stages
-        if CODES:
-            ask(weights.index(at), codes, n, step, K, LIE)
+        at = step % STAGES
+        ask(weights.index(at), codes, n, step, K, LIE)
         ask(highs.index(at), qh, m, step, K, LIE)
         ask(lows.index(at), ql, m, step, K, LIE)
     async_copy.commit_group()
 
 
-@gluon.jit
-def shares_of(
-    high: Value, low: Value, shares: Value, counters: Value, tile: Value, split: Value,
-    SPLITS: gl.constexpr,
-) -> tuple[Value, Value, Value]:  # fmt: skip
-    """Sums of a tile over all its programs, and whether this program is the one that has them: the
-    last one. Integers, so that their order decides nothing.
-    """
-    rows: gl.constexpr = high.shape[0]
-    columns: gl.constexpr = high.shape[1]
-    layout: gl.constexpr = high.type.layout
-    r = gl.arange(0, rows, layout=gl.SliceLayout(1, layout))
-    c = gl.arange(0, columns, layout=gl.SliceLayout(0, layout))
-    place = r[:, None] * columns + c[None, :]
-    size: gl.constexpr = rows * columns
-    first = shares + tile.to(gl.int64) * (SPLITS * 2 * size)
-    own = first + split * (2 * size)
-    gl.store(own + place, high)
-    gl.store(own + size + place, low)
-    meet()
-    last = gl.atomic_add(counters + tile, 1, sem="acq_rel", scope="gpu") == SPLITS - 1
-    if last:
-        gl.store(counters + tile, 0)
-        meet()
-        high = high * 0
-        low = low * 0
-        for other in range(SPLITS):
-            at = first + other * (2 * size) + place
-            high += gl.load(at, cache_modifier=".cg")
-            low += gl.load(at + size, cache_modifier=".cg")
-    return high, low, last
-
-
 @kernel
 def matmul_rows_of_codes(
     codes: Value, scale: Value, qh: Value, ql: Value, qe: Value, bias: Value, residual: Value,
-    out: Value, faults: Value, shares: Value, counters: Value, M: Value, N: Value, K: Value,
-    cut: Value, cut2: Value, group: Value, BIASED: gl.constexpr, RESIDUAL: gl.constexpr,
-    PARTS: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
-    SPLITS: gl.constexpr, EARLY: gl.constexpr, GROUP: gl.constexpr,
+    out: Value, faults: Value, M: Value, N: Value, K: Value, cut: Value, cut2: Value, group: Value,
+    BIASED: gl.constexpr, RESIDUAL: gl.constexpr, PARTS: gl.constexpr, BM: gl.constexpr,
+    BN: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
 ) -> None:  # fmt: skip
-    """Outputs [M, N] of int8 codes [N, K], K a multiple of 256.
-
-    SPLITS programs have a part of the columns each, where tiles are too few for all processors.
-    EARLY: the first codes are asked for before the launch that makes x has ended.
-    """
+    """Outputs [M, N] of int8 codes [N, K], K a multiple of 256."""
     warps: gl.constexpr = BN // 16
     sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, BM, 32])
     lie: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [warps, 1], [1, 0])
     pieces: gl.constexpr = gl.NVMMASharedLayout(128, 8, 2)
-    across, down = (N + BN - 1) // BN, (M + BM - 1) // BM
-    tile = gl.program_id(0) % (across * down)
-    split = gl.program_id(0) // (across * down)
-    tm, tn = tile_place(tile, across, down, GROUP)
+    tm, tn = tile_place(gl.program_id(0), (N + BN - 1) // BN, (M + BM - 1) // BM, GROUP)
     n = gl.minimum(tn * BN + gl.arange(0, BN, layout=gl.SliceLayout(1, lie)), N - 1).to(gl.int64)
     m = gl.minimum(tm * BM + gl.arange(0, BM, layout=gl.SliceLayout(1, lie)), M - 1).to(gl.int64)
     weights = gl.allocate_shared_memory(gl.int8, [STAGES, BN, 128], pieces)
     highs = gl.allocate_shared_memory(gl.int8, [STAGES, BM, 128], pieces)
     lows = gl.allocate_shared_memory(gl.int8, [STAGES, BM, 128], pieces)
-    each = (K // 256 + SPLITS - 1) // SPLITS * 2
-    steps = gl.minimum(K // 128 - split * each, each)
-    codes, qh, ql = codes + split * each * 128, qh + split * each * 128, ql + split * each * 128
-    if EARLY:
-        for early in gl.static_range(STAGES - 2):
-            if early < steps:
-                ask(weights.index(early), codes, n, early, K, lie)
-        begin()
+    steps = K // 128
     for early in gl.static_range(STAGES - 2):
-        ask_step(weights, highs, lows, codes, qh, ql, n, m, early, steps, K, not EARLY, lie)
+        ask_step(weights, highs, lows, codes, qh, ql, n, m, early, steps, K, STAGES, lie)
     high = gl.zeros([BN, BM], gl.int32, sums)
     low = gl.zeros([BN, BM], gl.int32, sums)
     for pair in range(0, steps, 2):
@@ -128,15 +78,11 @@ def matmul_rows_of_codes(
             high = warpgroup_mma(w, h.permute((1, 0)), high, is_async=True)
             low = warpgroup_mma(w, l.permute((1, 0)), low, is_async=True)
             ahead = step + STAGES - 2  # where the pair before was, whose sums are there
-            ask_step(weights, highs, lows, codes, qh, ql, n, m, ahead, steps, K, True, lie)
+            ask_step(weights, highs, lows, codes, qh, ql, n, m, ahead, steps, K, STAGES, lie)
         high, low = warpgroup_mma_wait(0, [high, low])
-    last = True
-    if SPLITS > 1:
-        high, low, last = shares_of(high, low, shares, counters, tile, split, SPLITS)
-    if last:
-        row = tn * BN + gl.arange(0, BN, layout=gl.SliceLayout(1, sums))
-        s = gl.load(scale + row, mask=row < N, other=0.0)[:, None]
-        finish(
-            round_two_planes(high, low) * s, tm * BM, tn * BN, qe, bias, residual, out, faults, M,
-            N, cut, cut2, group, BIASED, RESIDUAL, PARTS, BM, BN,
-        )  # fmt: skip
+    n = tn * BN + gl.arange(0, BN, layout=gl.SliceLayout(1, sums))
+    s = gl.load(scale + n, mask=n < N, other=0.0)[:, None]
+    finish(
+        round_two_planes(high, low) * s, tm * BM, tn * BN, qe, bias, residual, out, faults, M, N,
+        cut, cut2, group, BIASED, RESIDUAL, PARTS, BM, BN,
+    )  # fmt: skip

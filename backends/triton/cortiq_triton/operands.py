@@ -8,8 +8,7 @@ in pieces of 32 columns; codes with their sub-scales multiplied in.
     sums     int32 [tiles, K/256, n, 64]: the bits of RN(Σq) of 32 columns, or beside offsets for
              four sub-blocks at a time Σq = 256·high + low, as two words of 16-bit and one of bytes
 
-K is rounded up to 512 columns, so that pieces come in pairs; what is there beyond the end is zero
-and adds +0.
+K is rounded up to 256 columns; what is there beyond the end is zero and adds +0.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ def half_codes(
 def lay_weight(
     codes: Tensor, bits: Tensor, scale: Tensor, minimum: Tensor, sub_scales: Tensor,
     offsets: Tensor, laid: Tensor, facts: Tensor, first: Tensor, N: Tensor, K: Tensor,
-    runs: Tensor, blocks: Tensor, NIBBLES: tl.constexpr, BLOCK: tl.constexpr, E4M3: tl.constexpr,
+    runs: Tensor, blocks: Tensor, NIBBLES: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
     SUB: tl.constexpr, SCALED: tl.constexpr, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr,
     BIAS: tl.constexpr, HIGH: tl.constexpr, FORM: tl.constexpr, LOW_FORM: tl.constexpr,
     PLANES: tl.constexpr, WORDS: tl.constexpr, FACTS: tl.constexpr, ROWS: tl.constexpr,
@@ -98,8 +97,7 @@ def lay_weight(
         tl.store(facts + spot + COUNT * 128, least)
     if OFFSETS:
         word = tl.arange(0, WORDS)[None, :]
-        at = (row[:, None] * blocks + run) * WORDS + word
-        found = tl.load(offsets + at, mask=word * 0 + run < blocks, other=0)
+        found = tl.load(offsets + (row[:, None] * runs + run) * WORDS + word)
         at = (piece[:, None] * FACTS + 2 + word) * 128 + place[:, None]
         tl.store(facts + at, found)
 
@@ -149,11 +147,6 @@ def lay_rows(
         tl.store(laid_sums + spot + 128, tail)
 
 
-def runs_of(weight: Packed) -> int:
-    """Pieces of a row: an even number."""
-    return 2 * ceil_div(weight.padded, 512)
-
-
 def words_of(weight: Packed) -> int:
     """Words of the offsets of a block."""
     return 0 if weight.offsets is None else 64 // weight.sub
@@ -174,12 +167,12 @@ def sums_of(weight: Packed) -> int:
 def laid_bytes(weight: Packed, rows: int) -> int:
     """Memory for so many rows of a weight."""
     each = 256 * weight.folded + 4 * facts_of(weight)
-    return ceil_div(rows, DOWN) * DOWN * runs_of(weight) * each
+    return ceil_div(rows, DOWN) * DOWN * ceil_div(weight.padded, 256) * each
 
 
 def lay_weight_rows(weight: Packed, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes and facts of rows of a weight from `first` on, a multiple of 128."""
-    runs, planes, facts = runs_of(weight), weight.folded, facts_of(weight)
+    runs, planes, facts = ceil_div(weight.padded, 256), weight.folded, facts_of(weight)
     tiles, device = ceil_div(count, DOWN), weight.codes.device
     codes = torch.empty(tiles * runs * planes * 32768, dtype=torch.int8, device=device)
     beside = torch.empty(tiles * runs * facts * DOWN, dtype=torch.int32, device=device)
@@ -198,7 +191,7 @@ def lay_weight_rows(weight: Packed, first: int, count: int) -> tuple[torch.Tenso
 def lay_quantised(weight: Packed, x: Rows) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantised rows in tiles, and their sums as the minima of a format want them."""
     count, padded, each = x.e.numel(), weight.padded, sums_of(weight)
-    runs, tiles, device = runs_of(weight), ceil_div(count, ACROSS), x.high.device
+    runs, tiles, device = ceil_div(padded, 256), ceil_div(count, ACROSS), x.high.device
     laid = torch.empty(tiles * runs * 32768, dtype=torch.int8, device=device)
     sums = torch.empty(tiles * runs * max(1, each) * ACROSS, dtype=torch.int32, device=device)
     minimum = 0 if not each else 1 if weight.offsets is None else 2
