@@ -15,6 +15,7 @@ from cortiq.formats.cache import PARTIAL_SUFFIX, Progress, models_folder, worksp
 from cortiq.formats.hash_records import first_mismatch, remove_record
 from cortiq.formats.hub_models import HUB_MODELS, HubModel
 from cortiq.formats.hub_names import FORM, names_in_cache
+from cortiq.formats.kept_weights import drop_orphans, kept_folder
 from cortiq.formats.known_models import KNOWN_MODELS, KnownModel
 
 __all__ = [
@@ -98,7 +99,7 @@ def remove(name: str) -> int:
         os.replace(folder, removed := temporary / "removed")
         remove_record(folder)
         own = sum(p.stat().st_size for p in removed.rglob("*") if not p.is_symlink())
-        return own + hub.release_files(removed)
+        return own + hub.release_files(removed) + drop_orphans(kept_folder())
 
 
 def partial_downloads() -> dict[str, int]:

@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("peft")
 pytest.importorskip("gguf")
+pytest.importorskip("compressed_tensors")
 
 import gguf
 import numpy as np
@@ -18,6 +19,8 @@ import torch
 import transformers
 from checkpoints import case, draw_weights
 from gguf_files import GGUF, write_gguf
+from quantised_folders import SCHEMES
+from quantised_folders import write as write_quantised
 from safetensors.numpy import load_file, save_file
 
 import cortiq
@@ -180,6 +183,44 @@ def test_a_quantised_matrix_is_dequantised_and_converted(folder, tmp_path):
         want = values[theirs] + 2.0 * 5.0 / 4 * product
         got = f32.weights[ours].parts["raw"].reshape(-1).view("<f4").reshape(want.shape)
         assert np.abs(got - want).max() < 2 * ULP * np.abs(want).max()
+
+
+@pytest.mark.parametrize("name", ["fp8-block", "awq", "modelopt-nvfp4"])
+def test_codes_of_other_programs_are_dequantised_for_an_adapter(name, tmp_path):
+    base, made, tensor = tmp_path / "base", tmp_path / "lora", "layers.1.mlp.down_proj"
+    scheme = next(scheme for scheme in SCHEMES if scheme.name == name)
+    meant, _ = write_quantised(scheme, base)
+    want = meant[f"model.{tensor}.weight"]
+    rng = np.random.default_rng(4)
+    a, b = (rng.standard_normal(s).astype(np.float32) for s in ((2, want.shape[1]), (len(want), 2)))
+    save_adapter(made, {f"model.{tensor}.lora_A.weight": a, f"model.{tensor}.lora_B.weight": b})
+    loaded = load(base, (made, -0.5))
+    got = loaded.weights[f"model.{tensor}.weight"].parts["raw"].reshape(-1).view("<f4")
+    want = want - 0.5 * 6 / 2 * (b.astype(np.float64) @ a)
+    assert np.abs(got.reshape(want.shape) - want).max() < 2 * ULP * np.abs(want).max()
+    layouts = {n: spec.layout for n, spec in loaded.program.weights.items()}
+    assert layouts[f"model.{tensor}.weight"] == "f32"
+    assert layouts["model.layers.0.mlp.down_proj.weight"] == scheme.layout
+
+
+def save_adapter(folder, tensors):
+    """An adapter of rank 2 and alpha 6, by hand."""
+    folder.mkdir()
+    named = {f"base_model.model.{name}": tensor for name, tensor in tensors.items()}
+    save_file(named, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 6}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+
+
+def test_a_receipt_is_verified_with_the_same_adapter(folder, tmp_path):
+    adapter(base_model(), tmp_path / "a", target_modules=["q_proj"])
+    lora = (str(tmp_path / "a"),)
+    with cortiq.load(folder, backend="reference", lora=lora) as model:
+        receipt = model.generate([1, 2, 3], max_tokens=4, ignore_eos=True).receipt()
+    assert cortiq.verify(receipt, folder, backend="reference", lora=lora)
+    for other in ((), (f"{lora[0]}:0.5",)):
+        verdict = cortiq.verify(receipt, folder, backend="reference", lora=other)
+        assert not verdict and {found.field for found in verdict.differences} >= {"digests"}
 
 
 def gguf_pair(folder, tmp_path):

@@ -12,7 +12,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 import model_table
 
 from cortiq.errors import UnsupportedError
-from cortiq.formats.quantisation import METHODS, read_quantisation
+from cortiq.formats.quantisation import METHODS
+from cortiq.formats.quantisation_config import read_quantisation
 from cortiq.models.config import config_from_json
 from cortiq.models.registry import families
 
