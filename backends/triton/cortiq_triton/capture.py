@@ -21,7 +21,9 @@ def _captures(device: str) -> tuple[torch.cuda.Stream, Any, torch.cuda.CUDAGraph
     return stream, pool, keeper
 
 
-def _capture(graph: torch.cuda.CUDAGraph, stream: Any, pool: Any, launch: Callable[[], Any]) -> None:
+def _capture(
+    graph: torch.cuda.CUDAGraph, stream: Any, pool: Any, launch: Callable[[], Any]
+) -> None:
     """Capture launches as a graph."""
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

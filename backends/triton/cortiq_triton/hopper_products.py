@@ -92,16 +92,18 @@ def multiply_blocks(
     laid, sums = lay_quantised(weight, x)
     runs = ceil_div(weight.padded, 256)
     how: dict[str, Any] = {"FACTS": facts_of(weight), "SUMS": sums_of(weight), "GROUP": GROUP}
-    kernel, most = hopper_blocks_32.matmul_blocks_of_32, processors()  # tiles in turn
+    kernel = hopper_blocks_32.matmul_blocks_of_32
     if weight.block == 256:
-        kernel, most = hopper_blocks_256.matmul_blocks_of_256, MOST_ROWS
+        kernel = hopper_blocks_256.matmul_blocks_of_256
         how |= {"PLANES": weight.folded, "WORDS": words_of(weight)}
     for first, count in parts_of(weight, height):
         across = ceil_div(count, DOWN)
+        programs = across * ceil_div(rows, ACROSS)
+        if weight.block == 32:
+            programs = min(programs, processors())  # they take tiles in turn
         launch(
-            kernel, (min(most, across * ceil_div(rows, ACROSS)),),
-            *lay_weight_rows(weight, first, count), laid, sums, x.e, *ending, out, faults, rows, height, runs, first, across, *last, **how,
-            **endings, warps=8,
+            kernel, (programs,), *lay_weight_rows(weight, first, count), laid, sums, x.e, *ending,
+            out, faults, rows, height, runs, first, across, *last, **how, **endings, warps=8,
         )  # fmt: skip
 
 
