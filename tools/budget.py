@@ -34,7 +34,7 @@ LIMITS: Mapping[str, int] = {
     "backends/reference": 950,
     "backends/triton": 7900,
     "backends/wgpu": 4940,
-    "benchmarks": 2900,
+    "benchmarks": 3550,
     "conformance": 7470,
     "cortiq": 710,
     "cortiq/backend": 4890,
