@@ -191,8 +191,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "T15",
         "test_acceptance.py::test_t15_cancelled_before_the_start_and_not_the_next_time",
         "cortiq/engine/sequence.py",
-        "return self._cancel.is_set() or self.cancelled()",
-        "return self._cancel.is_set()",
+        "return self._cancelled or self.cancelled()",
+        "return self._cancelled",
     ),
     Mutant(
         "T17",

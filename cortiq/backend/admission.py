@@ -70,6 +70,30 @@ def token_of(row: Row, drawn: Sequence[int | None]) -> int:
     return -1 if found is None else found
 
 
+class KnownWants:
+    """Wants of rows that were found answerable: checked once for a request, not once a step.
+
+    They are told apart by identity, and held, so that no others can be at their addresses.
+    """
+
+    MOST = 1024
+
+    def __init__(self) -> None:
+        self._held: dict[int, tuple[Want, ...]] = {}
+
+    def __contains__(self, wants: tuple[Want, ...]) -> bool:
+        return self._held.get(id(wants)) is wants
+
+    def add(self, wants: tuple[Want, ...]) -> None:
+        """Note wants that have an answer; not with masks, which have kilobytes and change."""
+        if any(isinstance(want, Draw) and want.mask is not None for want in wants):
+            return
+        if len(self._held) >= self.MOST:
+            self._held.clear()
+        if type(wants) is tuple:
+            self._held[id(wants)] = wants
+
+
 def drawn_token(wants: Mapping[Want, Any]) -> int | None:
     """Return the token that a row drew, for rows of the next batch that continue it."""
     if not wants:
@@ -92,10 +116,15 @@ def refusals(
     start: int,
     vocabulary: int,
     context: int,
+    known: KnownWants,
 ) -> Iterator[str]:
-    """List reasons not to compute one sequence's rows, whose entry graph has seen `start` rows."""
+    """List reasons not to compute one sequence's rows, whose entry graph has seen `start` rows.
+
+    Parameters
+    ----------
+    known : wants that the graph answers; those that are found to have an answer are added.
+    """
     supplied = [name for name in graph.inputs if name not in BY_ROW]
-    answered: set[tuple[Want, ...]] = set()
     for place, (row, token) in enumerate(zip(rows, tokens, strict=True)):
         if row.position != start + place:
             yield f"positions must go on from {start} one by one"
@@ -107,10 +136,12 @@ def refusals(
                 yield f"rows lack the inputs {sorted(lacking)}"
             given = row.inputs.items()
             yield from (r for name, value in given if (r := _unfit(graph, name, value, context)))
-        if row.wants not in answered:
-            answered.add(row.wants)
-            yield from (r for want in row.wants if (r := _unanswerable(graph, want)))
-            yield from (r for want in row.wants if (r := _undrawn(want, row.wants)))
+        if row.wants not in known:
+            found = [r for want in row.wants if (r := _unanswerable(graph, want))]
+            found += [r for want in row.wants if (r := _undrawn(want, row.wants))]
+            yield from found
+            if not found:
+                known.add(row.wants)
 
 
 @dataclass(frozen=True)

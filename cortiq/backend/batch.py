@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -104,7 +105,10 @@ class Drawn:
     row: int
 
 
-@dataclass(frozen=True)
+NO_INPUTS: Mapping[str, np.ndarray] = MappingProxyType({})
+
+
+@dataclass(frozen=True, init=False)
 class Row:
     """One position of one sequence.
 
@@ -122,8 +126,20 @@ class Row:
     state: State
     position: int
     token: int | Drawn
-    wants: tuple[Want, ...] = ()
-    inputs: Mapping[str, np.ndarray] = field(default_factory=dict)
+    wants: tuple[Want, ...]
+    inputs: Mapping[str, np.ndarray]
+
+    def __init__(
+        self,
+        state: State,
+        position: int,
+        token: int | Drawn,
+        wants: tuple[Want, ...] = (),
+        inputs: Mapping[str, np.ndarray] = NO_INPUTS,
+    ) -> None:  # what a frozen class writes takes thrice as long, for each row of each step
+        fields = self.__dict__
+        fields["state"], fields["position"], fields["token"] = state, position, token
+        fields["wants"], fields["inputs"] = wants, inputs
 
 
 @dataclass(frozen=True)
@@ -164,6 +180,7 @@ class BatchResult:
     rows: Sequence[Mapping[Want, Any]]
 
 
+COMPLETED = Outcome(Status.COMPLETED)
 FAULT = "a value was not finite, or its magnitude was 2^50 or more"
 """The reason of a `failed` outcome."""
 

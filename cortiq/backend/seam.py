@@ -11,7 +11,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from cortiq.backend.answer_checks import unlike
-from cortiq.backend.batch import Batch, BatchResult, Finished, Outcome, Status, Ticket
+from cortiq.backend.batch import (
+    COMPLETED,
+    Batch,
+    BatchResult,
+    Finished,
+    Outcome,
+    Status,
+    Ticket,
+)
 from cortiq.backend.protocol import (
     Backend,
     CompileOptions,
@@ -190,9 +198,10 @@ class CheckedExecutable:
             what = f"{len(result.rows)} rows for a batch of {len(batch.rows)}"
             raise breach(self._backend, call, what, "a row for each row of the batch")
         values = self.inner.program.graphs[batch.entry].values
+        outcomes = result.outcomes
         for at, (row, brought) in enumerate(zip(batch.rows, result.rows, strict=True)):
-            outcome = result.outcomes.get(row.state)
-            if not isinstance(outcome, Outcome) or not isinstance(outcome.status, Status):
+            outcome = outcomes.get(row.state)
+            if outcome is not COMPLETED and not _is_outcome(outcome):
                 wanted = "a cortiq.backend.Outcome for each"
                 raise breach(self._backend, call, f"{shown(outcome)} for a sequence", wanted)
             if row.wants and outcome.status is Status.COMPLETED:
@@ -200,6 +209,10 @@ class CheckedExecutable:
                 if fault is not None:
                     what, wanted = fault
                     raise breach(self._backend, call, f"{what} in row {at}", wanted)
+
+
+def _is_outcome(found: Any) -> bool:
+    return isinstance(found, Outcome) and isinstance(found.status, Status)
 
 
 class _CheckedTicket:

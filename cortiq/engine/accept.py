@@ -43,14 +43,13 @@ def commit(
     BackendError : a row drew no id of the vocabulary.
     """
     sequence, drafted = scheduled.sequence, scheduled.draft.ids
-    name = scheduled.drafter
     emitted = accepted = 0
     for position, index in enumerate(scheduled.drawing):
         row = rows[index]
         token = drawn_token(row[batch.rows[index].wants[0]], vocabulary)
         matches = position < len(drafted) and drafted[position] == token
         sequence.stats.token_arrived()
-        sequence.output.commit(token, row, name if matches else "")
+        sequence.output.commit(token, row, scheduled.drafter if matches else "")
         sequence.ids.append(token)
         emitted += 1
         accepted += matches
@@ -67,17 +66,18 @@ def drawn_token(drawn: object, vocabulary: int) -> int:
     return token
 
 
+def is_whole(sequence: Sequence, scheduled: ScheduledRows) -> bool:
+    """Return whether all rows that were fed are of committed ids."""
+    return scheduled.draws == 0 or len(sequence.ids) > scheduled.stop
+
+
 def settle(sequence: Sequence, state: State, scheduled: ScheduledRows) -> None:
-    """Rewind the state to the rows of committed ids.
+    """Rewind the state to the rows of committed ids, where it has others.
 
     Where it cannot rewind exactly, missing rows are fed again: with a checkpoint from before the
     round these are the round's own rows, without one as many as the backend says.
     """
-    wanted = min(len(sequence.ids) - 1, scheduled.stop)
-    if scheduled.draws == 0 or wanted >= scheduled.stop:
-        sequence.fed = scheduled.stop
-        return
-    sequence.fed = state.rewind(wanted)
+    sequence.fed = state.rewind(len(sequence.ids) - 1)
     if sequence.fed < scheduled.start and scheduled.checkpoint is not None:
         state.restore(scheduled.checkpoint)
         sequence.fed = scheduled.start

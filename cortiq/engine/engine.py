@@ -9,7 +9,7 @@ from cortiq.arguments import instance_of
 from cortiq.backend import BatchResult, Executable, Status
 from cortiq.backend.batch import Batch
 from cortiq.backend.error_attribution import attributed_to, failure_hint
-from cortiq.engine.accept import NO_TOKEN, Committed, commit, settle
+from cortiq.engine.accept import NO_TOKEN, Committed, commit, is_whole, settle
 from cortiq.engine.cache_roles import CacheRole
 from cortiq.engine.default_cache_points import with_cache_points
 from cortiq.engine.drafter_manager import DrafterManager, record_round
@@ -238,8 +238,11 @@ class Engine:
                 check_outcome(outcome, rows.stop - 1, failure_hint(self.executable))
             if rows.draws and not sequence.done:
                 got = commit(batch, rows, result.rows, self._vocabulary)
-            with attributed_to(self._states.backend):
-                settle(sequence, rows.state, rows)
+            if is_whole(sequence, rows):
+                sequence.fed = rows.stop
+            else:
+                with attributed_to(self._states.backend):
+                    settle(sequence, rows.state, rows)
         except Exception as error:
             self._fail(sequence, error)
             return NO_TOKEN

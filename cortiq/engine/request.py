@@ -6,6 +6,7 @@ import operator
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ from cortiq.numerics.masks import Mask, mask_fault
 from cortiq.numerics.sampling import Sampling
 from cortiq.options import GenerateOptions
 
+DIGEST = Digest("logits")
 SEED_BITS = 32
 """Bits of a random seed: enough to differ, few enough to type in again."""
 
@@ -77,7 +79,7 @@ class Request:
     top_logprobs: int | None = None
     shown_ids: frozenset[int] = frozenset()
 
-    @property
+    @cached_property
     def want(self) -> Want:
         """Want of the next token."""
         return Argmax() if self.greedy else Draw(self.sampling, self.choice)
@@ -92,15 +94,20 @@ class Request:
         mask = self.masks(history) if self.masks else None
         return mask is None or bool(mask[token // 8] >> token % 8 & 1)
 
-    @property
+    @cached_property
     def captures(self) -> tuple[Want, ...]:
         """Further outputs of each row that draws: the digest, and logits where they are needed."""
-        captures: dict[Want, None] = {Digest("logits"): None}
+        captures: dict[Want, None] = {DIGEST: None}
         if self.confidence or self.trace:
             captures[DrawnLogit(self.calibration)] = None
         if self.top_logprobs is not None:
             captures |= dict.fromkeys((DrawnLogit(), Top(max(1, self.top_logprobs))))
         return tuple(captures)
+
+    @cached_property
+    def wants(self) -> tuple[Want, ...]:
+        """Outputs of a row that draws without a mask; one object, which is checked once."""
+        return self.want, *self.captures
 
     @property
     def limit(self) -> int:

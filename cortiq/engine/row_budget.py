@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 PATIENCE = 256
 """Steps that one point of priority is worth; bounded, so that no request starves."""
@@ -17,8 +17,7 @@ def urgency(served: int, priority: int, number: int) -> tuple[int, int]:
     return served - priority * PATIENCE, number
 
 
-@dataclass(frozen=True)
-class RowDemand:
+class RowDemand(NamedTuple):
     """Rows that a sequence can use.
 
     Attributes
@@ -36,8 +35,7 @@ class RowDemand:
     urgency: tuple[int, int]
 
 
-@dataclass(frozen=True)
-class RowGrant:
+class RowGrant(NamedTuple):
     """Rows that a sequence gets: for its own ids, and for drafted ones."""
 
     rows: int = 0

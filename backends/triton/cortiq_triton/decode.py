@@ -11,7 +11,7 @@ before draws reads it on the device, and so do penalties, from the sequence's `T
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,6 @@ from cortiq.backend import (
     FAULT,
     Batch,
     BatchResult,
-    Draw,
     Drawn,
     Outcome,
     Row,
@@ -29,34 +28,29 @@ from cortiq.backend import (
     Status,
     Want,
 )
-from cortiq.backend.admission import drawn_token, token_of
-from cortiq.backend.answers import drawing_want
+from cortiq.backend.admission import token_of
+from cortiq.backend.batch import COMPLETED
 from cortiq.backend.executable import Accepted
-from cortiq.backend.requests import penalises
 from cortiq_triton.capture import Captured
+from cortiq_triton.draw_numbers import Stored
 from cortiq_triton.language import pow2
 from cortiq_triton.mixed import Mixed
 from cortiq_triton.plan import Plan
 from cortiq_triton.rowset import RowBuffer
 from cortiq_triton.run import Run
-from cortiq_triton.shapes import ShapeCache, logits_bytes, padded_sequences
+from cortiq_triton.shapes import Scratch, ShapeCache, logits_bytes, padded_sequences
 from cortiq_triton.state import TritonState
-from cortiq_triton.step_answers import Asked, StepAnswers, answerable, ask
+from cortiq_triton.step_answers import TOKEN, Asked, Asking, StepAnswers
+from cortiq_triton.step_rows import KnownFacts, StepArrays, StepRows, plain_rows
 from cortiq_triton.token_log import UNKNOWN
 from cortiq_triton.under_way import Owner, UnderWay
 
 MOST_ROWS = 256
 DRAWN_ROWS = 1 << 14
 """Rows of a batch whose drawn ids are kept on the device."""
+MOST_ASKINGS = 16
 FEWEST_PAGES = 16
 """Tiles without keys cost little; another shape costs a capture."""
-
-
-@dataclass(frozen=True, eq=False)
-class Going(Accepted[TritonState]):
-    """A sequence that goes on by one row, at a position."""
-
-    position: int = 0
 
 
 @dataclass(eq=False)
@@ -65,11 +59,13 @@ class Shape:
 
     Attributes
     ----------
-    replay : computes the logits. answers : what follows, by what rows ask for.
+    arrays : of its rows. replay : computes the logits. answers : what follows, by what rows ask
+        for.
     """
 
     run: Run
     buffer: RowBuffer
+    arrays: StepArrays
     replay: Callable[[], None]
     answers: dict[Asked, StepAnswers] = field(default_factory=dict)
 
@@ -80,25 +76,29 @@ class Step:
 
     Attributes
     ----------
-    wants : of each row. answers : how to read the words of its answer.
+    rows : whose they are. wants : of each row. answers : how to read the words of its answer.
     """
 
     owner: Owner
-    accepted: Sequence[Going]
+    rows: StepRows
     entry: str
     wants: Sequence[tuple[Want, ...]]
-    sources: Sequence[int]
     answers: StepAnswers
     answer: torch.Tensor
     event: Any
     lost: set[TritonState] = field(default_factory=set)
     outcome: BatchResult | None = None
-    drawn: list[int | None] = field(default_factory=list)
+    drawn: Sequence[int | None] = ()
+
+    @property
+    def states(self) -> Sequence[TritonState]:
+        """Sequences with rows in it."""
+        return self.rows.states
 
     def draws(self, row: Any) -> bool:
         """Whether a row draws an id."""
-        there = type(row) is int and 0 <= row < len(self.accepted)
-        return there and drawing_want(self.wants[row]) is not None
+        there = type(row) is int and 0 <= row < len(self.wants)
+        return there and self.rows.facts[row].drawing is not None
 
     def result(self) -> BatchResult:
         """What the batch brought."""
@@ -110,22 +110,27 @@ class Step:
         """Read the answer; `before` is what the step before drew."""
         if self.event is not None:
             self.event.synchronize()
-        outcomes: dict[State, Outcome] = {}
         words = self.answer.numpy()
-        brought = self.answers.read(words, self.wants)
-        flags = words[:, 0].tolist()
-        for row, (source, sequence) in enumerate(zip(self.sources, self.accepted, strict=True)):
-            state = sequence.state
-            failed = bool(flags[row]) or state in self.lost
-            if failed and state not in self.lost:
-                state.clear()
-            elif not failed and source >= 0 and self.entry == "trunk":
-                state.tokens[sequence.position] = before[source]  # type: ignore[assignment]
-            status = Outcome(Status.FAILED, FAULT) if failed else Outcome(Status.COMPLETED)
-            outcomes[state] = status
-            if failed:
-                brought[row] = {}
-        self.drawn = [drawn_token(row) for row in brought]
+        brought: list[Mapping[Want, Any]] = [*self.answers.read(words, self.wants)]
+        states, positions = self.rows.states, self.rows.positions
+        outcomes: dict[State, Outcome] = dict.fromkeys(states, COMPLETED)
+        flags, tokens = words[:, 0], words[:, TOKEN].tolist()
+        drawn = zip(tokens, self.rows.facts, strict=True)
+        self.drawn = [token if facts.drawing is not None else None for token, facts in drawn]
+        failed = (
+            [at for at, state in enumerate(states) if flags[at] or state in self.lost]
+            if (flags.any() or self.lost)
+            else []
+        )
+        for at in failed:
+            if states[at] not in self.lost:
+                states[at].clear()
+            outcomes[states[at]], brought[at] = Outcome(Status.FAILED, FAULT), {}
+            self.drawn[at] = None
+        if self.entry == "trunk":
+            for at, source in enumerate(self.rows.sources):
+                if source >= 0 and outcomes[states[at]] is COMPLETED:
+                    states[at].tokens[positions[at]] = before[source]  # type: ignore[assignment]
         self.outcome = BatchResult(outcomes, brought)
 
 
@@ -145,109 +150,117 @@ class Decoder:
         self.drawn = torch.full((DRAWN_ROWS,), -1, dtype=torch.int32, device=owner.device)
         self.under_way: list[UnderWay] = []
         self.version = 0
+        self._facts, self._known = KnownFacts(), dict[tuple[int, ...], Asking]()
+        self._filler: Scratch | None = None
         self.capture: Callable[[Callable[[], None], str], Captured] = Captured
         self.mixed = Mixed(owner, self.drawn, self._captured)
 
     def submit(self, plan: Plan, batch: Batch) -> Step | None:
         """Launch a batch of steps; None if it is another kind of batch, or a row is refused."""
-        if not self._is_step(plan, batch):
+        rows = batch.rows
+        if not (0 < len(rows) <= MOST_ROWS and set(plan.graph.inputs) <= {"token", "position"}):
             return None
-        if any(state.log.lacks(state.tokens) for state in self._penalised(batch).values()):
+        facts = plain_rows(batch, self._facts)
+        if facts is None or not all(self.owner.owns(row.state) for row in rows):
+            return None
+        states: list[Any] = [row.state for row in rows]
+        looking = [state for state, known in zip(states, facts, strict=True) if known.looks]
+        if any(state.log.lacks(state.tokens) for state in looking):
             self.owner.settle()
-        accepted: list[Going] = []
-        sources: list[int] = []
-        for index, row in enumerate(batch.rows):
-            state: Any = row.state
+        tokens, sources = [], []
+        for at, row in enumerate(rows):
             token, source = self.token(row)
-            going = Going(state, range(index, index + 1), [token], state.length(batch.entry))
-            if self.owner.refusal(plan, batch, going) is not None:
-                return None
-            accepted.append(going)
+            if not self.owner.lets_in(batch.entry, row, token):
+                one = Accepted(states[at], range(at, at + 1), [token])
+                if self.owner.refusal(plan, batch, one) is not None:
+                    return None
+            tokens.append(token)
             sources.append(source)
-        step = self._launch(plan, batch, accepted, sources)
-        for sequence, source in zip(accepted, sources, strict=True):
-            ids = [UNKNOWN] if source >= 0 else sequence.tokens
-            sequence.state.advance(batch.entry, ids)
+        going = StepRows(states, [row.position for row in rows], tokens, sources, facts)
+        step = self._launch(plan, batch, going)
+        for state, token, source in zip(states, tokens, sources, strict=True):
+            state.advance(batch.entry, [UNKNOWN if source >= 0 else token])
         self.under_way.append(step)
         return step
 
-    def _is_step(self, plan: Plan, batch: Batch) -> bool:
-        """Whether each row is another sequence's, and wants only what a step can answer."""
-        rows = batch.rows
-        states = {id(row.state) for row in rows}
-        plain = set(plan.graph.inputs) <= {"token", "position"}
-        if not (0 < len(rows) <= MOST_ROWS and len(states) == len(rows) and plain):
-            return False
-        answered = all(not row.inputs and answerable(row) for row in rows)
-        return answered and all(self.owner.owns(row.state) for row in rows)
-
-    def _penalised(self, batch: Batch) -> dict[int, TritonState]:
-        """The states of rows that draw by what their sequences were fed, by row."""
-        drawing = enumerate(map(drawing_want, (row.wants for row in batch.rows)))
-        looking = [at for at, want in drawing if isinstance(want, Draw) and penalises(want)]
-        return {at: batch.rows[at].state for at in looking}  # type: ignore[misc]
-
     def token(self, row: Row) -> tuple[int, int]:
         """A row's id, and the row of the batch under way that draws it (−1: the id is known)."""
-        before = self.under_way[-1] if self.under_way else None
-        if before is None or not isinstance(row.token, Drawn):
+        token, before = row.token, self.under_way[-1] if self.under_way else None
+        if before is None or not isinstance(token, Drawn):
             return token_of(row, self.owner.drawn), -1
-        return (0, row.token.row) if before.draws(row.token.row) else (-1, -1)
+        return (0, token.row) if before.draws(token.row) else (-1, -1)
 
-    def _launch(
-        self, plan: Plan, batch: Batch, accepted: Sequence[Going], sources: Sequence[int]
-    ) -> Step:
-        pages = max(FEWEST_PAGES, pow2(max(len(s.state.page_addresses) for s in accepted)))
-        shape, is_new = self._shape(plan, batch, accepted, sources, pages)
+    def _launch(self, plan: Plan, batch: Batch, rows: StepRows) -> Step:
+        pages = max(FEWEST_PAGES, pow2(max(len(s.page_addresses) for s in rows.states)))
+        shape, is_new = self._shape(plan, batch, rows, pages)
         device = self.owner.device
-        held = {at: s.log.extended(s.tokens, device) for at, s in self._penalised(batch).items()}
-        width = plan.graph.values["logits"].shape[-1]
-        extra = padded_sequences(len(accepted)) - len(accepted)
-        scratch = [Row(self.owner.scratch(), 0, 0)] * extra  # type: ignore[arg-type]
-        asked, arrays = ask([*batch.rows, *scratch], held, width)
-        answers = shape.answers.get(asked)
+        held = {at: rows.states[at].log for at in rows.looking()}
+        held = {at: log.extended(rows.states[at].tokens, device) for at, log in held.items()}
+        wants = [row.wants for row in batch.rows]
+        asking = self._asking(wants, rows.positions, held, plan)
+        extra = padded_sequences(len(wants)) - len(wants)
+        arrays = asking.arrays([*rows.positions, *[0] * extra], held)
+        answers = shape.answers.get(asking.asked)
         if answers is None:
-            answers = shape.answers[asked] = StepAnswers(shape.run, asked, arrays, pages)
+            answers = shape.answers[asking.asked] = StepAnswers(
+                shape.run, asking.asked, arrays, pages
+            )
             answers.launch()
         else:
             answers.fill(arrays)
             answers.replay()
-        answer, event = self._fetch(answers.packed[: len(accepted)])
+        answer, event = self._fetch(answers.packed[: len(wants)])
         if is_new:  # names other memory for the logits, in which nothing is computed yet
             shape.replay = self._captured(shape.run.launch)
         if is_new or answers.replay == answers.launch:
             answers.replay = self._captured(answers.launch)
-        wants = [row.wants for row in batch.rows]
-        return Step(self.owner, accepted, batch.entry, wants, sources, answers, answer, event)
+        return Step(self.owner, rows, batch.entry, wants, answers, answer, event)
 
-    def _shape(
-        self, plan: Plan, batch: Batch, accepted: Sequence[Going], sources: Sequence[int],
-        pages: int,
-    ) -> tuple[Shape, bool]:  # fmt: skip
+    def _asking(
+        self, wants: list[tuple[Want, ...]], positions: list[int], held: dict[int, Stored],
+        plan: Plan,
+    ) -> Asking:  # fmt: skip
+        """What rows with these wants ask for, filled up by rows that want nothing."""
+        key = id(plan), *map(id, wants)
+        asking = self._known.get(key)
+        if asking is None:
+            if len(self._known) >= MOST_ASKINGS:
+                del self._known[next(iter(self._known))]
+            width = plan.graph.values["logits"].shape[-1]
+            extra = padded_sequences(len(wants)) - len(wants)
+            asking = Asking([*wants, *[()] * extra], [*positions, *[0] * extra], held, width)
+            self._known[key] = asking
+        return asking
+
+    def _shape(self, plan: Plan, batch: Batch, rows: StepRows, pages: int) -> tuple[Shape, bool]:
         """Compute the logits of a step; return its shape, and whether that is new."""
-        batch, everyone = self._filled_up(batch, accepted)
-        sources = [*sources, *[-1] * (len(everyone) - len(sources))]
-        run = Run(plan, batch, everyone, self.owner.shared, self.drawn)
-        key = (batch.entry, len(everyone), pages, self.owner.shared.angles.version)
+        count = padded_sequences(len(rows.states))
+        key = (batch.entry, count, pages, self.owner.shared.angles.version)
         if self.version != key[-1]:  # tables of angles were made anew: old graphs read old ones
             self.shapes.clear()
             self.version = key[-1]
         shape = self.shapes.use(key)
         if shape is not None:
-            run.fill(shape.buffer, sources, pages)
+            if self._filler is None:
+                self._filler = self.owner.scratch()
+            shape.buffer.fill(shape.arrays.update(rows, self._filler))
             shape.replay()
             return shape, False
-        shape = Shape(run, RowBuffer(self.owner.device), run.launch)
-        self.shapes.keep(key, shape, len(everyone) * logits_bytes(plan))
-        run.place(shape.buffer, sources, pages)
+        batch, everyone = self._filled_up(batch, rows.accepted())
+        run = Run(plan, batch, everyone, self.owner.shared, self.drawn)
+        buffer = RowBuffer(self.owner.device)
+        parts = run.place(buffer, [*rows.sources, *[-1] * (count - len(rows.sources))], pages)
+        arrays = StepArrays(parts, [sequence.state for sequence in everyone])
+        shape = Shape(run, buffer, arrays, run.launch)
+        self.shapes.keep(key, shape, count * logits_bytes(plan))
         run.launch()
         return shape, True
 
     def _filled_up(
-        self, batch: Batch, accepted: Sequence[Going]
+        self, batch: Batch, accepted: Sequence[Accepted[Any]]
     ) -> tuple[Batch, Sequence[Accepted[Any]]]:
         """Add rows that nobody reads, up to the next size that is captured."""
-        rows, everyone = list(batch.rows), list[Accepted[Any]](accepted)
+        rows, everyone = list(batch.rows), list(accepted)
         for at in range(len(rows), padded_sequences(len(rows))):
             state: Any = self.owner.scratch()
             rows.append(Row(state, 0, 0, rows[0].wants))

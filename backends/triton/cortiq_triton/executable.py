@@ -123,7 +123,7 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
         with_rows = [
             batch
             for batch in self.decoder.under_way
-            if any(sequence.state is state for sequence in batch.accepted)
+            if any(known is state for known in batch.states)
         ]
         if with_rows:
             self.settle(with_rows[-1])

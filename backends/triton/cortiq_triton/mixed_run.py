@@ -59,11 +59,12 @@ class MixedRun(Run):
 
     def place(
         self, buffer: RowBuffer, sources: Sequence[int] = (), pages: int = 0, fixed: bool = True
-    ) -> None:
-        """Upload row metadata and keep its places."""
-        super().place(buffer, sources, pages, fixed)
+    ) -> dict[str, Any]:
+        """Upload row metadata, keep its places, and return it."""
+        parts = super().place(buffer, sources, pages, fixed)
         whole, tail = self.row_sets
         self.row_sets = PaddedRows(**{n: getattr(whole, n) for n in FIELDS}), tail
+        return parts
 
     def launch(self) -> None:
         """Every step, with nothing of the host's."""

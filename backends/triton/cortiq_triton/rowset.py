@@ -34,8 +34,9 @@ class RowBuffer:
         """Copy arrays of int32 and int64 to the device."""
         size = sum(_padded(part) for part in parts.values())
         host, at = self._host(size), 0
+        words = host.numpy()
         for part in parts.values():
-            host[at : at + part.nbytes] = torch.from_numpy(part.reshape(-1).view(np.uint8))
+            words[at : at + part.nbytes] = part.reshape(-1).view(np.uint8)
             at += _padded(part)
         if self.there is None:
             self.there = torch.empty(size, dtype=torch.uint8, device=self.device)

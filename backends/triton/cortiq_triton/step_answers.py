@@ -6,7 +6,7 @@ logsumexp, then ids, values and logsumexp of the most likely tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,15 @@ from cortiq.backend import Argmax, Digest, Draw, DrawnLogit, Row, Top, Want
 from cortiq.backend.answers import drawing_want
 from cortiq.numerics.contract import TILE
 from cortiq_triton import draw, tail, top_logprobs
-from cortiq_triton.draw_numbers import NOTHING, Drawing, Features, Stored, arrays_of
+from cortiq_triton.draw_numbers import (
+    HISTORY,
+    NOTHING,
+    POSITION,
+    Drawing,
+    Features,
+    Stored,
+    arrays_of,
+)
 from cortiq_triton.language import pow2
 from cortiq_triton.rowset import RowBuffer
 
@@ -98,6 +106,42 @@ def ask(
     return asked, arrays
 
 
+class Asking:
+    """What the rows of a step ask for; in later steps of the same wants only numbers differ.
+
+    Attributes
+    ----------
+    wants : of each row; held, so that no others can be at their addresses.
+    """
+
+    def __init__(
+        self,
+        wants: Sequence[tuple[Want, ...]],
+        positions: Sequence[int],
+        histories: Mapping[int, Stored],
+        width: int,
+    ) -> None:
+        self.wants = wants
+        pairs = zip(positions, wants, strict=True)
+        rows = [Row(None, position, 0, mine) for position, mine in pairs]  # type: ignore[arg-type]
+        self.asked, self._arrays = ask(rows, histories, width)
+        drawing = map(drawing_want, wants)
+        self._ahead = np.array([getattr(want, "ahead", 1) for want in drawing], np.int64)
+
+    def arrays(
+        self, positions: Sequence[int], histories: Mapping[int, Stored]
+    ) -> dict[str, np.ndarray]:
+        """Return the arrays of a step: to be used before the next call."""
+        lines = self._arrays.get("lines")
+        if lines is not None:
+            after = np.array(positions, np.int64) + self._ahead
+            lines.view(np.uint32)[:, POSITION] = after & 0xFFFFFFFF
+            for at, stored in histories.items():
+                lines[at, HISTORY] = stored.length
+                self._arrays["histories"][at] = stored.address
+        return self._arrays
+
+
 def _scale(row: Row) -> np.float32:
     found = (want.scale for want in row.wants if isinstance(want, DrawnLogit))
     return next(found, np.float32(1))
@@ -174,4 +218,39 @@ class StepAnswers:
             assert isinstance(want, Top)
             return ids[row, : want.count], values[row, : want.count], totals[row]
 
-        return [{want: answer(want, row) for want in mine} for row, mine in enumerate(wants)]
+        return [RowAnswers(mine, answer, row) for row, mine in enumerate(wants)]
+
+
+class RowAnswers(Mapping[Want, Any]):
+    """What a row brought, made of the columns of its step when somebody looks.
+
+    Wants are compared, the same object first: hashing one takes longer than all the rest.
+    """
+
+    __slots__ = ("_answer", "_row", "_wants")
+
+    def __init__(
+        self, wants: tuple[Want, ...], answer: Callable[[Want, int], Any], row: int
+    ) -> None:
+        self._wants, self._answer, self._row = wants, answer, row
+
+    def __getitem__(self, want: Want) -> Any:
+        for known in self._wants:
+            if known is want:
+                return self._answer(known, self._row)
+        if want in self._wants:
+            return self._answer(want, self._row)
+        raise KeyError(want)
+
+    def get(self, want: Want, default: Any = None) -> Any:
+        """Return the answer to a want, or the default."""
+        for known in self._wants:
+            if known is want:
+                return self._answer(known, self._row)
+        return self._answer(want, self._row) if want in self._wants else default
+
+    def __iter__(self) -> Iterator[Want]:
+        return iter(dict.fromkeys(self._wants))
+
+    def __len__(self) -> int:
+        return len(dict.fromkeys(self._wants))
