@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from cortiq.errors import FormatError, ModelNotFoundError
 from cortiq.formats.digest import file_sha256
+from cortiq.formats.file_types import file_type_name
 from cortiq.formats.gguf import GGUFFile, GGUFMetadata, open_gguf
 from cortiq.formats.mapped import MappedTensors, TensorInfo
 from cortiq.formats.packed_gguf import read_packed_gguf
@@ -123,6 +124,11 @@ class Checkpoint:
             what = "matrices have groups of columns in no order (desc_act)"
             found.append(f"{loose} {what}: they are converted as floats are")
         return tuple(found)
+
+    @property
+    def file_type(self) -> str:
+        """Name of the quantisation that a GGUF file says it has, such as Q4_K_M; else empty."""
+        return file_type_name(self.config.get("general.file_type") if self.kind == "gguf" else None)
 
     def model_hash(self) -> str:
         """Return the SHA-256, in hex, of the files that determine the model's bits; computed once.

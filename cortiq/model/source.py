@@ -40,6 +40,7 @@ class ModelSource:
     longest : the longest context the model can be loaded with; 0 for the one it has.
     usual : how it is sampled from where the caller says nothing.
     notes : what its files ask for and is not done, a line each.
+    file_type : the quantisation that its files name, such as Q4_K_M; empty where they name none.
     """
 
     program: Program
@@ -51,6 +52,7 @@ class ModelSource:
     longest: int = 0
     usual: DefaultSampling = CORTIQ_SAMPLING
     notes: tuple[str, ...] = ()
+    file_type: str = ""
 
 
 def model_name(name: object) -> str:
@@ -105,6 +107,7 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
         getattr(loaded.config, "max_position_embeddings", 0),
         usual_sampling(name, getattr(checkpoint, "sampling", {})),
         getattr(checkpoint, "notes", ()),
+        getattr(checkpoint, "file_type", ""),
     )
 
 

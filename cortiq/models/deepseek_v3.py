@@ -44,11 +44,15 @@ class Config(LatentConfig):
     first_k_dense_replace: Amount = Amount(3)
     num_nextn_predict_layers: Amount = Amount(0)
 
+    def sparse(self) -> tuple[bool, ...]:
+        """Return whether each layer has experts."""
+        return tuple(n >= self.first_k_dense_replace for n in range(self.num_hidden_layers))
 
-def build(config: Config, context: int) -> Program:
+
+def build(config: Config, context: int, family: str = "deepseek_v3") -> Program:
     """Build the trunk."""
     width, act = config.hidden_size, activation(config.hidden_act)
-    decoder = Decoder(config, context, family="deepseek_v3", eps=config.rms_norm_eps)
+    decoder = Decoder(config, context, family=family, eps=config.rms_norm_eps)
     pairing = "interleaved" if config.rope_interleave else "half"
     mixer, names = latent_attention(config, rope_table(config, context), pairing), names_of(config)
     mlp = GatedMLP(width, config.intermediate_size, act)
@@ -72,10 +76,10 @@ def build(config: Config, context: int) -> Program:
         shared_inner=config.moe_intermediate_size * config.n_shared_experts,
     )
     x = decoder.embed()
-    for n in range(config.num_hidden_layers):
+    for n, sparse in enumerate(config.sparse()):
         x = decoder.mixer(x, n, mixer, table=names)
-        if n < config.first_k_dense_replace:
-            x = decoder.feed_forward(x, n, mlp)
-        else:
+        if sparse:
             x = decoder.feed_forward(x, n, experts, table=MOE)
+        else:
+            x = decoder.feed_forward(x, n, mlp)
     return decoder.finish(x)

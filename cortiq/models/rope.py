@@ -49,7 +49,7 @@ def rope_table(config: BaseConfig, context: int, layer_type: str | None = None) 
     whole = kind == "proportional"  # all pairs are turned, those beyond its share by nothing
     if whole:
         given.setdefault("partial_rotary_factor", 1.0)
-    turned = 1.0 if whole else float(given.pop("partial_rotary_factor", 1.0))
+    turned = 1.0 if whole else float(given.pop("partial_rotary_factor", config.default_turned))
     if turned > 1:
         message = f"turns {turned:g} times the {config.head_width} elements of a head"
         raise FormatError(message, where="config")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from cortiq.engine.engine import Engine
+from cortiq.serve.offered_model import ModelState, OfferedModel
 from cortiq.serve.served_model import ServedModel
 from cortiq.serve.worker import Worker
 
@@ -21,6 +23,12 @@ TOKEN_COUNTERS = {
     "cached_tokens": "Prompt tokens whose rows were there already.",
     "new_tokens": "Tokens drawn.",
 }
+GAUGES = {
+    "steps_after_cancel": "The most steps of a cancelled request that began after that.",
+    "sequences_running": "Sequences running.",
+    "sequences_waiting": "Sequences waiting.",
+}
+"""Gauges of each loaded model."""
 
 
 class Metrics:
@@ -48,6 +56,11 @@ class Metrics:
             for name, text in TOKEN_COUNTERS.items()
         }
 
+        self._gauges = {name: self._gauge(name, text, "model") for name, text in GAUGES.items()}
+
+    def _gauge(self, name: str, text: str, label: str) -> Gauge:
+        return Gauge(f"cortiq_{name}", text, [label], registry=self.registry)
+
     def _histogram(self, name: str, text: str, label: str) -> Histogram:
         return Histogram(name, text, [label], buckets=BUCKETS, registry=self.registry)
 
@@ -68,25 +81,30 @@ class Metrics:
         """Record the time of an engine step; called on the engine's thread."""
         self._steps.labels(model).observe(seconds)
 
-    def watch(self, models: Iterable[ServedModel]) -> None:
-        """Export each engine's running and waiting sequences, and steps after cancellation."""
-        late = Gauge(
-            "cortiq_steps_after_cancel",
-            "The most steps of a cancelled request that began after it was cancelled.",
-            ["model"],
+    def watch(self, served: ServedModel) -> None:
+        """Export a loaded engine's running and waiting sequences, and steps after cancellation."""
+        engine, worker, name = served.worker.engine, served.worker, served.name
+        self._gauges["steps_after_cancel"].labels(name).set_function(partial(_late, worker))
+        for queue in ("running", "waiting"):
+            gauge = self._gauges[f"sequences_{queue}"]
+            gauge.labels(name).set_function(partial(_count, engine, queue))
+
+    def unwatch(self, name: str) -> None:
+        """Drop the gauges of a model that is unloaded."""
+        for gauge in self._gauges.values():
+            with contextlib.suppress(KeyError):
+                gauge.remove(name)
+
+    def watch_pool(self, models: Mapping[str, OfferedModel]) -> None:
+        """Export the number of models in each state, and of requests that wait for theirs."""
+        states = self._gauge("models", "Models in each state.", "state")
+        for state in get_args(ModelState):
+            states.labels(state).set_function(partial(_in_state, models, state))
+        waiting = Gauge(
+            "cortiq_requests_waiting_for_models", "Requests whose model is not loaded yet.",
             registry=self.registry,
-        )
-        running, waiting = (
-            Gauge(
-                f"cortiq_sequences_{name}", f"Sequences {name}.", ["model"], registry=self.registry
-            )
-            for name in ("running", "waiting")
-        )
-        for served in models:
-            engine, worker = served.worker.engine, served.worker
-            late.labels(served.name).set_function(partial(_late, worker))
-            running.labels(served.name).set_function(partial(_count, engine, "running"))
-            waiting.labels(served.name).set_function(partial(_count, engine, "waiting"))
+        )  # fmt: skip
+        waiting.set_function(partial(_waiting, models))
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus's text format."""
@@ -99,3 +117,11 @@ def _late(worker: Worker) -> float:
 
 def _count(engine: Engine, name: str) -> float:
     return float(len(getattr(engine, name)))
+
+
+def _in_state(models: Mapping[str, OfferedModel], state: str) -> float:
+    return float(sum(model.state == state for model in models.values()))
+
+
+def _waiting(models: Mapping[str, OfferedModel]) -> float:
+    return float(sum(not one.done() for model in models.values() for one in model.waiters))

@@ -72,7 +72,9 @@ class RequestMiddleware:
 
     async def _request(self, scope: Scope, receive: Receive, send: Send) -> None:
         started, status = time.perf_counter(), 0
-        facts: dict[str, Any] = scope.setdefault("state", {}).setdefault("facts", {})
+        state = scope.setdefault("state", {})
+        facts: dict[str, Any] = state.setdefault("facts", {})
+        held: list[Callable[[], None]] = state.setdefault("held", [])
         headers = Headers(scope=scope)
         extra = self._extra_headers(headers)
 
@@ -103,6 +105,8 @@ class RequestMiddleware:
             if status == 0:
                 await response(scope, receive, send_with_headers)
         finally:
+            for release in held:  # models that the response needed until now
+                release()
             self._note(scope, status, time.perf_counter() - started, extra, facts)
 
     async def _serve(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:

@@ -52,8 +52,29 @@ class ServeOptions(OptionSet):
     kept_bytes: int = option(
         1 << 30, "Memory limit of the prefix cache, in bytes; 0 for no limit.", int, least=0
     )
+    max_loaded: int | None = option(
+        None, "Models in memory at once; the others are loaded when requests name them. By "
+        "default all of them.", int, least=1,
+    )  # fmt: skip
+    model_bytes: int = option(
+        0, "Most bytes of weights in memory, as far as models have to be loaded; 0 for no limit.",
+        int, least=0,
+    )  # fmt: skip
+    idle_seconds: float = option(
+        0.0, "Time without requests after which a model is unloaded; 0 for never.", float, least=0.0
+    )
+    load_wait_seconds: float = option(
+        600.0, "Time that a request may wait until its model is loaded; then it is refused (503).",
+        float, above=0.0,
+    )  # fmt: skip
+    allow_pull: bool = option(
+        False, "Let requests fetch models by known names and hf: names.", bool
+    )
     receipts: str | None = option(
         None, "Folder to write a receipt of every answer to.", metavar="DIR"
+    )
+    request_log: str | None = option(
+        None, "File to append every request and answer to, for `cortiq replay`.", metavar="FILE"
     )
     sign: str | None = option(
         None, "Private Ed25519 key (PEM, OpenSSH) to sign receipts with.", metavar="FILE"

@@ -71,6 +71,6 @@ def _mask_factory(served: ServedModel, grammar: str, param: str) -> MakeMasks:
     first = grammars.compiled(grammar, param)
 
     def make(prompt: Sequence[int], opened: bool) -> Masks:
-        return GrammarMasks(grammars, first.deep_copy(), len(prompt), opened, *markers)
+        return GrammarMasks(grammars, first.deep_copy(), len(prompt), opened, *markers, grammar)
 
     return make

@@ -17,9 +17,9 @@ from work import HANG_SECONDS
 import cortiq
 from cortiq.cli.serve import serve
 from cortiq.errors import RequestError
+from cortiq.serve.model_pool import check_names
 from cortiq.serve.options import ServeOptions
 from cortiq.serve.run import bind_socket
-from cortiq.serve.served_model import make_served_model, models_by_name
 
 OTHER = "synthetic:tiny-gemma3?seed=2"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -139,10 +139,10 @@ def test_comments_tell_how_far_a_prompt_is(server):
     assert [line for line in lines if line.startswith(": prompt 256/4")]
 
 
-def test_two_models_of_one_name_are_refused(model):
-    made = make_served_model(model, None)
-    with pytest.raises(RequestError, match="two models are called"):
-        models_by_name([made, made])
+def test_two_models_of_one_name_are_refused():
+    with pytest.raises(RequestError, match="two models are called 'a'"):
+        check_names(["a", "b", "a"])
+    check_names(["a", "b"])
 
 
 def test_without_its_libraries_it_says_what_to_install(monkeypatch):
