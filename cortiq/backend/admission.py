@@ -13,7 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from cortiq.backend.batch import Argmax, Batch, Digest, Draw, Drawn, DrawnLogit, Row, Top, Want
+from cortiq.backend.batch import (
+    Argmax,
+    Batch,
+    Digest,
+    Draw,
+    Drawn,
+    DrawnLogit,
+    LateMask,
+    Row,
+    Top,
+    Want,
+)
 from cortiq.errors import BackendError
 from cortiq.ir import Graph, Program
 from cortiq.ir.layers import Embedding
@@ -86,7 +97,7 @@ class KnownWants:
 
     def add(self, wants: tuple[Want, ...]) -> None:
         """Note wants that have an answer; not with masks, which have kilobytes and change."""
-        if any(isinstance(want, Draw) and want.mask is not None for want in wants):
+        if any(isinstance(want, Draw) and want.mask for want in wants):
             return
         if len(self._held) >= self.MOST:
             self._held.clear()
@@ -302,4 +313,6 @@ def _undrawable(want: Draw, width: int) -> str | None:
             return f"{what} names token {unknown[0]} of {width}"
     if not (type(want.ahead) is int and 0 <= want.ahead < LARGEST_VOCABULARY):
         return f"a token {want.ahead!r} positions ahead"
+    if isinstance(want.mask, LateMask):
+        return "masks that come later are for executables and batches that take them"
     return (mask_fault(want.mask, width) or None) if want.mask is not None else None

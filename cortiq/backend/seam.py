@@ -12,10 +12,10 @@ from typing import Any, cast
 
 from cortiq.backend.answer_checks import unlike
 from cortiq.backend.batch import (
-    COMPLETED,
     Batch,
     BatchResult,
     Finished,
+    LateTicket,
     Outcome,
     Status,
     Ticket,
@@ -34,6 +34,7 @@ from cortiq.backend.state import ExportedState, State
 from cortiq.errors import BackendError, shown
 from cortiq.ir import Graph, Node, Program
 from cortiq.numerics.layouts import Weight
+from cortiq.numerics.masks import Mask
 
 OPTIONAL = frozenset(name for name in vars(OptionalCapabilities) if not name.startswith("_"))
 """Members that an executable may lack."""
@@ -201,7 +202,7 @@ class CheckedExecutable:
         outcomes = result.outcomes
         for at, (row, brought) in enumerate(zip(batch.rows, result.rows, strict=True)):
             outcome = outcomes.get(row.state)
-            if outcome is not COMPLETED and not _is_outcome(outcome):
+            if not isinstance(outcome, Outcome) or not isinstance(outcome.status, Status):
                 wanted = "a cortiq.backend.Outcome for each"
                 raise breach(self._backend, call, f"{shown(outcome)} for a sequence", wanted)
             if row.wants and outcome.status is Status.COMPLETED:
@@ -211,15 +212,15 @@ class CheckedExecutable:
                     raise breach(self._backend, call, f"{what} in row {at}", wanted)
 
 
-def _is_outcome(found: Any) -> bool:
-    return isinstance(found, Outcome) and isinstance(found.status, Status)
-
-
 class _CheckedTicket:
     """A batch under way, whose result is checked once it is there."""
 
     def __init__(self, executable: CheckedExecutable, batch: Batch, inner: Ticket) -> None:
         self._executable, self._batch, self._inner = executable, batch, inner
+
+    def supply(self, masks: Sequence[Mask | None]) -> None:
+        """Give the masks of draws that wait for them."""
+        cast(LateTicket, self._inner).supply(masks)
 
     def result(self) -> BatchResult:
         """Wait for the batch and return what it brought."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence as Rows
 from typing import NamedTuple
 
-from cortiq.backend import State
+from cortiq.backend import BatchResult, Executable, State, Status
+from cortiq.backend.error_attribution import attributed_to, backend_names, failure_hint
 from cortiq.engine.in_flight import InFlightBatch, ScheduledRows
 from cortiq.engine.sequence import Sequence
-from cortiq.engine.session import RowResult
+from cortiq.engine.session import RowResult, check_outcome
 from cortiq.errors import BackendError
 
 
@@ -24,6 +25,35 @@ class Committed(NamedTuple):
 
 
 NO_TOKEN = Committed(0, 0)
+
+
+def commit_rows(
+    batch: InFlightBatch,
+    scheduled: ScheduledRows,
+    result: BatchResult,
+    executable: Executable,
+    vocabulary: int,
+) -> Committed:
+    """Commit what one sequence's rows drew, and settle its state; return the numbers of its tokens.
+
+    Raises
+    ------
+    CortiqError : the rows were not computed, or what the backend says of them is wrong.
+    """
+    sequence, got = scheduled.sequence, NO_TOKEN
+    outcome = result.outcomes.get(scheduled.state)
+    if outcome is None:
+        raise BackendError("the backend does not say what became of a sequence")
+    if outcome.status is not Status.COMPLETED:
+        check_outcome(outcome, scheduled.stop - 1, failure_hint(executable))
+    if scheduled.draws and not sequence.done:
+        got = commit(batch, scheduled, result.rows, vocabulary)
+    if scheduled.draws == 0 or len(sequence.ids) > scheduled.stop:
+        sequence.fed = scheduled.stop
+    else:
+        with attributed_to(backend_names(executable)):
+            settle(sequence, scheduled.state, scheduled)
+    return got
 
 
 def commit(
@@ -64,11 +94,6 @@ def drawn_token(drawn: object, vocabulary: int) -> int:
     if not 0 <= token < vocabulary:
         raise BackendError(f"the backend drew token {token} of a vocabulary of {vocabulary}")
     return token
-
-
-def is_whole(sequence: Sequence, scheduled: ScheduledRows) -> bool:
-    """Return whether all rows that were fed are of committed ids."""
-    return scheduled.draws == 0 or len(sequence.ids) > scheduled.stop
 
 
 def settle(sequence: Sequence, state: State, scheduled: ScheduledRows) -> None:

@@ -60,6 +60,11 @@ class ScheduledRows:
         return self.draft.drafter or (speculation.drafter.name if speculation else "")
 
     @property
+    def is_late(self) -> bool:
+        """Whether the mask of its draw is known only once the batch before was read."""
+        return self.sequence.request.masks is not None and isinstance(self.tokens[0], Drawn)
+
+    @property
     def drawing(self) -> range:
         """Indices in the batch of the rows that draw."""
         end = self.first + len(self.tokens)
@@ -71,18 +76,19 @@ class ScheduledRows:
         more = sequence.drafting.wants if sequence.drafting else ()
         silent: list[tuple[Want, ...]] = [more] * (len(self.tokens) - self.draws)
         if not (self.drawing_wants or more):
-            return silent + [request.wants] * self.draws
-        drawing = self.drawing_wants or [request.want] * self.draws
+            return silent + [request.late_wants if self.is_late else request.wants] * self.draws
+        want = request.late_wants[0] if self.is_late else request.want
+        drawing = self.drawing_wants or [want] * self.draws
         return [*silent, *((want, *request.captures, *more) for want in drawing)]
 
     def rows(self) -> list[Row]:
         """Return the rows of the batch."""
         if len(self.tokens) == 1 and self.sequence.request.embeddings is None:
             return [Row(self.state, self.start, self.tokens[0], self.wants()[0])]
-        return [
-            Row(self.state, self.start + i, token, wants, self._inputs(self.start + i))
-            for i, (token, wants) in enumerate(zip(self.tokens, self.wants(), strict=True))
-        ]
+        rows = enumerate(zip(self.tokens, self.wants(), strict=True), self.start)
+        if self.sequence.request.embeddings is None:
+            return [Row(self.state, at, token, wants) for at, (token, wants) in rows]
+        return [Row(self.state, at, token, wants, self._inputs(at)) for at, (token, wants) in rows]
 
     def _inputs(self, position: int) -> dict[str, np.ndarray]:
         embeddings = self.sequence.request.embeddings
@@ -99,7 +105,7 @@ class InFlightBatch:
     ----------
     scheduled : the rows of each sequence. rows : all of them, in order.
     started : time at which it was scheduled.
-    ticket : gives the result.
+    ticket : gives the result. late : rows whose draws wait for their masks.
     """
 
     scheduled: list[ScheduledRows]
@@ -112,6 +118,7 @@ class InFlightBatch:
             scheduled.first = len(self.rows)
             self.rows += scheduled.rows()
         self._by_sequence = {scheduled.sequence: scheduled for scheduled in self.scheduled}
+        self.late = [scheduled for scheduled in self.scheduled if scheduled.is_late]
 
     def rows_of(self, sequence: Sequence) -> ScheduledRows | None:
         """Return the rows of a sequence, None if it has none here."""

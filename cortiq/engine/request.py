@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from cortiq.backend import Argmax, Digest, Draw, DrawnLogit, Top, Want
+from cortiq.backend import LATE, Argmax, Digest, Draw, DrawnLogit, Top, Want
 from cortiq.engine.cache_roles import CachePoint
 from cortiq.engine.prompt_embeddings import check_embeddings, copied_embeddings
 from cortiq.errors import RequestError, shown
@@ -83,6 +83,11 @@ class Request:
     def want(self) -> Want:
         """Want of the next token."""
         return Argmax() if self.greedy else Draw(self.sampling, self.choice)
+
+    @cached_property
+    def late_wants(self) -> tuple[Want, ...]:
+        """The same, with a mask that comes once the ids before are known."""
+        return Draw(self.sampling, self.choice, LATE), *self.captures
 
     def want_at(self, history: Sequence[int]) -> Want:
         """Return the want of the token after these ids, drafted ones among them."""

@@ -113,16 +113,14 @@ class Sequence:
         return self.generated > self.preempted_at
 
     @property
-    def waits_for(self) -> str:
-        """Reason why its next step can be scheduled only once its ids are known; empty for none.
-
-        Not while its drafter rests: a step that runs ahead drafts nothing.
+    def waits_for_drafts(self) -> bool:
+        """Whether its next step can be scheduled only once its ids are known, which its drafter
+        proposes others after. Not while that rests: a step that runs ahead drafts nothing.
         """
-        if self.drafting is not None:
-            wakes = 0 if self.policy is None else self.policy.wakes
-            if self.generated + 1 >= wakes:
-                return "drafts"
-        return "masks" if self.request.masks is not None else ""
+        if self.drafting is None:
+            return False
+        wakes = 0 if self.policy is None else self.policy.wakes
+        return self.generated + 1 >= wakes
 
     @property
     def ready(self) -> bool:

@@ -11,44 +11,39 @@ before draws reads it on the device, and so do penalties, from the sequence's `T
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from cortiq.backend import (
-    FAULT,
     Batch,
-    BatchResult,
     Drawn,
-    Outcome,
     Row,
-    State,
     Status,
-    Want,
 )
 from cortiq.backend.admission import token_of
-from cortiq.backend.batch import COMPLETED
 from cortiq.backend.executable import Accepted
+from cortiq.numerics.masks import Mask
+from cortiq_triton.asking import Askings
 from cortiq_triton.capture import Captured
-from cortiq_triton.draw_numbers import Stored
+from cortiq_triton.decoding_step import Step
 from cortiq_triton.language import pow2
 from cortiq_triton.mixed import Mixed
 from cortiq_triton.plan import Plan
 from cortiq_triton.rowset import RowBuffer
 from cortiq_triton.run import Run
 from cortiq_triton.shapes import Scratch, ShapeCache, logits_bytes, padded_sequences
-from cortiq_triton.state import TritonState
-from cortiq_triton.step_answers import TOKEN, Asked, Asking, StepAnswers
-from cortiq_triton.step_rows import KnownFacts, StepArrays, StepRows, plain_rows
+from cortiq_triton.step_answers import Asked, StepAnswers
+from cortiq_triton.step_rows import KnownFacts, StepArrays, StepRows, WantFacts, plain_rows
 from cortiq_triton.token_log import UNKNOWN
 from cortiq_triton.under_way import Owner, UnderWay
 
 MOST_ROWS = 256
 DRAWN_ROWS = 1 << 14
 """Rows of a batch whose drawn ids are kept on the device."""
-MOST_ASKINGS = 16
 FEWEST_PAGES = 16
 """Tiles without keys cost little; another shape costs a capture."""
 
@@ -70,70 +65,6 @@ class Shape:
     answers: dict[Asked, StepAnswers] = field(default_factory=dict)
 
 
-@dataclass(eq=False)
-class Step:
-    """A step under way; `result` waits for it and for those before it.
-
-    Attributes
-    ----------
-    rows : whose they are. wants : of each row. answers : how to read the words of its answer.
-    """
-
-    owner: Owner
-    rows: StepRows
-    entry: str
-    wants: Sequence[tuple[Want, ...]]
-    answers: StepAnswers
-    answer: torch.Tensor
-    event: Any
-    lost: set[TritonState] = field(default_factory=set)
-    outcome: BatchResult | None = None
-    drawn: Sequence[int | None] = ()
-
-    @property
-    def states(self) -> Sequence[TritonState]:
-        """Sequences with rows in it."""
-        return self.rows.states
-
-    def draws(self, row: Any) -> bool:
-        """Whether a row draws an id."""
-        there = type(row) is int and 0 <= row < len(self.wants)
-        return there and self.rows.facts[row].drawing is not None
-
-    def result(self) -> BatchResult:
-        """What the batch brought."""
-        self.owner.settle(self)
-        assert self.outcome is not None
-        return self.outcome
-
-    def finish(self, before: Sequence[int | None]) -> None:
-        """Read the answer; `before` is what the step before drew."""
-        if self.event is not None:
-            self.event.synchronize()
-        words = self.answer.numpy()
-        brought: list[Mapping[Want, Any]] = [*self.answers.read(words, self.wants)]
-        states, positions = self.rows.states, self.rows.positions
-        outcomes: dict[State, Outcome] = dict.fromkeys(states, COMPLETED)
-        flags, tokens = words[:, 0], words[:, TOKEN].tolist()
-        drawn = zip(tokens, self.rows.facts, strict=True)
-        self.drawn = [token if facts.drawing is not None else None for token, facts in drawn]
-        failed = (
-            [at for at, state in enumerate(states) if flags[at] or state in self.lost]
-            if (flags.any() or self.lost)
-            else []
-        )
-        for at in failed:
-            if states[at] not in self.lost:
-                states[at].clear()
-            outcomes[states[at]], brought[at] = Outcome(Status.FAILED, FAULT), {}
-            self.drawn[at] = None
-        if self.entry == "trunk":
-            for at, source in enumerate(self.rows.sources):
-                if source >= 0 and outcomes[states[at]] is COMPLETED:
-                    states[at].tokens[positions[at]] = before[source]  # type: ignore[assignment]
-        self.outcome = BatchResult(outcomes, brought)
-
-
 class Decoder:
     """The shapes of an executable, and the steps under way.
 
@@ -150,34 +81,42 @@ class Decoder:
         self.drawn = torch.full((DRAWN_ROWS,), -1, dtype=torch.int32, device=owner.device)
         self.under_way: list[UnderWay] = []
         self.version = 0
-        self._facts, self._known = KnownFacts(), dict[tuple[int, ...], Asking]()
+        self._facts, self._askings = KnownFacts(), Askings()
         self._filler: Scratch | None = None
         self.capture: Callable[[Callable[[], None], str], Captured] = Captured
-        self.mixed = Mixed(owner, self.drawn, self._captured)
+        self.mixed = Mixed(owner, self.drawn, self._captured, self._askings)
 
-    def submit(self, plan: Plan, batch: Batch) -> Step | None:
-        """Launch a batch of steps; None if it is another kind of batch, or a row is refused."""
+    def takes(self, plan: Plan, batch: Batch) -> list[WantFacts] | None:
+        """Facts of the rows' wants, if the batch is a step; None if it is another kind of batch."""
         rows = batch.rows
         if not (0 < len(rows) <= MOST_ROWS and set(plan.graph.inputs) <= {"token", "position"}):
             return None
-        facts = plain_rows(batch, self._facts)
-        if facts is None or not all(self.owner.owns(row.state) for row in rows):
+        if not all(self.owner.owns(row.state) for row in rows):
             return None
-        states: list[Any] = [row.state for row in rows]
+        return plain_rows(batch, self._facts)
+
+    def submit(self, plan: Plan, batch: Batch) -> Step | None:
+        """Launch a batch of steps; None if it is another kind of batch, or a row is refused."""
+        facts = self.takes(plan, batch)
+        if facts is None:
+            return None
+        states: list[Any] = [row.state for row in batch.rows]
         looking = [state for state, known in zip(states, facts, strict=True) if known.looks]
         if any(state.log.lacks(state.tokens) for state in looking):
             self.owner.settle()
         tokens, sources = [], []
-        for at, row in enumerate(rows):
+        for row, known in zip(batch.rows, facts, strict=True):
             token, source = self.token(row)
+            if known.is_late:
+                row = Row(row.state, row.position, row.token, known.checked)
             if not self.owner.lets_in(batch.entry, row, token):
-                one = Accepted(states[at], range(at, at + 1), [token])
-                if self.owner.refusal(plan, batch, one) is not None:
+                one: Accepted[Any] = Accepted(row.state, range(1), [token])  # type: ignore[type-var]
+                if self.owner.refusal(plan, Batch([row], batch.entry), one) is not None:
                     return None
             tokens.append(token)
             sources.append(source)
-        going = StepRows(states, [row.position for row in rows], tokens, sources, facts)
-        step = self._launch(plan, batch, going)
+        positions = [row.position for row in batch.rows]
+        step = self._launch(plan, batch, StepRows(states, positions, tokens, sources, facts))
         for state, token, source in zip(states, tokens, sources, strict=True):
             state.advance(batch.entry, [UNKNOWN if source >= 0 else token])
         self.under_way.append(step)
@@ -194,43 +133,43 @@ class Decoder:
         pages = max(FEWEST_PAGES, pow2(max(len(s.page_addresses) for s in rows.states)))
         shape, is_new = self._shape(plan, batch, rows, pages)
         device = self.owner.device
-        held = {at: rows.states[at].log for at in rows.looking()}
-        held = {at: log.extended(rows.states[at].tokens, device) for at, log in held.items()}
+        looking = [(at, rows.states[at]) for at in rows.looking()]
+        held = {at: state.log.extended(state.tokens, device) for at, state in looking}
         wants = [row.wants for row in batch.rows]
-        asking = self._asking(wants, rows.positions, held, plan)
         extra = padded_sequences(len(wants)) - len(wants)
-        arrays = asking.arrays([*rows.positions, *[0] * extra], held)
-        answers = shape.answers.get(asking.asked)
+        positions = [*rows.positions, *[0] * extra]
+        asking = self._askings.of(plan, [*wants, *[()] * extra], positions, held)
+        arrays = asking.arrays(positions, held)
+        step = Step(self.owner, rows, batch.entry, wants)
+
+        def answer(masks: Sequence[Mask | None]) -> None:
+            asking.put_masks(rows.late(), masks)
+            self._answer(step, shape, is_new, asking.asked, arrays, pages)
+
+        if rows.late():
+            step.waiting = answer
+        else:
+            answer(())
+        return step
+
+    def _answer(
+        self, step: Step, shape: Shape, is_new: bool, asked: Asked,
+        arrays: dict[str, np.ndarray], pages: int,
+    ) -> None:  # fmt: skip
+        """Compute what a step's rows ask for, and start bringing it to the host."""
+        answers = shape.answers.get(asked)
         if answers is None:
-            answers = shape.answers[asking.asked] = StepAnswers(
-                shape.run, asking.asked, arrays, pages
-            )
+            answers = shape.answers[asked] = StepAnswers(shape.run, asked, arrays, pages)
             answers.launch()
         else:
             answers.fill(arrays)
             answers.replay()
-        answer, event = self._fetch(answers.packed[: len(wants)])
+        step.answers = answers
+        step.answer, step.event = self._fetch(answers.packed[: len(step.wants)])
         if is_new:  # names other memory for the logits, in which nothing is computed yet
             shape.replay = self._captured(shape.run.launch)
         if is_new or answers.replay == answers.launch:
             answers.replay = self._captured(answers.launch)
-        return Step(self.owner, rows, batch.entry, wants, answers, answer, event)
-
-    def _asking(
-        self, wants: list[tuple[Want, ...]], positions: list[int], held: dict[int, Stored],
-        plan: Plan,
-    ) -> Asking:  # fmt: skip
-        """What rows with these wants ask for, filled up by rows that want nothing."""
-        key = id(plan), *map(id, wants)
-        asking = self._known.get(key)
-        if asking is None:
-            if len(self._known) >= MOST_ASKINGS:
-                del self._known[next(iter(self._known))]
-            width = plan.graph.values["logits"].shape[-1]
-            extra = padded_sequences(len(wants)) - len(wants)
-            asking = Asking([*wants, *[()] * extra], [*positions, *[0] * extra], held, width)
-            self._known[key] = asking
-        return asking
 
     def _shape(self, plan: Plan, batch: Batch, rows: StepRows, pages: int) -> tuple[Shape, bool]:
         """Compute the logits of a step; return its shape, and whether that is new."""

@@ -128,6 +128,11 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
         if with_rows:
             self.settle(with_rows[-1])
 
+    def late_masks(self, batch: Batch) -> bool:
+        """Check whether draws of this batch may have masks that come later: those of steps may."""
+        plan = self.plans.get(batch.entry)
+        return plan is not None and self.graphs and self.decoder.takes(plan, batch) is not None
+
     def forward(self, batch: Batch) -> Ticket:
         """Compute a batch; it is under way when this returns."""
         plan = self.plans.get(batch.entry)

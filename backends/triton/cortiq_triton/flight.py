@@ -48,7 +48,7 @@ class Flight:
     declined: Mapping[State, Outcome]
     lost: set[TritonState] = field(default_factory=set)
     outcome: BatchResult | None = None
-    drawn: list[int | None] = field(default_factory=list)
+    drawn: Sequence[int | None] = ()
 
     def __post_init__(self) -> None:
         self._drawing = self.fetched.drawing if self.fetched is not None else frozenset()

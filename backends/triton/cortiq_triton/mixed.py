@@ -1,38 +1,43 @@
 """Pieces of prompts beside decoding rows, as captured graphs.
 
-Launching some 330 kernels one by one takes the host longer than the device needs for a few hundred
-rows. A shape is how many rows and sequences there are, filled up by ones that nobody reads, and how
-far they look back. Each sequence's last row has logits, whether it wants any or not.
+Launching some 330 kernels one by one takes the host 20 to 40 ms. A shape is how many rows and
+sequences there are, filled up by ones that nobody reads, and how far they look back; one of many
+rows is captured when it comes again. Each sequence's last row has logits, whether it wants any or
+not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import torch
 
-from cortiq.backend import Argmax, Batch, Draw, Row, Want
+from cortiq.backend import Batch, Draw, Row, Want
 from cortiq.backend.answers import drawing_want
 from cortiq.backend.executable import Accepted, Brought
 from cortiq.backend.requests import penalises
+from cortiq_triton.asking import Askings
 from cortiq_triton.draw_numbers import Stored
 from cortiq_triton.language import pow2
-from cortiq_triton.mixed_run import MixedRun, PaddedRows, Tail
+from cortiq_triton.mixed_run import MixedRows, MixedRun, Tail, filled_up
 from cortiq_triton.plan import Plan
 from cortiq_triton.rowset import RowBuffer
-from cortiq_triton.shapes import ShapeCache, logits_bytes, padded_rows
+from cortiq_triton.shapes import FEW_ROWS, Scratch, ShapeCache, logits_bytes, padded_rows
 from cortiq_triton.state import TritonState
-from cortiq_triton.step_answers import LOGITS, Asked, StepAnswers, answerable, ask
+from cortiq_triton.step_answers import LOGITS, Asked, StepAnswers, answerable
 from cortiq_triton.under_way import Owner
 
-MOST_ROWS = 512
-"""Rows from which on the device takes longer than the host's launches."""
+MOST_ROWS = 2048
+MOST_MET = 256
+"""Shapes that are remembered as met once."""
 STREAMED = 16
 """Rows of a piece that attention streams over, which a batch needs one of."""
 FEWEST_PAGES = 16
+SILENT: Brought = MappingProxyType({})
+"""What a row brings that wants nothing."""
 
 
 @dataclass(eq=False)
@@ -77,6 +82,7 @@ class MixedFetched:
         if self._event is not None:
             self._event.synchronize()
         flags, start = self._flags.numpy() != 0, 0
+        faulty = bool(flags.any())
         late: list[bool] = [False] * len(self._accepted)
         last: Sequence[Brought] = [{} for _ in self._accepted]
         if self._packed is not None and self._answers is not None:
@@ -88,8 +94,9 @@ class MixedFetched:
         found: list[Sequence[Brought] | None] = []
         for sequence, fault, brought in zip(self._accepted, late, last, strict=True):
             stop = start + len(sequence.indices)
-            silent: list[Brought] = [{} for _ in sequence.indices[1:]]
-            found.append(None if fault or flags[start:stop].any() else [*silent, brought])
+            silent: list[Brought] = [SILENT] * (len(sequence.indices) - 1)
+            failed = fault or (faulty and flags[start:stop].any())
+            found.append(None if failed else [*silent, brought])
             start = stop
         return found
 
@@ -108,6 +115,7 @@ class Mixed:
     ----------
     drawn : int32 on the device, what rows of the last batch drew; its last place is nobody's.
     captured : makes a graph of launches, or gives them back where that fails.
+    askings : what rows ask for, as steps know it.
     """
 
     def __init__(
@@ -115,10 +123,14 @@ class Mixed:
         owner: Owner,
         drawn: torch.Tensor,
         captured: Callable[[Callable[[], None]], Callable[[], None]],
+        askings: Askings,
     ) -> None:
         self.owner, self.drawn, self._captured = owner, drawn, captured
         self.shapes = ShapeCache[MixedShape](owner.device)
+        self._askings = askings
         self._version = 0
+        self._met: set[tuple[Any, ...]] = set()
+        self._filler: Scratch | None = None
 
     def launch(
         self,
@@ -127,17 +139,21 @@ class Mixed:
         accepted: Sequence[Accepted[TritonState]],
         sources: Sequence[Sequence[int]],
     ) -> MixedFetched | None:
-        """Launch a batch; None if it is of another kind."""
+        """Launch a batch; None if it is of another kind, or a large one of a new shape."""
         if not self._suits(plan, batch, accepted):
             return None
         last = [batch.rows[sequence.indices[-1]] for sequence in accepted]
         asking = any(row.wants for row in last)
-        run, asked_rows = self._filled_up(plan, batch, accepted, last, asking)
+        size = padded_rows(sum(len(sequence.tokens) for sequence in accepted), len(accepted))
         pages = max(FEWEST_PAGES, pow2(max(len(s.state.page_addresses) for s in accepted)))
-        flat = [source for each in sources for source in each]
-        flat += [-1] * (len(run.rows) - len(flat))
-        shape, is_new = self._shape(run, batch.entry, flat, pages, asking)
-        answers = self._answer(shape, accepted, asked_rows, pages) if asking else None
+        key = (batch.entry, *size, pages, asking)
+        if self._is_rare(key, size[0]):
+            return None
+        if self._filler is None:
+            self._filler = self.owner.scratch()
+        rows = filled_up(batch, accepted, sources, size, self._filler, len(self.drawn) - 1)
+        shape, is_new = self._shape(plan, key, rows)
+        answers = self._answer(shape, accepted, last, size[1], pages) if asking else None
         drawing = frozenset(
             sequence.indices[-1]
             for sequence, row in zip(accepted, last, strict=True)
@@ -151,6 +167,17 @@ class Mixed:
         if answers is not None and (is_new or answers.replay == answers.launch):
             answers.replay = self._captured(answers.launch)
         return fetched
+
+    def _is_rare(self, key: tuple[Any, ...], rows: int) -> bool:
+        """Whether a shape of many rows is met for the first time: the device takes longer than its
+        launches, and it may not come again.
+        """
+        if rows <= FEW_ROWS or key in self.shapes or key in self._met:
+            return False
+        if len(self._met) >= MOST_MET:
+            self._met.clear()
+        self._met.add(key)
+        return True
 
     def _suits(self, plan: Plan, batch: Batch, accepted: Sequence[Accepted[TritonState]]) -> bool:
         """Whether only last rows want something, of their logits, and there are not too many."""
@@ -166,65 +193,23 @@ class Mixed:
                 return False
         return True
 
-    def _filled_up(
-        self,
-        plan: Plan,
-        batch: Batch,
-        accepted: Sequence[Accepted[TritonState]],
-        last: Sequence[Row],
-        asking: bool,
-    ) -> tuple[MixedRun, list[Row]]:
-        """A run of the rows and of what fills them up; the last rows with what they want."""
-        wants: tuple[Want, ...] = (Argmax(),) if asking else ()
-        rows: list[Row] = []
-        everyone: list[Accepted[Any]] = []
-        for sequence in accepted:
-            first = len(rows)
-            rows += [Row(r.state, r.position, 0) for r in self._rows_of(batch, sequence)]
-            rows[-1] = Row(rows[-1].state, rows[-1].position, 0, wants)
-            everyone.append(Accepted(sequence.state, range(first, len(rows)), sequence.tokens))
-        places = [s.indices[-1] if row.wants else -1 for s, row in zip(accepted, last, strict=True)]
-        total, most = padded_rows(len(rows), len(accepted))
-        for number in range(len(accepted), most):
-            first, state = len(rows), self.owner.scratch()
-            count = 1 if number < most - 1 else total - first
-            rows += [Row(state, i, 0) for i in range(count)]  # type: ignore[arg-type]
-            rows[-1] = Row(state, count - 1, 0, wants)  # type: ignore[arg-type]
-            everyone.append(Accepted(state, range(first, len(rows)), [0] * count))
-        run = MixedRun(plan, Batch(rows, batch.entry), everyone, self.owner.shared, self.drawn)
-        dummy = len(self.drawn) - 1
-        places += [-1] * (most - len(accepted))
-        run.places = np.array([dummy if place < 0 else place for place in places], np.int64)
-        tail = [rows[sequence.indices[-1]] for sequence in everyone]
-        wanted = [*(row.wants for row in last), *[()] * (most - len(last))]
-        pairs = zip(tail, wanted, strict=True)
-        asked = [Row(row.state, row.position, 0, wants) for row, wants in pairs]
-        return run, asked
-
-    def _rows_of(self, batch: Batch, sequence: Accepted[Any]) -> Sequence[Row]:
-        return batch.rows[sequence.indices.start : sequence.indices.stop]
-
-    def _shape(
-        self, run: MixedRun, entry: str, sources: Sequence[int], pages: int, asking: bool
-    ) -> tuple[MixedShape, bool]:
+    def _shape(self, plan: Plan, key: tuple[Any, ...], rows: MixedRows) -> tuple[MixedShape, bool]:
         """Compute the rows; return their shape, and whether that is new."""
         version = self.owner.shared.angles.version
         if self._version != version:  # tables of angles were made anew: old graphs read old ones
             self.shapes.clear()
             self._version = version
-        key = (entry, len(run.rows), len(run.places), pages, asking)
+        entry, *_, pages, asking = key
         shape = self.shapes.use(key)
         if shape is not None:
-            run.fill(shape.buffer, sources, pages)
-            rows = shape.run.row_sets[0]
-            assert isinstance(rows, PaddedRows)
-            rows.refill(run.segments)
+            shape.run.refill(shape.buffer, rows, pages)
             shape.replay()
             return shape, False
+        run = MixedRun(plan, entry, rows, asking, self.owner.shared, self.drawn)
         buffer = RowBuffer(self.owner.device)
-        run.place(buffer, sources, pages)
+        run.place(buffer, rows.sources, pages)
         shape = MixedShape(run, buffer, run.launch, Tail(run))
-        self.shapes.keep(key, shape, asking * len(run.places) * logits_bytes(run.plan))
+        self.shapes.keep(key, shape, asking * len(rows.tail) * logits_bytes(plan))
         run.launch()
         return shape, True
 
@@ -232,18 +217,22 @@ class Mixed:
         self,
         shape: MixedShape,
         accepted: Sequence[Accepted[TritonState]],
-        rows: Sequence[Row],
+        last: Sequence[Row],
+        count: int,
         pages: int,
     ) -> StepAnswers:
-        """Compute what the last rows ask for."""
+        """Compute what the last rows ask for, of as many as the shape has sequences."""
         held: dict[int, Stored] = {}
         for at, sequence in enumerate(accepted):
-            want = drawing_want(rows[at].wants)
+            want = drawing_want(last[at].wants)
             if isinstance(want, Draw) and penalises(want):
                 known = [*sequence.state.tokens, *sequence.tokens[:-1]]
                 held[at] = sequence.state.log.extended(known, self.owner.device)
-        width = shape.run.plan.graph.values[LOGITS].shape[-1]
-        asked, arrays = ask(rows, held, width)
+        extra = count - len(last)
+        wants = [*(row.wants for row in last), *[()] * extra]
+        positions = [*(row.position for row in last), *[0] * extra]
+        asking = self._askings.of(shape.run.plan, wants, positions, held)
+        asked, arrays = asking.asked, asking.arrays(positions, held)
         answers = shape.answers.get(asked)
         if answers is None:
             answers = shape.answers[asked] = KeptAnswers(shape.tail, asked, arrays, pages)

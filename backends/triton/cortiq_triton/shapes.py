@@ -13,8 +13,11 @@ from cortiq_triton.token_log import TokenLog
 
 SHARE = 16
 """Captured shapes hold at most this part of a device's memory."""
-ROWS = 64
-"""Rows of a mixed batch are a multiple of so many."""
+FEW_ROWS = 512
+FEW_STEP, MANY_STEP = 64, 128
+"""Rows of a mixed batch are a multiple of so many: of up to FEW_ROWS, and of more."""
+FILLING = 64
+"""Positions of the page that all sequences which fill up share."""
 
 
 class Scratch:
@@ -48,15 +51,12 @@ def padded_sequences(count: int) -> int:
 
 
 def padded_rows(rows: int, sequences: int) -> tuple[int, int]:
-    """Rows and sequences of a shape for so many; every sequence that is added has a row, and the
-    last of them the rest, `ROWS` at most.
+    """Rows and sequences of a shape for so many: those that are added have `FILLING` rows at most,
+    as many as their one page has room for, and perhaps none.
     """
-    most = padded_sequences(sequences)
-    total = -(-(rows + most - sequences) // ROWS) * ROWS
-    if most == sequences and total > rows:
-        most = padded_sequences(sequences + 1)
-        total = -(-(rows + most - sequences) // ROWS) * ROWS
-    return total, most
+    step = FEW_STEP if rows <= FEW_ROWS else MANY_STEP
+    total = -(-rows // step) * step
+    return total, padded_sequences(sequences + -(-(total - rows) // FILLING))
 
 
 S = TypeVar("S")

@@ -14,19 +14,11 @@ import numpy as np
 import torch
 
 from cortiq.backend import Argmax, Digest, Draw, DrawnLogit, Row, Top, Want
-from cortiq.backend.answers import drawing_want
 from cortiq.numerics.contract import TILE
 from cortiq_triton import draw, tail, top_logprobs
 from cortiq_triton.draw_numbers import (
-    HISTORY,
-    NOTHING,
-    POSITION,
-    Drawing,
     Features,
-    Stored,
-    arrays_of,
 )
-from cortiq_triton.language import pow2
 from cortiq_triton.rowset import RowBuffer
 
 LOGITS = "logits"
@@ -69,82 +61,6 @@ def answerable(row: Row) -> bool:
         elif not (isinstance(want, DrawnLogit) or want == Digest(LOGITS)):
             return False
     return bool(row.wants) and drawing < 2
-
-
-def ask(
-    rows: Sequence[Row], histories: Mapping[int, Stored], width: int
-) -> tuple[Asked, dict[str, np.ndarray]]:
-    """What rows ask for, and the arrays that kernels read of it.
-
-    Parameters
-    ----------
-    histories : ids of the rows whose draws look at them, by row. width : ids of a row of logits.
-    """
-    wants = [want for row in rows for want in row.wants]
-    drawing = [drawing_want(row.wants) for row in rows]
-    features: Features | None = None
-    arrays: dict[str, np.ndarray] = {}
-    if any(isinstance(want, Draw) for want in drawing):
-        features, arrays = arrays_of(
-            [
-                Drawing(want or Argmax(), at, at, row.position + getattr(want, "ahead", 1),
-                        histories.get(at, NOTHING))
-                for at, (row, want) in enumerate(zip(rows, drawing, strict=True))
-            ],
-            width,
-        )  # fmt: skip
-    counts = [want.count for want in wants if isinstance(want, Top)]
-    calibrations = {want.calibration for want in wants if isinstance(want, DrawnLogit)}
-    scaled = bool(calibrations - {1.0})
-    if scaled:
-        arrays["scales"] = np.array([_scale(row) for row in rows], np.float32).view(np.int32)
-    asked = Asked(
-        features, any(want is not None for want in drawing),
-        any(isinstance(want, Digest) for want in wants),
-        min(width, pow2(max(counts))) if counts else 0, bool(calibrations), scaled,
-    )  # fmt: skip
-    return asked, arrays
-
-
-class Asking:
-    """What the rows of a step ask for; in later steps of the same wants only numbers differ.
-
-    Attributes
-    ----------
-    wants : of each row; held, so that no others can be at their addresses.
-    """
-
-    def __init__(
-        self,
-        wants: Sequence[tuple[Want, ...]],
-        positions: Sequence[int],
-        histories: Mapping[int, Stored],
-        width: int,
-    ) -> None:
-        self.wants = wants
-        pairs = zip(positions, wants, strict=True)
-        rows = [Row(None, position, 0, mine) for position, mine in pairs]  # type: ignore[arg-type]
-        self.asked, self._arrays = ask(rows, histories, width)
-        drawing = map(drawing_want, wants)
-        self._ahead = np.array([getattr(want, "ahead", 1) for want in drawing], np.int64)
-
-    def arrays(
-        self, positions: Sequence[int], histories: Mapping[int, Stored]
-    ) -> dict[str, np.ndarray]:
-        """Return the arrays of a step: to be used before the next call."""
-        lines = self._arrays.get("lines")
-        if lines is not None:
-            after = np.array(positions, np.int64) + self._ahead
-            lines.view(np.uint32)[:, POSITION] = after & 0xFFFFFFFF
-            for at, stored in histories.items():
-                lines[at, HISTORY] = stored.length
-                self._arrays["histories"][at] = stored.address
-        return self._arrays
-
-
-def _scale(row: Row) -> np.float32:
-    found = (want.scale for want in row.wants if isinstance(want, DrawnLogit))
-    return next(found, np.float32(1))
 
 
 class StepAnswers:
@@ -199,7 +115,7 @@ class StepAnswers:
         counters = run.shared.counters
         return draw.draw(x, asked.draws, self.there, faults, counters, self._longest, run.ids)
 
-    def read(self, words: np.ndarray, wants: Sequence[tuple[Want, ...]]) -> list[dict[Want, Any]]:
+    def read(self, words: np.ndarray, wants: Sequence[tuple[Want, ...]]) -> list[RowAnswers]:
         """What each row wants, of the words of their answers: int32 [rows, words]."""
         n = self.asked.top
         tokens = words[:, TOKEN].tolist()

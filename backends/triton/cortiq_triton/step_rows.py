@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from cortiq.backend import Argmax, Batch, Draw, Row, Want
+from cortiq.backend import LATE, Argmax, Batch, Draw, Row, Want
 from cortiq.backend.answers import drawing_want
 from cortiq.backend.executable import Accepted
 from cortiq.backend.requests import penalises
@@ -21,13 +22,16 @@ class WantFacts(NamedTuple):
     Attributes
     ----------
     answerable : whether a step can answer them. drawing : the want that draws. looks : whether it
-        depends on the ids so far.
+        depends on the ids so far. is_late : whether its mask comes later. checked : the wants
+        without that mask.
     """
 
     wants: tuple[Want, ...]
     answerable: bool
     drawing: Draw | Argmax | None
     looks: bool
+    is_late: bool
+    checked: tuple[Want, ...]
 
 
 class KnownFacts:
@@ -45,8 +49,12 @@ class KnownFacts:
             return known
         drawing = drawing_want(row.wants)
         looks = isinstance(drawing, Draw) and penalises(drawing)
-        facts = WantFacts(row.wants, answerable(row), drawing, looks)
-        if getattr(drawing, "mask", None) is None:  # masks have kilobytes, and change
+        is_late, checked = False, row.wants
+        if isinstance(drawing, Draw) and drawing.mask is LATE:
+            bare = replace(drawing, mask=None)
+            is_late, checked = True, tuple(bare if w is drawing else w for w in row.wants)
+        facts = WantFacts(row.wants, answerable(row), drawing, looks, is_late, checked)
+        if not getattr(drawing, "mask", None):  # masks have kilobytes, and change
             if len(self._held) >= self.MOST:
                 self._held.clear()
             self._held[id(row.wants)] = facts
@@ -70,6 +78,10 @@ class StepRows(NamedTuple):
     def looking(self) -> list[int]:
         """Return the rows whose draws depend on the ids so far."""
         return [at for at, facts in enumerate(self.facts) if facts.looks]
+
+    def late(self) -> list[int]:
+        """Return the rows whose draws wait for their masks."""
+        return [at for at, facts in enumerate(self.facts) if facts.is_late]
 
     def accepted(self) -> list[Accepted[Any]]:
         """Return the rows as a run takes them."""

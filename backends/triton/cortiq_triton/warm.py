@@ -15,13 +15,14 @@ import torch
 from cortiq.backend import Argmax, Batch, Digest, Draw, DrawnLogit, Row, Top, Want
 from cortiq.backend.executable import Accepted
 from cortiq.numerics.sampling import Sampling
+from cortiq_triton.asking import ask
 from cortiq_triton.decode import FEWEST_PAGES
 from cortiq_triton.draw_numbers import Stored
 from cortiq_triton.language import ceil_div
 from cortiq_triton.rowset import RowBuffer
 from cortiq_triton.run import Run
 from cortiq_triton.shapes import Scratch
-from cortiq_triton.step_answers import LOGITS, StepAnswers, ask
+from cortiq_triton.step_answers import LOGITS, StepAnswers
 
 DIGEST = Digest(LOGITS)
 WANTS: tuple[tuple[Want, ...], ...] = (
