@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from cortiq.ir import Program
 from cortiq.models import deepseek_v3
 from cortiq.models.config import Amount, Keys
 from cortiq.models.layer_kinds import sparse_layers
@@ -17,6 +17,7 @@ KEYS = Keys(
     only={"partial_rotary_factor": 1.0, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
 )
 NAMES = deepseek_v3.NAMES
+build = deepseek_v3.build
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,14 +38,10 @@ class Config(deepseek_v3.Config):
     routed_scaling_factor: float = 1.8
     first_k_dense_replace: Amount = Amount(1)
     mlp_layer_types: tuple[str, ...] | None = None
+    family: ClassVar[str] = "glm4_moe_lite"
 
     def sparse(self) -> tuple[bool, ...]:
         """Return whether each layer has experts."""
         if self.mlp_layer_types is None:
             return super().sparse()
         return sparse_layers(self.mlp_layer_types, self.num_hidden_layers)
-
-
-def build(config: Config, context: int) -> Program:
-    """Build the trunk."""
-    return deepseek_v3.build(config, context, family="glm4_moe_lite")

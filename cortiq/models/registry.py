@@ -66,6 +66,8 @@ OWN = (
     "hunyuan_v1_moe",
     "glm4_moe_lite",
     "exaone_moe",
+    "ministral3",
+    "mistral4",
 )
 """Modules of this package, in the order they are listed."""
 

@@ -138,6 +138,20 @@ STABLELM = Family(
         "rope.dimension_count": config["hidden_size"] // config["num_attention_heads"] // 4,
     })],
 )  # fmt: skip
+GROWING = YARN | {"llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 8}
+MINISTRAL3 = Family(
+    "ministral3",
+    "Ministral3Config",
+    base={ROPE: GROWING | {"mscale": 1.0, "mscale_all_dim": 1.0}},
+    switches={
+        "sliding_window": 9, "tie_word_embeddings": True, ROPE: GROWING | {"rope_theta": 900.0},
+    },
+    moves=[
+        *USUAL[:2], {"sliding_window": 10}, {f"{ROPE}.llama_4_scaling_beta": 0.31},
+        {f"{ROPE}.original_max_position_embeddings": 9},
+    ],
+)  # fmt: skip
 FAMILIES = [
     OLMO3, SEED_OSS, ARCEE, ERNIE, EXAONE4, COHERE, COHERE2, GLM4, GLM, GEMMA, HELIUM, STABLELM,
+    MINISTRAL3,
 ]  # fmt: skip

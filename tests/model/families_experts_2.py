@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from families_dense import LAYERS, ROPE, USUAL
+from families_dense_2 import GROWING
 from families_experts import COUNTS, LATENT, LATENT_SHAPES, ROUTED, SIZES, expert_values
 from family_harness import Family
 from gguf_files import GGUF
@@ -165,6 +166,25 @@ EXAONE_MOE = Family(
         "sliding_window_pattern",
     }),
 )  # fmt: skip
+MISTRAL4 = Family(
+    "mistral4",
+    "Mistral4Config",
+    base={**LATENT, **ROUTED, "q_lora_rank": 20, ROPE: GROWING},
+    shapes={**LATENT_SHAPES, "wide": LATENT_SHAPES["wide"] | GROUPED},
+    switches={
+        "q_lora_rank": None, "n_shared_experts": 2, "attention_bias": True, "n_group": 4,
+        "topk_group": 2, "norm_topk_prob": False, "routed_scaling_factor": 1.4,
+        "tie_word_embeddings": True, "rope_interleave": False, "first_k_dense_replace": 0,
+        ROPE: GROWING | {"rope_theta": 900.0},
+    },
+    moves=[
+        *USUAL[:2], {"num_experts_per_tok": 3}, {"routed_scaling_factor": 1.5},
+        {f"{ROPE}.llama_4_scaling_beta": 0.31}, {f"{ROPE}.original_max_position_embeddings": 9},
+    ],
+    sizes=("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "qk_head_dim", "v_head_dim"),
+    elsewhere=COUNTS | SIZES | {"num_nextn_predict_layers"},
+)  # fmt: skip
 FAMILIES = [
     OLMOE, FLEX_OLMO, GRANITE_MOE, MINIMAX_M2, DOTS1, ERNIE_MOE, HUNYUAN_MOE, GLM_LITE, EXAONE_MOE,
+    MISTRAL4,
 ]  # fmt: skip
