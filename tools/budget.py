@@ -32,7 +32,7 @@ LIMITS: Mapping[str, int] = {
     "backends/cpu": 9360,
     "backends/mlx": 1760,
     "backends/reference": 950,
-    "backends/triton": 7900,
+    "backends/triton": 8100,
     "backends/wgpu": 4940,
     "benchmarks": 2720,
     "conformance": 7470,

@@ -25,6 +25,7 @@ from cortiq.backend.batch import (
     Top,
     Want,
 )
+from cortiq.backend.known_wants import KnownWants
 from cortiq.errors import BackendError
 from cortiq.ir import Graph, Program
 from cortiq.ir.layers import Embedding
@@ -79,30 +80,6 @@ def token_of(row: Row, drawn: Sequence[int | None]) -> int:
         return -1
     found = drawn[at] if 0 <= at < len(drawn) else None
     return -1 if found is None else found
-
-
-class KnownWants:
-    """Wants of rows that were found answerable: checked once for a request, not once a step.
-
-    They are told apart by identity, and held, so that no others can be at their addresses.
-    """
-
-    MOST = 1024
-
-    def __init__(self) -> None:
-        self._held: dict[int, tuple[Want, ...]] = {}
-
-    def __contains__(self, wants: tuple[Want, ...]) -> bool:
-        return self._held.get(id(wants)) is wants
-
-    def add(self, wants: tuple[Want, ...]) -> None:
-        """Note wants that have an answer; not with masks, which have kilobytes and change."""
-        if any(isinstance(want, Draw) and want.mask for want in wants):
-            return
-        if len(self._held) >= self.MOST:
-            self._held.clear()
-        if type(wants) is tuple:
-            self._held[id(wants)] = wants
 
 
 def drawn_token(wants: Mapping[Want, Any]) -> int | None:

@@ -11,7 +11,6 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from cortiq.backend.admission import (
-    KnownWants,
     chunks_of,
     drawn_token,
     groups_of,
@@ -33,6 +32,7 @@ from cortiq.backend.batch import (
     Ticket,
     Want,
 )
+from cortiq.backend.known_wants import KnownWants
 from cortiq.backend.protocol import BATCH_ROWS, CompileOptions, OptionalCapabilities
 from cortiq.backend.state import ExportedState, State, check_exported
 from cortiq.backend.windows import PIECE_ROWS, Extent, windows_of

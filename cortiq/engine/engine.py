@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import cast
 
 from cortiq.arguments import instance_of
-from cortiq.backend import BatchResult, Executable, Ticket
-from cortiq.backend.batch import Batch
+from cortiq.backend import Batch, BatchResult, Executable, Ticket
 from cortiq.backend.error_attribution import attributed_to
 from cortiq.engine.accept import NO_TOKEN, Committed, commit_rows
 from cortiq.engine.cache_roles import CacheRole

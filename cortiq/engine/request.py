@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
@@ -13,24 +13,16 @@ import numpy.typing as npt
 
 from cortiq.backend import LATE, Argmax, Digest, Draw, DrawnLogit, Top, Want
 from cortiq.engine.cache_roles import CachePoint
+from cortiq.engine.masks import Masks, checked_masks
 from cortiq.engine.prompt_embeddings import check_embeddings, copied_embeddings
 from cortiq.errors import RequestError, shown
 from cortiq.ir import Program
-from cortiq.numerics.masks import Mask, mask_fault
 from cortiq.numerics.sampling import Sampling
 from cortiq.options import GenerateOptions
 
 DIGEST = Digest("logits")
 SEED_BITS = 32
 """Bits of a random seed: enough to differ, few enough to type in again."""
-
-
-Masks = Callable[[Sequence[int]], Mask | None]
-"""From the ids so far, prompt and drafted ones included, to the mask of the next; None allows all.
-
-It is called for every row, in any order, and some rows are dropped: it must depend on the ids
-alone. It is never called with ids that an earlier mask of its own excluded, prompts aside.
-"""
 
 
 @dataclass(frozen=True)
@@ -86,7 +78,7 @@ class Request:
 
     @cached_property
     def late_wants(self) -> tuple[Want, ...]:
-        """The same, with a mask that comes once the ids before are known."""
+        """Outputs of a row whose mask comes once the ids before are known."""
         return Draw(self.sampling, self.choice, LATE), *self.captures
 
     def want_at(self, history: Sequence[int]) -> Want:
@@ -175,20 +167,6 @@ def with_embeddings(request: Request, rows: object, program: Program) -> Request
     """Return the request with a copy of these embeddings, which must fit its prompt."""
     copied = copied_embeddings(rows, len(request.prompt), program)
     return request if copied is None else replace(request, embeddings=copied)
-
-
-def checked_masks(masks: Masks, vocabulary: int) -> Masks:
-    """Wrap masks; RequestError for one of another size or kind, or that allows nothing."""
-
-    def asked(ids: Sequence[int]) -> Mask | None:
-        mask = masks(ids)
-        fault = "" if mask is None else mask_fault(mask, vocabulary)
-        if fault:
-            hint = "cortiq.numerics.masks.mask_of makes one of the ids that are allowed"
-            raise RequestError(fault, where="masks", hint=hint)
-        return mask
-
-    return asked
 
 
 def _shorten(program: Program, longest: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from cortiq.engine.request import Masks
+from cortiq.engine.masks import Masks
 from cortiq.serve.errors import invalid
 from cortiq.serve.fields import Fields
 from cortiq.serve.grammar import GrammarMasks
