@@ -1,9 +1,9 @@
-"""Pieces of prompts beside decoding rows, as captured graphs.
+"""Pieces of prompts beside decoding rows, and rounds that verify drafts, as captured graphs.
 
 Launching some 330 kernels one by one takes the host 20 to 40 ms. A shape is how many rows and
 sequences there are, filled up by ones that nobody reads, and how far they look back; one of many
-rows is captured when it comes again. Each sequence's last row has logits, whether it wants any or
-not.
+rows is captured when it comes again, as is one of rounds. Each sequence's last row has logits, and
+of rounds every row, whether it wants any or not.
 """
 
 from __future__ import annotations
@@ -25,12 +25,20 @@ from cortiq_triton.language import pow2
 from cortiq_triton.mixed_run import MixedRows, MixedRun, Tail, filled_up
 from cortiq_triton.plan import Plan
 from cortiq_triton.rowset import RowBuffer
-from cortiq_triton.shapes import FEW_ROWS, Scratch, ShapeCache, logits_bytes, padded_rows
+from cortiq_triton.shapes import (
+    FEW_ROWS,
+    MixedSize,
+    Scratch,
+    ShapeCache,
+    logits_bytes,
+    mixed_size,
+)
 from cortiq_triton.state import TritonState
 from cortiq_triton.step_answers import LOGITS, Asked, StepAnswers, answerable
 from cortiq_triton.under_way import Owner
 
-MOST_ROWS = 2048
+MOST_ROWS, MOST_EACH = 2048, 256
+"""Rows of a batch of which last ones, or all, want something."""
 MOST_MET = 256
 """Shapes that are remembered as met once."""
 STREAMED = 16
@@ -57,48 +65,61 @@ class MixedShape:
 
 
 class MixedFetched:
-    """What the rows of a mixed batch ask for, on its way to the host; as `answers.Fetched`."""
+    """What the rows of a mixed batch ask for, on its way to the host; as `answers.Fetched`.
+
+    Parameters
+    ----------
+    wants : of the rows that have logits: all, if `each`, or the last of each sequence.
+    """
 
     def __init__(
         self,
         accepted: Sequence[Accepted[TritonState]],
         wants: Sequence[tuple[Want, ...]],
+        each: bool,
         flags: torch.Tensor,
-        packed: torch.Tensor | None,
         answers: StepAnswers | None,
-        drawing: frozenset[int],
     ) -> None:
-        self.drawing = drawing
-        self._accepted, self._wants, self._answers = accepted, wants, answers
+        self._accepted, self._wants, self._answers, self._each = accepted, wants, answers, each
         self._flags = _to_host(flags)
-        self._packed = None if packed is None else _to_host(packed)
+        self._packed = None if answers is None else _to_host(answers.packed)
         self._event = None
         if self._flags.is_pinned():
             self._event = torch.cuda.Event()
             self._event.record()
+        pairs = zip(_asking(accepted, each), wants, strict=True)
+        self.drawing = frozenset(at for at, mine in pairs if drawing_want(mine) is not None)
 
     def read(self) -> list[Sequence[Brought] | None]:
         """Wait; return what each sequence brings, None for one with a fault."""
         if self._event is not None:
             self._event.synchronize()
-        flags, start = self._flags.numpy() != 0, 0
+        flags, count = self._flags.numpy() != 0, len(self._wants)
         faulty = bool(flags.any())
-        late: list[bool] = [False] * len(self._accepted)
-        last: Sequence[Brought] = [{} for _ in self._accepted]
+        answers: Sequence[Brought] = [SILENT] * count
+        late = [False] * count
         if self._packed is not None and self._answers is not None:
-            words = self._packed[: len(late)].numpy()
-            last = self._answers.read(words, self._wants)
-            late = [
-                bool(wants and flag) for wants, flag in zip(self._wants, words[:, 0], strict=True)
-            ]
+            words = self._packed[:count].numpy()
+            answers = self._answers.read(words, self._wants)
+            flagged = zip(self._wants, words[:, 0].tolist(), strict=True)
+            late = [bool(mine and flag) for mine, flag in flagged]
         found: list[Sequence[Brought] | None] = []
-        for sequence, fault, brought in zip(self._accepted, late, last, strict=True):
+        start = first = 0
+        for sequence in self._accepted:
             stop = start + len(sequence.indices)
-            silent: list[Brought] = [SILENT] * (len(sequence.indices) - 1)
-            failed = fault or (faulty and flags[start:stop].any())
-            found.append(None if failed else [*silent, brought])
-            start = stop
+            end = stop if self._each else first + 1
+            silent: list[Brought] = [SILENT] * (stop - start - (end - first))
+            failed = any(late[first:end]) or (faulty and flags[start:stop].any())
+            found.append(None if failed else [*silent, *answers[first:end]])
+            start, first = stop, end
         return found
+
+
+def _asking(accepted: Sequence[Accepted[Any]], each: bool) -> list[int]:
+    """Places in the batch of the rows that have logits."""
+    if each:
+        return [index for sequence in accepted for index in sequence.indices]
+    return [sequence.indices[-1] for sequence in accepted]
 
 
 def _to_host(there: torch.Tensor) -> torch.Tensor:
@@ -139,59 +160,78 @@ class Mixed:
         accepted: Sequence[Accepted[TritonState]],
         sources: Sequence[Sequence[int]],
     ) -> MixedFetched | None:
-        """Launch a batch; None if it is of another kind, or a large one of a new shape."""
-        if not self._suits(plan, batch, accepted):
+        """Launch a batch; None if it is of another kind, or of a shape that has to come again."""
+        each = max(len(sequence.indices) for sequence in accepted) < STREAMED
+        if not self._suits(plan, batch, accepted, each):
             return None
-        last = [batch.rows[sequence.indices[-1]] for sequence in accepted]
-        asking = any(row.wants for row in last)
-        size = padded_rows(sum(len(sequence.tokens) for sequence in accepted), len(accepted))
+        asking = [batch.rows[index] for index in _asking(accepted, each)]
+        size = mixed_size([len(sequence.tokens) for sequence in accepted], each)
         pages = max(FEWEST_PAGES, pow2(max(len(s.state.page_addresses) for s in accepted)))
-        key = (batch.entry, *size, pages, asking)
-        if self._is_rare(key, size[0]):
+        key = (batch.entry, size, pages, any(row.wants for row in asking))
+        if self._is_rare(key, size):
             return None
         if self._filler is None:
             self._filler = self.owner.scratch()
         rows = filled_up(batch, accepted, sources, size, self._filler, len(self.drawn) - 1)
         shape, is_new = self._shape(plan, key, rows)
-        answers = self._answer(shape, accepted, last, size[1], pages) if asking else None
-        drawing = frozenset(
-            sequence.indices[-1]
-            for sequence, row in zip(accepted, last, strict=True)
-            if drawing_want(row.wants) is not None
-        )
-        packed = None if answers is None else answers.packed
-        wants = [row.wants for row in last]
-        fetched = MixedFetched(accepted, wants, shape.run.all.faults, packed, answers, drawing)
+        answers = None
+        if key[-1]:
+            held = self._histories(accepted, asking, each)
+            answers = self._answer(shape, asking, held, len(rows.tail), pages)
+        wants = [row.wants for row in asking]
+        fetched = MixedFetched(accepted, wants, each, shape.run.all.faults, answers)
         if is_new:  # names other memory, in which nothing is computed yet
             shape.replay = self._captured(shape.run.launch)
         if answers is not None and (is_new or answers.replay == answers.launch):
             answers.replay = self._captured(answers.launch)
         return fetched
 
-    def _is_rare(self, key: tuple[Any, ...], rows: int) -> bool:
-        """Whether a shape of many rows is met for the first time: the device takes longer than its
-        launches, and it may not come again.
+    def _is_rare(self, key: tuple[Any, ...], size: MixedSize) -> bool:
+        """Whether a shape of many rows, or of rows that all have logits, is met for the first time:
+        it may not come again, and a graph takes as long as several launches.
         """
-        if rows <= FEW_ROWS or key in self.shapes or key in self._met:
+        if not (size.each or size.rows > FEW_ROWS) or key in self.shapes or key in self._met:
             return False
         if len(self._met) >= MOST_MET:
             self._met.clear()
         self._met.add(key)
         return True
 
-    def _suits(self, plan: Plan, batch: Batch, accepted: Sequence[Accepted[TritonState]]) -> bool:
-        """Whether only last rows want something, of their logits, and there are not too many."""
-        if len(batch.rows) > MOST_ROWS or not set(plan.graph.inputs) <= {"token", "position"}:
+    def _suits(
+        self, plan: Plan, batch: Batch, accepted: Sequence[Accepted[TritonState]], each: bool
+    ) -> bool:
+        """Whether rows want something of their logits only, last ones unless `each` may, and there
+        are not too many.
+        """
+        most = MOST_EACH if each else MOST_ROWS
+        if len(batch.rows) > most or not set(plan.graph.inputs) <= {"token", "position"}:
             return False
-        if max(len(sequence.indices) for sequence in accepted) < STREAMED:
+        if any(row.inputs for row in batch.rows):
             return False
+        asking = _asking(accepted, each)
+        wanting = [index for index, row in enumerate(batch.rows) if row.wants]
+        mine = {index for sequence in accepted for index in sequence.indices}
+        if not set(wanting) & mine <= set(asking):
+            return False
+        there = LOGITS in plan.graph.values
+        return all(there and answerable(batch.rows[at]) for at in wanting if at in mine)
+
+    def _histories(
+        self, accepted: Sequence[Accepted[TritonState]], asking: Sequence[Row], each: bool
+    ) -> dict[int, Stored]:
+        """Ids on the device for the rows whose draws look at them."""
+        held: dict[int, Stored] = {}
+        first = 0
         for sequence in accepted:
-            *others, last = (batch.rows[index] for index in sequence.indices)
-            if any(row.wants or row.inputs for row in others) or last.inputs:
-                return False
-            if last.wants and not (answerable(last) and LOGITS in plan.graph.values):
-                return False
-        return True
+            count = len(sequence.tokens) if each else 1
+            for at in range(first, first + count):
+                want = drawing_want(asking[at].wants)
+                if isinstance(want, Draw) and penalises(want):
+                    known = [*sequence.state.tokens, *sequence.tokens[:-1]]
+                    address, length = sequence.state.log.extended(known, self.owner.device)
+                    held[at] = Stored(address, length - (first + count - 1 - at))
+            first += count
+        return held
 
     def _shape(self, plan: Plan, key: tuple[Any, ...], rows: MixedRows) -> tuple[MixedShape, bool]:
         """Compute the rows; return their shape, and whether that is new."""
@@ -216,23 +256,17 @@ class Mixed:
     def _answer(
         self,
         shape: MixedShape,
-        accepted: Sequence[Accepted[TritonState]],
-        last: Sequence[Row],
+        asking: Sequence[Row],
+        held: dict[int, Stored],
         count: int,
         pages: int,
     ) -> StepAnswers:
-        """Compute what the last rows ask for, of as many as the shape has sequences."""
-        held: dict[int, Stored] = {}
-        for at, sequence in enumerate(accepted):
-            want = drawing_want(last[at].wants)
-            if isinstance(want, Draw) and penalises(want):
-                known = [*sequence.state.tokens, *sequence.tokens[:-1]]
-                held[at] = sequence.state.log.extended(known, self.owner.device)
-        extra = count - len(last)
-        wants = [*(row.wants for row in last), *[()] * extra]
-        positions = [*(row.position for row in last), *[0] * extra]
-        asking = self._askings.of(shape.run.plan, wants, positions, held)
-        asked, arrays = asking.asked, asking.arrays(positions, held)
+        """Compute what rows ask for, filled up to as many as the shape answers."""
+        extra = count - len(asking)
+        wants = [*(row.wants for row in asking), *[()] * extra]
+        positions = [*(row.position for row in asking), *[0] * extra]
+        known = self._askings.of(shape.run.plan, wants, positions, held)
+        asked, arrays = known.asked, known.arrays(positions, held)
         answers = shape.answers.get(asked)
         if answers is None:
             answers = shape.answers[asked] = KeptAnswers(shape.tail, asked, arrays, pages)

@@ -16,7 +16,7 @@ from cortiq_triton.language import ceil_div
 from cortiq_triton.plan import Plan
 from cortiq_triton.rowset import RowBuffer, RowSet, arrays, uploaded
 from cortiq_triton.run import Run
-from cortiq_triton.shapes import FILLING, Scratch
+from cortiq_triton.shapes import MixedSize, Scratch
 from cortiq_triton.step_answers import LOGITS
 
 
@@ -52,8 +52,8 @@ class MixedRows(NamedTuple):
     Attributes
     ----------
     segments : of all sequences, those that fill up last; they may have no rows.
-    tail : the last row of each; row 0 for one without rows.
-    places : where in the caller's batch the tail's rows are that draw; DUMMY for others.
+    tail : the rows that have logits: all, or the last of each sequence; row 0 for one without rows.
+    places : where in the caller's batch the tail's rows are; DUMMY for those that want nothing.
     """
 
     segments: Sequence[Segment[Any]]
@@ -72,7 +72,7 @@ def filled_up(
     batch: Batch,
     accepted: Sequence[Accepted[Any]],
     sources: Sequence[Sequence[int]],
-    size: tuple[int, int],
+    size: MixedSize,
     scratch: Scratch,
     dummy: int,
 ) -> MixedRows:
@@ -80,38 +80,39 @@ def filled_up(
 
     Parameters
     ----------
-    size : rows and sequences of the shape. dummy : the place of a row that draws nothing.
+    dummy : the place of a row that wants nothing.
     """
     segments: list[Segment[Any]] = []
     tokens: list[int] = []
     flat: list[int] = []
-    places, tail = [], []
     for sequence, mine in zip(accepted, sources, strict=True):
-        start, last = len(tokens), batch.rows[sequence.indices[-1]]
+        first, start = batch.rows[sequence.indices.start].position, len(tokens)
         tokens += sequence.tokens
         flat += mine
-        first = last.position - len(sequence.tokens) + 1
-        segments.append(
-            Segment(sequence.state, start, len(tokens), range(first, last.position + 1))
-        )
-        places.append(sequence.indices[-1] if last.wants else dummy)
-        tail.append(len(tokens) - 1)
-    while len(segments) < size[1]:
-        start, count = len(tokens), min(FILLING, size[0] - len(tokens))
+        positions = range(first, first + len(mine))
+        segments.append(Segment(sequence.state, start, len(tokens), positions))
+    while len(segments) < size.sequences:
+        start, count = len(tokens), min(size.filling, size.rows - len(tokens))
         segments.append(Segment(scratch, start, start + count, range(count)))
         tokens += [0] * count
         flat += [-1] * count
-        places.append(dummy)
-        tail.append(max(0, start + count - 1) if count else 0)
-    return MixedRows(segments, tokens, flat, tail, np.array(places, np.int64))
+    tail: Sequence[int] = range(size.rows)
+    asking = [index for sequence in accepted for index in sequence.indices]
+    if not size.each:
+        tail = [max(segment.start, segment.stop - 1) % size.rows for segment in segments]
+        asking = [sequence.indices[-1] for sequence in accepted]
+    places = np.full(len(tail), dummy, np.int64)
+    places[: len(asking)] = [at if batch.rows[at].wants else dummy for at in asking]
+    return MixedRows(segments, tokens, flat, tail, places)
 
 
 class MixedRun(Run):
-    """A run whose tail is the last row of each sequence, whether it wants anything or not.
+    """A run whose tail is every row, or the last row of each sequence, whether it wants anything or
+    not.
 
     Attributes
     ----------
-    mixed_rows : its rows. asking : whether the tail's logits are computed.
+    mixed_rows : its rows.
     """
 
     def __init__(
@@ -143,7 +144,9 @@ class MixedRun(Run):
         """Upload row metadata, keep its places, and return it."""
         parts = super().place(buffer, sources, pages, fixed)
         whole, tail = self.row_sets
-        self.row_sets = PaddedRows(**{n: getattr(whole, n) for n in FIELDS}), tail
+        padded = PaddedRows(**{n: getattr(whole, n) for n in FIELDS})
+        every = isinstance(self.mixed_rows.tail, range)
+        self.row_sets = padded, padded if every else tail
         return parts
 
     def refill(self, buffer: RowBuffer, rows: MixedRows, pages: int) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
+from cortiq_triton.language import pow2
 from cortiq_triton.plan import Plan
 from cortiq_triton.token_log import TokenLog
 
@@ -50,13 +51,33 @@ def padded_sequences(count: int) -> int:
     return -(-count // step) * step
 
 
-def padded_rows(rows: int, sequences: int) -> tuple[int, int]:
-    """Rows and sequences of a shape for so many: those that are added have `FILLING` rows at most,
-    as many as their one page has room for, and perhaps none.
+class MixedSize(NamedTuple):
+    """Rows and sequences of a shape of mixed batches.
+
+    Attributes
+    ----------
+    each : whether all rows have logits, of sequences of a few rows each; else their last rows.
+    filling : rows of a sequence that fills up, at most.
     """
-    step = FEW_STEP if rows <= FEW_ROWS else MANY_STEP
-    total = -(-rows // step) * step
-    return total, padded_sequences(sequences + -(-(total - rows) // FILLING))
+
+    rows: int
+    sequences: int
+    each: bool
+    filling: int
+
+
+def mixed_size(counts: Sequence[int], each: bool) -> MixedSize:
+    """Return the shape's size for sequences of so many rows. The sequences that are added have a
+    few rows, as many as their one page has room for, and perhaps none.
+    """
+    rows, filling = sum(counts), FILLING
+    if each:
+        total, filling = padded_sequences(rows), pow2(max(counts))
+    else:
+        step = FEW_STEP if rows <= FEW_ROWS else MANY_STEP
+        total = -(-rows // step) * step
+    added = -(-(total - rows) // filling)
+    return MixedSize(total, padded_sequences(len(counts) + added), each, filling)
 
 
 S = TypeVar("S")
