@@ -192,8 +192,8 @@ def decoding(use: Use, counts: Sequence[int] = (1, 16, 32, 128)) -> Iterator[tup
             yield (
                 f"{count} requests, {name}",
                 f"{rate:.0f} tokens/s, {rate / greedy:.3f} of greedy ({bar:g} asked"
-                f"{'' if rate >= bar * greedy else ', SHORT'}), {rate / best:.0%} of the executable "
-                f"alone; step {median(steps) * 1e3:.2f} ms; {said}"
+                f"{'' if rate >= bar * greedy else ', SHORT'}), {rate / best:.0%} of the "
+                f"executable alone; step {median(steps) * 1e3:.2f} ms; {said}"
                 f"{f' waited {waited}' if waited else ''}{f' {late} compiled' if late else ''}",
             )
 

@@ -14,7 +14,7 @@ from cortiq.cli.generate import load_model, with_draft_heads
 from cortiq.cli.inputs import MODEL
 from cortiq.cli.render import note
 from cortiq.cli.warm import warm_model
-from cortiq.errors import CortiqError
+from cortiq.errors import CortiqError, RequestError
 from cortiq.options import LoadOptions, resolve, select
 from cortiq.serve.authority import is_loopback
 from cortiq.serve.options import ServeOptions
@@ -47,10 +47,9 @@ def serve(models: tuple[str, ...], **options: Any) -> None:
     from cortiq.serve.start import serve_models
 
     chosen = resolve(ServeOptions, select(ServeOptions, options))
-    configure_logging(chosen.log_format)
+    configure_logging(chosen.log_format, chosen.access_log)
     options = with_draft_heads(options, chosen.draft)
-    if not is_loopback(chosen.host) and chosen.api_key is None:
-        note("anybody who can reach this address can use the models: set --api-key")
+    check_address(chosen)
     loaded: dict[str, Model] = {}
     try:
         for name in models[: chosen.max_loaded]:
@@ -62,6 +61,18 @@ def serve(models: tuple[str, ...], **options: Any) -> None:
             model.close()
     if interrupted:
         raise click.exceptions.Exit(INTERRUPTED_RESPONSES)
+
+
+def check_address(options: ServeOptions) -> None:
+    """Refuse an address that others can reach without a key, unless that is asked for twice."""
+    without = options.api_key is None and options.api_keys is None
+    if is_loopback(options.host) or not without:
+        return
+    if not options.without_key:
+        what = f"anybody who can reach {options.host} could use the models"
+        hint = "set --api-key or --api-keys, or say --without-key, too"
+        raise RequestError(what, where="--host", hint=hint)
+    note("anybody who can reach this address can use the models")
 
 
 def _loaded(name: str, options: dict[str, Any]) -> Model:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 
 from cortiq.engine.request import vocabulary_size
 from cortiq.errors import NoTokenizerError, RequestError, shown
+from cortiq.formats.adapter import Adapter, open_adapter, split_scale
 from cortiq.formats.cache import Progress
 from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.formats.fetch import resolve
@@ -84,6 +85,9 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
         sidecar = open_sidecar(checkpoint, heads)
         if sidecar is not None:
             opened.callback(sidecar.close)
+        adapters = [open_lora(text, progress) for text in options.lora]
+        for adapter in adapters:
+            opened.callback(adapter.close)
         loaded = load_program(
             checkpoint,
             sidecar=sidecar,
@@ -94,6 +98,7 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
             heads=heads,
             draft_vocabulary=options.draft_vocabulary,
             ignored_keys=options.ignore_unknown_config,
+            adapters=adapters,
         )
         tokenizer = open_tokenizer(checkpoint.tokenizer_source, loaded.program)
         close = opened.pop_all().close
@@ -106,9 +111,26 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
         close,
         getattr(loaded.config, "max_position_embeddings", 0),
         usual_sampling(name, getattr(checkpoint, "sampling", {})),
-        getattr(checkpoint, "notes", ()),
+        (*getattr(checkpoint, "notes", ()), *adapter_notes(adapters, loaded.checkpoint)),
         getattr(checkpoint, "file_type", ""),
     )
+
+
+def open_lora(text: str, progress: Progress | None = None) -> Adapter:
+    """Open the adapter of an option `lora`: `PATH[:SCALE]`, or a name of the hub in its place."""
+    path, scale = split_scale(text)
+    return open_adapter(resolve(path, progress=progress), scale)
+
+
+def adapter_notes(adapters: Sequence[Adapter], checkpoint: Any) -> list[str]:
+    """Return a line about merged adapters: how many tensors they change, and what becomes of codes
+    that these had in the file.
+    """
+    if not adapters:
+        return []
+    merged = getattr(checkpoint, "merged", ())
+    named = ", ".join(f"{adapter.path.name} (times {adapter.scale:g})" for adapter in adapters)
+    return [f"merged into {len(merged)} tensors, which are then converted as floats are: {named}"]
 
 
 def open_drafter(heads: str, progress: Progress | None = None) -> tuple[str, Any]:

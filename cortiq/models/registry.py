@@ -68,6 +68,9 @@ OWN = (
     "exaone_moe",
     "ministral3",
     "mistral4",
+    "bamba",
+    "mamba2",
+    "apertus",
 )
 """Modules of this package, in the order they are listed."""
 

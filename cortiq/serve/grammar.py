@@ -75,10 +75,6 @@ class Grammars:
             raise schema_error(stop_reason(first), param)
         return made
 
-    def schema_grammar(self, schema: Mapping[str, Any]) -> str:
-        """Return the grammar of JSON texts that follow a schema."""
-        return f"start: %json {json.dumps({**schema, **WHITESPACE})}"
-
     def call_grammar(self, schemas: Mapping[str, Mapping[str, Any]], wrap: tuple[str, str]) -> str:
         """Return the grammar of one tool call.
 

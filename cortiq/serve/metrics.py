@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from cortiq.engine.engine import Engine
+from cortiq.serve.key_limits import tokens_of
 from cortiq.serve.offered_model import ModelState, OfferedModel
 from cortiq.serve.served_model import ServedModel
 from cortiq.serve.worker import Worker
@@ -22,6 +23,16 @@ TOKEN_COUNTERS = {
     "prompt_tokens": "Prompt tokens, those found among kept rows included.",
     "cached_tokens": "Prompt tokens whose rows were there already.",
     "new_tokens": "Tokens drawn.",
+    "drafted_tokens": "Tokens proposed by drafters.",
+    "accepted_tokens": "Proposed tokens that were drawn.",
+    "evictions": "Kept prefixes evicted to make room.",
+    "preemptions": "Sequences that made room for more urgent ones.",
+    "prefix_hits": "Requests of whose prompt some rows were there already.",
+}
+"""Counters of each model, by the fact of a request that they add up."""
+KEY_COUNTERS = {
+    "requests": "Requests of each named key.",
+    "tokens": "Tokens of prompts and answers of each named key.",
 }
 GAUGES = {
     "steps_after_cancel": "The most steps of a cancelled request that began after that.",
@@ -51,6 +62,14 @@ class Metrics:
             "cortiq_first_token_seconds", "From submission to the first token.", "model"
         )
         self._steps = self._histogram("cortiq_step_seconds", "Steps of the engine.", "model")
+        self._refused = Counter(
+            "cortiq_refused", "Requests refused or failed, by the code of their error.",
+            ["error"], registry=self.registry,
+        )  # fmt: skip
+        self._keys = {
+            what: Counter(f"cortiq_key_{what}", text, ["key"], registry=self.registry)
+            for what, text in KEY_COUNTERS.items()
+        }
         self._tokens = {
             name: Counter(f"cortiq_{name}", text, ["model"], registry=self.registry)
             for name, text in TOKEN_COUNTERS.items()
@@ -74,6 +93,11 @@ class Metrics:
         for name, counter in self._tokens.items():
             if name in facts:
                 counter.labels(model).inc(facts[name])
+        if "error" in facts:
+            self._refused.labels(facts["error"]).inc()
+        if "key" in facts:
+            self._keys["requests"].labels(facts["key"]).inc()
+            self._keys["tokens"].labels(facts["key"]).inc(tokens_of(facts))
         if "first_token_seconds" in facts:
             self._first.labels(model).observe(facts["first_token_seconds"])
 

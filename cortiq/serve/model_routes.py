@@ -7,7 +7,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from cortiq.serve.http_responses import unless_gone
-from cortiq.serve.service import Service
+from cortiq.serve.service import Service, key_of
 
 
 class ModelRoutes:
@@ -29,15 +29,23 @@ class ModelRoutes:
 
     async def load(self, request: HttpRequest) -> Response:
         """Handle `POST /v1/models/NAME/load`: answer when the model is loaded."""
+        self._check(request)
         model = self.models.find(request.path_params["name"])
         await unless_gone(request.receive, self.models.load(model))
         return JSONResponse(model.as_dict())
 
     async def unload(self, request: HttpRequest) -> Response:
         """Handle `POST /v1/models/NAME/unload`: answer when its requests have ended and it has."""
+        self._check(request)
         model = self.models.offered(request.path_params["name"])
         await unless_gone(request.receive, self.models.unload(model))
         return JSONResponse(model.as_dict())
+
+    def _check(self, request: HttpRequest) -> None:
+        """Refuse keys that are not an administrator's, or not for this model."""
+        if (key := key_of(request)) is not None:
+            key.check_admin()
+            key.check_model(request.path_params["name"])
 
     def routes(self) -> list[Route]:
         """Return the routes, each with and without `/v1`."""

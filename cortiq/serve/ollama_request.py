@@ -107,6 +107,8 @@ def _shared(fields: Fields) -> dict[str, Any]:
     made: dict[str, Any] = {"model": fields.text("model", "")}
     made["stream"] = fields.flag("stream", True)
     made["receipt"] = fields.flag("receipt")
+    made |= {name: fields.values[name] for name in ("priority",) if name in fields.values}
+    fields.note_read("priority")
     fields.note_read(*NO_EFFECT)
     made |= _options(fields)
     form = fields.get("format", (str, dict), "json or a schema")

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from cortiq.serve import verification
+from cortiq.serve.api_keys import ApiKey
 from cortiq.serve.completion_params import model_name
 from cortiq.serve.completion_writer import chat_writer, text_writer
 from cortiq.serve.embeddings import EmbeddingRequest, parse_embeddings
@@ -38,6 +40,7 @@ from cortiq.serve.receipt_maker import ReceiptMaker
 from cortiq.serve.request_log import RequestLog
 from cortiq.serve.served_model import ServedModel
 from cortiq.serve.tokens import detokenize, tokenize
+from cortiq.serve.traces import job_phases
 from cortiq.serve.worker import Worker
 
 if TYPE_CHECKING:
@@ -76,9 +79,12 @@ class Service:
 
         Raises
         ------
-        ApiError : it is not offered (404), cannot be loaded, or too many wait for theirs.
+        ApiError : it is not offered (404), not for this key (403), cannot be loaded, or too many
+            requests wait for their models.
         ClientGone : the client disconnected while it waited for the model.
         """
+        if (key := key_of(request)) is not None:
+            key.check_model(name)
         model = self.models.find(name)
         request.state.facts["model"] = model.name
         served = await unless_gone(request.receive, self.models.acquire(model))
@@ -93,7 +99,8 @@ class Service:
         ClientGone : the client disconnected first.
         ApiError : the request is nested too deeply to be parsed.
         """
-        reading = asyncio.get_running_loop().run_in_executor(self._readers, work)
+        here = copy_context()
+        reading = asyncio.get_running_loop().run_in_executor(self._readers, here.run, work)
 
         async def wait() -> T:
             try:
@@ -154,7 +161,7 @@ class Service:
         if parsed.params.prompt_logprobs is not None:
             scored = await self.compute(request, worker, parsed.prompt_steps())
             parsed = replace(parsed, prompt_tokens_scored=scored)
-        job = GenerationJob(parsed.requests)
+        job = GenerationJob(parsed.requests, priority=priority_of(request, parsed.params.priority))
         job.issue = self._issuer(parsed, job, request.url.path)
         writer = make(parsed, job)
         facts = request.state.facts
@@ -162,6 +169,7 @@ class Service:
         def finish() -> None:
             worker.cancel(job)
             facts.update(job_facts(job))
+            request.state.phases = job_phases(job)
 
         if parsed.params.silent:
             job.end_unsubmitted()
@@ -203,6 +211,7 @@ class Service:
 
     async def vectors(self, request: HttpRequest, parsed: EmbeddingRequest) -> np.ndarray:
         """Compute the vectors of an embedding request."""
+        request.state.facts["prompt_tokens"] = sum(map(len, parsed.ids))
         return await self.compute(request, parsed.served.worker, parsed.steps())
 
     async def compute(
@@ -252,6 +261,19 @@ class Service:
         dead = [one.name for one in served if one is not None and one.worker.failed]
         status = {"status": "engine stopped" if dead else "ok", "models": list(self.models)}
         return JSONResponse(status, 503 if dead else 200)
+
+
+def key_of(request: HttpRequest) -> ApiKey | None:
+    """Return the key that a request was sent with; None where none is needed."""
+    return getattr(request.state, "key", None)
+
+
+def priority_of(request: HttpRequest, asked: int | None) -> int:
+    """Return the priority of a request: what it asks for, up to what its key may have."""
+    key = key_of(request)
+    if key is None or not key.name:
+        return asked or 0
+    return key.priority if asked is None else min(asked, key.priority)
 
 
 def body_too_large(most: int) -> ApiError:

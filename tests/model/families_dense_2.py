@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from families_dense import LAYERS, ROPE, USUAL, YARN
+from families_dense import LAYERS, LLAMA3, ROPE, USUAL, YARN
 from family_harness import Family
 from gguf_files import GGUF
 
@@ -151,7 +151,15 @@ MINISTRAL3 = Family(
         {f"{ROPE}.original_max_position_embeddings": 9},
     ],
 )  # fmt: skip
+APERTUS = Family(
+    "apertus",
+    "ApertusConfig",
+    base={"hidden_act": "xielu", "dtype": "float32"},
+    switches={"attention_bias": True, "tie_word_embeddings": True, ROPE: LLAMA3},
+    moves=[USUAL[0], {f"{ROPE}.factor": 8.3}],
+    refused=[({"hidden_act": "silu"}, "hidden_act")],
+)
 FAMILIES = [
     OLMO3, SEED_OSS, ARCEE, ERNIE, EXAONE4, COHERE, COHERE2, GLM4, GLM, GEMMA, HELIUM, STABLELM,
-    MINISTRAL3,
+    MINISTRAL3, APERTUS,
 ]  # fmt: skip

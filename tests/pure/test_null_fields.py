@@ -17,13 +17,21 @@ from cortiq.serve.served_model import make_served_model
 FORM = {"type": "json_schema",
         "json_schema": {"name": "f", "schema": {"type": "object"}, "strict": True,
                         "description": "d"}}  # fmt: skip
+TAGS = {
+    "triggers": ["<"],
+    "structures": [{"begin": "<a", "schema": {"type": "object"}, "end": ">"}],
+}
+FORMS = {"guided_json": {}, "guided_regex": "a", "guided_choice": ["a"],
+         "guided_grammar": 'start: "a"', "grammar": 'root ::= "a"', "json_schema": {}}  # fmt: skip
+STRUCTURED = {"json": {}, "regex": "a", "choice": ["a"], "grammar": 'start: "a"',
+              "json_object": True, "structural_tag": {"type": "s", **TAGS}}  # fmt: skip
 CALL = {"id": "c", "type": "function", "function": {"name": "now", "arguments": "{}"}}
 DRAW = {
     "model": "m", "temperature": 0.5, "top_p": 0.5, "top_k": 3, "min_p": 0.5, "seed": 1, "n": 2,
     "repetition_penalty": 2, "presence_penalty": 1, "frequency_penalty": 1, "stop": ["x"],
     "logit_bias": {"3": 1, "4": 2}, "stream": True, "ignore_eos": False, "user": "u",
     "stream_options": {"include_usage": True, "include_obfuscation": False}, "receipt": False,
-    "return_token_ids": False,
+    "return_token_ids": False, "priority": 1,
 }  # fmt: skip
 REQUESTS = {
     "chat": {
@@ -43,6 +51,13 @@ REQUESTS = {
         "continue_final_message": False,
     },
     "form": {"model": "m", "messages": [{"role": "user", "content": "a"}], "response_format": FORM},
+    **{name: {"model": "m", "messages": [{"role": "user", "content": "a"}], name: value}
+       for name, value in FORMS.items()},
+    **{f"structured_outputs.{name}": {"model": "m", "prompt": "a",
+                                      "structured_outputs": {name: value}}
+       for name, value in STRUCTURED.items()},
+    "tags": {"model": "m", "messages": [{"role": "user", "content": "a"}],
+             "response_format": {"type": "structural_tag", **TAGS}},
     "text": {**DRAW, "prompt": ["a"], "max_tokens": 3, "suffix": None, "best_of": 2, "echo": True,
              "prompt_logprobs": None, "logprobs": None, "messages": None},
     "embeddings": {"model": "m", "input": ["a"], "encoding_format": "base64", "pooling": "last",
@@ -52,7 +67,6 @@ REQUESTS = {
 
 READERS = {
     "chat": lambda model, fields: parse_chat(model, fields, 8),
-    "form": lambda model, fields: parse_chat(model, fields, 8),
     "text": parse_completion,
     "embeddings": parse_embeddings,
 }
@@ -79,7 +93,8 @@ def places(value, at=()):
 def answer(model, kind, request):
     """Return a parsed request, or its error, as text."""
     try:
-        made = READERS[kind](model, Fields(request))
+        read = READERS["text"] if "structured" in kind else READERS.get(kind, READERS["chat"])
+        made = read(model, Fields(request))
     except ApiError as error:
         return f"{error.param}: {error}"
     if kind == "embeddings":

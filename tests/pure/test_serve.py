@@ -204,7 +204,9 @@ def begin(server, path, body, more=0):
 
 
 def test_listening_everywhere_it_tells_an_address_that_can_be_asked(tmp_path):
-    with serving(tmp_path, "--host", "0.0.0.0") as other:
+    told_once = CliRunner().invoke(serve, [TINY, "--host", "0.0.0.0"])
+    assert "anybody who can reach 0.0.0.0 could use the models" in str(told_once.exception)
+    with serving(tmp_path, "--host", "0.0.0.0", "--without-key") as other:
         assert other.url == f"http://127.0.0.1:{other.port}"
         assert any("listens on all addresses" in line for line in other.lines)
         assert other.stop() == 0

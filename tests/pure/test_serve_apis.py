@@ -252,6 +252,8 @@ def test_what_agents_send_beside_functions():
     (call,) = whole["output"]
     assert (call["name"], call["namespace"]) == ("spawn", "agents")
     assert [tool["type"] for tool in whole["tools"]] == ["function", "namespace"]
+    (warning,) = whole["warnings"]
+    assert warning.startswith("'tools[2]': web_search is not run here")
     schema = {"type": "object"}
     config = {"effort": "high", "format": {"type": "json_schema", "schema": schema}}
     asked = {"model": "m", "max_tokens": 1, "messages": HELLO, "output_config": config}

@@ -83,6 +83,7 @@ class Decoder:
         self.version = 0
         self._facts, self._askings = KnownFacts(), Askings()
         self._filler: Scratch | None = None
+        self._captures = 0
         self.capture: Callable[[Callable[[], None], str], Captured] = Captured
         self.mixed = Mixed(owner, self.drawn, self._captured, self._askings)
 
@@ -206,11 +207,17 @@ class Decoder:
             everyone.append(Accepted(state, range(at, at + 1), [0]))
         return Batch(rows, batch.entry), everyone
 
+    @property
+    def captured_shapes(self) -> int:
+        """A number that changes when graphs are made or dropped."""
+        return self._captures + len(self.shapes) + len(self.mixed.shapes)
+
     def _captured(self, launch: Callable[[], None]) -> Callable[[], None]:
         """Capture launches, unless that failed before: then they stay launches."""
         if self.refused:
             return launch
         try:
+            self._captures += 1 << 20
             return self.capture(launch, self.owner.device).replay
         except (RuntimeError, torch.OutOfMemoryError) as error:
             self.refused = str(error).splitlines()[0]
