@@ -180,7 +180,7 @@ def decoding(use: Use, counts: Sequence[int] = (1, 16, 32, 128)) -> Iterator[tup
         best = count * tokens / (prompt_seconds + seconds)
         greedy = 0.0
         for name, (bar, options) in DRAWS.items():
-            use.serve([use.request(0, 16, tokens, **options)])
+            use.serve([use.request(0, 16, 8, **options)])
             requests = [use.request(i, 16, tokens, **options) for i in range(count)]
             before = compiled.COMPILATIONS.late
             wall, made, steps = use.serve(requests)

@@ -260,7 +260,7 @@ def test_many_rows_are_captured_when_they_come_again(ahead, defined, monkeypatch
     before = set(ahead.decoder.mixed.shapes)
     assert pieces(ahead) == pieces(defined)
     (size,) = [key[1] for key in set(ahead.decoder.mixed.shapes) - before]
-    assert not size.each and (size.rows, size.sequences) == (32, 3)
+    assert not size.each and (size.rows, size.sequences) == (32, 32)
 
 
 def test_shapes_used_longest_ago_are_dropped_when_all_hold_too_much():

@@ -208,16 +208,16 @@ class Decoder:
         return Batch(rows, batch.entry), everyone
 
     @property
-    def captured_shapes(self) -> int:
-        """A number that changes when graphs are made or dropped."""
-        return self._captures + len(self.shapes) + len(self.mixed.shapes)
+    def graphs(self) -> tuple[int, int, int]:
+        """How many were made, and the shapes that have some: changes when graphs come or go."""
+        return self._captures, len(self.shapes), len(self.mixed.shapes)
 
     def _captured(self, launch: Callable[[], None]) -> Callable[[], None]:
         """Capture launches, unless that failed before: then they stay launches."""
         if self.refused:
             return launch
         try:
-            self._captures += 1 << 20
+            self._captures += 1
             return self.capture(launch, self.owner.device).replay
         except (RuntimeError, torch.OutOfMemoryError) as error:
             self.refused = str(error).splitlines()[0]

@@ -69,7 +69,7 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
         self.graphs = bool(options.extra.get("graphs", device != "cpu"))
         self._settling = False
         self._workspace = 0
-        self._graphs_idle = 0, 0
+        self._graphs_idle = (0, 0, 0), 0
         self._spoilt: tuple[DeviceBytes | None, DeviceBytes | None] | None = None
         self.shared = Shared(program, self.layout, angles, device, Counters(device))
         self.decoder = Decoder(self)
@@ -96,7 +96,7 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
             return super().device_bytes()
         free = torch.cuda.mem_get_info(self.device)[0]
         idle = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-        graphs = self.decoder.captured_shapes
+        graphs = self.decoder.graphs
         if graphs != self._graphs_idle[0]:
             self._graphs_idle = graphs, graph_memory.idle_bytes(self.device)
         idle -= self._graphs_idle[1]

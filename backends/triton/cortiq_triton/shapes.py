@@ -17,6 +17,10 @@ SHARE = 16
 FEW_ROWS = 512
 FEW_STEP, MANY_STEP = 64, 128
 """Rows of a mixed batch are a multiple of so many: of up to FEW_ROWS, and of more."""
+MANY_SEQUENCES = 32
+"""Sequences of a batch of more rows than FEW_ROWS are this or a power of two above it: logits that
+nobody reads take little beside so many rows.
+"""
 FILLING = 64
 """Positions of the page that all sequences which fill up share."""
 
@@ -76,8 +80,10 @@ def mixed_size(counts: Sequence[int], each: bool) -> MixedSize:
     else:
         step = FEW_STEP if rows <= FEW_ROWS else MANY_STEP
         total = -(-rows // step) * step
-    added = -(-(total - rows) // filling)
-    return MixedSize(total, padded_sequences(len(counts) + added), each, filling)
+    sequences = len(counts) - (rows - total) // filling
+    if each or rows <= FEW_ROWS:
+        return MixedSize(total, padded_sequences(sequences), each, filling)
+    return MixedSize(total, max(MANY_SEQUENCES, pow2(sequences)), each, filling)
 
 
 S = TypeVar("S")
