@@ -43,7 +43,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/dialects": 1050,
     "cortiq/domains": 270,
     "cortiq/engine": 4220,
-    "cortiq/formats": 3380,
+    "cortiq/formats": 4000,
     "cortiq/ir": 2530,
     "cortiq/model": 1730,
     "cortiq/models": 3040,
@@ -51,14 +51,14 @@ LIMITS: Mapping[str, int] = {
     "cortiq/placement": 710,
     "cortiq/plugins": 660,
     "cortiq/receipts": 910,
-    "cortiq/serve": 5330,
+    "cortiq/serve": 5680,
     "cortiq/tokenizer": 2540,
     "plugins/cortiq-faulty": 60,
     "plugins/cortiq-null": 210,
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-torch": 190,
     "tests": 40300,
-    "tools": 1560,
+    "tools": 1750,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +22,8 @@ from cortiq.formats.mapped import MappedTensors, TensorInfo
 from cortiq.formats.packed_gguf import read_packed_gguf
 from cortiq.formats.packed_tensors import PackedTensor
 from cortiq.formats.quantisation import KEYS as QUANTISATION_KEYS
-from cortiq.formats.quantisation import OPT_FILE, Quantisation, read_quantisation
+from cortiq.formats.quantisation import OPT_FILE, Quantisation
+from cortiq.formats.quantisation_config import read_quantisation
 from cortiq.formats.quantised import read_quantised
 from cortiq.formats.recommended import Sampling, of_generation_config, of_gguf
 from cortiq.formats.safetensors import PICKLED_SUFFIXES, open_safetensors, refuse_pickled
@@ -117,12 +119,10 @@ class Checkpoint:
             found.append(
                 f"the checkpoint asks for {asked}: not applied, only weights are quantised"
             )
-        infos = self._tensors.tensors
         joined = getattr(self._tensors, "joined", lambda name: None)
-        loose = sum(info.type == "F32" and joined(name) is not None for name, info in infos.items())
-        if loose:
-            what = "matrices have groups of columns in no order (desc_act)"
-            found.append(f"{loose} {what}: they are converted as floats are")
+        made = [tensor for name in self._tensors.tensors if (tensor := joined(name)) is not None]
+        for what, count in Counter(tensor.note for tensor in made if tensor.note).items():
+            found.append(f"{count} matrices have {what}: they are converted as floats are")
         return tuple(found)
 
     @property

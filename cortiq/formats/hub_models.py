@@ -38,6 +38,7 @@ _MODELS = (
     HubModel("llama3.2", "unsloth/Llama-3.2-3B-Instruct-GGUF", "Q4_K_M", 2.02, _LLAMA.format(3.2)),
     HubModel("llama3.1", "bartowski/Meta-Llama-3.1-8B-Instruct-GGUF", "Q4_K_M", 4.92,
              _LLAMA.format(3.1)),
+    HubModel("qwen3:1.7b", "ggml-org/Qwen3-1.7B-GGUF", "Q4_K_M", 1.28, "Apache-2.0"),
     HubModel("qwen3:4b", "bartowski/Qwen_Qwen3-4B-GGUF", "Q4_K_M", 2.5, "Apache-2.0"),
     HubModel("qwen3:32b", "ggml-org/Qwen3-32B-GGUF", "Q4_K_M", 19.8, "Apache-2.0"),
     HubModel("qwen2.5:1.5b", "bartowski/Qwen2.5-1.5B-Instruct-GGUF", "Q4_K_M", 0.986, "Apache-2.0"),

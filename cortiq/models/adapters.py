@@ -229,9 +229,10 @@ def _maker(base: Any, factors: Sequence[_Factors]) -> Any:
 
     def some(start: int, stop: int) -> npt.NDArray[np.uint8]:
         values = original = _values(base, start, stop, height)
-        for one in factors:
-            values = one.applied(values, original, start)
-        return np.ascontiguousarray(values, "<f4").view(np.uint8)
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            for one in factors:
+                values = one.applied(values, original, start)
+            return np.ascontiguousarray(values, "<f4").view(np.uint8)  # checked when converted
 
     def make(start: int, stop: int) -> npt.NDArray[np.uint8]:
         made = np.empty((stop - start, 4 * columns), np.uint8)

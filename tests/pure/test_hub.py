@@ -403,21 +403,43 @@ def test_without_huggingface_hub_it_says_what_to_install(monkeypatch, cache):
     assert left_in(cache) == []
 
 
-@pytest.mark.parametrize("listed", [{"rfilename": "../../x.gguf"}, {"size": -1}, {"size": None}])
+@pytest.mark.parametrize(
+    "listed",
+    [
+        *(
+            {"rfilename": name}
+            for name in ("../../../../x.gguf", "/x.gguf", "a\\b.gguf", "a//b.gguf")
+        ),
+        *(
+            {"rfilename": name}
+            for name in ("C:x.gguf", "a\n.gguf", "./x.gguf", "x" * 300 + ".gguf")
+        ),
+        *({"size": size} for size in (-1, None)),
+    ],
+)
 def test_a_listing_leads_nowhere_outside(serve, cache, tmp_path, listed):
     server = serve({"x.gguf": b"GGUF"})
+    (tmp_path / "x.gguf").write_bytes(b"somebody's")
     entries = [entry | listed for entry in server.siblings()]
     server.siblings = lambda: entries
-    with pytest.raises(DownloadError):
-        fetch.pull("hf:org/name")
-    assert not list(tmp_path.rglob("*.gguf")) and left_in(cache) == []
+    with pytest.raises(DownloadError, match="list of files is damaged"):
+        fetch.pull("hf:org/name:*")
+    assert left_in(cache) == [] and (tmp_path / "x.gguf").read_bytes() == b"somebody's"
+    assert not (tmp_path / "hub").exists()
 
 
 @pytest.mark.parametrize(
     "name",
     [
         *("hf:", "hf:a", "hf:a/b/c", "hf:../x", "hf:a/..", "hf:a/b@", "hf:a/b@-x"),
-        *("hf:a/b:/x", "hf:a/b:../x", "hf:a/b:x/../../y", "hf:a/b@v@w:x", "hf:a/b@v:x@w"),
+        *(
+            "hf:a/b:/x",
+            "hf:a/b:../x",
+            "hf:a/b:x/../../y",
+            "hf:a/b@v@w:x",
+            "hf:a/b@v:x@w",
+            "hf:a/b@v/../../w",
+        ),
     ],
 )
 def test_malformed_names_are_refused(name):
