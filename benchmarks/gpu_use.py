@@ -24,6 +24,7 @@ from cortiq.engine.request import Request, make_request
 from cortiq.engine.scheduler import EngineOptions
 from cortiq.engine.sequence import Sequence as Running
 from cortiq.options import GenerateOptions
+from cortiq.serve.answer_grammar import json_grammar
 from cortiq.serve.grammar import GrammarMasks, Grammars
 from cortiq.tokenizer.tokenizer import byte_tokenizer
 from cortiq_triton import compiled
@@ -93,7 +94,7 @@ class Use:
 
     @cached_property
     def _matcher(self) -> Any:
-        return self.grammars.compiled(self.grammars.schema_grammar(SCHEMA), "schema")
+        return self.grammars.compiled(json_grammar(SCHEMA, "schema").text, "schema")
 
     def serve(
         self, requests: Sequence[Request], speculation: Speculation | None = None
