@@ -34,7 +34,7 @@ LIMITS: Mapping[str, int] = {
     "backends/reference": 950,
     "backends/triton": 8100,
     "backends/wgpu": 4940,
-    "benchmarks": 2720,
+    "benchmarks": 3550,
     "conformance": 7470,
     "cortiq": 710,
     "cortiq/backend": 4890,
@@ -45,8 +45,8 @@ LIMITS: Mapping[str, int] = {
     "cortiq/engine": 4220,
     "cortiq/formats": 4000,
     "cortiq/ir": 2530,
-    "cortiq/model": 1730,
-    "cortiq/models": 3040,
+    "cortiq/model": 1790,
+    "cortiq/models": 3110,
     "cortiq/numerics": 2830,
     "cortiq/placement": 710,
     "cortiq/plugins": 660,
@@ -57,8 +57,8 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-null": 210,
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-torch": 190,
-    "tests": 40300,
-    "tools": 1750,
+    "tests": 44000,
+    "tools": 1950,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef

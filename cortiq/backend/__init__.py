@@ -50,6 +50,7 @@ from cortiq.backend.protocol import (
     Support,
     Supported,
     Versions,
+    WeightKeeper,
 )
 from cortiq.backend.state import ExportedState, KVPlanes, Snapshot, State, check_exported
 
@@ -105,6 +106,7 @@ __all__ = [
     "Ticket",
     "Top",
     "Versions",
+    "WeightKeeper",
     "Want",
     "check_exported",
     "float_weight",

@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from hub_server import COMMIT, Hub
 from work import HANG_SECONDS
 
+from cortiq.cli.list import list as list_command
 from cortiq.errors import DownloadError, ModelNotFoundError, SeveralModelsError, UnsupportedError
 from cortiq.formats import cache as cache_module
 from cortiq.formats import download as download_module
@@ -156,6 +158,23 @@ def test_the_revision_is_pinned_and_written_down(serve, cache, tmp_path):
     server.commits["main"] = COMMIT
     with pytest.raises(DownloadError, match=r"commit that was fetched is gone.*cortiq rm"):
         fetch.pull("hf:org/name")
+
+
+def test_the_list_says_commit_and_size(serve):
+    serve(GGUF)
+    fetch.pull("hf:org/name:BF16")
+    done = CliRunner().invoke(list_command, ["--json"])
+    (told,) = json.loads(done.stdout)["models"]
+    assert (told["name"], told["commit"]) == ("hf:org/name:BF16@main", COMMIT)
+    parts = sum(len(content) for name, content in GGUF.items() if name.startswith("BF16/"))
+    assert parts < told["bytes"] < parts + 1000
+
+
+def test_an_adapter_is_a_repository_too(serve):
+    files = {"adapter_config.json": b"{}", "adapter_model.safetensors": WEIGHTS, "README.md": b"#"}
+    serve(files)
+    folder = fetch.resolve("hf:org/name")
+    assert {path.name for path in folder.iterdir()} == {*files, "origin.json"} - {"README.md"}
 
 
 def test_the_cache_is_shared_with_other_programs(serve, tmp_path):
