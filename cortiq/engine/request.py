@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from cortiq.backend import LATE, Argmax, Digest, Draw, DrawnLogit, Top, Want
 from cortiq.engine.cache_roles import CachePoint
-from cortiq.engine.masks import Masks, checked_masks
+from cortiq.engine.masks import Masks as Masks
+from cortiq.engine.masks import checked_masks
 from cortiq.engine.prompt_embeddings import check_embeddings, copied_embeddings
 from cortiq.errors import RequestError, shown
 from cortiq.ir import Program

@@ -12,9 +12,8 @@ import numpy as np
 from cortiq.arguments import event_of, function_of, list_of
 from cortiq.backend import Executable
 from cortiq.engine.drafting import Speculation
-from cortiq.engine.masks import Masks
 from cortiq.engine.output import Output
-from cortiq.engine.request import Request, make_request, with_embeddings, with_seed
+from cortiq.engine.request import Masks, Request, make_request, with_embeddings, with_seed
 from cortiq.engine.session import Progress
 from cortiq.engine.statistics import Statistics
 from cortiq.errors import RequestError
