@@ -189,7 +189,7 @@ def dispatch_seconds(
         count = rows[versions[0].work.tail]
         ready = versions[(count > 1) + (count > plan.few)]
         late = ready.work.begin and (parts > 1 or ready.work.begin > positions[1] // 1024)
-        if count and not late:
+        if count and ready.work.grid.x and not late:
             one = ready.pipeline, ready.group, ready.work.grid.groups(count, 1, parts)
             kinds.setdefault(kind_of(versions[0].work), []).append(one)
     nothing = seconds(plan.gpu, [])

@@ -16,7 +16,8 @@ NONE = 0xFFFFFFFF
 
 @dataclass(frozen=True)
 class Grid:
-    """Workgroups of a dispatch: x, rows (or segments) over `each`, times `inner`, z.
+    """Workgroups of a dispatch: x (0: it is left out), rows (or segments) over `each`, times
+    `inner`, z.
 
     `parts` : z is the batch's number of parts of attention's keys.
     """
@@ -45,6 +46,7 @@ class Dispatch:
     instead for a few rows, and for many, where there is one.
     given : the value whose rows it admits, where rows bring it. begin : the first of a sequence's
     rows (of a row's runs of keys) that it is about; without any it is left out.
+    turned : words of the buffer `turned` that it needs.
     """
 
     kernel: ShaderSource
@@ -60,3 +62,4 @@ class Dispatch:
     many: Dispatch | None = None
     given: str | None = None
     begin: int = 0
+    turned: int = 0

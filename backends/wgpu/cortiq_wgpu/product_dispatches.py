@@ -8,6 +8,12 @@ from dataclasses import replace
 from cortiq.backend.lower import LoweredStep
 from cortiq.ir import ops
 from cortiq_wgpu.binder import DispatchBinder
+from cortiq_wgpu.block_tile_shaders import (
+    BlockTile,
+    block_tile_kernel,
+    block_tile_of,
+    spread_kernel,
+)
 from cortiq_wgpu.dispatch import Dispatch, Grid
 from cortiq_wgpu.matmul_shaders import tile_kernel
 from cortiq_wgpu.matvec_shaders import fast_kernel, outputs_of
@@ -76,12 +82,45 @@ def _run_products(
         }
         end += other.height
     values["n"] = end
-    works = []
+    tile = _block_tile(binder, matrix, values)
+    works = [] if tile is None else [_spread(binder, tile, values, step.tail)]
     for part in matrix.parts:
         mine = {**values, **_words(matrix, part), "start": part.start, "stop": part.stop}
         lines = min(part.stop, matrix.base + end) - max(part.start, matrix.base)
-        works.append(_best(binder, matrix, part, mine, (lines, len(run)), step.tail))
+        works.append(_best(binder, matrix, part, mine, (lines, len(run)), step.tail, tile))
     return works
+
+
+def _block_tile(
+    binder: DispatchBinder, matrix: WgpuMatrix, values: dict[str, int]
+) -> BlockTile | None:
+    """Return the tile for many rows by a matrix in blocks, and set how far columns are apart.
+
+    None where there are no kernels for GPUs, or the turned rows would not fit in a buffer.
+    """
+    if binder.tuning is None or not matrix.form.block:
+        return None
+    tile = block_tile_of(matrix.form, binder.tuning)
+    each = tile.tile[0]
+    values["pitch"] = -(-binder.rows * values["inner"] // each) * each
+    fits = 4 * turned_words(tile, values["units"], values["pitch"]) <= binder.pools.limit
+    return tile if fits else None
+
+
+def turned_words(tile: BlockTile, units: int, pitch: int) -> int:
+    """Count the words of turned rows: their planes, sums of 16 columns, and powers of two."""
+    return ((16 * tile.planes + 1) * units + 1) * pitch
+
+
+def _spread(
+    binder: DispatchBinder, tile: BlockTile, values: dict[str, int], tail: bool
+) -> Dispatch:
+    """Make the turning of many rows, which the products after it read."""
+    text = spread_kernel(tile, binder.dot)
+    words = turned_words(tile, values["units"], values["pitch"])
+    nothing = Dispatch(text, (values,), Grid(0), tail, turned=words)
+    grid = Grid(values["units"], LANES, values["inner"])
+    return replace(nothing, many=replace(nothing, grid=grid))
 
 
 def _best(
@@ -91,6 +130,7 @@ def _best(
     values: dict[str, int],
     size: tuple[int, int],
     tail: bool,
+    tile: BlockTile | None,
 ) -> Dispatch:
     """Choose the kernels of a product with a part of a matrix: for one row, and for more."""
     (lines, targets), form, inner = size, matrix.form, values["inner"]
@@ -108,9 +148,14 @@ def _best(
 
     if form.bits == 32:
         return plain(1)
-    if binder.tuning is None or not form.streams:
-        return replace(plain(1), many=plain(MANY))
     many = plain(MANY)
+    if tile is not None:
+        rows, outputs = tile.tile
+        grid = Grid(-(-lines // outputs), rows, inner)
+        text = block_tile_kernel(tile, binder.dot, targets)
+        many = Dispatch(text, (values,), grid, tail, beside)
+    if binder.tuning is None or not form.streams:
+        return replace(plain(1), many=many)
     if form.bits == 8 and form.planes == 1 and not form.block:
         rows, outputs = tuning.tile
         grid = Grid(-(-lines // outputs), rows, inner)

@@ -15,6 +15,7 @@ class ProductTuning:
         lane loads of each line at a time: 1 or 2.
     rows, outputs : of a lane's part of a tile, multiples of 4; units : stretches of 16 columns that
         a tile holds at a time: 1, 2 or 4.
+    block_rows, block_outputs : likewise, of a matrix in blocks.
     few : rows that are few: up to so many read the weights four rows at a time.
     """
 
@@ -24,6 +25,8 @@ class ProductTuning:
     rows: int = 4
     outputs: int = 4
     units: int = 4
+    block_rows: int = 4
+    block_outputs: int = 4
     few: int = 32
 
     @property

@@ -1,0 +1,85 @@
+// Products of many rows and a matrix in blocks, for GPUs: a workgroup of 16 by 16 lanes has a tile of
+// rows by outputs, a lane ROWS by OUTPUTS of them in registers. Sixteen columns at a time lie in
+// workgroup memory as {{VALUE}}s, codes unpacked once for the whole tile; while they are multiplied the
+// next ones are on their way. Sums of products are integers below 2^24, exact in any order.
+
+@group(0) @binding(4) var<storage, read> turned: array<vec4<{{VALUE}}>>;  // see spread_rows.wgsl
+@group(0) @binding(5) var<storage, read> codes: array<u32>;
+@group(0) @binding(6) var<storage, read> s: array<u32>;
+
+const TILE_ROWS = 16u * {{ROWS}}u;
+const TILE_OUTPUTS = 16u * {{OUTPUTS}}u;
+const ROW_FOURS = TILE_ROWS / 4u;
+const OUTPUT_FOURS = TILE_OUTPUTS / 4u;
+const STEP = OUTPUT_FOURS + 1u;  // between columns, so that what a warp stores is in other banks
+const PLANE = 16u * ROW_FOURS;
+const KINDS = {{KINDS}}u;
+
+var<workgroup> row_values: array<vec4<{{VALUE}}>, {{PLANES}}u * PLANE>;  // [plane][column][row / 4]
+var<workgroup> code_values: array<vec4<{{VALUE}}>, 16u * STEP>;          // [column][output / 4]
+var<workgroup> beside: array<vec4u, KINDS * OUTPUT_FOURS>;               // scales and the like
+
+fn target_of(row: u32, slot: u32, n: u32) -> u32 {
+  {{TARGET}}
+}
+
+fn signed_byte(at: u32, index: u32) -> i32 {
+  return bitcast<i32>(s[at + index / 4u] << (24u - 8u * (index % 4u))) >> 24u;
+}
+
+// The integer of an E4M3 byte, in units of 2^-9.
+fn e4m3(byte: u32) -> i32 {
+  let exponent = (byte >> 3u) & 15u;
+  let mantissa = i32(byte & 7u);
+  let size = select(mantissa, (8 + mantissa) << (max(exponent, 1u) - 1u), exponent > 0u);
+  return select(size, -size, (byte >> 7u) != 0u);
+}
+
+// What is beside the codes of a group of 32 columns.
+fn beside_of(kind: u32, line: u32, g: u32) -> u32 {
+  {{BESIDE}}
+}
+
+fn line_of(n: u32) -> u32 { return min(n + $base, $stop - 1u) - $start; }
+
+fn values_of(word: u32) -> vec4<{{VALUE}}> {
+  {{VALUES}}
+}
+
+fn put_code(lane: u32, output: u32, word: u32) {
+  let values = values_of(word);
+  let to = lane % 4u * 4u * STEP + output / 4u;
+  for (var i = 0u; i < 4u; i++) { code_values[to + i * STEP][output % 4u] = values[i]; }
+}
+
+fn finish(row: u32, n: u32, count: u32, y: f32, power: f32) {
+  if (row >= count || n >= $n || n + $base >= $stop) { return; }
+  x[target_of(row, 0u, n)] = canonical(multiply(y, power), row / $inner);
+}
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_id) local: vec3u) {
+  zero = m[0];
+  let lane = local.x;
+  let across = lane % 16u;
+  let down = lane / 16u;
+  let count = m[1u + $set] * $inner;
+  let first_row = group.y * TILE_ROWS;
+  let first_n = max($start, $base) - $base + group.x * TILE_OUTPUTS;
+  let units = $units;
+  let groups = $groups;
+  let pitch = $pitch / 4u;
+  let sums_at = {{PLANES}}u * 16u * units * pitch + first_row / 4u + down;
+  {{DECLARED}}
+  {{PLACES}}
+  var g = 0u;
+  {{FETCH_CODES}}
+  var unit = 0u;
+  {{FETCH_ROWS}}
+  for (var now = 0u; now < groups; now++) {
+    {{GROUP}}
+  }
+  let row = first_row + down * 4u;
+  let n = first_n + across * 4u;
+  {{FINISHED}}
+}
