@@ -39,8 +39,10 @@ E4M3_VALUES = e4m3_values()
 
 def e4m3_bytes(codes: Ints) -> Bytes:
     """Return the E4M3 bytes of integers in units of 2⁻⁹, each of which one stands for."""
-    positive = np.searchsorted(E4M3_VALUES[:E4M3_NAN], np.abs(codes))
-    return (positive | np.where(codes < 0, 128, 0)).astype(np.uint8)
+    size = np.abs(codes)
+    bits = size.astype(F32).view(np.int32) >> 20  # the exponent and three bits of the mantissa
+    positive = np.where(size < 8, size, bits - (129 << 3))  # below 8 there is no exponent
+    return (positive | (codes < 0) * 128).astype(np.uint8)
 
 
 def _scale(blocks: Bytes, offset: int) -> Floats:

@@ -282,7 +282,9 @@ def _term(tile: BlockTile) -> Iterator[str]:
             low = f"round_int32(jj{i}_{j})" if form.block > 32 else low
             term = f"add({term}, multiply({low}, minimum{at}))"
         yield f"sum{i}_{j} = add(sum{i}_{j}, {term});"
-    names = ["hh", "ll"] if form.scaled else ["a", *(["b"] if tile.planes == 2 or form.e4m3 else [])]
+    names = (
+        ["hh", "ll"] if form.scaled else ["a", *(["b"] if tile.planes == 2 or form.e4m3 else [])]
+    )
     names += ["jj"] if form.minima and form.block > 32 else []
     zero = "0" if form.e4m3 else "0.0"
     for name in names:

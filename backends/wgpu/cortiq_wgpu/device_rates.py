@@ -17,7 +17,7 @@ from cortiq_wgpu.device import GpuDevice
 from cortiq_wgpu.dispatch import Dispatch
 from cortiq_wgpu.matmul_shaders import tile_kernel
 from cortiq_wgpu.matvec_shaders import fast_kernel
-from cortiq_wgpu.packing import MatrixSlice, Uploader, WgpuMatrix
+from cortiq_wgpu.uploads import MatrixSlice, Uploader, WgpuMatrix
 from cortiq_wgpu.plan import WgpuPlan
 from cortiq_wgpu.shader_source import ShaderSource
 from cortiq_wgpu.tuning import ProductTuning
@@ -114,7 +114,8 @@ class ProductProbe:
     def __post_init__(self) -> None:
         sample = synthetic_weight("w8", "w", 0, (min(self.height, 1024), self.width))
         weight = sample.take(np.arange(self.height) % 1024)
-        matrix: WgpuMatrix = Uploader(self.gpu, self.gpu.binding_bytes).matrix(weight, "w")
+        with Uploader(self.gpu, self.gpu.binding_bytes) as uploader:
+            matrix: WgpuMatrix = uploader.matrix(weight, "w")
         self.form, self.part = matrix.form, matrix.parts[0]
         self.lines = self.part.stop
         size = record_words(self.width)

@@ -17,7 +17,7 @@ from cortiq_wgpu.block_tile_shaders import (
 from cortiq_wgpu.dispatch import Dispatch, Grid
 from cortiq_wgpu.matmul_shaders import tile_kernel
 from cortiq_wgpu.matvec_shaders import fast_kernel, outputs_of
-from cortiq_wgpu.packing import MatrixSlice, WgpuMatrix
+from cortiq_wgpu.uploads import MatrixSlice, WgpuMatrix
 from cortiq_wgpu.product_shaders import embed_kernel, product_kernel
 from cortiq_wgpu.tuning import TUNING
 
