@@ -1,115 +1,16 @@
-"""WGSL of the product of many rows and a matrix in blocks, for GPUs, in tiles.
-
-Values of rows and codes lie in workgroup memory as floats (integers for E4M3), so that a product and
-its sum are one operation. Sums over a stretch of columns are exact: below 2²⁴ whatever the rows are.
-Where codes are too wide for that the rows come in two planes of 8 bits.
-"""
+"""WGSL of the product of many rows and a matrix in blocks, for GPUs, in tiles."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from cortiq_wgpu.packing import CodePacking
+from cortiq_wgpu.block_tile import LIFT, BlockTile
 from cortiq_wgpu.product_shaders import target_text
 from cortiq_wgpu.shader_source import ShaderSource, kernel
-from cortiq_wgpu.tuning import ProductTuning
 
 LANES = 256
-LARGEST_ROW = 32512
-"""Largest magnitude of a quantised row's value."""
-EXACT = 1 << 24
-LIFT = 16
-"""Codes of 5 bits without a zero point are taken less 16; 16 times the row's sum is added back."""
-
-
-@dataclass(frozen=True)
-class BlockTile:
-    """What is written into the kernel of a format.
-
-    Parameters
-    ----------
-    rows, outputs : of a lane, multiples of 4.
-    """
-
-    form: CodePacking
-    rows: int
-    outputs: int
-
-    @property
-    def lifted(self) -> bool:
-        """Check whether codes are taken less `LIFT`."""
-        return self.form.bits == 5 and not self.form.zero and not self.form.scaled
-
-    @property
-    def zero(self) -> int:
-        """Return what is subtracted from stored codes."""
-        return self.form.zero + LIFT * self.lifted
-
-    @property
-    def reach(self) -> int:
-        """Return how many columns an exact sum of products may have."""
-        largest = LIFT if self.lifted else self.form.largest
-        return EXACT // (LARGEST_ROW * largest)
-
-    @property
-    def planes(self) -> int:
-        """Return the planes of rows: 2 where the sum of a block, or of 16 columns, is not exact."""
-        if self.form.e4m3:
-            return 1
-        return 1 if self.reach >= (16 if self.form.scaled else self.form.block) else 2
-
-    @property
-    def value(self) -> str:
-        """Return the type of values in workgroup memory."""
-        return "i32" if self.form.e4m3 else "f32"
-
-    @property
-    def cells(self) -> list[tuple[int, int]]:
-        """List rows and outputs of a lane."""
-        return [(i, j) for i in range(self.rows) for j in range(self.outputs)]
-
-    @property
-    def tile(self) -> tuple[int, int]:
-        """Return rows and outputs of a workgroup."""
-        return 16 * self.rows, 16 * self.outputs
-
-    @property
-    def in_halves(self) -> bool:
-        """Check whether a sub-block's sum is taken every 16 columns."""
-        narrow = self.planes == 1 and self.reach < 32
-        return self.form.scaled and (self.form.sub == 16 or narrow)
-
-    @property
-    def beside(self) -> dict[str, str]:
-        """Return the words beside a group's codes, by name: WGSL of each."""
-        form, found = self.form, {}
-        for half in (0, 1) if form.block == 16 else ("",):
-            block = f"g / {form.block // 32}u" if form.block > 16 else f"2u * g + {half}u"
-            at = f"line * $blocks + min({block}, $blocks - 1u)"
-            found[f"scale{half}"] = f"s[$scale + {at}]"
-            if form.minima:
-                found[f"minimum{half}"] = f"s[$minimum + {at}]"
-        for name, stretch, there in (
-            ("sub", "sub_scale", form.scaled),
-            ("off", "offset", form.offset),
-        ):
-            if there:
-                for half in (0, 1) if form.sub == 16 else ("",):
-                    index = "g" if form.sub == 32 else f"2u * g + {half}u"
-                    byte = f"signed_byte(${stretch} + line * $sub_words, {index})"
-                    found[f"{name}{half}"] = f"bitcast<u32>({byte})"
-        return found
-
-    @property
-    def turns(self) -> dict[str, int]:
-        """Return how many items of each kind a workgroup fetches."""
-        rows, outputs = self.tile
-        return {
-            "row": 4 * rows * self.planes,
-            "code": 4 * outputs,
-            "side": len(self.beside) * outputs,
-        }
+TOGETHER = 4
+"""Values of a row that are multiplied without a loop between them: its turns are not free."""
 
 
 def _turns(count: int) -> Iterator[tuple[int, int]]:
@@ -124,7 +25,7 @@ def _guarded(left: int, text: str) -> str:
 
 def _declared(tile: BlockTile) -> Iterator[str]:
     form = tile.form
-    names = {"a": "0" if form.e4m3 else "0.0", "sum": "0.0", "y": "0.0"}
+    names = {"a": "0" if tile.whole else "0.0", "sum": "0.0", "y": "0.0"}
     if tile.planes == 2 or form.e4m3:
         names["b"] = names["a"]
     if form.scaled:
@@ -147,7 +48,7 @@ def _places(tile: BlockTile) -> Iterator[str]:
     """Write where each lane's items begin."""
     for turn, _ in _turns(tile.turns["row"]):
         item = f"(lane + {turn * LANES}u)"
-        column = f"{item} / PLANE * 16u * units + {item} % PLANE / ROW_FOURS"
+        column = f"{item} / PLANE * UNIT * units + {item} % PLANE / ROW_FOURS"
         yield f"let row{turn}_at = ({column}) * pitch + first_row / 4u + {item} % ROW_FOURS;"
     for turn, _ in _turns(tile.turns["code"]):
         output = f"(lane + {turn * LANES}u) / 4u"
@@ -180,7 +81,7 @@ def _fetch_codes(tile: BlockTile) -> Iterator[str]:
 
 def _fetch_rows(tile: BlockTile) -> Iterator[str]:
     for turn, left in _turns(tile.turns["row"]):
-        yield _guarded(left, f"row{turn} = turned[row{turn}_at + unit * 16u * pitch];")
+        yield _guarded(left, f"row{turn} = turned[row{turn}_at + stage * STAGE * pitch];")
 
 
 def _word(tile: BlockTile, turn: int, half: int) -> str:
@@ -202,8 +103,12 @@ def _put(tile: BlockTile, half: int) -> Iterator[str]:
     for turn, left in _turns(tile.turns["row"]):
         yield _guarded(left, f"row_values[lane + {turn * LANES}u] = row{turn};")
     for turn, left in _turns(tile.turns["code"]):
-        output, word = f"(lane + {turn * LANES}u) / 4u", _word(tile, turn, half)
-        yield _guarded(left, f"put_code(lane, {output}, {word});")
+        output = f"(lane + {turn * LANES}u) / 4u"
+        for number, word in (
+            (h, _word(tile, turn, h)) for h in ((0, 1) if tile.packed else (half,))
+        ):
+            place = f"lane % 4u + {4 * number}u" if tile.packed else "lane % 4u"
+            yield _guarded(left, f"put_code({place}, {output}, {word});")
     if half:
         return
     for turn, left in _turns(tile.turns["side"]):
@@ -211,20 +116,23 @@ def _put(tile: BlockTile, half: int) -> Iterator[str]:
         yield _guarded(left, f"beside[{item} / 4u][lane % 4u] = side{turn};")
 
 
-def _sums(tile: BlockTile) -> Iterator[str]:
+def _sums(tile: BlockTile, k: str) -> Iterator[str]:
     """Write the products of a column of every row and output of the lane."""
     for i in range(tile.rows // 4):
-        yield f"let p{i} = row_values[k * ROW_FOURS + down + {16 * i}u];"
+        yield f"let p{i} = row_values[{k} * ROW_FOURS + down + {16 * i}u];"
         if tile.planes == 2:
-            yield f"let r{i} = row_values[PLANE + k * ROW_FOURS + down + {16 * i}u];"
+            yield f"let r{i} = row_values[PLANE + {k} * ROW_FOURS + down + {16 * i}u];"
     for j in range(tile.outputs // 4):
-        yield f"let c{j} = code_values[k * STEP + across + {16 * j}u];"
+        yield f"let c{j} = code_values[{k} * STEP + across + {16 * j}u];"
         if tile.form.e4m3:
-            yield f"let u{j} = c{j} >> vec4u(7u); let v{j} = c{j} & vec4i(127);"
+            yield f"let u{j} = c{j} >> vec4u(7u); let v{j} = c{j} & vec4i(127);"  # upper, lower
     for i, j in tile.cells:
         row, code = f"{i // 4}.{'xyzw'[i % 4]}", f"{j // 4}.{'xyzw'[j % 4]}"
         if tile.form.e4m3:
             yield f"a{i}_{j} += u{code} * p{row}; b{i}_{j} += v{code} * p{row};"
+            continue
+        if tile.packed:
+            yield f"a{i}_{j} += dot4(p{row}, c{code}); b{i}_{j} += dot4(r{row}, c{code});"
             continue
         yield f"a{i}_{j} += p{row} * c{code};"
         if tile.planes == 2:
@@ -266,6 +174,8 @@ def _whole(tile: BlockTile, i: int, j: int) -> str:
         return f"round_two_planes(a{cell} >> 1u, b{cell} + ((a{cell} & 1) << 7u))"
     if form.scaled:
         return f"round_two_planes(hh{cell}, ll{cell})"
+    if tile.packed:
+        return f"round_int32(256 * a{cell} + b{cell})"
     if tile.lifted:
         return f"add(a{cell}, {LIFT}.0 * f32(j{i // 4}.{'xyzw'[i % 4]}))"
     return f"add(256.0 * a{cell}, b{cell})" if tile.planes == 2 else f"a{cell}"
@@ -286,7 +196,7 @@ def _term(tile: BlockTile) -> Iterator[str]:
         ["hh", "ll"] if form.scaled else ["a", *(["b"] if tile.planes == 2 or form.e4m3 else [])]
     )
     names += ["jj"] if form.minima and form.block > 32 else []
-    zero = "0" if form.e4m3 else "0.0"
+    zero = "0" if tile.whole else "0.0"
     for name in names:
         start = zero if name in "ab" else "0"
         yield " ".join(f"{name}{i}_{j} = {start};" for i, j in tile.cells)
@@ -297,8 +207,9 @@ def _sub_block(tile: BlockTile) -> Iterator[str]:
     for i, j in tile.cells:
         cell, sub = f"{i}_{j}", f"sub{j // 4}.{'xyzw'[j % 4]}"
         if tile.planes == 2:
+            zero = "0" if tile.whole else "0.0"
             yield f"hh{cell} += {sub} * i32(a{cell}); ll{cell} += {sub} * i32(b{cell});"
-            yield f"a{cell} = 0.0; b{cell} = 0.0;"
+            yield f"a{cell} = {zero}; b{cell} = {zero};"
             continue
         yield f"{{ let sum = i32(a{cell}); a{cell} = 0.0;"
         yield f"hh{cell} += {sub} * (sum >> 8u); ll{cell} += {sub} * (sum & 255); }}"
@@ -335,21 +246,33 @@ def _run_end(tile: BlockTile) -> Iterator[str]:
         yield f"y{i}_{j} = add(y{i}_{j}, sum{i}_{j}); sum{i}_{j} = 0.0;"
 
 
+def _stage(tile: BlockTile, half: int) -> Iterator[str]:
+    """Write what was fetched to workgroup memory, and fetch what is next."""
+    yield "workgroupBarrier();"
+    yield from _put(tile, half)
+    yield "workgroupBarrier();"
+    following = "now + 1u" if tile.packed else f"2u * now + {half + 1}u"
+    yield f"stage = min({following}, {'groups' if tile.packed else 'units'} - 1u);"
+    yield from _fetch_rows(tile)
+    if half or tile.packed:
+        yield "g = min(now + 1u, groups - 1u);"
+        yield from _fetch_codes(tile)
+
+
 def _group(tile: BlockTile) -> Iterator[str]:
     """Write the work on a group of 32 columns: two halves, then the ends of blocks and runs."""
     form = tile.form
     for half in (0, 1):
-        yield "workgroupBarrier();"
-        yield from _put(tile, half)
-        yield "workgroupBarrier();"
-        yield f"unit = min(2u * now + {half + 1}u, units - 1u);"
-        yield from _fetch_rows(tile)
-        if half:
-            yield "g = min(now + 1u, groups - 1u);"
-            yield from _fetch_codes(tile)
-        yield "for (var k = 0u; k < 16u; k++) {"
-        yield from _sums(tile)
-        yield "}"
+        if half == 0 or not tile.packed:
+            yield from _stage(tile, half)
+        if not tile.packed:
+            yield f"for (var k = 0u; k < 16u; k += {TOGETHER}u) {{"
+        for column in range(TOGETHER):
+            yield "{"
+            yield from _sums(tile, f"{4 * half + column}u" if tile.packed else f"(k + {column}u)")
+            yield "}"
+        if not tile.packed:
+            yield "}"
         yield from _half_end(tile, half)
     each = max(1, form.block // 32)
     if form.block > 32:
@@ -370,6 +293,9 @@ def _values(tile: BlockTile) -> str:
     if tile.form.e4m3:
         bytes_ = ", ".join(f"e4m3((word >> {8 * i}u) & 255u)" for i in range(4))
         return f"return vec4i({bytes_});"
+    if tile.packed:
+        top, each = 0x80808080, 0x01010101 * tile.zero
+        return f"return ((word | {top:#x}u) - {each:#x}u) ^ {top:#x}u;" if each else "return word;"
     if tile.form.bits == 8:
         shifted = "bitcast<vec4i>(vec4u(word << 24u, word << 16u, word << 8u, word))"
         return f"return vec4f({shifted} >> vec4u(24u));"
@@ -395,11 +321,9 @@ def _beside_text(tile: BlockTile) -> str:
     return "\n  ".join([*texts, f"return {last};"])
 
 
-def block_tile_of(form: CodePacking, tuning: ProductTuning) -> BlockTile:
-    """Return the tile of a format: lanes with two planes of rows have fewer."""
-    one = BlockTile(form, tuning.block_rows, tuning.block_outputs)
-    large = one.planes == 2 or form.e4m3 or form.scaled
-    return BlockTile(form, 4, 4) if large else one
+_PUT_WORD = "code_values[word * STEP + output / 4u][output % 4u] = values;"
+_PUT_VALUES = """let to = word * 4u * STEP + output / 4u;
+  for (var i = 0u; i < 4u; i++) { code_values[to + i * STEP][output % 4u] = values[i]; }"""
 
 
 def block_tile_kernel(tile: BlockTile, dot: str, targets: int) -> ShaderSource:
@@ -410,6 +334,10 @@ def block_tile_kernel(tile: BlockTile, dot: str, targets: int) -> ShaderSource:
         "ROWS": str(tile.rows),
         "OUTPUTS": str(tile.outputs),
         "PLANES": str(tile.planes),
+        "UNIT": str(tile.unit),
+        "STAGE": str(tile.stage),
+        "PUT_CODE": _PUT_WORD if tile.packed else _PUT_VALUES,
+        "CODE": "u32" if tile.packed else f"vec4<{tile.value}>",
         "KINDS": str(len(tile.beside)),
         "BESIDE": _beside_text(tile),
         "VALUES": _values(tile),
@@ -425,15 +353,21 @@ def block_tile_kernel(tile: BlockTile, dot: str, targets: int) -> ShaderSource:
 
 def spread_kernel(tile: BlockTile, dot: str) -> ShaderSource:
     """Make the kernel that turns quantised rows for `block_tile_kernel`."""
-    put = "let value = byte_of(high, i) * 256 + byte_of(low, i);\n    "
-    if tile.form.e4m3:
-        put += "turned[at] = bitcast<u32>(value);"
-    elif tile.planes == 1:
-        put += "turned[at] = bitcast<u32>(f32(value));"
+    if tile.packed:
+        put, text = "", "turned[at] = high[i]; turned[at + UNIT * units * pitch] = low[i];"
     else:
-        put = (
-            "turned[at] = bitcast<u32>(f32(byte_of(high, i)));\n    "
-            "turned[at + 16u * units * pitch] = bitcast<u32>(f32(byte_of(low, i)));"
+        put, text = "let value = byte_of(high, i) * 256 + byte_of(low, i);", ""
+    if tile.form.e4m3:
+        text = "turned[at] = bitcast<u32>(value);"
+    elif not text and tile.planes == 1:
+        text = "turned[at] = bitcast<u32>(f32(value));"
+    elif not text:
+        put, text = (
+            "",
+            (
+                "turned[at] = bitcast<u32>(f32(byte_of(high, i)));\n    "
+                "turned[at + UNIT * units * pitch] = bitcast<u32>(f32(byte_of(low, i)));"
+            ),
         )
-    parts = {"VALUE": tile.value, "PUT": put, "PLANES": str(tile.planes)}
+    parts = {"PUT": put + text, "PLANES": str(tile.planes), "UNIT": str(tile.unit)}
     return kernel("spread_rows", dot, parts)

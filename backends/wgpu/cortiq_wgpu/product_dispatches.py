@@ -8,18 +8,14 @@ from dataclasses import replace
 from cortiq.backend.lower import LoweredStep
 from cortiq.ir import ops
 from cortiq_wgpu.binder import DispatchBinder
-from cortiq_wgpu.block_tile_shaders import (
-    BlockTile,
-    block_tile_kernel,
-    block_tile_of,
-    spread_kernel,
-)
+from cortiq_wgpu.block_tile import BlockTile, block_tile_of
+from cortiq_wgpu.block_tile_shaders import block_tile_kernel, spread_kernel
 from cortiq_wgpu.dispatch import Dispatch, Grid
 from cortiq_wgpu.matmul_shaders import tile_kernel
 from cortiq_wgpu.matvec_shaders import fast_kernel, outputs_of
-from cortiq_wgpu.uploads import MatrixSlice, WgpuMatrix
 from cortiq_wgpu.product_shaders import embed_kernel, product_kernel
 from cortiq_wgpu.tuning import TUNING
+from cortiq_wgpu.uploads import MatrixSlice, WgpuMatrix
 
 LANES = 64
 MANY = 8
@@ -29,7 +25,7 @@ FEW = 4
 PLACES = ("scale", "minimum", "sub_scale", "offset", "high")
 
 
-def _words(matrix: WgpuMatrix, part: MatrixSlice) -> dict[str, int]:
+def words_beside(matrix: WgpuMatrix, part: MatrixSlice) -> dict[str, int]:
     """Return the offsets of the stretches beside a matrix's codes."""
     each = matrix.form.sub and -(-(matrix.width // matrix.form.sub) // 4)
     block = matrix.form.block
@@ -85,7 +81,7 @@ def _run_products(
     tile = _block_tile(binder, matrix, values)
     works = [] if tile is None else [_spread(binder, tile, values, step.tail)]
     for part in matrix.parts:
-        mine = {**values, **_words(matrix, part), "start": part.start, "stop": part.stop}
+        mine = {**values, **words_beside(matrix, part), "start": part.start, "stop": part.stop}
         lines = min(part.stop, matrix.base + end) - max(part.start, matrix.base)
         works.append(_best(binder, matrix, part, mine, (lines, len(run)), step.tail, tile))
     return works
@@ -109,7 +105,7 @@ def _block_tile(
 
 def turned_words(tile: BlockTile, units: int, pitch: int) -> int:
     """Count the words of turned rows: their planes, sums of 16 columns, and powers of two."""
-    return ((16 * tile.planes + 1) * units + 1) * pitch
+    return ((tile.unit * tile.planes + 1) * units + 1) * pitch
 
 
 def _spread(
@@ -176,7 +172,9 @@ def stack_products(binder: DispatchBinder, step: LoweredStep) -> list[Dispatch]:
     values |= {"n": height, "inner": 1, "slots": slots, "index": index, "base": 0}
     values |= {"first0": 0, "out0": binder.at(out), "width0": height}
     return [
-        _stacked(binder, matrix, part, {**values, **_words(matrix, part)}, (choice, own), step.tail)
+        _stacked(
+            binder, matrix, part, {**values, **words_beside(matrix, part)}, (choice, own), step.tail
+        )
         for part in matrix.parts
     ]
 
@@ -215,7 +213,7 @@ def embed_rows(binder: DispatchBinder, step: LoweredStep) -> list[Dispatch]:
     works = []
     for part in matrix.parts:
         values = {
-            **_words(matrix, part),
+            **words_beside(matrix, part),
             "start": part.start,
             "stop": part.stop,
             "n": matrix.width,

@@ -20,8 +20,8 @@ ALIGNED = 16
 class StagingRing:
     """Staging buffers: what is put lies in one of them until it is full, then is copied at once.
 
-    Nothing is on the device before `flush`. Memory of this kind is costly to allocate, so that it is
-    kept; `Queue.write_buffer` allocates it for each write.
+    Nothing is on the device before `flush`. Memory of this kind is costly to allocate, so that it
+    is kept; `Queue.write_buffer` allocates it for each write.
     """
 
     def __init__(self, gpu: GpuDevice) -> None:

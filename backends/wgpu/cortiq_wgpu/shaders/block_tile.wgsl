@@ -12,11 +12,13 @@ const TILE_OUTPUTS = 16u * {{OUTPUTS}}u;
 const ROW_FOURS = TILE_ROWS / 4u;
 const OUTPUT_FOURS = TILE_OUTPUTS / 4u;
 const STEP = OUTPUT_FOURS + 1u;  // between columns, so that what a warp stores is in other banks
-const PLANE = 16u * ROW_FOURS;
+const UNIT = {{UNIT}}u;    // values of 16 columns
+const STAGE = {{STAGE}}u;  // values of a row at a time
+const PLANE = STAGE * ROW_FOURS;
 const KINDS = {{KINDS}}u;
 
 var<workgroup> row_values: array<vec4<{{VALUE}}>, {{PLANES}}u * PLANE>;  // [plane][column][row / 4]
-var<workgroup> code_values: array<vec4<{{VALUE}}>, 16u * STEP>;          // [column][output / 4]
+var<workgroup> code_values: array<vec4<{{VALUE}}>, STAGE * STEP>;        // [column][output / 4]
 var<workgroup> beside: array<vec4u, KINDS * OUTPUT_FOURS>;               // scales and the like
 
 fn target_of(row: u32, slot: u32, n: u32) -> u32 {
@@ -42,14 +44,14 @@ fn beside_of(kind: u32, line: u32, g: u32) -> u32 {
 
 fn line_of(n: u32) -> u32 { return min(n + $base, $stop - 1u) - $start; }
 
-fn values_of(word: u32) -> vec4<{{VALUE}}> {
+fn values_of(word: u32) -> {{CODE}} {
   {{VALUES}}
 }
 
-fn put_code(lane: u32, output: u32, word: u32) {
-  let values = values_of(word);
-  let to = lane % 4u * 4u * STEP + output / 4u;
-  for (var i = 0u; i < 4u; i++) { code_values[to + i * STEP][output % 4u] = values[i]; }
+// Word `word` of an output's codes.
+fn put_code(word: u32, output: u32, codes_: u32) {
+  let values = values_of(codes_);
+  {{PUT_CODE}}
 }
 
 fn finish(row: u32, n: u32, count: u32, y: f32, power: f32) {
@@ -69,12 +71,12 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_id) local
   let units = $units;
   let groups = $groups;
   let pitch = $pitch / 4u;
-  let sums_at = {{PLANES}}u * 16u * units * pitch + first_row / 4u + down;
+  let sums_at = {{PLANES}}u * UNIT * units * pitch + first_row / 4u + down;
   {{DECLARED}}
   {{PLACES}}
   var g = 0u;
   {{FETCH_CODES}}
-  var unit = 0u;
+  var stage = 0u;
   {{FETCH_ROWS}}
   for (var now = 0u; now < groups; now++) {
     {{GROUP}}
