@@ -99,6 +99,8 @@ class BlockTile:
     def beside(self) -> dict[str, str]:
         """Return the words beside a group's codes, by name: WGSL of each."""
         form, found = self.form, {}
+        if not form.block:
+            return {"scale": "s[$scale + line]"}
         for half in (0, 1) if form.block == 16 else ("",):
             block = f"g / {form.block // 32}u" if form.block > 16 else f"2u * g + {half}u"
             at = f"line * $blocks + min({block}, $blocks - 1u)"
@@ -129,6 +131,7 @@ class BlockTile:
 
 def block_tile_of(form: CodePacking, tuning: ProductTuning) -> BlockTile:
     """Return the tile of a format: lanes with two planes of rows have fewer."""
-    one = BlockTile(form, tuning.block_rows, tuning.block_outputs, tuning.packed and not form.e4m3)
+    packed = (tuning.packed or not form.block) and not form.e4m3
+    one = BlockTile(form, tuning.block_rows, tuning.block_outputs, packed)
     large = one.planes == 2 and not one.packed
     return BlockTile(form, 4, 4) if large else one

@@ -218,6 +218,8 @@ def _sub_block(tile: BlockTile) -> Iterator[str]:
 def _half_end(tile: BlockTile, half: int) -> Iterator[str]:
     """Write what follows 16 columns."""
     form = tile.form
+    if not form.block:
+        return
     by_half = tile.in_halves or form.block == 16
     minima = form.minima and form.block > 32
     small = minima and form.offset and form.sub == 16
@@ -274,6 +276,8 @@ def _group(tile: BlockTile) -> Iterator[str]:
         if not tile.packed:
             yield "}"
         yield from _half_end(tile, half)
+    if not form.block:
+        return
     each = max(1, form.block // 32)
     if form.block > 32:
         yield f"if (now % {each}u == {each - 1}u || now + 1u == groups) {{"
@@ -306,6 +310,11 @@ def _values(tile: BlockTile) -> str:
 def _finished(tile: BlockTile) -> Iterator[str]:
     rows = [f"row + {i + 60 * (i // 4)}u" for i in range(tile.rows)]
     outputs = [f"n + {j + 60 * (j // 4)}u" for j in range(tile.outputs)]
+    if not tile.form.block:
+        yield from _beside_words(tile, 0, "scale")
+        for i, j in tile.cells:
+            whole, at = f"round_two_planes(a{i}_{j}, b{i}_{j})", f"{j // 4}.{'xyzw'[j % 4]}"
+            yield f"y{i}_{j} = multiply({whole}, scale{at});"
     for i in range(tile.rows // 4):
         found = f"turned[sums_at + units * pitch + {16 * i}u]"
         yield f"let power{i} = bitcast<vec4f>({found});"
