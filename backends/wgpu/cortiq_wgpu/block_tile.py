@@ -16,6 +16,10 @@ from cortiq_wgpu.tuning import ProductTuning
 LARGEST_ROW = 32512
 """Largest magnitude of a quantised row's value."""
 EXACT = 1 << 24
+ACROSS = 16
+"""Lanes of a row of them in a workgroup."""
+WORKGROUP_BYTES = 16384
+"""Workgroup memory that every device has."""
 LIFT = 16
 """Codes of 5 bits without a zero point are taken less 16; 16 times the row's sum is added back."""
 
@@ -26,13 +30,14 @@ class BlockTile:
 
     Parameters
     ----------
-    rows, outputs : of a lane, multiples of 4. packed : whether values are words of four bytes,
+    rows, outputs : of a lane, multiples of 4. down : lanes of a column of them. packed : whether values are words of four bytes,
         multiplied by the device's instruction for these; rows come in two planes then.
     """
 
     form: CodePacking
     rows: int
     outputs: int
+    down: int = 16
     packed: bool = False
 
     @property
@@ -70,6 +75,21 @@ class BlockTile:
         return self.form.e4m3 or self.packed
 
     @property
+    def nothing(self) -> str:
+        """Return the sum of no products."""
+        return "0" if self.whole else "0.0"
+
+    @property
+    def kept(self) -> bool:
+        """Check whether sums of runs wait in memory: those of long blocks come rarely."""
+        return self.form.block > 32
+
+    @property
+    def has_wide_minima(self) -> bool:
+        """Check whether a block's minimum is multiplied by an integer sum of its own."""
+        return self.form.minima and self.form.block > 32
+
+    @property
     def unit(self) -> int:
         """Return the values that 16 columns are."""
         return 4 if self.packed else 16
@@ -87,7 +107,20 @@ class BlockTile:
     @property
     def tile(self) -> tuple[int, int]:
         """Return rows and outputs of a workgroup."""
-        return 16 * self.rows, 16 * self.outputs
+        return self.down * self.rows, ACROSS * self.outputs
+
+    @property
+    def lanes(self) -> int:
+        """Return the lanes of a workgroup."""
+        return self.down * ACROSS
+
+    @property
+    def copies(self) -> int:
+        """Return how many stages lie in workgroup memory: 2 where they fit."""
+        rows, outputs = self.tile
+        stage = 16 * (rows // 4 * self.planes * self.stage + (outputs // 4 + 1) * self.stage)
+        stage += 4 * outputs * len(self.beside)
+        return 2 if self.packed and 2 * stage <= WORKGROUP_BYTES else 1
 
     @property
     def in_halves(self) -> bool:
@@ -99,10 +132,8 @@ class BlockTile:
     def beside(self) -> dict[str, str]:
         """Return the words beside a group's codes, by name: WGSL of each."""
         form, found = self.form, {}
-        if not form.block:
-            return {"scale": "s[$scale + line]"}
-        for half in (0, 1) if form.block == 16 else ("",):
-            block = f"g / {form.block // 32}u" if form.block > 16 else f"2u * g + {half}u"
+        for half in {16: (0, 1), 32: ("",)}.get(form.block, ()):
+            block = "g" if form.block > 16 else f"2u * g + {half}u"
             at = f"line * $blocks + min({block}, $blocks - 1u)"
             found[f"scale{half}"] = f"s[$scale + {at}]"
             if form.minima:
@@ -132,6 +163,7 @@ class BlockTile:
 def block_tile_of(form: CodePacking, tuning: ProductTuning) -> BlockTile:
     """Return the tile of a format: lanes with two planes of rows have fewer."""
     packed = (tuning.packed or not form.block) and not form.e4m3
-    one = BlockTile(form, tuning.block_rows, tuning.block_outputs, packed)
+    sizes = tuning.block_rows, tuning.block_outputs, tuning.block_down
+    one = BlockTile(form, *sizes, packed)
     large = one.planes == 2 and not one.packed
     return BlockTile(form, 4, 4) if large else one

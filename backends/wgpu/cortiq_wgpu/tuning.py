@@ -15,7 +15,7 @@ class ProductTuning:
         lane loads of each line at a time: 1 or 2.
     rows, outputs : of a lane's part of a tile, multiples of 4; units : stretches of 16 columns that
         a tile holds at a time: 1, 2 or 4.
-    block_rows, block_outputs : likewise, of a matrix in blocks. packed : whether its codes are
+    block_rows, block_outputs : likewise, of a matrix in blocks; block_down : rows of lanes. packed : whether its codes are
         multiplied four at a time.
     few : rows that are few: up to so many read the weights four rows at a time.
     """
@@ -28,6 +28,7 @@ class ProductTuning:
     units: int = 4
     block_rows: int = 4
     block_outputs: int = 4
+    block_down: int = 16
     packed: bool = False
     few: int = 32
 

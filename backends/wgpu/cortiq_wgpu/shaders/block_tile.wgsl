@@ -1,13 +1,15 @@
-// Products of many rows and a matrix in blocks, for GPUs: a workgroup of 16 by 16 lanes has a tile of
-// rows by outputs, a lane ROWS by OUTPUTS of them in registers. Sixteen columns at a time lie in
-// workgroup memory as {{VALUE}}s, codes unpacked once for the whole tile; while they are multiplied the
-// next ones are on their way. Sums of products are integers below 2^24, exact in any order.
+// Products of many rows and a matrix in blocks, for GPUs: a workgroup of lanes, 16 across, has a tile
+// of rows by outputs, a lane ROWS by OUTPUTS of them in registers. Sixteen or 32 columns at a time lie
+// in workgroup memory as {{VALUE}}s, codes unpacked once for the whole tile; while they are multiplied
+// the next ones are on their way. Sums of products are exact in any order: integers, or floats that
+// are integers below 2^24.
 
 @group(0) @binding(4) var<storage, read> turned: array<vec4<{{VALUE}}>>;  // see spread_rows.wgsl
 @group(0) @binding(5) var<storage, read> codes: array<u32>;
 @group(0) @binding(6) var<storage, read> s: array<u32>;
 
-const TILE_ROWS = 16u * {{ROWS}}u;
+const LANES = {{LANES}}u;
+const TILE_ROWS = LANES / 16u * {{ROWS}}u;
 const TILE_OUTPUTS = 16u * {{OUTPUTS}}u;
 const ROW_FOURS = TILE_ROWS / 4u;
 const OUTPUT_FOURS = TILE_OUTPUTS / 4u;
@@ -15,11 +17,13 @@ const STEP = OUTPUT_FOURS + 1u;  // between columns, so that what a warp stores 
 const UNIT = {{UNIT}}u;    // values of 16 columns
 const STAGE = {{STAGE}}u;  // values of a row at a time
 const PLANE = STAGE * ROW_FOURS;
+const PLANES = {{PLANES}}u;
 const KINDS = {{KINDS}}u;
+const COPIES = {{COPIES}}u;  // while one stage is multiplied the next one is put beside it
 
-var<workgroup> row_values: array<vec4<{{VALUE}}>, {{PLANES}}u * PLANE>;  // [plane][column][row / 4]
-var<workgroup> code_values: array<vec4<{{VALUE}}>, STAGE * STEP>;        // [column][output / 4]
-var<workgroup> beside: array<vec4u, KINDS * OUTPUT_FOURS>;               // scales and the like
+var<workgroup> row_values: array<vec4<{{VALUE}}>, COPIES * PLANES * PLANE>;  // [plane][column][row / 4]
+var<workgroup> code_values: array<vec4<{{VALUE}}>, COPIES * STAGE * STEP>;  // [column][output / 4]
+var<workgroup> beside: array<vec4u, max(1u, COPIES * KINDS * OUTPUT_FOURS)>;               // scales and the like
 
 fn target_of(row: u32, slot: u32, n: u32) -> u32 {
   {{TARGET}}
@@ -54,12 +58,19 @@ fn put_code(word: u32, output: u32, codes_: u32) {
   {{PUT_CODE}}
 }
 
-fn finish(row: u32, n: u32, count: u32, y: f32, power: f32) {
-  if (row >= count || n >= $n || n + $base >= $stop) { return; }
-  x[target_of(row, 0u, n)] = canonical(multiply(y, power), row / $inner);
+fn is_there(row: u32, n: u32, count: u32) -> bool {
+  return row < count && n < $n && n + $base < $stop;
 }
 
-@compute @workgroup_size(256)
+{{KEPT}}
+fn finish(row: u32, n: u32, count: u32, sum: f32, power: f32) {
+  if (is_there(row, n, count)) {
+    let to = target_of(row, 0u, n);
+    x[to] = canonical(multiply({{LAST}}, power), row / $inner);
+  }
+}
+
+@compute @workgroup_size({{LANES}})
 fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_id) local: vec3u) {
   zero = m[0];
   let lane = local.x;
@@ -71,17 +82,15 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_id) local
   let units = $units;
   let groups = $groups;
   let pitch = $pitch / 4u;
-  let sums_at = {{PLANES}}u * UNIT * units * pitch + first_row / 4u + down;
+  let sums_at = PLANES * UNIT * units * pitch + first_row / 4u + down;
   {{DECLARED}}
-  {{PLACES}}
+  let row = first_row + down * 4u;
+  let n = first_n + across * 4u;
   var g = 0u;
-  {{FETCH_CODES}}
   var stage = 0u;
-  {{FETCH_ROWS}}
+  {{BEGUN}}
   for (var now = 0u; now < groups; now++) {
     {{GROUP}}
   }
-  let row = first_row + down * 4u;
-  let n = first_n + across * 4u;
   {{FINISHED}}
 }
