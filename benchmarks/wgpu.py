@@ -54,13 +54,8 @@ STREAMS = [
     for lines, turns in ((4, 1), (4, 2), (8, 1))
 ]
 TILES = [
-    {"rows": rows, "outputs": outputs, "units": units}
-    for rows, outputs, units in ((4, 8, 2), (4, 8, 1), (8, 8, 2), (8, 8, 1), (8, 4, 2), (4, 4, 4))
-]
-BLOCK_TILES = [
-    {"block_rows": rows, "block_outputs": outputs, "packed": packed}
-    for packed in (False, True)
-    for rows, outputs in ((4, 4), (8, 4), (4, 8))
+    {"rows": rows, "outputs": outputs, "down": down}
+    for rows, outputs, down in ((8, 4, 8), (4, 4, 8), (8, 4, 16), (4, 4, 16), (4, 8, 16))
 ]
 BLOCKS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ2_XS",
           "IQ4_XS", "MXFP4", "w8b256", "e2m1b16", "e4m3b32")  # fmt: skip
@@ -142,20 +137,13 @@ class WgpuBenchmark:
         height, width = (256, 512) if self.small else SHAPES["o"]
         for layout in BLOCKS:
             probe = ProductProbe(self.gpu, height, width, 70 if self.small else 512, 1, layout)
-            before = probe.in_blocks(None)
-            self.say(f"blocks {layout} a lane an output T/s", before / 1e12)
+            before = probe.by_lanes()
             expected = probe.result().tobytes()
-            tried = BLOCK_TILES if self.sweep else [{}]
-            for sizes in tried:
-                tuning = ProductTuning(**{**asdict(self.tuning), **sizes})
-                rate = probe.in_blocks(tuning)
-                how = "words" if tuning.packed else "values"
-                size = f"{tuning.block_rows} x {tuning.block_outputs}"
-                name = f"blocks {layout} tiles of {size} {how} T/s"
-                self.say(name, rate / 1e12)
-                self.say(f"{name}, times", rate / before)
-                if probe.result().tobytes() != expected:
-                    raise RuntimeError(f"other bits for {layout}")
+            rate = probe.tiled(self.tuning)
+            self.say(f"blocks {layout} in tiles T/s", rate / 1e12)
+            self.say(f"blocks {layout} in tiles, times a lane an output", rate / before)
+            if probe.result().tobytes() != expected:
+                raise RuntimeError(f"other bits for {layout}")
 
     def uploads(self) -> None:
         """Measure how fast weights go to the device."""

@@ -152,8 +152,8 @@ def test_rows_of_many_values_are_shared_out_to_workgroups(probe, label, monkeypa
 
 
 SIZES = (
-    {"rows": 4, "outputs": 4, "units": 4},
-    {"lanes": 32, "lines": 8, "turns": 2, "outputs": 4, "units": 1},
+    {"rows": 4, "outputs": 8, "down": 16},
+    {"lanes": 32, "lines": 8, "turns": 2, "rows": 4, "down": 8},
 )
 
 

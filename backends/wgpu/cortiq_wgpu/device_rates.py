@@ -14,17 +14,16 @@ from cortiq.backend.requests import RequestedOutputs
 from cortiq.numerics.quantise import Quantised
 from cortiq.numerics.synthetic import synthetic_weight
 from cortiq_wgpu.block_offsets import record_words, units_of
-from cortiq_wgpu.block_tile import BlockTile, block_tile_of
-from cortiq_wgpu.block_tile_shaders import block_tile_kernel, spread_kernel
 from cortiq_wgpu.device import GpuDevice
 from cortiq_wgpu.dispatch import Dispatch
-from cortiq_wgpu.matmul_shaders import tile_kernel
 from cortiq_wgpu.matvec_shaders import fast_kernel
 from cortiq_wgpu.plan import WgpuPlan
 from cortiq_wgpu.product_dispatches import LANES, MANY, turned_words, words_beside
 from cortiq_wgpu.product_shaders import product_kernel
+from cortiq_wgpu.product_tile import tile_of
 from cortiq_wgpu.quantised_rows import records_of
 from cortiq_wgpu.shader_source import ShaderSource
+from cortiq_wgpu.tile_shaders import spread_kernel, tile_kernel
 from cortiq_wgpu.tuning import ProductTuning
 from cortiq_wgpu.uploads import MatrixSlice, Uploader, WgpuMatrix
 
@@ -126,7 +125,7 @@ class ProductProbe:
             matrix: WgpuMatrix = uploader.matrix(weight, "w")
         self.matrix, self.form, self.part = matrix, matrix.form, matrix.parts[0]
         self.lines = self.part.stop
-        values = np.random.default_rng(2).integers(-32512, 32513, (self.rows, self.width))
+        values = np.random.default_rng(2).integers(-32512, 32513, (self.rows, self.width), np.int32)
         exponents = np.full(self.rows, -20, np.int32)
         records = records_of(Quantised(values, exponents), (self.width,))
         header = np.array([0, self.rows, self.rows, 1, 16, 16, 16, 0] + [0] * 8, np.uint32)
@@ -168,35 +167,28 @@ class ProductProbe:
         spent = seconds(self.gpu, self._dispatches(kernel, groups) * REPEATED)
         return REPEATED * len(self.codes) * self.lines * self.width / spent
 
+    def by_lanes(self) -> float:
+        """Measure products of a 16-bit number and a code a second where a lane has an output."""
+        kernel = product_kernel(self.form, self.gpu.dot, MANY, "one")
+        return self._rate(
+            self._dispatches(kernel, (-(-self.lines // LANES), -(-self.rows // MANY)))
+        )
+
     def tiled(self, tuning: ProductTuning) -> float:
-        """Measure products of a 16-bit and an 8-bit number a second with many rows."""
-        kernel = tile_kernel(self.gpu.dot, 1, tuning)
-        rows, outputs = tuning.tile
-        groups = -(-self.lines // outputs), -(-self.rows // rows)
-        spent = seconds(self.gpu, self._dispatches(kernel, groups) * REPEATED, 3)
-        return REPEATED * len(self.codes) * self.rows * self.lines * self.width / spent
-
-    def in_blocks(self, tuning: ProductTuning | None) -> float:
-        """Measure products a second of many rows and blocks: in tiles, or a lane an output."""
-        if tuning is None:
-            kernel = product_kernel(self.form, self.gpu.dot, MANY, "one")
-            groups = -(-self.lines // LANES), -(-self.rows // MANY)
-            listed = self._dispatches(kernel, groups)
-        else:
-            listed = self._tiled_blocks(block_tile_of(self.form, tuning))
-        spent = seconds(self.gpu, listed * REPEATED, 3)
-        return REPEATED * len(self.codes) * self.rows * self.lines * self.width / spent
-
-    def _tiled_blocks(self, tile: BlockTile) -> list[EncodedDispatch]:
-        """Return the turning of the rows, and the products with each copy."""
-        (rows, outputs), units = tile.tile, units_of(self.width)
+        """Measure them in tiles, the turning of the rows included."""
+        tile = tile_of(self.form, tuning)
+        assert tile is not None
+        (rows, outputs), units = tile.size, units_of(self.width)
         self.pitch = -(-self.rows // rows) * rows
         self.shared["turned"] = self.gpu.buffer(4 * turned_words(tile, units, self.pitch))
         spread = spread_kernel(tile, self.gpu.dot)
-        groups = -(-self.lines // outputs), -(-self.rows // rows)
-        kernel = block_tile_kernel(tile, self.gpu.dot, 1)
         turned = self._dispatches(spread, (units, -(-self.rows // LANES)))[:1]
-        return turned + self._dispatches(kernel, groups)
+        groups = -(-self.lines // outputs), -(-self.rows // rows)
+        return self._rate(turned + self._dispatches(tile_kernel(tile, self.gpu.dot, 1), groups))
+
+    def _rate(self, listed: list[EncodedDispatch]) -> float:
+        spent = seconds(self.gpu, listed * REPEATED, 3)
+        return REPEATED * len(self.codes) * self.rows * self.lines * self.width / spent
 
     def result(self) -> np.ndarray:
         """Read the last result."""

@@ -8,12 +8,11 @@ from dataclasses import replace
 from cortiq.backend.lower import LoweredStep
 from cortiq.ir import ops
 from cortiq_wgpu.binder import DispatchBinder
-from cortiq_wgpu.block_tile import BlockTile, block_tile_of
-from cortiq_wgpu.block_tile_shaders import block_tile_kernel, spread_kernel
 from cortiq_wgpu.dispatch import Dispatch, Grid
-from cortiq_wgpu.matmul_shaders import tile_kernel
 from cortiq_wgpu.matvec_shaders import fast_kernel, outputs_of
 from cortiq_wgpu.product_shaders import embed_kernel, product_kernel
+from cortiq_wgpu.product_tile import ProductTile, tile_of
+from cortiq_wgpu.tile_shaders import spread_kernel, tile_kernel
 from cortiq_wgpu.tuning import TUNING
 from cortiq_wgpu.uploads import MatrixSlice, WgpuMatrix
 
@@ -78,7 +77,7 @@ def _run_products(
         }
         end += other.height
     values["n"] = end
-    tile = _block_tile(binder, matrix, values)
+    tile = _tile(binder, matrix, values)
     works = [] if tile is None else [_spread(binder, tile, values, step.tail)]
     for part in matrix.parts:
         mine = {**values, **words_beside(matrix, part), "start": part.start, "stop": part.stop}
@@ -87,29 +86,27 @@ def _run_products(
     return works
 
 
-def _block_tile(
-    binder: DispatchBinder, matrix: WgpuMatrix, values: dict[str, int]
-) -> BlockTile | None:
-    """Return the tile for many rows by a matrix in blocks, and set how far columns are apart.
+def _tile(binder: DispatchBinder, matrix: WgpuMatrix, values: dict[str, int]) -> ProductTile | None:
+    """Return the tile for many rows by a matrix, and set how far apart values of a row lie.
 
     None where there are no kernels for GPUs, or the turned rows would not fit in a buffer.
     """
-    if binder.tuning is None or not matrix.form.block:
+    tile = None if binder.tuning is None else tile_of(matrix.form, binder.tuning)
+    if tile is None:
         return None
-    tile = block_tile_of(matrix.form, binder.tuning)
-    each = tile.tile[0]
+    each = tile.size[0]
     values["pitch"] = -(-binder.rows * values["inner"] // each) * each
     fits = 4 * turned_words(tile, values["units"], values["pitch"]) <= binder.pools.limit
     return tile if fits else None
 
 
-def turned_words(tile: BlockTile, units: int, pitch: int) -> int:
+def turned_words(tile: ProductTile, units: int, pitch: int) -> int:
     """Count the words of turned rows: their planes, sums of 16 columns, and powers of two."""
     return ((tile.unit * tile.planes + 1) * units + 1) * pitch
 
 
 def _spread(
-    binder: DispatchBinder, tile: BlockTile, values: dict[str, int], tail: bool
+    binder: DispatchBinder, tile: ProductTile, values: dict[str, int], tail: bool
 ) -> Dispatch:
     """Make the turning of many rows, which the products after it read."""
     text = spread_kernel(tile, binder.dot)
@@ -126,7 +123,7 @@ def _best(
     values: dict[str, int],
     size: tuple[int, int],
     tail: bool,
-    tile: BlockTile | None,
+    tile: ProductTile | None,
 ) -> Dispatch:
     """Choose the kernels of a product with a part of a matrix: for one row, and for more."""
     (lines, targets), form, inner = size, matrix.form, values["inner"]
@@ -146,16 +143,12 @@ def _best(
         return plain(1)
     many = plain(MANY)
     if tile is not None:
-        rows, outputs = tile.tile
+        rows, outputs = tile.size
         grid = Grid(-(-lines // outputs), rows, inner)
-        text = block_tile_kernel(tile, binder.dot, targets)
+        text = tile_kernel(tile, binder.dot, targets)
         many = Dispatch(text, (values,), grid, tail, beside)
     if binder.tuning is None or not form.streams:
         return replace(plain(1), many=many)
-    if form.bits == 8 and form.planes == 1 and not form.block:
-        rows, outputs = tuning.tile
-        grid = Grid(-(-lines // outputs), rows, inner)
-        many = Dispatch(tile_kernel(binder.dot, targets, tuning), (values,), grid, tail, beside)
     return replace(fast(1), some=fast(FEW), many=many)
 
 

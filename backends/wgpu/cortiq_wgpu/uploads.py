@@ -20,13 +20,16 @@ from cortiq_wgpu.staging import StagingRing
 MOST_LINES = 65535
 """Lines of floats in a buffer, and fours of others: each is a workgroup of some kernel, and so many
 there are in one direction."""
-PACK_CODES = 1 << 21
-"""Codes that a thread packs at a time."""
+PACK_CODES = 1 << 23
+"""Codes that a thread packs at a time: threads that take turns in Python often wait for each other."""
 PACKERS = min(16, os.cpu_count() or 1)
 AHEAD = PACKERS + 2
 """Pieces that are packed, or wait to be uploaded."""
 
 PackedRows = tuple[Words, dict[str, Words]]
+"""Words of codes [rows, n], and those of each stretch beside them."""
+Place = tuple[Any, int]
+"""A buffer, and bytes of it before the place."""
 
 
 @dataclass(frozen=True)
@@ -78,13 +81,25 @@ class Uploader:
         self.gpu, self.limit = gpu, limit
         self._ring = StagingRing(gpu)
         self._packers = ThreadPoolExecutor(PACKERS)
+        self._under_way: deque[tuple[Future[PackedRows], list[Place]]] = deque()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._packers.shutdown()
-        self._ring.close()
+    def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
+        try:
+            while self._under_way and failed is None:
+                self._put_first()
+        finally:
+            self._packers.shutdown(cancel_futures=True)
+            self._ring.close()
+
+    def _put_first(self) -> None:
+        """Upload the piece that was begun first."""
+        future, places = self._under_way.popleft()
+        words, side = future.result()
+        for array, (buffer, offset) in zip((words, *side.values()), places, strict=True):
+            self._ring.put(buffer, offset, array)
 
     def joined(self, weights: Mapping[str, Weight]) -> dict[str, WgpuMatrix] | None:
         """Upload weights of one format to one buffer, in order; None if they do not fit."""
@@ -92,16 +107,15 @@ class Uploader:
         for name, weight in weights.items():
             if weight.layout.kind == "float":
                 return None
-            fields = unpack(weight.rows(0, 1), name)
-            forms.add((form_of(weight, fields), weight.shape[1]))
-            codes, side = packed(form_of(weight, fields), fields)
-            rows.append(max(codes.shape[1], sum(words.shape[1] for words in side.values())))
+            form, first = _first(weight, name)
+            forms.add((form, weight.shape[1]))
+            rows.append(max(_widths(first)))
         height = sum(weight.shape[0] for weight in weights.values())
         too_large = 4 * max(rows) * height > self.limit or height > 4 * MOST_LINES
         if len(forms) != 1 or too_large:
             return None
         ((form, width),) = forms
-        part = self._part(weights, form, (0, height))
+        part = self._part(weights, form, (0, height), first)
         bases = np.cumsum([0, *(weight.shape[0] for weight in weights.values())]).tolist()
         return {
             name: WgpuMatrix(form, weight.shape[0], width, (part,), base)
@@ -118,46 +132,48 @@ class Uploader:
                 for a, b in _spans(height, step)
             ]
             return WgpuMatrix(FLOATS, height, width, tuple(parts))
-        form = form_of(weight, unpack(weight.rows(0, 1), name))
-        codes, side = packed(form, unpack(weight.rows(0, 1), name))
-        each = max(codes.shape[1], sum(words.shape[1] for words in side.values()))
-        spans = _spans(height, min(4 * MOST_LINES, max(1, self.limit // (4 * each))))
-        parts = [self._part({name: weight}, form, span) for span in spans]
+        form, first = _first(weight, name)
+        step = min(4 * MOST_LINES, max(1, self.limit // (4 * max(_widths(first)))))
+        spans = _spans(height, step)
+        parts = [self._part({name: weight}, form, span, first) for span in spans]
         return WgpuMatrix(form, height, width, tuple(parts))
 
     def _part(
-        self, weights: Mapping[str, Weight], form: CodePacking, span: tuple[int, int]
+        self,
+        weights: Mapping[str, Weight],
+        form: CodePacking,
+        span: tuple[int, int],
+        first: PackedRows,
     ) -> MatrixSlice:
-        """Pack and upload rows of a matrix, or all of several, some at a time."""
+        """Begin to pack and upload rows of a matrix, or all of several, some at a time."""
         start, stop = span
-        codes, side = None, None
+        words, side = first
+        codes, beside = (self.gpu.buffer(4 * n * (stop - start)) for n in _widths(first))
         places: dict[str, int] = {}
-        for a, (words, stretches) in self._in_order(_pieces(weights, form, span)):
-            if codes is None:
-                codes = self.gpu.buffer(4 * words.shape[1] * (stop - start))
-                end = 0
-                for stretch, beside in stretches.items():
-                    places[stretch] = end
-                    end += beside.shape[1] * (stop - start)
-                side = self.gpu.buffer(4 * end)
-            self._ring.put(codes, 4 * a * words.shape[1], words)
-            for stretch, beside in stretches.items():
-                at = places[stretch] + a * beside.shape[1]
-                self._ring.put(side, 4 * at, beside)
-        return MatrixSlice(start, stop, codes, side, places)
+        end = 0
+        for stretch, row in side.items():
+            places[stretch] = end
+            end += row.shape[1] * (stop - start)
+        for a, pack in _pieces(weights, form, span):
+            to: list[Place] = [(codes, 4 * a * words.shape[1])]
+            to += [(beside, 4 * (places[n] + a * row.shape[1])) for n, row in side.items()]
+            self._under_way.append((self._packers.submit(pack), to))
+            if len(self._under_way) > AHEAD:
+                self._put_first()
+        return MatrixSlice(start, stop, codes, beside, places)
 
-    def _in_order(
-        self, pieces: Iterator[tuple[int, Callable[[], PackedRows]]]
-    ) -> Iterator[tuple[int, PackedRows]]:
-        """Yield packed pieces in order, while threads pack the next ones."""
-        under_way: deque[tuple[int, Future[PackedRows]]] = deque()
-        for place, pack in pieces:
-            under_way.append((place, self._packers.submit(pack)))
-            if len(under_way) > AHEAD:
-                first, future = under_way.popleft()
-                yield first, future.result()
-        for first, future in under_way:
-            yield first, future.result()
+
+def _first(weight: Weight, name: str) -> tuple[CodePacking, PackedRows]:
+    """Return a weight's format, and its first row as it is packed."""
+    fields = unpack(weight.rows(0, 1), name)
+    form = form_of(weight, fields)
+    return form, packed(form, fields)
+
+
+def _widths(first: PackedRows) -> tuple[int, int]:
+    """Count a row's words of codes, and those beside them."""
+    words, side = first
+    return words.shape[1], sum(row.shape[1] for row in side.values())
 
 
 def _pieces(

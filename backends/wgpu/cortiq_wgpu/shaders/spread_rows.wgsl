@@ -1,4 +1,4 @@
-// Quantised rows turned for `block_tile.wgsl`: a column's values of all rows lie side by side, in one
+// Quantised rows turned for `tile.wgsl`: values of one place of all rows lie side by side, in one
 // plane or two; behind them sums of 16 columns, and the rows' powers of two.
 
 @group(0) @binding(4) var<storage, read> q: array<vec4u>;

@@ -1,12 +1,12 @@
-"""WGSL of the product of many rows and a matrix in blocks, for GPUs, in tiles."""
+"""WGSL of the product of many rows and a matrix, for GPUs, in tiles."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cortiq_wgpu import block_tile_loads as loads
-from cortiq_wgpu.block_tile import LIFT, BlockTile
+from cortiq_wgpu import tile_loads as loads
 from cortiq_wgpu.product_shaders import target_text
+from cortiq_wgpu.product_tile import ProductTile
 from cortiq_wgpu.shader_source import ShaderSource, kernel
 
 TOGETHER = 4
@@ -18,11 +18,9 @@ def _of(name: str, index: int) -> str:
     return f"{name}{index // 4}.{'xyzw'[index % 4]}"
 
 
-def _accumulators(tile: BlockTile) -> Iterator[str]:
+def _accumulators(tile: ProductTile) -> Iterator[str]:
     form = tile.form
-    names = {"a": tile.nothing}
-    if tile.planes == 2 or form.e4m3:
-        names["b"] = tile.nothing
+    names = {"a": "0", "b": "0"}
     if form.block:
         names["sum"] = "0.0"
     if not tile.kept:
@@ -35,30 +33,26 @@ def _accumulators(tile: BlockTile) -> Iterator[str]:
         yield " ".join(f"var {name}{i}_{j} = {start};" for i, j in tile.cells)
 
 
-def _sums(tile: BlockTile, k: str) -> Iterator[str]:
+def _sums(tile: ProductTile, k: str) -> Iterator[str]:
     """Write the products of a value of every row and output of the lane."""
     for i in range(tile.rows // 4):
-        at = f"rows_from + {k} * ROW_FOURS + down + {tile.down * i}u"
+        at = f"{k} * ROW_FOURS + down + {tile.down * i}u"
         yield f"let p{i} = row_values[{at}];"
-        if tile.planes == 2:
+        if tile.words:
             yield f"let r{i} = row_values[PLANE + {at}];"
     for j in range(tile.outputs // 4):
-        yield f"let c{j} = code_values[codes_from + {k} * STEP + across + {16 * j}u];"
+        yield f"let c{j} = code_values[{k} * STEP + across + {16 * j}u];"
         if tile.form.e4m3:  # the upper bits of a code, and the lower ones
             yield f"let u{j} = c{j} >> vec4u(7u); let v{j} = c{j} & vec4i(127);"
     for i, j in tile.cells:
         cell, p, r, c = f"{i}_{j}", _of("p", i), _of("r", i), _of("c", j)
         if tile.form.e4m3:
             yield f"a{cell} += {_of('u', j)} * {p}; b{cell} += {_of('v', j)} * {p};"
-        elif tile.packed:
-            yield f"a{cell} += dot4({p}, {c}); b{cell} += dot4({r}, {c});"
         else:
-            yield f"a{cell} += {p} * {c};"
-            if tile.planes == 2:
-                yield f"b{cell} += {r} * {c};"
+            yield f"a{cell} += dot4({p}, {c}); b{cell} += dot4({r}, {c});"
 
 
-def _besides(tile: BlockTile, half: str) -> Iterator[str]:
+def _besides(tile: ProductTile, half: str) -> Iterator[str]:
     """Write the reading of what is beside the lane's outputs, once for all rows."""
     for number, name in enumerate(tile.beside):
         if name[-1] in "01" and name[-1] != half:
@@ -66,11 +60,11 @@ def _besides(tile: BlockTile, half: str) -> Iterator[str]:
         kind = name.rstrip("01")
         real = kind in ("scale", "minimum")
         for j in range(tile.outputs // 4):
-            word = f"beside[beside_from + {number}u * OUTPUT_FOURS + across + {16 * j}u]"
+            word = f"beside[{number}u * OUTPUT_FOURS + across + {16 * j}u]"
             yield f"let {kind}{j} = bitcast<vec4<{'f32' if real else 'i32'}>>({word});"
 
 
-def _row_sums(tile: BlockTile, halves: str) -> Iterator[str]:
+def _row_sums(tile: ProductTile, halves: str) -> Iterator[str]:
     """Write the rows' sums of 16 columns, or of 32."""
     for i in range(tile.rows // 4):
         parts = [
@@ -80,7 +74,7 @@ def _row_sums(tile: BlockTile, halves: str) -> Iterator[str]:
         yield f"let j{i} = {' + '.join(parts)};"
 
 
-def _scales(tile: BlockTile, block: str) -> Iterator[str]:
+def _scales(tile: ProductTile, block: str) -> Iterator[str]:
     """Write the reading of a long block's scales, and minima, from where all of them lie."""
     for name in ("scale", "minimum")[: 1 + tile.form.minima]:
         for j in range(0, tile.outputs, 4):
@@ -88,21 +82,18 @@ def _scales(tile: BlockTile, block: str) -> Iterator[str]:
             yield f"let {name}{j // 4} = bitcast<vec4f>(vec4u({', '.join(each)}));"
 
 
-def _whole(tile: BlockTile, i: int, j: int) -> str:
+def _whole(tile: ProductTile, i: int, j: int) -> str:
     """Write RN of a block's integer sum."""
     cell, form = f"{i}_{j}", tile.form
     if form.e4m3:
         return f"round_two_planes(a{cell} >> 1u, b{cell} + ((a{cell} & 1) << 7u))"
     if form.scaled:
         return f"round_two_planes(hh{cell}, ll{cell})"
-    if tile.lifted:
-        return f"add(a{cell}, {LIFT}.0 * f32({_of('j', i)}))"
-    if tile.planes == 2:  # both are below 2^24, so that the sum rounds once
-        return f"add(256.0 * f32(a{cell}), f32(b{cell}))"
-    return f"a{cell}"
+    # Both are below 2^24 in blocks of at most 256, so that the sum rounds once.
+    return f"add(256.0 * f32(a{cell}), f32(b{cell}))"
 
 
-def _term(tile: BlockTile) -> Iterator[str]:
+def _term(tile: ProductTile) -> Iterator[str]:
     """Write the end of a block: its term, added to the run's."""
     form = tile.form
     for i, j in tile.cells:
@@ -111,30 +102,22 @@ def _term(tile: BlockTile) -> Iterator[str]:
             low = f"round_int32(jj{i}_{j})" if form.block > 32 else f"f32({_of('j', i)})"
             term = f"add({term}, multiply({low}, {_of('minimum', j)}))"
         yield f"sum{i}_{j} = add(sum{i}_{j}, {term});"
-    names = ["a", *(["b"] if tile.planes == 2 or form.e4m3 else [])]
-    zeros = {"hh": "0", "ll": "0"} if form.scaled else dict.fromkeys(names, tile.nothing)
-    if tile.has_wide_minima:
-        zeros["jj"] = "0"
-    for name, zero in zeros.items():
-        yield " ".join(f"{name}{i}_{j} = {zero};" for i, j in tile.cells)
+    names = ("hh", "ll") if form.scaled else ("a", "b")
+    for name in (*names, *(["jj"] if tile.has_wide_minima else [])):
+        yield " ".join(f"{name}{i}_{j} = 0;" for i, j in tile.cells)
 
 
-def _sub_block(tile: BlockTile) -> Iterator[str]:
+def _sub_block(tile: ProductTile) -> Iterator[str]:
     """Write the end of a sub-block: its sum times its sub-scale."""
     for i, j in tile.cells:
         cell, sub = f"{i}_{j}", _of("sub", j)
-        if tile.planes == 2:
-            yield f"hh{cell} += {sub} * i32(a{cell}); ll{cell} += {sub} * i32(b{cell});"
-            yield f"a{cell} = {tile.nothing}; b{cell} = {tile.nothing};"
-            continue
-        yield f"{{ let sum = i32(a{cell}); a{cell} = 0.0;"
-        yield f"hh{cell} += {sub} * (sum >> 8u); ll{cell} += {sub} * (sum & 255); }}"
+        yield f"hh{cell} += {sub} * a{cell}; ll{cell} += {sub} * b{cell}; a{cell} = 0; b{cell} = 0;"
 
 
-def _half_end(tile: BlockTile, half: int) -> Iterator[str]:
+def _half_end(tile: ProductTile, half: int) -> Iterator[str]:
     """Write what follows 16 columns."""
     form = tile.form
-    by_half = tile.in_halves or form.block == 16
+    by_half = 16 in (form.block, form.sub if form.scaled else 0)
     small = tile.has_wide_minima and form.offset and form.sub == 16
     if not form.block or not (half or by_half or small):
         return
@@ -155,14 +138,14 @@ def _half_end(tile: BlockTile, half: int) -> Iterator[str]:
     yield "}"
 
 
-def _offsets(tile: BlockTile) -> Iterator[tuple[str, str, str]]:
+def _offsets(tile: ProductTile) -> Iterator[tuple[str, str, str]]:
     """Yield (cell, row, output) of the lane."""
     for i, j in tile.cells:
         row = f"row + {i + 4 * (tile.down - 1) * (i // 4)}u"
         yield f"{i}_{j}", row, f"n + {j + 60 * (j // 4)}u"
 
 
-def _run_end(tile: BlockTile, run: int) -> Iterator[str]:
+def _run_end(tile: ProductTile, run: int) -> Iterator[str]:
     for cell, row, output in _offsets(tile):
         if tile.kept:
             yield f"keep_run({row}, {output}, count, sum{cell}, now < {run}u); sum{cell} = 0.0;"
@@ -170,47 +153,29 @@ def _run_end(tile: BlockTile, run: int) -> Iterator[str]:
             yield f"y{cell} = add(y{cell}, sum{cell}); sum{cell} = 0.0;"
 
 
-def _begun(tile: BlockTile) -> Iterator[str]:
-    """Write what is fetched, or put as well, before the first group."""
-    yield from loads.fetched_codes(tile, "0u")
-    yield from loads.fetched_rows(tile, "0u")
-    if tile.copies == 2:
-        yield from loads.put(tile, 0, "0u")
-        yield from loads.fetched_codes(tile, "1u")
-        yield from loads.fetched_rows(tile, "1u")
-
-
-def _stage(tile: BlockTile, half: int) -> Iterator[str]:
+def _stage(tile: ProductTile, half: int) -> Iterator[str]:
     """Write what was fetched to workgroup memory, and fetch what is next."""
     yield "workgroupBarrier();"
-    if tile.copies == 2:
-        yield from loads.put(tile, 0, "(1u - now % 2u)")
-    else:
-        yield from loads.put(tile, half, "0u")
-        yield "workgroupBarrier();"
-    ahead = f"now + {tile.copies}u"
-    yield from loads.fetched_rows(tile, ahead if tile.packed else f"2u * now + {half + 1}u")
-    if half or tile.packed:
-        yield from loads.fetched_codes(tile, ahead)
+    yield from loads.put(tile, half)
+    yield "workgroupBarrier();"
+    yield from loads.fetched_rows(tile, "now + 1u" if tile.words else f"2u * now + {half + 1}u")
+    if half or tile.words:
+        yield from loads.fetched_codes(tile, "now + 1u")
 
 
-def _group(tile: BlockTile) -> Iterator[str]:
+def _group(tile: ProductTile) -> Iterator[str]:
     """Write the work on a group of 32 columns: two halves, then the ends of blocks and runs."""
     form = tile.form
-    copy = "now % 2u" if tile.copies == 2 else "0u"
-    yield f"let rows_from = {copy} * PLANES * PLANE;"
-    yield f"let codes_from = {copy} * STAGE * STEP;"
-    yield f"let beside_from = {copy} * KINDS * OUTPUT_FOURS;"
     for half in (0, 1):
-        if half == 0 or not tile.packed:
+        if half == 0 or not tile.words:
             yield from _stage(tile, half)
-        if not tile.packed:
+        if not tile.words:
             yield f"for (var k = 0u; k < 16u; k += {TOGETHER}u) {{"
         for column in range(TOGETHER):
             yield "{"
-            yield from _sums(tile, f"{4 * half + column}u" if tile.packed else f"(k + {column}u)")
+            yield from _sums(tile, f"{4 * half + column}u" if tile.words else f"(k + {column}u)")
             yield "}"
-        if not tile.packed:
+        if not tile.words:
             yield "}"
         yield from _half_end(tile, half)
     if form.block > 32:
@@ -226,7 +191,7 @@ def _group(tile: BlockTile) -> Iterator[str]:
         yield "}"
 
 
-def _finished(tile: BlockTile) -> Iterator[str]:
+def _finished(tile: ProductTile) -> Iterator[str]:
     """Write every output."""
     if not tile.form.block:
         yield from _scales(tile, "")
@@ -253,8 +218,8 @@ fn keep_run(row: u32, n: u32, count: u32, sum: f32, first: bool) {
 """
 
 
-def block_tile_kernel(tile: BlockTile, dot: str, targets: int) -> ShaderSource:
-    """Make the kernel of many rows by a matrix in blocks."""
+def tile_kernel(tile: ProductTile, dot: str, targets: int) -> ShaderSource:
+    """Make the kernel of many rows by a matrix."""
     numbers = {
         "LANES": tile.lanes,
         "ROWS": tile.rows,
@@ -262,39 +227,34 @@ def block_tile_kernel(tile: BlockTile, dot: str, targets: int) -> ShaderSource:
         "PLANES": tile.planes,
         "UNIT": tile.unit,
         "STAGE": tile.stage,
-        "COPIES": tile.copies,
         "KINDS": len(tile.beside),
     }
     parts = {
         **{name: str(number) for name, number in numbers.items()},
         "TARGET": target_text(targets),
         "VALUE": tile.value,
-        "PUT_CODE": loads.PUT_WORD if tile.packed else loads.PUT_VALUES,
-        "CODE": "u32" if tile.packed else f"vec4<{tile.value}>",
+        "PUT_CODE": loads.PUT_WORD if tile.words else loads.PUT_VALUES,
+        "CODE": "u32" if tile.words else f"vec4<{tile.value}>",
         "BESIDE": loads.beside(tile),
         "VALUES": loads.values(tile),
         "KEPT": _KEEP_RUN if tile.kept else "",
         "LAST": "from_bits(x[to])" if tile.kept else "sum",
         "DECLARED": "\n  ".join([*_accumulators(tile), *loads.declared(tile)]),
-        "BEGUN": "\n  ".join(_begun(tile)),
+        "BEGUN": "\n  ".join([*loads.fetched_codes(tile, "0u"), *loads.fetched_rows(tile, "0u")]),
         "GROUP": "\n    ".join(_group(tile)),
         "FINISHED": "\n  ".join(_finished(tile)),
     }
-    return kernel("block_tile", dot, parts)
+    return kernel("tile", dot, parts)
 
 
 _SPREAD = {
-    "whole": "turned[at] = bitcast<u32>({value}(byte_of(high, i) * 256 + byte_of(low, i)));",
-    "words": "turned[at] = high[i]; turned[at + UNIT * units * pitch] = low[i];",
-    "planes": """turned[at] = bitcast<u32>(f32(byte_of(high, i)));
-    turned[at + UNIT * units * pitch] = bitcast<u32>(f32(byte_of(low, i)));""",
+    True: "turned[at] = high[i]; turned[at + UNIT * units * pitch] = low[i];",
+    False: "turned[at] = bitcast<u32>(byte_of(high, i) * 256 + byte_of(low, i));",
 }
-"""How values of rows are turned: whole, as words of bytes, or in two planes."""
+"""How values of rows are turned: as words of bytes of two planes, or whole."""
 
 
-def spread_kernel(tile: BlockTile, dot: str) -> ShaderSource:
-    """Make the kernel that turns quantised rows for `block_tile_kernel`."""
-    how = "words" if tile.packed else "whole" if tile.planes == 1 else "planes"
-    put = _SPREAD[how].replace("{value}", tile.value)
-    parts = {"PUT": put, "PLANES": str(tile.planes), "UNIT": str(tile.unit)}
-    return kernel("spread_rows", dot, parts)
+def spread_kernel(tile: ProductTile, dot: str) -> ShaderSource:
+    """Make the kernel that turns quantised rows for `tile_kernel`."""
+    put, planes = _SPREAD[tile.words], str(tile.planes)
+    return kernel("spread_rows", dot, {"PUT": put, "PLANES": planes, "UNIT": str(tile.unit)})

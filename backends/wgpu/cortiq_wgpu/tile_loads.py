@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cortiq_wgpu.block_tile import BlockTile
+from cortiq_wgpu.product_tile import ProductTile
 
 
-def _turns(tile: BlockTile, kind: str) -> Iterator[tuple[int, str, str]]:
+def _turns(tile: ProductTile, kind: str) -> Iterator[tuple[int, str, str]]:
     """Yield (turn, item, guard) for items of a kind that the lanes share."""
     count = tile.turns[kind]
     for turn in range(-(-count // tile.lanes)):
@@ -16,7 +16,7 @@ def _turns(tile: BlockTile, kind: str) -> Iterator[tuple[int, str, str]]:
         yield turn, f"(lane + {turn * tile.lanes}u)", guard
 
 
-def declared(tile: BlockTile) -> Iterator[str]:
+def declared(tile: ProductTile) -> Iterator[str]:
     """Write what a lane holds of the stage that comes, and where its items begin."""
     bits = tile.form.bits
     for turn, item, _ in _turns(tile, "row"):
@@ -33,7 +33,7 @@ def declared(tile: BlockTile) -> Iterator[str]:
         yield f"var side{turn} = 0u;"
 
 
-def fetched_codes(tile: BlockTile, group: str) -> Iterator[str]:
+def fetched_codes(tile: ProductTile, group: str) -> Iterator[str]:
     """Write the reading of a group's codes, and of what is beside them."""
     bits = tile.form.bits
     yield f"g = min({group}, groups - 1u);"
@@ -55,14 +55,14 @@ def fetched_codes(tile: BlockTile, group: str) -> Iterator[str]:
         yield f"{guard}{{ side{turn} = {found}; }}"
 
 
-def fetched_rows(tile: BlockTile, stage: str) -> Iterator[str]:
+def fetched_rows(tile: ProductTile, stage: str) -> Iterator[str]:
     """Write the reading of a stage of the rows."""
-    yield f"stage = min({stage}, {'groups' if tile.packed else 'units'} - 1u);"
+    yield f"stage = min({stage}, {'groups' if tile.words else 'units'} - 1u);"
     for turn, _, guard in _turns(tile, "row"):
         yield f"{guard}{{ row{turn} = turned[row{turn}_at + stage * STAGE * pitch]; }}"
 
 
-def _word(tile: BlockTile, turn: int, half: int) -> str:
+def _word(tile: ProductTile, turn: int, half: int) -> str:
     """Write four codes of a half of a group as bytes."""
     bits = tile.form.bits
     if bits == 8:
@@ -77,35 +77,27 @@ def _word(tile: BlockTile, turn: int, half: int) -> str:
     return word
 
 
-def put(tile: BlockTile, half: int, copy: str) -> Iterator[str]:
+def put(tile: ProductTile, half: int) -> Iterator[str]:
     """Write what was fetched to workgroup memory."""
     for turn, item, guard in _turns(tile, "row"):
-        yield f"{guard}{{ row_values[{copy} * PLANES * PLANE + {item}] = row{turn}; }}"
+        yield f"{guard}{{ row_values[{item}] = row{turn}; }}"
     for turn, item, guard in _turns(tile, "code"):
-        for part in (0, 1) if tile.packed else (half,):
-            place = f"{copy} * STAGE + lane % 4u + {4 * part}u" if tile.packed else "lane % 4u"
-            word = _word(tile, turn, part)
-            yield f"{guard}{{ put_code({place}, {item} / 4u, {word}); }}"
+        for part in (0, 1) if tile.words else (half,):
+            place = f"lane % 4u + {4 * part}u" if tile.words else "lane % 4u"
+            yield f"{guard}{{ put_code({place}, {item} / 4u, {_word(tile, turn, part)}); }}"
     if half:
         return
     for turn, item, guard in _turns(tile, "side"):
-        at = f"{copy} * KINDS * OUTPUT_FOURS + {item} / 4u"
-        yield f"{guard}{{ beside[{at}][lane % 4u] = side{turn}; }}"
+        yield f"{guard}{{ beside[{item} / 4u][lane % 4u] = side{turn}; }}"
 
 
-def values(tile: BlockTile) -> str:
+def values(tile: ProductTile) -> str:
     """Write four codes of a word as values."""
     if tile.form.e4m3:
         bytes_ = ", ".join(f"e4m3((word >> {8 * i}u) & 255u)" for i in range(4))
         return f"return vec4i({bytes_});"
-    if tile.packed:
-        top, each = 0x80808080, 0x01010101 * tile.zero
-        return f"return ((word | {top:#x}u) - {each:#x}u) ^ {top:#x}u;" if each else "return word;"
-    if tile.form.bits == 8:
-        shifted = "bitcast<vec4i>(vec4u(word << 24u, word << 16u, word << 8u, word))"
-        return f"return vec4f({shifted} >> vec4u(24u));"
-    spread = "vec4u(word, word >> 8u, word >> 16u, word >> 24u) & vec4u(255u)"
-    return f"return vec4f({spread}) - vec4f({tile.zero}.0);"
+    top, each = 0x80808080, 0x01010101 * tile.form.zero
+    return f"return ((word | {top:#x}u) - {each:#x}u) ^ {top:#x}u;" if each else "return word;"
 
 
 PUT_WORD = "code_values[word * STEP + output / 4u][output % 4u] = values;"
@@ -115,7 +107,7 @@ PUT_VALUES = """let to = word * 4u * STEP + output / 4u;
 """How they lie there as values."""
 
 
-def beside(tile: BlockTile) -> str:
+def beside(tile: ProductTile) -> str:
     """Write the word of each kind that is beside a group's codes."""
     *others, last = tile.beside.values() or ["0u"]
     texts = [f"if (kind == {number}u) {{ return {text}; }}" for number, text in enumerate(others)]
