@@ -201,7 +201,8 @@ def test_products_of_one_row_of_few_and_of_many(layout):
     x = np.random.default_rng(1).standard_normal((70, COLUMNS)).astype(np.float32)
     wants = tuple(Named(f"y{i}") for i in range(len(HEIGHTS)))
     brought = []
-    for backend, extra in ((ReferenceBackend(), {}), (WgpuBackend(), {"gpu_kernels": True})):
+    small = {"gpu_kernels": True, "tuning": {"rows": 4}}
+    for backend, extra in ((ReferenceBackend(), {}), (WgpuBackend(), small)):
         executable = backend.compile(program, weights, CompileOptions(extra=extra))
         state, rows = executable.open(80), []
         for start, stop in ((0, 1), (1, 4), (4, 70)):

@@ -23,8 +23,6 @@ WIDTHS = {
     "Q6_K": 6, "i4b32": 4, "i4b32m": 4,
 }  # fmt: skip
 """Bits of a code on the device; 8 for all others."""
-SMALL_CODES = {"MXFP4": 12, "e2m1b16": 12, "TQ1_0": 1, "TQ2_0": 1, "IQ1_S": 9, "IQ1_M": 9}
-"""Magnitudes of codes of 8 bits that stay below 128."""
 Words = np.ndarray
 
 
@@ -37,7 +35,7 @@ class CodePacking:
     bits : 4, 5, 6 or 8, or 32 for plain floats. zero : subtracted from stored codes.
     planes : 2 for w16. block : columns under one scale, 0 for the row. sub : columns of a
     sub-scale or offset, 0 without. scaled : sub-scales? minima : minima? offset : offsets?
-    e4m3 : codes are E4M3 bytes? largest : magnitude of a code.
+    e4m3 : codes are E4M3 bytes?
     """
 
     bits: int
@@ -49,7 +47,6 @@ class CodePacking:
     minima: bool = False
     offset: bool = False
     e4m3: bool = False
-    largest: int = 128
 
     @property
     def streams(self) -> bool:
@@ -63,11 +60,10 @@ FLOATS = CodePacking(32)
 def form_of(weight: Weight, fields: UnpackedWeight) -> CodePacking:
     """Return the format of a layout with codes."""
     name = weight.layout.name
-    bits, zero = WIDTHS.get(name, 8), ZERO_POINTS.get(name, 0)
     block = 0 if fields.block >= weight.shape[1] and weight.layout.kind == "parts" else fields.block
     return CodePacking(
-        bits=bits,
-        zero=zero,
+        bits=WIDTHS.get(name, 8),
+        zero=ZERO_POINTS.get(name, 0),
         planes=2 if name == "w16" else 1,
         block=block,
         sub=fields.sub if fields.sub_scales is not None or fields.offsets is not None else 0,
@@ -75,7 +71,6 @@ def form_of(weight: Weight, fields: UnpackedWeight) -> CodePacking:
         minima=fields.minimum is not None,
         offset=fields.offsets is not None,
         e4m3=name == "e4m3b32",
-        largest=SMALL_CODES.get(name, max((1 << bits) - 1 - zero, zero) if bits < 8 else 128),
     )
 
 

@@ -1,4 +1,4 @@
-"""How a format is multiplied in tiles: sizes, and what lies in workgroup memory.
+"""Tiles of a product: their sizes, and what of a format lies in workgroup memory.
 
 Rows come in two planes of bytes and codes as bytes, four to a word, for the device's instruction
 that multiplies these; E4M3's integers are too wide for it, and rows and codes are integers then.
@@ -17,7 +17,7 @@ ACROSS = 16
 
 @dataclass(frozen=True)
 class ProductTile:
-    """What is written into the kernel of a format.
+    """The tile of a format.
 
     Parameters
     ----------

@@ -7,7 +7,7 @@ out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -55,9 +55,11 @@ class WgpuStateMemory(PagedMemory):
     version : changes when a slot's buffer is another one. buffers : by slot.
     """
 
-    def __init__(self, program: Program, gpu: Any, limit: int, poison: bool) -> None:
+    def __init__(
+        self, program: Program, gpu: Any, limit: int, poison: bool, windows: Mapping[str, int]
+    ) -> None:
         self.gpu, self.limit, self.poison = gpu, limit, poison
-        self.layout = PagedLayout(program, lambda name, slot: 4 * unit_words(slot))
+        self.layout = PagedLayout(program, lambda name, slot: 4 * unit_words(slot), windows=windows)
         self.slots = program.slots
         self.buffers: dict[str, Any] = {}
         self.version = 0
@@ -68,8 +70,11 @@ class WgpuStateMemory(PagedMemory):
             self._grow(group, min(FIRST, shelf.most))
 
     def _slots(self, group: PageGroup) -> Iterator[tuple[str, Slot]]:
-        whole = group == self.layout.block
-        yield from (self.layout.fixed if whole else self.layout.kv).items()
+        layout = self.layout
+        if group == layout.block:
+            yield from layout.fixed.items()
+        else:
+            yield from ((n, s) for n, s in layout.kv.items() if layout.group_of[n] == group.number)
 
     def left_bytes(self) -> int:
         """Return the bytes there can be beyond those in use, in buffers that kernels see."""
@@ -84,13 +89,17 @@ class WgpuStateMemory(PagedMemory):
                 raise NoMemoryError()
             self._grow(group, min(shelf.most, max(1, 2 * shelf.capacity)))
         number = shelf.free.pop()
-        for name, slot in self._slots(group) if self.poison else ():
-            self._write(name, number, _poison(slot))
+        self.spoil(group, number)
         return number
 
     def free(self, group: PageGroup, data: int) -> None:
         """Mark a number as free."""
         self._shelves[group].free.append(data)
+
+    def spoil(self, group: PageGroup, data: int) -> None:
+        """Fill a page or block with values that show up in results if they are read."""
+        for name, slot in self._slots(group) if self.poison else ():
+            self._write(name, data, _poison(slot))
 
     def _grow(self, group: PageGroup, capacity: int) -> None:
         """Grow the memory to so many, its contents kept."""

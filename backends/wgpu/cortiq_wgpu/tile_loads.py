@@ -101,10 +101,10 @@ def values(tile: ProductTile) -> str:
 
 
 PUT_WORD = "code_values[word * STEP + output / 4u][output % 4u] = values;"
-"""How four codes lie in workgroup memory as a word."""
+"""Four codes in workgroup memory as a word."""
 PUT_VALUES = """let to = word * 4u * STEP + output / 4u;
   for (var i = 0u; i < 4u; i++) { code_values[to + i * STEP][output % 4u] = values[i]; }"""
-"""How they lie there as values."""
+"""Four codes there as values."""
 
 
 def beside(tile: ProductTile) -> str:

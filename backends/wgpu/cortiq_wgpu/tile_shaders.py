@@ -251,7 +251,7 @@ _SPREAD = {
     True: "turned[at] = high[i]; turned[at + UNIT * units * pitch] = low[i];",
     False: "turned[at] = bitcast<u32>(byte_of(high, i) * 256 + byte_of(low, i));",
 }
-"""How values of rows are turned: as words of bytes of two planes, or whole."""
+"""Values of rows turned as words of bytes in two planes, or whole."""
 
 
 def spread_kernel(tile: ProductTile, dot: str) -> ShaderSource:

@@ -21,7 +21,7 @@ MOST_LINES = 65535
 """Lines of floats in a buffer, and fours of others: each is a workgroup of some kernel, and so many
 there are in one direction."""
 PACK_CODES = 1 << 23
-"""Codes that a thread packs at a time: threads that take turns in Python often wait for each other."""
+"""Codes that a thread packs at a time: threads wait for each other between NumPy's calls."""
 PACKERS = min(16, os.cpu_count() or 1)
 AHEAD = PACKERS + 2
 """Pieces that are packed, or wait to be uploaded."""
