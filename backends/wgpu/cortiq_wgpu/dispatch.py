@@ -10,6 +10,8 @@ from cortiq_wgpu.shader_source import ShaderSource
 
 ALL_ROWS = "rows"
 SEGMENTS = "segments"
+MOST_TURNS = 1 << 15
+"""Turns of all loops that a lane may take in one dispatch: llvmpipe ends loops after 65,535."""
 NONE = 0xFFFFFFFF
 """A parameter that says: there is none."""
 
