@@ -33,7 +33,7 @@ LIMITS: Mapping[str, int] = {
     "backends/mlx": 1760,
     "backends/reference": 950,
     "backends/triton": 7900,
-    "backends/wgpu": 4940,
+    "backends/wgpu": 5520,
     "benchmarks": 2720,
     "conformance": 7470,
     "cortiq": 710,
@@ -57,7 +57,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-null": 210,
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-torch": 190,
-    "tests": 36880,
+    "tests": 36960,
     "tools": 1480,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""
