@@ -26,7 +26,8 @@ FALSE_WORDS = ("0", "false", "no", "off")
 RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Options that models recommend values of; where nobody gives one, those are taken."""
 ANSWER_TOKENS = 1024
-"""Default of `max_tokens` for an answer, which mostly ends by itself."""
+ANSWER_DEFAULTS: Mapping[str, Any] = {"max_tokens": ANSWER_TOKENS, "loop_tokens": 96}
+"""Defaults for an answer that a person reads: it mostly ends by itself, or else repeats itself."""
 
 Options = TypeVar("Options", bound="OptionSet")
 
@@ -176,6 +177,9 @@ class LoadOptions(OptionSet):
         "The fingerprint names it.",
         repeated=True, bits=True, metavar="KEY",
     )  # fmt: skip
+    lora: tuple[str, ...] = option(
+        (), "Merge a LoRA adapter, a PEFT folder or a GGUF file, times a scale; may be repeated.",
+        repeated=True, bits=True, metavar="PATH[:SCALE]")  # fmt: skip
     threads: int = option(0, "Host threads; 0 is one per core.", int, least=0, most=1024)
     heads: str = option(
         "off", "Draft head to load beside the model: off, auto (its own, if any), mtp, mimo (after "
@@ -192,10 +196,10 @@ class LoadOptions(OptionSet):
         "Fail if the backend declines a node, instead of computing it on the reference.",
         bool,
     )
+    keep_weights: bool = option(True, "Keep weights in the cache as the backend packs them.", bool)
     full_windows: bool = option(
-        False, "Keep all rows behind attention windows: more memory, but prefixes of any length.",
-        bool,
-    )  # fmt: skip
+        False, "Keep all rows behind attention windows: more memory, prefixes of any length.", bool
+    )
 
 
 @documented

@@ -11,6 +11,7 @@ from typing import Any
 
 from cortiq.ir import Program
 from cortiq.ir.heads import HEAD_FACTS, KEPT_ROWS, RECALLED
+from cortiq.models.adapters import FACT as ADAPTERS
 from cortiq.models.bind import IGNORED_KEYS
 from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq.numerics.rope import RopeTable
@@ -30,11 +31,11 @@ def model_facts(program: Program, model_hash: str) -> dict[str, Any]:
     """Return the facts that decide the logits of given token ids.
 
     The contract's version, the hash of the model's files, every weight's layout (a `weight_format`
-    shows there), the declared context and the rotary tables fixed with it, and keys of the
-    configuration that were ignored by request. All of it is the trunk's: what drafts decides
-    nothing.
+    shows there), the declared context and the rotary tables fixed with it, keys of the
+    configuration that were ignored by request, and hashes and scales of merged adapters. All of it
+    is the trunk's: what drafts decides nothing.
     """
-    ignored = program.facts.get(IGNORED_KEYS)
+    asked = {fact: program.facts.get(fact) for fact in (IGNORED_KEYS, ADAPTERS)}
     own = {name for node in program.trunk.nodes for name in node.weights.values()}
     return {
         "contract": CONTRACT_VERSION,
@@ -42,7 +43,7 @@ def model_facts(program: Program, model_hash: str) -> dict[str, Any]:
         "layouts": {n: weight.layout for n, weight in program.weights.items() if n in own},
         "context": program.context,
         "rope": sorted({repr(table) for table in _rope_tables(program)}),
-        **({IGNORED_KEYS: ignored} if ignored else {}),
+        **{fact: value for fact, value in asked.items() if value},
     }
 
 

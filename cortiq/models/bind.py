@@ -9,7 +9,9 @@ from math import prod
 from types import ModuleType
 
 from cortiq.errors import FormatError, GraphError, RequestError, UnsupportedError
+from cortiq.formats.adapter import Adapter
 from cortiq.ir import Program, primitives_of, verify
+from cortiq.models.adapters import adapted
 from cortiq.models.config import BaseConfig
 from cortiq.models.dflash import PREFIX, read_drafter, synthetic_drafter, with_drafter
 from cortiq.models.draft_vocabulary import with_shortlist
@@ -28,7 +30,7 @@ from cortiq.models.open_checkpoint import OpenCheckpoint
 from cortiq.models.registry import family_for, family_name, location_of, read_config
 from cortiq.models.sidecar import WithSidecar, check_sidecar
 from cortiq.models.synthetic import SyntheticCheckpoint, synthetic_program, synthetic_weights
-from cortiq.models.tensor_pieces import read_piece
+from cortiq.models.tensor_pieces import TensorSlice, read_piece
 from cortiq.models.tensors import CheckpointTensors, find_tensors
 from cortiq.models.weights import matrix_weight, raw_weight, vector_weight
 from cortiq.numerics.layouts import Weight
@@ -78,6 +80,7 @@ def load_program(
     drafter: OpenCheckpoint | None = None,
     draft_vocabulary: int = 0,
     ignored_keys: Sequence[str] = (),
+    adapters: Sequence[Adapter] = (),
 ) -> LoadedProgram:
     """Read the configuration, build the graph, bind every weight.
 
@@ -94,6 +97,8 @@ def load_program(
     draft_vocabulary : ids that a draft head looks at (`models.shortlist`); 0 for all.
     ignored_keys : unknown keys of the configuration that are left out all the same; the program's
         facts name them.
+    adapters : merged into the tensors before these are converted, in this order; the program's
+        facts name their hashes and scales.
 
     Raises
     ------
@@ -102,10 +107,13 @@ def load_program(
     RequestError : a context, or a draft head, that the model does not have.
     """
     if isinstance(checkpoint, SyntheticCheckpoint):
+        if adapters:
+            raise RequestError("a synthetic model takes no adapters", where="lora")
         return _load_synthetic(checkpoint, context, weight_format, heads, drafter, draft_vocabulary)
     family = family_for(checkpoint, families)
     config = read_config(family, checkpoint, ignored_keys)
     program = _with_ignored(_built(family, config, context, checkpoint), ignored_keys)
+    program, checkpoint = adapted(program, checkpoint, adapters, family, config)
     if sidecar is not None:
         theirs = read_config(family, sidecar)
         config = check_sidecar(checkpoint, config, sidecar, theirs)
@@ -115,7 +123,22 @@ def load_program(
     program = _headed(program, plan, head_tensors, heads, checkpoint)
     trunk, program = program, _drafted(program, drafter)
     tensors = find_tensors(trunk, checkpoint, family, config)
-    matrices, weights = matrix_names(program), drafter_weights(program, drafter, weight_format)
+    weights = drafter_weights(program, drafter, weight_format)
+    weights |= _read_weights(program, checkpoint, tensors, weight_format)
+    program, weights = with_shortlist(program, weights, draft_vocabulary)
+    bound = _with_layouts(program, weights)
+    names = {name: [piece.tensor for piece in pieces] for name, pieces in tensors.items()}
+    return LoadedProgram(bound, weights, checkpoint, family_name(family), config, names)
+
+
+def _read_weights(
+    program: Program,
+    checkpoint: OpenCheckpoint,
+    tensors: Mapping[str, Sequence[TensorSlice]],
+    weight_format: str | None,
+) -> dict[str, Weight]:
+    """Return the weights that are made of a checkpoint's tensors."""
+    matrices, weights = matrix_names(program), {}
     for name, pieces in tensors.items():
         raws = [read_piece(checkpoint.tensor(piece.tensor), piece) for piece in pieces]
         shape = program.weights[name].shape
@@ -123,10 +146,7 @@ def load_program(
             weights[name] = matrix_weight(raws, shape, weight_format or DEFAULT_WEIGHT_FORMAT)
         else:
             weights[name] = vector_weight(raws, shape)
-    program, weights = with_shortlist(program, weights, draft_vocabulary)
-    bound = _with_layouts(program, weights)
-    names = {name: [piece.tensor for piece in pieces] for name, pieces in tensors.items()}
-    return LoadedProgram(bound, weights, checkpoint, family_name(family), config, names)
+    return weights
 
 
 def _with_ignored(program: Program, keys: Sequence[str]) -> Program:

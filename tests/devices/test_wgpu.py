@@ -176,7 +176,8 @@ def test_sizes_of_products_for_gpus_change_no_bit(tuning):
 
 
 LAYOUTS = ("w8", "w16", "w8b256", "Q8_0", "Q4_1", "Q2_K", "Q4_K", "Q6_K", "e2m1b16", "e4m3b32")
-SLOW_LAYOUTS = ("Q4_0", "Q5_0", "Q5_1", "Q3_K", "Q5_K", "IQ4_XS", "MXFP4", "i4b32", "i8b32m")
+SLOW_LAYOUTS = ("Q4_0", "Q5_0", "Q5_1", "Q3_K", "Q5_K", "IQ4_XS", "MXFP4",
+                "i4b32", "i8b32m", "nf4b32", "fp4b32")  # fmt: skip
 """Kernels take a second each to compile on a processor."""
 COLUMNS, HEIGHTS = 768, (100, 36, 70)
 

@@ -179,10 +179,12 @@ class Edited:
         found = self._inner.tensor(name)
         if name != self._grown:
             return found
-        return dataclasses.replace(found, shape=(found.shape[0] + 1, *found.shape[1:]))
+        first, *rest = found.shape or (1,)
+        return dataclasses.replace(found, shape=(first + 1, *rest))
 
 
 def depth(checkpoint: Any) -> int:
     """Layers of a checkpoint: some configurations have only a list of them."""
     config = checkpoint.config
-    return config.get("num_hidden_layers") or len(config["layers_block_type"])
+    named = config.get("num_hidden_layers") or config.get("n_layer")
+    return named or len(config["layers_block_type"])

@@ -1,7 +1,7 @@
 """Tiles of a product: their sizes, and what of a format lies in workgroup memory.
 
 Rows come in two planes of bytes and codes as bytes, four to a word, for the device's instruction
-that multiplies these; E4M3's integers are too wide for it, and rows and codes are integers then.
+that multiplies these. Where codes have more than 8 bits, rows and codes are integers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ProductTile:
     @property
     def words(self) -> bool:
         """Check whether values are words of four bytes."""
-        return not self.form.e4m3
+        return not self.form.wide
 
     @property
     def planes(self) -> int:

@@ -93,8 +93,10 @@ def put(tile: ProductTile, half: int) -> Iterator[str]:
 
 def values(tile: ProductTile) -> str:
     """Write four codes of a word as values."""
-    if tile.form.e4m3:
-        bytes_ = ", ".join(f"e4m3((word >> {8 * i}u) & 255u)" for i in range(4))
+    if tile.form.wide:
+        bytes_ = ", ".join(
+            f"integer_of_{tile.form.wide}((word >> {8 * i}u) & 255u)" for i in range(4)
+        )
         return f"return vec4i({bytes_});"
     top, each = 0x80808080, 0x01010101 * tile.form.zero
     return f"return ((word | {top:#x}u) - {each:#x}u) ^ {top:#x}u;" if each else "return word;"

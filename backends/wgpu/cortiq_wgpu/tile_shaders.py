@@ -42,11 +42,11 @@ def _sums(tile: ProductTile, k: str) -> Iterator[str]:
             yield f"let r{i} = row_values[PLANE + {at}];"
     for j in range(tile.outputs // 4):
         yield f"let c{j} = code_values[{k} * STEP + across + {16 * j}u];"
-        if tile.form.e4m3:  # the upper bits of a code, and the lower ones
+        if tile.form.wide:  # the upper bits of a code, and the lower ones
             yield f"let u{j} = c{j} >> vec4u(7u); let v{j} = c{j} & vec4i(127);"
     for i, j in tile.cells:
         cell, p, r, c = f"{i}_{j}", _of("p", i), _of("r", i), _of("c", j)
-        if tile.form.e4m3:
+        if tile.form.wide:
             yield f"a{cell} += {_of('u', j)} * {p}; b{cell} += {_of('v', j)} * {p};"
         else:
             yield f"a{cell} += dot4({p}, {c}); b{cell} += dot4({r}, {c});"
@@ -85,7 +85,7 @@ def _scales(tile: ProductTile, block: str) -> Iterator[str]:
 def _whole(tile: ProductTile, i: int, j: int) -> str:
     """Write RN of a block's integer sum."""
     cell, form = f"{i}_{j}", tile.form
-    if form.e4m3:
+    if form.wide:
         return f"round_two_planes(a{cell} >> 1u, b{cell} + ((a{cell} & 1) << 7u))"
     if form.scaled:
         return f"round_two_planes(hh{cell}, ll{cell})"
@@ -244,7 +244,7 @@ def tile_kernel(tile: ProductTile, dot: str, targets: int) -> ShaderSource:
         "GROUP": "\n    ".join(_group(tile)),
         "FINISHED": "\n  ".join(_finished(tile)),
     }
-    return kernel("tile", dot, parts)
+    return kernel("tile", dot, parts, ("integers",))
 
 
 _SPREAD = {

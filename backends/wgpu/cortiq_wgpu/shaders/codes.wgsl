@@ -11,15 +11,3 @@ fn codes_of(row: u32, group: u32, plane: u32) -> Codes {
   let at = row * $groups + group;
   {{UNPACK}}
 }
-
-// The integer of an E4M3 byte, in units of 2^-9.
-fn e4m3(byte: u32) -> i32 {
-  let exponent = (byte >> 3u) & 15u;
-  let mantissa = i32(byte & 7u);
-  let size = select(mantissa, (8 + mantissa) << (max(exponent, 1u) - 1u), exponent > 0u);
-  return select(size, -size, (byte >> 7u) != 0u);
-}
-
-fn signed_byte(at: u32, index: u32) -> i32 {
-  return bitcast<i32>(s[at + index / 4u] << (24u - 8u * (index % 4u))) >> 24u;
-}

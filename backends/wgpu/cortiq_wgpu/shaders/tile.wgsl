@@ -27,18 +27,6 @@ fn target_of(row: u32, slot: u32, n: u32) -> u32 {
   {{TARGET}}
 }
 
-fn signed_byte(at: u32, index: u32) -> i32 {
-  return bitcast<i32>(s[at + index / 4u] << (24u - 8u * (index % 4u))) >> 24u;
-}
-
-// The integer of an E4M3 byte, in units of 2^-9.
-fn e4m3(byte: u32) -> i32 {
-  let exponent = (byte >> 3u) & 15u;
-  let mantissa = i32(byte & 7u);
-  let size = select(mantissa, (8 + mantissa) << (max(exponent, 1u) - 1u), exponent > 0u);
-  return select(size, -size, (byte >> 7u) != 0u);
-}
-
 // What is beside the codes of a group of 32 columns.
 fn beside_of(kind: u32, line: u32, g: u32) -> u32 {
   {{BESIDE}}
