@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
 
 from cortiq.backend.batch import Batch, Ticket
 from cortiq.backend.state import ExportedState, State
@@ -55,6 +59,25 @@ class Declined:
 Support = Supported | Declined
 
 
+class WeightKeeper(Protocol):
+    """Weights as a backend prepared them, kept between runs.
+
+    Attributes
+    ----------
+    taken : names whose bytes were read; what they were made of was checked when they were kept.
+    """
+
+    taken: set[str]
+
+    def read(
+        self, name: str, form: str, target: npt.NDArray[np.uint8], pool: Executor | None = None
+    ) -> bool:
+        """Fill `target` with a weight of this form; return whether it was there, and whole."""
+
+    def add(self, name: str, form: str, data: npt.NDArray[np.uint8]) -> None:
+        """Take a weight that was prepared, which stays as it is until the program is compiled."""
+
+
 @dataclass(frozen=True)
 class CompileOptions:
     """Options of `Backend.compile`; none changes a bit.
@@ -67,6 +90,8 @@ class CompileOptions:
     memory_limit : bytes for all sequences together, or `None` for what the device has.
     full_windows : keep rows behind attention windows too, so that a sequence can be cut anywhere.
     extra : options of the backend's own, by name.
+    kept : weights as this backend prepared them before, and where it leaves them for the next run;
+        None keeps nothing.
     """
 
     device: str | None = None
@@ -75,6 +100,7 @@ class CompileOptions:
     memory_limit: int | None = None
     full_windows: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
+    kept: WeightKeeper | None = None
 
 
 class OptionalCapabilities:
@@ -92,6 +118,14 @@ class OptionalCapabilities:
         Generation then submits the step after the one whose token it awaits (`Drawn`), and the
         device never waits for the host. Where `forward` computes at once that would only hold
         every token back by one step.
+        """
+        return False
+
+    def late_masks(self, batch: Batch) -> bool:
+        """Check whether draws of this batch may have masks that come later (`LATE`), so that the
+        device computes logits while the host finds out which ids may follow.
+
+        The ticket is a `LateTicket` then.
         """
         return False
 
@@ -156,6 +190,9 @@ class Executable(Protocol):
 
     @property
     def provenance(self) -> Mapping[str, str]:
+        """See `OptionalCapabilities`."""
+
+    def late_masks(self, batch: Batch) -> bool:
         """See `OptionalCapabilities`."""
 
     def warm(self, progress: Callable[[int, int], None] = ...) -> bool:

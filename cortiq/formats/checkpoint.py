@@ -28,7 +28,14 @@ from cortiq.formats.quantised import read_quantised
 from cortiq.formats.recommended import Sampling, of_generation_config, of_gguf
 from cortiq.formats.safetensors import PICKLED_SUFFIXES, open_safetensors, refuse_pickled
 from cortiq.formats.strict_json import read_object, read_optional, read_text
-from cortiq.formats.text_model import has_text_model, is_nested, text_config, text_tensors, with_tie
+from cortiq.formats.text_model import (
+    has_text_model,
+    is_nested,
+    text_config,
+    text_tensors,
+    with_tie,
+    with_usual_prefix,
+)
 
 _PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
 
@@ -140,14 +147,20 @@ class Checkpoint:
             self._hash = self._compute_hash()
         return self._hash
 
-    def _compute_hash(self) -> str:
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All files that determine the model's bits."""
         paths = list(self._tensors.paths)
-        if self.kind == "gguf" and len(paths) == 1:
-            return file_sha256(paths[0])
         if self.kind == "huggingface":
             paths.append(self.path / "config.json")
             if self.quantisation.where.endswith(OPT_FILE):
                 paths.append(self.path / OPT_FILE)
+        return tuple(paths)
+
+    def _compute_hash(self) -> str:
+        paths = list(self.files)
+        if self.kind == "gguf" and len(paths) == 1:
+            return file_sha256(paths[0])
         lines = (f"{path.name}\0{file_sha256(path)}\n" for path in sorted(paths))
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
@@ -231,6 +244,7 @@ def _from_huggingface(folder: Path) -> Checkpoint:
     config = {key: value for key, value in config.items() if key not in QUANTISATION_KEYS}
     if has_text_model(whole) or is_nested(tensors):
         tensors = text_tensors(tensors)
+    tensors = with_usual_prefix(tensors)
     if has_text_model(whole):
         config = with_tie(config, tensors)
     generation = read_optional(folder / "generation_config.json")

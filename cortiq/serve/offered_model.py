@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from cortiq.errors import CortiqError
+from cortiq.formats.fetch import KNOWN_MODELS, cached, size_of
+from cortiq.formats.hub import is_hub_name
 from cortiq.serve.served_model import ServedModel
 
 ModelState = Literal["unloaded", "waiting", "loading", "loaded", "draining", "failed"]
@@ -109,14 +112,15 @@ class OfferedModel:
         return {**known, **state, **failed}
 
 
+def is_pullable(name: str) -> bool:
+    """Return whether requests may fetch this model: never a path, an address, or a formula."""
+    return name in KNOWN_MODELS or is_hub_name(name)
+
+
 def file_bytes(source: str) -> int:
     """Return the size of a model's files on this machine; 0 where there are none."""
-    from cortiq.errors import CortiqError
-    from cortiq.formats.fetch import KNOWN_MODELS, cached, size_of
-    from cortiq.formats.hub import PREFIX
-
     try:
-        fetched = source in KNOWN_MODELS or source.startswith(PREFIX)
+        fetched = is_pullable(source)
         path = cached(source) if fetched else Path(source).expanduser()
         return size_of(path) if path is not None and path.exists() else 0
     except (CortiqError, OSError):

@@ -14,6 +14,7 @@ from cortiq.serve.completion_params import model_name
 from cortiq.serve.embeddings import parse_embeddings
 from cortiq.serve.fields import Fields
 from cortiq.serve.ollama_models import running_object, show_object, unloaded_tag
+from cortiq.serve.ollama_pull import pull
 from cortiq.serve.ollama_writer import OllamaWriter, loaded_object
 from cortiq.serve.parsed_request import ParsedRequest, parse_chat, parse_completion
 from cortiq.serve.served_model import ServedModel
@@ -21,6 +22,7 @@ from cortiq.serve.service import Service
 
 OLLAMA_ENDPOINTS = (
     "/api/chat", "/api/generate", "/api/embed", "/api/tags", "/api/show", "/api/ps",
+    "/api/pull",
 )  # fmt: skip
 LATEST = ":latest"
 """Tag that Ollama's clients add to names."""
@@ -103,6 +105,10 @@ class OllamaApi:
             self.service.models.keep(self.service.models[served.name], keep)
         return served
 
+    async def pull(self, request: HttpRequest) -> Response:
+        """Handle `POST /api/pull`."""
+        return await pull(self.service, request, await self._ollama_body(request))
+
     async def version(self, request: HttpRequest) -> Response:
         """Handle `GET /api/version`."""
         import cortiq
@@ -116,7 +122,7 @@ class OllamaApi:
         """Return the routes."""
         posts = {
             "/api/chat": self.chat, "/api/generate": self.generate,
-            "/api/embed": self.embed, "/api/show": self.show,
+            "/api/embed": self.embed, "/api/show": self.show, "/api/pull": self.pull,
         }  # fmt: skip
         gets = {"/api/tags": self.tags, "/api/ps": self.running, "/api/version": self.version}
         routes = [Route(path, do, methods=["POST"]) for path, do in posts.items()]

@@ -152,8 +152,9 @@ def _message(fields: Fields) -> dict[str, Any]:
     """Return a message as chat requests have it."""
     made: dict[str, Any] = {"role": fields.text("role", ""), "content": fields.text("content", "")}
     if fields.values.get("images") == []:
-        fields.note_read("images")
-    fields.refuse("images", "only text is supported")
+        fields.note_read("images")  # as clients send for messages without any
+    else:
+        fields.refuse("images", "only text is supported")
     if thought := fields.text("thinking"):
         made["reasoning_content"] = thought
     if name := fields.text("tool_name"):

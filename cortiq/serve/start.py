@@ -9,8 +9,6 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from cortiq.engine.scheduler import EngineOptions
-from cortiq.formats.fetch import KNOWN_MODELS
-from cortiq.formats.hub import is_hub_name
 from cortiq.formats.strict_json import read_text
 from cortiq.model.model import Model
 from cortiq.options import RECOMMENDED, GenerateOptions
@@ -19,7 +17,7 @@ from cortiq.serve.app import COUNTED_PATHS, application
 from cortiq.serve.metrics import Metrics
 from cortiq.serve.model_mover import PoolLimits
 from cortiq.serve.model_pool import ModelPool, check_names
-from cortiq.serve.offered_model import OfferedModel
+from cortiq.serve.offered_model import OfferedModel, is_pullable
 from cortiq.serve.options import ServeOptions
 from cortiq.serve.run import bind_socket, serve
 from cortiq.serve.served_model import ServedModel, client_name, make_served_model
@@ -93,11 +91,6 @@ def make_pool(
     sources = {client_name(name): name for name in names}
     may_pull = is_pullable if options.allow_pull else lambda name: False
     return ModelPool(sources, load_served, close_served, limits, may_pull, changed)
-
-
-def is_pullable(name: str) -> bool:
-    """Return whether requests may fetch this model: never a path, an address, or a formula."""
-    return name in KNOWN_MODELS or is_hub_name(name)
 
 
 def close_served(served: ServedModel) -> None:

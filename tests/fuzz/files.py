@@ -46,6 +46,7 @@ CONFIG = {
     "rope_scaling": {"type": "linear", "factor": 2.0}, "architectures": ["LlamaForCausalLM"],
     "eos_token_id": [2, 3], "torch_dtype": "float32",
 }  # fmt: skip
+ADAPTER = "lora.gguf"
 PIECES = [b"GGUF", b"\x00" * 8, b"\xff" * 8, b"llama.", b"general.alignment", b"\x08\x00\x00\x00"]
 
 
@@ -233,7 +234,41 @@ def byte_level_json() -> bytes:
     return json.dumps(made).encode()
 
 
-SEEDS = (gguf_files, folder_files, quantised_files, other_files)
+def adapter_files() -> dict[str, bytes]:
+    """The folder with an adapter in it: a matrix, the table, and a norm held whole."""
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "use_dora": False,
+              "use_rslora": True, "alpha_pattern": {"q_proj": 3}}  # fmt: skip
+    ones, start = partial(np.ones, dtype="f4"), "base_model.model.model"
+    query = f"{start}.layers.0.self_attn.q_proj"
+    tensors = {
+        f"{query}.lora_A.weight": ones((2, WIDTH)), f"{query}.lora_B.weight": ones((32, 2)),
+        f"{start}.embed_tokens.lora_embedding_A": ones((2, VOCABULARY)),
+        f"{start}.embed_tokens.lora_embedding_B": ones((WIDTH, 2)),
+        f"{start}.norm.weight": ones(WIDTH),
+    }  # fmt: skip
+    made = {"adapter_config.json": json.dumps(config).encode()}
+    return {**folder_files(), **made, "adapter_model.safetensors": save(tensors)}
+
+
+def gguf_adapter_files() -> dict[str, bytes]:
+    """A GGUF model and an adapter of one matrix."""
+    with tempfile.TemporaryDirectory() as folder:
+        writer = gguf.GGUFWriter(path := f"{folder}/{ADAPTER}", "llama")
+        writer.add_type("adapter")
+        writer.add_string("adapter.type", "lora")
+        writer.add_float32("adapter.lora.alpha", 4.0)
+        writer.add_tensor("blk.0.attn_q.weight.lora_a", np.ones((2, WIDTH), "f4"))
+        writer.add_tensor("blk.0.attn_q.weight.lora_b", np.ones((32, 2), "f4"))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return {**gguf_files(), ADAPTER: Path(path).read_bytes()}
+
+
+SEEDS = (
+    gguf_files, folder_files, quantised_files, other_files, adapter_files, gguf_adapter_files,
+)  # fmt: skip
 
 
 def mutant(files: Mapping[str, bytes], rng: random.Random) -> dict[str, bytes]:
@@ -257,8 +292,11 @@ def tried(files: Mapping[str, bytes]) -> str:
     with tempfile.TemporaryDirectory() as folder, memory_limit(MEBIBYTES):
         for name, data in files.items():
             (Path(folder) / name).write_bytes(data)
+        model, lora = folder, [folder] if "adapter_config.json" in files else []
+        if ADAPTER in files:
+            model, lora = f"{folder}/m.gguf", [f"{folder}/{ADAPTER}"]
         try:
-            with cortiq.load(folder, backend="reference", threads=1) as model:
+            with cortiq.load(model, backend="reference", threads=1, lora=lora) as model:
                 ids = model.ids("a b 1") if not model.tokenizer.absent else [1, 2]
                 model.logits(ids[:4])
                 if not model.tokenizer.absent:

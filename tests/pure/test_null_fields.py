@@ -12,6 +12,7 @@ from cortiq.serve.embeddings import parse_embeddings
 from cortiq.serve.errors import ApiError
 from cortiq.serve.fields import Fields
 from cortiq.serve.parsed_request import parse_chat, parse_completion
+from cortiq.serve.score_api import parse_rerank, parse_score, read_documents
 from cortiq.serve.served_model import make_served_model
 
 FORM = {"type": "json_schema",
@@ -30,6 +31,7 @@ DRAW = {
     "model": "m", "temperature": 0.5, "top_p": 0.5, "top_k": 3, "min_p": 0.5, "seed": 1, "n": 2,
     "repetition_penalty": 2, "presence_penalty": 1, "frequency_penalty": 1, "stop": ["x"],
     "logit_bias": {"3": 1, "4": 2}, "stream": True, "ignore_eos": False, "user": "u",
+    "loop_tokens": 96,
     "stream_options": {"include_usage": True, "include_obfuscation": False}, "receipt": False,
     "return_token_ids": False, "priority": 1,
 }  # fmt: skip
@@ -60,12 +62,16 @@ REQUESTS = {
              "response_format": {"type": "structural_tag", **TAGS}},
     "text": {**DRAW, "prompt": ["a"], "max_tokens": 3, "suffix": None, "best_of": 2, "echo": True,
              "prompt_logprobs": None, "logprobs": None, "messages": None},
+    "score": {"model": "m", "text_1": "a", "text_2": ["b"]},
+    "rerank": {"model": "m", "query": "q", "documents": [{"text": "a"}]},
     "embeddings": {"model": "m", "input": ["a"], "encoding_format": "base64", "pooling": "last",
                    "normalise": False, "dimensions": None, "user": "u"},
 }  # fmt: skip
 
 
 READERS = {
+    "score": parse_score,
+    "rerank": lambda model, fields: parse_rerank(model, fields, read_documents(fields)),
     "chat": lambda model, fields: parse_chat(model, fields, 8),
     "text": parse_completion,
     "embeddings": parse_embeddings,
@@ -97,6 +103,8 @@ def answer(model, kind, request):
         made = read(model, Fields(request))
     except ApiError as error:
         return f"{error.param}: {error}"
+    if kind in ("score", "rerank"):
+        return str((made.pairs,))
     if kind == "embeddings":
         return str((made.ids, made.options, made.encoding))
     drawn = [(r.prompt, r.max_tokens, bool(r.masks)) for r in made.requests]

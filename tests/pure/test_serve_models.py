@@ -13,6 +13,8 @@ import openai
 import pytest
 from serving import TINY, serving
 
+from cortiq.formats import fetch
+
 OTHER = "synthetic:tiny-gemma3?seed=2"
 HELLO = [{"role": "user", "content": "hello"}]
 KEY = "sk-of-this-test"
@@ -104,3 +106,21 @@ def test_names_that_nobody_offered_are_not_fetched(client):
     with pytest.raises(openai.NotFoundError) as refused:
         ask(client, "smollm2")
     assert refused.value.code == "model_not_found"
+
+
+def test_pulling_is_for_servers_that_may_and_for_names_that_can_be_fetched(server, tmp_path):
+    """A known name in the cache is fetched at once; paths, addresses and formulas never are."""
+    llama = ollama.Client(server.url, headers={"authorization": f"Bearer {KEY}"})
+    with pytest.raises(ollama.ResponseError, match="--allow-pull"):
+        llama.pull("smollm2")
+    with serving(tmp_path, "--allow-pull") as other:
+        llama = ollama.Client(other.url)
+        for name in ("/etc/passwd", "https://example.com/a.gguf#sha256=1", OTHER, "nothing"):
+            with pytest.raises(ollama.ResponseError, match="does not exist here") as refused:
+                llama.pull(name)
+            assert refused.value.status_code == 404
+        if fetch.cached("smollm2") is not None:
+            said = [one.status for one in llama.pull("smollm2", stream=True)]
+            assert said[0] == "pulling manifest" and said[-1] == "success"
+            assert llama.pull("smollm2").status == "success"
+            assert "smollm2" in {one.model for one in llama.list().models}
