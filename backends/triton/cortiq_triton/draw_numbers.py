@@ -196,7 +196,7 @@ def _add_masks(
         return 0
     size = -(-width // 32)
     bits = np.zeros((pow2(len(known) + len(late)), 4 * size), np.uint8)
-    for mask, number in known.items():
-        bits[number, : len(mask)] = np.frombuffer(mask, np.uint8)
+    for mask, number in known.items():  # which may be longer than the vocabulary
+        bits[number, : len(mask)] = np.frombuffer(mask, np.uint8)[: 4 * size]
     arrays["masks"] = bits.view(np.int32)
     return len(bits)
