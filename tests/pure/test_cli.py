@@ -636,6 +636,11 @@ def test_a_chat_takes_options_as_they_are_on_the_command_line(cli):
     assert code == 0 and "max_tokens 7" in err.splitlines()
 
 
+def test_without_a_command_the_help_is_shown(cli):
+    code, out, err = cli()
+    assert code == 2 and (out + err).startswith("Usage: cortiq") and "error" not in (out + err)[:20]
+
+
 def test_errors_of_arguments_look_like_all_others(cli):
     for arguments in (["run"], ["run", "m", "--frobnicate"], ["frobnicate"], ["list", "x"]):
         code, out, err = cli(*arguments)
