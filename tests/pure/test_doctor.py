@@ -126,7 +126,8 @@ def test_extras_are_those_of_the_package(monkeypatch):
     monkeypatch.setattr(module.metadata, "requires", lambda name: lines)
     pretty, triton = extras()
     assert (pretty.name, pretty.missing) == ("pretty", [])
-    assert triton.missing == ["acme-triton"] and triton.command == "pip install 'cortiq[triton]'"
+    monkeypatch.chdir(module.checkout_root())
+    assert triton.missing == ["acme-triton"] and triton.command == "pip install -e '.[triton]'"
     assert missing_requirements("cortiq") == []
 
 
