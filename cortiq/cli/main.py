@@ -141,6 +141,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         _print_error(f"{error.filename or 'output'}: {error.strerror or error}")
     except CortiqError as error:
         _print_error(_error_text(error))
+    except KeyboardInterrupt:  # before or after the command
+        code = INTERRUPTED
     except MemoryError as error:
         _print_error(f"there is not enough memory: {error or 'nothing could be allocated'}")
     _flush_streams()
