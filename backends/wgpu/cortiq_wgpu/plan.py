@@ -29,7 +29,7 @@ from cortiq_wgpu.state_memory import WgpuStateMemory
 from cortiq_wgpu.step_dispatches import dispatches
 from cortiq_wgpu.step_groups import GroupedSteps, StepGrouper, is_wide
 from cortiq_wgpu.tuning import ProductTuning
-from cortiq_wgpu.wants import answering, words_of
+from cortiq_wgpu.wants import answering, draw_words, words_of
 from cortiq_wgpu.weights import DeviceWeights
 
 TRUNK_ROWS = 256
@@ -118,12 +118,13 @@ class WgpuPlan(RequestPlan[CompiledDispatches]):
             answers[ask], end = end, end + rows * words_of(ask)
             work = end
             if ask.kind == "draw":
-                end += 3 * rows * binder.size(ask.value)
+                end += rows * draw_words(binder.size(ask.value))
             if ask.kind == "top":
                 tops[ask] = 1 << len(tops)
-            for stage, values in answering(binder, ask, answers[ask], work, tops.get(ask, 0)):
+            bit = tops.get(ask, 0)
+            for stage, values, groups in answering(binder, ask, answers[ask], work, bit):
                 kernel = staged((stage,), self.gpu.dot)
-                works.append(Dispatch(kernel, (values,), Grid(), tail, label=ask.kind))
+                works.append(Dispatch(kernel, (values,), Grid(groups), tail, label=ask.kind))
         self.memory.have("x", end)
         self.memory.have("q", places.records)
         self.memory.have("turned", max((work.turned for work in works), default=0))
