@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import count
 from typing import Any
 
 import numpy as np
 
-from cortiq.backend import Draw
+from cortiq.backend import Draw, DrawnLogit, Want
 from cortiq.backend.requests import WORD, Ask, draw_numbers
 from cortiq_wgpu.binder import DispatchBinder
 from cortiq_wgpu.dispatch import MOST_TURNS
@@ -19,10 +20,10 @@ BLOCK_WORDS = 18
 
 def words_of(ask: Ask) -> int:
     """Count the words of an answer."""
-    return {"digest": 4, "top": 1 + 2 * ask.number}.get(ask.kind, 1)
+    return {"digest": 4, "drawn": 2, "top": 1 + 2 * ask.number}.get(ask.kind, 1)
 
 
-STAGES = {"argmax": "pick", "digest": "digest", "top": "top"}
+STAGES = {"argmax": "pick", "digest": "digest", "drawn": "drawn", "top": "top"}
 PHASES = {"adjust": True, "weigh": True, "bound": False, "pick": True, "end": False}
 """Dispatches of a draw, and whether several workgroups share a row."""
 PART, MOST_PARTS = 2048, 64
@@ -63,11 +64,24 @@ def answering(
             for phase, shared in PHASES.items()
         ]
     text = stage(STAGES[ask.kind])
+    if ask.kind == "drawn":
+        return [(text, {**values, "number": ask.number}, 1)]
     if ask.kind == "top":
         step = max(1, MOST_TURNS // (-(-n // 1024) + 16))
         values |= {"count": ask.number, "bit": bit, "step": step}
         return [(text, {**values, "begin": begin}, 1) for begin in range(0, ask.number, step)]
     return [(text, values, 1)]
+
+
+def with_drawn(
+    asked: Sequence[tuple[Want, Ask | None]],
+) -> list[tuple[Want, Ask | None]]:
+    """Return a row's wants with what answers them, drawn logits too, which are numbered."""
+    numbers = count()
+    return [
+        (want, Ask("drawn", "logits", next(numbers)) if isinstance(want, DrawnLogit) else ask)
+        for want, ask in asked
+    ]
 
 
 def answer(ask: Ask, words: np.ndarray) -> Any:
@@ -81,6 +95,9 @@ def answer(ask: Ask, words: np.ndarray) -> Any:
             values.view(np.float32).copy(),
             words[:1].view(np.float32).copy(),
         )
+    if ask.kind == "drawn":
+        logit, total = words.view(np.float32)
+        return logit, total
     return int(words[0])
 
 
