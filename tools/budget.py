@@ -32,7 +32,7 @@ LIMITS: Mapping[str, int] = {
     "backends/cpu": 9360,
     "backends/mlx": 1760,
     "backends/reference": 950,
-    "backends/triton": 7900,
+    "backends/triton": 8350,
     "backends/wgpu": 5520,
     "benchmarks": 3550,
     "conformance": 7470,
