@@ -243,3 +243,21 @@ def test_a_name_that_a_request_brings_stays_only_if_it_could_be_loaded():
         assert list(pool) == ["a", "hf:a/b"]
 
     pooled(script, "a", may_pull=lambda name: name.startswith("hf:"))
+
+
+def test_a_model_that_cannot_be_closed_holds_nobody_up():
+    async def script(pool, loader):
+        await use(pool, "a")
+        close = loader.close
+        failing = [RuntimeError("a lost device")]
+
+        def fail_once(served):
+            close(served)
+            if failing:
+                raise failing.pop()
+
+        pool._mover._close = fail_once
+        await use(pool, "b")
+        await use(pool, "a")
+
+    assert pooled(script).log[:4] == ["+a", "-a", "+b", "-b"]
