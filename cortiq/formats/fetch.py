@@ -20,8 +20,8 @@ from cortiq.formats.known_models import KNOWN_MODELS, KnownModel
 
 __all__ = [
     "HUB_MODELS", "KNOWN_MODELS", "HubModel", "KnownModel", "Progress", "cached", "check_there",
-    "full_name", "list_cached", "partial_downloads", "pull", "remove", "remove_partial", "resolve",
-    "size_of", "verified",
+    "full_name", "is_fetched", "list_cached", "partial_downloads", "pull", "remove",
+    "remove_partial", "resolve", "size_of", "verified",
 ]  # fmt: skip
 
 SYNTHETIC = "synthetic:"
@@ -181,7 +181,7 @@ def resolve(model: str, *, progress: Progress | None = None) -> Path:
     ModelNotFoundError : none of these; the message lists similar names.
     DownloadError : as `pull`.
     """
-    if _is_fetched(model):
+    if is_fetched(model):
         return verified(model) or pull(model, progress=progress)
     return _local(model)
 
@@ -191,11 +191,11 @@ def check_there(model: str) -> None:
 
     Nothing is read or fetched: a mistyped name is an error before anything is imported for it.
     """
-    if not _is_fetched(model) and not model.startswith(SYNTHETIC):
+    if not is_fetched(model) and not model.startswith(SYNTHETIC):
         _local(model)
 
 
-def _is_fetched(model: str) -> bool:
+def is_fetched(model: str) -> bool:
     """Return whether a name is of a model that can be fetched."""
     known = model in KNOWN_MODELS or model in HUB_MODELS
     return known or model.startswith(hub.PREFIX) or url.is_url(model)

@@ -28,7 +28,9 @@ from cortiq.errors import FormatError, RequestError, UnsupportedError
 from cortiq.formats.adapter import open_adapter, split_scale
 from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.models import load_program
+from cortiq.models.adapter_rows import turned_rows
 from cortiq.models.exact_products import exact_product, row_sums
+from cortiq.models.registry import families
 from cortiq_reference.ideal import evaluate
 
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -270,15 +272,54 @@ def write(writer):
     writer.close()
 
 
-def test_kinds_are_not_mixed(folder, tmp_path):
+def test_a_gguf_adapter_is_not_for_a_folder(folder, tmp_path):
     base, lora = gguf_pair(folder, tmp_path)
     with pytest.raises(UnsupportedError, match=r"is a GGUF adapter, and the model is a Hugging"):
         load(folder, (lora, 1.0))
-    adapter(base_model(), tmp_path / "peft")
-    with pytest.raises(UnsupportedError, match=r"is a PEFT adapter, and the model is a GGUF file"):
-        load(base, (tmp_path / "peft", 1.0))
     with pytest.raises(FormatError, match=r"is no LoRA: general\.type"):
         open_adapter(base)
+
+
+@pytest.mark.parametrize(
+    ("config", "how"),
+    [("LlamaConfig", GGUF("llama", permuted=True)), ("Qwen3Config", GGUF("qwen3"))],
+    ids=["llama", "qwen3"],
+)
+@pytest.mark.parametrize("dora", [False, True])
+def test_a_peft_adapter_for_a_gguf_file(config, how, dora, tmp_path):
+    """The file's own permutation of rows is that of llama.cpp's converter."""
+    made, base, file = (tmp_path / name for name in ("lora", "base", "m.gguf"))
+    torch.manual_seed(5)
+    chosen = case("any", config, OPTIONS | {"head_dim": 12}).build()
+    model = transformers.AutoModelForCausalLM.from_config(chosen).eval()
+    draw_weights(model)
+    model.save_pretrained(base)
+    write_gguf(file, base, how)
+    adapter(model, made, use_dora=dora, target_modules=LINEAR if dora else EVERY)
+    logits = []
+    for place in (base, file):
+        loaded = load(place, (made, 0.7))
+        logits.append(evaluate(loaded.program, loaded.weights, [1, 5, 9, 2], ["logits"])["logits"])
+    assert np.abs(logits[0] - logits[1]).max() < 1e-5 * np.abs(logits[0]).max()
+
+
+def test_a_norm_held_whole_is_not_for_a_gguf_file(folder, tmp_path):
+    base, _ = gguf_pair(folder, tmp_path)
+    made = tmp_path / "lora"
+    adapter(base_model(hidden_size=64), made, target_modules=["v_proj"], modules_to_save=["norm"])
+    with pytest.raises(UnsupportedError, match=r"norm\.weight whole"):
+        load(base, (made, 1.0))
+
+
+def test_a_family_whose_gguf_files_differ_takes_no_peft_adapter(tmp_path):
+    chosen = families()["granitemoehybrid"]
+    config = chosen.Config(
+        vocab_size=96, hidden_size=48, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, source="gguf", layer_types=("mamba", "attention"),
+        shared_intermediate_size=64, mamba_n_heads=8, mamba_d_head=12,
+    )  # fmt: skip
+    with pytest.raises(UnsupportedError, match="arrange their weights otherwise"):
+        turned_rows(chosen, config, "x")
 
 
 @pytest.mark.parametrize(

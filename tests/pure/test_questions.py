@@ -106,6 +106,15 @@ def test_a_trusted_url_has_its_hash_from_then_on(server, terminal, cache):
     assert again.exit_code == 0 and fetch.resolve(server.url).read_bytes() == server.content
 
 
+def test_a_model_to_serve_is_fetched_under_the_name_that_was_chosen(server, terminal, monkeypatch):
+    monkeypatch.setattr(fetch.hub, "pull", lambda name, progress: several(name))
+    found = []
+    for name, typed in (("hf:a/b", "2\n"), (server.url, "y\n"), ("synthetic:tiny-llama", "")):
+        done = asked(lambda one: found.append(questions.fetched(one)), name, typed)
+        assert done.exit_code == 0, done.output
+    assert found == ["hf:a/b:Q8_0", server.url, "synthetic:tiny-llama"] and len(server.asked) == 1
+
+
 def test_pull_trusts_when_told_to_and_only_urls(server):
     refused = CliRunner().invoke(pull, [server.url]).exception
     assert isinstance(refused, UntrustedError) and "cortiq pull --trust" in refused.hint
