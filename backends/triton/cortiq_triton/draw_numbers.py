@@ -196,7 +196,8 @@ def _add_masks(
         return 0
     size = -(-width // 32)
     bits = np.zeros((pow2(len(known) + len(late)), 4 * size), np.uint8)
-    for mask, number in known.items():  # which may be longer than the vocabulary
-        bits[number, : len(mask)] = np.frombuffer(mask, np.uint8)[: 4 * size]
+    for mask, number in known.items():
+        given = np.frombuffer(mask, np.uint8)[: 4 * size]  # more are of no token
+        bits[number, : len(given)] = given
     arrays["masks"] = bits.view(np.int32)
     return len(bits)
