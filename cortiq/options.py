@@ -168,8 +168,9 @@ class LoadOptions(OptionSet):
         bits=True,
     )  # fmt: skip
     weight_format: str | None = option(
-        None, "Format for weights that the file stores as floats: w8, w8b256, w16 or f32.",
-        bits=True, choices=("w8", "w8b256", "w16", "f32"),
+        None, "Format of all matrices: w4, w8, w8b256 or w16; with f32, of those that the file "
+        "stores as floats. By default codes stay as they are, and floats become w16.",
+        bits=True, choices=("w4", "w8", "w8b256", "w16", "f32"),
     )  # fmt: skip
     ignore_unknown_config: tuple[str, ...] = option(
         (), "Leave out this key of the configuration, which cortiq does not know; may be repeated. "

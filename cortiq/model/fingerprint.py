@@ -12,6 +12,7 @@ from typing import Any
 from cortiq.ir import Program
 from cortiq.ir.heads import HEAD_FACTS, KEPT_ROWS, RECALLED
 from cortiq.models.bind import IGNORED_KEYS
+from cortiq.models.weight_rules import WEIGHT_RULE
 from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq.numerics.rope import RopeTable
 from cortiq.options import GenerateOptions, specs
@@ -30,11 +31,11 @@ def model_facts(program: Program, model_hash: str) -> dict[str, Any]:
     """Return the facts that decide the logits of given token ids.
 
     The contract's version, the hash of the model's files, every weight's layout (a `weight_format`
-    shows there), the declared context and the rotary tables fixed with it, and keys of the
-    configuration that were ignored by request. All of it is the trunk's: what drafts decides
-    nothing.
+    shows there) and the rule that converted them from codes, the declared context and the rotary
+    tables fixed with it, and keys of the configuration that were ignored by request. All of it is
+    the trunk's: what drafts decides nothing.
     """
-    ignored = program.facts.get(IGNORED_KEYS)
+    said = {key: program.facts.get(key) for key in (IGNORED_KEYS, WEIGHT_RULE)}
     own = {name for node in program.trunk.nodes for name in node.weights.values()}
     return {
         "contract": CONTRACT_VERSION,
@@ -42,7 +43,7 @@ def model_facts(program: Program, model_hash: str) -> dict[str, Any]:
         "layouts": {n: weight.layout for n, weight in program.weights.items() if n in own},
         "context": program.context,
         "rope": sorted({repr(table) for table in _rope_tables(program)}),
-        **({IGNORED_KEYS: ignored} if ignored else {}),
+        **{key: value for key, value in said.items() if value},
     }
 
 

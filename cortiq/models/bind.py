@@ -9,7 +9,7 @@ from math import prod
 from types import ModuleType
 
 from cortiq.errors import FormatError, GraphError, RequestError, UnsupportedError
-from cortiq.ir import Program, primitives_of, verify
+from cortiq.ir import Program, verify
 from cortiq.models.config import BaseConfig
 from cortiq.models.dflash import PREFIX, read_drafter, synthetic_drafter, with_drafter
 from cortiq.models.draft_vocabulary import with_shortlist
@@ -30,6 +30,7 @@ from cortiq.models.sidecar import WithSidecar, check_sidecar
 from cortiq.models.synthetic import SyntheticCheckpoint, synthetic_program, synthetic_weights
 from cortiq.models.tensor_pieces import read_piece
 from cortiq.models.tensors import CheckpointTensors, find_tensors
+from cortiq.models.weight_rules import delicate_names, format_for, matrix_names, with_rule
 from cortiq.models.weights import matrix_weight, raw_weight, vector_weight
 from cortiq.numerics.layouts import Weight
 from cortiq.numerics.soundness import check_finite
@@ -39,9 +40,6 @@ DEFAULT_WEIGHT_FORMAT = "w16"
 
 IGNORED_KEYS = "ignored_config"
 """Fact of a program: unknown keys of its configuration that were left out by request."""
-
-MATRIX_OPERATORS = frozenset({"EmbedRows", "MatMul", "HeadMatMul", "ExpertMatMul"})
-"""Primitives whose weights are matrices; every other weight stays float32."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +82,9 @@ def load_program(
     Parameters
     ----------
     context : the declared context, `None` for the model's own.
-    weight_format : layout for matrices that the file holds as floats (`w16`, `w8`, `w8b256`,
-        `f32`); quantised tensors keep their own codes. `None` means `DEFAULT_WEIGHT_FORMAT`.
+    weight_format : format of all matrices, whatever the file holds them in: `w4`, `w8`, `w8b256`
+        or `w16`; with `f32`, of those that it holds as floats. `None` keeps the file's codes and
+        gives floats `DEFAULT_WEIGHT_FORMAT`.
     families : families of plugins.
     heads : draft head to load beside the trunk: `off`, `auto` (the file's, if it has one), `mtp` or
         `mimo`; `:post` or `:raw` behind it for the trunk's rows that it takes.
@@ -116,13 +115,16 @@ def load_program(
     trunk, program = program, _drafted(program, drafter)
     tensors = find_tensors(trunk, checkpoint, family, config)
     matrices, weights = matrix_names(program), drafter_weights(program, drafter, weight_format)
+    delicate = delicate_names(program)
     for name, pieces in tensors.items():
         raws = [read_piece(checkpoint.tensor(piece.tensor), piece) for piece in pieces]
         shape = program.weights[name].shape
         if name in matrices:
-            weights[name] = matrix_weight(raws, shape, weight_format or DEFAULT_WEIGHT_FORMAT)
+            target = format_for(weight_format or DEFAULT_WEIGHT_FORMAT, name in delicate)
+            weights[name] = matrix_weight(raws, shape, target, weight_format is not None)
         else:
             weights[name] = vector_weight(raws, shape)
+    program = with_rule(program, weight_format, checkpoint, tensors)
     program, weights = with_shortlist(program, weights, draft_vocabulary)
     bound = _with_layouts(program, weights)
     names = {name: [piece.tensor for piece in pieces] for name, pieces in tensors.items()}
@@ -261,12 +263,6 @@ def _context(context: int | None, config: BaseConfig) -> int:
 def layout_name(weight: Weight) -> str:
     """Return the layout as `WeightSpec` names it: `f32` for every float layout."""
     return "f32" if weight.layout.kind == "float" else weight.layout.name
-
-
-def matrix_names(program: Program) -> set[str]:
-    """Return the weights that multiply quantised rows or are looked up by token."""
-    nodes = (n for g in primitives_of(program).graphs.values() for n in g.nodes)
-    return {w for n in nodes if n.op.kind in MATRIX_OPERATORS for w in n.weights.values()}
 
 
 def check_weights(loaded: LoadedProgram) -> None:

@@ -23,6 +23,7 @@ from cortiq.models.synthetic_configs import CONFIGS
 from cortiq.models.weights import LazyParts
 from cortiq.numerics.layouts import LAYOUTS, Weight
 from cortiq.numerics.synthetic import synthetic_vector, synthetic_weight
+from cortiq.numerics.weights import target_layout
 
 PREFIX = SYNTHETIC
 HEAD_GAIN = 2
@@ -128,14 +129,22 @@ def synthetic_weights(
     formula = fixtures.WEIGHTS.get(checkpoint.name)
     if formula is not None:
         specs = program.weights.items()
-        return {n: formula(n, s.shape, layout if n in matrices else "f32") for n, s in specs}
+        return {
+            n: formula(n, s.shape, _layout(layout, s.shape) if n in matrices else "f32")
+            for n, s in specs
+        }
     users = _users(program)
     return {
-        name: _matrix(checkpoint, name, spec.shape, layout, users[name])
+        name: _matrix(checkpoint, name, spec.shape, _layout(layout, spec.shape), users[name])
         if name in matrices
         else _vector(checkpoint, name, spec.shape, users[name])
         for name, spec in program.weights.items()
     }
+
+
+def _layout(name: str, shape: tuple[int, ...]) -> str:
+    """Return the layout of a matrix; `w4` stands for one of several."""
+    return target_layout(name, shape[-1]).name if name == "w4" else name
 
 
 def _users(program: Program) -> dict[str, list[Node]]:

@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from cortiq.errors import FormatError, RequestError
 from cortiq.numerics.layouts import LAYOUTS, Weight, floats
-from cortiq.numerics.weights import convert
+from cortiq.numerics.weights import TARGETS, convert, target_layout
 
-FORMATS = ("w16", "w8", "w8b256", "f32")
-"""Layouts that float matrices can be converted to."""
+FLOAT_TARGET = "f32"
+"""The format that only float matrices are converted to: codes are exact as they are."""
 
 
 class StoredTensor(Protocol):
@@ -104,34 +104,39 @@ def _rows_of(parts: Sequence[Any]) -> Callable[[int, int], npt.NDArray[np.uint8]
 
 
 def _converted(
-    tensors: Sequence[StoredTensor], size: tuple[int, int], layout: str
+    tensors: Sequence[StoredTensor], size: tuple[int, int], target: str
 ) -> dict[str, npt.NDArray[np.generic]]:
-    """Return parts of float tensors in a layout, the rows of all one after the other."""
-    done = [convert(raw_weight(t, size), layout, t.name).parts for t in tensors]
+    """Return parts of tensors in a format, the rows of all one after the other."""
+    done = [convert(raw_weight(t, size), target, t.name).parts for t in tensors]
     if len(done) == 1:
         return dict(done[0])
     return {key: np.concatenate([parts[key] for parts in done]) for key in done[0]}
 
 
-def matrix_weight(tensors: Sequence[StoredTensor], shape: tuple[int, ...], layout: str) -> Weight:
+def matrix_weight(
+    tensors: Sequence[StoredTensor], shape: tuple[int, ...], target: str, requantise: bool = False
+) -> Weight:
     """Make a matrix, or a stack of them, as a `Weight` of E·N rows.
 
-    Block layouts stay in the file's codes and are not copied; F32, F16 and BF16 become `layout`.
+    F32, F16 and BF16 become `target`. Other layouts stay in the file's codes and are not copied,
+    unless `requantise` asks for `target` of them, too; `f32` leaves them in any case.
     """
-    if layout not in FORMATS:
-        hint = f"one of {', '.join(FORMATS)}"
-        raise RequestError(f"no weight format is called {layout!r}", where="format", hint=hint)
+    if target not in TARGETS:
+        hint = f"one of {', '.join(TARGETS)}"
+        raise RequestError(f"no weight format is called {target!r}", where="format", hint=hint)
     rows, columns = prod(shape[:-1]) // len(tensors), shape[-1]
     layouts = {LAYOUTS[t.type] for t in tensors}
     kinds, floating = {w.name for w in layouts}, all(w.kind == "float" for w in layouts)
-    if len(kinds) > 1 and not floating:
+    requantise = requantise and target != FLOAT_TARGET
+    if len(kinds) > 1 and not (floating or requantise):
         message = f"experts of one stack are in several layouts: {', '.join(sorted(kinds))}"
         raise FormatError(message, where=tensors[0].name)
-    size = (rows, columns)
-    if not floating or (layout == "f32" and len(kinds) == 1):
+    size, layout = (rows, columns), target_layout(target, columns)
+    exact = layouts == {layout} or (target == FLOAT_TARGET and len(kinds) == 1)
+    if exact or not (floating or requantise):
         return _stacked([raw_weight(t, size) for t in tensors])
-    parts = LazyParts(lambda: _converted(tensors, size, layout))
-    return Weight(LAYOUTS[layout], (rows * len(tensors), columns), parts)
+    parts = LazyParts(lambda: _converted(tensors, size, target))
+    return Weight(layout, (rows * len(tensors), columns), parts)
 
 
 def _stacked(weights: Sequence[Weight]) -> Weight:
