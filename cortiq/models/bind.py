@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from types import ModuleType
 
@@ -28,7 +28,7 @@ from cortiq.models.open_checkpoint import OpenCheckpoint
 from cortiq.models.registry import family_for, family_name, location_of, read_config
 from cortiq.models.sidecar import WithSidecar, check_sidecar
 from cortiq.models.synthetic import SyntheticCheckpoint, synthetic_program, synthetic_weights
-from cortiq.models.tensor_pieces import read_piece
+from cortiq.models.tensor_pieces import TensorSlice, read_piece
 from cortiq.models.tensors import CheckpointTensors, find_tensors
 from cortiq.models.weight_rules import delicate_names, format_for, matrix_names, with_rule
 from cortiq.models.weights import matrix_weight, raw_weight, vector_weight
@@ -54,7 +54,7 @@ class LoadedProgram:
     checkpoint : its source.
     family : name of the family.
     config : the family's configuration; `None` for fixtures.
-    tensors : the tensors of the file that each weight was made of.
+    tensors : the tensors of the file that each weight was made of. pieces : the parts of them.
     """
 
     program: Program
@@ -63,6 +63,7 @@ class LoadedProgram:
     family: str
     config: BaseConfig | None
     tensors: Mapping[str, Sequence[str]]
+    pieces: Mapping[str, Sequence[TensorSlice]] = field(default_factory=dict)
 
 
 def load_program(
@@ -128,7 +129,8 @@ def load_program(
     program, weights = with_shortlist(program, weights, draft_vocabulary)
     bound = _with_layouts(program, weights)
     names = {name: [piece.tensor for piece in pieces] for name, pieces in tensors.items()}
-    return LoadedProgram(bound, weights, checkpoint, family_name(family), config, names)
+    name = family_name(family)
+    return LoadedProgram(bound, weights, checkpoint, name, config, names, tensors)
 
 
 def _with_ignored(program: Program, keys: Sequence[str]) -> Program:

@@ -143,13 +143,15 @@ def _stacked(weights: Sequence[Weight]) -> Weight:
     """Return the rows of all weights one after the other; a single one stays a view."""
     if len(weights) == 1:
         return weights[0]
-    raws: list[Any] = [w.parts["raw"] for w in weights]
-    rows = sum(w.shape[0] for w in weights)
-    if any(isinstance(raw, MadeRows) for raw in raws):
-        made: Any = MadeRows(_rows_of(raws), (rows, raws[0].shape[1]))
-        return Weight(weights[0].layout, (rows, weights[0].shape[1]), {"raw": made})
-    raw = np.concatenate(raws)
-    return Weight.from_bytes(weights[0].layout, raw, (rows, weights[0].shape[1]))
+    first, rows = weights[0], sum(w.shape[0] for w in weights)
+    parts: dict[str, Any] = {}
+    for name in first.parts:
+        arrays: list[Any] = [w.parts[name] for w in weights]
+        if any(isinstance(array, MadeRows) for array in arrays):
+            parts[name] = MadeRows(_rows_of(arrays), (rows, arrays[0].shape[1]))
+        else:
+            parts[name] = np.concatenate(arrays)
+    return Weight(first.layout, (rows, first.shape[1]), parts)
 
 
 def vector_weight(tensors: Sequence[StoredTensor], shape: tuple[int, ...]) -> Weight:
@@ -179,6 +181,9 @@ def _float_weight(tensor: StoredTensor, size: tuple[int, int]) -> Weight:
 def raw_weight(tensor: Any, shape: tuple[int, int]) -> Weight:
     """Return the tensor's bytes as a weight in the file's layout; copies are made on use."""
     layout = LAYOUTS[tensor.type]
+    if layout.kind == "parts":
+        rows = {name: part.reshape(shape[0], -1) for name, part in tensor.stored.items()}
+        return Weight(layout, shape, rows)
     size = (shape[0], layout.row_bytes(shape[1]))
     if hasattr(tensor, "make") and layout.kind != "float":  # a matrix that a folder holds in parts
         made: Any = MadeRows(tensor.make, size)

@@ -10,6 +10,7 @@ machine, flushing to zero or not.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -112,51 +113,72 @@ def _nibbles(codes: Floats, run: int) -> Bytes:
     return whole[..., :run] | (whole[..., run:] << np.uint8(4))
 
 
-def q4_1(values: Floats) -> Bytes:
-    """Return rows [n, K] of whole blocks of 32 as Q4_1, uint8 [n, K/32·20].
+class NarrowBlocks:
+    """Blocks of Q4_1 for values [n, 32].
 
-    A scale or low beyond f16 becomes an infinity, which whoever reads the weight refuses.
-    """
-    x = values.reshape(len(values), -1, BLOCK)
-    unit = _Unit(x)
-    x = snap(x * unit.inverse[..., None])
-    best: LeastSquares | None = None
-    found = fit(x, negative=False)
-    for _ in range(2):
-        scale, low = unit.as_half(found.scale), unit.as_half(found.low)
-        codes = _codes(x, scale, low)
-        rounded = LeastSquares(scale, low, _error(x, codes, scale, low))
-        best = rounded if best is None else best.better(rounded)
-        found = _fitted(x, codes, negative=False)
-    assert best is not None
-    codes = _nibbles(_codes(x, best.scale, best.low), BLOCK // 2)
-    raw = np.concatenate([unit.half(best.scale), unit.half(best.low), codes], axis=-1)
-    return raw.reshape(len(values), -1)
-
-
-class _WideBlocks:
-    """Blocks of 256: d, dmin [n], integers [n, 8], and floats to come near, [n, 8, 32] of [n, 256];
-    all in a block's own unit.
+    Attributes
+    ----------
+    scale, low : what a code is multiplied by and what is added, float32 [n, 1].
     """
 
     def __init__(self, values: Floats) -> None:
-        self.unit = _Unit(values)
-        self.x = snap((values * self.unit.inverse[:, None]).reshape(-1, SUBS, BLOCK))
-        found = fit(self.x, negative=True)
-        self.d = self.unit.as_half(found.scale.max(axis=-1) * (F32(1) / LARGEST_PART))
-        self.dmin = self.unit.as_half((-found.low).max(axis=-1) * (F32(1) / LARGEST_PART))
-        self.scales = self._integers(found.scale, self.d)
-        self.minima = self._integers(-found.low, self.dmin)
-        self._try_neighbours()
-        self._fit_halves()
-
-    def _integers(self, values: Floats, unit: Floats) -> Floats:
-        return np.minimum(np.rint(_ratio(values, np.broadcast_to(unit[:, None], values.shape))),
-                          LARGEST_PART)  # fmt: skip
+        self._unit = unit = _Unit(values)
+        self._x = x = snap(values * unit.inverse[:, None])
+        best: LeastSquares | None = None
+        found = fit(x, negative=False)
+        for _ in range(2):
+            scale, low = unit.as_half(found.scale), unit.as_half(found.low)
+            codes = _codes(x, scale, low)
+            rounded = LeastSquares(scale, low, _error(x, codes, scale, low))
+            best = rounded if best is None else best.better(rounded)
+            found = _fitted(x, codes, negative=False)
+        assert best is not None
+        self._scale, self._low = best.scale, best.low
+        self.scale = (best.scale * unit.size)[:, None]
+        self.low = (best.low * unit.size)[:, None]
 
     def codes(self) -> Floats:
-        """Return the nearest codes, float32 [n, 8, 32]."""
-        return _codes(self.x, *self._floats(self.d, self.dmin, self.scales, self.minima))
+        """Return the nearest codes, float32 [n, 32]."""
+        return _codes(self._x, self._scale, self._low)
+
+    def raw(self, codes: Floats) -> Bytes:
+        """Return blocks with these codes: uint8 [n, 20]."""
+        halves = [self._unit.half(part) for part in (self._scale, self._low)]
+        return np.concatenate([*halves, _nibbles(codes, BLOCK // 2)], axis=1)
+
+
+class WideBlocks:
+    """Blocks of Q4_K for values [n, 256].
+
+    Attributes
+    ----------
+    scale, low : what a code of a block of 32 is multiplied by, and what is added, float32 [n, 8].
+    """
+
+    def __init__(self, values: Floats) -> None:
+        self._unit = _Unit(values)
+        self._x = snap((values * self._unit.inverse[:, None]).reshape(-1, SUBS, BLOCK))
+        found = fit(self._x, negative=True)
+        self._d = self._unit.as_half(found.scale.max(axis=-1) * (F32(1) / LARGEST_PART))
+        self._dmin = self._unit.as_half((-found.low).max(axis=-1) * (F32(1) / LARGEST_PART))
+        self._scales = _integers(found.scale, self._d)
+        self._minima = _integers(-found.low, self._dmin)
+        self._try_neighbours()
+        self._fit_halves()
+        scale, low = self._floats(self._d, self._dmin, self._scales, self._minima)
+        self.scale, self.low = (part * self._unit.size[:, None] for part in (scale, low))
+
+    def codes(self) -> Floats:
+        """Return the nearest codes, float32 [n, 256]."""
+        parts = self._floats(self._d, self._dmin, self._scales, self._minima)
+        return _codes(self._x, *parts).reshape(len(self._x), -1)
+
+    def raw(self, codes: Floats) -> Bytes:
+        """Return blocks with these codes: uint8 [n, 144]."""
+        halves = [self._unit.half(part) for part in (self._d, self._dmin)]
+        parts = [part.astype(np.uint8) for part in (self._scales, self._minima)]
+        nibbles = _nibbles(codes.reshape(-1, SUBS // 2, 2 * BLOCK), BLOCK)
+        return np.concatenate([*halves, _six_bits(*parts), nibbles.reshape(len(codes), -1)], axis=1)
 
     @staticmethod
     def _floats(d: Floats, dmin: Floats, scales: Floats, minima: Floats) -> tuple[Floats, Floats]:
@@ -164,37 +186,44 @@ class _WideBlocks:
 
     def _error_of(self, *parts: Floats) -> Floats:
         scale, low = self._floats(*parts)
-        return _error(self.x, _codes(self.x, scale, low), scale, low)
+        return _error(self._x, _codes(self._x, scale, low), scale, low)
 
     def _try_neighbours(self) -> None:
         """Take for each block the integers with the least error, of those beside the nearest."""
         best: LeastSquares | None = None
         for a, b in NEIGHBOURS:
-            pair = [np.minimum(np.maximum(part + F32(step), F32(0)), LARGEST_PART)
-                    for part, step in ((self.scales, a), (self.minima, b))]  # fmt: skip
-            found = LeastSquares(*pair, self._error_of(self.d, self.dmin, *pair))
+            pair = [
+                np.minimum(np.maximum(part + F32(step), F32(0)), LARGEST_PART)
+                for part, step in ((self._scales, a), (self._minima, b))
+            ]
+            found = LeastSquares(*pair, self._error_of(self._d, self._dmin, *pair))
             best = found if best is None else best.better(found)
         assert best is not None
-        self.scales, self.minima = best.scale, best.low
+        self._scales, self._minima = best.scale, best.low
 
     def _fit_halves(self) -> None:
         """Take d and dmin of least squares for these codes, where that lowers the error."""
-        n = len(self.x)
-        a = (self.codes() * self.scales[..., None]).reshape(n, -1)
-        b = np.repeat(-self.minima, BLOCK, axis=1)
-        x = self.x.reshape(n, -1)
-        aa, ab, bb, ax, bx = (canonical_sum(p * q) for p, q in
-                              ((a, a), (a, b), (b, b), (a, x), (b, x)))  # fmt: skip
+        n = len(self._x)
+        a = self.codes() * np.repeat(self._scales, BLOCK, axis=1)
+        b, x = np.repeat(-self._minima, BLOCK, axis=1), self._x.reshape(n, -1)
+        pairs = ((a, a), (a, b), (b, b), (a, x), (b, x))
+        aa, ab, bb, ax, bx = (canonical_sum(p * q) for p, q in pairs)
         spread = aa * bb - ab * ab
         d = np.where(spread > 0, _ratio(ax * bb - bx * ab, spread), _ratio(ax, aa))
         dmin = _ratio(bx * aa - ax * ab, spread)
-        d, dmin = (self.unit.as_half(np.maximum(part, F32(0))) for part in (d, dmin))
+        d, dmin = (self._unit.as_half(np.maximum(part, F32(0))) for part in (d, dmin))
         old, new = (
-            canonical_sum(self._error_of(*pair, self.scales, self.minima))
-            for pair in ((self.d, self.dmin), (d, dmin))
+            canonical_sum(self._error_of(*pair, self._scales, self._minima))
+            for pair in ((self._d, self._dmin), (d, dmin))
         )
         better = new < old
-        self.d, self.dmin = np.where(better, d, self.d), np.where(better, dmin, self.dmin)
+        self._d, self._dmin = np.where(better, d, self._d), np.where(better, dmin, self._dmin)
+
+
+def _integers(values: Floats, unit: Floats) -> Floats:
+    """Return the integers from 0 to 63 that come nearest to values [n, 8] in units [n]."""
+    steps = np.rint(_ratio(values, np.broadcast_to(unit[:, None], values.shape)))
+    return np.minimum(steps, LARGEST_PART)
 
 
 def _six_bits(scales: Bytes, minima: Bytes) -> Bytes:
@@ -204,14 +233,18 @@ def _six_bits(scales: Bytes, minima: Bytes) -> Bytes:
     return np.concatenate([early, late, scales[:, 4:] & 15 | (minima[:, 4:] & 15) << 4], axis=1)
 
 
-def q4_k(values: Floats) -> Bytes:
-    """Return rows [n, K] of whole blocks of 256 as Q4_K, uint8 [n, K/256·144].
+BLOCKS: Mapping[str, tuple[int, type[NarrowBlocks] | type[WideBlocks]]] = {
+    "Q4_K": (WIDE, WideBlocks),
+    "Q4_1": (BLOCK, NarrowBlocks),
+}
+"""Columns of a block, and what computes it, by layout."""
+
+
+def four_bit_rows(layout: str, values: Floats) -> Bytes:
+    """Return rows [n, K] of whole blocks in a layout, uint8 [n, bytes of a row].
 
     Numbers beyond f16 become infinities, which whoever reads the weight refuses.
     """
-    blocks = _WideBlocks(values.reshape(-1, WIDE))
-    parts = [part.astype(np.uint8) for part in (blocks.scales, blocks.minima)]
-    codes = _nibbles(blocks.codes().reshape(-1, SUBS // 2, 2 * BLOCK), BLOCK)
-    halves = [blocks.unit.half(blocks.d), blocks.unit.half(blocks.dmin)]
-    raw = np.concatenate([*halves, _six_bits(*parts), codes.reshape(-1, WIDE // 2)], axis=1)
-    return raw.reshape(len(values), -1)
+    columns, blocks = BLOCKS[layout]
+    found = blocks(values.reshape(-1, columns))
+    return found.raw(found.codes()).reshape(len(values), -1)

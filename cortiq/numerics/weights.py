@@ -6,21 +6,19 @@ under two floats for 256 columns, and Q4_1 for rows that are no whole blocks of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
 import numpy as np
 
 from cortiq.errors import UnsupportedError
 from cortiq.numerics.contract import F32, Floats, Ints, magnitude_bits, snap
 from cortiq.numerics.dequantise import dequantise_codes
-from cortiq.numerics.four_bits import q4_1, q4_k
+from cortiq.numerics.four_bits import four_bit_rows
 from cortiq.numerics.layouts import F32_LAYOUT, LAYOUTS, W16, WORDS, Layout, Weight, decode, floats
 from cortiq.numerics.quantise import planes
 from cortiq.numerics.unpacked_weights import Bytes
 
 CODE_LIMITS = {"w8": 127, "w8b256": 127, "w16": 32512}
 """Largest |code| of the layouts of one float a row or block that a weight can be converted to."""
-FOUR_BITS: Mapping[str, Callable[[Floats], Bytes]] = {"Q4_K": q4_k, "Q4_1": q4_1}
+FOUR_BITS = ("Q4_K", "Q4_1")
 """Layouts that `w4` is, the first that a row is whole blocks of; `w8` for rows of neither."""
 TARGETS = ("w4", *CODE_LIMITS, "f32")
 """Formats that a weight can be converted to."""
@@ -115,7 +113,7 @@ def _store(weight: Weight, start: int, values: Floats, name: str) -> None:
     if layout is F32_LAYOUT:
         weight.parts["raw"][cut] = values.astype("<f4").view(np.uint8)
     elif layout.name in FOUR_BITS:
-        weight.parts["raw"][cut] = four_bit_rows(layout, values, name)
+        weight.parts["raw"][cut] = _four_bits(layout, values, name)
     else:
         limit, block = CODE_LIMITS[layout.name], layout.block or values.shape[1]
         scale = weight.parts["scale"][cut] = block_scales(values, block, limit)
@@ -126,12 +124,17 @@ def _store(weight: Weight, start: int, values: Floats, name: str) -> None:
             weight.parts["codes"][cut] = codes
 
 
-def four_bit_rows(layout: Layout, values: Floats, name: str) -> Bytes:
+def _four_bits(layout: Layout, values: Floats, name: str) -> Bytes:
     """Return rows of Q4_K or Q4_1; `UnsupportedError` if a scale is beyond f16."""
-    raw = FOUR_BITS[layout.name](values)
+    raw = four_bit_rows(layout.name, values)
+    refuse_large(layout, raw, values, name)
+    return raw
+
+
+def refuse_large(layout: Layout, raw: Bytes, values: Floats, name: str) -> None:
+    """Raise UnsupportedError if a scale or minimum of rows became an infinity."""
     blocks = raw.reshape(-1, layout.block_bytes)
     words = np.concatenate([blocks[:, at : at + 2].view("<i2") for at in layout.scales_at])
     if int((words & 0x7FFF).max(initial=0)) >= WORDS["f16"][1]:
         what = f"holds values up to {np.abs(values).max():g}, too large for the scales of w4"
         raise UnsupportedError(what, where=name, hint="Choose w8 or w16 for this matrix.")
-    return raw
