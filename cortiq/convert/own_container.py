@@ -52,7 +52,7 @@ class OwnContainer:
         parts = [
             (name_in_file(t.name, part), *kind)
             for t in tensors
-            for part, kind in stored_parts(t.layout, t.shape).items()
+            for part, kind in stored_parts(t.layout.name, t.shape).items()
         ]
         # The widest types first: then all lie at multiples of their size.
         parts.sort(key=lambda part: -ITEM_BYTES[part[1]])
@@ -66,9 +66,9 @@ class OwnContainer:
             what = f"has {len(self._table)} tensors, too many for one header"
             raise UnsupportedError(what, where="convert")
         self.size = head + end
-        self.places = {
+        self.places: Mapping[str, Sequence[Place]] = {
             t.name: [self._place(name_in_file(t.name, part), head)
-                     for part in stored_parts(t.layout, t.shape)]
+                     for part in stored_parts(t.layout.name, t.shape)]
             for t in tensors
         }  # fmt: skip
 
@@ -87,7 +87,9 @@ class OwnContainer:
                 "shape": list(t.shape),
                 "sha256": {
                     name: hashes.get(t.name, {}).get(name, PLACEHOLDER)
-                    for name in (name_in_file(t.name, p) for p in stored_parts(t.layout, t.shape))
+                    for name in (
+                        name_in_file(t.name, p) for p in stored_parts(t.layout.name, t.shape)
+                    )
                 },
             }
             for t in self.tensors

@@ -117,7 +117,7 @@ def _left(name: str, asked: bool) -> str:
 def contiguous_bytes(array: npt.NDArray[Any]) -> memoryview:
     """Return an array's bytes, little-endian, rows in order."""
     little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-    return memoryview(little.reshape(-1).view(np.uint8))
+    return little.reshape(-1).view(np.uint8).data
 
 
 def described_plan(tensors: Sequence[PlannedTensor]) -> list[object]:

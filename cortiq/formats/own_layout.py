@@ -28,31 +28,45 @@ import numpy.typing as npt
 
 from cortiq.errors import FormatError, UnsupportedError, shown
 from cortiq.formats.digest import file_sha256
+from cortiq.formats.gguf_header import GGML_TYPES
 from cortiq.formats.mapped import MappedTensors, TensorInfo
 from cortiq.formats.safetensors import SafetensorsFolder
 from cortiq.formats.strict_json import parse_object
-from cortiq.numerics.contract import CONTRACT_VERSION
-from cortiq.numerics.layouts import LAYOUTS, W16, Layout
 
 KEY, VERSION = "cortiq", 1
 WEIGHTS_FILE, GGUF_HEADER = "model.safetensors", "metadata.gguf-header"
 FLOATS = ("F32", "F16", "BF16")
+BLOCKS: Mapping[str, tuple[int, int]] = {
+    **{name: (n, size) for name, n, size in GGML_TYPES.values() if name not in FLOATS},
+    "i4b32": (32, 20), "i4b32m": (32, 24), "i8b32": (32, 36), "i8b32m": (32, 40),
+    "e2m1b16": (16, 12), "e4m3b32": (32, 36),
+}  # fmt: skip
+"""Elements and bytes of a block, by layout."""
+ROWS: Mapping[str, int] = {"w8": 0, "w8b256": 256, "w16": 0}
+"""Columns under one scale, 0 for the row, by layout whose codes and scales lie apart."""
 ENDS = {"codes": "", "hi": "", "lo": ".low", "scale": ".scale"}
 """What is put behind a tensor's name, by part of its weight."""
 PLACEHOLDER = "0" * 64
 MAX_AXES = 8
 
 
-def stored_parts(layout: Layout, shape: tuple[int, ...]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return the type and shape in the file of each part of a tensor; "raw" is that of one part."""
-    if layout.kind == "float":
-        return {"raw": (layout.name, shape)}
-    if layout.kind == "blocks":
-        return {"raw": ("U8", (*shape[:-1], layout.row_bytes(shape[-1])))}
-    blocks = -(-shape[-1] // (layout.block or shape[-1]))
-    names = ("hi", "lo") if layout is W16 else ("codes",)
+def stored_parts(layout: str, shape: tuple[int, ...]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return the type and shape in the file of each part of a tensor; "raw" is that of one part.
+
+    Raises
+    ------
+    FormatError : rows are no whole blocks.
+    """
+    if layout in FLOATS:
+        return {"raw": (layout, shape)}
+    if layout in BLOCKS:
+        elements, size = BLOCKS[layout]
+        if shape[-1] % elements:
+            raise FormatError(f"rows of {shape[-1]} columns are no whole blocks of {layout}")
+        return {"raw": ("U8", (*shape[:-1], shape[-1] // elements * size))}
+    names = ("hi", "lo") if layout == "w16" else ("codes",)
     parts: dict[str, tuple[str, tuple[int, ...]]] = dict.fromkeys(names, ("I8", shape))
-    return {**parts, "scale": ("F32", (*shape[:-1], blocks))}
+    return {**parts, "scale": ("F32", (*shape[:-1], -(-shape[-1] // (ROWS[layout] or shape[-1]))))}
 
 
 def name_in_file(name: str, part: str) -> str:
@@ -96,7 +110,7 @@ class OwnLayout:
     contract: int
     source: str
     rule: Mapping[str, Any]
-    layouts: dict[str, tuple[Layout, tuple[int, ...]]] = field(default_factory=dict)
+    layouts: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     hashes: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
 
@@ -115,15 +129,15 @@ def read_description(folder: SafetensorsFolder) -> OwnLayout | None:
     where = str(folder.paths[0])
     said = parse_object(text.encode(), f"{where}, metadata {KEY!r}")
     version, contract = said.get("version"), said.get("contract")
-    if version != VERSION or contract != CONTRACT_VERSION:
-        what = f"is of layout {shown(version)} and contract {shown(contract)}"
-        hint = f"this version reads layout {VERSION} and contract {CONTRACT_VERSION}; convert again"
+    if version != VERSION or type(contract) is not int:
+        what = f"is a folder of cortiq's of version {shown(version)}"
+        hint = f"version {VERSION} is read; convert the model again"
         raise UnsupportedError(what, where=where, hint=hint)
     source, rule = said.get("source"), said.get("rule")
     tensors, files = said.get("tensors"), said.get("files")
     if not isinstance(source, str) or not isinstance(rule, dict):
         _fail(where, "does not say what it was converted from, and how")
-    if not isinstance(tensors, dict) or not _is_hashes(files):
+    if not isinstance(tensors, dict) or not isinstance(files, dict) or not _is_hashes(files):
         _fail(where, "lists neither tensors nor files")
     found = OwnLayout(where, contract, source, rule, files=files)
     for name, entry in tensors.items():
@@ -150,10 +164,10 @@ def _add(found: OwnLayout, name: str, entry: Any, folder: SafetensorsFolder) -> 
     """Check a tensor's description against the file, and take it."""
     if not isinstance(entry, dict) or entry.keys() != {"layout", "shape", "sha256"}:
         _fail(found.where, f"describes {shown(name)} as {shown(entry)}")
-    layout = LAYOUTS.get(entry["layout"]) if isinstance(entry["layout"], str) else None
-    if layout is None:
-        hint = f"layouts: {', '.join(LAYOUTS)}"
-        what = f"{shown(name)} is in {shown(entry['layout'])}"
+    layout = entry["layout"]
+    if not isinstance(layout, str) or layout not in {*FLOATS, *BLOCKS, *ROWS}:
+        hint = f"layouts: {', '.join((*FLOATS, *BLOCKS, *ROWS))}"
+        what = f"{shown(name)} is in {shown(layout)}"
         raise UnsupportedError(what, where=found.where, hint=hint)
     shape = entry["shape"]
     fits = isinstance(shape, list) and 0 < len(shape) <= MAX_AXES
@@ -186,7 +200,7 @@ class OwnFolder(MappedTensors):
         names = [name_in_file(name, part) for part in stored_parts(layout, shape)]
         total = sum(self.inner.tensors[own].nbytes for own in names)
         row = first.nbytes // max(1, prod(shape[:-1]))
-        return TensorInfo(name, shape, layout.name, first.part, first.offset, total, row)
+        return TensorInfo(name, shape, layout, first.part, first.offset, total, row)
 
     def raw(self, name: str) -> npt.NDArray[np.uint8]:
         """Return the bytes of a tensor of one part, rows in order."""
@@ -197,13 +211,13 @@ class OwnFolder(MappedTensors):
     def joined(self, name: str) -> StoredTensor | None:
         """Return a tensor of several parts, or None for one of floats or blocks."""
         layout, shape = self.description.layouts[name]
-        if layout.kind != "parts":
+        if layout not in ROWS:
             return None
         stored = {}
         for part, (kind, there) in stored_parts(layout, shape).items():
             data = MappedTensors.raw(self.inner, name_in_file(name, part))
             stored[part] = data.view("<f4" if kind == "F32" else "i1").reshape(there)
-        return StoredTensor(name, shape, layout.name, stored)
+        return StoredTensor(name, shape, layout, stored)
 
     def close(self) -> None:
         """Release the files."""
@@ -213,8 +227,8 @@ class OwnFolder(MappedTensors):
     def damaged(self) -> Iterator[str]:
         """Yield what of the folder does not have the hash that it was written with; reads all."""
         for name, expected in self.description.hashes.items():
-            data = np.ascontiguousarray(MappedTensors.raw(self.inner, name))
-            if hashlib.sha256(data.reshape(-1)).hexdigest() != expected:
+            data = memoryview(MappedTensors.raw(self.inner, name).reshape(-1).data)
+            if hashlib.sha256(data).hexdigest() != expected:
                 yield f"tensor {name!r}"
         for name, expected in self.description.files.items():
             path = self.path / name

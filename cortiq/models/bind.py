@@ -30,7 +30,13 @@ from cortiq.models.sidecar import WithSidecar, check_sidecar
 from cortiq.models.synthetic import SyntheticCheckpoint, synthetic_program, synthetic_weights
 from cortiq.models.tensor_pieces import TensorSlice, read_piece
 from cortiq.models.tensors import CheckpointTensors, find_tensors
-from cortiq.models.weight_rules import delicate_names, format_for, matrix_names, with_rule
+from cortiq.models.weight_rules import (
+    check_contract,
+    delicate_names,
+    format_for,
+    matrix_names,
+    with_rule,
+)
 from cortiq.models.weights import matrix_weight, raw_weight, vector_weight
 from cortiq.numerics.layouts import Weight
 from cortiq.numerics.soundness import check_finite
@@ -103,6 +109,7 @@ def load_program(
     """
     if isinstance(checkpoint, SyntheticCheckpoint):
         return _load_synthetic(checkpoint, context, weight_format, heads, drafter, draft_vocabulary)
+    check_contract(checkpoint)
     family = family_for(checkpoint, families)
     config = read_config(family, checkpoint, ignored_keys)
     program = _with_ignored(_built(family, config, context, checkpoint), ignored_keys)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from cortiq.errors import UnsupportedError
 from cortiq.ir import Program, primitives_of
 from cortiq.models.open_checkpoint import OpenCheckpoint
 from cortiq.models.tensor_pieces import TensorSlice
 from cortiq.models.weights import FLOAT_TARGET
+from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq.numerics.layouts import LAYOUTS
 
 MATRIX_OPERATORS = frozenset({"EmbedRows", "MatMul", "HeadMatMul", "ExpertMatMul"})
@@ -69,3 +71,15 @@ def with_rule(
     if rule is None or rule == FLOAT_TARGET or not finer:
         return program
     return replace(program, facts={**program.facts, WEIGHT_RULE: rule})
+
+
+def check_contract(checkpoint: OpenCheckpoint) -> None:
+    """Raise UnsupportedError for codes that another version of the contract made.
+
+    They would be read alike, but not be those that the same conversion gives now.
+    """
+    own = getattr(checkpoint, "own", None)
+    if own is not None and own.description.contract != CONTRACT_VERSION:
+        what = f"was converted under version {own.description.contract} of the contract"
+        hint = f"convert the model again: this is version {CONTRACT_VERSION}"
+        raise UnsupportedError(what, where=str(own.path), hint=hint)

@@ -192,11 +192,12 @@ class WideBlocks:
         """Take for each block the integers with the least error, of those beside the nearest."""
         best: LeastSquares | None = None
         for a, b in NEIGHBOURS:
-            pair = [
+            scales, minima = (
                 np.minimum(np.maximum(part + F32(step), F32(0)), LARGEST_PART)
                 for part, step in ((self._scales, a), (self._minima, b))
-            ]
-            found = LeastSquares(*pair, self._error_of(self._d, self._dmin, *pair))
+            )
+            error = self._error_of(self._d, self._dmin, scales, minima)
+            found = LeastSquares(scales, minima, error)
             best = found if best is None else best.better(found)
         assert best is not None
         self._scales, self._minima = best.scale, best.low
