@@ -81,19 +81,7 @@ class OwnContainer:
 
         Those that are not known yet are zeros.
         """
-        listed = {
-            t.name: {
-                "layout": t.layout.name,
-                "shape": list(t.shape),
-                "sha256": {
-                    name: hashes.get(t.name, {}).get(name, PLACEHOLDER)
-                    for name in (
-                        name_in_file(t.name, p) for p in stored_parts(t.layout.name, t.shape)
-                    )
-                },
-            }
-            for t in self.tensors
-        }
+        listed = {t.name: self._described(t, hashes.get(t.name, {})) for t in self.tensors}
         files = {name: hashlib.sha256(data).hexdigest() for name, data in self.beside.items()}
         own = {"version": VERSION, "contract": CONTRACT_VERSION, **self.said}
         text = described({**own, "tensors": listed, "files": files})
@@ -101,6 +89,16 @@ class OwnContainer:
         body = json.dumps(table, ensure_ascii=False, separators=(",", ":")).encode()
         body += b" " * (-(len(body) + 8) % ALIGNMENT)
         return len(body).to_bytes(8, "little") + body
+
+    @staticmethod
+    def _described(tensor: PlannedTensor, hashes: Mapping[str, str]) -> dict[str, Any]:
+        parts = stored_parts(tensor.layout.name, tensor.shape)
+        names = [name_in_file(tensor.name, part) for part in parts]
+        return {
+            "layout": tensor.layout.name,
+            "shape": list(tensor.shape),
+            "sha256": {name: hashes.get(name, PLACEHOLDER) for name in names},
+        }
 
     def rows(self, part: Weight, tensor: PlannedTensor) -> Mapping[str, npt.NDArray[Any]]:
         """Return some rows of a tensor as the file has them, by part."""

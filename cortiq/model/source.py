@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +40,8 @@ class ModelSource:
     longest : the longest context the model can be loaded with; 0 for the one it has.
     usual : how it is sampled from where the caller says nothing.
     notes : what its files ask for and is not done, a line each.
+    where : the file or folder. hashed : whether its files hold their own hashes.
+    damaged : gives what of them differs from those; reads everything.
     """
 
     program: Program
@@ -51,6 +53,9 @@ class ModelSource:
     longest: int = 0
     usual: DefaultSampling = CORTIQ_SAMPLING
     notes: tuple[str, ...] = ()
+    where: str = ""
+    hashed: bool = False
+    damaged: Callable[[], Iterator[str]] = lambda: iter(())
 
 
 def model_name(name: object) -> str:
@@ -95,6 +100,7 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
         )
         tokenizer = open_tokenizer(checkpoint.tokenizer_source, loaded.program)
         close = opened.pop_all().close
+    own = getattr(checkpoint, "own", None)
     return ModelSource(
         loaded.program,
         loaded.weights,
@@ -105,6 +111,9 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
         getattr(loaded.config, "max_position_embeddings", 0),
         usual_sampling(name, getattr(checkpoint, "sampling", {})),
         getattr(checkpoint, "notes", ()),
+        str(getattr(checkpoint, "path", name)),
+        own is not None,
+        (lambda: iter(())) if own is None else own.damaged,
     )
 
 
