@@ -44,11 +44,11 @@ def draw(graph: Graph) -> list[DrawnNode]:
     found: list[DrawnNode] = []
     for block in folded_blocks(graph):
         folded = f"{block.first} … {block.last}: {block.times} times" if block.times > 1 else ""
-        for node in block.nodes:
+        for node, last in zip(block.nodes, block.end, strict=True):
             at = len(found)
             sources = sorted({places[name] for name in node.inputs if name in places})
             edges = tuple(_edge(source, at) for source in sources)
-            places |= dict.fromkeys(node.outputs, at)
+            places |= dict.fromkeys((*node.outputs, *last.outputs), at)
             kinds = ", ".join(f"{n} {graph.values[n]}" for n in node.outputs)
             held = ", ".join(node.weights.values())
             found.append(DrawnNode(at * ROW, kinds, node.op.describe(), held, edges, folded))

@@ -71,13 +71,14 @@ class FoldedBlocks(NamedTuple):
 
     Attributes
     ----------
-    first, last : names of the first and the last block.
+    first, last : names of the first and the last block. end : the nodes of the last.
     """
 
     nodes: list[Node]
     times: int
     first: str
     last: str
+    end: list[Node]
 
 
 def folded_blocks(graph: Graph) -> Iterator[FoldedBlocks]:
@@ -90,7 +91,7 @@ def folded_blocks(graph: Graph) -> Iterator[FoldedBlocks]:
         while start + count < len(blocks) and _shape(blocks[start + count]) == shape:
             count += 1
         first, last = _block(blocks[start][0]), _block(blocks[start + count - 1][0])
-        yield FoldedBlocks(blocks[start], count, first, last)
+        yield FoldedBlocks(blocks[start], count, first, last, blocks[start + count - 1])
         start += count
 
 

@@ -60,12 +60,18 @@ def _error(x: Floats, codes: Floats, scale: Floats, low: Floats) -> Floats:
 
 
 def _fitted(x: Floats, codes: Floats, negative: bool) -> LeastSquares:
-    """Return scale and low of least squares for these codes; with `negative`, low at most 0."""
+    """Return scale and low of least squares for these codes; with `negative`, low at most 0.
+
+    Codes that are all one have no slope: low is the mean if they are 0, else scale is all.
+    """
     count = F32(x.shape[-1])
     c, cc = canonical_sum(codes), canonical_sum(codes * codes)
     t, ct = canonical_sum(x), canonical_sum(codes * x)
     spread = count * cc - c * c
-    scale, low = _ratio(count * ct - c * t, spread), _ratio(t * cc - c * ct, spread)
+    flat = spread <= 0
+    scale = np.where(flat, _ratio(ct, cc), _ratio(count * ct - c * t, spread))
+    mean = np.where(cc > 0, F32(0), t * (F32(1) / count))
+    low = np.where(flat, mean, _ratio(t * cc - c * ct, spread))
     if negative:
         scale = np.where(low > 0, _ratio(ct, cc), scale)
         low = np.minimum(low, F32(0))
