@@ -19,6 +19,7 @@ from cortiq.engine.request import check_prompt
 from cortiq.engine.session import Session
 from cortiq.errors import BackendError, RequestError
 from cortiq.ir import Program, ops, primitives_of
+from cortiq.models.weight_rules import LOGITS
 from cortiq.numerics.contract import Floats
 from cortiq.numerics.layouts import Weight
 from cortiq.numerics.quantise import Quantised, quantise_rows
@@ -61,15 +62,16 @@ class _Sums:
 def rows_of_matrices(program: Program, names: set[str]) -> dict[str, list[str]]:
     """Return, by value of quantised rows, the matrices among `names` that multiply it.
 
-    Matrices of experts, of heads and of float products are left out: which rows they meet is not
-    known from the graph.
+    Matrices of experts and of heads are left out, since which rows they meet is not known from the
+    graph, and so are products of floats, and output heads, of which no row is computed here.
     """
     trunk = primitives_of(program).graphs["trunk"]
     quantised = {value for n in trunk.nodes if n.op.kind == "Quantise" for value in n.outputs}
     found: dict[str, list[str]] = {}
     for node in trunk.nodes:
         for weight in node.weights.values():
-            if node.op.kind == "MatMul" and weight in names and node.inputs[0] in quantised:
+            known = node.inputs[0] in quantised and LOGITS not in node.outputs
+            if node.op.kind == "MatMul" and weight in names and known:
                 found.setdefault(node.inputs[0], []).append(weight)
     return found
 
@@ -108,7 +110,7 @@ def _read(
     values: set[str],
     progress: Progress | None,
 ) -> dict[str, Moments]:
-    """Feed the text in sequences of `WINDOW` tokens; return the sums of these values."""
+    """Feed the text in sequences of at most `WINDOW` tokens; return the sums of these values."""
     backend, device = find_backend("reference")
     sums, observing = _Sums(), copy.copy(backend)
     if not hasattr(observing, "use_kernel"):
@@ -117,9 +119,9 @@ def _read(
     options = CompileOptions(device=device or "cpu")
     executable = observing.compile(_observed(program, values), weights, options)
     try:
-        ids = check_prompt(list(ids), program)
-        for start in range(0, len(ids), WINDOW):
-            part = ids[start : start + WINDOW]
+        window = min(WINDOW, program.context)
+        for start in range(0, len(ids), window):
+            part = check_prompt(list(ids[start : start + window]), program)
             with Session(executable, len(part)) as session:
                 session.read(session.feed(part, (Named("hidden"),), every=True))
             if progress is not None:

@@ -19,6 +19,7 @@ from fuzzing import memory_limit, mutate
 from safetensors.numpy import save
 
 import cortiq
+from cortiq.convert.run import convert_model
 from cortiq.errors import CortiqError
 from cortiq.tokenizer.byte_level import byte_alphabet
 
@@ -174,7 +175,28 @@ def byte_level_json() -> bytes:
     return json.dumps(made).encode()
 
 
-SEEDS = (gguf_files, folder_files, quantised_files)
+def _converted(files: Mapping[str, bytes], recipe: str) -> dict[str, bytes]:
+    """Return the folder of our own that a model is converted to."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "model"
+        source.mkdir()
+        for name, data in files.items():
+            (source / name).write_bytes(data)
+        made = convert_model(str(source), Path(folder) / "out", recipe).path
+        return {path.name: path.read_bytes() for path in made.iterdir()}
+
+
+def own_files() -> dict[str, bytes]:
+    """A folder of our own, from the folder: blocks and floats."""
+    return _converted(folder_files(), "w4")
+
+
+def own_gguf_files() -> dict[str, bytes]:
+    """A folder of our own, from the GGUF model: codes and scales apart."""
+    return _converted(gguf_files(), "w16")
+
+
+SEEDS = (gguf_files, folder_files, quantised_files, own_files, own_gguf_files)
 
 
 def mutant(files: Mapping[str, bytes], rng: random.Random) -> dict[str, bytes]:

@@ -20,6 +20,7 @@ SCENES = {
     "prefixes": {"200", "300"},
     "pulls": {"absent", "whole"},
     "removals": {"absent", "whole"},
+    "conversions": {"absent", "whole"},
     "conversations": {"a", "b"},
 }
 
