@@ -29,6 +29,9 @@ $(VENV)/.test: requirements-test.txt $(BIN)/cortiq plugins/*/pyproject.toml \
 	$(BIN)/python -m pip install --quiet --no-deps $(PLUGINS)
 	@sh tools/install-vulkan
 	@sh tools/install-chromium
+	@sh tools/install-shells
+	-@npm install --silent --prefix $(VENV)/axe axe-core@4 2>/dev/null || \
+	    echo "No axe-core (npm): the pages will not be tested for accessibility."
 	@touch $@
 
 setup-test: $(VENV)/.test
@@ -42,6 +45,7 @@ lint: setup-test
 	$(BIN)/python tools/budget.py
 	$(BIN)/python tools/check_layers.py
 	$(BIN)/python tools/lint_names.py
+	$(BIN)/python tools/page_hashes.py --check
 
 test: setup-test lint
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest -n 2 --dist loadfile

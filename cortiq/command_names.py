@@ -12,6 +12,7 @@ COMMANDS = {
     "serve": "Serve models to the clients of OpenAI, Anthropic and Ollama, and a page.",
     "prefix": "Store a computed prompt prefix in a file, for any backend.",
     "score": "Score a text: perplexity, with its standard error.",
+    "replay": "Compute a server's request log again, or a failed case of `conform`.",
     "verify": "Recompute a receipt's generation and compare every bit.",
     "inspect": "Show a model's graph, and which backend computes each node.",
     "bench": "Measure a model: prompt and decode tokens per second.",
@@ -19,7 +20,6 @@ COMMANDS = {
     "doctor": "Show what this machine can run, and how to fix what does not run.",
     "completion": "Print the script that completes commands for a shell.",
     "conform": "Prove a backend right, to the bit.",
-    "replay": "Run a failed case of `conform` again, from its file.",
     "bisect": "Find the first node of a model on which two backends differ.",
     "matrix": "Show reports of `conform` side by side on one page.",
     "new-backend": "Write the package of a new backend.",
@@ -28,12 +28,14 @@ COMMANDS = {
 GROUPS = {
     "Use a model": ("run", "chat", "generate", "serve"),
     "Models": ("pull", "list", "rm", "inspect", "convert"),
-    "Measure and verify": ("score", "bench", "verify", "prefix"),
+    "Measure and verify": ("score", "bench", "verify", "replay", "prefix"),
     "This machine": ("backends", "doctor", "warm", "completion"),
-    "For authors of backends": ("conform", "replay", "bisect", "matrix", "new-backend"),
+    "For authors of backends": ("conform", "bisect", "matrix", "new-backend"),
 }
 """Commands as the help shows them, by heading."""
-KIT = ("conform", "replay", "bisect", "matrix", "new-backend")
+KIT = ("conform", "bisect", "matrix", "new-backend")
 """Commands that the conformance kit brings."""
+SHARED_WITH_KIT = ("replay",)
+"""Commands of ours that hand a part of their work to the kit's own of the same name."""
 KIT_PACKAGE = "cortiq_conformance"
 """The kit's package, which brings the same commands as a plugin."""

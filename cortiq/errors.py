@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 def shown(value: object, most: int = 80) -> str:
     """Return the `repr` of an untrusted value for a message, at most `most` characters."""
@@ -72,6 +74,32 @@ class UnsupportedError(CortiqError):
 
 class ModelNotFoundError(CortiqError):
     """No model is known under this name, file or folder."""
+
+
+class SeveralModelsError(ModelNotFoundError):
+    """A name stands for several models, and which one is meant has to be said.
+
+    Attributes
+    ----------
+    choices : the name of each, and its size in bytes.
+    """
+
+    most_lines = 1000
+    choices: tuple[tuple[str, int], ...] = ()
+
+    @classmethod
+    def of(cls, name: str, choices: Iterable[tuple[str, int]], fitting: bool) -> SeveralModelsError:
+        """Return the error that lists the choices; `fitting` says whether the name fits them."""
+        listed = tuple(choices)
+        lines = (f"{choice}  {size / 1e9:.2f} GB" for choice, size in listed)
+        what = f"fits {len(listed)} models" if fitting else "fits none of the models there"
+        error = cls(what, where=name, hint="\n  ".join(["name one of these:", *lines]))
+        error.choices = listed
+        return error
+
+
+class UntrustedError(ModelNotFoundError):
+    """A model's name has no hash, and nobody has said that its server is trusted."""
 
 
 class DownloadError(CortiqError):

@@ -26,7 +26,8 @@ FALSE_WORDS = ("0", "false", "no", "off")
 RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Options that models recommend values of; where nobody gives one, those are taken."""
 ANSWER_TOKENS = 1024
-"""Default of `max_tokens` for an answer, which mostly ends by itself."""
+ANSWER_DEFAULTS: Mapping[str, Any] = {"max_tokens": ANSWER_TOKENS, "loop_tokens": 96}
+"""Defaults for an answer that a person reads: it mostly ends by itself, or else repeats itself."""
 
 Options = TypeVar("Options", bound="OptionSet")
 
@@ -168,8 +169,7 @@ class LoadOptions(OptionSet):
         bits=True,
     )  # fmt: skip
     weight_format: str | None = option(
-        None, "Format of all matrices: w4, w8, w8b256 or w16; with f32, of those that the file "
-        "stores as floats. By default codes stay as they are, and floats become w16.",
+        None, "Format of all matrices: w4, w8, w8b256, w16, or f32 for those that are floats.",
         bits=True, choices=("w4", "w8", "w8b256", "w16", "f32"),
     )  # fmt: skip
     ignore_unknown_config: tuple[str, ...] = option(
@@ -177,6 +177,9 @@ class LoadOptions(OptionSet):
         "The fingerprint names it.",
         repeated=True, bits=True, metavar="KEY",
     )  # fmt: skip
+    lora: tuple[str, ...] = option(
+        (), "Merge a LoRA adapter, a PEFT folder or a GGUF file, times a scale; may be repeated.",
+        repeated=True, bits=True, metavar="PATH[:SCALE]")  # fmt: skip
     threads: int = option(0, "Host threads; 0 is one per core.", int, least=0, most=1024)
     heads: str = option(
         "off", "Draft head to load beside the model: off, auto (its own, if any), mtp, mimo (after "

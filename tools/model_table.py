@@ -1,17 +1,24 @@
-"""Generate the table of docs/models.md from the registry of families.
+"""Generate the tables of docs/models.md: families, and whether today's checkpoints open.
 
-Without `--write` it is compared with the page; exit 1 if the page says something else.
+The first follows from the registry, the second from it and `tests/data/checkpoints.json`, whose
+configurations `tests/pure/test_todays_checkpoints.py` builds. Without `--write` they are compared
+with the page; exit 1 if the page says something else.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
-from cortiq.models.registry import describe_families
+from cortiq.models.registry import describe_families, families
 
-PAGE = Path(__file__).parent.parent / "docs" / "models.md"
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "models.md"
+CHECKPOINTS = ROOT / "tests" / "data" / "checkpoints.json"
 BEGIN, END = "<!-- table: tools/model_table.py -->\n", "<!-- end of the table -->\n"
+BEGIN_CHECKPOINTS = "<!-- checkpoints: tools/model_table.py -->\n"
 
 
 def code(names: tuple[str, ...]) -> str:
@@ -28,12 +35,55 @@ def table() -> str:
     return "\n".join(rows) + "\n"
 
 
+def checkpoints() -> list[dict[str, Any]]:
+    """Return today's checkpoints, the most downloaded first."""
+    return json.loads(CHECKPOINTS.read_text("utf-8"))
+
+
+def config_of(row: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the published configuration of a checkpoint's text model, None if it is not known."""
+    named = {other["name"]: other for other in checkpoints()}[row.get("config_of", row["name"])]
+    if "config" not in named:
+        return None
+    repeated = {key: part * times for key, (part, times) in named.get("repeat", {}).items()}
+    return {**named["config"], **repeated}
+
+
+def opens(row: dict[str, Any]) -> str:
+    """Return whether a checkpoint opens, or what is missing."""
+    if row["architecture"] not in families():
+        return f"no: architecture `{row['architecture']}`"
+    return "no: its configuration is not tested" if config_of(row) is None else "yes"
+
+
+def checkpoint_table() -> str:
+    """Return one row per checkpoint."""
+    head = ("checkpoint", "downloads", "architecture", "format", "tokenizer", "template", "opens")
+    rows = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    for row in checkpoints():
+        below = "below " if row.get("below") else ""
+        count = f"{below}{row['downloads']:.3g} M ({row['seen']})"
+        cells = (f"`{row['name']}`", count, f"`{row['architecture']}`", row["format"],
+                 row["tokenizer"], row["template"], opens(row))  # fmt: skip
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
+
+
+def filled(text: str, begin: str, made: str) -> str:
+    """Return a page with a table between its marks."""
+    head, _, rest = text.partition(begin)
+    return f"{head}{begin}{made}{END}{rest.partition(END)[2]}"
+
+
+def page(text: str) -> str:
+    """Return the page with both tables as they should be."""
+    return filled(filled(text, BEGIN, table()), BEGIN_CHECKPOINTS, checkpoint_table())
+
+
 def main() -> int:
     """Compare the page with the generated one, or write it."""
     text = PAGE.read_text("utf-8")
-    head, _, rest = text.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    wanted = f"{head}{BEGIN}{table()}{END}{tail}"
+    wanted = page(text)
     if "--write" in sys.argv:
         PAGE.write_text(wanted, "utf-8")
     elif text != wanted:

@@ -62,11 +62,9 @@ def chat(folder: Path) -> str:
 
 def browser(folder: Path, width: int, height: int) -> Any:
     """Yield a page of a headless Chromium, as the tests use it."""
-    sys.path.insert(0, str(ROOT / "tests" / "pure"))
-    import browser as driver
+    sys.path[:0] = [str(ROOT / "tests" / "pure"), str(ROOT / "tests")]
     from browser import Browser
 
-    driver.WITHIN = 300.0
     return Browser(folder, width, height)
 
 
@@ -88,7 +86,7 @@ def server_page(folder: Path) -> bytes:
         page.call("Page.navigate", url=found[1])
         page.until("document.querySelector('#backend')?.textContent")
         settings = "document.querySelector('#settings').elements"
-        page.see(f"{settings}.max_completion_tokens.value = 60; {settings}.temperature.value = 0")
+        page.see(f"{settings}.max_tokens.value = 60; {settings}.temperature.value = 0")
         page.click("#text")
         page.type("Why is the sky blue?")
         page.click("#send")

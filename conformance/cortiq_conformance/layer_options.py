@@ -22,6 +22,7 @@ from cortiq.ir.layers import (
     PerLayerInputs,
     QKNorm,
     RouterNorm,
+    XieluMLP,
 )
 from cortiq.numerics.rope import RopeTable, Sections
 from cortiq.numerics.route import Router
@@ -76,5 +77,6 @@ OPTIONS: tuple[Op, ...] = (
     PerLayerGate(64, layers=3, dim=32, layer=1),
     Blend(0.3),
     Blend(0.8),
+    XieluMLP(256, 320),
 )
 """Each option at least once, over a layout that fits."""

@@ -28,9 +28,10 @@ from cortiq.cli.chat_input import (
 from cortiq.cli.flags import PER_TOKEN, grouped_command, options_of
 from cortiq.cli.generate import check_options, load_model, with_draft_heads
 from cortiq.cli.inputs import MODEL, argument_text, template_options
-from cortiq.cli.render import echo, echo_piece, note, progress_bar
+from cortiq.cli.render import counted, echo, note, progress_bar
+from cortiq.cli.wrapping import AnswerPrinter
 from cortiq.errors import CortiqError
-from cortiq.options import ANSWER_TOKENS, GenerateOptions, LoadOptions, resolve, select
+from cortiq.options import ANSWER_DEFAULTS, GenerateOptions, LoadOptions, resolve, select
 
 if TYPE_CHECKING:
     from cortiq.model.conversation import Conversation
@@ -81,8 +82,10 @@ class ChatSession:
         before = self.conversation.left_out
         if text is not None:
             self._pending = ""
+        printer = AnswerPrinter()
         with _cancel_on_interrupt() as cancel, progress_bar() as bar:
-            calls: dict[str, Any] = {"cancel": cancel, "on_text": self._show(bar.stop, cancel)}
+            calls: dict[str, Any] = {"cancel": cancel}
+            calls["on_text"] = self._show(bar.stop, cancel, printer)
             calls["progress"] = lambda done, rows: bar("Reading", done, rows)
             try:
                 made = (
@@ -91,19 +94,21 @@ class ChatSession:
                     else self.conversation.ask(text, **calls)
                 )
             finally:
+                printer.finish()
                 echo()
         if self.conversation.left_out > before:
-            self.say(
-                f"[the first {self.conversation.left_out} messages no longer fit and are left out]"
-            )
+            left_out = counted(self.conversation.left_out, "message")
+            self.say(f"[the context is full: the first {left_out} are left out]")
         if made.finish_reason == "cancelled":
             self.say("[stopped; /more continues]")
-        elif made.finish_reason in ("length", "loop"):
-            self.say(f"[ended by {made.finish_reason}; /more continues]")
+        elif made.finish_reason == "length":
+            self.say(f"[cut after {counted(len(made.token_ids), 'token')}; /more continues]")
+        elif made.finish_reason == "loop":
+            self.say("[stopped: the text repeats itself; /more continues, /retry asks again]")
         if self.stats:
             self.say(f"[{answer_summary(made)}]")
 
-    def _show(self, first: Any, cancel: threading.Event) -> Any:
+    def _show(self, first: Any, cancel: threading.Event, printer: AnswerPrinter) -> Any:
         """Return a function that shows pieces; those after Ctrl-C are held back until `/more`."""
 
         def show(piece: str) -> None:
@@ -112,7 +117,7 @@ class ChatSession:
             if cancel.is_set():
                 self._pending = piece
                 return
-            echo_piece(piece)
+            printer.add(piece)
 
         return show
 
@@ -154,7 +159,7 @@ def _cancel_on_interrupt() -> Iterator[threading.Event]:
     "--stats/--no-stats", default=None,
     help="Show tokens per second after each answer; by default on a terminal only.",
 )  # fmt: skip
-@options_of(GenerateOptions, LoadOptions, without=PER_TOKEN, max_tokens=ANSWER_TOKENS)
+@options_of(GenerateOptions, LoadOptions, without=PER_TOKEN, **ANSWER_DEFAULTS)
 def chat(
     model: str,
     system: str | None,
@@ -175,10 +180,10 @@ def chat(
     variables = template_options(template_pairs)
     system = None if system is None else argument_text(system, "--system")
     chosen = select(GenerateOptions, options)
-    resolved = resolve(GenerateOptions, chosen, usual={"max_tokens": ANSWER_TOKENS})
+    resolved = resolve(GenerateOptions, chosen, usual=ANSWER_DEFAULTS)
     check_options(resolved)
     given = {name: value for name, value in chosen.items() if value is not None}
-    given["max_tokens"] = resolved.max_tokens
+    given |= {name: getattr(resolved, name) for name in ANSWER_DEFAULTS}
     with load_model(model, with_draft_heads(options, resolved.draft)) as opened:
         conversation = Conversation(opened, system=system, template_options=variables, **given)
         if saved is not None:
@@ -203,7 +208,16 @@ def _line_source(history: bool) -> LineSource:
     )
 
 
-def _history_file() -> Path:
+def _history_file() -> Path | None:
+    """Return the file of earlier messages; None, and a warning, if it cannot be written."""
     from cortiq.formats.cache import models_folder
 
-    return models_folder().parent / "chat-history"
+    history = models_folder().parent / "chat-history"
+    try:
+        history.parent.mkdir(parents=True, exist_ok=True)
+        history.touch(0o600)
+        with history.open("ab"):
+            return history
+    except OSError as error:
+        note(f"{history}: {error.strerror or error}: messages of this chat are not kept")
+        return None

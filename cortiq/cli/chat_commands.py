@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cortiq.cli.render import note
+from cortiq.cli.render import counted, note
 from cortiq.errors import RequestError
 from cortiq.option_names import option_hint
 from cortiq.options import GenerateOptions, from_text, specs
@@ -65,12 +65,12 @@ def _more(chat: ChatSession, argument: str) -> None:
 
 def _save(chat: ChatSession, argument: str) -> None:
     chat.conversation.save(_file(argument, "/save"))
-    chat.say(f"{len(chat.conversation.messages)} messages in {argument}")
+    chat.say(f"{counted(len(chat.conversation.messages), 'message')} in {argument}")
 
 
 def _load(chat: ChatSession, argument: str) -> None:
     chat.conversation.load(_file(argument, "/load"))
-    chat.say(f"{len(chat.conversation.messages)} messages of {argument}")
+    chat.say(f"{counted(len(chat.conversation.messages), 'message')} of {argument}")
     show_last_turn(chat.conversation)
 
 
@@ -99,7 +99,8 @@ def _stats(chat: ChatSession, argument: str) -> None:
     used, last = conversation.used, conversation.last
     chat.say(f"model {model.name} on {model.backend}:{model.device}")
     held = 0 if last is None else len(last.prompt_ids) + len(last.token_ids)
-    chat.say(f"context {held} of {model.context} tokens, {len(conversation.messages)} messages")
+    messages = counted(len(conversation.messages), "message")
+    chat.say(f"context {held} of {model.context} tokens, {messages}")
     chat.say(
         f"answers {used['answers']}: {used['prompt_tokens']} prompt tokens, of them"
         f" {used['reused_tokens']} cached; {used['generated_tokens']} generated"
@@ -114,6 +115,7 @@ def _stats(chat: ChatSession, argument: str) -> None:
 
 def _set(chat: ChatSession, argument: str) -> None:
     name, _, value = argument.replace("=", " ", 1).partition(" ")
+    name = name.removeprefix("--").replace("-", "_")  # as on the command line
     if name:
         known = specs(GenerateOptions)
         if name not in known:
@@ -186,4 +188,4 @@ def answer_summary(made: Any) -> str:
     speed = "" if rate is None else f" at {rate:.1f} tokens/s"
     cached = f"{stats.reused_tokens} of {stats.prompt_tokens} prompt tokens cached"
     first = f"first after {stats.prompt_seconds:.2f} s"
-    return f"{stats.generated_tokens} tokens{speed}, {cached}, {first}"
+    return f"{counted(stats.generated_tokens, 'token')}{speed}, {cached}, {first}"

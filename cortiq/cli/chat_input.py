@@ -50,7 +50,7 @@ class TerminalLines:
 
     Parameters
     ----------
-    history : file of earlier messages; None keeps none.
+    history : file of earlier messages, which can be written; None keeps none.
     words : completions offered by Tab.
     """
 
@@ -66,9 +66,6 @@ class TerminalLines:
         output = create_output(always_prefer_tty=True)
         if isinstance(output, Vt100_Output):
             output.enable_cpr = False  # terminals that do not answer would be complained about
-        if history is not None:
-            history.parent.mkdir(parents=True, exist_ok=True)
-            history.touch(0o600)
         self._session: PromptSession[str] = PromptSession(
             history=InMemoryHistory() if history is None else FileHistory(str(history)),
             completer=WordCompleter(list(words), sentence=True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import click
+from click.shell_completion import get_completion_class
 
 SHELLS = {
     "bash": 'eval "$(cortiq completion bash)"   # in ~/.bashrc',
@@ -21,8 +22,7 @@ def completion(shell: str) -> None:
 
     Options and models are completed too.
     """
-    from click.shell_completion import get_completion_class
-
+    import cortiq.cli.bash_completion  # noqa: F401 - ours, in place of click's
     from cortiq.cli.main import COMPLETION_VARIABLE, PROGRAM, cli
 
     made = get_completion_class(shell)

@@ -32,9 +32,13 @@ from cortiq.cli.render import byte_count, echo, note, progress_bar
     "--calibration-tokens", default=4096, show_default=True, type=click.IntRange(512, 1 << 20),
     help="Most tokens of that text that are read.",
 )  # fmt: skip
+@click.option(
+    "--lora", multiple=True, metavar="PATH[:SCALE]",
+    help="Merge this adapter first; may be repeated.",
+)  # fmt: skip
 def convert(
     model: str, out: Path, recipe: str, tensors: tuple[str, ...], calibrate: Path | None,
-    calibration_tokens: int,
+    calibration_tokens: int, lora: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Convert a model, once: to a folder that loads as it is, or to a GGUF file.
 
@@ -47,7 +51,7 @@ def convert(
     text = None if calibrate is None else Calibration(calibrate, calibration_tokens)
     with progress_bar(in_bytes=True) as bar:
         made = convert_model(
-            model, out, recipe, tensors=tensors, calibration=text, progress=bar
+            model, out, recipe, tensors=tensors, calibration=text, lora=lora, progress=bar
         )  # fmt: skip
     if made.resumed:
         note(f"{made.resumed} tensors were there from an earlier start")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cortiq.cli.render import byte_count, echo, note, print_json, print_table
+from cortiq.errors import brief
 
 if TYPE_CHECKING:
     from cortiq.model.backend_check import BackendCheck
@@ -116,7 +117,7 @@ def _row(backend: dict[str, Any]) -> tuple[str, ...]:
 def _print_problems(facts: dict[str, Any]) -> None:
     for backend in facts["backends"]:
         if backend["problem"] is not None:
-            echo(f"{backend['backend']}: {backend['problem']}")
+            echo(f"{backend['backend']}: {brief(backend['problem'])}")
         if backend["mend"] is not None:
             echo(f"  try: {backend['mend']}")
     for problem in facts["problems"]:

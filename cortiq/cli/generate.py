@@ -20,12 +20,8 @@ from cortiq.cli.inputs import (
     template_options,
     token_ids,
 )
-from cortiq.cli.render import (
-    loading_line,
-    note,
-    print_json,
-    progress_bar,
-)
+from cortiq.cli.questions import answering
+from cortiq.cli.render import ProgressBar, counted, loading_line, note, print_json
 from cortiq.cli.show_generation import (
     generation_object,
     note_length,
@@ -185,23 +181,34 @@ def with_draft_heads(options: dict[str, Any], draft: str | None) -> dict[str, An
 
 
 def load_model(name: str, options: dict[str, Any]) -> Model:
-    """Load a model with a progress bar; note how many nodes the backend declines."""
-    with loading_line(name) as clear:
-        import cortiq
+    """Load a model with a progress bar; note what the user may not expect.
 
-        with progress_bar(in_bytes=True) as bar:
-
-            def fetching(what: str, done: int, total: int) -> None:
-                clear()
-                bar(what, done, total)
-
-            model = cortiq.load(name, progress=fetching, **select(LoadOptions, options))
+    A name that says too little is asked about at a terminal.
+    """
+    model = answering(name, lambda name: _load(name, options))
     for line in model.notes:
         note(line)
     if model.declined:
-        count = len(model.declined)
-        note(f"{model.backend} declines {count} nodes; the reference computes them (see `inspect`)")
+        nodes = counted(len(model.declined), "node")
+        note(f"{model.backend} declines {nodes}; the reference computes them (see `inspect`)")
     return model
+
+
+def _load(name: str, options: dict[str, Any]) -> Model:
+    with loading_line(name) as clear:
+        import cortiq
+        from cortiq.model.load import PREPARING
+
+        fetching, preparing = ProgressBar(True, clear), ProgressBar(False, clear)
+
+        def show(what: str, done: int, total: int) -> None:
+            (preparing if what == PREPARING else fetching)(what, done, total)
+
+        try:
+            return cortiq.load(name, progress=show, **select(LoadOptions, options))
+        finally:
+            fetching.stop()
+            preparing.stop()
 
 
 def read_prompt(prompt: str | None, ids: str | None, text: str | None = None) -> str | list[int]:

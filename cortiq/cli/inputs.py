@@ -46,10 +46,10 @@ class ModelName(click.ParamType):
         """Return names that start with `incomplete`, and files."""
         from click.shell_completion import CompletionItem
 
-        from cortiq.formats.fetch import KNOWN_MODELS, list_cached
+        from cortiq.formats.fetch import HUB_MODELS, KNOWN_MODELS, list_cached
 
         there = list_cached()
-        names = list(there if self._cached else {**KNOWN_MODELS, **there})
+        names = list(there if self._cached else {**KNOWN_MODELS, **HUB_MODELS, **there})
         found = [CompletionItem(name) for name in names if name.startswith(incomplete)]
         # Files come first: on meeting them bash's function forgets what it has found until then.
         return found if self._cached else [CompletionItem(incomplete, type="file"), *found]
@@ -73,9 +73,14 @@ def stdin_text() -> str:
     return text.removesuffix("\n").removesuffix("\r") if text.endswith("\n") else text
 
 
+def at_terminal() -> bool:
+    """Return whether stdin is a terminal."""
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
 def piped_text() -> str | None:
     """Return the text on stdin, or None if stdin is a terminal, closed, or empty."""
-    if sys.stdin is None or sys.stdin.isatty():
+    if sys.stdin is None or at_terminal():
         return None
     return stdin_text() or None
 

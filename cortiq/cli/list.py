@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from cortiq.cli.render import byte_count, note, print_json, print_table
@@ -9,34 +11,62 @@ from cortiq.cli.render import byte_count, note, print_json, print_table
 
 @click.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def list(as_json: bool) -> None:
+@click.option("--known", is_flag=True, help="List the names that can be pulled, instead.")
+def list(as_json: bool, known: bool) -> None:
     """List the models in the cache.
 
     Interrupted downloads are listed, too: `cortiq pull` resumes them, and `cortiq rm --unfinished`
-    removes them.
+    removes them. A model of the kind "base" has no chat template: it continues texts.
     """
     from cortiq.formats.cache import models_folder
-    from cortiq.formats.fetch import KNOWN_MODELS, list_cached, partial_downloads, size_of
+    from cortiq.formats.fetch import list_cached, partial_downloads, size_of
+
+    if known:
+        _list_known(as_json)
+        return
 
     sizes = {name: size_of(path) for name, path in list_cached().items()}
     parts = partial_downloads()
     if as_json:
         models = [
-            {"name": n, "bytes": sizes[n], "path": str(path), "licence": _licence(n)}
+            {"name": n, "kind": _kind(path), "bytes": sizes[n], "path": str(path),
+             "licence": _licence(n)}
             for n, path in list_cached().items()
-        ]
+        ]  # fmt: skip
         print_json({"folder": str(models_folder()), "models": models, "unfinished": parts})
         return
-    rows = [(n, byte_count(sizes[n]), str(path)) for n, path in list_cached().items()]
+    rows = [(n, _kind(path), byte_count(sizes[n]), str(path)) for n, path in list_cached().items()]
     if rows:
-        print_table(("model", "size", "path"), rows, whole=True)
+        print_table(("model", "kind", "size", "path"), rows, whole=True)
     for name, size in parts.items():
         note(f"unfinished: {name}, {byte_count(size)}")
     if not sizes:
-        note(f"no models in {models_folder()}; known ones: {', '.join(KNOWN_MODELS)}")
+        note(f"no models in {models_folder()}; `cortiq list --known` shows what can be pulled")
+
+
+def _kind(path: Path) -> str:
+    from cortiq.formats.chat_templates import has_chat_template
+
+    return "chat" if has_chat_template(path) else "base"
 
 
 def _licence(name: str) -> str | None:
-    from cortiq.formats.fetch import KNOWN_MODELS
+    from cortiq.formats.fetch import HUB_MODELS, KNOWN_MODELS, full_name
 
-    return KNOWN_MODELS[name].licence if name in KNOWN_MODELS else None
+    licences = {known: model.licence for known, model in KNOWN_MODELS.items()}
+    licences |= {full_name(known): model.licence for known, model in HUB_MODELS.items()}
+    return licences.get(name)
+
+
+def _list_known(as_json: bool) -> None:
+    """List the known names: size, licence, source."""
+    from cortiq.formats.fetch import HUB_MODELS, KNOWN_MODELS
+
+    rows = [(m.name, m.size / 1e9, m.licence, m.pieces[0].package) for m in KNOWN_MODELS.values()]
+    rows += [(m.name, m.size, m.licence, m.source) for m in HUB_MODELS.values()]
+    if as_json:
+        names = ("name", "gigabytes", "licence", "source")
+        print_json({"known": [dict(zip(names, row, strict=True)) for row in rows]})
+        return
+    shown = [(name, f"{size:.2f} GB", licence, source) for name, size, licence, source in rows]
+    print_table(("name", "size", "licence", "source"), shown, whole=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -97,8 +98,8 @@ def _show_tracebacks(ctx: click.Context, parameter: click.Parameter, wanted: boo
 @click.group(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="MODEL is a known name (smollm2, gemma3-270m), a GGUF file, a Hugging Face folder, "
-    "hf:ORGANISATION/NAME@REVISION, or synthetic:NAME. Plugins may bring further commands. "
+    epilog="MODEL is a known name (`cortiq list --known`), a GGUF file, a Hugging Face folder, "
+    "hf:ORGANISATION/NAME:FILES@REVISION, or synthetic:NAME. Plugins may bring further commands. "
     "Environment: CORTIQ_CACHE is the folder of models; CORTIQ_PLUGINS lists the installed "
     "plugins to load (comma-separated; all by default); CORTIQ_BACKEND, CORTIQ_MAX_TOKENS "
     "and so on set the flags of the commands, whose help names them.",
@@ -127,6 +128,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if COMPLETION_VARIABLE in os.environ:
             sys.exit(_complete(os.environ[COMPLETION_VARIABLE]))
         code = _run(list(sys.argv[1:] if arguments is None else arguments))
+        if arguments is None:  # the process ends now
+            _ignore_interrupts()
         sys.stdout.flush()
     except BrokenPipeError:
         code = NO_READER
@@ -146,6 +149,8 @@ def _complete(asked: str) -> int:
     """Answer a shell's completion request; return the exit code."""
     from click.shell_completion import shell_complete
 
+    import cortiq.cli.bash_completion  # noqa: F401 - ours, in place of click's
+
     return shell_complete(cli, {}, PROGRAM, COMPLETION_VARIABLE, asked)
 
 
@@ -164,6 +169,12 @@ def _prepare_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
+
+
+def _ignore_interrupts() -> None:
+    """Keep the exit code of a command that has ended: Ctrl-C while Python goes changes nothing."""
+    with contextlib.suppress(ValueError):  # not the main thread, where no signal arrives
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _flush_streams() -> None:
@@ -198,9 +209,13 @@ def _error_text(error: CortiqError) -> str:
 
 
 def _show(error: click.ClickException) -> None:
-    """Show an error of the arguments, shortened like any other."""
-    vars(error)["message"] = brief(error.message)
-    error.show()
+    """Show an error of the arguments like any other, with the command that lists what there is."""
+    text = brief(error.format_message())
+    text = text[:1].lower() + text[1:]
+    context = getattr(error, "ctx", None)
+    if context is not None:
+        text += f"\n  {context.command_path} --help shows its arguments"
+    _print_error(text)
 
 
 def _options() -> set[str]:

@@ -39,6 +39,11 @@ def note(sentence: str) -> None:
     echo(sentence, err=True)
 
 
+def counted(number: int, word: str) -> str:
+    """Return a number and a noun, in the plural unless there is one."""
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
 def print_json(value: Any) -> None:
     """Print one JSON object on one line."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
@@ -48,15 +53,18 @@ def print_json(value: Any) -> None:
 def print_table(
     headings: Sequence[str], rows: Iterable[Sequence[str]], *, whole: bool = False
 ) -> None:
-    """Print a table: drawn on a terminal, else as tab-separated lines after the headings.
+    """Print a table: its columns stand in line, and a terminal's width folds long cells.
 
     Parameters
     ----------
     whole : keep each row on one line, however narrow the terminal is, so that names can be copied.
     """
     if not sys.stdout.isatty():
-        for row in (headings, *rows):
-            echo("\t".join(" ".join(cell.split()) for cell in row))
+        lines = [[" ".join(printable(cell).split()) for cell in row] for row in (headings, *rows)]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        for line in lines:
+            cells = (cell.ljust(wide) for cell, wide in zip(line, widths, strict=True))
+            echo("  ".join(cells).rstrip())
         return
     from rich.console import Console
     from rich.table import Table
@@ -80,9 +88,15 @@ class ProgressBar:
 
     Called with an activity, the amount done, and the total; with a total of 0 the activity is a
     sentence, which is printed at once, terminal or not.
+
+    Parameters
+    ----------
+    in_bytes : whether amounts are bytes.
+    starting : called before something is written.
     """
 
-    def __init__(self, in_bytes: bool) -> None:
+    def __init__(self, in_bytes: bool, starting: Callable[[], None] = lambda: None) -> None:
+        self._starting = starting
         self._started = time.monotonic()
         self._in_bytes = in_bytes
         self._bar: RichProgress | None = None
@@ -91,9 +105,11 @@ class ProgressBar:
     def __call__(self, what: str, done: int, total: int) -> None:
         """Show the progress."""
         if total == 0:
+            self._starting()
             note(what)
             return
         if self._bar is None and self._due(done, total):
+            self._starting()
             self._bar = _new_bar(self._in_bytes)
             self._bar.start()
         if self._bar is None:
@@ -148,9 +164,11 @@ def _new_bar(in_bytes: bool) -> RichProgress:
 
 
 @contextmanager
-def progress_bar(*, in_bytes: bool = False) -> Iterator[ProgressBar]:
+def progress_bar(
+    *, in_bytes: bool = False, starting: Callable[[], None] = lambda: None
+) -> Iterator[ProgressBar]:
     """Yield a `ProgressBar` that is removed at the end."""
-    bar = ProgressBar(in_bytes)
+    bar = ProgressBar(in_bytes, starting)
     try:
         yield bar
     finally:

@@ -9,11 +9,11 @@ import click
 
 from cortiq.cli.flags import PER_TOKEN, grouped_command, options_of
 from cortiq.cli.generate import check_options, load_model, prompt_ids, with_draft_heads
-from cortiq.cli.inputs import MODEL, argument_text, piped_text
+from cortiq.cli.inputs import MODEL, argument_text, at_terminal, piped_text
 from cortiq.cli.render import note
 from cortiq.cli.show_generation import note_length, show_generation
 from cortiq.errors import RequestError
-from cortiq.options import ANSWER_TOKENS, GenerateOptions, LoadOptions, resolve, select
+from cortiq.options import ANSWER_DEFAULTS, GenerateOptions, LoadOptions, resolve, select
 
 if TYPE_CHECKING:
     from cortiq.model.model import Model
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @click.option("--raw", is_flag=True, help="Continue the text as it is, without a chat template.")
 @click.option("--system", metavar="TEXT", help="System message, for a model with a chat template.")
 @click.option("--stats", is_flag=True, help="Show tokens per second on stderr.")
-@options_of(GenerateOptions, LoadOptions, without=PER_TOKEN, max_tokens=ANSWER_TOKENS)
+@options_of(GenerateOptions, LoadOptions, without=PER_TOKEN, **ANSWER_DEFAULTS)
 @click.pass_context
 def run(
     ctx: click.Context,
@@ -42,9 +42,11 @@ def run(
     prompt comes from stdin; on a terminal a chat begins.
     """
     text = argument_text(prompt, "PROMPT") if prompt is not None else piped_text()
-    if text == "":
+    if text == "" or (text is None and not at_terminal()):
         raise RequestError(
-            "the prompt is empty", where="PROMPT", hint="give at least one character"
+            "the prompt is empty",
+            where="PROMPT" if text is not None else "stdin",
+            hint='give one: cortiq run MODEL "..."',
         )
     if text is None:
         from cortiq.cli.chat import chat
@@ -53,9 +55,9 @@ def run(
                    stats=stats or None, **options)  # fmt: skip
         return
     chosen = select(GenerateOptions, options)
-    resolved = resolve(GenerateOptions, chosen, usual={"max_tokens": ANSWER_TOKENS})
+    resolved = resolve(GenerateOptions, chosen, usual=ANSWER_DEFAULTS)
     check_options(resolved)
-    chosen["max_tokens"] = resolved.max_tokens
+    chosen |= {name: getattr(resolved, name) for name in ANSWER_DEFAULTS}
     with load_model(model, with_draft_heads(options, resolved.draft)) as opened:
         ids = prompt_ids(opened, text, system, {}, chat=not raw and _chats(opened, system))
         made = show_generation(opened, ids, chosen, quiet=False)

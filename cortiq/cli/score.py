@@ -10,7 +10,7 @@ import click
 from cortiq.cli.flags import grouped_command, options_of
 from cortiq.cli.generate import load_model
 from cortiq.cli.inputs import MODEL, read_text
-from cortiq.cli.render import echo, print_json, progress_bar
+from cortiq.cli.render import counted, echo, print_json, progress_bar
 from cortiq.options import LoadOptions, ScoreOptions, resolve, select
 
 
@@ -41,9 +41,8 @@ def score(model: str, file: str, as_json: bool, **options: Any) -> None:
         return
     echo(f"perplexity {made.perplexity:.4f} ± {made.standard_error:.4f}")
     bos = "with" if made.bos else "without"
-    echo(f"nll {made.nll:.6f} over {made.tokens} tokens")
-    windows = "1 window" if made.windows == 1 else f"{made.windows} windows"
+    echo(f"nll {made.nll:.6f} over {counted(made.tokens, 'token')}")
+    windows = counted(made.windows, "window")
     echo(f"{windows} of {made.window} tokens, {bos} start token")
     if made.unscored:
-        tokens = "1 token" if made.unscored == 1 else f"{made.unscored} tokens"
-        echo(f"{tokens} at the end not scored")
+        echo(f"{counted(made.unscored, 'token')} at the end not scored")

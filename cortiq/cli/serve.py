@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from contextlib import ExitStack
+from functools import partial
 from importlib.util import find_spec
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
@@ -15,12 +14,13 @@ from cortiq.cli.generate import load_model, with_draft_heads
 from cortiq.cli.inputs import MODEL
 from cortiq.cli.render import note
 from cortiq.cli.warm import warm_model
-from cortiq.errors import CortiqError
+from cortiq.errors import CortiqError, RequestError
 from cortiq.options import LoadOptions, resolve, select
 from cortiq.serve.authority import is_loopback
 from cortiq.serve.options import ServeOptions
 
 if TYPE_CHECKING:
+    from cortiq.model.model import Model
     from cortiq.serve.service import Service
 
 NEEDED = ("starlette", "uvicorn", "prometheus_client", "llguidance")
@@ -47,27 +47,54 @@ def serve(models: tuple[str, ...], **options: Any) -> None:
     from cortiq.serve.start import serve_models
 
     chosen = resolve(ServeOptions, select(ServeOptions, options))
-    configure_logging(chosen.log_format)
+    configure_logging(chosen.log_format, chosen.access_log)
     options = with_draft_heads(options, chosen.draft)
-    with ExitStack() as stack:
-        loaded = [stack.enter_context(load_model(name, options)) for name in models]
-        for model in loaded:
-            warm_model(model)
-        # What is loaded lives as long as the server: no collection has to walk over it again.
-        gc.collect()
-        gc.freeze()
-        if not is_loopback(chosen.host) and chosen.api_key is None:
-            note("anybody who can reach this address can use the models: set --api-key")
-        interrupted = serve_models(loaded, chosen, _announce)
+    check_address(chosen)
+    loaded: dict[str, Model] = {}
+    try:
+        for name in models[: chosen.max_loaded]:
+            loaded[name] = _loaded(name, options)
+        load = partial(_load_quietly, options=options)
+        interrupted = serve_models(models, loaded, load, chosen, _announce)
+    finally:
+        for model in loaded.values():
+            model.close()
     if interrupted:
         raise click.exceptions.Exit(INTERRUPTED_RESPONSES)
 
 
+def check_address(options: ServeOptions) -> None:
+    """Refuse an address that others can reach without a key, unless that is asked for twice."""
+    without = options.api_key is None and options.api_keys is None
+    if is_loopback(options.host) or not without:
+        return
+    if not options.without_key:
+        what = f"anybody who can reach {options.host} could use the models"
+        hint = "set --api-key or --api-keys, or say --without-key, too"
+        raise RequestError(what, where="--host", hint=hint)
+    note("anybody who can reach this address can use the models")
+
+
+def _loaded(name: str, options: dict[str, Any]) -> Model:
+    """Load and warm a model, with progress bars."""
+    model = load_model(name, options)
+    warm_model(model)
+    return model
+
+
+def _load_quietly(name: str, options: dict[str, Any]) -> Model:
+    """Load and warm a model while the server runs."""
+    import cortiq
+
+    model = cortiq.load(name, **select(LoadOptions, options))
+    model.executable.warm(lambda done, total: None)
+    return model
+
+
 def _announce(url: str, service: Service) -> None:
     """Print on stderr that requests are accepted, and the address."""
-    for served in service.models.values():
-        model = served.model
-        note(f"{served.name} on {model.backend}:{model.device}, {served.fingerprint}")
+    for offered in service.models.values():
+        note(offered.summary)
     note(f"serving on {url} (clients: {url}/v1){_all_addresses_note(service.options.host, url)}")
 
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from cortiq.cli.render import (
     byte_count,
+    counted,
     echo,
-    echo_piece,
     note,
     progress_bar,
 )
+from cortiq.cli.wrapping import AnswerPrinter
 
 if TYPE_CHECKING:
     from cortiq.model.generation import Generation
@@ -20,23 +21,25 @@ if TYPE_CHECKING:
 
 
 def note_length(made: Generation) -> None:
-    """Note that a text was cut by the limit of its length, and how it gets longer."""
+    """Note that a text was cut, for its length or for repeating itself, and the flag for more."""
     if made.finish_reason == "length" and not made.note:
-        note(f"[cut after {len(made.token_ids)} tokens; --max-tokens allows more]")
+        note(f"[cut after {counted(len(made.token_ids), 'token')}; --max-tokens allows more]")
+    if made.finish_reason == "loop":
+        note("[stopped: the text repeats itself; --loop-tokens 0 goes on]")
 
 
 def show_generation(
     model: Model, ids: list[int], options: dict[str, Any], quiet: bool
 ) -> Generation:
     """Generate and print the text as it comes, unless it is to be quiet."""
-    written = False
+    written, printer = False, AnswerPrinter()
     with progress_bar() as bar:
 
         def show(piece: str) -> None:
             nonlocal written
             bar.stop()
             if not quiet:
-                echo_piece(piece)
+                printer.add(piece)
                 written = True
 
         def advance(done: int, total: int) -> None:
@@ -46,9 +49,11 @@ def show_generation(
             made = model.generate(ids, on_text=show, progress=advance, **options)
         except BaseException:
             if written:
+                printer.finish()
                 echo()
             raise
     if not quiet:
+        printer.finish()
         echo(",".join(map(str, made.token_ids)) if model.tokenizer.absent else "")
     return made
 

@@ -9,7 +9,7 @@ import click
 
 from cortiq.cli.flags import grouped_command, options_of
 from cortiq.cli.inputs import MODEL
-from cortiq.cli.render import echo, print_json, progress_bar
+from cortiq.cli.render import counted, echo, print_json, progress_bar
 from cortiq.errors import RequestError, shown
 from cortiq.options import LoadOptions, flag, select
 
@@ -95,7 +95,7 @@ def _print(receipt: Receipt, verdict: Verification) -> None:
 
     where = f" on {verdict.backend}:{verdict.device}" if verdict.backend else ""
     if verdict.identical:
-        echo(f"identical: {verdict.steps} steps{where}, {verdict.seconds:.2f} s")
+        echo(f"identical: {counted(verdict.steps, 'step')}{where}, {verdict.seconds:.2f} s")
     for number, difference in enumerate(verdict.differences):
         echo(f"{'also' if number else 'not identical'}: {difference}")
     if verdict.backend and not verdict.identical:
@@ -112,5 +112,5 @@ def _print(receipt: Receipt, verdict: Verification) -> None:
 def _agreement(steps: int, claimed: int) -> str:
     """Return how many steps are identical when something else differs."""
     if steps == claimed:  # the signature, or a field that no step shows
-        return f"all {steps} steps are identical"
-    return f"{steps} steps before it are identical"
+        return "the only step is identical" if steps == 1 else f"all {steps} steps are identical"
+    return f"{counted(steps, 'step')} before it {'is' if steps == 1 else 'are'} identical"

@@ -21,8 +21,9 @@ from cortiq.convert.work_folder import Place, WorkFolder, remove, work_folder
 from cortiq.errors import RequestError
 from cortiq.formats.checkpoint import Checkpoint, open_checkpoint
 from cortiq.formats.fetch import resolve
-from cortiq.model.source import open_tokenizer
+from cortiq.model.source import open_lora, open_tokenizer
 from cortiq.models import load_program
+from cortiq.models.adapters import FACT as ADAPTERS
 from cortiq.models.bind import LoadedProgram
 from cortiq.numerics.contract import CONTRACT_VERSION, Floats
 from cortiq.numerics.four_bits import BLOCKS
@@ -156,6 +157,7 @@ def convert_model(
     *,
     tensors: Sequence[str] = (),
     calibration: Calibration | None = None,
+    lora: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> ConvertedModel:
     """Convert a model, and write it to a new folder, or to a GGUF file where `out` ends so.
@@ -165,6 +167,7 @@ def convert_model(
     model : what `cortiq.load` opens, but for synthetic models. recipe : a key of `RECIPES`.
     tensors : PATTERN=FORMAT, by which single matrices get another format.
     calibration : a text on which the errors of w4 are fed back.
+    lora : adapters that are merged first, as `cortiq.LoadOptions.lora` names them.
     progress : called while a model is fetched, read and written.
 
     Raises
@@ -174,8 +177,10 @@ def convert_model(
     """
     out = Path(out).absolute()
     checkpoint = open_checkpoint(resolve(model, progress=progress))
+    adapters = [open_lora(text, progress) for text in lora]
     try:
-        loaded = load_program(checkpoint, heads="auto", families=default_plugins().families)
+        families = default_plugins().families
+        loaded = load_program(checkpoint, heads="auto", families=families, adapters=adapters)
         ids = _ids(calibration, loaded, checkpoint)
         planned, container, plan = _planned(loaded, checkpoint, out, recipe, tensors, ids)
         with work_folder(out, plan) as work:
@@ -187,6 +192,8 @@ def convert_model(
         remove(work.path)
     finally:
         checkpoint.close()
+        for adapter in adapters:
+            adapter.close()
     layouts: dict[str, int] = {}
     for tensor in planned:
         size = sum(place.nbytes for place in container.places[tensor.name])
@@ -227,20 +234,21 @@ def _planned(
     else:
         recipe = read_recipe(name, patterns)
         planned = plan_tensors(loaded, recipe, own_layout_of)
-        said = {"source": checkpoint.model_hash(), "rule": _rule(recipe, planned, ids)}
+        said = {"source": checkpoint.model_hash(), "rule": _rule(recipe, planned, ids, loaded)}
         container = OwnContainer(planned, said, files_beside(checkpoint))
     facts = [
         CONTRACT_VERSION, checkpoint.model_hash(), described_plan(planned),
-        _rule(recipe, planned, ids), hashlib.sha256(container.header({})).hexdigest(),
+        _rule(recipe, planned, ids, loaded), hashlib.sha256(container.header({})).hexdigest(),
     ]  # fmt: skip
     return planned, container, json.dumps(facts)
 
 
 def _rule(
-    recipe: Recipe, planned: Sequence[PlannedTensor], ids: Sequence[int]
+    recipe: Recipe, planned: Sequence[PlannedTensor], ids: Sequence[int], loaded: LoadedProgram
 ) -> dict[str, object]:
     """Return what the new file says of its making."""
+    rule: dict[str, object] = {**recipe.rule, "adapters": loaded.program.facts.get(ADAPTERS, [])}
     if not ids or not any(map(takes_feedback, planned)):
-        return {**recipe.rule, "feedback": None}
+        return {**rule, "feedback": None}
     read = hashlib.sha256(json.dumps(list(ids)).encode()).hexdigest()
-    return {**recipe.rule, "feedback": {"tokens": len(ids), "sha256": read}}
+    return {**rule, "feedback": {"tokens": len(ids), "sha256": read}}

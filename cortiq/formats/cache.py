@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -23,6 +24,7 @@ While another program downloads, the calls come from a thread of their own.
 PARTIAL_SUFFIX = ".partial"
 """Suffix of the name of an incomplete folder."""
 
+FULL_HINT = "free some space, or set CORTIQ_CACHE to a folder on another disk; then again"
 _CHUNK = 1 << 20
 _WATCH_SECONDS = 0.25
 
@@ -86,8 +88,11 @@ def workspace(name: str, progress: Progress | None, *, keep: bool = False) -> It
             yield folder
             kept = False
         except OSError as error:
-            message = f"{name} could not be stored: {error}"
-            raise DownloadError(message, where=str(root)) from error
+            message = f"{name} could not be stored: {error.strerror or error}"
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            raise DownloadError(
+                message, where=str(root), hint=FULL_HINT if full else None
+            ) from error
         finally:
             if not kept or not any(path.is_file() for path in folder.rglob("*")):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -119,6 +124,19 @@ def try_lock(lock: IO[bytes], wait: bool) -> bool:
             raise
         return False
     return True
+
+
+def check_space(folder: Path, needed: int, name: str) -> None:
+    """Raise DownloadError if the disk of a folder, which need not exist yet, has less space."""
+    place = folder
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        what = f"needs {needed / 1e9:.2f} GB of disk, and {free / 1e9:.2f} GB are free in {place}"
+        hint = "remove models that are not needed (cortiq list, cortiq rm), or set CORTIQ_CACHE or "
+        hint += "HF_HOME to a folder on another disk"
+        raise DownloadError(what, where=name, hint=hint)
 
 
 @contextmanager

@@ -15,10 +15,11 @@ import numpy.typing as npt
 from cortiq.errors import FormatError, ModelNotFoundError
 from cortiq.formats.checkpoint_fields import folder_template, text_field, token_ids
 from cortiq.formats.digest import file_sha256
+from cortiq.formats.file_types import file_type_name
 from cortiq.formats.gguf import GGUFFile, GGUFMetadata, open_gguf
 from cortiq.formats.gguf_header import read_header
 from cortiq.formats.mapped import MappedTensors, TensorInfo
-from cortiq.formats.own_layout import GGUF_HEADER, OwnFolder, StoredTensor, read_description
+from cortiq.formats.own_layout import GGUF_HEADER, OwnFolder, OwnTensor, read_description
 from cortiq.formats.packed_gguf import read_packed_gguf
 from cortiq.formats.packed_tensors import PackedTensor
 from cortiq.formats.quantisation import KEYS as QUANTISATION_KEYS
@@ -106,7 +107,7 @@ class Checkpoint:
             raise FormatError(f"has no tensor {name!r}", where=str(self.path))
         return self._tensors.tensors[name]
 
-    def tensor(self, name: str) -> RawTensor | PackedTensor | StoredTensor:
+    def tensor(self, name: str) -> RawTensor | PackedTensor | OwnTensor:
         """Return a view of a tensor; no byte is read before it is accessed.
 
         Raises
@@ -136,6 +137,11 @@ class Checkpoint:
             what = "matrices have groups of columns in no order (desc_act)"
             found.append(f"{loose} {what}: they are converted as floats are")
         return tuple(found)
+
+    @property
+    def file_type(self) -> str:
+        """Name of the quantisation that a GGUF file says it has, such as Q4_K_M; else empty."""
+        return file_type_name(self.config.get("general.file_type") if self.kind == "gguf" else None)
 
     def model_hash(self) -> str:
         """Return the SHA-256, in hex, of the files that determine the model's bits; computed once.

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from cortiq.errors import DownloadError
+from cortiq.formats.cache import check_space
 from cortiq.formats.digest import file_sha256
 
 PART_SUFFIX = ".part"
@@ -127,6 +128,7 @@ def _receive(remote: RemoteFile, part: Path, start: int, report: ReportBytes) ->
             file.truncate(start := 0)
         length = response.headers.get("Content-Length")
         total = start + int(length) if length is not None else remote.size
+        check_space(part.parent, (total or start) - start, remote.url)
         there = _copy(response, file, start, report, total)
     return total is None or there >= total
 

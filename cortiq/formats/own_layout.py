@@ -75,7 +75,7 @@ def name_in_file(name: str, part: str) -> str:
 
 
 @dataclass(frozen=True)
-class StoredTensor:
+class OwnTensor:
     """A tensor in codes of our own, mapped.
 
     Attributes
@@ -208,7 +208,7 @@ class OwnFolder(MappedTensors):
         shape = self.tensors[name].shape
         return data.reshape(*shape[:-1], -1)
 
-    def joined(self, name: str) -> StoredTensor | None:
+    def joined(self, name: str) -> OwnTensor | None:
         """Return a tensor of several parts, or None for one of floats or blocks."""
         layout, shape = self.description.layouts[name]
         if layout not in ROWS:
@@ -217,7 +217,7 @@ class OwnFolder(MappedTensors):
         for part, (kind, there) in stored_parts(layout, shape).items():
             data = MappedTensors.raw(self.inner, name_in_file(name, part))
             stored[part] = data.view("<f4" if kind == "F32" else "i1").reshape(there)
-        return StoredTensor(name, shape, layout, stored)
+        return OwnTensor(name, shape, layout, stored)
 
     def close(self) -> None:
         """Release the files."""

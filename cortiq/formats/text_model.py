@@ -1,7 +1,8 @@
 """The text model of a folder that holds several models: vision, audio and text.
 
 Its configuration is the object `text_config`; its tensors have a prefix, as written by transformers
-since 4.52 or before. The other models' tensors are left out.
+since 4.52 or before. The other models' tensors are left out. The first folders of Qwen 2 and 2.5 VL
+have the text model's keys at the top, beside `vision_config`, and its tensors under plain names.
 """
 
 from __future__ import annotations
@@ -16,15 +17,20 @@ from cortiq.formats.mapped import MappedTensors
 from cortiq.formats.packed_tensors import PackedTensor
 from cortiq.formats.quantisation import KEYS
 
-TEXT = "text_config"
+TEXT, SIGHT = "text_config", "vision_config"
 TIED = "tie_word_embeddings"
 HEAD = "lm_head."
 NAME_PREFIXES: tuple[Mapping[str, str], ...] = (
     {"model.language_model.": "model.", HEAD: HEAD, "mtp.": "mtp."},
     {"language_model.model.": "model.", "language_model.lm_head.": HEAD, HEAD: HEAD},
+    {
+        **{f"model.{part}.": f"model.{part}." for part in ("layers", "embed_tokens", "norm")},
+        HEAD: HEAD,
+    },
 )
 """Name prefixes in the folder, and in a text-only checkpoint."""
 NESTED_LAYERS = ("model.language_model.layers.", "language_model.model.layers.")
+OF_IMAGES = ("image_token", "video_token", "vision_")
 SHARED_KEYS = (TIED, *KEYS)
 """Keys that the whole folder's configuration may hold for the text model."""
 
@@ -53,7 +59,12 @@ class RenamedTensors(MappedTensors):
 
 def has_text_model(config: Mapping[str, Any]) -> bool:
     """Return whether a config.json is of several models, one of them for text."""
-    return isinstance(config.get(TEXT), dict)
+    return isinstance(config.get(TEXT), dict) or _is_flat(config)
+
+
+def _is_flat(config: Mapping[str, Any]) -> bool:
+    """Return whether the text model's keys are at the top, beside those of the vision model."""
+    return TEXT not in config and isinstance(config.get(SIGHT), dict) and "hidden_size" in config
 
 
 def is_nested(tensors: MappedTensors) -> bool:
@@ -67,7 +78,13 @@ def is_nested(tensors: MappedTensors) -> bool:
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the text model's configuration, overridden by shared keys of the whole folder's."""
+    """Return the text model's configuration, overridden by shared keys of the whole folder's.
+
+    That of a flat one is what does not speak of images; its `model_type` has `_text` added.
+    """
+    if _is_flat(config):
+        kept = {k: v for k, v in config.items() if k != SIGHT and not k.startswith(OF_IMAGES)}
+        return kept | {"model_type": f"{config.get('model_type')}_text"}
     whole = {key: config[key] for key in SHARED_KEYS if config.get(key) is not None}
     return {**config[TEXT], **whole}
 

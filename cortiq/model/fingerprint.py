@@ -11,6 +11,7 @@ from typing import Any
 
 from cortiq.ir import Program
 from cortiq.ir.heads import HEAD_FACTS, KEPT_ROWS, RECALLED
+from cortiq.models.adapters import FACT as ADAPTERS
 from cortiq.models.bind import IGNORED_KEYS
 from cortiq.models.weight_rules import WEIGHT_RULE
 from cortiq.numerics.contract import CONTRACT_VERSION
@@ -32,10 +33,10 @@ def model_facts(program: Program, model_hash: str) -> dict[str, Any]:
 
     The contract's version, the hash of the model's files, every weight's layout (a `weight_format`
     shows there) and the rule that converted them from codes, the declared context and the rotary
-    tables fixed with it, and keys of the configuration that were ignored by request. All of it is
-    the trunk's: what drafts decides nothing.
+    tables fixed with it, keys of the configuration that were ignored by request, and hashes and
+    scales of merged adapters. All of it is the trunk's: what drafts decides nothing.
     """
-    said = {key: program.facts.get(key) for key in (IGNORED_KEYS, WEIGHT_RULE)}
+    asked = {fact: program.facts.get(fact) for fact in (IGNORED_KEYS, WEIGHT_RULE, ADAPTERS)}
     own = {name for node in program.trunk.nodes for name in node.weights.values()}
     return {
         "contract": CONTRACT_VERSION,
@@ -43,7 +44,7 @@ def model_facts(program: Program, model_hash: str) -> dict[str, Any]:
         "layouts": {n: weight.layout for n, weight in program.weights.items() if n in own},
         "context": program.context,
         "rope": sorted({repr(table) for table in _rope_tables(program)}),
-        **{key: value for key, value in said.items() if value},
+        **{fact: value for fact, value in asked.items() if value},
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cortiq.arguments import function_of, mapping_of
@@ -15,7 +15,11 @@ from cortiq.formats.cache import Progress
 from cortiq.formats.fetch import check_there
 from cortiq.model.model import Model
 from cortiq.model.source import ModelSource, model_name, open_source
+from cortiq.numerics.layouts import Weight
 from cortiq.options import LoadOptions, resolve
+
+PREPARING = "preparing weights"
+"""Activity of `progress` once a model is there."""
 
 
 def load(
@@ -29,9 +33,10 @@ def load(
 
     Parameters
     ----------
-    name : a known name, a file, a folder, `hf:organisation/name@revision`, or `synthetic:NAME`; a
-        path object is always a file or folder.
-    progress : called while a model is fetched: what is done, bytes done, bytes in all.
+    name : a known name, a file, a folder, `hf:organisation/name:files@revision`, or
+        `synthetic:NAME`; a path object is always a file or folder.
+    progress : called while a model is fetched: what is done, bytes done, bytes in all; then while
+        its weights are prepared (`PREPARING`): weights done, weights in all.
     extra : options of the backend's own (`CompileOptions.extra`); none changes a bit.
     options : fields of `cortiq.LoadOptions`; `help(cortiq.LoadOptions)` lists them.
 
@@ -47,7 +52,7 @@ def load(
     check_there(called)
     placed = choose_backend(chosen)
     source = open_source(called, chosen, progress)
-    model = model_of(called, source, placed, chosen, extra)
+    model = model_of(called, source, placed, chosen, extra, progress)
     model.load_seconds = time.perf_counter() - started
     return model
 
@@ -58,11 +63,12 @@ def model_of(
     placed: tuple[Backend, str],
     options: LoadOptions,
     extra: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
 ) -> Model:
     """Compile an opened source for a backend's device; close it if that fails."""
     backend, device = placed
     try:
-        executable = compile_source(source, backend, device, options, extra)
+        executable = compile_source(source, backend, device, options, extra, progress)
     except BaseException:
         source.close()
         raise
@@ -94,6 +100,7 @@ def compile_source(
     device: str,
     options: LoadOptions,
     extra: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
 ) -> Executable:
     """Compile an opened model for a backend, and for the fallback what that one declines."""
     from cortiq.placement.place import place
@@ -102,6 +109,25 @@ def compile_source(
         device=device, threads=options.threads, full_windows=options.full_windows,
         extra=extra or {},
     )  # fmt: skip
-    return place(
-        backend, source.program, source.weights, compile_options, strict=options.strict_placement
-    )
+    weights = source.weights if progress is None else CountedWeights(source.weights, progress)
+    return place(backend, source.program, weights, compile_options, strict=options.strict_placement)
+
+
+class CountedWeights(Mapping[str, Weight]):
+    """Weights that report how many of them have been taken."""
+
+    def __init__(self, weights: Mapping[str, Weight], progress: Progress) -> None:
+        self._weights, self._progress, self._taken = weights, progress, set[str]()
+
+    def __getitem__(self, name: str) -> Weight:
+        weight = self._weights[name]
+        if name not in self._taken:
+            self._taken.add(name)
+            self._progress(PREPARING, len(self._taken), len(self._weights))
+        return weight
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)

@@ -44,6 +44,7 @@ class Model(PrefixCacheMixin, ScoringMixin):
     name : what it was loaded as. program : its graphs. tokenizer : text to ids and back.
     executable : the compiled program. backend, device : names of what computes it.
     options : how it was loaded. usual : sampling where a call says nothing. drafts : its drafters.
+    file_type : the quantisation that its files name, such as Q4_K_M; empty where they name none.
     """
 
     def __init__(
@@ -60,7 +61,8 @@ class Model(PrefixCacheMixin, ScoringMixin):
         self.tokenizer: Tokenizer = source.tokenizer
         self.backend, self.device, self.options = backend, device, options
         self._source, self.usual, self.drafts = source, source.usual, DrafterFactory(self)
-        self.load_seconds, self._busy, self._closed = 0.0, threading.Lock(), False
+        self.file_type, self.load_seconds = source.file_type, 0.0
+        self._busy, self._closed = threading.Lock(), False
 
     @property
     def placement(self) -> Mapping[str, str]:

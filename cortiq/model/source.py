@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 
 from cortiq.engine.request import vocabulary_size
 from cortiq.errors import NoTokenizerError, RequestError, shown
+from cortiq.formats.adapter import Adapter, open_adapter, split_scale
 from cortiq.formats.cache import Progress
 from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.formats.fetch import resolve
@@ -40,6 +41,7 @@ class ModelSource:
     longest : the longest context the model can be loaded with; 0 for the one it has.
     usual : how it is sampled from where the caller says nothing.
     notes : what its files ask for and is not done, a line each.
+    file_type : the quantisation that its files name, such as Q4_K_M; empty where they name none.
     where : the file or folder. hashed : whether its files hold their own hashes.
     damaged : gives what of them differs from those; reads everything.
     """
@@ -53,6 +55,7 @@ class ModelSource:
     longest: int = 0
     usual: DefaultSampling = CORTIQ_SAMPLING
     notes: tuple[str, ...] = ()
+    file_type: str = ""
     where: str = ""
     hashed: bool = False
     damaged: Callable[[], Iterator[str]] = lambda: iter(())
@@ -87,6 +90,9 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
         sidecar = open_sidecar(checkpoint, heads)
         if sidecar is not None:
             opened.callback(sidecar.close)
+        adapters = [open_lora(text, progress) for text in options.lora]
+        for adapter in adapters:
+            opened.callback(adapter.close)
         loaded = load_program(
             checkpoint,
             sidecar=sidecar,
@@ -97,6 +103,7 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
             heads=heads,
             draft_vocabulary=options.draft_vocabulary,
             ignored_keys=options.ignore_unknown_config,
+            adapters=adapters,
         )
         tokenizer = open_tokenizer(checkpoint.tokenizer_source, loaded.program)
         close = opened.pop_all().close
@@ -110,11 +117,29 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
         close,
         getattr(loaded.config, "max_position_embeddings", 0),
         usual_sampling(name, getattr(checkpoint, "sampling", {})),
-        getattr(checkpoint, "notes", ()),
+        (*getattr(checkpoint, "notes", ()), *adapter_notes(adapters, loaded.checkpoint)),
+        getattr(checkpoint, "file_type", ""),
         str(getattr(checkpoint, "path", name)),
         own is not None,
         (lambda: iter(())) if own is None else own.damaged,
     )
+
+
+def open_lora(text: str, progress: Progress | None = None) -> Adapter:
+    """Open the adapter of an option `lora`: `PATH[:SCALE]`, or a name of the hub in its place."""
+    path, scale = split_scale(text)
+    return open_adapter(resolve(path, progress=progress), scale)
+
+
+def adapter_notes(adapters: Sequence[Adapter], checkpoint: Any) -> list[str]:
+    """Return a line about merged adapters: how many tensors they change, and what becomes of codes
+    that these had in the file.
+    """
+    if not adapters:
+        return []
+    merged = getattr(checkpoint, "merged", ())
+    named = ", ".join(f"{adapter.path.name} (times {adapter.scale:g})" for adapter in adapters)
+    return [f"merged into {len(merged)} tensors, which are then converted as floats are: {named}"]
 
 
 def open_drafter(heads: str, progress: Progress | None = None) -> tuple[str, Any]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import prod
 from types import ModuleType
 
 from cortiq.errors import FormatError, GraphError, RequestError, UnsupportedError
+from cortiq.formats.adapter import Adapter
 from cortiq.ir import Program, verify
+from cortiq.models.adapters import adapted
 from cortiq.models.config import BaseConfig
 from cortiq.models.dflash import PREFIX, read_drafter, synthetic_drafter, with_drafter
 from cortiq.models.draft_vocabulary import with_shortlist
@@ -30,13 +32,7 @@ from cortiq.models.sidecar import WithSidecar, check_sidecar
 from cortiq.models.synthetic import SyntheticCheckpoint, synthetic_program, synthetic_weights
 from cortiq.models.tensor_pieces import TensorSlice, read_piece
 from cortiq.models.tensors import CheckpointTensors, find_tensors
-from cortiq.models.weight_rules import (
-    check_contract,
-    delicate_names,
-    format_for,
-    matrix_names,
-    with_rule,
-)
+from cortiq.models.weight_rules import check_contract, format_of_each, matrix_names, with_rule
 from cortiq.models.weights import matrix_weight, raw_weight, vector_weight
 from cortiq.numerics.layouts import Weight
 from cortiq.numerics.soundness import check_finite
@@ -60,7 +56,7 @@ class LoadedProgram:
     checkpoint : its source.
     family : name of the family.
     config : the family's configuration; `None` for fixtures.
-    tensors : the tensors of the file that each weight was made of. pieces : the parts of them.
+    pieces : the tensors of the file, or the parts of them, that each weight was made of.
     """
 
     program: Program
@@ -68,8 +64,12 @@ class LoadedProgram:
     checkpoint: OpenCheckpoint
     family: str
     config: BaseConfig | None
-    tensors: Mapping[str, Sequence[str]]
-    pieces: Mapping[str, Sequence[TensorSlice]] = field(default_factory=dict)
+    pieces: Mapping[str, Sequence[TensorSlice]]
+
+    @property
+    def tensors(self) -> dict[str, list[str]]:
+        """Names of the tensors that each weight was made of."""
+        return {name: [piece.tensor for piece in held] for name, held in self.pieces.items()}
 
 
 def load_program(
@@ -83,23 +83,24 @@ def load_program(
     drafter: OpenCheckpoint | None = None,
     draft_vocabulary: int = 0,
     ignored_keys: Sequence[str] = (),
+    adapters: Sequence[Adapter] = (),
 ) -> LoadedProgram:
     """Read the configuration, build the graph, bind every weight.
 
     Parameters
     ----------
     context : the declared context, `None` for the model's own.
-    weight_format : format of all matrices, whatever the file holds them in: `w4`, `w8`, `w8b256`
-        or `w16`; with `f32`, of those that it holds as floats. `None` keeps the file's codes and
-        gives floats `DEFAULT_WEIGHT_FORMAT`.
+    weight_format : format of all matrices, `w4`, `w8`, `w8b256` or `w16`, or of those stored as
+        floats, `f32`. `None` keeps codes and gives floats `DEFAULT_WEIGHT_FORMAT`.
     families : families of plugins.
-    heads : draft head to load beside the trunk: `off`, `auto` (the file's, if it has one), `mtp` or
-        `mimo`; `:post` or `:raw` behind it for the trunk's rows that it takes.
+    heads : draft head to load beside the trunk: `off`, `auto` (the file's own), `mtp` or `mimo`;
+        `:post` or `:raw` behind it for the trunk's rows that it takes.
     sidecar : a file beside the model's that may hold its draft head.
     drafter : a block drafter's folder, beside a head or in place of one (`models.dflash`).
     draft_vocabulary : ids that a draft head looks at (`models.shortlist`); 0 for all.
-    ignored_keys : unknown keys of the configuration that are left out all the same; the program's
-        facts name them.
+    ignored_keys : unknown keys of the configuration to leave out; the program's facts name them.
+    adapters : merged into the tensors before these are converted, in this order; the program's
+        facts name their hashes and scales.
 
     Raises
     ------
@@ -108,11 +109,14 @@ def load_program(
     RequestError : a context, or a draft head, that the model does not have.
     """
     if isinstance(checkpoint, SyntheticCheckpoint):
+        if adapters:
+            raise RequestError("a synthetic model takes no adapters", where="lora")
         return _load_synthetic(checkpoint, context, weight_format, heads, drafter, draft_vocabulary)
     check_contract(checkpoint)
     family = family_for(checkpoint, families)
     config = read_config(family, checkpoint, ignored_keys)
     program = _with_ignored(_built(family, config, context, checkpoint), ignored_keys)
+    program, checkpoint = adapted(program, checkpoint, adapters, family, config)
     if sidecar is not None:
         theirs = read_config(family, sidecar)
         config = check_sidecar(checkpoint, config, sidecar, theirs)
@@ -122,22 +126,30 @@ def load_program(
     program = _headed(program, plan, head_tensors, heads, checkpoint)
     trunk, program = program, _drafted(program, drafter)
     tensors = find_tensors(trunk, checkpoint, family, config)
-    matrices, weights = matrix_names(program), drafter_weights(program, drafter, weight_format)
-    delicate = delicate_names(program)
+    weights = drafter_weights(program, drafter, weight_format)
+    weights |= _read_weights(program, checkpoint, tensors, weight_format)
+    program = with_rule(program, weight_format, checkpoint, tensors)
+    program, weights = with_shortlist(program, weights, draft_vocabulary)
+    bound, name = _with_layouts(program, weights), family_name(family)
+    return LoadedProgram(bound, weights, checkpoint, name, config, tensors)
+
+
+def _read_weights(
+    program: Program,
+    checkpoint: OpenCheckpoint,
+    tensors: Mapping[str, Sequence[TensorSlice]],
+    weight_format: str | None,
+) -> dict[str, Weight]:
+    """Return the weights that are made of a checkpoint's tensors."""
+    formats, weights = format_of_each(program, weight_format or DEFAULT_WEIGHT_FORMAT), {}
     for name, pieces in tensors.items():
         raws = [read_piece(checkpoint.tensor(piece.tensor), piece) for piece in pieces]
         shape = program.weights[name].shape
-        if name in matrices:
-            target = format_for(weight_format or DEFAULT_WEIGHT_FORMAT, name in delicate)
-            weights[name] = matrix_weight(raws, shape, target, weight_format is not None)
+        if name in formats:
+            weights[name] = matrix_weight(raws, shape, formats[name], weight_format is not None)
         else:
             weights[name] = vector_weight(raws, shape)
-    program = with_rule(program, weight_format, checkpoint, tensors)
-    program, weights = with_shortlist(program, weights, draft_vocabulary)
-    bound = _with_layouts(program, weights)
-    names = {name: [piece.tensor for piece in pieces] for name, pieces in tensors.items()}
-    name = family_name(family)
-    return LoadedProgram(bound, weights, checkpoint, name, config, names, tensors)
+    return weights
 
 
 def _with_ignored(program: Program, keys: Sequence[str]) -> Program:

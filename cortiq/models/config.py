@@ -33,6 +33,8 @@ ROPE_KEYS = frozenset({
     ORIGINAL, "partial_rotary_factor", "rope_parameters", "rope_scaling", "rope_theta",
 })  # fmt: skip
 """Keys that `rope_parameters` brings into one form."""
+AXES = frozenset({"mrope_interleaved", "mrope_section"})
+"""Rope parameters of the axes of an image: in a text every axis has the same position."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,8 @@ class Keys:
     same_as : keys of config.json that repeat another one; a different value is refused.
     harmless : more keys that never change the graph.
     only : more keys accepted with one value.
-    defaults : by `model_type`, values of absent keys where they differ from those of `Config`.
+    defaults : by `model_type`, values of absent keys (`rope_theta` too) where they differ from
+        those of `Config`.
     gguf : more GGUF keys, without the architecture's prefix, and the field each fills; with "" for
         a field, a usual key is refused.
     gguf_only : GGUF keys accepted with one value.
@@ -72,6 +75,8 @@ class BaseConfig:
     rope_parameters : `rope_type`, `rope_theta` and the parameters of the type, as transformers 5
         writes them; one such mapping per layer type for families whose layers differ.
     source : "huggingface" or "gguf", for conventions that differ between the two.
+    default_theta, default_turned : rotary base, and share of a head that is rotated, where the file
+        does not say.
     """
 
     vocab_size: int
@@ -86,6 +91,7 @@ class BaseConfig:
     rope_parameters: Mapping[str, Any] = field(default_factory=dict)
     source: str = "huggingface"
     default_theta: ClassVar[float] = 10000.0
+    default_turned: ClassVar[float] = 1.0
     not_in_json: ClassVar[frozenset[str]] = frozenset({"source"})
 
     @property
@@ -144,9 +150,10 @@ def config_from_json(
         and (value not in (only[key], None) if key in only else not is_note(key))
     ]
     refuse_unknown(unknown, "config keys", where, ignored)
-    defaults = keys.defaults.get(str(given.get("model_type")), {})
+    defaults = dict(keys.defaults.get(str(given.get("model_type")), {}))
+    theta = defaults.pop("rope_theta", config_type.default_theta)
     given = {**defaults, **given}
-    given["rope_parameters"] = rope_parameters(given, config_type.default_theta, where)
+    given["rope_parameters"] = rope_parameters(given, theta, where)
     return construct(config_type, {k: v for k, v in given.items() if k in known}, where=where)
 
 
@@ -211,8 +218,9 @@ def rope_parameters(
 def _rope_entry(
     given: Mapping[str, Any], values: Mapping[str, Any], default_theta: float, where: str
 ) -> dict[str, Any]:
-    entry = {key: value for key, value in given.items() if value is not None}
-    _put(entry, "rope_type", entry.pop("type", None), where)
+    entry = {k: v for k, v in given.items() if v is not None and k not in AXES}
+    kind = entry.pop("type", None)
+    _put(entry, "rope_type", "default" if kind == "mrope" else kind, where)
     entry.setdefault("rope_type", "default")
     _put(entry, ORIGINAL, values.get(ORIGINAL), where)
     for key in ("rope_theta", "partial_rotary_factor"):

@@ -1,11 +1,12 @@
-"""DeepSeek V3 and R1: latent attention; experts in groups, chosen with a bias; one for all."""
+"""DeepSeek V3, R1, Kimi K2: latent attention; experts in groups, chosen by bias; a shared one."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from cortiq.ir import Program
-from cortiq.ir.layers import GatedMLP, MoE
+from cortiq.ir.layers import GatedMLP, LatentAttention, MoE
 from cortiq.models.config import Amount, Keys
 from cortiq.models.mla import JOINT, LatentConfig, latent_attention, names_of
 from cortiq.models.names import Names
@@ -13,7 +14,7 @@ from cortiq.models.parts import MOE, Decoder, activation
 from cortiq.models.rope import rope_table
 from cortiq.numerics.route import Router
 
-ARCHITECTURES = ("deepseek_v3",)
+ARCHITECTURES = ("deepseek_v3", "kimi_k2")
 GGUF: tuple[str, ...] = ()
 """`deepseek2` reads these."""
 KEYS = Keys(
@@ -44,38 +45,52 @@ class Config(LatentConfig):
     first_k_dense_replace: Amount = Amount(3)
     num_nextn_predict_layers: Amount = Amount(0)
 
+    family: ClassVar[str] = "deepseek_v3"
+    chosen_with_bias: ClassVar[bool] = True
+
+    def sparse(self) -> tuple[bool, ...]:
+        """Return whether each layer has experts."""
+        return tuple(n >= self.first_k_dense_replace for n in range(self.num_hidden_layers))
+
+    def mixer(self, context: int) -> LatentAttention:
+        """Return a layer's attention."""
+        pairing = "interleaved" if self.rope_interleave else "half"
+        return latent_attention(self, rope_table(self, context), pairing)
+
+    def router(self) -> Router:
+        """Return the choice of experts."""
+        return Router(
+            self.num_experts_per_tok,
+            "sigmoid",
+            renormalise=self.norm_topk_prob,
+            denominator_floor=FLOOR,
+            routed_scaling=self.routed_scaling_factor,
+            groups=self.n_group,
+            kept_groups=self.topk_group,
+            group_score="top2",
+        )
+
 
 def build(config: Config, context: int) -> Program:
     """Build the trunk."""
     width, act = config.hidden_size, activation(config.hidden_act)
-    decoder = Decoder(config, context, family="deepseek_v3", eps=config.rms_norm_eps)
-    pairing = "interleaved" if config.rope_interleave else "half"
-    mixer, names = latent_attention(config, rope_table(config, context), pairing), names_of(config)
+    decoder = Decoder(config, context, family=config.family, eps=config.rms_norm_eps)
+    mixer, names = config.mixer(context), names_of(config)
     mlp = GatedMLP(width, config.intermediate_size, act)
-    router = Router(
-        config.num_experts_per_tok,
-        "sigmoid",
-        renormalise=config.norm_topk_prob,
-        denominator_floor=FLOOR,
-        routed_scaling=config.routed_scaling_factor,
-        groups=config.n_group,
-        kept_groups=config.topk_group,
-        group_score="top2",
-    )
     experts = MoE(
         width=width,
         inner=config.moe_intermediate_size,
         experts=config.n_routed_experts,
-        router=router,
+        router=config.router(),
         activation=act,
-        selection_bias=True,
+        selection_bias=config.chosen_with_bias,
         shared_inner=config.moe_intermediate_size * config.n_shared_experts,
     )
     x = decoder.embed()
-    for n in range(config.num_hidden_layers):
+    for n, sparse in enumerate(config.sparse()):
         x = decoder.mixer(x, n, mixer, table=names)
-        if n < config.first_k_dense_replace:
-            x = decoder.feed_forward(x, n, mlp)
-        else:
+        if sparse:
             x = decoder.feed_forward(x, n, experts, table=MOE)
+        else:
+            x = decoder.feed_forward(x, n, mlp)
     return decoder.finish(x)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import ClassVar
 
 from cortiq.ir import Program
 from cortiq.ir.layers import Attention, GatedMLP, MoE, QKNorm
@@ -32,8 +33,6 @@ KEYS = Keys(
     },
 )  # fmt: skip
 NAMES = Names(gguf={"post_attention_layernorm": "post_attention_norm"})
-TURNED = 0.5
-"""Share of a head that is rotated where the file does not say."""
 FLOOR = 1e-20
 """Added to the sum that weights are divided by."""
 
@@ -58,19 +57,19 @@ class Config(BaseConfig):
     routed_scaling_factor: float = 1.0
     first_k_dense_replace: Amount = Amount(1)
     num_nextn_predict_layers: Amount = Amount(0)
+    default_turned: ClassVar[float] = 0.5
 
 
 def build(config: Config, context: int) -> Program:
     """Build the trunk."""
     width, act = config.hidden_size, activation(config.hidden_act)
     decoder = Decoder(config, context, family="glm4_moe", eps=config.rms_norm_eps)
-    rope = {"partial_rotary_factor": TURNED, **config.rope_parameters}
     mixer = Attention(
         width=width,
         heads=config.num_attention_heads,
         kv_heads=config.kv_heads,
         head_dim=config.head_width,
-        rope=rope_table(replace(config, rope_parameters=rope), context),
+        rope=rope_table(config, context),
         qk_norm=QKNorm(config.rms_norm_eps) if config.use_qk_norm else None,
         biased=config.attention_bias,
     )

@@ -88,13 +88,11 @@ WITHOUT_BOUND = (float("inf"), {"__float__": "Infinity"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(granite.Config):
-    """Fields of `GraniteMoeHybridConfig`; `intermediate_size` is that of an expert."""
+class MambaConfig(BaseConfig):
+    """Fields of folders with Mamba-2 layers among others."""
 
-    num_local_experts: Amount = Amount(8)
-    num_experts_per_tok: int = 2
-    shared_intermediate_size: int = 1024
-    position_embedding_type: str | None = None
+    rms_norm_eps: float = 1e-6
+    hidden_act: str = "silu"
     layer_types: tuple[str, ...] | None = None
     mamba_n_heads: int = 128
     mamba_n_groups: int = 1
@@ -128,6 +126,16 @@ class Config(granite.Config):
             conv_biased=self.mamba_conv_bias, step_low=low, step_high=high,
             decay_form=decay_form(self),
         )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(granite.Config, MambaConfig):
+    """Fields of `GraniteMoeHybridConfig`; `intermediate_size` is that of an expert."""
+
+    num_local_experts: Amount = Amount(8)
+    num_experts_per_tok: int = 2
+    shared_intermediate_size: int = 1024
+    position_embedding_type: str | None = None
 
     def mixture(self) -> MoE:
         """Return the experts and the shared MLP."""

@@ -16,6 +16,7 @@ ACTIVATIONS: Mapping[str, str] = {
     "swish": "silu",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
+    "gelu": "gelu",
     "relu": "relu",
     "relu2": "relu2",
 }
@@ -44,6 +45,7 @@ MOE: Mapping[str, str] = {
 """Roles of `MoE` to the usual tensor names."""
 
 TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+HEAD_BIAS = "lm_head.bias"
 
 
 def activation(name: str) -> str:
@@ -133,6 +135,7 @@ class Decoder:
         slots: Mapping[str, str] | None = None,
         after: str | None = None,
         out: str,
+        read: Value | None = None,
     ) -> Value:
         """Write one residual branch: x + norm?(op(norm?(x))).
 
@@ -141,8 +144,11 @@ class Decoder:
         op : takes the normalised row, and the position too if it keeps key and value rows.
         before, after : prefixes of the norms around it, `None` where the family has none.
         out : name of the sum.
+        read : row that the branch reads in place of x: of a parallel layer, whose MLP does not see
+            what attention adds.
         """
-        inputs = [self.norm(x, f"{name}_norm", before) if before else x]
+        source = x if read is None else read
+        inputs = [self.norm(source, f"{name}_norm", before) if before else source]
         if slots and "kv" in slots:
             inputs.append(self.position)
         y = self.builder.add(op, *inputs, name=name, weights=weights, slots=slots)
@@ -162,6 +168,7 @@ class Decoder:
         before: str | None = "input_layernorm",
         after: str | None = None,
         out: str = "middle",
+        read: Value | None = None,
     ) -> Value:
         """Write the branch of a layer's attention (or another mixer) under the usual names.
 
@@ -171,12 +178,14 @@ class Decoder:
         tensors, table : prefix of the operator's tensors within the layer, and the rest by role.
         before, after : norms of the layer, `None` where there is none.
         out : of the sum, `out` where the layer is this branch only.
+        read : see `branch`.
         """
         file, here = f"model.layers.{layer}", f"layers.{layer}"
         return self.branch(
             x, op, f"{here}.{name}", before=_within(file, before), after=_within(file, after),
             weights=named(op, f"{file}.{tensors}", table),
             slots={role: f"{here}.{role}" for role in op.slot_kinds()}, out=f"{here}.{out}",
+            read=read,
         )  # fmt: skip
 
     def feed_forward(
@@ -189,12 +198,13 @@ class Decoder:
         table: Mapping[str, str] = MLP,
         before: str | None = "post_attention_layernorm",
         after: str | None = None,
+        read: Value | None = None,
     ) -> Value:
         """Write the branch of a layer's MLP or experts under the usual names, see `mixer`."""
         file, here = f"model.layers.{layer}", f"layers.{layer}"
         return self.branch(
             x, op, f"{here}.mlp", before=_within(file, before), after=_within(file, after),
-            weights=named(op, f"{file}.{tensors}", table), out=f"{here}.out",
+            weights=named(op, f"{file}.{tensors}", table), out=f"{here}.out", read=read,
         )  # fmt: skip
 
     def finish(
@@ -204,12 +214,17 @@ class Decoder:
         norm: str = "model.norm",
         multiplier: float = 1.0,
         soft_cap: float | None = None,
+        biased: bool = False,
     ) -> Program:
-        """Write final norm, head (the table if tied), multiplier, soft cap; return the program."""
+        """Write final norm, head (the table if tied), multiplier, soft cap; return the program.
+
+        A `biased` head has a vector of its own even where its matrix is the table.
+        """
         y = self.norm(x, "hidden", norm)
         weights = {"weight": TABLE if self.config.tie_word_embeddings else HEAD}
+        weights |= {"bias": HEAD_BIAS} if biased else {}
         steps: list[tuple[Op, Mapping[str, str]]] = [
-            (Linear(self.config.hidden_size, self.config.vocab_size), weights)
+            (Linear(self.config.hidden_size, self.config.vocab_size, biased), weights)
         ]
         if multiplier != 1.0:
             steps.append((Scale(multiplier), {}))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cortiq.ir import Program
 from cortiq.ir.layers import QKNorm
@@ -11,8 +11,9 @@ from cortiq.models.names import Names
 from cortiq.models.parts import Decoder, attention, gated_mlp
 from cortiq.models.rope import rope_table
 
-ARCHITECTURES = ("qwen3",)
-KEYS = qwen2.KEYS
+ARCHITECTURES = ("qwen3", "qwen3_vl_text")
+GGUF = ("qwen3",)
+KEYS = replace(qwen2.KEYS, defaults={"qwen3_vl_text": {"rope_theta": 5e5}})
 NAMES = Names()
 
 

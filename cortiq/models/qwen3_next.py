@@ -23,8 +23,6 @@ GGUF = ("qwen3next",)
 LINEAR = "linear_attention"
 TURNED = 0.25
 """Share of a head that is rotated, where a file does not say."""
-SECTIONS = frozenset({"mrope_section", "mrope_interleaved"})
-"""Axes of an image by pair; in text all axes have the same position."""
 GGUF_KEYS: Mapping[str, str] = {
     "attention.sliding_window": "",
     "expert_count": "num_experts",
@@ -175,8 +173,7 @@ def delta_net(config: LinearConfig, **layout: Any) -> GatedDeltaNet:
 
 def gated_attention(config: LinearConfig, context: int) -> Attention:
     """Return attention whose queries carry the gates of its output."""
-    given = {key: v for key, v in config.rope_parameters.items() if key not in SECTIONS}
-    rope = {"partial_rotary_factor": TURNED, **given}
+    rope = {"partial_rotary_factor": TURNED, **config.rope_parameters}
     return Attention(
         width=config.hidden_size,
         heads=config.num_attention_heads,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from decimal import localcontext
 from typing import Any
 
 from cortiq.errors import FormatError, shown
-from cortiq.models.config import BaseConfig, is_number
+from cortiq.models.config import ORIGINAL, BaseConfig, is_number
 from cortiq.numerics.rope import RopeTable
-from cortiq.numerics.rope_scaling import PRECISION, Yarn, scaling_of, yarn_magnitude
+from cortiq.numerics.rope_scaling import PRECISION, Growth, Yarn, scaling_of, yarn_magnitude
 
 RENAMED: Mapping[str, str] = {
     "original_max_position_embeddings": "original_context",
@@ -21,6 +22,9 @@ RENAMED: Mapping[str, str] = {
 NEEDS_ORIGINAL = ("llama3", "yarn", "longrope")
 """Types whose original context is the model's own unless the file says otherwise."""
 
+BETA = "llama_4_scaling_beta"
+ELSEWHERE = (BETA, "max_position_embeddings")
+"""Parameters that no rotary table takes: `grown_table` reads one, the other repeats the model's."""
 WORDS: Mapping[str, type] = {"rope_type": str, "type": str, "truncate": bool}
 LISTS = frozenset({"short_factor", "long_factor", "factors"})
 POSITIVE = frozenset({"rope_theta", "original_max_position_embeddings"})
@@ -44,12 +48,13 @@ def rope_table(config: BaseConfig, context: int, layer_type: str | None = None) 
         message = f"rope_parameters are per layer type: {sorted(given)}"
         raise FormatError(message, where="config")
     check_rope_values(given, "config")
+    given = {key: value for key, value in given.items() if key not in ELSEWHERE}
     kind = given.pop("rope_type", "default")
     theta = float(given.pop("rope_theta", config.default_theta))
     whole = kind == "proportional"  # all pairs are turned, those beyond its share by nothing
     if whole:
         given.setdefault("partial_rotary_factor", 1.0)
-    turned = 1.0 if whole else float(given.pop("partial_rotary_factor", 1.0))
+    turned = 1.0 if whole else float(given.pop("partial_rotary_factor", config.default_turned))
     if turned > 1:
         message = f"turns {turned:g} times the {config.head_width} elements of a head"
         raise FormatError(message, where="config")
@@ -67,6 +72,20 @@ def rope_table(config: BaseConfig, context: int, layer_type: str | None = None) 
     table = RopeTable(theta, dim, scaling_of(kind, parameters))
     table.check()
     return table
+
+
+def grown_table(config: BaseConfig, table: RopeTable) -> RopeTable | None:
+    """Return the queries' table where `llama_4_scaling_beta` lets its amplitude grow, else None.
+
+    It grows at every multiple of the original context, which is the model's own unless given.
+    """
+    beta, inner = config.rope_parameters.get(BETA), table.scaling
+    if not beta or isinstance(inner, Growth):
+        return None
+    every = config.rope_parameters.get(ORIGINAL, config.max_position_embeddings)
+    grown = replace(table, scaling=Growth(inner, float(beta), int(every)))
+    grown.check()
+    return grown
 
 
 def yarn_scale(table: RopeTable) -> float:

@@ -40,7 +40,7 @@ def find_tensors(
     wanted = {piece.tensor: piece for pieces in places.values() for piece in pieces}
     problems = [p for piece in wanted.values() for p in _tensor_problems(piece, checkpoint)]
     problems += _left_over(places, checkpoint, config, family.NAMES)
-    problems += _untied(checkpoint, config, family.NAMES.in_file(TABLE, config.source))
+    problems += untied(checkpoint, config, family.NAMES.in_file(TABLE, config.source))
     if problems:
         size = -(-len(problems) // PROBLEM_LINES)  # a message has few lines, and names all of them
         lines = ("; ".join(problems[i : i + size]) for i in range(0, len(problems), size))
@@ -208,7 +208,7 @@ def _of_draft_head(tensor: str, checkpoint: OpenCheckpoint, config: BaseConfig) 
     return any(f"{layer[0]}{end}eh_proj.weight" in checkpoint for end in ("", "nextn."))
 
 
-def _untied(checkpoint: OpenCheckpoint, config: BaseConfig, table_name: str) -> Iterator[str]:
+def untied(checkpoint: OpenCheckpoint, config: BaseConfig, table_name: str) -> Iterator[str]:
     """Yield a separate head in a file that declares tied embeddings: some hold the copy.
 
     Only the ends of the two are compared, so that nothing long is read at load.

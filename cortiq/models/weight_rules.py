@@ -23,11 +23,6 @@ what those matrices get."""
 LOGITS = "logits"
 
 
-def format_for(rule: str, is_delicate: bool) -> str:
-    """Return the format of a matrix under a rule."""
-    return FINER.get(rule, rule) if is_delicate else rule
-
-
 def matrix_names(program: Program) -> set[str]:
     """Return the weights that multiply quantised rows or are looked up by token."""
     nodes = (n for g in primitives_of(program).graphs.values() for n in g.nodes)
@@ -53,6 +48,13 @@ def delicate_names(program: Program) -> set[str]:
             elif maker is not None:
                 values += maker.inputs
     return found
+
+
+def format_of_each(program: Program, rule: str) -> dict[str, str]:
+    """Return the format of each matrix under a rule."""
+    delicate = delicate_names(program)
+    names = matrix_names(program)
+    return {name: FINER.get(rule, rule) if name in delicate else rule for name in names}
 
 
 def with_rule(

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from cortiq.errors import UnsupportedError
 from cortiq.numerics.rope import RopeTable
+from cortiq.numerics.rope_scaling import Growth
 from cortiq.numerics.route import Router
 
 Doubles = npt.NDArray[np.float64]
@@ -127,7 +128,10 @@ def rope_table(table: RopeTable, positions: Array) -> tuple[Doubles, Doubles]:
     """Return (cos, sin)·amplitude, [n, dim/2]; good to 1e-9 for positions below 2²⁰."""
     frequencies = np.array([float(f) for f in table.frequencies])
     angles = wide(positions)[:, None] * frequencies
-    amplitude = float(table.amplitude)
+    amplitude = np.full((1, 1), float(table.amplitude))
+    if isinstance(table.scaling, Growth):
+        steps = np.floor(np.asarray(positions, np.float64) / table.scaling.every)
+        amplitude = amplitude * (1 + table.scaling.beta * np.log1p(steps))[:, None]
     return np.cos(angles) * amplitude, np.sin(angles) * amplitude
 
 

@@ -21,7 +21,7 @@ from cortiq.domains import Count, Integer, Real, Relation, require
 from cortiq.errors import GraphError, UnsupportedError
 from cortiq.numerics import rope_scaling
 from cortiq.numerics.contract import F32, Flags, Floats, snap
-from cortiq.numerics.rope_scaling import PI, PRECISION, Default, Scaling
+from cortiq.numerics.rope_scaling import PI, PRECISION, Default, Growth, Scaling
 
 PAIRINGS = ("half", "interleaved")
 MAX_DIM = 1 << 16
@@ -92,6 +92,9 @@ class RopeTable:
         if not Decimal(2) ** -40 <= exact < Decimal(2) ** 50 or not len(self.phase_steps):
             what = f"cosines and sines would be multiplied by {exact:.6g}"
             raise UnsupportedError(what, where="rope scaling")
+        if isinstance(self.scaling, Growth) and not (self.scaling.every > 0 <= self.scaling.beta):
+            what = f"an amplitude grows by {self.scaling.beta} every {self.scaling.every} positions"
+            raise UnsupportedError(what, where="rope scaling")
 
     def follows(self) -> bool:
         """Return whether the parameters define a table: whether `check` raises nothing."""
@@ -123,13 +126,28 @@ class RopeTable:
     def compute(self, positions: npt.ArrayLike) -> tuple[Floats, Floats]:
         """Return (cos, sin), float32 [n, dim/2], of the positions: snap(RN(value·amplitude)).
 
+        With `Growth` the amplitude is RN(amplitude·(1 + beta·ln(1 + ⌊position/every⌋))).
+
         The phase is position·phase_steps modulo 2⁶⁴; with amplitude 1 nothing is multiplied.
         """
         where = np.asarray(positions, np.uint64)[:, None]
         cos, sin = turn(where * self.phase_steps)
-        if self.amplitude != 1:
-            cos, sin = cos * self.amplitude, sin * self.amplitude
+        amplitude = self._amplitudes(where)
+        if np.any(amplitude != 1):
+            cos, sin = cos * amplitude, sin * amplitude
         return snap(cos), snap(sin)
+
+    def _amplitudes(self, where: npt.NDArray[np.uint64]) -> Floats:
+        """Return the factor of each position's values, [n, 1]: one for all without `Growth`."""
+        if not isinstance(self.scaling, Growth):
+            return np.full((1, 1), self.amplitude, F32)
+        steps, place = np.unique(where // np.uint64(self.scaling.every), return_inverse=True)
+        return self._grown(steps)[place].reshape(where.shape)
+
+    def _grown(self, steps: npt.NDArray[np.uint64]) -> Floats:
+        """Return RN(amplitude·growth) of each step."""
+        exact = (rope_scaling.amplitude(self.scaling, int(step)) for step in steps)
+        return np.array([float(value) for value in exact], F32)
 
     def table(self, positions: npt.ArrayLike) -> tuple[Floats, Floats]:
         """Return the values of `compute` from a table that grows by `CHUNK` positions as needed.

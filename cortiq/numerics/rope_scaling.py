@@ -112,9 +112,24 @@ class NTKAlpha:
     alpha: float
 
 
-Scaling: TypeAlias = (
+Constant: TypeAlias = (
     Default | Linear | Llama3 | Yarn | LongRope | Proportional | FrequencyFactors | NTKAlpha
 )
+
+
+@dataclass(frozen=True)
+class Growth:
+    """A scaling of one amplitude, with one that grows by steps: times 1 + beta·ln(1 + ⌊p/every⌋).
+
+    A table of queries, so that far scores keep apart. Source: Llama 4's attention temperature.
+    """
+
+    inner: Constant
+    beta: float
+    every: int
+
+
+Scaling: TypeAlias = Constant | Growth
 
 KINDS: dict[str, type] = {
     "default": Default,
@@ -248,6 +263,8 @@ def _frequencies(base: float, dim: int, scaling: Scaling) -> list[Decimal]:
             return turning + [Decimal(0)] * (dim // 2 - rotated)
         case FrequencyFactors(factors):
             return divided(powers, factors)
+        case Growth(inner):
+            return _frequencies(base, dim, inner)
         case NTKAlpha(alpha):
             # (base·alpha^(dim/(dim−2)))^(−2i/dim) is base^(−2i/dim)·alpha^(−2i/(dim−2)).
             log_alpha = exact(alpha).ln()
@@ -263,9 +280,11 @@ def yarn_magnitude(factor: float, slope: float) -> Decimal:
     return exact(0.1) * exact(slope) * exact(factor).ln() + 1
 
 
-def amplitude(scaling: Scaling) -> Decimal:
-    """Return the factor of cos and sin to 60 digits; 1 for most scalings. Errors as above."""
+def amplitude(scaling: Scaling, step: int = 0) -> Decimal:
+    """Return the factor of cos and sin to 60 digits, of `Growth` after `step` steps; 1 for most."""
     with _meaningful(f"amplitude follows from {scaling}"):
+        if isinstance(scaling, Growth):
+            return amplitude(scaling.inner) * (1 + exact(scaling.beta) * Decimal(1 + step).ln())
         if isinstance(scaling, Yarn | LongRope) and scaling.attention_factor is not None:
             return exact(scaling.attention_factor)
         if isinstance(scaling, Yarn):

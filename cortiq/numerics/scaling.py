@@ -18,18 +18,18 @@ from cortiq.numerics.contract import (
     OutOfDomainError,
     snap,
 )
-from cortiq.numerics.scalar import exponential
+from cortiq.numerics.scalar import activation, exponential
 
 CONSTANT = Real(
     2.0**SMALLEST_EXPONENT, 2.0**LARGEST_EXPONENT, below=True, signed=True, zero=True
 )  # fmt: skip
 """A constant that values are multiplied by, moved by or bounded by: canonical."""
-GAIN_FORMS = ("plain", "exp", "negative_exp", "negative")
+GAIN_FORMS = ("plain", "exp", "negative_exp", "negative", "softplus")
 
 
 def gain(w: Floats, form: str = "plain", name: str = "weight") -> Floats:
-    """Form a weight's gains once on the host: w, snap(exponential(w)), −that, or snap(w) of a w
-    that must not be above 0.
+    """Form a weight's gains once on the host: w, snap(exponential(w)), −that, snap(w) of a w that
+    must not be above 0, or softplus(w).
 
     Raises
     ------
@@ -39,6 +39,8 @@ def gain(w: Floats, form: str = "plain", name: str = "weight") -> Floats:
     check_gain_form(form)
     if form == "plain":
         return w
+    if form == "softplus":
+        return activation(snap(w), "softplus")
     if form == "negative":
         if not (w <= 0).all():
             what = f"holds the decay {float(w.max())}, a number that must not be above 0"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from cortiq import hookspecs
-from cortiq.command_names import COMMANDS, KIT, KIT_PACKAGE
+from cortiq.command_names import COMMANDS, KIT, KIT_PACKAGE, SHARED_WITH_KIT
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -204,4 +204,4 @@ def check_commands(found: Sequence[Any]) -> list[click.Command]:
 def _is_kit_command(command: click.Command) -> bool:
     """Return whether a command is the conformance kit's own."""
     home = getattr(command.callback, "__module__", "").partition(".")[0]
-    return command.name in KIT and home == KIT_PACKAGE
+    return command.name in (*KIT, *SHARED_WITH_KIT) and home == KIT_PACKAGE

@@ -138,7 +138,8 @@ def _list_of(read: Callable[[Any, str], Any]) -> Callable[[Any, str], tuple[Any,
     return read_list
 
 
-def _options(value: Any, where: str) -> GenerateOptions:
+def read_options(value: Any, where: str) -> GenerateOptions:
+    """Return the options that a JSON object holds; raise FormatError if they are none."""
     fields = _object(value, where)
     _check_fields(fields, ALWAYS, where, optional=RECORDED)
     given = {name: _option(name, value, f"{where}.{name}") for name, value in fields.items()}
@@ -177,7 +178,7 @@ CLAIM_READERS: Mapping[str, Callable[[Any, str], Any]] = {
     "end_ids": _list_of(_integer),
     "fingerprint": _hex(64),
     "prompt_ids": _list_of(_integer),
-    "options": _options,
+    "options": read_options,
     "token_ids": _list_of(_integer),
     "digests": _list_of(_digest),
     "chain": _hex(64),

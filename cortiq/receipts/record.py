@@ -76,11 +76,7 @@ class Claim:
     def as_object(self) -> dict[str, Any]:
         """Return the claim as a JSON object."""
         written = dict(vars(self))
-        written["options"] = {
-            name: _written(self.options, name)
-            for name in RECORDED
-            if name in ALWAYS or getattr(self.options, name) != defaults(GenerateOptions)[name]
-        }
+        written["options"] = options_object(self.options)
         written["digests"] = [hexadecimal(words) for words in self.digests]
         return {name: list(v) if isinstance(v, tuple) else v for name, v in written.items()}
 
@@ -227,6 +223,15 @@ def make_receipt(made: Generation, model: Model, request: Request) -> Receipt:
         text=made.text,
     )
     return Receipt(claim, machine_facts(made, model), claim.seals())
+
+
+def options_object(options: GenerateOptions) -> dict[str, Any]:
+    """Return the options that determine the draws and the end of a text, as a JSON object."""
+    return {
+        name: _written(options, name)
+        for name in RECORDED
+        if name in ALWAYS or getattr(options, name) != defaults(GenerateOptions)[name]
+    }
 
 
 def _written(options: GenerateOptions, name: str) -> Any:

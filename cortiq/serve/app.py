@@ -8,13 +8,19 @@ from starlette.types import Scope
 from cortiq.errors import shown
 from cortiq.serve.errors import ApiError
 from cortiq.serve.middleware import RequestMiddleware
+from cortiq.serve.model_routes import ModelRoutes
+from cortiq.serve.ollama_api import OLLAMA_ENDPOINTS, OllamaApi
 from cortiq.serve.other_apis import OTHER_ENDPOINTS, OtherApis
 from cortiq.serve.pages import PAGE_FILES, page_endpoint
+from cortiq.serve.score_api import SCORE_ENDPOINTS, ScoreApi
+from cortiq.serve.server_info import INFO_ENDPOINTS, ServerInfo
 from cortiq.serve.service import Service
 
 ENDPOINTS = (
     "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models",
-    "/v1/verify", "/tokenize", "/detokenize", *OTHER_ENDPOINTS, "/health", "/metrics",
+    "/v1/verify", "/tokenize", "/detokenize", *OTHER_ENDPOINTS, *OLLAMA_ENDPOINTS,
+    *SCORE_ENDPOINTS, *INFO_ENDPOINTS,
+    "/health", "/metrics",
 )  # fmt: skip
 """Endpoints listed in the error for unknown paths."""
 COUNTED_PATHS = tuple(path.removeprefix("/v1") for path in ENDPOINTS)
@@ -30,13 +36,13 @@ def application(service: Service, bound: str = "") -> RequestMiddleware:
         "/detokenize": service.detokenize,
         "/verify": service.verify,
     }
-    gets = {"/models": service.list_models, "/models/{name:path}": service.one_model}
     routes = [Route("/health", service.health), Route("/metrics", service.show_metrics)]
     routes += [Route(path, page_endpoint(path)) for path in PAGE_FILES]
-    routes += OtherApis(service).routes()
+    routes += [*OtherApis(service).routes(), *OllamaApi(service).routes()]
+    routes += [*ModelRoutes(service).routes(), *ScoreApi(service).routes()]
+    routes += ServerInfo(service).routes()
     for prefix in ("/v1", ""):
         routes += [Route(prefix + path, do, methods=["POST"]) for path, do in posts.items()]
-        routes += [Route(prefix + path, do, methods=["GET"]) for path, do in gets.items()]
     return RequestMiddleware(
         Router(routes, redirect_slashes=False, default=not_found),
         service.options,

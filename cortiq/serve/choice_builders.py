@@ -13,7 +13,8 @@ from cortiq.dialects.dialect import ToolCall
 from cortiq.dialects.splitter import AnswerPart, AnswerText, Splitter, ThinkingText
 from cortiq.engine.output import TokenLogprobs
 from cortiq.serve.generation_job import ChoiceUpdate, GenerationJob
-from cortiq.serve.parsed_request import ParsedRequest, logprob_entry, token_key, token_text
+from cortiq.serve.parsed_request import ParsedRequest
+from cortiq.serve.token_entries import logprob_entry, token_key, token_text
 
 FINISH_REASONS = {"loop": "stop", "cancelled": "stop"}
 """OpenAI's finish reasons for those that only we have."""

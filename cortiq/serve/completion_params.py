@@ -7,6 +7,7 @@ from typing import Any
 
 from cortiq.model.default_sampling import CORTIQ_SAMPLING, DefaultSampling
 from cortiq.options import GenerateOptions
+from cortiq.serve.api_keys import PRIORITIES
 from cortiq.serve.errors import invalid
 from cortiq.serve.fields import Fields
 
@@ -32,6 +33,7 @@ class CompletionParams:
     token_ids : whether the response has the ids of the prompt and of each choice.
     receipt : whether the response has a receipt of each choice.
     silent : whether nothing is generated: a text request for its prompt only.
+    priority : of its sequences among the waiting ones; None if the request says none.
     """
 
     options: GenerateOptions
@@ -43,6 +45,7 @@ class CompletionParams:
     token_ids: bool = False
     receipt: bool = False
     silent: bool = False
+    priority: int | None = None
 
 
 def read_params(
@@ -86,6 +89,7 @@ def read_params(
         prompt_logprobs,
         fields.flag("return_token_ids"),
         fields.flag("receipt"),
+        priority=fields.integer("priority", *PRIORITIES),
     )
 
 

@@ -15,7 +15,8 @@ from cortiq.serve.choice_builders import (
 )
 from cortiq.serve.errors import ApiError
 from cortiq.serve.generation_job import ChoiceUpdate, GenerationJob
-from cortiq.serve.parsed_request import ParsedRequest, prompt_entry
+from cortiq.serve.parsed_request import ParsedRequest
+from cortiq.serve.token_entries import prompt_entry
 
 MakeBuilder = Callable[[int, ParsedRequest], ChoiceBuilder]
 

@@ -16,6 +16,7 @@ class ApiError(Exception):
     status : HTTP status. message : a sentence for people.
     code : for programs, such as `context_length_exceeded`. param : field of the request.
     logged : further facts for the log; never any text of a prompt.
+    retry_after : seconds after which the request may be sent again; None if nobody knows.
     """
 
     def __init__(
@@ -25,8 +26,10 @@ class ApiError(Exception):
         code: str | None = None,
         param: str | None = None,
         logged: Mapping[str, str] | None = None,
+        retry_after: int | None = None,
     ) -> None:
         super().__init__(message)
+        self.retry_after = retry_after
         self.logged = dict(logged or {})
         self.status, self.message, self.code, self.param = status, message, code, param
 
@@ -73,7 +76,7 @@ def error_body(error: ApiError, path: str) -> dict[str, Any]:
 def queue_full(waiting: int) -> ApiError:
     """Return the error (429) of a full queue."""
     message = f"{waiting} requests are waiting: try again later."
-    return ApiError(429, message, "queue_full")
+    return ApiError(429, message, "queue_full", retry_after=1)
 
 
 def shutting_down() -> ApiError:

@@ -12,6 +12,7 @@ from cortiq.errors import FormatError, shown
 from cortiq.formats.strict_json import parse_object
 from cortiq.option_names import closest_option
 from cortiq.serve.errors import ApiError, error_sentence, invalid
+from cortiq.serve.ignored import ignores
 
 IGNORED = frozenset({
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
@@ -133,9 +134,12 @@ class Fields:
                 raise invalid(message, name, "unknown_parameter")
 
     def close(self) -> None:
-        """Refuse fields that were never read: a parameter is never ignored silently."""
+        """Refuse fields that were never read: a parameter is never ignored silently.
+
+        Where the operator lets them be ignored, they are noted for the response and the log.
+        """
         for name in self.values:
-            if name not in self._read and name not in IGNORED:
+            if name not in self._read and name not in IGNORED and not ignores(self.path(name)):
                 near = closest_option(name, self._read)
                 hint = f" Did you mean '{self.path(near)}'?" if near else ""
                 message = f"Unknown parameter: {shown(self.path(name))}.{hint}"

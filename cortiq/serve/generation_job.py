@@ -49,6 +49,7 @@ class GenerationJob:
     sequences : submitted sequences by choice; owned by the worker.
     delivered : by choice, tokens delivered so far, and whether its end was.
     cancelled : whether the client is gone. cancelled_at : engine steps begun by then.
+    priority : of its sequences among the waiting ones.
     issue : called with a choice that has ended; returns its receipt if the response has one.
     """
 
@@ -58,6 +59,7 @@ class GenerationJob:
     delivered: dict[int, tuple[int, bool]] = field(default_factory=dict)
     cancelled: bool = False
     cancelled_at: int | None = None
+    priority: int = 0
     issue: Callable[[int], Any] = lambda choice: None
 
     def __post_init__(self) -> None:

@@ -75,10 +75,6 @@ class Grammars:
             raise schema_error(stop_reason(first), param)
         return made
 
-    def schema_grammar(self, schema: Mapping[str, Any]) -> str:
-        """Return the grammar of JSON texts that follow a schema."""
-        return f"start: %json {json.dumps({**schema, **WHITESPACE})}"
-
     def call_grammar(self, schemas: Mapping[str, Mapping[str, Any]], wrap: tuple[str, str]) -> str:
         """Return the grammar of one tool call.
 
@@ -152,6 +148,7 @@ class GrammarMasks:
     ----------
     fault : the library's error, empty without one. The answer then ends and the client gets an
         error.
+    recipe : grammar and markers, of which `masks_of` makes the masks again.
     """
 
     def __init__(
@@ -162,8 +159,10 @@ class GrammarMasks:
         opened: bool = False,
         opens: str = "",
         closes: str = "",
+        grammar: str = "",
     ) -> None:
         self.grammars, self.fault = grammars, ""
+        self.recipe = {"grammar": grammar, "opened": opened, "opens": opens, "closes": closes}
         self._matcher, self._prompt, self._opened, self._closes = matcher, prompt, opened, closes
         ids = grammars.tokenizer.encode(opens, add_bos=False, parse_special=True) if opens else []
         self._opens = ids[0] if len(ids) == 1 and closes else None
@@ -213,6 +212,13 @@ class GrammarMasks:
             self.fault = stop_reason(matcher)
             return mask_of(self.grammars.eos_ids, self.grammars.vocabulary)
         return bytes(mask).ljust(-(-self.grammars.vocabulary // 8), b"\0")
+
+
+def masks_of(grammars: Grammars, recipe: Mapping[str, Any], prompt: int) -> GrammarMasks:
+    """Return the masks that a recipe describes (`GrammarMasks.recipe`); errors as `compiled`."""
+    matcher = grammars.compiled(recipe["grammar"], "grammar")
+    markers = recipe["opens"], recipe["closes"]
+    return GrammarMasks(grammars, matcher, prompt, recipe["opened"], *markers, recipe["grammar"])
 
 
 def schema_error(why: str, param: str) -> ApiError:

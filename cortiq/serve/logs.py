@@ -7,23 +7,76 @@ import logging
 import sys
 import time
 from collections.abc import Mapping
+from logging.handlers import WatchedFileHandler
 from typing import Any
 
-from cortiq.errors import printable, printable_json
+from cortiq.errors import CortiqError, printable, printable_json
 from cortiq.serve.generation_job import GenerationJob
 
 LOG = logging.getLogger("cortiq.serve")
 
 
-def configure_logging(form: str) -> None:
-    """Log to stderr, as text or as JSON lines."""
+def configure_logging(form: str | None, access_log: str | None = None) -> None:
+    """Log to stderr, and requests to a file, too, as JSON.
+
+    Parameters
+    ----------
+    form : `short`, `text` or `json`; None is short lines on a terminal and text elsewhere.
+    access_log : file to append to; None for none.
+
+    Raises
+    ------
+    CortiqError : the file cannot be written.
+    """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+    form = form or ("short" if sys.stderr.isatty() else "text")
+    handler.setFormatter(FORMATTERS[form]())
     for name in ("cortiq.serve", "uvicorn.error"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
     LOG.setLevel(logging.INFO)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    if access_log is not None:
+        LOG.addHandler(_access_handler(access_log))
+
+
+def _access_handler(path: str) -> logging.Handler:
+    """Return what appends requests to a file, opened again after a rotation has renamed it."""
+    try:
+        made = WatchedFileHandler(path, encoding="utf-8")
+    except OSError as error:
+        what = f"requests cannot be logged here: {error.strerror}"
+        raise CortiqError(what, where=path) from None
+    made.setFormatter(JsonFormatter())
+    made.addFilter(lambda record: hasattr(record, "facts"))
+    return made
+
+
+class ShortFormatter(logging.Formatter):
+    """Formats records for a terminal: a request as time, status, path, model, tokens, seconds."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Format a record as one line, followed by its traceback if there is one."""
+        facts, stamp = _facts(record), time.strftime("%H:%M:%S", time.localtime(record.created))
+        text = (
+            _short_request(facts) if facts else f"{record.levelname.lower()}: {record.getMessage()}"
+        )
+        trace = f"\n{self.formatException(record.exc_info)}" if record.exc_info else ""
+        return printable(f"{stamp} {text}{trace}")
+
+
+def _short_request(facts: Mapping[str, Any]) -> str:
+    """Return a request's facts as people read them on a terminal."""
+    words = [str(facts["status"]), facts["method"], _word(facts["path"])]
+    words += [_word(facts[name]) for name in ("model", "key") if name in facts]
+    if "new_tokens" in facts:
+        cached = f" ({facts['cached_tokens']} cached)" if facts.get("cached_tokens") else ""
+        words.append(f"{facts['prompt_tokens']}{cached} + {facts['new_tokens']} tokens")
+    words.append(f"{facts['seconds']:.2f} s")
+    if "decode_rate" in facts:
+        words.append(f"{facts['decode_rate']:.0f} tokens/s")
+    words += [_word(facts[name]) for name in ("error", "param") if name in facts]
+    return " ".join(words)
 
 
 class TextFormatter(logging.Formatter):
@@ -60,6 +113,10 @@ def _word(value: object) -> str:
     return json.dumps(text, ensure_ascii=True) if not text.isprintable() or " " in text else text
 
 
+FORMATTERS = {"short": ShortFormatter, "text": TextFormatter, "json": JsonFormatter}
+"""Formatters of stderr, by the name of their form."""
+
+
 def job_facts(job: GenerationJob) -> dict[str, Any]:
     """Return token counts and rates of a job for its log line."""
     stats = [sequence.stats for sequence in job.sequences.values()]
@@ -71,6 +128,15 @@ def job_facts(job: GenerationJob) -> dict[str, Any]:
         "cached_tokens": first.reused_tokens,
         "new_tokens": sum(one.generated_tokens for one in stats),
     }
+    drafters = [one for each in stats for one in each.drafts.drafters.values()]
+    rare = {
+        "prefix_hits": int(first.reused_tokens > 0),
+        "drafted_tokens": sum(one.drafted for one in drafters),
+        "accepted_tokens": sum(one.accepted for one in drafters),
+        "evictions": sum(one.evicted for one in stats),
+        "preemptions": sum(one.preempted for one in stats),
+    }
+    facts |= {name: count for name, count in rare.items() if count}
     computed = first.prompt_tokens - first.reused_tokens
     if first.first is not None and first.prompt_seconds > 0:
         facts["first_token_seconds"] = round(first.prompt_seconds, 4)

@@ -11,7 +11,7 @@ from cortiq.serve.fields import Fields, object_fields
 
 SHARED = (
     "model", "stream", "temperature", "top_p", "top_k", "seed", "min_p", "repetition_penalty",
-    "chat_template_kwargs", "receipt",
+    "chat_template_kwargs", "receipt", "priority",
 )  # fmt: skip
 """Fields that a chat request has under the same name."""
 NO_EFFECT = ("metadata", "service_tier", "cache_control", "context_management", "inference_geo")

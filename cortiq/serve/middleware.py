@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
+import socket
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from functools import partial
+from ipaddress import ip_address
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -15,11 +17,15 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cortiq.errors import shown
+from cortiq.serve.api_keys import KeyRing
 from cortiq.serve.authority import Authority, is_loopback, read_authority, read_origin
 from cortiq.serve.errors import ApiError, as_api_error, error_body, shutting_down
 from cortiq.serve.http_responses import ClientGone
+from cortiq.serve.ignored import CURRENT, HEADER, IgnoredParts
+from cortiq.serve.key_limits import KeyLimits
 from cortiq.serve.logs import LOG
 from cortiq.serve.options import ServeOptions
+from cortiq.serve.traces import RequestTraces
 
 PUBLIC_PATHS = ("/", "/page.js", "/page.css", "/health")
 """Paths that need no API key: they reveal nothing and compute nothing."""
@@ -27,6 +33,8 @@ CLIENT_GONE = 499
 """Status in logs and metrics of a request whose client disconnected."""
 MAX_LOGGED = 80
 """Characters of a client-supplied value that logs and errors show."""
+OWN_NAMES = ("", "localhost", socket.gethostname())
+"""Names of this machine that requests from elsewhere may be sent to; none is of old clients."""
 Observe = Callable[[str, int, float, Mapping[str, Any]], None]
 
 
@@ -37,6 +45,7 @@ class RequestMiddleware:
     ----------
     observe : called after every request: path, status, seconds, and the facts of its log line.
     bound : address that the server listens on, if the options only have a name for it.
+    keys : of the clients; those of the options if None.
 
     Attributes
     ----------
@@ -44,11 +53,20 @@ class RequestMiddleware:
     """
 
     def __init__(
-        self, inner: ASGIApp, options: ServeOptions, observe: Observe, bound: str = ""
+        self,
+        inner: ASGIApp,
+        options: ServeOptions,
+        observe: Observe,
+        bound: str = "",
+        keys: KeyRing | None = None,
     ) -> None:
         self.inner, self.options, self.observe = inner, options, observe
         self.local = is_loopback(bound or options.host)
+        names = (options.host, *options.allow_host, *(() if self.local else OWN_NAMES))
+        self._names = frozenset(name.lower() for name in names)
         self.running: set[asyncio.Task[Any]] = set()
+        self.keys = KeyRing(options) if keys is None else keys
+        self._limits, self._traces = KeyLimits(), RequestTraces()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -72,7 +90,11 @@ class RequestMiddleware:
 
     async def _request(self, scope: Scope, receive: Receive, send: Send) -> None:
         started, status = time.perf_counter(), 0
-        facts: dict[str, Any] = scope.setdefault("state", {}).setdefault("facts", {})
+        state = scope.setdefault("state", {})
+        facts: dict[str, Any] = state.setdefault("facts", {})
+        held: list[Callable[[], None]] = state.setdefault("held", [])
+        ignored = IgnoredParts(self.options.ignore_unknown_fields)
+        ignored_before = CURRENT.set(ignored)
         headers = Headers(scope=scope)
         extra = self._extra_headers(headers)
 
@@ -83,6 +105,8 @@ class RequestMiddleware:
                 sent = MutableHeaders(raw=message["headers"])
                 for name, value in extra.items():
                     sent[name] = value
+                if ignored.names:
+                    sent[HEADER] = facts["ignored"] = ignored.header
             await send(message)
 
         try:
@@ -103,7 +127,10 @@ class RequestMiddleware:
             if status == 0:
                 await response(scope, receive, send_with_headers)
         finally:
-            self._note(scope, status, time.perf_counter() - started, extra, facts)
+            CURRENT.reset(ignored_before)
+            for release in held:  # models that the response needed until now
+                release()
+            self._note(scope, headers, status, time.perf_counter() - started, extra, facts)
 
     async def _serve(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         host = self._host(headers)
@@ -116,7 +143,7 @@ class RequestMiddleware:
             self  # makes Starlette raise routing errors, which we then answer in our format
         )
         if scope["path"] not in PUBLIC_PATHS:
-            self._check_key(headers)
+            self._admit(scope, headers)
         await self.inner(scope, receive, send)
 
     def _host(self, headers: Headers) -> Authority | None:
@@ -131,12 +158,17 @@ class RequestMiddleware:
             raise malformed("host", ", ".join(given)) from None
 
     def _check_host(self, host: Authority | None) -> None:
-        """Accept only local names on a loopback address, against DNS rebinding by web pages."""
-        name = host.host if host else ""
-        if self.local and not is_loopback(name) and name != self.options.host.lower():
+        """Accept only names of this machine, against DNS rebinding by web pages.
+
+        Where keys are needed pages have none, so any name will do unless some are allowed.
+        """
+        name, options = host.host if host else "", self.options
+        if name in self._names or (is_loopback(name) if self.local else _is_address(name)):
+            return
+        if self.local or options.allow_host or self.keys.open:
             message = (
-                f"The host {shown(name)} is not this server, which listens on this machine "
-                "only: ask at localhost or its address, or start it with --host."
+                f"The host {shown(name)} is not this server: ask at localhost or its address, or "
+                "start it with --allow-host and that name."
             )
             raise ApiError(403, message, "wrong_host", logged={"host": name[:MAX_LOGGED]})
 
@@ -160,18 +192,17 @@ class RequestMiddleware:
             logged = {"origin": origin[:MAX_LOGGED], "hint": "--allow-origin allows its pages"}
             raise ApiError(403, message, "wrong_origin", logged=logged)
 
-    def _check_key(self, headers: Headers) -> None:
-        key = self.options.api_key
+    def _admit(self, scope: Scope, headers: Headers) -> None:
+        """Check a request's key and the key's limits."""
+        state = scope["state"]
+        key = state["key"] = self.keys.check(headers)
         if key is None:
             return
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        if "authorization" not in headers and "x-api-key" in headers:
-            scheme, given = "bearer", headers["x-api-key"]  # as Anthropic's clients send it
-        if scheme.lower() != "bearer" or not given.strip():
-            message = "You didn't provide an API key: send 'Authorization: Bearer KEY'."
-            raise ApiError(401, message, "invalid_api_key")
-        if not hmac.compare_digest(given.strip().encode(), key.encode()):
-            raise ApiError(401, "Incorrect API key provided.", "invalid_api_key")
+        facts = state["facts"]
+        if key.name:
+            facts["key"] = key.name
+        if scope["method"] == "POST":
+            state["held"].append(partial(self._limits.enter(key), facts))
 
     def _extra_headers(self, headers: Headers) -> dict[str, str]:
         extra = {"x-request-id": f"req_{uuid.uuid4().hex}", "x-content-type-options": "nosniff"}
@@ -188,6 +219,7 @@ class RequestMiddleware:
     def _note(
         self,
         scope: Scope,
+        headers: Headers,
         status: int,
         seconds: float,
         extra: Mapping[str, str],
@@ -203,6 +235,16 @@ class RequestMiddleware:
             "request": extra["x-request-id"],
         }
         LOG.info("request", extra={"facts": line})
+        self._traces.record(line, headers, scope["state"].get("phases", ()))
+
+
+def _is_address(name: str) -> bool:
+    """Return whether a host is an IP address, which no web page has as its own by name."""
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def malformed(header: str, value: str) -> ApiError:
@@ -221,6 +263,8 @@ def error_response(error: Exception, scope: Scope) -> tuple[ApiError, Response]:
     if known.status >= 500:
         LOG.error("a request failed", exc_info=error)
     headers |= HEADERS.get(known.status, {})
+    if known.retry_after is not None:
+        headers["retry-after"] = str(known.retry_after)
     return known, JSONResponse(error_body(known, scope["path"]), known.status, headers)
 
 
@@ -236,7 +280,6 @@ def _routing_error(error: HTTPException, scope: Scope) -> ApiError:
 
 HEADERS = {
     401: {"www-authenticate": "Bearer"},
-    429: {"retry-after": "1"},
     408: {"connection": "close"},
     413: {"connection": "close"},
 }

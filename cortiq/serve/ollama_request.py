@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from cortiq.serve.completion_params import MAX_TOKENS
@@ -24,6 +25,10 @@ SWITCHED_OFF = {"mirostat": 0, "tfs_z": 1, "typical_p": 1}
 OF_A_SAMPLER = ("mirostat_tau", "mirostat_eta")
 """Options of mirostat, without effect while it is off."""
 NO_EFFECT = ("keep_alive", "truncate")
+UNSAID = -1.0
+"""Time to keep a model loaded of a request that does not say one."""
+DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")
+UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def chat_request(fields: Fields) -> dict[str, Any]:
@@ -67,6 +72,25 @@ def generate_request(fields: Fields, *, chats: bool) -> dict[str, Any]:
     return {**made, "prompt": prompt}
 
 
+def keep_seconds(fields: Fields) -> float | None:
+    """Return how long `keep_alive` keeps a model loaded: seconds or a text such as `5m`.
+
+    None is for ever, as negative values say; `UNSAID` stands for no value.
+    """
+    expected = "seconds, or a duration such as 5m"
+    value = fields.get("keep_alive", (int, float, str), expected)
+    if value is None:
+        return UNSAID
+    if isinstance(value, str):
+        text = value.strip().removeprefix("-")
+        parts = DURATION.findall(text)
+        if not parts or "".join(number + unit for number, unit in parts) != text:
+            raise fields.wrong("keep_alive", expected)
+        sign = -1 if value.strip().startswith("-") else 1
+        value = sign * sum(float(number) * UNITS[unit] for number, unit in parts)
+    return None if value < 0 else float(value)
+
+
 def embed_request(fields: Fields) -> dict[str, Any]:
     """Return the embedding request of `/api/embed`."""
     fields.note_read("keep_alive", "truncate", "options")
@@ -83,6 +107,8 @@ def _shared(fields: Fields) -> dict[str, Any]:
     made: dict[str, Any] = {"model": fields.text("model", "")}
     made["stream"] = fields.flag("stream", True)
     made["receipt"] = fields.flag("receipt")
+    made |= {name: fields.values[name] for name in ("priority",) if name in fields.values}
+    fields.note_read("priority")
     fields.note_read(*NO_EFFECT)
     made |= _options(fields)
     form = fields.get("format", (str, dict), "json or a schema")
@@ -126,8 +152,9 @@ def _message(fields: Fields) -> dict[str, Any]:
     """Return a message as chat requests have it."""
     made: dict[str, Any] = {"role": fields.text("role", ""), "content": fields.text("content", "")}
     if fields.values.get("images") == []:
-        fields.note_read("images")
-    fields.refuse("images", "only text is supported")
+        fields.note_read("images")  # as clients send for messages without any
+    else:
+        fields.refuse("images", "only text is supported")
     if thought := fields.text("thinking"):
         made["reasoning_content"] = thought
     if name := fields.text("tool_name"):

@@ -1,26 +1,19 @@
-"""Ollama's API: answers as lines of JSON, and what it says about models."""
+"""Ollama's API: answers as lines of JSON."""
 
 from __future__ import annotations
 
 import json
-import math
 import time
-from collections import Counter
-from collections.abc import Collection, Mapping
-from datetime import UTC, datetime
+from collections.abc import Mapping
 from typing import Any
 
-from cortiq.ir.graph import WeightSpec
-from cortiq.numerics.layouts import LAYOUTS
 from cortiq.serve.block_writer import AnswerBlock, BlockWriter
 from cortiq.serve.errors import ApiError
 from cortiq.serve.generation_job import GenerationJob
+from cortiq.serve.ollama_models import timestamp
 from cortiq.serve.parsed_request import ParsedRequest
-from cortiq.serve.served_model import ServedModel
 
 NANOSECONDS = 1e9
-ALWAYS = "9999-12-31T23:59:59Z"
-"""The time when a model is unloaded: models stay as long as the server runs."""
 
 
 class OllamaWriter(BlockWriter):
@@ -107,82 +100,6 @@ def loaded_object(asked: str, chat: bool) -> dict[str, Any]:
     piece = {"message": {"role": "assistant", "content": ""}} if chat else {"response": ""}
     head = {"model": asked, "created_at": timestamp(time.time())}
     return {**head, **piece, "done": True, "done_reason": "load"}
-
-
-def tag_object(served: ServedModel) -> dict[str, Any]:
-    """Return a model's entry in `/api/tags`."""
-    return {
-        "name": served.name, "model": served.name, "modified_at": timestamp(served.created),
-        "size": _bytes(served), "digest": served.model.model_hash, "details": _details(served),
-    }  # fmt: skip
-
-
-def running_object(served: ServedModel) -> dict[str, Any]:
-    """Return a model's entry in `/api/ps`."""
-    about = {"expires_at": ALWAYS, "size_vram": 0, "context_length": served.model.context}
-    tag = tag_object(served)
-    del tag["modified_at"]
-    return tag | about
-
-
-def show_object(served: ServedModel) -> dict[str, Any]:
-    """Return the answer of `/api/show`."""
-    model, family = served.model, _family(served)
-    parameters = "\n".join(f"{name} {value:g}" for name, value in served.usual.values.items())
-    info = {
-        "general.architecture": family, "general.parameter_count": _parameters(served),
-        f"{family}.context_length": model.context, "cortiq.fingerprint": served.fingerprint,
-    }  # fmt: skip
-    able = {
-        "completion": True, "embedding": True, "tools": served.dialect is not None,
-        "thinking": served.thinking is not None,
-    }  # fmt: skip
-    return {
-        "modelfile": f"FROM {served.name}", "parameters": parameters, "license": "",
-        "template": model.tokenizer.chat_template() or "", "details": _details(served),
-        "model_info": info, "capabilities": [name for name, has in able.items() if has],
-        "modified_at": timestamp(served.created),
-    }  # fmt: skip
-
-
-def timestamp(seconds: float) -> str:
-    """Return a time in seconds since 1970 as RFC 3339."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
-
-
-def _details(served: ServedModel) -> dict[str, Any]:
-    family, layouts = _family(served), Counter[str]()
-    for spec in _weights(served):
-        layouts[spec.layout or "f32"] += math.prod(spec.shape)
-    return {
-        "parent_model": "", "format": "cortiq", "family": family, "families": [family],
-        "parameter_size": f"{_parameters(served) / 1e6:.2f}M",
-        "quantization_level": "".join(name for name, _ in layouts.most_common(1)),
-    }  # fmt: skip
-
-
-def _family(served: ServedModel) -> str:
-    return str(served.model.program.facts.get("family", "model"))
-
-
-def _parameters(served: ServedModel) -> int:
-    return sum(math.prod(spec.shape) for spec in _weights(served))
-
-
-def _weights(served: ServedModel) -> Collection[WeightSpec]:
-    return served.model.program.weights.values()
-
-
-def _bytes(served: ServedModel) -> int:
-    """Return the size of the weights in bytes, scales that lie beside codes left out."""
-    return sum(_weight_bytes(spec.shape, spec.layout) for spec in _weights(served))
-
-
-def _weight_bytes(shape: tuple[int, ...], layout: str | None) -> int:
-    known = LAYOUTS.get(layout or "")
-    if known is None or not known.block_bytes:
-        return math.prod(shape) * (2 if layout == "w16" else 1)
-    return math.prod(shape[:-1]) * known.row_bytes(shape[-1])
 
 
 def _call(block: AnswerBlock) -> dict[str, Any]:

@@ -19,6 +19,17 @@ class ServeOptions(OptionSet):
     api_key: str | None = option(
         None, "Key that clients must send as `Authorization: Bearer KEY`.", metavar="KEY"
     )
+    api_keys: str | None = option(
+        None, "TOML file of keys with names, limits and priorities; read again when it changes.",
+        metavar="FILE",
+    )  # fmt: skip
+    without_key: bool = option(
+        False, "Serve an address that others can reach without any key.", bool
+    )
+    allow_host: tuple[str, ...] = option(
+        (), "Host name that requests may be sent to, beside this machine's; may be repeated.",
+        repeated=True, metavar="NAME",
+    )  # fmt: skip
     allow_origin: tuple[str, ...] = option(
         (), "Web origin whose pages may call this server; may be repeated.", repeated=True,
         metavar="URL",
@@ -52,13 +63,38 @@ class ServeOptions(OptionSet):
     kept_bytes: int = option(
         1 << 30, "Memory limit of the prefix cache, in bytes; 0 for no limit.", int, least=0
     )
+    max_loaded: int | None = option(
+        None, "Models in memory at once; the others are loaded when requests name them. By "
+        "default all of them.", int, least=1,
+    )  # fmt: skip
+    model_bytes: int = option(
+        0, "Most bytes of weights in memory, as far as models have to be loaded; 0 for no limit.",
+        int, least=0,
+    )  # fmt: skip
+    idle_seconds: float = option(
+        0.0, "Time without requests after which a model is unloaded; 0 for never.", float, least=0.0
+    )
+    load_wait_seconds: float = option(
+        600.0, "Time that a request may wait until its model is loaded; then it is refused (503).",
+        float, above=0.0,
+    )  # fmt: skip
+    allow_pull: bool = option(
+        False, "Let requests fetch models by known names and hf: names.", bool
+    )
     receipts: str | None = option(
         None, "Folder to write a receipt of every answer to.", metavar="DIR"
+    )
+    request_log: str | None = option(
+        None, "File to append every request and answer to, for `cortiq replay`.", metavar="FILE"
     )
     sign: str | None = option(
         None, "Private Ed25519 key (PEM, OpenSSH) to sign receipts with.", metavar="FILE"
     )
     draft: str = option("off", "Drafter for speculative decoding, as in `generate`.")
+    ignore_unknown_fields: bool = option(
+        False, "Ignore fields of requests that are not known and name them in the response's "
+        "header x-cortiq-ignored, instead of refusing them.", bool,
+    )  # fmt: skip
     body_bytes: int = option(4 << 20, "Largest request body, in bytes.", int, least=1024)
     header_seconds: float = option(
         10.0, "Time for a request's head; then the connection is closed.", float,
@@ -74,6 +110,10 @@ class ServeOptions(OptionSet):
         30.0, "Time that running requests have to finish after SIGTERM.", float, least=0.0
     )
     connections: int = option(1024, "Connections at once; more are refused (503).", int, least=1)
-    log_format: str = option(
-        "text", "Log format: text, or json with one object per line.", choices=("text", "json")
+    log_format: str | None = option(
+        None, "Log format: short lines, text with all facts, or json with one object per line; by "
+        "default short on a terminal, text elsewhere.", choices=("short", "text", "json"),
+    )  # fmt: skip
+    access_log: str | None = option(
+        None, "File to append the requests to, as JSON; it may be rotated.", metavar="FILE"
     )

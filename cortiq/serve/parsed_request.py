@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 from cortiq.dialects.splitter import Splitter
-from cortiq.engine.output import TokenLogprobs
 from cortiq.engine.request import Request, make_request
 from cortiq.errors import RequestError
 from cortiq.model.chat import chat_ids
@@ -24,7 +23,7 @@ from cortiq.serve.errors import as_api_error, invalid, too_long
 from cortiq.serve.fields import Fields
 from cortiq.serve.messages import NO_TOOLS, RequestTools, read_messages, read_tools
 from cortiq.serve.served_model import ServedModel
-from cortiq.serve.structured_output import read_response_format
+from cortiq.serve.structured_output import AnswerForm, read_form
 from cortiq.tokenizer.tokenizer import Tokenizer
 
 THINKING_TAIL = 32
@@ -99,7 +98,7 @@ def parse_chat(served: ServedModel, fields: Fields, answer_tokens: int) -> Parse
     )
     _check_count(served, fields)
     messages, tools = read_messages(fields), read_tools(fields)
-    options, make_masks = _template_options(fields), read_response_format(served, fields, tools)
+    options, form = _template_options(fields), read_form(served, fields, tools)
     for name, why in (("audio", "answers are text"), ("functions", "use 'tools'"),
                       ("function_call", "use 'tool_choice'"),
                       ("web_search_options", "nothing is searched")):  # fmt: skip
@@ -124,14 +123,7 @@ def parse_chat(served: ServedModel, fields: Fields, answer_tokens: int) -> Parse
     if begun is not None:
         text, opened = _continued(served, begun, opened)
         ids = rendered(begun=text)
-    if make_masks is not None and params.options.ignore_eos:
-        raise invalid("'ignore_eos' cannot be combined with structured output.", "ignore_eos")
-    if make_masks is not None and params.receipt:
-        message = "'receipt': an answer that a format or a forced tool restricts has none."
-        raise invalid(message, "receipt")
-    requests = _requests(served, [ids], params, "messages")
-    if make_masks is not None:
-        requests = [replace(request, masks=make_masks(ids, opened)) for request in requests]
+    requests = _requests(served, [ids], params, "messages", form, opened)
     return ParsedRequest(served, params, requests, tools, opened)
 
 
@@ -197,6 +189,7 @@ def parse_completion(served: ServedModel, fields: Fields) -> ParsedRequest:
     if echo and params.top_logprobs is not None and params.prompt_logprobs is None:
         params = replace(params, prompt_logprobs=params.top_logprobs)
     params = replace(params, silent=silent)
+    form = read_form(served, fields, thinks=False)
     fields.close()
     tokenizer = served.model.tokenizer
     for prompt in prompts:
@@ -205,7 +198,8 @@ def parse_completion(served: ServedModel, fields: Fields) -> ParsedRequest:
     ids = [tokenizer.encode(p) if isinstance(p, str) else p for p in prompts]
     texts = [p if isinstance(p, str) else tokenizer.decode(p) for p in prompts] if echo else []
     echoed = [text for text in texts for _ in range(params.n)]
-    return ParsedRequest(served, params, _requests(served, ids, params, "prompt"), echo=echoed)
+    requests = _requests(served, ids, params, "prompt", form)
+    return ParsedRequest(served, params, requests, echo=echoed)
 
 
 def parse_prompts(fields: Fields, name: str) -> list[str | list[int]]:
@@ -224,15 +218,24 @@ def _are_ids(value: object) -> bool:
 
 
 def _requests(
-    served: ServedModel, prompts: Sequence[Sequence[int]], params: CompletionParams, param: str
+    served: ServedModel,
+    prompts: Sequence[Sequence[int]],
+    params: CompletionParams,
+    param: str,
+    form: AnswerForm | None = None,
+    opened: bool = False,
 ) -> list[Request]:
     """Return one request for each choice of each prompt.
 
     Parameters
     ----------
     param : the field that the prompts come from.
+    form : that answers have to have. opened : whether the prompt ends inside a thinking block.
     """
     model, made = served.model, []
+    if form is not None:
+        _check_form(params)
+    shown = served.shown_ids | (form.shown_ids if form else frozenset())
     for ids in prompts:
         if len(ids) >= model.context:
             raise too_long(len(ids), model.context, param)
@@ -240,49 +243,18 @@ def _requests(
             first = make_request(ids, params.options, model.program, model.eos_ids)
         except RequestError as error:
             raise as_api_error(error) from None
-        first = replace(first, top_logprobs=params.top_logprobs, shown_ids=served.shown_ids)
-        made += [replace(first, choice=choice) for choice in range(params.n)]
+        first = replace(first, top_logprobs=params.top_logprobs, shown_ids=shown)
+        choices = [replace(first, choice=choice) for choice in range(params.n)]
+        if form is not None:
+            choices = [replace(one, masks=form.make_masks(ids, opened)) for one in choices]
+        made += choices
     return made
 
 
-def token_text(tokenizer: Tokenizer, token: int) -> str:
-    """Return a token's text, incomplete UTF-8 as U+FFFD."""
-    return tokenizer.token_bytes(token).decode("utf-8", "replace")
-
-
-def token_key(tokenizer: Tokenizer, token: int) -> str:
-    """Return a token's text where texts name tokens; of incomplete UTF-8 its bytes.
-
-    `bytes:\\xe2\\x80` is how OpenAI's text completions name them: U+FFFD would name all of them.
-    """
-    data = tokenizer.token_bytes(token)
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
-
-
-def prompt_entry(tokenizer: Tokenizer, scored: PromptToken) -> dict[str, Any]:
-    """Return a prompt token's entry in `prompt_logprobs`: it and the most likely ones, by id."""
-    made, found = scored.logprobs, {}
-    for rank, (token, logprob) in enumerate(made.top, 1):
-        found[token] = (logprob, rank)
-    found.setdefault(made.token_id, (made.logprob, scored.rank))
-    return {
-        str(token): {
-            "logprob": logprob, "rank": rank, "decoded_token": token_text(tokenizer, token),
-        }
-        for token, (logprob, rank) in found.items()
-    }  # fmt: skip
-
-
-def logprob_entry(tokenizer: Tokenizer, made: TokenLogprobs) -> dict[str, Any]:
-    """Return a token's entry in a chat completion's `logprobs`."""
-
-    def entry(token: int, logprob: float) -> dict[str, Any]:
-        data = tokenizer.token_bytes(token)
-        text = data.decode("utf-8", "replace")
-        return {"token": text, "logprob": logprob, "bytes": list(data)}
-
-    top = [entry(token, logprob) for token, logprob in made.top]
-    return entry(made.token_id, made.logprob) | {"top_logprobs": top}
+def _check_form(params: CompletionParams) -> None:
+    """Refuse what an answer of a form cannot have."""
+    if params.options.ignore_eos:
+        raise invalid("'ignore_eos' cannot be combined with structured output.", "ignore_eos")
+    if params.receipt:
+        message = "'receipt': an answer that a format or a forced tool restricts has none."
+        raise invalid(message, "receipt")

@@ -10,11 +10,12 @@ from typing import Any
 from cortiq.errors import shown
 from cortiq.serve.errors import invalid
 from cortiq.serve.fields import Fields, object_fields
+from cortiq.serve.ignored import note_ignored
 
 SHARED = (
     "model", "stream", "temperature", "top_p", "top_logprobs", "parallel_tool_calls", "seed",
     "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias",
-    "stop", "ignore_eos", "chat_template_kwargs", "receipt",
+    "stop", "ignore_eos", "chat_template_kwargs", "receipt", "priority",
 )  # fmt: skip
 """Fields that a chat request has under the same name."""
 UNSUPPORTED = {
@@ -89,7 +90,18 @@ HOSTED = (
     "web_search", "web_search_preview", "file_search", "code_interpreter", "image_generation",
     "computer_use_preview", "local_shell",
 )  # fmt: skip
-"""Tools that OpenAI runs itself. They are not offered: the response's `tools` are without them."""
+"""Tools that OpenAI runs itself. They are not offered: the response's `tools` are without them, and
+its `warnings` and header say so.
+"""
+
+
+def hosted_warnings(tools: list[Any]) -> list[str]:
+    """Return a sentence for each tool of a request that is not offered to the model."""
+    return [
+        f"'tools[{index}]': {tool['type']} is not run here, and was not offered to the model."
+        for index, tool in enumerate(tools)
+        if isinstance(tool, dict) and tool.get("type") in HOSTED
+    ]
 
 
 def offered_functions(tools: list[Any], where: str = "tools") -> list[Fields]:
@@ -102,7 +114,9 @@ def offered_functions(tools: list[Any], where: str = "tools") -> list[Fields]:
             made += offered_functions(fields.items("tools") or [], fields.path("tools"))
         elif kind == "function":
             made.append(fields)
-        elif kind not in HOSTED:
+        elif kind in HOSTED:
+            note_ignored(f"{where}[{index}]")
+        else:
             place = fields.path("type")
             raise invalid(f"'{place}': only functions are supported, not {shown(kind)}.", place)
     return made

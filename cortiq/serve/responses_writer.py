@@ -12,8 +12,9 @@ from cortiq.serve.completion_writer import event
 from cortiq.serve.errors import ApiError
 from cortiq.serve.fields import Fields
 from cortiq.serve.generation_job import ChoiceUpdate, GenerationJob
-from cortiq.serve.parsed_request import ParsedRequest, logprob_entry
-from cortiq.serve.responses_request import HOSTED, namespaces
+from cortiq.serve.parsed_request import ParsedRequest
+from cortiq.serve.responses_request import HOSTED, hosted_warnings, namespaces
+from cortiq.serve.token_entries import logprob_entry
 
 PREFIXES = {"thinking": "rs", "text": "msg", "call": "fc"}
 EVENTS = {
@@ -39,7 +40,7 @@ class ResponsesWriter(BlockWriter):
         tools = fields.values.get("tools") or []
         offered = [tool for tool in tools if tool.get("type") not in HOSTED]
         self._asked, self._sent = {**fields.values, "tools": offered}, 0
-        self._namespaces = namespaces(tools)
+        self._namespaces, self._warnings = namespaces(tools), hosted_warnings(tools)
         self._logprobs: list[dict[str, Any]] = []
 
     def begin(self) -> str:
@@ -143,6 +144,7 @@ class ResponsesWriter(BlockWriter):
     def _response(self, status: str, items: list[dict[str, Any]]) -> dict[str, Any]:
         options, served = self.parsed.params.options, self.parsed.served
         cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        warned = {"warnings": self._warnings} if self._warnings else {}
         usual: Mapping[str, Any] = {
             "instructions": None, "metadata": {}, "tools": [], "tool_choice": "auto",
             "text": {"format": {"type": "text"}}, "reasoning": {"effort": None, "summary": None},
@@ -156,7 +158,8 @@ class ResponsesWriter(BlockWriter):
             "temperature": options.temperature, "top_p": options.top_p, "truncation": "disabled",
             "usage": None if status == "in_progress" else self._usage(),
             "system_fingerprint": served.fingerprint,
-            **{name: self._asked.get(name, usual[name]) for name in REPEATED}, **self.receipt,
+            **{name: self._asked.get(name, usual[name]) for name in REPEATED},
+            **warned, **self.receipt,
         }  # fmt: skip
 
     def _usage(self) -> dict[str, Any]:

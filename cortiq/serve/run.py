@@ -153,6 +153,12 @@ async def serve_connected(app: ASGIApp, scope: Scope, receive: Receive, send: Se
                 await disconnected(receive)
 
 
+def on_hangup(reload: Callable[[], None]) -> None:
+    """Read files again on SIGHUP, where there is such a signal; call this on the event loop."""
+    with contextlib.suppress(AttributeError, NotImplementedError, RuntimeError):
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
+
+
 def bind_socket(options: ServeOptions) -> socket.socket:
     """Return a socket listening at the options' address; raise RequestError if that fails."""
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
@@ -190,6 +196,7 @@ def serve(
             return
         await receive()
         service.start()
+        on_hangup(app.keys.reload)
         await send({"type": "lifespan.startup.complete"})
         ready()
         await receive()

@@ -13,7 +13,6 @@ from cortiq.dialects.dialect import ToolDialect
 from cortiq.dialects.registry import dialect_of
 from cortiq.dialects.thinking import Thinking, thinking_of
 from cortiq.engine.request import vocabulary_size
-from cortiq.errors import RequestError
 from cortiq.model.default_sampling import CORTIQ_SAMPLING, DefaultSampling
 from cortiq.model.model import Model
 from cortiq.numerics.contract import CONTRACT_VERSION
@@ -137,13 +136,3 @@ def shown_ids(
     markers += [thinking.opens, thinking.closes, *thinking.frames] if thinking else []
     ids = [tokenizer.encode(m, add_bos=False, parse_special=True) for m in markers if m]
     return frozenset(token for several in ids for token in several if tokenizer.is_special(token))
-
-
-def models_by_name(models: Sequence[ServedModel]) -> dict[str, ServedModel]:
-    """Return models by name; raise RequestError if two have the same."""
-    found: dict[str, ServedModel] = {}
-    for model in models:
-        if model.name in found:
-            raise RequestError(f"two models are called {model.name!r}", hint="serve one of them")
-        found[model.name] = model
-    return found

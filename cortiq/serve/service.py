@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Generator, Mapping
+from collections.abc import AsyncIterator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import ClientDisconnect
@@ -15,6 +17,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from cortiq.serve import verification
+from cortiq.serve.api_keys import ApiKey
 from cortiq.serve.completion_params import model_name
 from cortiq.serve.completion_writer import chat_writer, text_writer
 from cortiq.serve.embeddings import EmbeddingRequest, parse_embeddings
@@ -30,11 +33,14 @@ from cortiq.serve.http_responses import (
 )
 from cortiq.serve.logs import job_facts
 from cortiq.serve.metrics import CONTENT_TYPE, Metrics
+from cortiq.serve.model_pool import ModelPool
 from cortiq.serve.options import ServeOptions
 from cortiq.serve.parsed_request import ParsedRequest, parse_chat, parse_completion
 from cortiq.serve.receipt_maker import ReceiptMaker
+from cortiq.serve.request_log import RequestLog
 from cortiq.serve.served_model import ServedModel
 from cortiq.serve.tokens import detokenize, tokenize
+from cortiq.serve.traces import job_phases
 from cortiq.serve.worker import Worker
 
 if TYPE_CHECKING:
@@ -50,31 +56,40 @@ T = TypeVar("T")
 class Service:
     """The served models and the handlers of all routes."""
 
-    def __init__(
-        self, models: Mapping[str, ServedModel], options: ServeOptions, metrics: Metrics
-    ) -> None:
+    def __init__(self, models: ModelPool, options: ServeOptions, metrics: Metrics) -> None:
         self.models, self.options, self.metrics = models, options, metrics
         self.receipts = ReceiptMaker(options)
+        path = options.request_log
+        self.request_log = None if path is None else RequestLog(Path(path))
         self._readers = ThreadPoolExecutor(READER_THREADS, "reader")
 
     def start(self) -> None:
-        """Start every model's worker; call this on the event loop."""
-        for model in self.models.values():
-            model.worker.start(asyncio.get_running_loop())
+        """Start the models' workers; call this on the event loop."""
+        self.models.start()
 
     def stop(self) -> None:
         """Stop every model's worker and cancel its requests."""
-        for model in self.models.values():
-            model.worker.stop()
+        self.models.stop()
         self._readers.shutdown(cancel_futures=True)
+        if self.request_log is not None:
+            self.request_log.close()
 
-    def find(self, name: str) -> ServedModel:
-        """Return a model by name; raise ApiError (404) if it is not served."""
-        if name in self.models:
-            return self.models[name]
-        there = ", ".join(self.models)
-        message = f"The model {name[:80]!r} does not exist here; there are: {there}."
-        raise ApiError(404, message, "model_not_found", "model")
+    async def hold(self, request: HttpRequest, name: str) -> ServedModel:
+        """Return a model by name, loaded, which the request holds until its response has ended.
+
+        Raises
+        ------
+        ApiError : it is not offered (404), not for this key (403), cannot be loaded, or too many
+            requests wait for their models.
+        ClientGone : the client disconnected while it waited for the model.
+        """
+        if (key := key_of(request)) is not None:
+            key.check_model(name)
+        model = self.models.find(name)
+        request.state.facts["model"] = model.name
+        served = await unless_gone(request.receive, self.models.acquire(model))
+        request.state.held.append(partial(self.models.release, model))
+        return served
 
     async def read(self, request: HttpRequest, work: Callable[[], T]) -> T:
         """Run blocking parsing on a reader thread; skip it if the client has disconnected by then.
@@ -84,7 +99,8 @@ class Service:
         ClientGone : the client disconnected first.
         ApiError : the request is nested too deeply to be parsed.
         """
-        reading = asyncio.get_running_loop().run_in_executor(self._readers, work)
+        here = copy_context()
+        reading = asyncio.get_running_loop().run_in_executor(self._readers, here.run, work)
 
         async def wait() -> T:
             try:
@@ -125,7 +141,7 @@ class Service:
     async def chat(self, request: HttpRequest) -> Response:
         """Handle `POST /v1/chat/completions`."""
         fields = await self.body(request)
-        served = self.find(model_name(fields))
+        served = await self.hold(request, model_name(fields))
         tokens = self.options.answer_tokens
         parsed = await self.read(request, lambda: parse_chat(served, fields, tokens))
         return await self.answer(request, parsed, chat_writer)
@@ -133,7 +149,7 @@ class Service:
     async def text(self, request: HttpRequest) -> Response:
         """Handle `POST /v1/completions`."""
         fields = await self.body(request)
-        served = self.find(model_name(fields))
+        served = await self.hold(request, model_name(fields))
         parsed = await self.read(request, lambda: parse_completion(served, fields))
         return await self.answer(request, parsed, text_writer)
 
@@ -145,15 +161,15 @@ class Service:
         if parsed.params.prompt_logprobs is not None:
             scored = await self.compute(request, worker, parsed.prompt_steps())
             parsed = replace(parsed, prompt_tokens_scored=scored)
-        job = GenerationJob(parsed.requests)
-        job.issue = partial(self.receipts.issue, parsed, job)
+        job = GenerationJob(parsed.requests, priority=priority_of(request, parsed.params.priority))
+        job.issue = self._issuer(parsed, job, request.url.path)
         writer = make(parsed, job)
         facts = request.state.facts
-        facts["model"] = parsed.served.name
 
         def finish() -> None:
             worker.cancel(job)
             facts.update(job_facts(job))
+            request.state.phases = job_phases(job)
 
         if parsed.params.silent:
             job.end_unsubmitted()
@@ -173,16 +189,29 @@ class Service:
         finally:
             finish()
 
+    def _issuer(self, parsed: ParsedRequest, job: GenerationJob, path: str) -> Callable[[int], Any]:
+        """Log a request, and return what logs and certifies each choice when it has ended."""
+        receipt, log = partial(self.receipts.issue, parsed, job), self.request_log
+        if log is None or parsed.params.silent:
+            return receipt
+        number = log.asked(parsed, path)
+
+        def issue(choice: int) -> Any:
+            log.answered(number, choice, job.sequences[choice])
+            return receipt(choice)
+
+        return issue
+
     async def embed(self, request: HttpRequest) -> Response:
         """Handle `POST /v1/embeddings`."""
         fields = await self.body(request)
-        served = self.find(model_name(fields))
+        served = await self.hold(request, model_name(fields))
         parsed = await self.read(request, lambda: parse_embeddings(served, fields))
         return JSONResponse(parsed.response(await self.vectors(request, parsed)))
 
     async def vectors(self, request: HttpRequest, parsed: EmbeddingRequest) -> np.ndarray:
         """Compute the vectors of an embedding request."""
-        request.state.facts["model"] = parsed.served.name
+        request.state.facts["prompt_tokens"] = sum(map(len, parsed.ids))
         return await self.compute(request, parsed.served.worker, parsed.steps())
 
     async def compute(
@@ -204,8 +233,8 @@ class Service:
         """Handle `POST /v1/verify`."""
         fields = await self.body(request)
         receipt = await self.read(request, lambda: verification.read_receipt(fields))
-        served = verification.model_of_receipt(self.models, receipt)
-        request.state.facts["model"] = served.name
+        name = verification.model_of_receipt(self.models, receipt)
+        served = await self.hold(request, name)
         steps = verification.steps(served, receipt)
         verdict = await self.compute(request, served.worker, steps)
         return JSONResponse(verification.verdict_object(verdict))
@@ -213,25 +242,14 @@ class Service:
     async def tokenize(self, request: HttpRequest) -> Response:
         """Handle `POST /tokenize`."""
         fields = await self.body(request)
-        served = self.find(model_name(fields))
+        served = await self.hold(request, model_name(fields))
         return JSONResponse(await self.read(request, lambda: tokenize(served, fields)))
 
     async def detokenize(self, request: HttpRequest) -> Response:
         """Handle `POST /detokenize`."""
         fields = await self.body(request)
-        served = self.find(model_name(fields))
+        served = await self.hold(request, model_name(fields))
         return JSONResponse(await self.read(request, lambda: detokenize(served, fields)))
-
-    async def list_models(self, request: HttpRequest) -> Response:
-        """Handle `GET /v1/models`."""
-        data = [model.as_dict() for model in self.models.values()]
-        names = list(self.models)
-        page = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
-        return JSONResponse({"object": "list", "data": data, **page})
-
-    async def one_model(self, request: HttpRequest) -> Response:
-        """Handle `GET /v1/models/NAME`."""
-        return JSONResponse(self.find(request.path_params["name"]).as_dict())
 
     async def show_metrics(self, request: HttpRequest) -> Response:
         """Handle `GET /metrics`, for Prometheus."""
@@ -239,9 +257,23 @@ class Service:
 
     async def health(self, request: HttpRequest) -> Response:
         """Handle `GET /health`: 503 if a model's engine thread has ended."""
-        dead = [name for name, model in self.models.items() if model.worker.failed]
+        served = [model.served for model in self.models.loaded()]
+        dead = [one.name for one in served if one is not None and one.worker.failed]
         status = {"status": "engine stopped" if dead else "ok", "models": list(self.models)}
         return JSONResponse(status, 503 if dead else 200)
+
+
+def key_of(request: HttpRequest) -> ApiKey | None:
+    """Return the key that a request was sent with; None where none is needed."""
+    return getattr(request.state, "key", None)
+
+
+def priority_of(request: HttpRequest, asked: int | None) -> int:
+    """Return the priority of a request: what it asks for, up to what its key may have."""
+    key = key_of(request)
+    if key is None or not key.name:
+        return asked or 0
+    return key.priority if asked is None else min(asked, key.priority)
 
 
 def body_too_large(most: int) -> ApiError:

@@ -1,15 +1,17 @@
-"""Structured output: `response_format` and forced tool calls as grammars."""
+"""Structured output: what a request asks for, and forced tool calls, as masks of tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cortiq.engine.request import Masks
+from cortiq.serve.answer_grammar import AnswerGrammar, read_grammar
 from cortiq.serve.errors import invalid
 from cortiq.serve.fields import Fields
 from cortiq.serve.grammar import GrammarMasks
-from cortiq.serve.messages import RequestTools
+from cortiq.serve.messages import NO_TOOLS, RequestTools
 from cortiq.serve.served_model import ServedModel
 
 if TYPE_CHECKING:
@@ -17,41 +19,39 @@ if TYPE_CHECKING:
 
 MakeMasks = Callable[["Sequence[int]", bool], Masks]
 """Makes the masks of one choice, given its prompt and whether that opened a thinking block."""
-FORMAT_TYPES = ("text", "json_object", "json_schema")
 
 
-def read_response_format(
-    served: ServedModel, fields: Fields, tools: RequestTools
-) -> MakeMasks | None:
-    """Return the masks' factory for a request, or None if its answers are unrestricted."""
-    schema = _schema(fields.fields("response_format"))
+@dataclass(frozen=True)
+class AnswerForm:
+    """The form that answers of a request have.
+
+    Attributes
+    ----------
+    make_masks : makes the masks of a choice. shown_ids : control tokens that are part of the text.
+    """
+
+    make_masks: MakeMasks
+    shown_ids: frozenset[int]
+
+
+def read_form(
+    served: ServedModel, fields: Fields, tools: RequestTools = NO_TOOLS, *, thinks: bool = True
+) -> AnswerForm | None:
+    """Return the form of a request's answers, or None if they are unrestricted.
+
+    Parameters
+    ----------
+    thinks : whether an answer may begin with thinking, which has no form.
+    """
+    asked = read_grammar(served.model.tokenizer, fields)
     if tools.forced:
-        if schema is not None:
-            message = "'response_format' and a forced 'tool_choice' exclude each other."
+        if asked is not None:
+            message = f"'{asked.param}' and a forced 'tool_choice' exclude each other."
             raise invalid(message, "tool_choice")
-        return _mask_factory(served, _call_grammar(served, tools), "tool_choice")
-    if schema is None:
+        asked = AnswerGrammar(_call_grammar(served, tools), "tool_choice")
+    if asked is None:
         return None
-    return _mask_factory(served, served.grammars.schema_grammar(schema), "response_format")
-
-
-def _schema(form: Fields | None) -> dict[str, object] | None:
-    """Return the JSON schema of `response_format`, or None for free text."""
-    if form is None:
-        return None
-    kind = form.choice("type", FORMAT_TYPES, "")
-    inner = form.fields("json_schema")
-    form.close()
-    if kind != "json_schema":
-        return {"type": "object"} if kind == "json_object" else None
-    if inner is None:
-        raise form.wrong("json_schema", "an object")
-    schema = inner.object("schema")
-    for name in ("name", "description"):
-        inner.text(name)
-    inner.flag("strict")
-    inner.close()
-    return {"type": "object"} if schema is None else schema
+    return AnswerForm(_mask_factory(served, asked, thinks), asked.shown_ids)
 
 
 def _call_grammar(served: ServedModel, tools: RequestTools) -> str:
@@ -64,13 +64,14 @@ def _call_grammar(served: ServedModel, tools: RequestTools) -> str:
     return served.grammars.call_grammar(schemas, dialect.wrap)
 
 
-def _mask_factory(served: ServedModel, grammar: str, param: str) -> MakeMasks:
+def _mask_factory(served: ServedModel, asked: AnswerGrammar, thinks: bool) -> MakeMasks:
     """Return the masks' factory of a grammar, which is compiled now so that errors come early."""
     grammars, thinking = served.grammars, served.thinking
-    markers = (thinking.opens, thinking.closes) if thinking else ("", "")
-    first = grammars.compiled(grammar, param)
+    markers = (thinking.opens, thinking.closes) if thinking and thinks else ("", "")
+    first = grammars.compiled(asked.text, asked.param)
 
     def make(prompt: Sequence[int], opened: bool) -> Masks:
-        return GrammarMasks(grammars, first.deep_copy(), len(prompt), opened, *markers)
+        matcher = first.deep_copy()
+        return GrammarMasks(grammars, matcher, len(prompt), opened, *markers, asked.text)
 
     return make

@@ -9,8 +9,8 @@ from cortiq.model.chat import chat_ids
 from cortiq.serve.errors import as_api_error, invalid
 from cortiq.serve.fields import Fields
 from cortiq.serve.messages import read_messages, read_tools
-from cortiq.serve.parsed_request import token_text
 from cortiq.serve.served_model import ServedModel
+from cortiq.serve.token_entries import token_text
 
 
 def tokenize(served: ServedModel, fields: Fields) -> dict[str, Any]:

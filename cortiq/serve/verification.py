@@ -14,6 +14,7 @@ from cortiq.receipts.replay import verification_steps
 from cortiq.receipts.verify import check_signature
 from cortiq.serve.errors import ApiError, error_sentence, invalid
 from cortiq.serve.fields import Fields
+from cortiq.serve.offered_model import OfferedModel
 from cortiq.serve.served_model import ServedModel
 
 
@@ -33,13 +34,18 @@ def read_receipt(fields: Fields) -> Receipt:
         raise invalid(error_sentence(error), "receipt", "invalid_receipt") from None
 
 
-def model_of_receipt(models: Mapping[str, ServedModel], receipt: Receipt) -> ServedModel:
-    """Return the served model that a receipt is about; ApiError (404) if there is none."""
+def model_of_receipt(models: Mapping[str, OfferedModel], receipt: Receipt) -> str:
+    """Return the name of the model that a receipt is about; ApiError (404) if there is none.
+
+    A model that was never loaded is not recognised: its hash is not known yet.
+    """
     wanted = receipt.claim.model_hash
-    for served in models.values():
-        if served.model.model_hash == wanted:
-            return served
-    message = f"No model of the hash {wanted} is served here: verify with `cortiq verify`."
+    for name, model in models.items():
+        if model.model_hash == wanted:
+            return name
+    unknown = [name for name, model in models.items() if not model.model_hash]
+    more = f" ({', '.join(unknown)}: not loaded yet, so of unknown hash)" if unknown else ""
+    message = f"No model of the hash {wanted} is served here{more}: verify with `cortiq verify`."
     raise ApiError(404, message, "model_not_found", "receipt")
 
 

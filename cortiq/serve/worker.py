@@ -145,9 +145,10 @@ class Worker:
         try:
             self._check_queue()
             request = job.requests[choice]
-            job.note_submitted(
-                choice, self.engine.submit(request, progress=progress, cancelled=cancelled)
+            sequence = self.engine.submit(
+                request, priority=job.priority, progress=progress, cancelled=cancelled
             )
+            job.note_submitted(choice, sequence)
             self._outbox.append((job, ChoiceUpdate(choice)))
         except Exception as error:
             self._outbox.append((job, ChoiceUpdate(choice, error=error)))

@@ -19,6 +19,7 @@ from cortiq.tokenizer.decoders import ByteStream
 from cortiq.tokenizer.pretokenizers import pre_tokenizer
 from cortiq.tokenizer.score_merge import SPACE, ScoreEncoder
 from cortiq.tokenizer.special_tokens import (
+    IMAGE_TEXTS,
     SpecialTokens,
     SpecialTokenSplitter,
     TokenType,
@@ -190,7 +191,9 @@ def _special_tokens(
             "the tokenizer puts BOS before a text, but the file does not say which token it is",
             where=_PREFIX + "bos_token_id",
         )
-    hidden = frozenset(tokens.of(*_HIDDEN).values())
+    defined = tokens.of(TokenType.USER_DEFINED)
+    marks = {defined[text] for text in IMAGE_TEXTS if text in defined}
+    hidden = frozenset(tokens.of(*_HIDDEN).values()) | marks
     ends = find_end_tokens([eos, *others], tokens.of(TokenType.CONTROL))
     return SpecialTokens(bos, eos, ends, unknown, hidden, add_bos)
 

@@ -8,6 +8,7 @@ from enum import IntEnum
 
 __all__ = [
     "END_OF_TURN_TEXTS",
+    "IMAGE_TEXTS",
     "SpecialTokenSplitter",
     "SpecialTokens",
     "TokenType",
@@ -36,6 +37,10 @@ END_OF_TURN_TEXTS = frozenset(
         "<｜end▁of▁sentence｜>",
     }
 )
+
+
+IMAGE_TEXTS = ("<start_of_image>", "<end_of_image>")
+"""Marks around an image, which GGUF calls user-defined and a folder special: no part of a text."""
 
 
 class TokenType(IntEnum):

@@ -172,13 +172,14 @@ def write(case: Case, folder: Path) -> Written:
     config = case.build()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        exact = transformers.AutoModelForCausalLM._model_mapping[type(config)]._supports_sdpa
+        kind = getattr(transformers, case.config.removesuffix("Config") + "ForCausalLM", None)
+        kind = kind or transformers.AutoModelForCausalLM._model_mapping[type(config)]
         # The eager softmax is in float32: not for models that have another.
-        how = {"attn_implementation": "sdpa" if exact and not case.call else "eager"}
+        how = {"attn_implementation": "sdpa" if kind._supports_sdpa and not case.call else "eager"}
         if hasattr(config, "num_experts_per_tok") or getattr(config, "top_k_experts", None):
             how["experts_implementation"] = "eager"  # the other one has no double
         torch.manual_seed(5)  # vectors are moved from what they start with, at times at random
-        model = transformers.AutoModelForCausalLM.from_config(config, **how).eval()
+        model = kind._from_config(config, **how).eval()
         draw_weights(model)
         model.tie_weights()
         model.save_pretrained(folder)

@@ -179,7 +179,8 @@ class Edited:
         found = self._inner.tensor(name)
         if name != self._grown:
             return found
-        return dataclasses.replace(found, shape=(found.shape[0] + 1, *found.shape[1:]))
+        first, *rest = found.shape or (1,)
+        return dataclasses.replace(found, shape=(first + 1, *rest))
 
 
 def depth(checkpoint: Any) -> int:

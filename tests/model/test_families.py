@@ -214,7 +214,7 @@ def test_transformers_4_and_5_forms_of_rope_give_one_config(written):
             "attention_multiplier, layernorm_mode",
         ),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention = True"),
-        ({"hidden_act": "gelu"}, "'gelu'"),
+        ({"hidden_act": "mish"}, "'mish'"),
         ({f"{ROPE}.rope_type": "dynamic", f"{ROPE}.factor": 2.0}, "dynamic NTK"),
         ({f"{ROPE}.rope_type": "spiral"}, "spiral"),
         ({f"{ROPE}.temperature": 2.0}, "temperature"),

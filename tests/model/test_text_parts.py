@@ -30,29 +30,50 @@ SIGHT = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
          "num_attention_heads": 2, "image_size": 28, "patch_size": 14}  # fmt: skip
 QWEN_SIGHT = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2,
               "out_hidden_size": 40, "patch_size": 4, "num_position_embeddings": 16}  # fmt: skip
+SECTIONS = {"rope_type": "default", "rope_theta": 1e3, "mrope_section": [4, 2, 2]}
+NARROW = {"head_dim": ..., "hidden_size": 64, "rope_parameters": SECTIONS}
 TOKENS = np.random.default_rng(4).integers(0, 96, 24).tolist()
 MODELS = {
     "qwen3_5": ("Qwen3_5", TEXT | DELTA, QWEN_SIGHT, {}),
     "gemma3": ("Gemma3", TEXT | {"sliding_window": 8}, SIGHT, {"mm_tokens_per_image": 4}),
     "mistral3": ("Mistral3", TEXT | {"model_type": "mistral"}, SIGHT | {"model_type": "pixtral"},
                  {}),
+    "qwen3_vl": ("Qwen3VL", TEXT | {"rope_parameters": SECTIONS}, QWEN_SIGHT, {}),
 }  # fmt: skip
+OTHER_NAMES = {
+    "qwen2_5_vl": ("Qwen2_5_VL", TEXT | NARROW, QWEN_SIGHT | {"out_hidden_size": 64}, {}),
+    "glm4v": ("Glm4v", TEXT | NARROW, QWEN_SIGHT | {"out_hidden_size": 64}, {}),
+}
+"""Models whose folders have the text model's tensors under plain names, or fused ones."""
 
 
-@pytest.fixture(scope="module", params=MODELS)
-def written(request: Any, tmp_path_factory: Any) -> tuple[Path, np.ndarray]:
-    """A folder of a text and a vision model, and the logits that transformers has for a text."""
-    name, text, sight, more = MODELS[request.param]
+def write(given: tuple[Any, ...], folder: Path) -> tuple[Path, np.ndarray]:
+    """Write a folder of a text and a vision model; return transformers' logits of a text too."""
+    name, text, sight, more = given
+    text = {key: value for key, value in text.items() if value is not ...}
     config = getattr(transformers, f"{name}Config")(text_config=text, vision_config=sight, **more)
     torch.manual_seed(5)
     model = getattr(transformers, f"{name}ForConditionalGeneration")(config).eval()
     draw_weights(model.model.language_model)
     model.tie_weights()
-    folder = tmp_path_factory.mktemp(request.param)
     model.save_pretrained(folder)
     with torch.no_grad():
         logits = model.double()(torch.tensor([TOKENS]), use_cache=False).logits[0].numpy()
     return folder, logits
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def written(request: Any, tmp_path_factory: Any) -> tuple[Path, np.ndarray]:
+    """A folder of a text and a vision model, and the logits that transformers has for a text."""
+    return write(MODELS[request.param], tmp_path_factory.mktemp(request.param))
+
+
+@pytest.mark.parametrize("name", OTHER_NAMES)
+def test_text_part_under_other_names_has_transformers_logits(name, tmp_path):
+    folder, logits = write(OTHER_NAMES[name], tmp_path)
+    checkpoint = open_checkpoint(folder)
+    assert not [name for name in checkpoint.tensor_names if "vision" in name or "visual" in name]
+    assert distance(logits_of(checkpoint, TOKENS), logits) < 1e-5
 
 
 def test_text_part_has_transformers_logits(written):
@@ -115,3 +136,19 @@ def test_missing_tensor_and_unknown_text_model_are_named(written, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UnsupportedError, match="nobodys"):
         logits_of(open_checkpoint(tmp_path), TOKENS)
+
+
+def test_first_folders_of_qwen2_vl_have_the_text_keys_at_the_top(tmp_path_factory, tmp_path):
+    folder, logits = write(OTHER_NAMES["qwen2_5_vl"], tmp_path_factory.mktemp("qwen2_5_vl"))
+    config = json.loads((folder / "config.json").read_text())
+    inner = config.pop("text_config")
+    turned = inner.pop("rope_parameters")
+    old = {"type": "mrope", "mrope_section": turned["mrope_section"]}
+    flat = inner | config | {"rope_scaling": old, "rope_theta": turned["rope_theta"]}
+    (tmp_path / "config.json").write_text(json.dumps(flat))
+    tensors = {
+        key.replace("model.language_model.", "model.").replace("model.visual.", "visual."): value
+        for key, value in load_file(folder / "model.safetensors").items()
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert distance(logits_of(open_checkpoint(tmp_path), TOKENS), logits) < 1e-5

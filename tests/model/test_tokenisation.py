@@ -83,6 +83,10 @@ def test_what_the_files_say_about_special_tokens(request):
     assert (gemma3.bos_id, gemma3.eos_ids, gemma3.add_bos_default) == (2, (1, 106), True)
     assert (smollm2.vocab_size, gemma3.vocab_size) == (49_152, 262_144)
     assert gemma3.chat_template() is None
+    # The original folder calls these special, the GGUF file user-defined: no text shows them.
+    image = gemma3.encode("a <start_of_image> b", add_bos=False)
+    assert gemma3.decode(image) == "a  b"
+    assert gemma3.decode(image, skip_special=False) == "a <start_of_image> b"
 
 
 def test_smollm2s_own_template_renders_as_transformers(smollm2_path):

@@ -91,9 +91,9 @@ class Browser:
         assert "exceptionDetails" not in made, made["exceptionDetails"]
         return made["result"].get("value")
 
-    def until(self, expression: str) -> Any:
+    def until(self, expression: str, seconds: float = HANG_SECONDS) -> Any:
         """Wait until an expression is true."""
-        give_up = time.monotonic() + HANG_SECONDS
+        give_up = time.monotonic() + seconds
         while time.monotonic() < give_up:
             if found := self.see(expression):
                 return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -36,8 +37,14 @@ def cache(tmp_path, monkeypatch):
 
 def test_models_are_listed(cache):
     done = CliRunner().invoke(list_command, [])
-    assert "smollm2\t93.8 MiB" in done.stdout and "hf:org/name@main\t2 B" in done.stdout
+    assert re.search(r"smollm2 +base +93.8 MiB", done.stdout)
+    assert re.search(r"hf:org/name@main +base +2 B", done.stdout)
     assert "unfinished: hf%3Aorg%2Fother@main, 2 B" in done.stderr
+    file = cache / "smollm2" / KNOWN_MODELS["smollm2"].file
+    with file.open("r+b") as metadata:
+        metadata.write(b"GGUF tokenizer.chat_template")
+    (cache / "hf%3Aorg%2Fname@main" / "tokenizer_config.json").write_text('{"chat_template": "x"}')
+    assert CliRunner().invoke(list_command, []).stdout.count("chat ") == 2
     made = json.loads(CliRunner().invoke(list_command, ["--json"]).stdout)
     assert [m["name"] for m in made["models"]] == ["smollm2", "hf:org/name@main"]
     assert made["models"][0]["licence"] == "Apache-2.0"
@@ -47,7 +54,7 @@ def test_models_are_listed(cache):
 def test_an_empty_cache_says_what_there_could_be(tmp_path, monkeypatch):
     monkeypatch.setenv("CORTIQ_CACHE", str(tmp_path / "none"))
     done = CliRunner().invoke(list_command, [])
-    assert "known ones: smollm2, gemma3-270m" in done.stderr and done.exit_code == 0
+    assert "cortiq list --known" in done.stderr and done.exit_code == 0
     assert done.stdout == ""
 
 
@@ -89,8 +96,8 @@ def test_commands_options_and_models_are_completed(cache):
     assert completions("cortiq ge") == ["plain,generate"]
     assert completions("cortiq rm ") == ["plain,smollm2", "plain,hf:org/name@main"]
     assert "plain,--temperature" in completions("cortiq generate smollm2 --te")
-    found = completions("cortiq generate g")
-    assert found == ["file,g", "plain,gemma3-270m"]
+    found = completions("cortiq generate gem")
+    assert found == ["file,gem", "plain,gemma3-270m", "plain,gemma3:1b", "plain,gemma3:4b"]
 
 
 @pytest.mark.parametrize("shell", SHELLS)

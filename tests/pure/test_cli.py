@@ -5,20 +5,29 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 
 import pytest
 from folders import write_llama
-from scripted import scripted_model
+from scripted import VOCABULARY, scripted_model
 from work import HANG_SECONDS
 
 import cortiq
 from cortiq.cli.main import COMMANDS, GROUPS, main
 from cortiq.cli.main import cli as group
 from cortiq.formats import fetch
-from cortiq.options import GenerateOptions, LoadOptions, ScoreOptions, environment_name, flag, specs
+from cortiq.options import (
+    ANSWER_DEFAULTS,
+    GenerateOptions,
+    LoadOptions,
+    ScoreOptions,
+    environment_name,
+    flag,
+    specs,
+)
 from cortiq.tokenizer.tokenizer import byte_tokenizer
 
 HELP_MODULES = 20
@@ -272,11 +281,11 @@ def test_chat_renders_system_message_and_options(cli):
         (["generate", "m", "--ids", "99999"], "outside the vocabulary"),
         (["generate", "m", "--ids", "1", "-p", "ab"], "give either -p or --ids"),
         (["generate", "m", "--ids", "1", "--chat"], "--chat: a chat template"),
-        (["generate", "m"], "Missing argument"),
+        (["generate", "m"], "missing argument"),
         (["score", "m", "/nowhere/text"], "No such file"),
         (["inspect"], "name a model"),
-        (["frobnicate"], "No such command"),
-        (["generate", "m", "-p", "ab", "--frobnicate"], "No such option"),
+        (["frobnicate"], "no such command"),
+        (["generate", "m", "-p", "ab", "--frobnicate"], "no such option"),
     ],
 )
 def test_user_errors_exit_with_2_and_a_sentence(cli, arguments, message):
@@ -522,8 +531,8 @@ def test_backends_lists_the_reference():
     found = json.loads(done.stdout)["backends"]
     assert {"reference"} <= {backend["name"] for backend in found}
     lines = run("backends").stdout.splitlines()
-    assert any(line.startswith("reference\tcpu\t") for line in lines)
-    assert lines[0].split("\t") == [
+    assert any(re.match(r"reference +cpu +NumPy", line) for line in lines)
+    assert re.split(" {2,}", lines[0]) == [
         "backend", "device", "description", "priority", "contract", "from",
     ]  # fmt: skip
 
@@ -555,8 +564,13 @@ def test_families_are_listed():
     done = run("inspect", "--families")
     assert done.returncode == 0
     lines = done.stdout.splitlines()
-    assert lines[0] == "family\tarchitectures\tin GGUF"
-    assert {"llama\tllama, mistral\tllama", "gemma3\tgemma3, gemma3_text\tgemma3"} <= set(lines)
+    rows = {tuple(re.split(" {2,}", line)) for line in lines}
+    assert ("family", "architectures", "in GGUF") in rows
+    assert {
+        ("llama", "llama, mistral", "llama"),
+        ("gemma3", "gemma3, gemma3_text", "gemma3"),
+    } <= rows
+    assert {line[: lines[0].index("architectures")][-2:] for line in lines} == {"  "}
 
 
 def test_harness_that_is_not_installed_is_said(monkeypatch, capsys):
@@ -567,3 +581,64 @@ def test_harness_that_is_not_installed_is_said(monkeypatch, capsys):
         main(["conform", "--backend", "reference"])
     assert exit.value.code == 2
     assert "cortiq[conformance]" in capsys.readouterr().err
+
+
+def test_an_empty_prompt_from_a_pipe_is_an_error_and_not_silence(cli):
+    for command in ("run", "generate"):
+        code, out, err = cli(command, "m", stdin=b"")
+        assert (code, out) == (2, "") and ("prompt is empty" in err or "missing argument" in err)
+
+
+def test_answers_that_repeat_themselves_end_and_say_so(cli):
+    code, out, err = cli("run", "m", "ab", "--temperature", "0", answer="x" * 300, context=1024)
+    assert (code, out) == (
+        0,
+        "x" * ANSWER_DEFAULTS["loop_tokens"] + "\n",
+    ) and "repeats itself" in err
+    code, out, err = cli("run", "m", "ab", "--loop-tokens", "0", answer="x" * 300, context=1024)
+    assert (code, out) == (0, "x" * 300 + "\n") and err == ""
+    code, out, _ = cli("generate", "m", "ab", answer="x" * 200, context=1024)
+    assert (code, out) == (0, "x" * 200 + "\n")  # a program gets what it asks for
+
+
+def test_a_chat_takes_options_as_they_are_on_the_command_line(cli):
+    lines = b"/set --max-tokens 7\n/set max-tokens\n"
+    tokenizer = byte_tokenizer(VOCABULARY)
+    tokenizer.chat_templates["default"] = "{{ messages[-1].content }}"
+    code, _, err = cli("chat", "m", stdin=lines, tokenizer=tokenizer)
+    assert code == 0 and "max_tokens 7" in err.splitlines()
+
+
+def test_errors_of_arguments_look_like_all_others(cli):
+    for arguments in (["run"], ["run", "m", "--frobnicate"], ["frobnicate"], ["list", "x"]):
+        code, out, err = cli(*arguments)
+        first, hint = err.splitlines()
+        assert (code, out) == (2, "") and re.match("error: [a-z]", first)
+        assert re.match("  cortiq.* --help shows its arguments", hint)
+
+
+LATE = """
+import os, signal, sys, atexit
+signal.signal(signal.SIGINT, signal.default_int_handler)
+atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))
+sys.argv = ["cortiq", "list", "--json"]
+from cortiq.cli.main import main
+main()
+"""
+
+
+def test_an_interrupt_after_the_command_has_ended_changes_nothing():
+    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr == "" and json.loads(done.stdout)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="no such permissions there")
+def test_a_history_that_cannot_be_kept_is_a_warning(tmp_path, monkeypatch, capsys):
+    from cortiq.cli.chat import _history_file
+
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("CORTIQ_CACHE", str(tmp_path / "file" / "cache"))
+    assert _history_file() is None and "are not kept" in capsys.readouterr().err
+    monkeypatch.setenv("CORTIQ_CACHE", str(tmp_path / "cache"))
+    assert _history_file() == tmp_path / "cache" / "chat-history"
+    assert capsys.readouterr().err == ""

@@ -36,7 +36,7 @@ from cortiq_reference.backend import ReferenceBackend
 KINDS = (*ops.PRIMITIVES, *LAYERS)
 ROWS = 5
 STRANGE = (None, True, "nonsense", 1.5, (), math.nan)
-SCALINGS = tuple(rope_scaling.KINDS.values())
+SCALINGS = (*rope_scaling.KINDS.values(), rope_scaling.Growth)
 """Classes whose numbers are looked at together: whether a table follows from them."""
 
 
@@ -247,6 +247,7 @@ EXTRA = (
     (("sections", "pairs"), ()), (("sections", "pairs"), (1, 1, 2)),
     (("sections",), None), (("indexer", "dim"), 4),
     (("sections", "interleaved"), True), (("gated",), False), (("width",), 2),
+    (("query_rope",), RopeTable(1e4, 64)), (("nope_rope",), RopeTable(1e4, 64)),
     (("sections",), Sections((4, 2, 2))), (("value_dim",), 3), (("output_gate",), True),
 )  # fmt: skip
 

@@ -15,6 +15,7 @@ from work import calls
 
 from cortiq.errors import CortiqError, FormatError, ModelNotFoundError, UnsupportedError
 from cortiq.formats.checkpoint import open_checkpoint
+from cortiq.formats.file_types import file_type_name
 from cortiq.formats.gguf import GGML_TYPES, open_gguf
 from cortiq.formats.gguf_header import UNSUPPORTED_TYPES
 from cortiq.numerics.dequantise import embedding_rows
@@ -87,6 +88,13 @@ def test_layouts_are_those_of_the_gguf_package():
     known = {number for number in sizes if number not in GGML_TYPES}
     assert known <= UNSUPPORTED_TYPES.keys()
     assert all(sizes[number][0] == UNSUPPORTED_TYPES[number] for number in known)
+
+
+def test_names_of_file_types_are_those_of_the_gguf_package():
+    theirs = {one.value: one.name for one in gguf.LlamaFileType if one.name != "GUESSED"}
+    names = {n: name.removeprefix("MOSTLY_").removeprefix("ALL_") for n, name in theirs.items()}
+    assert {number: file_type_name(number) for number in names} == names
+    assert file_type_name(1024) == file_type_name(None) == file_type_name(True) == ""
 
 
 def test_every_type_that_is_read_has_a_layout_of_the_same_size():

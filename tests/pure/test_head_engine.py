@@ -131,16 +131,18 @@ def test_the_server_and_a_chat_load_the_head_that_they_draft_with(monkeypatch):
     pytest.importorskip("starlette")
     loaded = []
 
-    def seen(models, options, ready):
-        loaded.extend("draft_head" in model.program.facts for model in models)
+    def seen(names, models, load, options, ready):
+        for model in (models[names[0]], load(names[0])):  # at the start, and when one is asked for
+            loaded.append("draft_head" in model.program.facts)
+            model.close()
 
     monkeypatch.setattr("cortiq.serve.start.serve_models", seen)
-    monkeypatch.setattr("cortiq.serve.logs.configure_logging", lambda form: None)
+    monkeypatch.setattr("cortiq.serve.logs.configure_logging", lambda *given: None)
     words = ["synthetic:tiny-llama", "-b", "cpu", "--threads", "1"]
     for draft in ("mtp", "lookup"):
         made = CliRunner().invoke(cli, ["serve", *words, "--draft", draft])
         assert made.exit_code == 0, made.output
-    assert loaded == [True, False]
+    assert loaded == [True, True, False, False]
 
     def refused(name, options):
         loaded.append(options["heads"])
@@ -148,7 +150,7 @@ def test_the_server_and_a_chat_load_the_head_that_they_draft_with(monkeypatch):
 
     monkeypatch.setattr(import_module("cortiq.cli.chat"), "load_model", refused)
     made = CliRunner().invoke(cli, ["chat", *words, "--draft", "mtp"], input="hello\n")
-    assert "enough" in str(made.exception) and loaded[2:] == ["mtp"]
+    assert "enough" in str(made.exception) and loaded[4:] == ["mtp"]
 
 
 def test_a_model_without_a_head_says_so():

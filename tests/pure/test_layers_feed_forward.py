@@ -18,6 +18,7 @@ from cortiq.ir.layers import (
     PerLayerGate,
     PerLayerInputs,
     RouterNorm,
+    XieluMLP,
 )
 from cortiq.numerics.route import Router
 
@@ -68,6 +69,17 @@ def test_mlp_is_its_formula(function, biased):
     w = plain(op, weights)
     inner = FUNCTIONS[function](x @ w["up"].T + w.get("up_bias", 0))
     expected = inner @ w["down"].T + w.get("down_bias", 0)
+    np.testing.assert_allclose(run(op, weights, {"x": x}), expected, atol=1e-6)
+
+
+def test_mlp_of_xielu_is_its_formula():
+    op = XieluMLP(24, 40)
+    weights, x = weights_for(op, seed=4), rows()
+    w = plain(op, weights)
+    up, (p, n) = x @ w["up"].T, (np.logaddexp(0, w[f"alpha_{sign}"]) for sign in "pn")
+    below = np.minimum(up, 0)
+    bent = (w["beta"] + n) * (np.expm1(below) - below) + w["beta"] * up
+    expected = (p * np.maximum(up, 0) ** 2 + bent) @ w["down"].T
     np.testing.assert_allclose(run(op, weights, {"x": x}), expected, atol=1e-6)
 
 

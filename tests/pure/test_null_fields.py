@@ -12,18 +12,27 @@ from cortiq.serve.embeddings import parse_embeddings
 from cortiq.serve.errors import ApiError
 from cortiq.serve.fields import Fields
 from cortiq.serve.parsed_request import parse_chat, parse_completion
+from cortiq.serve.score_api import parse_rerank, parse_score, read_documents
 from cortiq.serve.served_model import make_served_model
 
 FORM = {"type": "json_schema",
         "json_schema": {"name": "f", "schema": {"type": "object"}, "strict": True,
                         "description": "d"}}  # fmt: skip
+TAGS = {
+    "triggers": ["<"],
+    "structures": [{"begin": "<a", "schema": {"type": "object"}, "end": ">"}],
+}
+FORMS = {"guided_json": {}, "guided_regex": "a", "guided_choice": ["a"],
+         "guided_grammar": 'start: "a"', "grammar": 'root ::= "a"', "json_schema": {}}  # fmt: skip
+STRUCTURED = {"json": {}, "regex": "a", "choice": ["a"], "grammar": 'start: "a"',
+              "json_object": True, "structural_tag": {"type": "s", **TAGS}}  # fmt: skip
 CALL = {"id": "c", "type": "function", "function": {"name": "now", "arguments": "{}"}}
 DRAW = {
     "model": "m", "temperature": 0.5, "top_p": 0.5, "top_k": 3, "min_p": 0.5, "seed": 1, "n": 2,
     "repetition_penalty": 2, "presence_penalty": 1, "frequency_penalty": 1, "stop": ["x"],
     "logit_bias": {"3": 1, "4": 2}, "stream": True, "ignore_eos": False, "user": "u",
     "stream_options": {"include_usage": True, "include_obfuscation": False}, "receipt": False,
-    "return_token_ids": False,
+    "return_token_ids": False, "priority": 1,
 }  # fmt: skip
 REQUESTS = {
     "chat": {
@@ -43,16 +52,26 @@ REQUESTS = {
         "continue_final_message": False,
     },
     "form": {"model": "m", "messages": [{"role": "user", "content": "a"}], "response_format": FORM},
+    **{name: {"model": "m", "messages": [{"role": "user", "content": "a"}], name: value}
+       for name, value in FORMS.items()},
+    **{f"structured_outputs.{name}": {"model": "m", "prompt": "a",
+                                      "structured_outputs": {name: value}}
+       for name, value in STRUCTURED.items()},
+    "tags": {"model": "m", "messages": [{"role": "user", "content": "a"}],
+             "response_format": {"type": "structural_tag", **TAGS}},
     "text": {**DRAW, "prompt": ["a"], "max_tokens": 3, "suffix": None, "best_of": 2, "echo": True,
              "prompt_logprobs": None, "logprobs": None, "messages": None},
+    "score": {"model": "m", "text_1": "a", "text_2": ["b"]},
+    "rerank": {"model": "m", "query": "q", "documents": [{"text": "a"}]},
     "embeddings": {"model": "m", "input": ["a"], "encoding_format": "base64", "pooling": "last",
                    "normalise": False, "dimensions": None, "user": "u"},
 }  # fmt: skip
 
 
 READERS = {
+    "score": parse_score,
+    "rerank": lambda model, fields: parse_rerank(model, fields, read_documents(fields)),
     "chat": lambda model, fields: parse_chat(model, fields, 8),
-    "form": lambda model, fields: parse_chat(model, fields, 8),
     "text": parse_completion,
     "embeddings": parse_embeddings,
 }
@@ -79,9 +98,12 @@ def places(value, at=()):
 def answer(model, kind, request):
     """Return a parsed request, or its error, as text."""
     try:
-        made = READERS[kind](model, Fields(request))
+        read = READERS["text"] if "structured" in kind else READERS.get(kind, READERS["chat"])
+        made = read(model, Fields(request))
     except ApiError as error:
         return f"{error.param}: {error}"
+    if kind in ("score", "rerank"):
+        return str((made.pairs,))
     if kind == "embeddings":
         return str((made.ids, made.options, made.encoding))
     drawn = [(r.prompt, r.max_tokens, bool(r.masks)) for r in made.requests]

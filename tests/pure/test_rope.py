@@ -363,3 +363,21 @@ def test_equal_positions_of_all_axes_give_the_plain_rotation(sections):
 def test_sections_that_do_not_fit_are_refused(pairs, interleaved):
     with pytest.raises(GraphError, match="sections: pairs"):
         Sections(pairs, interleaved)
+
+
+def test_a_growing_amplitude_is_correctly_rounded_at_every_step():
+    inner = rope_scaling.Yarn(4.0, 4096)
+    table = RopeTable(1e6, 16, rope_scaling.Growth(inner, 0.1, 4096))
+    positions = np.array([0, 4095, 4096, 8191, 8192, 3 * 4096 + 5, 130000])
+    cos, sin = table.compute(positions)
+    unscaled = RopeTable(1e6, 16, rope_scaling.Yarn(4.0, 4096, attention_factor=1.0))
+    for row, position in enumerate(positions):
+        with mpmath.workdps(40):
+            grown = 1 + mpmath.mpf("0.1") * mpmath.log(1 + int(position) // 4096)
+            factor = F32(float((1 + mpmath.mpf("0.1") * mpmath.log(4)) * grown))
+        bare = unscaled.compute(positions[row : row + 1])
+        assert same_bits(cos[row], bare[0][0] * factor)
+        assert same_bits(sin[row], bare[1][0] * factor)
+    for beta, every in ((-0.1, 4096), (0.1, 0)):
+        with pytest.raises(UnsupportedError, match="grows by"):
+            RopeTable(1e6, 16, rope_scaling.Growth(inner, beta, every)).check()

@@ -24,6 +24,13 @@ def test_gains_of_logarithms_are_close_to_their_exponential(form):
     assert same_bits(gain(np.array([-30, -100], F32), form), np.zeros(2, F32))
 
 
+def test_a_gain_by_softplus_is_close_to_it():
+    w = every(2.0**-30, 34, 1013)
+    w = np.concatenate([-w, w])
+    exact = np.logaddexp(0, w.astype(np.float64))
+    assert (np.abs(gain(w, "softplus") - exact) <= 2.0**-22 * np.maximum(exact, 1)).all()
+
+
 def test_a_plain_gain_is_the_weight():
     assert gain(X) is X
 
@@ -31,7 +38,9 @@ def test_a_plain_gain_is_the_weight():
 def test_gains_out_of_the_domain_name_their_weight():
     with pytest.raises(FormatError, match=r"layers\.3\.A_log: holds a logarithm"):
         gain(np.array([1, 35], F32), "exp", "layers.3.A_log")
-    with pytest.raises(UnsupportedError, match="forms: plain, exp, negative_exp, negative"):
+    with pytest.raises(
+        UnsupportedError, match="forms: plain, exp, negative_exp, negative, softplus"
+    ):
         check_gain_form("log")
 
 

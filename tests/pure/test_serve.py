@@ -17,9 +17,9 @@ from work import HANG_SECONDS
 import cortiq
 from cortiq.cli.serve import serve
 from cortiq.errors import RequestError
+from cortiq.serve.model_pool import check_names
 from cortiq.serve.options import ServeOptions
 from cortiq.serve.run import bind_socket
-from cortiq.serve.served_model import make_served_model, models_by_name
 
 OTHER = "synthetic:tiny-gemma3?seed=2"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -139,10 +139,10 @@ def test_comments_tell_how_far_a_prompt_is(server):
     assert [line for line in lines if line.startswith(": prompt 256/4")]
 
 
-def test_two_models_of_one_name_are_refused(model):
-    made = make_served_model(model, None)
-    with pytest.raises(RequestError, match="two models are called"):
-        models_by_name([made, made])
+def test_two_models_of_one_name_are_refused():
+    with pytest.raises(RequestError, match="two models are called 'a'"):
+        check_names(["a", "b", "a"])
+    check_names(["a", "b"])
 
 
 def test_without_its_libraries_it_says_what_to_install(monkeypatch):
@@ -204,7 +204,9 @@ def begin(server, path, body, more=0):
 
 
 def test_listening_everywhere_it_tells_an_address_that_can_be_asked(tmp_path):
-    with serving(tmp_path, "--host", "0.0.0.0") as other:
+    told_once = CliRunner().invoke(serve, [TINY, "--host", "0.0.0.0"])
+    assert "anybody who can reach 0.0.0.0 could use the models" in str(told_once.exception)
+    with serving(tmp_path, "--host", "0.0.0.0", "--without-key") as other:
         assert other.url == f"http://127.0.0.1:{other.port}"
         assert any("listens on all addresses" in line for line in other.lines)
         assert other.stop() == 0

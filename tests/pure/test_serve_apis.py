@@ -119,6 +119,10 @@ def test_ollama_is_the_same_answer(llama, expected):
     assert "".join(piece.message.content for piece in pieces) == expected[0]
     assert [piece.done for piece in pieces] == [False] * (len(pieces) - 1) + [True]
     assert pieces[0].model == f"{TINY}:latest"
+    without = [{**HELLO[0], "images": []}]  # as litellm sends it
+    assert llama.chat(TINY, without, options=options).message.content == expected[0]
+    with pytest.raises(ollama.ResponseError, match="only text is supported"):
+        llama.chat(TINY, [{**HELLO[0], "images": [b"x"]}])
     assert llama.generate(TINY, "hello", options=options).response == expected[0]
     raw = llama.generate(TINY, "hello", raw=True, options=options).response
     assert raw != expected[0] and raw
@@ -252,6 +256,8 @@ def test_what_agents_send_beside_functions():
     (call,) = whole["output"]
     assert (call["name"], call["namespace"]) == ("spawn", "agents")
     assert [tool["type"] for tool in whole["tools"]] == ["function", "namespace"]
+    (warning,) = whole["warnings"]
+    assert warning.startswith("'tools[2]': web_search is not run here")
     schema = {"type": "object"}
     config = {"effort": "high", "format": {"type": "json_schema", "schema": schema}}
     asked = {"model": "m", "max_tokens": 1, "messages": HELLO, "output_config": config}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from typing import Annotated, Literal
 
 import openai
@@ -12,7 +13,9 @@ import pytest
 from serving import TINY, serving
 
 from cortiq.numerics.masks import allowed_ids
+from cortiq.serve.answer_grammar import json_grammar, read_grammar
 from cortiq.serve.errors import ApiError
+from cortiq.serve.fields import Fields
 from cortiq.serve.grammar import GrammarMasks, Grammars
 from cortiq.tokenizer.tokenizer import byte_tokenizer
 
@@ -52,7 +55,7 @@ def client(tmp_path_factory):
 
 
 def masks(grammars, schema=PERSON, **more):
-    matcher = grammars.compiled(grammars.schema_grammar(schema), "here")
+    matcher = grammars.compiled(json_grammar(schema, "here").text, "here")
     return GrammarMasks(grammars, matcher, 2, **more)
 
 
@@ -316,3 +319,89 @@ def test_nested_models_of_the_client_can_be_forced(client):
     made = ask(client, tools=[tool], tool_choice="required").choices[0]
     (call,) = made.message.tool_calls
     assert Outer.model_validate_json(call.function.arguments)
+
+
+GBNF = """
+root ::= greeting " " name
+greeting ::= "hi" | "hello"
+name ::= [a-c]+ "!"
+"""
+LARK = 'start: "<" WORD ">"\nWORD: /[xy]{1,4}/'
+TAG = {
+    "type": "structural_tag", "triggers": ["<call="],
+    "structures": [{"begin": "<call=now>", "schema": PERSON, "end": "</call>"}],
+}  # fmt: skip
+PATTERN = r"[A-F]{2,5}/[0-9]{1,3}(é|\n)"
+FORMS = {
+    "regex": ({"structured_outputs": {"regex": PATTERN}}, re.compile(PATTERN)),
+    "older regex": ({"guided_regex": "(ab|cd){1,3}"}, re.compile("(ab|cd){1,3}")),
+    "choice": ({"structured_outputs": {"choice": ["größe", 'a "b"', "ab\n"]}},
+               re.compile('größe|a "b"|ab\n')),
+    "GBNF": ({"grammar": GBNF}, re.compile("(hi|hello) [abc]+!")),
+    "Lark": ({"structured_outputs": {"grammar": LARK}}, re.compile("<[xy]{1,4}>")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FORMS)
+@pytest.mark.parametrize("path", ["chat", "text"])
+def test_answers_follow_patterns_choices_and_grammars(client, kind, path):
+    body, expected = FORMS[kind]
+    given = {"model": TINY, "temperature": 2, "max_tokens": 60, "n": 6, "seed": 3}
+    if path == "chat":
+        messages = [{"role": "user", "content": "hello"}]
+        made = client.chat.completions.create(messages=messages, extra_body=body, **given)
+        texts = [one.message.content for one in made.choices if one.finish_reason == "stop"]
+    else:
+        made = client.completions.create(prompt="hello", extra_body=body, **given)
+        texts = [one.text for one in made.choices if one.finish_reason == "stop"]
+    assert len(texts) > 2
+    assert all(expected.fullmatch(text) for text in texts), texts
+
+
+def test_a_schema_in_every_servers_way_is_the_same_schema(client):
+    given = {"model": TINY, "temperature": 2, "max_tokens": 80, "prompt": "a", "seed": 5}
+    ways = (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": PERSON}}},
+        {"structured_outputs": {"json": PERSON}}, {"json_schema": PERSON},
+        {"guided_json": json.dumps(PERSON)},
+    )  # fmt: skip
+    texts = {client.completions.create(extra_body=way, **given).choices[0].text for way in ways}
+    (text,) = texts
+    assert json.loads(text)["kind"] in ("cat", "dog")
+
+
+def test_tags_begin_structures_within_free_text(grammars):
+    """The trigger may not be followed by anything but what it begins; other text is free."""
+    fields = Fields({"response_format": TAG})
+    asked = read_grammar(byte_tokenizer(VOCABULARY), fields)
+    whole = '<call=now>{"age":7,"kind":"cat"}</call>'
+
+    def follows(text):
+        matcher = grammars.compiled(asked.text, "here")
+        return matcher.validate_tokens(list(text.encode())) == len(text)
+
+    assert follows(f"free text {whole} and {whole} more < call")
+    for wrong in ("<call=other>", whole.replace("7", "700"), whole.replace("</", "<")):
+        assert not follows(f"free {wrong}")
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "message"),
+    [
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "cannot be followed"),
+        ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex", "1 to 65536"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "none empty"),
+        ({"structured_outputs": {"chance": 1}}, "structured_outputs.chance", "Unknown parameter"),
+        ({"grammar": "root ::= missing"}, "grammar", "cannot be followed"),
+        ({"grammar": "(" * 60_000}, None, None),
+        ({"guided_json": "{"}, "guided_json", "an object, or the text of one"),
+        ({"guided_json": {}, "grammar": GBNF}, "grammar", "exclude each other"),
+        ({"response_format": {**TAG, "triggers": ["<other"]}},
+         "response_format.structures[0].begin", "starts with one of the triggers"),
+        ({"response_format": {**TAG, "structures": []}}, "response_format.structures", "1 to 64"),
+    ],
+)  # fmt: skip
+def test_forms_that_cannot_be_followed_are_refused_by_name(client, body, param, message):
+    with pytest.raises(openai.BadRequestError, match=message) as refused:
+        client.completions.create(model=TINY, prompt="a", extra_body=body)
+    assert param is None or refused.value.param == param

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 from urllib.parse import urlsplit
 
 import pytest
@@ -96,7 +97,22 @@ LOOPBACK = ["127.0.0.1", "127.0.0.2", "127.255.255.254", "::1", "localhost", "::
 @pytest.mark.parametrize("address", LOOPBACK)
 def test_on_any_address_of_this_machine_only_its_own_names_are_answered(host, address):
     assert Asked({"host": host}, host=address).code == "wrong_host"
-    assert Asked({"host": host}, host="0.0.0.0").reached
+    assert Asked({"host": host}, host=address, allow_host=(host,)).reached or host[0] == "["
+
+
+@pytest.mark.parametrize(("host", "address"), [("rebound.example", False), ("127.1", False),
+                                               ("[::2]", True), ("10.1.2.3:80", True)])  # fmt: skip
+def test_on_an_open_address_without_keys_names_of_others_are_refused(host, address):
+    """A page whose name was bound to this machine is of its origin, and would read answers."""
+    page = {"host": host, "origin": f"http://{host}"}
+    assert Asked(page, host="0.0.0.0").reached == address
+    assert Asked({"host": "localhost"}, host="0.0.0.0").reached
+    assert Asked({"host": socket.gethostname()}, host="0.0.0.0").reached
+    key = {"authorization": "Bearer secret"}
+    assert Asked({"host": host, **key}, host="0.0.0.0", api_key="secret").reached
+    given = {"host": "0.0.0.0", "api_key": "secret", "allow_host": ("a.example",)}
+    assert Asked({"host": host, **key}, **given).reached == address
+    assert Asked({"host": "A.example", **key}, **given).reached
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:1", "[::1]:8080", "LOCALHOST:80",

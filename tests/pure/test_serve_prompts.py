@@ -7,7 +7,7 @@ import math
 
 import openai
 import pytest
-from serving import TINY, serving
+from serving import TEMPLATE, TINY, serving
 
 import cortiq
 
@@ -187,3 +187,29 @@ def test_the_harness_scores_over_http_what_it_scores_in_process(server, model):
     expected = EvaluationModel(model).likelihoods(pairs)
     for (logprob, greedy), own in zip(found, expected, strict=True):
         assert math.isclose(logprob, own.logprob, rel_tol=1e-12) and greedy == own.greedy
+
+
+@pytest.mark.slow
+def test_the_harness_generates_over_http_what_it_generates_in_process(server):
+    """Item for item: `local-chat-completions`, and `local-completions`, which also scores texts."""
+    pytest.importorskip("lm_eval", reason="needs the harness, which `make slow` installs")
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.api_models import JsonChatStr
+    from lm_eval.models.openai_completions import LocalChatCompletion
+
+    from cortiq.lm_eval import CortiqLM
+
+    own = CortiqLM(TINY, context=512, threads=1, backend="reference")
+    own.loaded.tokenizer.chat_templates["default"] = TEMPLATE
+    talks = [[{"role": "user", "content": f"Item {n}?"}] for n in range(4)]
+    how = {"until": ["e", "\n\n"], "max_gen_toks": 12, "temperature": 0}
+    over_http = LocalChatCompletion(model=TINY, base_url=f"{server.url}/v1/chat/completions")
+    asked = [
+        Instance("generate_until", {}, (JsonChatStr(json.dumps(talk)), how), n)
+        for n, talk in enumerate(talks)
+    ]
+    found = over_http.generate_until(asked, disable_tqdm=True)
+    rendered = [(own.apply_chat_template(talk), how) for talk in talks]
+    expected = own.generate_until([Instance("generate_until", {}, one, 0) for one in rendered])
+    own.loaded.close()
+    assert found == expected and len(set(found)) > 1

@@ -13,6 +13,8 @@ from cortiq.errors import FormatError
 from cortiq.formats.strict_json import nesting_depth, parse_object
 from cortiq.serve.errors import ApiError
 from cortiq.serve.http_responses import ClientGone
+from cortiq.serve.model_mover import PoolLimits
+from cortiq.serve.model_pool import ModelPool
 from cortiq.serve.options import ServeOptions
 from cortiq.serve.served_model import ServedModel
 from cortiq.serve.service import READER_THREADS, Service
@@ -30,12 +32,16 @@ class Client:
         return {"type": "http.disconnect"}
 
 
+def no_models():
+    return ModelPool({}, None, None, PoolLimits(1))
+
+
 def test_what_vanished_clients_asked_for_is_not_read():
     """Both readers are busy; of those who wait and go away, nobody is read for after it."""
     busy, read = threading.Event(), []
 
     async def run():
-        service = Service({}, ServeOptions(), None)
+        service = Service(no_models(), ServeOptions(), None)
         held = [
             asyncio.ensure_future(service.read(Client(), busy.wait)) for _ in range(READER_THREADS)
         ]
@@ -62,7 +68,7 @@ def test_reading_that_goes_too_deep_is_the_clients_error():
         return json.dumps(nested) if (nested := chain(100_000)) else None
 
     async def run():
-        service = Service({}, ServeOptions(), None)
+        service = Service(no_models(), ServeOptions(), None)
         try:
             await service.read(Client(), deep)
         finally:

@@ -169,3 +169,25 @@ def test_more_than_may_wait_are_refused_and_a_free_place_is_no_waiting(model):
         return [getattr(error, "code", None) for error in kinds]
 
     assert working(model, script, waiting=1, sequences=2) == [None, None, None, "queue_full"]
+
+
+def test_of_those_that_wait_the_most_urgent_comes_first(model):
+    """One place, and requests that are all there before the first step."""
+
+    async def run():
+        worker, order = Worker(model, EngineOptions(sequences=1), 4), []
+
+        async def wait(name, made):
+            await ended(made)
+            order.append(name)
+
+        jobs = {name: job(model, tokens=2) for name in (-50, 0, 50)}
+        for priority, made in jobs.items():
+            made.priority = priority
+            worker.submit(made)
+        worker.start(asyncio.get_running_loop())
+        await asyncio.wait_for(asyncio.gather(*(wait(*one) for one in jobs.items())), 60)
+        await asyncio.to_thread(worker.stop)
+        return order
+
+    assert asyncio.run(run()) == [50, 0, -50]

@@ -42,26 +42,44 @@ def test_a_terminal_is_told_at_once_that_a_model_is_being_loaded():
 
 def test_a_prompt_is_asked_for_at_a_terminal_where_none_is_given():
     code, screen = at_terminal("generate", TINY)
-    assert code == 2 and "Missing argument 'PROMPT'" in screen
+    assert code == 2 and "missing argument 'PROMPT'" in screen
     code, screen = at_terminal("run", TINY, "-b", "reference")
     assert code == 2 and "no chat template: it is a base model" in screen
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
-@pytest.mark.parametrize(
-    ("typed", "completed"),
-    [("cortiq run smo", "smollm2"), ("cortiq gen", "generate"), ("cortiq run ./ta", "target.gguf"),
-     ("cortiq serve gem", "gemma3-270m"), ("cortiq run smollm2 --temp", "--temperature")],
-)  # fmt: skip
-def test_bash_completes_commands_models_files_and_flags(tmp_path, typed, completed):
+STARTS = {
+    "bash": (["--norc", "--noprofile"], 'eval "$(cortiq completion bash)"; echo rea""dy'),
+    "zsh": (["-f"], 'autoload -U compinit; compinit -u -D; eval "$(cortiq completion zsh)"; '
+            'echo rea""dy'),
+    "fish": (["--no-config"], 'cortiq completion fish | source; echo rea""dy'),
+}  # fmt: skip
+"""How a shell is started, and what is typed into it, as the help of `cortiq completion` says."""
+
+
+@pytest.fixture(params=list(STARTS))
+def shell(request, tmp_path):
+    name = request.param
+    if shutil.which(name) is None:
+        pytest.skip(f"there is no {name}")
     (tmp_path / "target.gguf").touch()
-    shell = pexpect.spawn(
-        "bash", ["--norc", "--noprofile"], env=environment(), encoding="utf-8", cwd=tmp_path,
-        timeout=HANG_SECONDS, dimensions=(24, 200),
+    arguments, line = STARTS[name]
+    home = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path)}
+    child = pexpect.spawn(
+        name, arguments, env=environment(**home), encoding="utf-8", cwd=tmp_path,
+        timeout=60, dimensions=(24, 200),
     )  # fmt: skip
-    shell.sendline('eval "$(cortiq completion bash)"; echo rea""dy')
-    shell.expect_exact("ready")
-    shell.send(f"{typed}\t")
-    shell.expect_exact(completed)
-    shell.sendcontrol("c")
-    shell.close(force=True)
+    child.sendline(line)
+    child.expect_exact("ready")
+    yield child
+    child.close(force=True)
+
+
+def test_shells_complete_commands_models_files_and_flags(shell):
+    for typed, completed in (
+        ("cortiq run smo", "smollm2"), ("cortiq gen", "generate"),
+        ("cortiq run ./ta", "target.gguf"), ("cortiq serve gem", "gemma3-270m"),
+        ("cortiq run smollm2 --temp", "--temperature"),
+    ):  # fmt: skip
+        shell.send(f"{typed}\t")
+        shell.expect_exact(completed)
+        shell.sendcontrol("u")  # empties the line

@@ -222,8 +222,10 @@ def _embed_rows(node: IdealCall, token: npt.NDArray[np.int64]) -> Doubles:
 
 def _gain(node: IdealCall, x: Doubles) -> Doubles:
     weight = dequantise(node.weights["weight"])[0]
-    sign = {"plain": 0, "negative": 0, "exp": 1, "negative_exp": -1}[node.op.form]
-    weight = sign * np.exp(weight) if sign else weight
+    if node.op.form == "softplus":
+        weight = ideal.softplus(weight)
+    elif node.op.form in ("exp", "negative_exp"):
+        weight = np.exp(weight) * (-1 if node.op.form == "negative_exp" else 1)
     return x * (weight[:, None] if node.op.per == "head" else weight)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from cortiq.numerics.rope import RopeTable
-from cortiq.numerics.rope_scaling import Linear
+from cortiq.numerics.rope_scaling import Growth, Linear
 from cortiq_conformance.case import Case
 from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.import_scenario import ImportScenario
@@ -20,6 +20,7 @@ PROBES: Mapping[str, ProbeProgram] = {
     "pairs of halves": rope(TABLE),
     "interleaved pairs": rope(RopeTable(1e6, 64), "interleaved", heads=2, width=64),
     "scaled linearly": rope(RopeTable(500000.0, 16, Linear(4.0))),
+    "an amplitude that grows": rope(RopeTable(1e6, 16, Growth(Linear(4.0), 0.1, 8192))),
 }
 
 

@@ -24,7 +24,7 @@ def cases() -> Iterator[Case]:
     """Yield scaling cases of level 0."""
     for per, probe in GAINS.items():
         yield _case("Gain", f"per {per}", partial(_random, probe))
-    for form in ("exp", "negative_exp"):
+    for form in ("exp", "negative_exp", "softplus"):
         yield _case("Gain", f"form {form}", partial(_formed, form))
     yield _case("ScaleRows", "a number a head", partial(_random, scale_rows))
     for amount in (1.0, -0.3, 2.0**-30):

@@ -11,7 +11,7 @@ import numpy as np
 from cortiq.ir import Builder, Type, ops
 from cortiq.numerics.contract import F32
 from cortiq.numerics.rope import RopeTable, Sections
-from cortiq.numerics.rope_scaling import Linear
+from cortiq.numerics.rope_scaling import Growth, Linear
 from cortiq_conformance.case import Case, Scenario
 from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.drives import SequenceInput
@@ -81,6 +81,9 @@ ROTATIONS: dict[str, Callable[[CaseData], Scenario]] = {
     "1100 positions, scaled linearly": lambda s: rope(
         RopeTable(500000.0, 8, Linear(4.0)), heads=1, width=8
     ).scenario(s, 1100),
+    "an amplitude that grows every 16 positions": lambda s: rope(
+        RopeTable(500000.0, 16, Growth(Linear(4.0), 0.3, 16))
+    ).scenario(s, 40),
     "three axes, one after the other": partial(_sections, Sections((2, 3, 3))),
     "three axes, interleaved": partial(_sections, Sections((4, 2, 2), interleaved=True)),
 }

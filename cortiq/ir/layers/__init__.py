@@ -13,7 +13,7 @@ from cortiq.ir.layers.experts import MoE, RouterNorm
 from cortiq.ir.layers.indexer import Indexer
 from cortiq.ir.layers.latent import LatentAttention
 from cortiq.ir.layers.mixers import ShortConv
-from cortiq.ir.layers.mlp import MLP, GatedMLP, Gating
+from cortiq.ir.layers.mlp import MLP, GatedMLP, Gating, XieluMLP
 from cortiq.ir.layers.per_layer import PerLayerGate, PerLayerInputs
 from cortiq.ir.layers.state_space import Mamba2
 from cortiq.ir.op import Op
@@ -21,7 +21,8 @@ from cortiq.ir.ops import LayerNorm, RMSNorm, Rope
 
 LAYERS: tuple[type[Op], ...] = (
     Embedding, Linear, RMSNorm, LayerNorm, Rope, Attention, LatentAttention, ShortConv,
-    GatedDeltaNet, KDA, Mamba2, GatedMLP, MLP, MoE, PerLayerInputs, PerLayerGate, Residual, Blend,
+    GatedDeltaNet, KDA, Mamba2, GatedMLP, MLP, XieluMLP, MoE, PerLayerInputs, PerLayerGate,
+    Residual, Blend,
 )  # fmt: skip
 """Every layer of the catalogue."""
 
@@ -51,4 +52,5 @@ __all__ = [
     "Rope",
     "RouterNorm",
     "ShortConv",
+    "XieluMLP",
 ]

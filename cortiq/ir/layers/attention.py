@@ -63,6 +63,7 @@ class Attention(Layer):
     value_dim : width of a value head; `None` means `head_dim`.
     scale : factor on q·k; `None` means head_dim^(-1/2).
     rope : table, or `None` for a layer that rotates nothing.
+    query_rope : table of queries where it is another one: its amplitude grows (`Growth`).
     sections : rotary pairs by the axis whose position turns them (mRoPE).
     value_norm : eps of an RMSNorm without weight on every value head.
     value_scale : factor on the values.
@@ -96,11 +97,16 @@ class Attention(Layer):
     value_input: bool = False
     sections: Sections | None = None
     indexer: Indexer | None = None
+    query_rope: RopeTable | None = None
     relations = (
         divides("kv_heads", "heads"),
         Relation(
             ("rope", "head_dim"), "a head holds the rotary dimensions",
             lambda a: a.rope is None or a.rope.dim <= a.head_dim,
+        ),
+        Relation(
+            ("query_rope", "head_dim"), "a head holds the queries' rotary dimensions",
+            lambda a: a.query_rope is None or a.query_rope.dim <= a.head_dim,
         ),
         Relation(
             ("sections", "rope"), "the sections have as many pairs as the table",
@@ -267,8 +273,9 @@ class Attention(Layer):
         norm = self.qk_norm if self.qk_norm and not self.qk_norm.full_width else None
         if norm and not norm.after_rope:
             y = self._norm(scope, y, role, norm)
-        if self.rope:
-            rope = ops.Rope(self.rope, self.pairing, self.sections)
+        table = (self.query_rope or self.rope) if role == "q" else self.rope
+        if table:
+            rope = ops.Rope(table, self.pairing, self.sections)
             y = scope.add(rope, y, position, name=f"{role}.rope")
         if norm and norm.after_rope:
             y = self._norm(scope, y, role, norm)

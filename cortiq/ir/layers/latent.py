@@ -25,6 +25,7 @@ class LatentAttention(Layer):
     Attributes
     ----------
     rope : `None` for a layer that rotates nothing (NoPE).
+    query_rope, nope_rope : tables of a query's two parts, where an amplitude grows (`Growth`).
     query_latent : width that queries are compressed to and normalised at; 0 for none.
     biased : the matrices that compress, kv_a and q_a, have biases.
     """
@@ -42,11 +43,21 @@ class LatentAttention(Layer):
     query_latent: Size = 0
     biased: bool = False
     output_biased: bool = False
+    query_rope: RopeTable | None = None
+    nope_rope: RopeTable | None = None
     writes_slots = True
     relations = (
         Relation(
             ("rope", "rope_dim"), "rope_dim holds the rotary dimensions",
             lambda a: a.rope is None or a.rope.dim <= a.rope_dim,
+        ),
+        Relation(
+            ("query_rope", "rope_dim"), "rope_dim holds the queries' rotary dimensions",
+            lambda a: a.query_rope is None or a.query_rope.dim <= a.rope_dim,
+        ),
+        Relation(
+            ("nope_rope", "nope_dim"), "nope_dim holds the dimensions of its table",
+            lambda a: a.nope_rope is None or a.nope_rope.dim <= a.nope_dim,
         ),
     )  # fmt: skip
 
@@ -120,10 +131,14 @@ class LatentAttention(Layer):
         q = linear(scope, x, "q", inner, self.heads * dim)
         q = scope.add(ops.Reshape((self.heads, dim)), q, name="q.heads")
         nope = scope.add(ops.Slice(0, self.nope_dim), q, name="q.nope")
+        if self.nope_rope:
+            grown = ops.Rope(self.nope_rope, self.pairing)
+            nope = scope.add(grown, nope, position, name="q.nope.grown")
         nope = self._per_head(scope, nope, "k_b", self.nope_dim, self.latent)
         rope = scope.add(ops.Slice(self.nope_dim, dim), q, name="q.rope")
-        if self.rope:
-            rope = scope.add(ops.Rope(self.rope, self.pairing), rope, position, name="q.rotated")
+        table = self.query_rope or self.rope
+        if table:
+            rope = scope.add(ops.Rope(table, self.pairing), rope, position, name="q.rotated")
         return scope.add(ops.Concat(), nope, rope, name="q.absorbed")
 
     def _per_head(self, scope: Scope, x: Value, role: str, inner: int, outer: int) -> Value:

@@ -148,3 +148,47 @@ class MLP(Layer):
         up = linear(scope, inputs[0], "up", self.width, self.inner, self.biased)
         up = scope.add(ops.Activation(self.activation), up, name="activation")
         return linear(scope, up, "down", self.inner, self.width, self.biased)
+
+
+@dataclass(frozen=True)
+class XieluMLP(Layer):
+    """down(xIELU(up(x))): f32[width] → f32[width].
+
+    xIELU(u) = α⁺·max(u, 0)² + (β + α⁻)·(e^m − 1 − m) + β·u with m = min(u, 0), α = softplus of a
+    learned number; files hold β too. Source: Huang (arXiv 2411.13010).
+    """
+
+    width: Count
+    inner: Count
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """Keep the width."""
+        (x,) = inputs
+        expect_last(self, x, self.width)
+        return inputs
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Declare two matrices, the two learned numbers, and β."""
+        wide, narrow = (self.inner, self.width), (self.width, self.inner)
+        return {"up": wide, "down": narrow, **dict.fromkeys(("alpha_p", "alpha_n", "beta"), (1,))}
+
+    def decompose(self, scope: Scope, *inputs: Value) -> Value:
+        """Write Linear, Activation, Gain, Clamp, Activation, Shift, Scale, Add, Linear."""
+        up = linear(scope, inputs[0], "up", self.width, self.inner)
+        y = scope.add(ops.Activation("relu2"), up, name="square")
+        y = self._gained(scope, y, "alpha_p")
+        low = scope.add(ops.Clamp(None, 0.0), up, name="low")
+        bent = scope.add(ops.Activation("exp"), low, name="low.exp")
+        bent = scope.add(ops.Shift(-1.0), bent, name="low.expm1")
+        less = scope.add(ops.Scale(-1.0), low, name="low.negated")
+        bent = scope.add(ops.Add(), bent, less, name="bent")
+        part = self._gained(scope, bent, "alpha_n")
+        y = scope.add(ops.Add(), y, part, name="curves")
+        line = scope.add(ops.Add(), bent, up, name="line")
+        line = self._gained(scope, line, "beta", "plain")
+        y = scope.add(ops.Add(), y, line, name="activation")
+        return linear(scope, y, "down", self.inner, self.width)
+
+    def _gained(self, scope: Scope, x: Value, role: str, form: str = "softplus") -> Value:
+        """Return x times a number of the file, in a form of `Gain`."""
+        return scope.add(ops.Gain(1, "all", form), x, name=role, weights={"weight": role})

@@ -1,32 +1,34 @@
 "use strict";
 
-// Texts of models and users become text nodes, never markup.
-
 const $ = (id) => document.getElementById(id);
 const settings = $("settings");
-const FIELDS = ["temperature", "top_p", "max_completion_tokens", "seed"];
+const NUMBERS = ["temperature", "top_p", "seed"];
 const REMEMBERED = "cortiq-settings";
+const store = new ChatStore();
 let models = [];
-let messages = [];
-let running = null;
+let chat = newChat();
+let running = null; // { abort, done } of the answer that arrives
 
-function element(name, kind, text) {
-  const made = document.createElement(name);
-  if (kind) made.className = kind;
-  if (text) made.textContent = text;
-  return made;
-}
-
-function headers() {
-  const made = { "content-type": "application/json" };
-  const key = settings.elements.key.value;
-  if (key) made.authorization = `Bearer ${key}`;
+function button(kind, text, work, label) {
+  const made = element("button", kind, text);
+  made.type = "button";
+  made.onclick = work;
+  if (label) made.setAttribute("aria-label", label);
   return made;
 }
 
 function tell(trouble) {
   $("trouble").textContent = trouble;
   $("trouble").hidden = !trouble;
+}
+
+// ---- the server
+
+function headers() {
+  const made = { "content-type": "application/json" };
+  const key = settings.elements.key.value;
+  if (key) made.authorization = `Bearer ${key}`;
+  return made;
 }
 
 async function refused(response) {
@@ -41,8 +43,10 @@ async function loadModels() {
   try {
     const response = await fetch("v1/models", { headers: headers() });
     if (!response.ok) return tell(await refused(response));
+    const before = $("model").value || chat.model;
     models = (await response.json()).data;
     $("model").replaceChildren(...models.map((model) => new Option(model.id, model.id)));
+    if (models.some((model) => model.id === before)) $("model").value = before;
     showModel();
     tell("");
   } catch {
@@ -50,226 +54,312 @@ async function loadModels() {
   }
 }
 
+const model = () => models.find((one) => one.id === $("model").value);
+const isBase = () => model()?.chat === false;
+
 function showModel() {
-  const model = models.find((one) => one.id === $("model").value);
-  if (!model) return;
-  $("backend").textContent = `${model.backend}, ${model.context_length} tokens`;
-  $("fingerprint").textContent = `Fingerprint ${model.system_fingerprint}: the same seed gives the ` +
-    "same answer on every backend.";
+  const shown = model();
+  if (!shown) return;
+  const there = shown.backend !== undefined;
+  const kind = isBase() ? ", a base model: it continues texts" : "";
+  $("backend").textContent = there ? `${shown.backend}, ${shown.context_length} tokens${kind}` : "loaded when it is asked";
+  $("fingerprint").textContent = there ? `Fingerprint ${shown.system_fingerprint}: the same seed gives the ` +
+    "same answer on every backend." : "";
   // An empty field is not sent: the server then samples as the model recommends.
-  settings.elements.temperature.placeholder = model.sampling.temperature;
-  settings.elements.top_p.placeholder = model.sampling.top_p ?? 1;
-  tell(model.chat ? "" : "This model has no chat template: it is a base model.");
+  settings.elements.temperature.placeholder = shown.sampling?.temperature ?? "the model's";
+  settings.elements.top_p.placeholder = shown.sampling?.top_p ?? (there ? 1 : "the model's");
+  $("text").placeholder = isBase() ? "Begin a text" : "Ask something";
 }
 
-// Text with ``` fences as paragraphs and code.
-function draw(words, text) {
-  const parts = text.split(/^```[^\n]*\n?/m);
-  words.replaceChildren(...parts.map((part, i) => element(i % 2 ? "pre" : "span", "", part)));
-}
-
-function addTurn(role, text) {
-  const turn = element("article", `turn ${role}`);
-  const words = element("div", "words");
-  turn.append(words);
-  draw(words, text);
-  $("talk").append(turn);
-  $("talk").scrollTop = $("talk").scrollHeight;
-  return { turn, words };
-}
-
-function copyButton(text) {
-  const button = element("button", "copy", "Copy");
-  button.type = "button";
-  button.onclick = async () => {
-    try {
-      await navigator.clipboard.writeText(text());
-    } catch { // without https browsers may refuse: the old way
-      const field = element("textarea");
-      field.value = text();
-      document.body.append(field);
-      field.select();
-      document.execCommand("copy");
-      field.remove();
-    }
-    button.textContent = "Copied";
-    setTimeout(() => { button.textContent = "Copy"; }, 1500);
-  };
-  return button;
-}
-
-function request() {
-  const made = { model: $("model").value, stream: true, stream_options: { include_usage: true } };
-  for (const name of FIELDS) {
-    const value = settings.elements[name].value;
-    if (value !== "") made[name] = Number(value);
-  }
-  const system = settings.elements.system.value;
-  made.messages = system ? [{ role: "system", content: system }, ...messages] : messages;
+function message(node) {
+  const made = { role: node.role, content: node.content };
+  if (node.calls?.length) made.tool_calls = node.calls;
+  if (node.call) made.tool_call_id = node.call;
   return made;
 }
 
-// The objects of a stream of server-sent events, and null for each comment.
-async function* events(response) {
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  for (let held = ""; ;) {
-    const { done, value } = await reader.read();
-    if (done) return;
-    const whole = (held + value).split("\n\n");
-    held = whole.pop();
-    for (const event of whole) {
-      if (event.startsWith(":")) yield { comment: event.slice(1).trim() };
-      else if (event !== "data: [DONE]") yield JSON.parse(event.slice("data: ".length));
-    }
+// The path and body of a request for what comes after these messages.
+function request(nodes, more) {
+  const made = { model: $("model").value, stream: true, stream_options: { include_usage: true } };
+  for (const name of NUMBERS) {
+    const value = settings.elements[name].value;
+    if (value !== "") made[name] = Number(value);
+  }
+  const most = Number(settings.elements.max_tokens.value);
+  if (settings.elements.receipt.checked) made.receipt = true;
+  if (isBase()) {
+    if (most) made.max_tokens = most;
+    return ["v1/completions", { ...made, prompt: nodes.map((node) => node.content).join("") }];
+  }
+  if (most) made.max_completion_tokens = most;
+  if (settings.elements.tools.value.trim()) made.tools = toolsGiven();
+  const system = settings.elements.system.value;
+  made.messages = nodes.map(message);
+  if (system) made.messages.unshift({ role: "system", content: system });
+  if (more) made.continue_final_message = true;
+  return ["v1/chat/completions", made];
+}
+
+function toolsGiven() {
+  try {
+    return JSON.parse(settings.elements.tools.value);
+  } catch {
+    throw new Error("Tools: this is not JSON.");
   }
 }
 
-class Answer {
-  constructor() {
-    Object.assign(this, addTurn("assistant", ""));
-    this.text = "";
-    this.thought = "";
-    this.first = 0;
-    this.facts = element("span", "facts", "…");
-    this.below = element("div", "below");
-    this.below.append(this.facts);
-    this.turn.append(this.below);
-  }
+// ---- messages
 
-  take(event) {
-    if (event.error) throw new Error(event.error.message);
-    if (event.comment !== undefined) {
-      if (!this.first) this.facts.textContent = event.comment;
-      return;
-    }
-    if (event.usage) this.usage = event.usage;
-    if (event.choices[0]?.finish_reason === "length") this.cut = true;
-    const delta = event.choices[0]?.delta;
-    if (delta?.reasoning_content) this.think(delta.reasoning_content);
-    if (delta?.content) this.say(delta.content);
-  }
-
-  arrived() {
-    if (!this.first) this.first = performance.now();
-    this.facts.textContent = "";
-  }
-
-  say(text) {
-    this.arrived();
-    this.text += text;
-    this.soon();
-  }
-
-  // Pieces may come faster than a screen can show them.
-  soon() {
-    if (this.drawing) return;
-    this.drawing = true;
-    requestAnimationFrame(() => this.show());
-  }
-
-  show() {
-    const talk = $("talk");
-    const low = talk.scrollHeight - talk.scrollTop - talk.clientHeight < 80;
-    this.drawing = false;
-    draw(this.words, this.text);
-    if (this.box) this.box.textContent = this.thought;
-    if (low) talk.scrollTop = talk.scrollHeight;
-  }
-
-  think(text) {
-    this.arrived();
-    if (!this.box) {
-      const details = element("details");
-      this.box = element("div");
-      details.append(element("summary", "", "Thinking"), this.box);
-      this.turn.prepend(details);
-    }
-    this.thought += text;
-    this.soon();
-  }
-
-  end(note) {
-    this.show();
-    const facts = note ? [note] : [];
-    if (this.usage) {
-      const seconds = (performance.now() - this.first) / 1000;
-      const count = this.usage.completion_tokens;
-      const cached = this.usage.prompt_tokens_details.cached_tokens;
-      facts.push(`${this.usage.prompt_tokens} + ${count} tokens`, `${cached} cached`);
-      if (count > 1 && seconds > 0) facts.push(`${((count - 1) / seconds).toFixed(1)} tokens/s`);
-    }
-    if (this.cut && !note) facts.push("cut: the longest answer was reached");
-    this.facts.textContent = facts.join(", ");
-    if (!this.copy) this.below.prepend(this.copy = copyButton(() => this.text));
-  }
+function views() {
+  return shownNodes(chat).map((node) => {
+    const view = new MessageView(node, isBase());
+    controls(view);
+    return view;
+  });
 }
 
-// Asks the server for the rest of the last answer, which was cut or stopped.
-async function more(answer) {
-  answer.button.remove();
-  const conversation = messages;
-  const last = messages[messages.length - 1];
-  answer.cut = false;
-  await receive(answer, { continue_final_message: true });
-  if (conversation === messages) last.content = answer.text;
+function render() {
+  const shown = views();
+  $("talk").replaceChildren(...shown.map((view) => view.turn));
+  if (!shown.length) $("talk").replaceChildren();
+  $("talk").scrollTop = $("talk").scrollHeight;
+  return shown;
 }
 
-function offerMore(answer) {
-  answer.button = element("button", "rest", "Continue");
-  answer.button.type = "button";
-  answer.button.onclick = () => { if (!running) more(answer); };
-  answer.below.append(answer.button);
+// Renders anew and gives the focus back to the same control of a message, or to the field.
+function renderAt(node, kind) {
+  render();
+  const found = document.querySelector(`[data-id="${node.id}"] .${kind}`);
+  (found ?? $("text")).focus();
 }
 
-async function ask(text) {
+function controls(view) {
+  const { node, below } = view;
+  const made = [];
+  if (node.content) made.push(copyButton(() => node.content));
+  if (node.role === "assistant") {
+    const last = node.id === chat.head;
+    if (last && node.content && (node.finish === "length" || node.stopped)) {
+      made.push(button("rest", "Continue", () => go(node)));
+    }
+    made.push(button("retry", "Retry", () => retry(node)));
+    if (node.receipt) made.push(...receiptControls(node));
+    if (last && node.calls?.length) view.before.append(resultForm(node));
+  } else if (node.role === "user") {
+    made.push(button("edit", "Edit", () => edit(view)));
+  }
+  const beside = childrenOf(chat, node.parent);
+  if (beside.length > 1) made.push(...branches(node, beside));
+  if (node.note) made.push(element("span", "facts", node.note));
+  below.replaceChildren(...made);
+}
+
+function branches(node, beside) {
+  const at = beside.indexOf(node);
+  const step = (by) => () => {
+    if (running) return;
+    const other = beside[at + by];
+    showBranch(chat, other);
+    keep();
+    renderAt(other, by < 0 && at + by === 0 ? "next" : by > 0 && at + by === beside.length - 1 ? "previous" : by < 0 ? "previous" : "next");
+  };
+  const [previous, next] = [button("previous", "\u2039", step(-1), "Previous version"), button("next", "\u203a", step(1), "Next version")];
+  previous.disabled = at === 0;
+  next.disabled = at === beside.length - 1;
+  return [previous, element("span", "facts", `${at + 1} of ${beside.length}`), next];
+}
+
+function receiptControls(node) {
+  const link = element("a", "", "Check it");
+  link.href = "receipt";
+  link.target = "_blank";
+  return [button("receipt", "Receipt", () => download("receipt.json", node.receipt)), link];
+}
+
+// A field for what each called tool gave.
+function resultForm(node) {
+  const form = element("form", "results");
+  const given = node.calls.map((call) => {
+    const [label, field] = [element("label", "", `Result of ${call.function.name}`), element("textarea")];
+    label.append(field);
+    form.append(label);
+    return [call, field];
+  });
+  const send = element("button", "", "Send results");
+  form.append(send);
+  form.onsubmit = (event) => {
+    event.preventDefault();
+    if (running) return;
+    let parent = node.id;
+    for (const [call, field] of given) parent = addNode(chat, parent, "tool", field.value, { call: call.id }).id;
+    answer(parent);
+  };
+  return form;
+}
+
+function edit(view) {
+  if (running) return;
+  const field = element("textarea");
+  field.value = view.node.content;
+  field.rows = Math.min(12, field.value.split("\n").length + 1);
+  field.setAttribute("aria-label", "Edit the message");
+  const send = () => {
+    if (running || !field.value.trim()) return;
+    answer(addNode(chat, view.node.parent, "user", field.value).id);
+  };
+  const leave = () => renderAt(view.node, "edit");
+  field.onkeydown = (event) => {
+    if (event.key === "Escape") leave();
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); }
+  };
+  view.words.replaceChildren(field);
+  view.below.replaceChildren(button("send", "Send", send), button("cancel", "Cancel", leave));
+  field.focus();
+}
+
+function retry(node) {
+  if (!running) answer(node.parent);
+}
+
+// A new answer below a message.
+function answer(parent) {
   tell("");
-  for (const button of document.querySelectorAll("button.rest")) button.remove();
-  const conversation = messages;
-  messages.push({ role: "user", content: text });
-  addTurn("user", text);
-  const answer = new Answer();
-  await receive(answer, {});
-  if (conversation !== messages) return; // a new chat has begun
-  if (answer.text) messages.push({ role: "assistant", content: answer.text });
-  else if (!answer.thought) { // nothing came of it: the question goes back into the field
-    messages.pop();
-    answer.turn.previousElementSibling.remove();
-    answer.turn.remove();
-    if (!$("text").value) $("text").value = text;
-  }
+  return go(addNode(chat, parent, "assistant", ""));
 }
 
-// Sends the conversation and shows what comes; fields are added to the request.
-async function receive(answer, fields) {
-  answer.first = 0;
-  running = new AbortController();
+// Fills an answer, or goes on with one that was cut or stopped; shows what comes.
+async function go(node) {
+  if (running) return;
+  const mine = chat;
+  const more = node.content !== "";
+  const view = render().at(-1);
+  const stream = new AnswerStream(node, view);
+  const abort = new AbortController();
+  let finished;
+  running = { abort, done: new Promise((resolve) => { finished = resolve; }) };
   $("send").textContent = "Stop";
   let note = "";
+  const saving = setInterval(() => save(mine), 2000);
   try {
-    const response = await fetch("v1/chat/completions", {
-      method: "POST", headers: headers(), body: JSON.stringify({ ...request(), ...fields }),
-      signal: running.signal,
+    const path = shownNodes(mine);
+    const [place, body] = request(more ? path : path.slice(0, -1), more);
+    const response = await fetch(place, {
+      method: "POST", headers: headers(), body: JSON.stringify(body), signal: abort.signal,
     });
     if (!response.ok) throw new Error(await refused(response));
-    for await (const event of events(response)) answer.take(event);
+    for await (const event of events(response)) stream.take(event);
   } catch (error) {
-    if (error.name === "AbortError") note = "stopped";
-    else tell(error.message);
+    note = error.name === "AbortError" ? "stopped" : "broken off";
+    if (note !== "stopped") tell(error.message);
   }
+  clearInterval(saving);
   running = null;
   $("send").textContent = "Send";
-  answer.end(note);
-  if ((answer.cut || note) && answer.text) offerMore(answer);
+  stream.end(note);
+  const nothing = !node.content && !node.thought && !node.calls?.length;
+  if (nothing && note) takeBack(mine, node);
+  if (mine === chat) {
+    if (mine.nodes.includes(node)) { view.show(); controls(view); } else render();
+    if (model()?.backend === undefined) loadModels(); // it was loaded for this answer
+  }
+  await keep(mine);
+  finished();
 }
+
+// Nothing came of an answer: the question goes back into the field, unless it has other answers.
+function takeBack(mine, node) {
+  dropNode(mine, node);
+  const question = nodeOf(mine, node.parent);
+  const others = childrenOf(mine, question.id);
+  if (others.length) return showBranch(mine, others.at(-1));
+  if (question.role !== "user" || mine !== chat || $("text").value) return;
+  dropNode(mine, question);
+  const before = childrenOf(mine, question.parent).at(-1);
+  if (before) showBranch(mine, before);
+  $("text").value = question.content;
+  fit();
+}
+
+// ---- chats
+
+async function save(one) {
+  if (!one.nodes.length) return store.remove(one.id);
+  one.changed = Date.now();
+  one.model = $("model").value;
+  return store.put(one);
+}
+
+async function keep(one = chat) {
+  await save(one);
+  await showChats();
+}
+
+async function showChats() {
+  const all = await store.all();
+  const focused = [...$("list").querySelectorAll("button")].indexOf(document.activeElement);
+  $("list").replaceChildren(...all.map((one) => {
+    const row = element("li");
+    const title = one.title || "Without a title";
+    const open = button("open", title, () => openChat(one));
+    if (one.id === chat.id) open.setAttribute("aria-current", "true");
+    row.append(open, button("remove", "Export", () => download("chat.json", exported(one, settings.elements.system.value)), `Export: ${title}`),
+      button("remove", "Delete", () => removeChat(one), `Delete: ${title}`));
+    return row;
+  }));
+  if (focused >= 0) ($("list").querySelectorAll("button")[focused] ?? $("show-chats")).focus();
+}
+
+async function stopped() {
+  if (!running) return;
+  running.abort.abort();
+  await running.done;
+}
+
+async function openChat(one) {
+  await stopped();
+  chat = one;
+  if (models.some((known) => known.id === one.model)) $("model").value = one.model;
+  showModel();
+  tell("");
+  render();
+  await showChats();
+  $("text").focus();
+}
+
+async function removeChat(one) {
+  if (!confirm(`Delete "${one.title}"?`)) return;
+  if (one.id === chat.id) await stopped();
+  await store.remove(one.id);
+  if (one.id === chat.id) await openChat(newChat());
+  await showChats();
+  (document.querySelector("#list .open") ?? $("show-chats")).focus();
+}
+
+async function removeAll() {
+  if (!confirm("Delete all chats?")) return;
+  await stopped();
+  await store.clear();
+  await openChat(newChat());
+}
+
+function download(name, value) {
+  const link = element("a");
+  link.href = URL.createObjectURL(new Blob([`${JSON.stringify(value, null, 1)}\n`], { type: "application/json" }));
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+}
+
+// ---- the form
 
 function submit(event) {
   event.preventDefault();
-  if (running) return running.abort();
-  const text = $("text").value.trim();
-  if (!text) return undefined;
+  if (running) return running.abort.abort();
+  const text = isBase() ? $("text").value : $("text").value.trim();
+  if (!text.trim()) return undefined;
   $("text").value = "";
   fit();
-  return ask(text);
+  return answer(addNode(chat, chat.head, "user", text).id);
 }
 
 function fit() {
@@ -286,10 +376,19 @@ function remember() {
 function recall() {
   try {
     const kept = JSON.parse(localStorage.getItem(REMEMBERED) || "{}");
-    for (const [name, value] of Object.entries(kept)) settings.elements[name].value = value;
+    for (const [name, value] of Object.entries(kept)) {
+      const field = settings.elements[name];
+      if (field?.type === "checkbox") field.checked = value === "on";
+      else if (field) field.value = value;
+    }
   } catch {
     localStorage.removeItem(REMEMBERED);
   }
+}
+
+function toggle(opener, panel) {
+  panel.hidden = !panel.hidden;
+  opener.setAttribute("aria-expanded", String(!panel.hidden));
 }
 
 $("ask").onsubmit = submit;
@@ -300,19 +399,28 @@ $("text").onkeydown = (event) => {
   if (!running) submit(event);
 };
 $("model").onchange = showModel;
-$("more").onclick = () => {
-  settings.hidden = !settings.hidden;
-  $("more").setAttribute("aria-expanded", String(!settings.hidden));
-};
-$("fresh").onclick = () => {
-  if (running) running.abort();
-  messages = [];
-  $("talk").replaceChildren();
-  tell("");
-  $("text").focus();
-};
+$("more").onclick = () => toggle($("more"), settings);
+$("show-chats").onclick = () => toggle($("show-chats"), $("chats"));
+$("fresh").onclick = () => openChat(newChat());
+$("export-all").onclick = async () => download("chats.json", (await store.all()).map((one) => exported(one, "")));
+$("delete-all").onclick = removeAll;
+for (const [opener, panel] of [[$("more"), settings], [$("show-chats"), $("chats")]]) {
+  panel.onkeydown = (event) => {
+    if (event.key !== "Escape") return;
+    toggle(opener, panel);
+    opener.focus();
+  };
+}
 settings.onchange = remember;
 settings.onsubmit = (event) => event.preventDefault();
 settings.elements.key.onchange = loadModels;
-recall();
-loadModels();
+addEventListener("pagehide", () => { save(chat); });
+
+async function begin() {
+  recall();
+  await store.open();
+  if (!store.kept) $("kept").textContent = "This browser keeps no chats: export what you need.";
+  await showChats();
+  await loadModels();
+}
+begin();

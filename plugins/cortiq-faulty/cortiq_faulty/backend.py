@@ -34,6 +34,7 @@ class ChosenFault(ReferenceBackend):
 
     name = "faulty"
     priority = -2
+    for_tests = True
     versions = VERSIONS
 
     def devices(self) -> Sequence[Device]:
@@ -68,6 +69,7 @@ class DecliningBackend(ReferenceBackend):
 
     name = "faulty-declines"
     priority = -2
+    for_tests = True
     versions = VERSIONS
 
     def supports(self, node: Node, graph: Graph, program: Program) -> Support:

@@ -38,6 +38,7 @@ class NullBackend:
 
     name = "null"
     priority = -2
+    for_tests = True
     versions = Versions(hookspec=1, ir=1, contract=1)
 
     def __init__(self, log: str | None = None) -> None:

@@ -1,0 +1,27 @@
+"""Whether a model's files hold a chat template, found without reading their tensors."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+GGUF_KEY = b"tokenizer.chat_template"
+CONFIG, FILE = "tokenizer_config.json", "chat_template.jinja"
+MOST_BYTES = 64 << 20
+"""A key beyond these is not looked for: metadata are at the beginning of a file."""
+
+
+def has_chat_template(path: Path) -> bool:
+    """Return whether a GGUF file or a folder names a chat template; a look, not a verdict.
+
+    A file that cannot be read has none.
+    """
+    try:
+        if path.is_dir():
+            config = path / CONFIG
+            named = config.is_file() and b'"chat_template"' in config.read_bytes()[:MOST_BYTES]
+            return (path / FILE).is_file() or named
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as seen:
+            return seen.find(GGUF_KEY, 0, MOST_BYTES) >= 0
+    except (OSError, ValueError):  # ValueError: an empty file
+        return False

@@ -1,0 +1,250 @@
+"""LoRA adapters merged into a checkpoint's tensors, before anything is quantised.
+
+A merged matrix is float32: RN(W + s·B·A), computed in float64. The products are of integers that
+float64 holds exactly, so that no order of summation, and no library, changes a bit of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cortiq.errors import FormatError, UnsupportedError
+from cortiq.formats.adapter import Adapter, LowRank
+from cortiq.formats.packed_tensors import PackedTensor
+from cortiq.formats.text_model import NAME_PREFIXES
+from cortiq.ir import Program
+from cortiq.models.config import BaseConfig
+from cortiq.models.exact_products import exact_product, row_sums
+from cortiq.models.names import Names
+from cortiq.models.open_checkpoint import OpenCheckpoint
+from cortiq.models.parts import HEAD, TABLE
+from cortiq.models.registry import location_of
+from cortiq.models.tensors import untied
+from cortiq.models.weights import raw_weight
+from cortiq.numerics.dequantise import embedding_rows
+from cortiq.numerics.layouts import LAYOUTS, Weight, floats
+
+Doubles = npt.NDArray[np.float64]
+
+FACT = "adapters"
+"""Fact of a program: hash and scale of every adapter, in order."""
+_SLICE_ELEMENTS = 1 << 22
+
+
+@dataclass(frozen=True)
+class WholeTensor:
+    """A tensor that an adapter holds in place of the model's."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: str
+    raw: npt.NDArray[np.uint8]
+
+
+def adapted(
+    program: Program,
+    checkpoint: OpenCheckpoint,
+    adapters: Sequence[Adapter],
+    family: ModuleType,
+    config: BaseConfig,
+) -> tuple[Program, OpenCheckpoint]:
+    """Return the program with the adapters among its facts, and the checkpoint with them merged."""
+    if not adapters:
+        return program, checkpoint
+    named = [[adapter.sha256(), adapter.scale] for adapter in adapters]
+    program = replace(program, facts={**program.facts, FACT: named})
+    return program, WithAdapters(checkpoint, adapters, config, family.NAMES)
+
+
+class WithAdapters:
+    """A checkpoint with adapters merged into it, in their order; tensors are merged when read.
+
+    Raises
+    ------
+    FormatError : an adapter is of another model: it changes what this one has not, or other shapes.
+    UnsupportedError : a PEFT adapter for a GGUF file, or the other way round.
+    """
+
+    def __init__(
+        self,
+        base: OpenCheckpoint,
+        adapters: Sequence[Adapter],
+        config: BaseConfig,
+        names: Names,
+    ) -> None:
+        self._base, self._adapters = base, tuple(adapters)
+        self._head, self._table = (names.in_file(x, config.source) for x in (HEAD, TABLE))
+        self._is_tied = config.tie_word_embeddings or self._head not in base
+        for problem in untied(base, config, self._table):
+            raise FormatError(problem, where=location_of(base))
+        self._changes: dict[str, list[tuple[Adapter, LowRank | str]]] = {}
+        for adapter in self._adapters:
+            self._add(adapter, config.source)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._base, name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._base and not self._is_hidden(name)
+
+    @property
+    def tensor_names(self) -> Iterator[str]:
+        """Names of the checkpoint's tensors."""
+        return (name for name in self._base.tensor_names if not self._is_hidden(name))
+
+    @property
+    def merged(self) -> tuple[str, ...]:
+        """Names of the changed tensors."""
+        return tuple(self._changes)
+
+    def _is_hidden(self, name: object) -> bool:
+        """Return whether a tensor is the copy of a table that has been changed."""
+        return self._is_tied and name == self._head and self._table in self._changes
+
+    def _add(self, adapter: Adapter, source: str) -> None:
+        where = str(adapter.path)
+        if adapter.kind != source:
+            kinds = {"gguf": "a GGUF adapter", "huggingface": "a PEFT adapter"}
+            other = {"gguf": "a GGUF file", "huggingface": "a Hugging Face folder"}
+            what = f"is {kinds[adapter.kind]}, and the model is {other[source]}"
+            hint = "take the other form of the model, or convert the adapter with llama.cpp's "
+            hint += "convert_lora_to_gguf.py"
+            raise UnsupportedError(what, where=where, hint=hint)
+        changes: Mapping[str, LowRank | str] = {**adapter.whole, **adapter.changes}
+        for name, change in changes.items():
+            found = self._find(name)
+            if found is None:
+                what = f"changes {name}, which the model {location_of(self._base)} does not have"
+                raise FormatError(what, where=where)
+            _check_shape(adapter, change, found, tuple(self._base.tensor(found).shape))
+            self._changes.setdefault(found, []).append((adapter, change))
+
+    def _find(self, name: str) -> str | None:
+        """Return the checkpoint's name of a tensor that an adapter names; None if there is none."""
+        named = [name]
+        for form in NAME_PREFIXES:
+            named += [
+                mine + name.removeprefix(theirs)
+                for theirs, mine in form.items()
+                if name.startswith(theirs)
+            ]
+        for candidate in named:
+            if candidate == self._head and self._is_tied:
+                return self._table
+            if candidate in self._base:
+                return candidate
+        return None
+
+    def tensor(self, name: str) -> Any:
+        """Return a tensor; a changed one is computed when its rows are read."""
+        base, changes = self._base.tensor(name), self._changes.get(name)
+        if not changes:
+            return base
+        for index, (adapter, change) in enumerate(changes):
+            if isinstance(change, str):
+                stored, raw = adapter.stored(change)
+                base = WholeTensor(name, tuple(base.shape), stored, raw)
+                changes = changes[index + 1 :]
+        low = [(adapter, change) for adapter, change in changes if isinstance(change, LowRank)]
+        if not low:
+            return base
+        factors = [_Factors(adapter, change, tuple(base.shape)) for adapter, change in low]
+        return PackedTensor(name, tuple(base.shape), "F32", _maker(base, factors))
+
+
+def _check_shape(
+    adapter: Adapter, change: LowRank | str, name: str, shape: tuple[int, ...]
+) -> None:
+    """Check that a change fits a tensor of this shape."""
+    if isinstance(change, str):
+        made = adapter.shape(change)
+    else:
+        a, b = adapter.shape(change.a), adapter.shape(change.b)
+        if change.is_table:
+            a, b = (b[::-1], a[::-1]) if adapter.kind == "huggingface" else (b[::-1], a)
+        made = (*a[:-2], b[-2], a[-1])
+        if a[:-2] != b[:-2] or a[-2] != b[-1]:
+            made = ()
+        if change.magnitude and prod(adapter.shape(change.magnitude)) != prod(shape[:-1]):
+            made = ()
+    if made != shape:
+        what = f"changes {name} {list(shape)} by a tensor of the shape {list(made)}"
+        raise FormatError(what, where=str(adapter.path), hint="it was made for another model")
+
+
+def _doubles(adapter: Adapter, name: str) -> Doubles:
+    """Return a tensor of an adapter in its own shape; FormatError if a number is not finite."""
+    (kind, raw), shape = adapter.stored(name), adapter.shape(name)
+    size = (prod(shape[:-1]), shape[-1])
+    weight = Weight.from_bytes(LAYOUTS[kind], raw.reshape(-1), size)
+    return floats(weight, f"{adapter.path}: {name}").astype(np.float64).reshape(shape)
+
+
+class _Factors:
+    """Both factors of a change, split into integers: read once, for all rows of a matrix."""
+
+    def __init__(self, adapter: Adapter, change: LowRank, shape: tuple[int, ...]) -> None:
+        a, b = _doubles(adapter, change.a), _doubles(adapter, change.b)
+        if change.is_table:
+            a, b = b.T, (a.T if adapter.kind == "huggingface" else a)
+        self.a, self.b = (x.reshape(-1, *x.shape[-2:]) for x in (a, b))
+        self.scale = change.scale * adapter.scale
+        self.height = shape[-2]
+        lengths = change.magnitude and _doubles(adapter, change.magnitude).reshape(-1, 1)
+        self.magnitude: Doubles | None = lengths if isinstance(lengths, np.ndarray) else None
+
+    def rows(self, start: int, stop: int) -> Doubles:
+        """Return rows of scale·B·A; matrices of a stack lie one below the other."""
+        found = []
+        while start < stop:
+            index, row = divmod(start, self.height)
+            count = min(stop - start, self.height - row)
+            part = self.b[index, row : row + count]
+            found.append(exact_product(part, self.a[index]) * self.scale)
+            start += count
+        return np.concatenate(found)
+
+    def applied(self, values: Doubles, original: Doubles, start: int) -> Doubles:
+        """Return rows of a matrix with the change; DoRA's lengths are of the original's rows with
+        it, whatever has been merged before.
+        """
+        change = self.rows(start, start + len(values))
+        if self.magnitude is None:
+            return values + change
+        alone = original + change
+        factor = self.magnitude[start : start + len(values)] / np.sqrt(row_sums(alone * alone))
+        return (values + change) * factor
+
+
+def _maker(base: Any, factors: Sequence[_Factors]) -> Any:
+    """Return the function that makes rows of a changed matrix, as bytes of float32."""
+    columns, height = base.shape[-1], prod(base.shape[:-1])
+    step = max(1, _SLICE_ELEMENTS // columns)
+
+    def some(start: int, stop: int) -> npt.NDArray[np.uint8]:
+        values = original = _values(base, start, stop, height)
+        for one in factors:
+            values = one.applied(values, original, start)
+        return np.ascontiguousarray(values, "<f4").view(np.uint8)
+
+    def make(start: int, stop: int) -> npt.NDArray[np.uint8]:
+        made = np.empty((stop - start, 4 * columns), np.uint8)
+        for first in range(start, stop, step):
+            last = min(first + step, stop)
+            made[first - start : last - start] = some(first, last)
+        return made
+
+    return make
+
+
+def _values(base: Any, start: int, stop: int, height: int) -> Doubles:
+    """Return rows of the model's own matrix; a quantised one is dequantised."""
+    weight = raw_weight(base, (height, base.shape[-1])).rows(start, stop)
+    return embedding_rows(weight, np.arange(stop - start), name=base.name).astype(np.float64)

@@ -1,0 +1,55 @@
+"""FlexOlmo: OLMo 2's blocks with OLMoE's experts in place of the MLP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from cortiq.ir import Program
+from cortiq.ir.layers import MoE, QKNorm
+from cortiq.models import olmo2, olmoe
+from cortiq.models.config import Keys
+from cortiq.models.parts import MOE, Decoder, activation, attention
+from cortiq.models.rope import rope_table
+from cortiq.numerics.route import Router
+
+ARCHITECTURES = ("flex_olmo",)
+GGUF: tuple[str, ...] = ()
+KEYS = Keys(aliases={"num_local_experts": "num_experts"})
+NAMES = olmo2.NAMES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(olmoe.Config):
+    """Fields of `FlexOlmoConfig`."""
+
+    rms_norm_eps: float = 1e-6
+    num_experts: int = 7
+    num_experts_per_tok: int = 5
+    default_theta: ClassVar[float] = 500000.0
+
+
+def build(config: Config, context: int) -> Program:
+    """Build the trunk."""
+    decoder = Decoder(config, context, family="flex_olmo", eps=config.rms_norm_eps)
+    mixer = attention(
+        config,
+        rope=rope_table(config, context),
+        qk_norm=QKNorm(config.rms_norm_eps, full_width=True),
+        biased=config.attention_bias,
+        output_biased=config.attention_bias,
+    )
+    experts = MoE(
+        width=config.hidden_size,
+        inner=config.intermediate_size,
+        experts=config.num_experts,
+        router=Router(config.num_experts_per_tok, renormalise=config.norm_topk_prob),
+        activation=activation(config.hidden_act),
+    )
+    x = decoder.embed()
+    for n in range(config.num_hidden_layers):
+        x = decoder.mixer(x, n, mixer, before=None, after="post_attention_layernorm")
+        x = decoder.feed_forward(
+            x, n, experts, table=MOE, before=None, after="post_feedforward_layernorm"
+        )
+    return decoder.finish(x)

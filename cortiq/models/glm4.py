@@ -1,0 +1,60 @@
+"""GLM 4, dense: half of every head rotated by neighbours; GLM 4 0414 with norms around blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from cortiq.ir import Program
+from cortiq.models.config import BaseConfig, Keys
+from cortiq.models.names import Names
+from cortiq.models.parts import Decoder, attention, gated_mlp
+from cortiq.models.rope import rope_table
+from cortiq.models.tensor_pieces import FusedTensor
+
+ARCHITECTURES = ("glm4", "glm", "glm4v_text")
+GGUF = ("glm4",)
+KEYS = Keys(
+    defaults={"glm4v_text": {"head_dim": None, "partial_rotary_factor": 1.0, "rms_norm_eps": 1e-5}},
+    gguf_tensors={"attention_bias": "blk.0.attn_q.bias"},
+)
+NAMES = Names(
+    gguf={
+        "mlp.gate_up_proj": "ffn_up",
+        "post_self_attn_layernorm": "post_attention_norm",
+        "post_mlp_layernorm": "post_ffw_norm",
+    },
+    fused=(FusedTensor("mlp.gate_up_proj", ("mlp.gate_proj", "mlp.up_proj")),),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(BaseConfig):
+    """Fields of `GlmConfig` and `Glm4Config`.
+
+    Attributes
+    ----------
+    model_type : `glm` has no norms after its blocks.
+    """
+
+    model_type: str = "glm4"
+    num_key_value_heads: int | None = 2
+    head_dim: int | None = 128
+    max_position_embeddings: int = 131072
+    rms_norm_eps: float = 1.5625e-7
+    hidden_act: str = "silu"
+    attention_bias: bool = True
+    default_turned: ClassVar[float] = 0.5
+
+
+def build(config: Config, context: int) -> Program:
+    """Build the trunk."""
+    decoder = Decoder(config, context, family="glm4", eps=config.rms_norm_eps)
+    rope, mlp = rope_table(config, context), gated_mlp(config, config.hidden_act)
+    mixer = attention(config, rope=rope, pairing="interleaved", biased=config.attention_bias)
+    around = config.model_type != "glm"
+    x = decoder.embed()
+    for n in range(config.num_hidden_layers):
+        x = decoder.mixer(x, n, mixer, after="post_self_attn_layernorm" if around else None)
+        x = decoder.feed_forward(x, n, mlp, after="post_mlp_layernorm" if around else None)
+    return decoder.finish(x)

@@ -1,0 +1,62 @@
+"""Granite 3 MoE: Granite with experts, and one MLP that every token passes if the file has it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cortiq.ir import Program
+from cortiq.ir.layers import MoE
+from cortiq.models import granite
+from cortiq.models.config import Amount, Keys
+from cortiq.models.granitemoehybrid import EXPERTS, MIXTURE
+from cortiq.models.granitemoehybrid import NAMES as NAMES
+from cortiq.models.parts import Decoder, activation, attention
+from cortiq.models.rope import rope_table
+from cortiq.numerics.route import Router
+
+ARCHITECTURES = ("granitemoe", "granitemoeshared")
+GGUF = ("granitemoe",)
+KEYS = Keys(
+    gguf={
+        **granite.KEYS.gguf, "expert_shared_feed_forward_length": "shared_intermediate_size",
+    },
+    gguf_tensors={"attention_bias": "blk.0.attn_q.bias"},
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(granite.Config):
+    """Fields of `GraniteMoeConfig` and `GraniteMoeSharedConfig`."""
+
+    num_local_experts: int = 8
+    num_experts_per_tok: int = 2
+    shared_intermediate_size: Amount = Amount(0)
+
+
+def build(config: Config, context: int) -> Program:
+    """Build the trunk; GGUF files hold q and k rows pair by pair."""
+    decoder = Decoder(
+        config, context, family="granitemoe", eps=config.rms_norm_eps,
+        residual=config.residual_multiplier,
+    )  # fmt: skip
+    mixer = attention(
+        config,
+        scale=config.attention_multiplier,
+        rope=rope_table(config, context),
+        pairing="interleaved" if config.source == "gguf" else "half",
+        biased=config.attention_bias,
+        output_biased=config.attention_bias,
+    )
+    experts = MoE(
+        width=config.hidden_size,
+        inner=config.intermediate_size,
+        experts=config.num_local_experts,
+        router=Router(config.num_experts_per_tok, "softmax_topk"),
+        activation=activation(config.hidden_act),
+        shared_inner=config.shared_intermediate_size,
+    )
+    x = decoder.embed(config.embedding_multiplier)
+    for n in range(config.num_hidden_layers):
+        x = decoder.mixer(x, n, mixer)
+        x = decoder.feed_forward(x, n, experts, tensors=MIXTURE, table=EXPERTS)
+    return decoder.finish(x, multiplier=config.factor())

@@ -1,0 +1,58 @@
+"""OLMoE: Llama's blocks with experts; queries and keys normed over their whole width."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cortiq.ir import Program
+from cortiq.ir.layers import MoE, QKNorm
+from cortiq.models.config import BaseConfig, Keys
+from cortiq.models.names import Names
+from cortiq.models.parts import MOE, Decoder, activation, attention
+from cortiq.models.rope import rope_table
+from cortiq.numerics.route import Router
+
+ARCHITECTURES = ("olmoe",)
+KEYS = Keys(
+    aliases={"num_local_experts": "num_experts"},
+    only={"clip_qkv": None},
+    gguf={"expert_count": "num_experts"},
+)
+NAMES = Names()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(BaseConfig):
+    """Fields of `OlmoeConfig`."""
+
+    max_position_embeddings: int = 4096
+    rms_norm_eps: float = 1e-5
+    hidden_act: str = "silu"
+    attention_bias: bool = False
+    num_experts: int = 64
+    num_experts_per_tok: int = 8
+    norm_topk_prob: bool = False
+
+
+def build(config: Config, context: int) -> Program:
+    """Build the trunk."""
+    decoder = Decoder(config, context, family="olmoe", eps=config.rms_norm_eps)
+    mixer = attention(
+        config,
+        rope=rope_table(config, context),
+        qk_norm=QKNorm(config.rms_norm_eps, full_width=True),
+        biased=config.attention_bias,
+        output_biased=config.attention_bias,
+    )
+    experts = MoE(
+        width=config.hidden_size,
+        inner=config.intermediate_size,
+        experts=config.num_experts,
+        router=Router(config.num_experts_per_tok, renormalise=config.norm_topk_prob),
+        activation=activation(config.hidden_act),
+    )
+    x = decoder.embed()
+    for n in range(config.num_hidden_layers):
+        x = decoder.mixer(x, n, mixer)
+        x = decoder.feed_forward(x, n, experts, table=MOE)
+    return decoder.finish(x)

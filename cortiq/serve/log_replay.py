@@ -1,0 +1,162 @@
+"""Recomputation of a request log: every answer again, on any backend, compared to the bit."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+
+from cortiq.engine.engine import Engine
+from cortiq.engine.request import Request, make_request, vocabulary_size
+from cortiq.engine.sequence import Sequence as EngineSequence
+from cortiq.errors import CortiqError, RequestError
+from cortiq.formats.known_models import KNOWN_MODELS
+from cortiq.model.load import choose_backend, model_of
+from cortiq.model.model import Model
+from cortiq.model.source import open_source
+from cortiq.models.synthetic import PREFIX
+from cortiq.numerics.contract import CONTRACT_VERSION
+from cortiq.options import LoadOptions
+from cortiq.serve.log_reader import LoggedAnswer, LoggedRequest, LogReader
+
+AT_ONCE = 64
+"""Answers that are computed together."""
+LoadedAs = tuple[str, int, str | None]
+"""Hash of a model, context and weight format: one loading for each."""
+
+
+@dataclass
+class LogVerdict:
+    """Counts and differences of a replay.
+
+    Attributes
+    ----------
+    identical, tokens : answers with the same tokens, digests and ends, and their tokens.
+    differences : of the others, a sentence each.
+    torn : lines that were not whole. unanswered : choices that were asked for and have no answer.
+    """
+
+    identical: int = 0
+    tokens: int = 0
+    differences: list[str] = field(default_factory=list)
+    torn: int = 0
+    unanswered: int = 0
+
+    def count(self, answer: LoggedAnswer, difference: str) -> None:
+        """Count a replayed answer."""
+        if difference:
+            name = f"{answer.request.id}, choice {answer.choice} ({answer.request.path})"
+            self.differences.append(f"{name}: {difference}")
+        else:
+            self.identical += 1
+            self.tokens += len(answer.token_ids)
+
+
+def replay_log(
+    path: Path,
+    models: Sequence[str],
+    options: LoadOptions,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> LogVerdict:
+    """Compute every answer of a log again and compare tokens, digests and ends.
+
+    Parameters
+    ----------
+    models : files of the models that the log names and that are no known ones.
+    progress : called with answers done and in all.
+
+    Raises
+    ------
+    FormatError : it is no log.
+    CortiqError : a model is missing or another, or the backend cannot be used: no verdict.
+    """
+    reader, verdict = LogReader(path), LogVerdict()
+    counts = Counter(_loaded_as(answer.request) for answer in reader.answers())
+    verdict.torn = reader.torn
+    verdict.unanswered = sum(len(missing) for _, missing in reader.open.values())
+    done = 0
+    for loaded_as in counts:
+        wanted = (a for a in reader.answers() if _loaded_as(a.request) == loaded_as)
+        first = next(wanted)
+        with _opened(first.request, models, options) as model:
+            answers = (a for a in reader.answers() if _loaded_as(a.request) == loaded_as)
+            for answer, difference in replayed(model, answers):
+                verdict.count(answer, difference)
+                done += 1
+                progress(done, sum(counts.values()))
+    return verdict
+
+
+def _loaded_as(request: LoggedRequest) -> LoadedAs:
+    return request.model_hash, request.context, request.weight_format
+
+
+def _opened(asked: LoggedRequest, models: Sequence[str], options: LoadOptions) -> Model:
+    """Load the model of a request: one of the given files, or the known model that it names."""
+    if asked.contract != CONTRACT_VERSION:
+        what = f"the log is of contract {asked.contract}, this cortiq computes {CONTRACT_VERSION}"
+        raise RequestError(what)
+    known = asked.model in KNOWN_MODELS or asked.model.startswith(PREFIX)
+    chosen = replace(options, context=asked.context, weight_format=asked.weight_format)
+    for name in (*models, *([asked.model] if known else [])):
+        source = open_source(name, chosen)
+        if source.model_hash() == asked.model_hash:
+            return model_of(name, source, choose_backend(options), chosen)
+        source.close()
+    what = f"no model given has the hash {asked.model_hash}, which {asked.model} had"
+    raise RequestError(what, where="model", hint="name its file or folder after the log")
+
+
+def replayed(model: Model, answers: Iterator[LoggedAnswer]) -> Iterator[tuple[LoggedAnswer, str]]:
+    """Compute answers again; yield each with its difference, which is empty if there is none."""
+    running: list[tuple[LoggedAnswer, EngineSequence]] = []
+    with Engine(model.executable, model.tokenizer) as engine:
+        while True:
+            for answer in islice(answers, AT_ONCE - len(running)):
+                try:
+                    running.append((answer, engine.submit(_request(model, answer))))
+                except CortiqError as error:
+                    yield answer, f"it is refused: {error}"
+            if not running:
+                return
+            with contextlib.suppress(CortiqError):  # which is in the sequences that it ended
+                engine.step()
+            ended = [one for one in running if one[1].done]
+            running = [one for one in running if not one[1].done]
+            yield from ((answer, difference(answer, made)) for answer, made in ended)
+
+
+def _request(model: Model, answer: LoggedAnswer) -> Request:
+    """Return the request of an answer for this model."""
+    asked = answer.request
+    if asked.end_ids != model.eos_ids:
+        raise RequestError(f"the model ends at {model.eos_ids}, not at {asked.end_ids}")
+    ids, options = asked.of_choice(answer.choice)
+    request = make_request(ids, options, model.program, model.eos_ids)
+    request = replace(request, shown_ids=asked.shown_ids)
+    if asked.masks is None:
+        return request
+    from cortiq.serve.grammar import Grammars, masks_of
+
+    grammars = Grammars(model.tokenizer, vocabulary_size(model.program), model.eos_ids)
+    return replace(request, masks=masks_of(grammars, asked.masks, len(ids)))
+
+
+def difference(answer: LoggedAnswer, made: EngineSequence) -> str:
+    """Return how an answer differs from the log; empty if nothing does."""
+    if made.error is not None:
+        return f"it cannot be computed: {made.error}"
+    output, logged = made.output, answer.token_ids
+    for step, (new, old) in enumerate(zip(output.token_ids, logged, strict=False)):
+        if new != old:
+            return f"token {step} is {new}, the log has {old}"
+    if len(output.token_ids) != len(logged):
+        return f"{len(output.token_ids)} tokens, the log has {len(logged)}"
+    if output.digest.hex() != answer.digest:
+        return "all tokens agree, the digests of their logits do not"
+    if output.finish_reason != answer.finish_reason:
+        return f"it ended by {output.finish_reason}, in the log by {answer.finish_reason}"
+    return ""

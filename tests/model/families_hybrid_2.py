@@ -1,0 +1,40 @@
+"""More families with state spaces, declared for `test_every_family.py`."""
+
+from __future__ import annotations
+
+from families_hybrid import ROPE, STATES, USUAL
+from family_harness import Family
+
+BAMBA = Family(
+    "bamba",
+    "BambaConfig",
+    base={**STATES, "attn_layer_indices": [1], "head_dim": ...},
+    shapes={"wide": {"hidden_size": 64}, "odd": {"num_attention_heads": 2}},
+    switches={
+        "attention_bias": True, "mlp_bias": True, "mamba_proj_bias": True,
+        "mamba_conv_bias": False, "tie_word_embeddings": True, "attn_layer_indices": [0, 2],
+    },
+    moves=[*USUAL, {f"{ROPE}.rope_theta": 900.0}, {"time_step_limit": [1.0, 1.5]}],
+    sizes=(*STATES, "mamba_d_head", "mamba_expand"),
+    elsewhere=frozenset({"layer_types"}),
+)  # fmt: skip
+MAMBA2 = Family(
+    "mamba2",
+    "Mamba2Config",
+    base={
+        "layer_norm_epsilon": 0.02, "rms_norm_eps": ..., "num_attention_heads": ...,
+        "num_key_value_heads": ..., "intermediate_size": ..., "max_position_embeddings": ...,
+        "state_size": 6, "n_groups": 2, "conv_kernel": 3, "num_heads": 4, "head_dim": 20,
+        "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1,
+    },
+    shapes={
+        "wide": {"hidden_size": 40}, "switched": {"hidden_size": 48, "head_dim": 24},
+    },
+    switches={"use_bias": True, "use_conv_bias": False, "tie_word_embeddings": True},
+    moves=[
+        {"layer_norm_epsilon": 0.021}, {"hidden_act": "gelu_pytorch_tanh"},
+        {"time_step_limit": [1.0, 1.5]},
+    ],
+    sizes=("state_size", "n_groups", "conv_kernel", "expand"),
+)  # fmt: skip
+FAMILIES = [BAMBA, MAMBA2]
