@@ -40,11 +40,11 @@ def convert(
     model: str, out: Path, recipe: str, tensors: tuple[str, ...], calibrate: Path | None,
     calibration_tokens: int, lora: tuple[str, ...],
 ) -> None:  # fmt: skip
-    """Convert a model, once: to a folder that loads as it is, or to a GGUF file.
+    """Convert a model to other formats, once.
 
-    OUT is a new folder, or a new file that ends in .gguf, for models that come from GGUF. An
-    interrupted conversion goes on where it stopped when the same command is given again; OUT is
-    there only when it is whole. Prints the path.
+    OUT is a new folder, which loads as it is, or a new file that ends in .gguf, for models that
+    come from GGUF. An interrupted conversion goes on where it stopped when the same command is
+    given again; OUT is there only when it is whole. Prints the path.
     """
     from cortiq.convert.run import Calibration, convert_model
 

@@ -20,7 +20,7 @@ from cortiq.convert.recipes import Recipe, read_recipe
 from cortiq.convert.work_folder import Place, WorkFolder, remove, work_folder
 from cortiq.errors import RequestError
 from cortiq.formats.checkpoint import Checkpoint, open_checkpoint
-from cortiq.formats.fetch import resolve
+from cortiq.formats.fetch import SYNTHETIC, resolve
 from cortiq.model.source import open_lora, open_tokenizer
 from cortiq.models import load_program
 from cortiq.models.adapters import FACT as ADAPTERS
@@ -175,6 +175,9 @@ def convert_model(
     RequestError : `out` exists, or there is no such recipe, format or matrix.
     FormatError, UnsupportedError : about the model.
     """
+    if model.startswith(SYNTHETIC):
+        what = "is made by a formula, in any format: there is nothing to convert"
+        raise RequestError(what, where=model, hint=f"load {SYNTHETIC}NAME?format=w4")
     out = Path(out).absolute()
     checkpoint = open_checkpoint(resolve(model, progress=progress))
     adapters = [open_lora(text, progress) for text in lora]

@@ -10,7 +10,7 @@ machine, flushing to zero or not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -183,8 +183,7 @@ class WideBlocks:
         """Return blocks with these codes: uint8 [n, 144]."""
         halves = [self._unit.half(part) for part in (self._d, self._dmin)]
         parts = [part.astype(np.uint8) for part in (self._scales, self._minima)]
-        nibbles = _nibbles(codes.reshape(-1, SUBS // 2, 2 * BLOCK), BLOCK)
-        return np.concatenate([*halves, _six_bits(*parts), nibbles.reshape(len(codes), -1)], axis=1)
+        return pack_q4_k(halves, parts, codes)
 
     @staticmethod
     def _floats(d: Floats, dmin: Floats, scales: Floats, minima: Floats) -> tuple[Floats, Floats]:
@@ -238,6 +237,14 @@ def _six_bits(scales: Bytes, minima: Bytes) -> Bytes:
     early = scales[:, :4] | (scales[:, 4:] >> 4 << 6)
     late = minima[:, :4] | (minima[:, 4:] >> 4 << 6)
     return np.concatenate([early, late, scales[:, 4:] & 15 | (minima[:, 4:] & 15) << 4], axis=1)
+
+
+def pack_q4_k(halves: Sequence[Bytes], parts: Sequence[Bytes], codes: Floats) -> Bytes:
+    """Return blocks of Q4_K, uint8 [n, 144], of d and dmin as byte pairs, two times eight integers
+    of six bits, and codes [n, 256].
+    """
+    nibbles = _nibbles(codes.reshape(-1, SUBS // 2, 2 * BLOCK), BLOCK).reshape(len(codes), -1)
+    return np.concatenate([*halves, _six_bits(*parts), nibbles], axis=1)
 
 
 BLOCKS: Mapping[str, tuple[int, type[NarrowBlocks] | type[WideBlocks]]] = {

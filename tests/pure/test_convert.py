@@ -182,6 +182,11 @@ def test_a_model_of_a_folder_is_not_written_to_gguf(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
 
 
+def test_a_synthetic_model_has_nothing_to_convert(tmp_path):
+    with pytest.raises(RequestError, match="made by a formula"):
+        convert_model("synthetic:tiny-llama", tmp_path / "out")
+
+
 def test_sizes_of_blocks_are_those_of_the_layouts():
     for name, (elements, size) in own_layout.BLOCKS.items():
         if name in LAYOUTS:  # NVFP4 and Q1_0 are read in another layout
