@@ -23,7 +23,7 @@ import q4_k_search
 
 from cortiq.backend import CompileOptions
 from cortiq.convert.calibration import calibration_ids, moments_of
-from cortiq.convert.feedback import inverse_factor, rows_with_feedback
+from cortiq.convert.feedback import best_rows, feedback_of
 from cortiq.formats import fetch
 from cortiq.model.score import score_ids
 from cortiq.model.source import ModelSource, open_source
@@ -62,12 +62,12 @@ def fed_back(source: ModelSource, formats: Mapping[str, str], tokens: int) -> di
     found = {}
     wanted = {name for name, target in formats.items() if target == "w4"}
     for held, moments in moments_of(source.program, source.weights, ids, wanted):
-        factor = inverse_factor(moments)
+        feedback = feedback_of(moments)
         for name in held:
             weight = source.weights[name]
             layout = target_layout("w4", weight.shape[1]).name
             assert layout in BLOCKS
-            raw = rows_with_feedback(layout, weight_values(weight, name), factor)
+            raw = best_rows(layout, weight_values(weight, name), feedback)
             found[name] = Weight.from_bytes(LAYOUTS[layout], raw, weight.shape)
     return found
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from cortiq.convert.beside import files_beside
 from cortiq.convert.calibration import calibration_ids, moments_of
-from cortiq.convert.feedback import inverse_factor, rows_with_feedback
+from cortiq.convert.feedback import Feedback, best_rows, feedback_of
 from cortiq.convert.own_container import OwnContainer, own_layout_of
 from cortiq.convert.plan import PlannedTensor, contiguous_bytes, described_plan, plan_tensors
 from cortiq.convert.recipes import Recipe, read_recipe
@@ -25,7 +25,7 @@ from cortiq.model.source import open_lora, open_tokenizer
 from cortiq.models import load_program
 from cortiq.models.adapters import FACT as ADAPTERS
 from cortiq.models.bind import LoadedProgram
-from cortiq.numerics.contract import CONTRACT_VERSION, Floats
+from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq.numerics.four_bits import BLOCKS
 from cortiq.numerics.layouts import Weight
 from cortiq.numerics.weights import refuse_large, weight_values
@@ -91,8 +91,8 @@ class _Conversion:
         self.total = sum(place.nbytes for t in self.tensors for place in self._places(t))
         left = [t for t in self.tensors if t.name not in self.work.done]
         self._report(sum(p.nbytes for n in self.work.done for p in self.container.places[n]))
-        for tensor, factor in self._with_factors(left, ids):
-            self._convert(tensor, factor)
+        for tensor, feedback in self._with_feedback(left, ids):
+            self._convert(tensor, feedback)
         self.work.write(0, self.container.header(self.work.done))
 
     def _places(self, tensor: PlannedTensor) -> Sequence[Place]:
@@ -103,9 +103,9 @@ class _Conversion:
         if self.progress is not None:
             self.progress("Converting", self.written, self.total)
 
-    def _with_factors(
+    def _with_feedback(
         self, left: Sequence[PlannedTensor], ids: Sequence[int]
-    ) -> Iterator[tuple[PlannedTensor, Floats | None]]:
+    ) -> Iterator[tuple[PlannedTensor, Feedback | None]]:
         """Yield tensors with what error feedback takes, None for those without it."""
         fed = {n: t for t in left if ids and takes_feedback(t) for n in t.weights}
         done = set()
@@ -113,14 +113,14 @@ class _Conversion:
         for held, moments in moments_of(
             loaded.program, loaded.weights, ids, set(fed), self.progress
         ):
-            factor = inverse_factor(moments)
+            feedback = feedback_of(moments)
             for tensor in {fed[name].name: fed[name] for name in held}.values():
                 if set(tensor.weights) <= set(held):
                     done.add(tensor.name)
-                    yield tensor, factor
+                    yield tensor, feedback
         yield from ((tensor, None) for tensor in left if tensor.name not in done)
 
-    def _convert(self, tensor: PlannedTensor, factor: Floats | None) -> None:
+    def _convert(self, tensor: PlannedTensor, feedback: Feedback | None) -> None:
         """Convert the rows of a tensor in order; note it as whole."""
         places = self._places(tensor)
         digests = [hashlib.sha256() for _ in places]
@@ -128,11 +128,11 @@ class _Conversion:
         weight = tensor.weight()
         for start in range(0, tensor.rows, tensor.step):
             part = weight.rows(start, min(start + tensor.step, tensor.rows))
-            if factor is None:
+            if feedback is None:
                 arrays = list(self.container.rows(part, tensor).values())
             else:
                 values = weight_values(part, tensor.name)
-                raw = rows_with_feedback(tensor.layout.name, values, factor)
+                raw = best_rows(tensor.layout.name, values, feedback)
                 refuse_large(tensor.layout, raw, values, tensor.name)
                 arrays = [raw]
             for i, array in enumerate(arrays):

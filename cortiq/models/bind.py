@@ -177,8 +177,7 @@ def _load_synthetic(
     program = _headed(program, plan, held_by_fixture(checkpoint.name), heads, checkpoint)
     if block is not None:
         program = with_drafter(program, synthetic_drafter(program))
-    matrices = matrix_names(program)
-    weights = synthetic_weights(checkpoint, program, matrices, weight_format)
+    weights = synthetic_weights(checkpoint, program, weight_format)
     program = _drafted(program, drafter)
     weights |= drafter_weights(program, drafter, weight_format)
     program, weights = with_shortlist(program, weights, draft_vocabulary)

@@ -17,6 +17,7 @@ from cortiq.convert.work_folder import WorkFolder
 from cortiq.errors import CortiqError, FormatError, RequestError, UnsupportedError
 from cortiq.formats import own_layout
 from cortiq.formats.checkpoint import open_checkpoint
+from cortiq.models.weight_rules import matrix_names
 from cortiq.numerics.dequantise import dequantise_codes
 from cortiq.numerics.layouts import LAYOUTS, decode
 from cortiq.numerics.weights import weight_values
@@ -236,3 +237,16 @@ def test_the_command_prints_the_path_and_bytes_by_layout(gguf_model, tmp_path):
     assert done.exit_code == 0, done.output
     assert done.stdout.strip() == str(tmp_path / "out")
     assert "Q4_1: " in done.stderr and "w16: " in done.stderr
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-mixtral"])
+def test_w4_gives_tables_heads_and_routers_eight_bits(name):
+    source = opened(f"synthetic:{name}?format=w4")
+    layouts = {n: s.layout for n, s in source.program.weights.items()}
+    fine = {n for n, layout in layouts.items() if layout == "w8"}
+    routers = {f"model.layers.{i}.block_sparse_moe.gate.weight" for i in range(9)} & set(layouts)
+    assert bool(routers) == (name == "tiny-mixtral")
+    whole = {n for n, s in source.program.weights.items() if s.shape[-1] % 32}
+    tables = {"model.embed_tokens.weight", "lm_head.weight"} & set(layouts)
+    assert fine == tables | routers | (whole & matrix_names(source.program))
+    assert {layouts[n] for n in matrix_names(source.program) - fine} <= {"Q4_K", "Q4_1"}

@@ -9,7 +9,12 @@ from converted import opened, write_model
 
 from cortiq.cli.main import cli
 from cortiq.convert.calibration import moments_of, rows_of_matrices
-from cortiq.convert.feedback import inverse_factor, rows_with_feedback
+from cortiq.convert.feedback import (
+    best_rows,
+    feedback_of,
+    inverse_factor,
+    rows_with_feedback,
+)
 from cortiq.convert.run import Calibration, convert_model
 from cortiq.errors import RequestError
 from cortiq.models.weight_rules import matrix_names
@@ -43,6 +48,18 @@ def test_products_lose_less_than_with_the_nearest_codes(layout):
     codes = [weight_values(Weight.from_bytes(LAYOUTS[layout], r, (len(r), 512)), "w")
              for r in (np.concatenate(halves), fed)]  # fmt: skip
     assert np.abs(codes[0] - codes[1]).mean() < 0.01 * np.abs(codes[1]).mean()
+
+
+def test_rows_that_four_bits_hold_keep_their_codes_and_others_get_better_ones():
+    x, values = correlated(600, 256), np.random.default_rng(1).standard_normal((8, 256))
+    held = four_bit_rows("Q4_1", values.astype(F32))
+    values = weight_values(Weight.from_bytes(LAYOUTS["Q4_1"], held, values.shape), "w")
+    values[4:] += np.random.default_rng(2).standard_normal((4, 256)).astype(F32) * F32(0.3)
+    found = best_rows("Q4_1", values, feedback_of(x.T @ x))
+    assert np.array_equal(found[:4], four_bit_rows("Q4_1", values[:4]))
+    assert np.array_equal(
+        found[4:], rows_with_feedback("Q4_1", values, inverse_factor(x.T @ x))[4:]
+    )
 
 
 def test_the_factor_is_that_of_the_damped_inverse_and_dead_columns_lose_nothing():
