@@ -59,7 +59,7 @@ quick: setup-test
 # code that the tests must notice, and the native core under sanitizers.
 SECONDS ?= 60
 slow: setup-test
-	$(BIN)/python -m pip install --quiet 'lm-eval[api]>=0.4.9'
+	$(BIN)/python -m pip install --quiet 'lm-eval[api]>=0.4.9' 'litellm>=1.80'
 	-npm install --silent --prefix $(VENV)/agents @openai/codex @anthropic-ai/claude-code
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest -n 2 --dist loadfile -m slow
 

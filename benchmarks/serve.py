@@ -19,7 +19,9 @@ import threading
 import time
 import urllib.request
 from collections import deque
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +147,7 @@ def resident(pid: int) -> int:
 
 
 async def client_of(
-    number: int, port: int, asked: list[Any], alone: list[Any], until: float, seen: RunCounts
+    number: int, until: float, port: int, asked: list[Any], alone: list[Any], seen: RunCounts
 ) -> None:
     """Run one client, which sends random requests until the time is over."""
     chance, client = random.Random(number), LoadClient(port)
@@ -176,18 +178,37 @@ async def load(port: int, pid: int, options: argparse.Namespace) -> RunCounts:
     lone = LoadClient(port)
     alone = [(await lone.ask(body))[0] for body in asked]
     print(f"{len(alone)} kinds of requests answered alone", flush=True)
-    started = time.perf_counter()
-    until = started + options.seconds
-    clients = [
-        asyncio.create_task(client_of(number, port, asked, alone, until, seen))
-        for number in range(options.clients)
-    ]
-    while time.perf_counter() < until:
-        await asyncio.sleep(min(1.0, options.seconds / 20))
-        seen.memory.append((time.perf_counter() - started, resident(pid)))
-    await asyncio.gather(*clients)
-    seen.memory.append((time.perf_counter() - started, resident(pid)))
+    client = partial(client_of, port=port, asked=asked, alone=alone, seen=seen)
+    seen.memory = await sampled(client, options, pid)
     return seen
+
+
+async def sampled(
+    client: Callable[[int, float], Coroutine[Any, Any, None]],
+    options: argparse.Namespace,
+    pid: int,
+) -> list[tuple[float, int]]:
+    """Run clients until they end; return seconds and a process's resident bytes, sampled so long.
+
+    Parameters
+    ----------
+    client : makes a client of its number and the time after which it begins no request.
+    """
+    started, seconds, memory = time.perf_counter(), options.seconds, []
+    clients = (client(number, started + seconds) for number in range(options.clients))
+    running = [asyncio.create_task(one) for one in clients]
+    while (at := time.perf_counter() - started) < seconds:
+        memory.append((at, resident(pid)))
+        await asyncio.sleep(min(0.5, seconds / 20))
+    await asyncio.gather(*running)
+    return [*memory, (time.perf_counter() - started, resident(pid))]
+
+
+def grown(memory: list[tuple[float, int]], seconds: float) -> float:
+    """Return the growth of the largest size, in the second half against the quarter before."""
+    late = [size for at, size in memory if at > seconds / 2]
+    early = [size for at, size in memory if seconds / 4 < at <= seconds / 2]
+    return max(late) / max(early) - 1 if late and early else 0.0
 
 
 def metric(port: int, name: str) -> float:
@@ -199,9 +220,7 @@ def metric(port: int, name: str) -> float:
 
 def report(seen: RunCounts, port: int, options: argparse.Namespace) -> bool:
     """Print the counts; return whether every answer was right."""
-    half = [size for at, size in seen.memory if at > options.seconds / 2]
-    early = [size for at, size in seen.memory if options.seconds / 4 < at <= options.seconds / 2]
-    growth = max(half) / max(early) - 1 if early else 0.0
+    growth = grown(seen.memory, options.seconds)
     late = metric(port, "cortiq_steps_after_cancel")
     tokens = metric(port, "cortiq_new_tokens_total")
     steps = metric(port, "cortiq_step_seconds_count")
@@ -245,12 +264,13 @@ def main() -> int:
     return 0 if right and code == 0 else 1
 
 
-def address(server: subprocess.Popen[str]) -> int | None:
-    """Return the port that a server listens on; drain its log from then on."""
+def address(server: subprocess.Popen[str], kept: list[str] | None = None) -> int | None:
+    """Return the port that a server listens on; from then on drain its log, or keep it."""
+    drain = deque[str](maxlen=0) if kept is None else kept
     assert server.stderr is not None
     for line in server.stderr:
         if found := re.search(r"serving on http://\S+?:(\d+)", line):
-            threading.Thread(target=deque, args=(server.stderr, 0), daemon=True).start()
+            threading.Thread(target=drain.extend, args=(server.stderr,), daemon=True).start()
             return int(found[1])
         print(line, end="", file=sys.stderr)
     return None

@@ -196,10 +196,10 @@ class LoadOptions(OptionSet):
         "Fail if the backend declines a node, instead of computing it on the reference.",
         bool,
     )
+    keep_weights: bool = option(True, "Keep weights in the cache as the backend packs them.", bool)
     full_windows: bool = option(
-        False, "Keep all rows behind attention windows: more memory, but prefixes of any length.",
-        bool,
-    )  # fmt: skip
+        False, "Keep all rows behind attention windows: more memory, prefixes of any length.", bool
+    )
 
 
 @documented

@@ -21,6 +21,9 @@ settings.load_profile("any-machine")
 # processes they start, too. tests/pure/test_usual_sampling.py is about who says nothing.
 os.environ["CORTIQ_TEMPERATURE"] = "0"
 
+# Models of tests are small and soon gone: their prepared weights are not left in the cache.
+os.environ["CORTIQ_KEEP_WEIGHTS"] = "0"
+
 # The suite runs on the CPU everywhere: a GPU would be the default device of whatever a test opens,
 # and `cortiq conform` is what checks one. Triton reads its variable once, when it is first
 # imported, and torch and transformers import it too: set in a test's own module it would count

@@ -6,7 +6,7 @@ import numpy as np
 
 from cortiq.numerics.contract import F32
 from cortiq.numerics.layouts import LAYOUTS, W16, Layout, Weight
-from cortiq.numerics.synthetic import BLOCK_RECIPES, synthetic_weight
+from cortiq.numerics.synthetic import BLOCK_RECIPES, field_of, put_field, synthetic_weight
 from cortiq_conformance.case_data import CaseData
 
 BLOCK_LAYOUTS = tuple(BLOCK_RECIPES)
@@ -17,7 +17,9 @@ MATRIX_LAYOUTS = (*CODE_LAYOUTS, "f32")
 
 FLOAT_SCALED = tuple(name for name in BLOCK_LAYOUTS if LAYOUTS[name].words == "f32")
 """Layouts of blocks whose scales are float32."""
-GRIDS = ("IQ4_XS", "IQ3_XXS", "IQ3_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_S", "TQ1_0", "TQ2_0")
+GRIDS = (
+    "IQ4_XS", "IQ3_XXS", "IQ3_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_S", "IQ1_M", "TQ1_0", "TQ2_0",
+)  # fmt: skip
 LAYER_LAYOUTS = tuple(name for name in MATRIX_LAYOUTS if name not in (*FLOAT_SCALED, *GRIDS))
 """Layouts that cases of layers take in turn: which one each takes is part of its name."""
 
@@ -69,10 +71,10 @@ def _extreme_blocks(weight: Weight, layout: Layout) -> Weight:
     width = {"MXFP4": 1}.get(layout.name, 4 if layout.words == "f32" else 2)
     fields = [recipe.scale_at] + ([recipe.minimum_at] if recipe.ratio else [])
     for row, byte in enumerate(CODE_BYTES):
-        kept = {at: blocks[row, :, at : at + width].copy() for at in fields}
+        kept = {at: field_of(layout, blocks[row], at, width) for at in fields}
         blocks[row] = byte & 0xFE if layout.name == "e4m3b32" else byte  # its 0x7F is a NaN
         for at, old in kept.items():
-            blocks[row, :, at : at + width] = old
+            put_field(layout, blocks[row], at, old)
     scales = {
         1: np.array(EXPONENT_SCALES, np.uint8),
         2: np.array(HALF_SCALES, "<u2"),
@@ -80,7 +82,8 @@ def _extreme_blocks(weight: Weight, layout: Layout) -> Weight:
     }[width]
     for index, scale in enumerate(scales[:, None].view(np.uint8)):
         for at in fields:
-            blocks[len(CODE_BYTES) + index, :, at : at + width] = scale
+            every = np.broadcast_to(scale, (blocks.shape[1], width))
+            put_field(layout, blocks[len(CODE_BYTES) + index], at, every)
     return Weight.from_bytes(layout, blocks.reshape(rows, -1), weight.shape)
 
 

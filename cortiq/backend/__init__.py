@@ -48,6 +48,7 @@ from cortiq.backend.protocol import (
     Support,
     Supported,
     Versions,
+    WeightKeeper,
 )
 from cortiq.backend.state import ExportedState, KVPlanes, Snapshot, State, check_exported
 
@@ -101,6 +102,7 @@ __all__ = [
     "Ticket",
     "Top",
     "Versions",
+    "WeightKeeper",
     "Want",
     "check_exported",
     "float_weight",

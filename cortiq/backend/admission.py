@@ -78,8 +78,9 @@ def drawn_token(wants: Mapping[Want, Any]) -> int | None:
 
 
 def vocabulary_of(program: Program) -> int:
-    """Return the smallest vocabulary of the graph's tables: ids from there on are refused."""
+    """Return the smallest vocabulary of the tables of tokens: ids from there on are refused."""
     nodes = [node for graph in program.graphs.values() for node in graph.nodes]
+    nodes = [node for node in nodes if node.inputs[:1] != ("position",)]
     known = [node.op for node in nodes if isinstance(node.op, Embedding | EmbedRows)]
     tables = [op.vocab for op in known if not getattr(op, "missing", False)]
     return min([*tables, program.facts.get("vocab_size", LARGEST_VOCABULARY)])

@@ -47,6 +47,10 @@ class CheckedWeights(Mapping[str, Weight]):
             self._sound.add(id(whole))
         return weight
 
+    def unchecked(self, name: str) -> Weight:
+        """Return a weight without reading it: its shape and layout are what the program says."""
+        return self._weights[name]
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
 
@@ -77,8 +81,10 @@ def compile_checked(
     mine = weights.of(program)
     executable = compiled_on(backend, program, mine, options)
     try:
+        taken = options.kept.taken if options.kept is not None else ()
         for name in mine:
-            mine[name]
+            if name not in taken:
+                mine[name]
     except BaseException:
         executable.close()
         raise

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
 
 from cortiq.backend.batch import Batch, Ticket
 from cortiq.backend.state import ExportedState, State
@@ -55,6 +59,25 @@ class Declined:
 Support = Supported | Declined
 
 
+class WeightKeeper(Protocol):
+    """Weights as a backend prepared them, kept between runs.
+
+    Attributes
+    ----------
+    taken : names whose bytes were read; what they were made of was checked when they were kept.
+    """
+
+    taken: set[str]
+
+    def read(
+        self, name: str, form: str, target: npt.NDArray[np.uint8], pool: Executor | None = None
+    ) -> bool:
+        """Fill `target` with a weight of this form; return whether it was there, and whole."""
+
+    def add(self, name: str, form: str, data: npt.NDArray[np.uint8]) -> None:
+        """Take a weight that was prepared, which stays as it is until the program is compiled."""
+
+
 @dataclass(frozen=True)
 class CompileOptions:
     """Options of `Backend.compile`; none changes a bit.
@@ -67,6 +90,8 @@ class CompileOptions:
     memory_limit : bytes for all sequences together, or `None` for what the device has.
     full_windows : keep rows behind attention windows too, so that a sequence can be cut anywhere.
     extra : options of the backend's own, by name.
+    kept : weights as this backend prepared them before, and where it leaves them for the next run;
+        None keeps nothing.
     """
 
     device: str | None = None
@@ -75,6 +100,7 @@ class CompileOptions:
     memory_limit: int | None = None
     full_windows: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
+    kept: WeightKeeper | None = None
 
 
 class OptionalCapabilities:

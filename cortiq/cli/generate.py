@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -188,6 +189,8 @@ def load_model(name: str, options: dict[str, Any]) -> Model:
     model = answering(name, lambda name: _load(name, options))
     for line in model.notes:
         note(line)
+    if options.get("backend") is None:
+        _note_slowness(model)
     if model.declined:
         nodes = counted(len(model.declined), "node")
         note(f"{model.backend} declines {nodes}; the reference computes them (see `inspect`)")
@@ -209,6 +212,20 @@ def _load(name: str, options: dict[str, Any]) -> Model:
         finally:
             fetching.stop()
             preparing.stop()
+
+
+def _note_slowness(model: Model) -> None:
+    """Note why the reference computes, where nobody chose it: it is for checking, not for speed."""
+    from cortiq.plugins import availability, default_plugins
+    from cortiq.plugins.selection import BACKEND_VARIABLE, FALLBACK
+
+    if model.backend != FALLBACK or os.environ.get(BACKEND_VARIABLE):
+        return
+    faster = default_plugins().backends.get("cpu")
+    reason = None if faster is None else availability(faster)[1]
+    if reason is not None:
+        first = reason.splitlines()[0]
+        note(f"the reference computes, which is slow: cpu: {first} (see `cortiq doctor`)")
 
 
 def read_prompt(prompt: str | None, ids: str | None, text: str | None = None) -> str | list[int]:

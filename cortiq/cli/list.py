@@ -30,7 +30,7 @@ def list(as_json: bool, known: bool) -> None:
     if as_json:
         models = [
             {"name": n, "kind": _kind(path), "bytes": sizes[n], "path": str(path),
-             "licence": _licence(n)}
+             "licence": _licence(n), "commit": _commit(n)}
             for n, path in list_cached().items()
         ]  # fmt: skip
         print_json({"folder": str(models_folder()), "models": models, "unfinished": parts})
@@ -48,6 +48,13 @@ def _kind(path: Path) -> str:
     from cortiq.formats.chat_templates import has_chat_template
 
     return "chat" if has_chat_template(path) else "base"
+
+
+def _commit(name: str) -> str | None:
+    """Return the commit at which a model of the hub is pinned."""
+    from cortiq.formats import hub
+
+    return hub.origin(name).get("commit") if hub.is_hub_name(name) else None
 
 
 def _licence(name: str) -> str | None:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import click
 
-from cortiq.cli.render import byte_count, echo, note
+from cortiq.cli.render import byte_count, echo, note, progress_bar
 from cortiq.errors import SeveralModelsError, UntrustedError
 
 Made = TypeVar("Made")
@@ -30,6 +30,19 @@ def answering(name: str, use: Callable[[str], Made]) -> Made:
             _trust(name, error)
 
 
+def fetched(name: str) -> str:
+    """Fetch a model unless it is there; return its name, a more exact one if somebody was asked."""
+    from cortiq.formats import fetch
+
+    def use(one: str) -> str:
+        if fetch.is_fetched(one) and fetch.cached(one) is None:
+            with progress_bar(in_bytes=True) as bar:
+                fetch.pull(one, progress=bar)
+        return one
+
+    return answering(name, use)
+
+
 def _asks() -> bool:
     return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
 
@@ -47,7 +60,6 @@ def _chosen(error: SeveralModelsError) -> str:
 
 def _trust(name: str, error: UntrustedError) -> None:
     """Ask whether a server is trusted; if so, fetch the file and remember its hash."""
-    from cortiq.cli.render import progress_bar
     from cortiq.formats import fetch, url
 
     if not _asks():

@@ -13,10 +13,13 @@ from cortiq.cli.inputs import MODEL, argument_text, at_terminal, piped_text
 from cortiq.cli.render import note
 from cortiq.cli.show_generation import note_length, show_generation
 from cortiq.errors import RequestError
-from cortiq.options import ANSWER_DEFAULTS, GenerateOptions, LoadOptions, resolve, select
+from cortiq.options import ANSWER_DEFAULTS, GenerateOptions, LoadOptions, defaults, resolve, select
 
 if TYPE_CHECKING:
     from cortiq.model.model import Model
+
+
+CONTINUATION_TOKENS = defaults(GenerateOptions)["max_tokens"]
 
 
 @grouped_command()
@@ -39,7 +42,8 @@ def run(
     """Answer a prompt, or chat.
 
     PROMPT is a message to a chat model, and a text to continue for a base model. Without it the
-    prompt comes from stdin; on a terminal a chat begins.
+    prompt comes from stdin; on a terminal a chat begins. A text is continued by 256 tokens at most
+    unless --max-tokens says otherwise.
     """
     text = argument_text(prompt, "PROMPT") if prompt is not None else piped_text()
     if text == "" or (text is None and not at_terminal()):
@@ -55,11 +59,15 @@ def run(
                    stats=stats or None, **options)  # fmt: skip
         return
     chosen = select(GenerateOptions, options)
-    resolved = resolve(GenerateOptions, chosen, usual=ANSWER_DEFAULTS)
+    resolved = resolve(GenerateOptions, chosen)
     check_options(resolved)
-    chosen |= {name: getattr(resolved, name) for name in ANSWER_DEFAULTS}
     with load_model(model, with_draft_heads(options, resolved.draft)) as opened:
-        ids = prompt_ids(opened, text, system, {}, chat=not raw and _chats(opened, system))
+        chats = not raw and _chats(opened, system)
+        # A continuation ends nowhere by itself: it gets the length that `generate` gives one.
+        usual = {**ANSWER_DEFAULTS, **({} if chats else {"max_tokens": CONTINUATION_TOKENS})}
+        resolved = resolve(GenerateOptions, chosen, usual=usual)
+        chosen |= {name: getattr(resolved, name) for name in usual}
+        ids = prompt_ids(opened, text, system, {}, chat=chats)
         made = show_generation(opened, ids, chosen, quiet=False)
     if made.note:
         note(made.note)

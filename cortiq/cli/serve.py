@@ -12,6 +12,7 @@ import click
 from cortiq.cli.flags import grouped_command, options_of
 from cortiq.cli.generate import load_model, with_draft_heads
 from cortiq.cli.inputs import MODEL
+from cortiq.cli.questions import fetched
 from cortiq.cli.render import note
 from cortiq.cli.warm import warm_model
 from cortiq.errors import CortiqError, RequestError
@@ -50,6 +51,7 @@ def serve(models: tuple[str, ...], **options: Any) -> None:
     configure_logging(chosen.log_format, chosen.access_log)
     options = with_draft_heads(options, chosen.draft)
     check_address(chosen)
+    models = tuple(dict.fromkeys(map(fetched, models)))  # all of them, before anybody waits for one
     loaded: dict[str, Model] = {}
     try:
         for name in models[: chosen.max_loaded]:

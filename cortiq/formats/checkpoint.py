@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,8 @@ from cortiq.formats.own_layout import GGUF_HEADER, OwnFolder, OwnTensor, read_de
 from cortiq.formats.packed_gguf import read_packed_gguf
 from cortiq.formats.packed_tensors import PackedTensor
 from cortiq.formats.quantisation import KEYS as QUANTISATION_KEYS
-from cortiq.formats.quantisation import OPT_FILE, Quantisation, read_quantisation
+from cortiq.formats.quantisation import OPT_FILE, Quantisation
+from cortiq.formats.quantisation_config import read_quantisation
 from cortiq.formats.quantised import read_quantised
 from cortiq.formats.recommended import Sampling, of_generation_config, of_gguf
 from cortiq.formats.safetensors import (
@@ -33,7 +35,14 @@ from cortiq.formats.safetensors import (
     refuse_pickled,
 )
 from cortiq.formats.strict_json import read_object, read_optional
-from cortiq.formats.text_model import has_text_model, is_nested, text_config, text_tensors, with_tie
+from cortiq.formats.text_model import (
+    has_text_model,
+    is_nested,
+    text_config,
+    text_tensors,
+    with_tie,
+    with_usual_prefix,
+)
 
 _PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
 
@@ -130,12 +139,10 @@ class Checkpoint:
             found.append(
                 f"the checkpoint asks for {asked}: not applied, only weights are quantised"
             )
-        infos = self._tensors.tensors
         joined = getattr(self._tensors, "joined", lambda name: None)
-        loose = sum(info.type == "F32" and joined(name) is not None for name, info in infos.items())
-        if loose:
-            what = "matrices have groups of columns in no order (desc_act)"
-            found.append(f"{loose} {what}: they are converted as floats are")
+        made = [tensor for name in self._tensors.tensors if (tensor := joined(name)) is not None]
+        for what, count in Counter(tensor.note for tensor in made if tensor.note).items():
+            found.append(f"{count} matrices have {what}: they are converted as floats are")
         return tuple(found)
 
     @property
@@ -153,14 +160,20 @@ class Checkpoint:
             self._hash = self._compute_hash()
         return self._hash
 
-    def _compute_hash(self) -> str:
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All files that determine the model's bits."""
         paths = [*self._tensors.paths, *self._beside]
-        if self.kind == "gguf" and len(paths) == 1:
-            return file_sha256(paths[0])
         if self.kind == "huggingface":
             paths.append(self.path / "config.json")
             if self.quantisation.where.endswith(OPT_FILE):
                 paths.append(self.path / OPT_FILE)
+        return tuple(paths)
+
+    def _compute_hash(self) -> str:
+        paths = list(self.files)
+        if self.kind == "gguf" and len(paths) == 1:
+            return file_sha256(paths[0])
         lines = (f"{path.name}\0{file_sha256(path)}\n" for path in sorted(paths))
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
@@ -267,6 +280,7 @@ def _from_huggingface(folder: Path) -> Checkpoint:
     config = {key: value for key, value in config.items() if key not in QUANTISATION_KEYS}
     if has_text_model(whole) or is_nested(tensors):
         tensors = text_tensors(tensors)
+    tensors = with_usual_prefix(tensors)
     if has_text_model(whole):
         config = with_tie(config, tensors)
     generation = read_optional(folder / "generation_config.json")

@@ -15,12 +15,13 @@ from cortiq.formats.cache import PARTIAL_SUFFIX, Progress, models_folder, worksp
 from cortiq.formats.hash_records import first_mismatch, remove_record
 from cortiq.formats.hub_models import HUB_MODELS, HubModel
 from cortiq.formats.hub_names import FORM, names_in_cache
+from cortiq.formats.kept_weights import drop_orphans, kept_folder
 from cortiq.formats.known_models import KNOWN_MODELS, KnownModel
 
 __all__ = [
     "HUB_MODELS", "KNOWN_MODELS", "HubModel", "KnownModel", "Progress", "cached", "check_there",
-    "full_name", "list_cached", "partial_downloads", "pull", "remove", "remove_partial", "resolve",
-    "size_of", "verified",
+    "full_name", "is_fetched", "list_cached", "partial_downloads", "pull", "remove",
+    "remove_partial", "resolve", "size_of", "verified",
 ]  # fmt: skip
 
 SYNTHETIC = "synthetic:"
@@ -98,7 +99,7 @@ def remove(name: str) -> int:
         os.replace(folder, removed := temporary / "removed")
         remove_record(folder)
         own = sum(p.stat().st_size for p in removed.rglob("*") if not p.is_symlink())
-        return own + hub.release_files(removed)
+        return own + hub.release_files(removed) + drop_orphans(kept_folder())
 
 
 def partial_downloads() -> dict[str, int]:
@@ -180,7 +181,7 @@ def resolve(model: str, *, progress: Progress | None = None) -> Path:
     ModelNotFoundError : none of these; the message lists similar names.
     DownloadError : as `pull`.
     """
-    if _is_fetched(model):
+    if is_fetched(model):
         return verified(model) or pull(model, progress=progress)
     return _local(model)
 
@@ -190,11 +191,11 @@ def check_there(model: str) -> None:
 
     Nothing is read or fetched: a mistyped name is an error before anything is imported for it.
     """
-    if not _is_fetched(model) and not model.startswith(SYNTHETIC):
+    if not is_fetched(model) and not model.startswith(SYNTHETIC):
         _local(model)
 
 
-def _is_fetched(model: str) -> bool:
+def is_fetched(model: str) -> bool:
     """Return whether a name is of a model that can be fetched."""
     known = model in KNOWN_MODELS or model in HUB_MODELS
     return known or model.startswith(hub.PREFIX) or url.is_url(model)

@@ -34,54 +34,8 @@ from cortiq.formats.gguf_metadata import (
     MetadataEntry,
     is_utf8,
 )
+from cortiq.formats.gguf_types import GGML_TYPES, UNSUPPORTED_TYPES, told_apart
 from cortiq.formats.mapped import TensorInfo, map_file, refuse_overlaps
-
-GGML_TYPES: dict[int, tuple[str, int, int]] = {
-    0: ("F32", 1, 4),
-    1: ("F16", 1, 2),
-    2: ("Q4_0", 32, 18),
-    3: ("Q4_1", 32, 20),
-    6: ("Q5_0", 32, 22),
-    7: ("Q5_1", 32, 24),
-    8: ("Q8_0", 32, 34),
-    10: ("Q2_K", 256, 84),
-    11: ("Q3_K", 256, 110),
-    12: ("Q4_K", 256, 144),
-    13: ("Q5_K", 256, 176),
-    14: ("Q6_K", 256, 210),
-    16: ("IQ2_XXS", 256, 66),
-    17: ("IQ2_XS", 256, 74),
-    18: ("IQ3_XXS", 256, 98),
-    19: ("IQ1_S", 256, 50),
-    20: ("IQ4_NL", 32, 18),
-    21: ("IQ3_S", 256, 110),
-    22: ("IQ2_S", 256, 82),
-    23: ("IQ4_XS", 256, 136),
-    29: ("IQ1_M", 256, 56),
-    30: ("BF16", 1, 2),
-    34: ("TQ1_0", 256, 54),
-    35: ("TQ2_0", 256, 66),
-    39: ("MXFP4", 32, 17),
-    40: ("NVFP4", 64, 36),
-    41: ("Q1_0", 128, 18),
-}
-"""Type number in the file -> (name, elements of a block, bytes of a block)."""
-
-UNSUPPORTED_TYPES: dict[int, str] = {
-    4: "Q4_2",
-    5: "Q4_3",
-    9: "Q8_1",
-    15: "Q8_K",
-    24: "I8",
-    25: "I16",
-    26: "I32",
-    27: "I64",
-    28: "F64",
-    31: "Q4_0_4_4",
-    32: "Q4_0_4_8",
-    33: "Q4_0_8_8",
-}
-"""Types that have a name and no layout here; only error messages use it."""
 
 _MAX_NAME = 65535  # bytes of a key, by the specification; applied to tensor names too
 _MAX_AXES = 4
@@ -251,6 +205,7 @@ class _HeaderReader:
             tensors[tensor.name] = tensor
         base = -(-self.position // alignment) * alignment
         placed = [replace(tensor, offset=base + tensor.offset) for tensor in tensors.values()]
+        placed = told_apart(placed, self.size, alignment, self.path)
         for tensor in placed:
             if tensor.offset + tensor.nbytes > self.size:
                 end = tensor.offset + tensor.nbytes

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from cortiq.errors import DownloadError, SeveralModelsError, UnsupportedError
+from cortiq.errors import DownloadError, SeveralModelsError, UnsupportedError, shown
 from cortiq.formats.adapter_files import CONFIG as ADAPTER
 from cortiq.formats.hub_names import HubName
 from cortiq.formats.quantisation import OPT_FILE
@@ -24,6 +24,8 @@ _QUANTISATION = re.compile(
     r"(?:^|[-._])((?:UD-)?(?:I?Q\d\w*|TQ\d_\d|BF16|F16|FP16|F32|FP32|MXFP4(?:_MOE)?|NVFP4))$",
     re.IGNORECASE | re.ASCII,
 )
+_UNSAFE = re.compile(r"[\\:\x00-\x1f]|.{256}")
+"""What no part of a path may hold: separators of other systems, control characters."""
 _OTHERS = re.compile(r"(?:^|[-._])(?:mmproj|imatrix)(?:[-._]|$)", re.IGNORECASE)
 """GGUF files beside a model that are not one: projectors of images, statistics of a calibration."""
 
@@ -92,11 +94,18 @@ def read_listing(source: HubName, siblings: Sequence[Any]) -> list[HubFile]:
     for entry in siblings:
         name, size, git_id = entry.rfilename, entry.size, entry.blob_id
         sha256 = entry.lfs.sha256 if entry.lfs else None
-        if not isinstance(name, str) or type(size) is not int or size < 0:
-            raise DownloadError("the hub's list of files is damaged", where=source.name)
+        if not _is_inside(name) or type(size) is not int or size < 0:
+            what = f"the hub's list of files is damaged: {shown(name)}"
+            raise DownloadError(what, where=source.name)
         large, small = _hex(sha256, 64), None if entry.lfs else _hex(git_id, 40)
         found.append(HubFile(name, size, large, small))
     return found
+
+
+def _is_inside(name: Any) -> bool:
+    """Return whether a name is the path of a file inside its repository, on any system."""
+    parts = name.split("/") if isinstance(name, str) else [""]
+    return not any(part in ("", ".", "..") or _UNSAFE.search(part) for part in parts)
 
 
 def _hex(text: Any, digits: int) -> str | None:

@@ -65,11 +65,10 @@ def is_hub_name(name: str) -> bool:
 def parse(name: str) -> HubName:
     """Read a name; without a revision it is "main", which may also stand before FILES."""
     match = _NAME.fullmatch(name)
-    both = match and match["first"] and match["last"]
-    files = (match and match["files"]) or ""
-    if not match or both or ".." in files.split("/"):
+    if match is None or (match["first"] and match["last"]) or ".." in re.split("[/:@]", name):
         raise ModelNotFoundError(f"is not {FORM}", where=name)
-    return HubName(match["repository"], files, match["first"] or match["last"] or "main")
+    revision = match["first"] or match["last"] or "main"
+    return HubName(match["repository"], match["files"] or "", revision)
 
 
 def names_in_cache() -> dict[str, Path]:

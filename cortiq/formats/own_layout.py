@@ -81,13 +81,14 @@ class OwnTensor:
     Attributes
     ----------
     shape : elements, outermost axis first. type : its layout.
-    stored : the parts of its weight, rows in order.
+    stored : the parts of its weight, rows in order. note : nothing, as of any exact tensor.
     """
 
     name: str
     shape: tuple[int, ...]
     type: str
     stored: Mapping[str, npt.NDArray[Any]]
+    note: str = ""
 
     @property
     def raw(self) -> npt.NDArray[np.uint8]:

@@ -45,12 +45,15 @@ def unpack_columns(words: Codes, bits: int, start: int, stop: int) -> Bytes:
     return codes[:, start - first * WORD : stop - first * WORD]
 
 
-def unpack_awq(words: Codes, start: int, stop: int) -> Bytes:
-    """Return the codes of outputs start…stop−1 of AWQ's words [K, N/8]: uint8 [stop − start, K]."""
+def unpack_words(words: Codes, start: int, stop: int, order: tuple[int, ...] = AWQ_ORDER) -> Bytes:
+    """Return codes of outputs start…stop−1 of words [K, N/8]: uint8 [stop − start, K].
+
+    order : of eight outputs in a word, whose code lies in each nibble.
+    """
     first, last = start // 8, -(-stop // 8)
     some = np.ascontiguousarray(words[:, first:last].T).view(np.uint32)
     codes = np.empty((len(some), 8, some.shape[1]), np.uint8)
-    for nibble, column in enumerate(AWQ_ORDER):
+    for nibble, column in enumerate(order):
         codes[:, column] = some >> np.uint32(4 * nibble) & np.uint32(15)
     return codes.reshape(-1, some.shape[1])[start - 8 * first : stop - 8 * first]
 

@@ -14,6 +14,7 @@ from cortiq.formats.packed_codes import (
     BLOCK,
     FLOAT_TYPES,
     Bytes,
+    Doubles,
     StoredNumbers,
     assemble,
     paired_nibbles,
@@ -24,20 +25,24 @@ from cortiq.formats.quantisation import Quantisation
 
 E4M3_UNIT, E2M1_UNIT = 2.0**-9, 0.5
 SMALL_BLOCK = 16
-FP8_SCALES = ("weight_scale_inv", "weight_scale", "scale")
+FP8_TYPES = ("F8_E4M3", "F8_E5M2")
+FP8_SCALES = ("weight_scale_inv", "weight_scale", "scale_inv", "scale")
 """Ends of the names of an FP8 matrix's scales; they multiply, `inv` or not."""
 
 
 def fp8(module: PackedModule, how: Quantisation) -> PackedTensor:
-    """Read `weight` in F8_E4M3, under one scale, one a row, or one a block of rows and columns."""
-    weight = module.array("weight", "F8_E4M3")
+    """Read `weight` in FP8, under one scale, one a row, or one a block of rows and columns.
+
+    Numbers of E5M2, whose range of 2³² no integer code has, become floats.
+    """
+    weight = module.array("weight", *FP8_TYPES)
     if weight.ndim < 2:
         module.fail(f"is {list(weight.shape)}, which is no matrix")
     end = next((end for end in FP8_SCALES if module.has(end)), FP8_SCALES[0])
     scale = module.scales(end, *FLOAT_TYPES, "F8_E8M0", "U8")
     height, columns = weight.shape[-2:]
     module.multiple(columns, BLOCK)
-    rows, group = _fp8_blocks(module, how, scale.shape, (height, columns))
+    rows, group = _fp8_blocks(module, how, scale.shape, weight.shape)
     matrices = prod(weight.shape[:-2])
     flat = weight.reshape(-1, columns)
     of_matrix = -(-height // rows)
@@ -45,21 +50,32 @@ def fp8(module: PackedModule, how: Quantisation) -> PackedTensor:
     if table is None:
         module.fail(f"has scales {list(scale.shape)} for {list(weight.shape)}")
 
-    def make(start: int, stop: int) -> Bytes:
+    def of(start: int, stop: int) -> Doubles:
         index = np.arange(start, stop)
-        own = table[index // height * of_matrix + index % height // rows] * E4M3_UNIT
-        codes = flat[start:stop].view(np.uint8).reshape(stop - start, -1, BLOCK)
-        return assemble(codes, spread(own, columns, group, BLOCK))
+        own = table[index // height * of_matrix + index % height // rows]
+        return spread(own, columns, group, BLOCK)
 
+    def make(start: int, stop: int) -> Bytes:
+        codes = flat[start:stop].view(np.uint8).reshape(stop - start, -1, BLOCK)
+        return assemble(codes, of(start, stop) * E4M3_UNIT)
+
+    def floats(start: int, stop: int) -> Bytes:
+        halves = flat[start:stop].view(np.uint8).astype(np.uint16) << 8  # E5M2 is their upper byte
+        numbers = StoredNumbers(halves, "F16")[:].reshape(stop - start, -1, BLOCK)
+        scaled = (numbers * of(start, stop)[..., None]).reshape(stop - start, columns)
+        return np.ascontiguousarray(scaled, "<f4").view(np.uint8)
+
+    if module.info("weight").type == "F8_E5M2":
+        return module.made(weight.shape, "F32", floats, "FP8 in E5M2")
     return module.made(weight.shape, "e4m3b32", make)
 
 
 def _fp8_blocks(
-    module: PackedModule, how: Quantisation, shape: tuple[int, ...], size: tuple[int, int]
+    module: PackedModule, how: Quantisation, shape: tuple[int, ...], whole: tuple[int, ...]
 ) -> tuple[int, int]:
     """Return the rows and columns that share a scale; the edges of a matrix may be ragged."""
-    height, columns = size
-    if prod(shape) == 1:
+    height, columns = whole[-2:]
+    if prod(shape) == 1 or (len(whole) > 2 and shape in (whole[:-2], (*whole[:-2], 1, 1))):
         return height, columns
     if shape[-1:] == (height,) or shape[-2:] == (height, 1):
         return 1, columns
@@ -69,7 +85,7 @@ def _fp8_blocks(
         if shape[-2:] == (-(-height // rows), -(-columns // group))
     ]
     if not sizes:
-        module.fail(f"has scales {list(shape)} for a matrix {list(size)}")
+        module.fail(f"has scales {list(shape)} for a matrix {list(whole)}")
     if sizes[0][1] % BLOCK:
         module.decline(f"has scales of {sizes[0][1]} columns", "blocks of 32·n columns are read")
     return sizes[0]
@@ -108,8 +124,9 @@ def nvfp4(module: PackedModule, how: Quantisation) -> PackedTensor:
 def mxfp4(module: PackedModule, how: Quantisation) -> PackedTensor:
     """Read two E2M1 codes a byte and an exponent for 32 of them, in any of the packings.
 
-    `weight_packed` and `weight_scale` of compressed-tensors, `weight` in I8 and `scale` of
-    DeepSeek, `_blocks` [..., groups, 16] and `_scales` of GPT-OSS.
+    `weight_packed` and `weight_scale` of compressed-tensors, `weight` and `weight_scale` of Quark
+    and modelopt, `weight` in I8 and `scale` of DeepSeek, `_blocks` [..., groups, 16] and
+    `_scales` of GPT-OSS.
     """
     if module.between == "_":
         packed, exponents = module.array("blocks", "U8"), module.array("scales", "U8")
@@ -118,6 +135,9 @@ def mxfp4(module: PackedModule, how: Quantisation) -> PackedTensor:
         packed = packed.reshape(*packed.shape[:-2], -1)
     elif module.has("weight_packed"):
         packed = module.array("weight_packed", "U8")
+        exponents = module.array("weight_scale", "U8", "F8_E8M0")
+    elif module.has("weight_scale"):
+        packed = module.array("weight", "U8")
         exponents = module.array("weight_scale", "U8", "F8_E8M0")
     else:
         packed, exponents = module.array("weight", "I8", "U8"), module.array("scale", "F8_E8M0")
@@ -163,8 +183,3 @@ def mlx_floats(module: PackedModule, how: Quantisation) -> PackedTensor:
 
     layout = {2: "e2m1b16", 4: "MXFP4", 8: "e4m3b32"}[size]
     return module.made((*words.shape[:-1], groups * block), layout, make)
-
-
-def refuse_e5m2(module: PackedModule, how: Quantisation) -> PackedTensor:
-    """Refuse F8_E5M2: its range of 2³² fits no integer code."""
-    module.decline("is in F8_E5M2", "FP8 in E4M3 is read; convert it to bfloat16 or to E4M3")

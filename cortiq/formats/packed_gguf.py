@@ -2,7 +2,8 @@
 
 NVFP4: 64 elements in 36 bytes, four scales in E4M3 (without sign) and 4·8 bytes of E2M1, whose
 product is halved; `NAME.scale`, float32, multiplies a matrix, or one of a stack. Q1_0: 128 elements
-in 18 bytes, d in f16 and a bit each, d or −d. Source: ggml's `ggml-common.h` and `ggml-quants.c`.
+in 18 bytes (of a fork, 32 in 6), d in f16 and a bit each, d or −d. Source: ggml's `ggml-common.h`
+and `ggml-quants.c`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from cortiq.formats.packed_floats import E2M1_UNIT
 from cortiq.formats.packed_tensors import PackedFolder, PackedModule, PackedTensor
 
 SUFFIX = ".weight"
-NVFP4_SCALES, NVFP4_BYTES, Q1_0_BYTES = 4, 36, 18
+NVFP4_SCALES, NVFP4_BYTES = 4, 36
+SIGNS = {"Q1_0": 128, "Q1_0_32": 32}
+"""Elements under one scale, by type."""
 NAN = 0x7F
 """The E4M3 byte that ggml reads as 0."""
 
@@ -27,9 +30,9 @@ def read_packed_gguf(file: GGUFFile) -> MappedTensors:
     """Return a file's tensors, those of these types made of their parts."""
     packed = {}
     for name, info in file.tensors.items():
-        if info.type in ("NVFP4", "Q1_0") and name.endswith(SUFFIX):
+        if info.type in ("NVFP4", *SIGNS) and name.endswith(SUFFIX):
             module = PackedModule(file, name.removesuffix(SUFFIX))
-            packed[name] = _nvfp4(module) if info.type == "NVFP4" else _q1_0(module)
+            packed[name] = _nvfp4(module) if info.type == "NVFP4" else _signs(module)
     unread = {f"{name.removesuffix(SUFFIX)}.input_scale" for name in packed}
     return PackedFolder(file, packed, unread) if packed else file
 
@@ -56,9 +59,10 @@ def _nvfp4(module: PackedModule) -> PackedTensor:
     return module.made(shape, "e2m1b16", make)
 
 
-def _q1_0(module: PackedModule) -> PackedTensor:
-    shape = module.info("weight").shape
-    flat = module.raw("weight").reshape(prod(shape[:-1]), -1, Q1_0_BYTES)
+def _signs(module: PackedModule) -> PackedTensor:
+    info = module.info("weight")
+    shape, each = info.shape, SIGNS[info.type]
+    flat = module.raw("weight").reshape(prod(shape[:-1]), -1, 2 + each // 8)
 
     def make(start: int, stop: int) -> Bytes:
         blocks = flat[start:stop]
@@ -66,6 +70,6 @@ def _q1_0(module: PackedModule) -> PackedTensor:
         codes = (bits * np.uint8(2) + np.uint8(7)).reshape(stop - start, -1)  # ±1, less 8
         half = np.ascontiguousarray(blocks[..., :2]).view("<u2")[..., 0]
         scale = StoredNumbers(half, "F16")[:]
-        return assemble(nibble_bytes(codes, BLOCK), np.repeat(scale, 128 // BLOCK, axis=1))
+        return assemble(nibble_bytes(codes, BLOCK), np.repeat(scale, each // BLOCK, axis=1))
 
     return module.made(shape, "i4b32", make)

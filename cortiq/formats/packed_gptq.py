@@ -12,13 +12,15 @@ from cortiq.formats.packed_codes import (
     Bytes,
     Codes,
     StoredNumbers,
-    unpack_awq,
     unpack_codes,
     unpack_columns,
+    unpack_words,
 )
 from cortiq.formats.packed_integers import BITS, IntegerRows, _group, _in_order
 from cortiq.formats.packed_tensors import PackedModule, PackedTensor
 from cortiq.formats.quantisation import Quantisation
+
+DISORDER = "groups of columns in no order (desc_act)"
 
 
 def gptq_or_awq(module: PackedModule, how: Quantisation) -> PackedTensor:
@@ -51,9 +53,9 @@ def gptq_or_awq(module: PackedModule, how: Quantisation) -> PackedTensor:
         bits,
         columns,
         group,
-        lambda a, b: unpack_awq(words, a, b),
+        lambda a, b: unpack_words(words, a, b),
         lambda a, b: scale[:, a:b].T,
-        lambda a, b: unpack_awq(zeros, a, b).astype(np.int16),
+        lambda a, b: unpack_words(zeros, a, b).astype(np.int16),
     )
     return module.made((height, columns), rows.layout, rows.rows)
 
@@ -95,7 +97,7 @@ def _gptq(
         index = module.array("g_idx", "I32").reshape(-1).astype(np.int64)
         if index.min() < 0 or index.max() >= scale.shape[0]:
             module.fail(f"has columns of groups outside the {scale.shape[0]} there are")
-        return module.made(shape, "F32", _in_disorder(rows, index, zero))
+        return module.made(shape, "F32", _in_disorder(rows, index, zero), DISORDER)
     checked = _checked(made, zero) if how.symmetric else made.rows
     return module.made(shape, made.layout, checked)
 

@@ -22,8 +22,8 @@ from cortiq.formats.packed_codes import StoredNumbers
 Rows = Callable[[int, int], npt.NDArray[np.uint8]]
 
 DTYPES: Mapping[str, str] = {
-    "I8": "i1", "U8": "u1", "F8_E4M3": "u1", "F8_E8M0": "u1", "I16": "<i2", "I32": "<i4",
-    "U32": "<u4", "I64": "<i8", "F16": "<u2", "F32": "<u4", "BF16": "<u2",
+    "I8": "i1", "U8": "u1", "F8_E4M3": "u1", "F8_E5M2": "u1", "F8_E8M0": "u1", "I16": "<i2",
+    "I32": "<i4", "U32": "<u4", "I64": "<i8", "F16": "<u2", "F32": "<u4", "BF16": "<u2",
 }  # fmt: skip
 """Integers that hold an element of a type, or its bits."""
 
@@ -38,6 +38,7 @@ class PackedTensor:
     type : the layout of the rows, or F32 where no layout holds the file's numbers.
     make : rows start…stop−1 of all matrices, one below the other: uint8 [n, bytes of a row].
     parts : names of the tensors that it is made of.
+    note : why no layout holds the numbers, where none does.
     """
 
     name: str
@@ -46,6 +47,7 @@ class PackedTensor:
     make: Rows
     parts: tuple[str, ...] = ()
     lazy: bool = True
+    note: str = ""
 
     @property
     def height(self) -> int:
@@ -65,26 +67,36 @@ class PackedModule:
     Attributes
     ----------
     stem : the module's name. between : what stands between it and an end.
+    bare : whether the matrix itself has the module's name, as stacks of experts do.
     taken : ends that were asked for and are there.
     """
 
     folder: MappedTensors
     stem: str
     between: str = "."
+    bare: bool = False
     taken: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
         """The tensor's name in a folder of plain floats."""
-        return f"{self.stem}.weight"
+        return self.stem if self.bare else f"{self.stem}.weight"
+
+    def full(self, end: str) -> str:
+        """Return a tensor's whole name."""
+        return self.stem if self.bare and end == "weight" else f"{self.stem}{self.between}{end}"
 
     def has(self, end: str) -> bool:
         """Return whether the module has a tensor with this end."""
-        return f"{self.stem}{self.between}{end}" in self.folder.tensors
+        return self.full(end) in self.folder.tensors
+
+    def type_of(self, end: str) -> str:
+        """Return a tensor's type, or nothing if the module has none with this end."""
+        return self.folder.tensors[self.full(end)].type if self.has(end) else ""
 
     def info(self, end: str) -> TensorInfo:
         """Return a tensor's type and shape; `FormatError` if it is missing."""
-        name = f"{self.stem}{self.between}{end}"
+        name = self.full(end)
         if name not in self.folder.tensors:
             self.fail(f"lacks {name}")
         if end not in self.taken:
@@ -123,10 +135,10 @@ class PackedModule:
         """Raise UnsupportedError about the module."""
         raise UnsupportedError(f"{self.stem} {what}", where=str(self.folder.path), hint=hint)
 
-    def made(self, shape: tuple[int, ...], layout: str, make: Rows) -> PackedTensor:
+    def made(self, shape: tuple[int, ...], layout: str, make: Rows, note: str = "") -> PackedTensor:
         """Return the tensor that was made of what was asked for."""
-        parts = tuple(f"{self.stem}{self.between}{end}" for end in self.taken)
-        return PackedTensor(self.name, shape, layout, make, parts)
+        parts = tuple(self.full(end) for end in self.taken)
+        return PackedTensor(self.name, shape, layout, make, parts, note=note)
 
     def multiple(self, columns: int, block: int) -> None:
         """Check that rows are whole blocks of our layouts."""

@@ -8,17 +8,20 @@ from typing import NamedTuple
 
 from cortiq.errors import FormatError, UnsupportedError
 from cortiq.formats.mapped import MappedTensors, TensorInfo
-from cortiq.formats.packed_floats import FP8_SCALES, fp8, mlx_floats, mxfp4, nvfp4, refuse_e5m2
+from cortiq.formats.packed_floats import FP8_SCALES, FP8_TYPES, fp8, mlx_floats, mxfp4, nvfp4
 from cortiq.formats.packed_gptq import gptq_or_awq
+from cortiq.formats.packed_hqq import hqq
 from cortiq.formats.packed_integers import compressed_int8, compressed_pack, mlx_affine
+from cortiq.formats.packed_quark import quark_int4
+from cortiq.formats.packed_tables import bitsandbytes_int8, bitsandbytes_table, table_of
 from cortiq.formats.packed_tensors import PackedFolder, PackedModule, PackedTensor
-from cortiq.formats.quantisation import HINTS, NOT_APPLIED, Quantisation
+from cortiq.formats.quantisation import NOT_APPLIED, Quantisation
 
 Reader = Callable[[PackedModule, Quantisation], PackedTensor]
 BLOCKS = re.compile(r"(.+)_blocks")
-MAIN = re.compile(r"(.+)\.(weight_packed|qweight|weight)")
-TABLES = ("weight.absmax", "weight.quant_map", "SCB")
-"""Ends of bitsandbytes' tensors."""
+BEFORE = "pre_quant_scale"
+"""End of modelopt's factors of a module's input, which scale columns of weights the other way."""
+MAIN = re.compile(r"(.+)\.(weight_packed|qweight|weight|W_q)")
 
 
 class Kind(NamedTuple):
@@ -30,7 +33,7 @@ class Kind(NamedTuple):
 
 def _kind_of(module: PackedModule, end: str, info: TensorInfo) -> Kind | None:
     """Return how a module's matrix is packed, by the tensors beside it; None for plain floats."""
-    pair = end, info.type
+    pair, exponents = (end, info.type), module.type_of("weight_scale")
     if pair == ("weight_packed", "I32"):
         return Kind("packed", compressed_pack)
     if pair == ("weight_packed", "U8"):
@@ -38,25 +41,27 @@ def _kind_of(module: PackedModule, end: str, info: TensorInfo) -> Kind | None:
         return Kind("nvfp4", nvfp4) if whole else Kind("mxfp4", mxfp4)
     if end == "qweight":
         return Kind("gptq", gptq_or_awq)
-    if any(module.has(table) for table in TABLES):
-        return Kind("bitsandbytes", _refuse_tables)
-    if info.type == "F8_E4M3" and any(module.has(scale) for scale in FP8_SCALES):
+    if end == "W_q":
+        return Kind("hqq", hqq)
+    if table_of(module):
+        return Kind(table_of(module), bitsandbytes_table)
+    if pair == ("weight", "I8") and module.has("SCB"):
+        return Kind("int8", bitsandbytes_int8)
+    if info.type in FP8_TYPES and any(module.has(scale) for scale in FP8_SCALES):
         return Kind("fp8", fp8)
-    if info.type == "F8_E5M2":
-        return Kind("fp8", refuse_e5m2)
+    if pair == ("weight", "I32") and module.has("weight_scale"):
+        return Kind("quark", quark_int4)
     if pair == ("weight", "U8") and module.has("weight_scale_2"):
         return Kind("nvfp4", nvfp4)
-    if info.type in ("I8", "U8") and module.has("scale"):
+    if info.type in ("I8", "U8") and "F8_E8M0" in (module.type_of("scale"), exponents):
+        return Kind("mxfp4", mxfp4)
+    if pair == ("weight", "U8") and exponents == "U8":
         return Kind("mxfp4", mxfp4)
     if pair == ("weight", "I8") and module.has("weight_scale"):
         return Kind("int8", compressed_int8)
     if pair == ("weight", "U32") and module.has("scales"):
         return Kind("mlx", mlx_affine if module.has("biases") else mlx_floats)
     return None
-
-
-def _refuse_tables(module: PackedModule, how: Quantisation) -> PackedTensor:
-    module.decline("is packed by bitsandbytes", HINTS["bitsandbytes"])
 
 
 def _modules(folder: MappedTensors) -> Iterator[tuple[PackedModule, Kind]]:
@@ -69,6 +74,10 @@ def _modules(folder: MappedTensors) -> Iterator[tuple[PackedModule, Kind]]:
             kind = _kind_of(module, main[2], info)
             if kind is not None:
                 yield module, kind
+        elif info.type in FP8_TYPES:
+            stack = PackedModule(folder, name, "_", bare=True)
+            if any(stack.has(scale) for scale in FP8_SCALES):
+                yield stack, Kind("fp8", fp8)
 
 
 def read_quantised(folder: MappedTensors, how: Quantisation) -> MappedTensors:
@@ -82,12 +91,19 @@ def read_quantised(folder: MappedTensors, how: Quantisation) -> MappedTensors:
     """
     packed: dict[str, PackedTensor] = {}
     for module, kind in _modules(folder):
+        if module.has(BEFORE):
+            hint = "take a checkpoint whose weights need no factors of their inputs"
+            module.decline(f"multiplies its input by {BEFORE}", hint)
         tensor = kind.read(module, how)
         name = "awq" if kind.name == "gptq" and _is_awq(folder, module) else kind.name
         how.check_kind(module.stem, name)
         packed[tensor.name] = tensor
     if not packed:
         return _unquantised(folder, how)
+    for name in folder.tensors:
+        stem = name.removesuffix(".weight")
+        if stem != name and name not in packed:
+            how.check_plain(stem)
     unread = {name for name in folder.tensors if NOT_APPLIED.fullmatch(name)}
     return PackedFolder(folder, packed, unread)
 

@@ -77,6 +77,35 @@ def is_nested(tensors: MappedTensors) -> bool:
     return any(name.startswith(NESTED_LAYERS) for name in names)
 
 
+BARE: tuple[Mapping[str, str], ...] = (
+    {"transformer.": ""},
+    {"layers.": "model.layers.", "embed_tokens.": "model.embed_tokens.", "norm.": "model.norm."},
+)
+"""Prefixes of a model without a head, which folders have or lack: what begins so, and the name that
+families know it by."""
+
+
+def with_usual_prefix(tensors: MappedTensors) -> MappedTensors:
+    """Return the tensors under the names of a model with a head, where they were saved otherwise.
+
+    GPT-2's hub folder lacks the prefix `transformer.`; embedding models lack `model.`.
+    """
+    names = tensors.tensors
+    for form in BARE:
+        first = next(iter(form))
+        if any(name.startswith(first) for name in names):
+            own = {_replaced(name, form): name for name in names}
+            return RenamedTensors(tensors, own) if len(own) == len(names) else tensors
+    return tensors
+
+
+def _replaced(name: str, form: Mapping[str, str]) -> str:
+    for theirs, mine in form.items():
+        if name.startswith(theirs):
+            return mine + name.removeprefix(theirs)
+    return name
+
+
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the text model's configuration, overridden by shared keys of the whole folder's.
 

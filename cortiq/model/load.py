@@ -13,6 +13,7 @@ from cortiq.backend.seam import devices_of
 from cortiq.errors import OptionError
 from cortiq.formats.cache import Progress
 from cortiq.formats.fetch import check_there
+from cortiq.formats.kept_weights import KeptWeights, kept_weights
 from cortiq.model.model import Model
 from cortiq.model.source import ModelSource, model_name, open_source
 from cortiq.numerics.layouts import Weight
@@ -68,7 +69,10 @@ def model_of(
     """Compile an opened source for a backend's device; close it if that fails."""
     backend, device = placed
     try:
-        executable = compile_source(source, backend, device, options, extra, progress)
+        kept = _kept_weights(name, source, backend, options)
+        executable = compile_source(source, backend, device, options, extra, progress, kept)
+        if kept is not None:
+            kept.finish()
     except BaseException:
         source.close()
         raise
@@ -101,16 +105,32 @@ def compile_source(
     options: LoadOptions,
     extra: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
+    kept: KeptWeights | None = None,
 ) -> Executable:
     """Compile an opened model for a backend, and for the fallback what that one declines."""
     from cortiq.placement.place import place
 
     compile_options = CompileOptions(
         device=device, threads=options.threads, full_windows=options.full_windows,
-        extra=extra or {},
+        extra=extra or {}, kept=kept,
     )  # fmt: skip
     weights = source.weights if progress is None else CountedWeights(source.weights, progress)
     return place(backend, source.program, weights, compile_options, strict=options.strict_placement)
+
+
+def _kept_weights(
+    name: str, source: ModelSource, backend: Backend, options: LoadOptions
+) -> KeptWeights | None:
+    """Return the weights that a backend prepared before from the same files in the same way."""
+    if not options.keep_weights or options.heads != "off":
+        return None
+    facts = {
+        "backend": backend.name,
+        "format": options.weight_format,
+        "vocabulary": options.draft_vocabulary,
+        "ignored": list(options.ignore_unknown_config),
+    }
+    return kept_weights(name, source.files, facts)
 
 
 class CountedWeights(Mapping[str, Weight]):

@@ -7,18 +7,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from cortiq.engine.request import vocabulary_size
 from cortiq.errors import NoTokenizerError, RequestError, shown
 from cortiq.formats.adapter import Adapter, open_adapter, split_scale
 from cortiq.formats.cache import Progress
-from cortiq.formats.checkpoint import open_checkpoint
+from cortiq.formats.checkpoint import Checkpoint, open_checkpoint
 from cortiq.formats.fetch import resolve
 from cortiq.ir import Program
 from cortiq.model.default_sampling import CORTIQ_SAMPLING, DefaultSampling, usual_sampling
 from cortiq.models import load_program
 from cortiq.models.head_names import split_heads_option
+from cortiq.models.registry import family_for
 from cortiq.models.synthetic import PREFIX, open_synthetic
 from cortiq.numerics.layouts import Weight
 from cortiq.options import LoadOptions
@@ -42,6 +44,7 @@ class ModelSource:
     usual : how it is sampled from where the caller says nothing.
     notes : what its files ask for and is not done, a line each.
     file_type : the quantisation that its files name, such as Q4_K_M; empty where they name none.
+    files : all that its weights follow from, read by code of ours; else none.
     where : the file or folder. hashed : whether its files hold their own hashes.
     damaged : gives what of them differs from those; reads everything.
     """
@@ -56,6 +59,7 @@ class ModelSource:
     usual: DefaultSampling = CORTIQ_SAMPLING
     notes: tuple[str, ...] = ()
     file_type: str = ""
+    files: tuple[Path, ...] = ()
     where: str = ""
     hashed: bool = False
     damaged: Callable[[], Iterator[str]] = lambda: iter(())
@@ -105,6 +109,8 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
             ignored_keys=options.ignore_unknown_config,
             adapters=adapters,
         )
+        alone = drafter is None and sidecar is None and not adapters
+        files = _files_of(checkpoint, default_plugins().families) if alone else ()
         tokenizer = open_tokenizer(checkpoint.tokenizer_source, loaded.program)
         close = opened.pop_all().close
     own = getattr(checkpoint, "own", None)
@@ -119,10 +125,22 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
         usual_sampling(name, getattr(checkpoint, "sampling", {})),
         (*getattr(checkpoint, "notes", ()), *adapter_notes(adapters, loaded.checkpoint)),
         getattr(checkpoint, "file_type", ""),
+        files,
         str(getattr(checkpoint, "path", name)),
         own is not None,
         (lambda: iter(())) if own is None else own.damaged,
     )
+
+
+def _files_of(checkpoint: Any, extra: Sequence[ModuleType]) -> tuple[Path, ...]:
+    """Return a checkpoint's files, if a family of ours reads them.
+
+    Code of other packages may change and leave no trace in what identifies kept weights.
+    """
+    if not isinstance(checkpoint, Checkpoint):
+        return ()
+    ours = family_for(checkpoint, extra).__name__.startswith("cortiq.models.")
+    return checkpoint.files if ours else ()
 
 
 def open_lora(text: str, progress: Progress | None = None) -> Adapter:

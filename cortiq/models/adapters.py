@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +20,9 @@ from cortiq.formats.adapter import Adapter, LowRank
 from cortiq.formats.packed_tensors import PackedTensor
 from cortiq.formats.text_model import NAME_PREFIXES
 from cortiq.ir import Program
+from cortiq.models.adapter_rows import Rows, turned_rows
 from cortiq.models.config import BaseConfig
 from cortiq.models.exact_products import exact_product, row_sums
-from cortiq.models.names import Names
 from cortiq.models.open_checkpoint import OpenCheckpoint
 from cortiq.models.parts import HEAD, TABLE
 from cortiq.models.registry import location_of
@@ -60,7 +60,15 @@ def adapted(
         return program, checkpoint
     named = [[adapter.sha256(), adapter.scale] for adapter in adapters]
     program = replace(program, facts={**program.facts, FACT: named})
-    return program, WithAdapters(checkpoint, adapters, config, family.NAMES)
+    return program, WithAdapters(checkpoint, adapters, family, config)
+
+
+class Change(NamedTuple):
+    """A change of a tensor by an adapter, whose rows are `rows` in the tensor's order."""
+
+    adapter: Adapter
+    change: LowRank | str
+    rows: Rows | None
 
 
 class WithAdapters:
@@ -69,24 +77,26 @@ class WithAdapters:
     Raises
     ------
     FormatError : an adapter is of another model: it changes what this one has not, or other shapes.
-    UnsupportedError : a PEFT adapter for a GGUF file, or the other way round.
+    UnsupportedError : a GGUF adapter for a folder, or a PEFT adapter for a GGUF file of a family
+        whose files differ (`adapter_rows`).
     """
 
     def __init__(
         self,
         base: OpenCheckpoint,
         adapters: Sequence[Adapter],
+        family: ModuleType,
         config: BaseConfig,
-        names: Names,
     ) -> None:
         self._base, self._adapters = base, tuple(adapters)
+        self._family, self._config, names = family, config, family.NAMES
         self._head, self._table = (names.in_file(x, config.source) for x in (HEAD, TABLE))
         self._is_tied = config.tie_word_embeddings or self._head not in base
         for problem in untied(base, config, self._table):
             raise FormatError(problem, where=location_of(base))
-        self._changes: dict[str, list[tuple[Adapter, LowRank | str]]] = {}
+        self._changes: dict[str, list[Change]] = {}
         for adapter in self._adapters:
-            self._add(adapter, config.source)
+            self._add(adapter, self._rows(adapter))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._base, name)
@@ -108,26 +118,38 @@ class WithAdapters:
         """Return whether a tensor is the copy of a table that has been changed."""
         return self._is_tied and name == self._head and self._table in self._changes
 
-    def _add(self, adapter: Adapter, source: str) -> None:
-        where = str(adapter.path)
-        if adapter.kind != source:
-            kinds = {"gguf": "a GGUF adapter", "huggingface": "a PEFT adapter"}
-            other = {"gguf": "a GGUF file", "huggingface": "a Hugging Face folder"}
-            what = f"is {kinds[adapter.kind]}, and the model is {other[source]}"
-            hint = "take the other form of the model, or convert the adapter with llama.cpp's "
-            hint += "convert_lora_to_gguf.py"
+    def _rows(self, adapter: Adapter) -> Mapping[str, Rows]:
+        """Return the weights whose rows the checkpoint has in another order than the adapter."""
+        where, source = str(adapter.path), self._config.source
+        if adapter.kind == source:
+            return {}
+        if source != "gguf":
+            what = "is a GGUF adapter, and the model is a Hugging Face folder"
+            hint = "take the model, or the adapter, in the other's form"
             raise UnsupportedError(what, where=where, hint=hint)
+        return turned_rows(self._family, self._config, where)
+
+    def _add(self, adapter: Adapter, rows: Mapping[str, Rows]) -> None:
+        """Note what an adapter changes, by the checkpoint's names."""
+        where = str(adapter.path)
         changes: Mapping[str, LowRank | str] = {**adapter.whole, **adapter.changes}
         for name, change in changes.items():
-            found = self._find(name)
+            canonical, found = self._find(name, adapter.kind)
             if found is None:
                 what = f"changes {name}, which the model {location_of(self._base)} does not have"
                 raise FormatError(what, where=where)
             _check_shape(adapter, change, found, tuple(self._base.tensor(found).shape))
-            self._changes.setdefault(found, []).append((adapter, change))
+            made = Change(adapter, change, rows.get(canonical))
+            whole = isinstance(change, str) and adapter.kind != self._config.source
+            if whole and (made.rows is not None or len(adapter.shape(str(change))) != 2):
+                what = f"holds {name} whole, which GGUF files may hold in another form"
+                raise UnsupportedError(what, where=where)
+            self._changes.setdefault(found, []).append(made)
 
-    def _find(self, name: str) -> str | None:
-        """Return the checkpoint's name of a tensor that an adapter names; None if there is none."""
+    def _find(self, name: str, kind: str) -> tuple[str, str | None]:
+        """Return a tensor that an adapter names, and the checkpoint's name of it; None if there is
+        none.
+        """
         named = [name]
         for form in NAME_PREFIXES:
             named += [
@@ -136,26 +158,29 @@ class WithAdapters:
                 if name.startswith(theirs)
             ]
         for candidate in named:
-            if candidate == self._head and self._is_tied:
-                return self._table
-            if candidate in self._base:
-                return candidate
-        return None
+            own: str | None = candidate
+            if kind != self._config.source:
+                own = self._family.NAMES.known(candidate, self._config.source)
+            if own == self._head and self._is_tied:
+                return candidate, self._table
+            if own in self._base:
+                return candidate, own
+        return name, None
 
     def tensor(self, name: str) -> Any:
         """Return a tensor; a changed one is computed when its rows are read."""
         base, changes = self._base.tensor(name), self._changes.get(name)
         if not changes:
             return base
-        for index, (adapter, change) in enumerate(changes):
+        factors: list[_Factors] = []
+        for adapter, change, rows in changes:
             if isinstance(change, str):
                 stored, raw = adapter.stored(change)
-                base = WholeTensor(name, tuple(base.shape), stored, raw)
-                changes = changes[index + 1 :]
-        low = [(adapter, change) for adapter, change in changes if isinstance(change, LowRank)]
-        if not low:
+                base, factors = WholeTensor(name, tuple(base.shape), stored, raw), []
+            else:
+                factors.append(_Factors(adapter, change, tuple(base.shape), rows))
+        if not factors:
             return base
-        factors = [_Factors(adapter, change, tuple(base.shape)) for adapter, change in low]
         return PackedTensor(name, tuple(base.shape), "F32", _maker(base, factors))
 
 
@@ -190,7 +215,9 @@ def _doubles(adapter: Adapter, name: str) -> Doubles:
 class _Factors:
     """Both factors of a change, split into integers: read once, for all rows of a matrix."""
 
-    def __init__(self, adapter: Adapter, change: LowRank, shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, adapter: Adapter, change: LowRank, shape: tuple[int, ...], rows: Rows | None
+    ) -> None:
         a, b = _doubles(adapter, change.a), _doubles(adapter, change.b)
         if change.is_table:
             a, b = b.T, (a.T if adapter.kind == "huggingface" else a)
@@ -199,6 +226,9 @@ class _Factors:
         self.height = shape[-2]
         lengths = change.magnitude and _doubles(adapter, change.magnitude).reshape(-1, 1)
         self.magnitude: Doubles | None = lengths if isinstance(lengths, np.ndarray) else None
+        if rows is not None:
+            self.b = self.b[:, rows]
+            self.magnitude = None if self.magnitude is None else self.magnitude[rows]
 
     def rows(self, start: int, stop: int) -> Doubles:
         """Return rows of scale·B·A; matrices of a stack lie one below the other."""
@@ -230,9 +260,10 @@ def _maker(base: Any, factors: Sequence[_Factors]) -> Any:
 
     def some(start: int, stop: int) -> npt.NDArray[np.uint8]:
         values = original = _values(base, start, stop, height)
-        for one in factors:
-            values = one.applied(values, original, start)
-        return np.ascontiguousarray(values, "<f4").view(np.uint8)
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            for one in factors:
+                values = one.applied(values, original, start)
+            return np.ascontiguousarray(values, "<f4").view(np.uint8)  # checked when converted
 
     def make(start: int, stop: int) -> npt.NDArray[np.uint8]:
         made = np.empty((stop - start, 4 * columns), np.uint8)

@@ -71,6 +71,7 @@ OWN = (
     "bamba",
     "mamba2",
     "apertus",
+    "gpt2",
 )
 """Modules of this package, in the order they are listed."""
 

@@ -6,13 +6,18 @@ with its group's scale in front: a group of 64 or 128 columns repeats its scale.
 raw blocks, uint8 [N, blocks, bytes of a block], and returns `UnpackedWeight`.
 
 Codes of floats are integers. An E4M3 number is an integer times 2⁻⁹, an E2M1 number one times ½;
-the scale in front of them is the file's, times that power of two. Source of the formats: the OCP
-8-bit floating point specification 1.0 and the OCP microscaling formats 1.0.
+the scale in front of them is the file's, times that power of two. Of bitsandbytes' tables, FP4's
+numbers are integers of 1/192; NF4's are rounded to integers of 1/31908, the unit above 2⁻¹⁵ in
+which they err least: by 2⁻¹⁷ of a block's largest. Source of the formats: the OCP 8-bit floating
+point specification 1.0, the OCP microscaling formats 1.0, bitsandbytes' `functional.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
+import numpy.typing as npt
 
 from cortiq.numerics.blockquants import MXFP4_VALUES, nibbles
 from cortiq.numerics.contract import F32, Floats, Ints
@@ -21,6 +26,16 @@ from cortiq.numerics.unpacked_weights import Bytes, UnpackedWeight, contiguous_r
 BLOCK, SMALL_BLOCK = 32, 16
 E4M3_UNIT, E2M1_UNIT = 2.0**-9, 0.5
 """The number that an integer code 1 stands for."""
+NF4_UNIT, FP4_UNIT = 1 / 31908, 1 / 192
+NF4_VALUES = np.array(
+    [-31908, -22214, -16754, -12601, -9076, -5896, -2905, 0,
+     2539, 5135, 7853, 10782, 14062, 17952, 23068, 31908], np.int16
+)  # fmt: skip
+"""The sixteen numbers of bitsandbytes' NF4, quantiles of a normal distribution."""
+FP4_VALUES = np.array(
+    [0, 1, 128, 192, 64, 96, 32, 48, 0, -1, -128, -192, -64, -96, -32, -48], np.int16
+)
+"""The sixteen numbers of bitsandbytes' FP4."""
 E4M3_NAN = 0x7F
 """The byte, sign aside, of E4M3's only number that is none."""
 
@@ -37,10 +52,17 @@ def e4m3_values() -> Ints:
 E4M3_VALUES = e4m3_values()
 
 
-def e4m3_bytes(codes: Ints) -> Bytes:
-    """Return the E4M3 bytes of integers in units of 2⁻⁹, each of which one stands for."""
-    positive = np.searchsorted(E4M3_VALUES[:E4M3_NAN], np.abs(codes))
-    return (positive | np.where(codes < 0, 128, 0)).astype(np.uint8)
+WIDE_LAYOUTS: Mapping[str, npt.NDArray[np.signedinteger]] = {
+    "e4m3b32": E4M3_VALUES, "nf4b32": NF4_VALUES, "fp4b32": FP4_VALUES,
+}  # fmt: skip
+"""Layouts whose codes have more than 8 bits: the integer of every byte, or nibble."""
+
+
+def bytes_of_wide(layout: str, codes: npt.NDArray[np.signedinteger]) -> Bytes:
+    """Return the bytes, or nibbles, that integers of one of `WIDE_LAYOUTS` stand for."""
+    values = WIDE_LAYOUTS[layout]
+    order = np.argsort(values, kind="stable")
+    return order[np.searchsorted(values[order], codes)].astype(np.uint8)
 
 
 def _scale(blocks: Bytes, offset: int) -> Floats:
@@ -91,3 +113,13 @@ def e4m3b32(blocks: Bytes) -> UnpackedWeight:
     broken = ((codes & E4M3_NAN) == E4M3_NAN).any(axis=-1)
     scale = np.where(broken, F32(np.nan), _scale(blocks, 0))
     return UnpackedWeight(_rows(E4M3_VALUES[codes]), scale, BLOCK)
+
+
+def nf4b32(blocks: Bytes) -> UnpackedWeight:
+    """Unpack 20 bytes: d f32, 16 bytes of nibbles. Element = d·NF4_VALUES[nibble]."""
+    return UnpackedWeight(_rows(NF4_VALUES[nibbles(blocks[..., 4:])]), _scale(blocks, 0), BLOCK)
+
+
+def fp4b32(blocks: Bytes) -> UnpackedWeight:
+    """Unpack 20 bytes: d f32, 16 bytes of nibbles. Element = d·FP4_VALUES[nibble]."""
+    return UnpackedWeight(_rows(FP4_VALUES[nibbles(blocks[..., 4:])]), _scale(blocks, 0), BLOCK)

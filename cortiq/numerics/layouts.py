@@ -130,6 +130,8 @@ _GROUPED = (
     Layout("i8b32m", "blocks", 32, 40, None, groupquants.i8b32m, "f32", (0, 4)),
     Layout("e2m1b16", "blocks", 16, 12, None, groupquants.e2m1b16, "f32", (0,)),
     Layout("e4m3b32", "blocks", 32, 36, None, groupquants.e4m3b32, "f32", (0,)),
+    Layout("nf4b32", "blocks", 32, 20, None, groupquants.nf4b32, "f32", (0,)),
+    Layout("fp4b32", "blocks", 32, 20, None, groupquants.fp4b32, "f32", (0,)),
 )
 
 LAYOUTS: Mapping[str, Layout] = {

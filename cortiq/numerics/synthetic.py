@@ -63,6 +63,7 @@ BLOCK_RECIPES = {
     "IQ2_XS": BlockRecipe(0, 54),
     "IQ2_S": BlockRecipe(0, 54),
     "IQ1_S": BlockRecipe(0, 7),
+    "IQ1_M": BlockRecipe(48, 7),
     "TQ1_0": BlockRecipe(52, 1),
     "TQ2_0": BlockRecipe(64, 1),
     "i4b32": BlockRecipe(0, 5),
@@ -71,6 +72,8 @@ BLOCK_RECIPES = {
     "i8b32m": BlockRecipe(0, 74, 4, 1),
     "e2m1b16": BlockRecipe(0, 6),
     "e4m3b32": BlockRecipe(0, 52000),
+    "nf4b32": BlockRecipe(0, 15700),
+    "fp4b32": BlockRecipe(0, 92),
 }
 
 
@@ -158,6 +161,27 @@ def _floats(numerator: int, jitter: Bytes, negative: bool = False) -> Bytes:
     return words.astype("<u4")[..., None].view(np.uint8)
 
 
+def field_of(layout: Layout, blocks: Bytes, at: int, width: int) -> Bytes:
+    """Return a copy of the scale or minimum of every block at byte `at`: uint8 [..., width]."""
+    if layout.name != "IQ1_M":
+        return blocks[..., at : at + width].copy()
+    upper = blocks[..., at + 1 : at + 8 : 2] >> np.uint8(4)
+    return upper[..., ::2] | upper[..., 1::2] << np.uint8(4)
+
+
+def put_field(layout: Layout, blocks: Bytes, at: int, field: Bytes) -> None:
+    """Write a scale or minimum [..., bytes] of every block at byte `at`; that of IQ1_M lies in the
+    upper nibbles of four words.
+    """
+    if layout.name != "IQ1_M":
+        blocks[..., at : at + field.shape[-1]] = field
+        return
+    nibbles = np.stack([field[..., 0] & 15, field[..., 0] >> 4, field[..., 1] & 15,
+                        field[..., 1] >> 4], axis=-1)  # fmt: skip
+    upper = blocks[..., at + 1 : at + 8 : 2]
+    blocks[..., at + 1 : at + 8 : 2] = (upper & np.uint8(15)) | nibbles << np.uint8(4)
+
+
 def _blocks(
     layout: Layout, name: str, seed: int, rows: tuple[int, int], columns: int, gain: int
 ) -> Weight:
@@ -174,15 +198,15 @@ def _blocks(
         codes[(codes & E4M3_NAN) == E4M3_NAN] -= 1
     if layout.name == "TQ2_0":  # a pair of 3 would be a code of 2
         raw[:, :, :64] ^= (raw[:, :, :64] & raw[:, :, :64] >> 1 & 0x55) << 1
-    numbers, width = (_floats, 4) if layout.words == "f32" else (_halves, 2)
+    numbers = _floats if layout.words == "f32" else _halves
     if layout.name == "MXFP4":
         raw[:, :, 0] = 97 + numerator.bit_length() + (jitter & 1)
     else:
-        raw[:, :, recipe.scale_at : recipe.scale_at + width] = numbers(numerator, jitter)
+        put_field(layout, raw, recipe.scale_at, numbers(numerator, jitter))
     if recipe.ratio:
         jitter = random_bytes(name, seed, rows, blocks, MINIMA) & np.uint8(31)
         minima = numbers(numerator * abs(recipe.ratio) // 2, jitter, recipe.ratio < 0)
-        raw[:, :, recipe.minimum_at : recipe.minimum_at + width] = minima
+        put_field(layout, raw, recipe.minimum_at, minima)
     return Weight.from_bytes(layout, raw, (count, columns))
 
 

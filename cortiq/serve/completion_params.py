@@ -16,6 +16,7 @@ MAX_STOPS = 16
 MAX_TOP_LOGPROBS = 20
 SEED_MODULUS = 2**53
 MAX_TOKENS = 2**31 - 1
+MAX_LOOP = 4096
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ def read_params(
         "seed": _seed(fields),
         "stop": _stops(fields),
         "ignore_eos": fields.flag("ignore_eos"),
+        "loop_tokens": fields.integer("loop_tokens", 0, MAX_LOOP),
         **_top_p(fields),
     }
     prompt_logprobs = fields.integer("prompt_logprobs", 0, MAX_TOP_LOGPROBS)

@@ -32,7 +32,7 @@ class CompletionWriter:
         self.parsed, self.job, self.head = parsed, job, head
         self.choices = [make(index, parsed) for index in range(len(parsed.requests))]
         self._token_ids: list[list[int]] = [[] for _ in self.choices]
-        self._receipts: dict[int, Any] = {}
+        self._endings: dict[int, dict[str, Any]] = {}
         self._unsent: list[list[int]] = [[] for _ in self.choices]
 
     def begin(self) -> str:
@@ -52,9 +52,16 @@ class CompletionWriter:
             unsent += update.token_ids
             if chunks:  # of tokens whose text is held back the ids are, too
                 chunks[0]["token_ids"], self._unsent[update.choice] = unsent, []
-        if update.finish and (receipt := self.job.issue(update.choice)) is not None:
-            self._receipts[update.choice] = chunks[-1]["receipt"] = receipt
+        if update.finish:
+            self._endings[update.choice] = self._ending(update)
+            chunks[-1] |= self._endings[update.choice]
         return "".join(self._event([one]) for one in chunks)
+
+    def _ending(self, update: ChoiceUpdate) -> dict[str, Any]:
+        """Return what is said with a choice's end and is not OpenAI's: a loop, a receipt."""
+        made: dict[str, Any] = {"stop_reason": "loop"} if update.finish == "loop" else {}
+        receipt = self.job.issue(update.choice)
+        return made if receipt is None else made | {"receipt": receipt}
 
     def end(self) -> str:
         """Return the usage, if it was asked for, and the end's mark."""
@@ -81,8 +88,7 @@ class CompletionWriter:
         made = self.choices[index].full_choice()
         if self.parsed.params.token_ids:
             made["token_ids"] = self._token_ids[index]
-        if index in self._receipts:
-            made["receipt"] = self._receipts[index]
+        made |= self._endings.get(index, {})
         return made if self._is_chat else made | self._about_prompt(index)
 
     def _about_prompt(self, index: int) -> dict[str, Any]:

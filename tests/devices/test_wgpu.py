@@ -176,7 +176,7 @@ def test_sizes_of_products_for_gpus_change_no_bit(tuning):
 
 
 LAYOUTS = ("w8", "w16", "w8b256", "Q8_0", "Q4_1", "Q5_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
-           "i4b32", "i8b32m", "e2m1b16", "e4m3b32")  # fmt: skip
+           "i4b32", "i8b32m", "e2m1b16", "e4m3b32", "nf4b32", "fp4b32")  # fmt: skip
 COLUMNS, HEIGHTS = 768, (100, 36, 70)
 
 

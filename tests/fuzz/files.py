@@ -9,9 +9,10 @@ import json
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -46,6 +47,7 @@ CONFIG = {
     "rope_scaling": {"type": "linear", "factor": 2.0}, "architectures": ["LlamaForCausalLM"],
     "eos_token_id": [2, 3], "torch_dtype": "float32",
 }  # fmt: skip
+ADAPTER = "lora.gguf"
 PIECES = [b"GGUF", b"\x00" * 8, b"\xff" * 8, b"llama.", b"general.alignment", b"\x08\x00\x00\x00"]
 
 
@@ -117,7 +119,7 @@ def _stored(values: dict[str, tuple[str, np.ndarray]]) -> bytes:
 
 
 def _packed_parts(stem: str, height: int, width: int) -> dict[str, tuple[str, np.ndarray]]:
-    """A matrix quantised in the way that its name chooses: four methods in one folder."""
+    """A matrix quantised in the way that its name chooses: several methods in one folder."""
     rng = np.random.default_rng(len(stem))
 
     def numbers(high: int, *shape: int) -> np.ndarray:
@@ -143,8 +145,67 @@ def _packed_parts(stem: str, height: int, width: int) -> dict[str, tuple[str, np
     return {f"{stem}.{end}": part for end, part in parts.items()}
 
 
+def _other_parts(stem: str, height: int, width: int) -> dict[str, tuple[str, np.ndarray]]:
+    """A matrix quantised by one of four other programs."""
+    rng = np.random.default_rng(len(stem))
+
+    def codes(*shape: int) -> np.ndarray:
+        return rng.integers(0, 256, shape).astype("u1")
+
+    if "q_proj" in stem or "gate" in stem:
+        parts = _table_parts(codes(height * width // 2, 1), height, width)
+    elif "k_proj" in stem:
+        parts = {"weight": ("I8", codes(height, width)),
+                 "SCB": ("F32", np.full(height, 0.5, "<f4"))}  # fmt: skip
+    elif "v_proj" in stem or "up" in stem:
+        parts = _hqq_parts(codes(height // 2, width), height, width)
+    else:
+        parts = {"weight": ("F8_E5M2", codes(height, width) & np.uint8(0xBF)),
+                 "weight_scale": ("F32", np.full((height, 1), 0.1, "<f4"))}  # fmt: skip
+    return {f"{stem}.{end}": part for end, part in parts.items()}
+
+
+def _table_parts(codes: np.ndarray, height: int, width: int) -> dict[str, tuple[str, np.ndarray]]:
+    """A matrix of bitsandbytes with scales of scales."""
+    table = np.array([0, 0.0625, 8, 12, 4, 6, 2, 3]) / 12
+    said = {"quant_type": "fp4", "blocksize": 32, "shape": [height, width],
+            "nested_blocksize": 256, "nested_offset": 0.1}  # fmt: skip
+    text = np.frombuffer(json.dumps(said).encode(), "u1")
+    runs = height * width // 32
+    return {
+        "weight": ("U8", codes.astype("u1")),
+        "weight.absmax": ("U8", np.arange(runs, dtype="u1")),
+        "weight.quant_map": ("F32", np.concatenate([table, -table]).astype("<f4")),
+        "weight.nested_absmax": ("F32", np.full(-(-runs // 256), 0.01, "<f4")),
+        "weight.nested_quant_map": ("F32", np.linspace(-1, 1, 256).astype("<f4")),
+        "weight.quant_state.bitsandbytes__fp4": ("U8", text),
+    }
+
+
+def _hqq_parts(codes: np.ndarray, height: int, width: int) -> dict[str, tuple[str, np.ndarray]]:
+    """A matrix of HQQ's."""
+    groups = height * width // 32
+    return {
+        "W_q": ("U8", codes.astype("u1")), "scale": ("F16", np.full((groups, 1), 0.01, "<f2")),
+        "zero": ("F16", np.full((groups, 1), 7.5, "<f2")),
+        "shape": ("I64", np.array([height, width], "<i8")),
+        "group_size": ("I32", np.array(32, "<i4")), "axis": ("I32", np.array(1, "<i4")),
+        "packing": ("U8", np.frombuffer(b"4bit_u8", "u1")),
+    }  # fmt: skip
+
+
 def quantised_files() -> dict[str, bytes]:
     """The folder with matrices that four programs quantised."""
+    said = {"quantization_config": {"quant_method": "auto-round", "bits": 4}}
+    return _packed_files(_packed_parts, said)
+
+
+def other_files() -> dict[str, bytes]:
+    """The folder with matrices that four other programs quantised, without a word of it."""
+    return _packed_files(_other_parts, {})
+
+
+def _packed_files(parts_of: Callable[..., Any], said: Mapping[str, Any]) -> dict[str, bytes]:
     tensors = weights()
     values = {
         "model.embed_tokens.weight": ("F32", tensors["token_embd"]),
@@ -154,9 +215,8 @@ def quantised_files() -> dict[str, bytes]:
         stem, shape = f"model.layers.0.{own}", SHAPES[name]
         matrix = len(shape) == 2 and shape[1] % 32 == 0
         plain = {f"{stem}.weight": ("F32", tensors[name])}
-        values |= _packed_parts(stem, *shape) if matrix else plain
-    config = CONFIG | {"quantization_config": {"quant_method": "auto-round", "bits": 4}}
-    return {**folder_files(), "config.json": json.dumps(config).encode(),
+        values |= parts_of(stem, *shape) if matrix else plain
+    return {**folder_files(), "config.json": json.dumps({**CONFIG, **said}).encode(),
             "model.safetensors": _stored(values)}  # fmt: skip
 
 
@@ -196,7 +256,42 @@ def own_gguf_files() -> dict[str, bytes]:
     return _converted(gguf_files(), "w16")
 
 
-SEEDS = (gguf_files, folder_files, quantised_files, own_files, own_gguf_files)
+def adapter_files() -> dict[str, bytes]:
+    """The folder with an adapter in it: a matrix, the table, and a norm held whole."""
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "use_dora": False,
+              "use_rslora": True, "alpha_pattern": {"q_proj": 3}}  # fmt: skip
+    ones, start = partial(np.ones, dtype="f4"), "base_model.model.model"
+    query = f"{start}.layers.0.self_attn.q_proj"
+    tensors = {
+        f"{query}.lora_A.weight": ones((2, WIDTH)), f"{query}.lora_B.weight": ones((32, 2)),
+        f"{start}.embed_tokens.lora_embedding_A": ones((2, VOCABULARY)),
+        f"{start}.embed_tokens.lora_embedding_B": ones((WIDTH, 2)),
+        f"{start}.norm.weight": ones(WIDTH),
+    }  # fmt: skip
+    made = {"adapter_config.json": json.dumps(config).encode()}
+    return {**folder_files(), **made, "adapter_model.safetensors": save(tensors)}
+
+
+def gguf_adapter_files() -> dict[str, bytes]:
+    """A GGUF model and an adapter of one matrix."""
+    with tempfile.TemporaryDirectory() as folder:
+        writer = gguf.GGUFWriter(path := f"{folder}/{ADAPTER}", "llama")
+        writer.add_type("adapter")
+        writer.add_string("adapter.type", "lora")
+        writer.add_float32("adapter.lora.alpha", 4.0)
+        writer.add_tensor("blk.0.attn_q.weight.lora_a", np.ones((2, WIDTH), "f4"))
+        writer.add_tensor("blk.0.attn_q.weight.lora_b", np.ones((32, 2), "f4"))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return {**gguf_files(), ADAPTER: Path(path).read_bytes()}
+
+
+SEEDS = (
+    gguf_files, folder_files, quantised_files, other_files, adapter_files, gguf_adapter_files,
+    own_files, own_gguf_files,
+)  # fmt: skip
 
 
 def mutant(files: Mapping[str, bytes], rng: random.Random) -> dict[str, bytes]:
@@ -220,8 +315,11 @@ def tried(files: Mapping[str, bytes]) -> str:
     with tempfile.TemporaryDirectory() as folder, memory_limit(MEBIBYTES):
         for name, data in files.items():
             (Path(folder) / name).write_bytes(data)
+        model, lora = folder, [folder] if "adapter_config.json" in files else []
+        if ADAPTER in files:
+            model, lora = f"{folder}/m.gguf", [f"{folder}/{ADAPTER}"]
         try:
-            with cortiq.load(folder, backend="reference", threads=1) as model:
+            with cortiq.load(model, backend="reference", threads=1, lora=lora) as model:
                 ids = model.ids("a b 1") if not model.tokenizer.absent else [1, 2]
                 model.logits(ids[:4])
                 if not model.tokenizer.absent:

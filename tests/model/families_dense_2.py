@@ -159,7 +159,21 @@ APERTUS = Family(
     moves=[USUAL[0], {f"{ROPE}.factor": 8.3}],
     refused=[({"hidden_act": "silu"}, "hidden_act")],
 )
+GPT2 = Family(
+    "gpt2",
+    "GPT2Config",
+    base={
+        "layer_norm_epsilon": 0.02, "rms_norm_eps": ..., "head_dim": ...,
+        "num_key_value_heads": ..., "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1,
+        "tie_word_embeddings": True, "intermediate_size": ..., "n_inner": 56,
+        "max_position_embeddings": ..., "n_positions": 256, "resid_pdrop": 0.0,
+    },
+    shapes={"odd": {"n_inner": None}},
+    switches={"tie_word_embeddings": False},
+    moves=[{"layer_norm_epsilon": 0.021}, {"activation_function": "relu"}],
+    refused=[({"scale_attn_weights": False}, "scale_attn_weights")],
+)  # fmt: skip
 FAMILIES = [
     OLMO3, SEED_OSS, ARCEE, ERNIE, EXAONE4, COHERE, COHERE2, GLM4, GLM, GEMMA, HELIUM, STABLELM,
-    MINISTRAL3, APERTUS,
+    MINISTRAL3, APERTUS, GPT2,
 ]  # fmt: skip

@@ -186,4 +186,5 @@ class Edited:
 def depth(checkpoint: Any) -> int:
     """Layers of a checkpoint: some configurations have only a list of them."""
     config = checkpoint.config
-    return config.get("num_hidden_layers") or len(config["layers_block_type"])
+    named = config.get("num_hidden_layers") or config.get("n_layer")
+    return named or len(config["layers_block_type"])

@@ -26,6 +26,13 @@ from compressed_tensors.compressors import (
 from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
 from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from quantised_tables import (
+    bitsandbytes_rows,
+    bitsandbytes_table,
+    e5m2_rows,
+    hqq_groups,
+    quark_groups,
+)
 from safetensors.torch import load_file, save_file
 
 SIZES = {
@@ -337,6 +344,14 @@ def _gptq(bits: int, group: int, symmetric: bool, layout: str, **more: Any) -> S
     return Scheme(name, gptq(bits, group, symmetric, **more), said, layout)
 
 
+def _table(name: str, nested: bool) -> Scheme:
+    said = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": name}
+    pack = bitsandbytes_table(name, nested)
+    return Scheme(f"bnb-{name}{'-nested' if nested else ''}", pack, said, f"{name}b32")
+
+
+QUARK = {"quant_method": "quark", "export": {"pack_method": "order"}, "exclude": ["lm_head"],
+         "global_quant_config": {"weight": {"dtype": "uint4", "qscheme": "per_group"}}}  # fmt: skip
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 SCHEMES = [
@@ -371,4 +386,11 @@ SCHEMES = [
     Scheme("fbgemm", fp8_one("weight_scale", True, F32), {"quant_method": "fbgemm_fp8"}, "e4m3b32"),
     Scheme("modelopt-nvfp4", nvfp4(False), {"quant_method": "modelopt", "quant_algo": "NVFP4"},
            "e2m1b16", extra={"input_scale": torch.ones(())}),
+    _table("nf4", False), _table("nf4", True), _table("fp4", True),
+    Scheme("bnb-int8", bitsandbytes_rows, {"quant_method": "bitsandbytes", "load_in_8bit": True,
+                                           "llm_int8_skip_modules": ["lm_head"]}, "i8b32"),
+    Scheme("hqq-4", hqq_groups(4, 64), {"quant_method": "hqq"}, "i4b32m"),
+    Scheme("hqq-8", hqq_groups(8, 32), {"quant_method": "hqq"}, "i8b32m"),
+    Scheme("quark-uint4", quark_groups, QUARK, "i4b32m"),
+    Scheme("fp8-e5m2", e5m2_rows, FP8, "f32"),
 ]  # fmt: skip

@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("peft")
 pytest.importorskip("gguf")
+pytest.importorskip("compressed_tensors")
 
 import gguf
 import numpy as np
@@ -18,6 +19,8 @@ import torch
 import transformers
 from checkpoints import case, draw_weights
 from gguf_files import GGUF, write_gguf
+from quantised_folders import SCHEMES
+from quantised_folders import write as write_quantised
 from safetensors.numpy import load_file, save_file
 
 import cortiq
@@ -25,7 +28,9 @@ from cortiq.errors import FormatError, RequestError, UnsupportedError
 from cortiq.formats.adapter import open_adapter, split_scale
 from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.models import load_program
+from cortiq.models.adapter_rows import turned_rows
 from cortiq.models.exact_products import exact_product, row_sums
+from cortiq.models.registry import families
 from cortiq_reference.ideal import evaluate
 
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -182,6 +187,44 @@ def test_a_quantised_matrix_is_dequantised_and_converted(folder, tmp_path):
         assert np.abs(got - want).max() < 2 * ULP * np.abs(want).max()
 
 
+@pytest.mark.parametrize("name", ["fp8-block", "awq", "modelopt-nvfp4"])
+def test_codes_of_other_programs_are_dequantised_for_an_adapter(name, tmp_path):
+    base, made, tensor = tmp_path / "base", tmp_path / "lora", "layers.1.mlp.down_proj"
+    scheme = next(scheme for scheme in SCHEMES if scheme.name == name)
+    meant, _ = write_quantised(scheme, base)
+    want = meant[f"model.{tensor}.weight"]
+    rng = np.random.default_rng(4)
+    a, b = (rng.standard_normal(s).astype(np.float32) for s in ((2, want.shape[1]), (len(want), 2)))
+    save_adapter(made, {f"model.{tensor}.lora_A.weight": a, f"model.{tensor}.lora_B.weight": b})
+    loaded = load(base, (made, -0.5))
+    got = loaded.weights[f"model.{tensor}.weight"].parts["raw"].reshape(-1).view("<f4")
+    want = want - 0.5 * 6 / 2 * (b.astype(np.float64) @ a)
+    assert np.abs(got.reshape(want.shape) - want).max() < 2 * ULP * np.abs(want).max()
+    layouts = {n: spec.layout for n, spec in loaded.program.weights.items()}
+    assert layouts[f"model.{tensor}.weight"] == "f32"
+    assert layouts["model.layers.0.mlp.down_proj.weight"] == scheme.layout
+
+
+def save_adapter(folder, tensors):
+    """An adapter of rank 2 and alpha 6, by hand."""
+    folder.mkdir()
+    named = {f"base_model.model.{name}": tensor for name, tensor in tensors.items()}
+    save_file(named, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 6}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+
+
+def test_a_receipt_is_verified_with_the_same_adapter(folder, tmp_path):
+    adapter(base_model(), tmp_path / "a", target_modules=["q_proj"])
+    lora = (str(tmp_path / "a"),)
+    with cortiq.load(folder, backend="reference", lora=lora) as model:
+        receipt = model.generate([1, 2, 3], max_tokens=4, ignore_eos=True).receipt()
+    assert cortiq.verify(receipt, folder, backend="reference", lora=lora)
+    for other in ((), (f"{lora[0]}:0.5",)):
+        verdict = cortiq.verify(receipt, folder, backend="reference", lora=other)
+        assert not verdict and {found.field for found in verdict.differences} >= {"digests"}
+
+
 def gguf_pair(folder, tmp_path):
     """A GGUF file of 8-bit matrices, and a GGUF adapter of two of them."""
     plain, base, lora = (tmp_path / name for name in ("plain.gguf", "base.gguf", "lora.gguf"))
@@ -229,15 +272,54 @@ def write(writer):
     writer.close()
 
 
-def test_kinds_are_not_mixed(folder, tmp_path):
+def test_a_gguf_adapter_is_not_for_a_folder(folder, tmp_path):
     base, lora = gguf_pair(folder, tmp_path)
     with pytest.raises(UnsupportedError, match=r"is a GGUF adapter, and the model is a Hugging"):
         load(folder, (lora, 1.0))
-    adapter(base_model(), tmp_path / "peft")
-    with pytest.raises(UnsupportedError, match=r"is a PEFT adapter, and the model is a GGUF file"):
-        load(base, (tmp_path / "peft", 1.0))
     with pytest.raises(FormatError, match=r"is no LoRA: general\.type"):
         open_adapter(base)
+
+
+@pytest.mark.parametrize(
+    ("config", "how"),
+    [("LlamaConfig", GGUF("llama", permuted=True)), ("Qwen3Config", GGUF("qwen3"))],
+    ids=["llama", "qwen3"],
+)
+@pytest.mark.parametrize("dora", [False, True])
+def test_a_peft_adapter_for_a_gguf_file(config, how, dora, tmp_path):
+    """The file's own permutation of rows is that of llama.cpp's converter."""
+    made, base, file = (tmp_path / name for name in ("lora", "base", "m.gguf"))
+    torch.manual_seed(5)
+    chosen = case("any", config, OPTIONS | {"head_dim": 12}).build()
+    model = transformers.AutoModelForCausalLM.from_config(chosen).eval()
+    draw_weights(model)
+    model.save_pretrained(base)
+    write_gguf(file, base, how)
+    adapter(model, made, use_dora=dora, target_modules=LINEAR if dora else EVERY)
+    logits = []
+    for place in (base, file):
+        loaded = load(place, (made, 0.7))
+        logits.append(evaluate(loaded.program, loaded.weights, [1, 5, 9, 2], ["logits"])["logits"])
+    assert np.abs(logits[0] - logits[1]).max() < 1e-5 * np.abs(logits[0]).max()
+
+
+def test_a_norm_held_whole_is_not_for_a_gguf_file(folder, tmp_path):
+    base, _ = gguf_pair(folder, tmp_path)
+    made = tmp_path / "lora"
+    adapter(base_model(hidden_size=64), made, target_modules=["v_proj"], modules_to_save=["norm"])
+    with pytest.raises(UnsupportedError, match=r"norm\.weight whole"):
+        load(base, (made, 1.0))
+
+
+def test_a_family_whose_gguf_files_differ_takes_no_peft_adapter(tmp_path):
+    chosen = families()["granitemoehybrid"]
+    config = chosen.Config(
+        vocab_size=96, hidden_size=48, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, source="gguf", layer_types=("mamba", "attention"),
+        shared_intermediate_size=64, mamba_n_heads=8, mamba_d_head=12,
+    )  # fmt: skip
+    with pytest.raises(UnsupportedError, match="arrange their weights otherwise"):
+        turned_rows(chosen, config, "x")
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,7 @@ from family_harness import (
 )
 from gguf_files import write_gguf
 from product_costs import LARGEST_COST, costs
+from safetensors.numpy import load_file, save_file
 from sequences import alive, alone, completed, feed, in_chunks, rows, same
 
 from cortiq.backend import CompileOptions, Digest, Named
@@ -289,3 +290,14 @@ def test_every_family_and_every_gguf_architecture_is_tested():
     assert {info.name for info in listed} == {f.name for f in FAMILIES} | elsewhere
     files = {how.architecture for f in FAMILIES for how in f.gguf} | {"llama+experts", "lfm2"}
     assert {name for info in listed for name in info.gguf} == files
+
+
+@pytest.mark.parametrize(("name", "prefix"), [("gpt2", "transformer."), ("qwen3", "model.")])
+def test_a_folder_of_a_model_without_a_head_lacks_its_prefix(name, prefix, written, tmp_path):
+    model = written(next(family for family in FAMILIES if family.name == name), "switched")
+    tensors = load_file(model.folder / "model.safetensors")
+    assert all(key.startswith((prefix, "lm_head")) for key in tensors)
+    bare = {key.removeprefix(prefix): value for key, value in tensors.items()}
+    save_file(bare, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((model.folder / "config.json").read_bytes())
+    assert distance(logits_of(open_checkpoint(tmp_path), model.tokens), model.logits) < TOLERANCE

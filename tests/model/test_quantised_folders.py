@@ -45,13 +45,15 @@ def test_every_number_is_the_files(written):
         else:
             found = embedding_rows(weight, np.arange(weight.shape[0]), name=name)
         size = np.abs(expected).max()
-        assert np.abs(found - expected).max() <= 2.0**-22 * size
+        unit = 2.0**-16.9 if scheme.layout == "nf4b32" else 2.0**-22
+        assert np.abs(found - expected).max() <= unit * size
         assert np.abs(expected).min() < size / 4
 
 
 def test_logits_are_those_of_the_dequantised_model(written):
     _, folder, _, logits = written
-    assert distance(logits_of(open_checkpoint(folder), TOKENS), logits) < 1e-5
+    bound = 1e-4 if "nf4" in folder.name else 1e-5  # its table is rounded
+    assert distance(logits_of(open_checkpoint(folder), TOKENS), logits) < bound
 
 
 def test_rows_are_the_same_alone(written):
@@ -135,7 +137,7 @@ def test_zero_points_of_a_file_that_says_it_has_none_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"quant_method": "hqq"}, "hqq"),
+        ({"quant_method": "quanto"}, "quanto"),
         ({"quant_method": "awq", "version": "marlin"}, "marlin"),
         ({"quant_method": 3}, "'3'"),
     ],

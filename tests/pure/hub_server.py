@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlparse
 
@@ -23,6 +25,7 @@ class Hub(ThreadingHTTPServer):
     commits : commits by revision.
     requests : paths, in order. tokens : the Authorization of each. ranges : those of the store.
     cut : bytes after which an answer of the store breaks off; None for never.
+    pause : seconds between pieces of 64 KiB.
     closed : status with which everything is refused to those without a token; 0 for an open one.
     """
 
@@ -36,6 +39,7 @@ class Hub(ThreadingHTTPServer):
         self.tokens: list[str | None] = []
         self.ranges: list[str | None] = []
         self.cut: int | None = None
+        self.pause = 0.0
         self.closed = 0
 
     @property
@@ -120,10 +124,15 @@ class Handler(BaseHTTPRequestHandler):
         for key, value in {"Content-Length": str(len(content)), **(extra or {})}.items():
             self.send_header(key, value)
         self.end_headers()
-        if body:
-            self.wfile.write(content[:cut])
+        for at in range(0, len(content[:cut]) if body else 0, 1 << 16):
+            self.wfile.write(content[:cut][at : at + (1 << 16)])
+            time.sleep(self.server.pause)
         if cut is not None:
             self.close_connection = True
+
+    def handle(self) -> None:
+        with contextlib.suppress(ConnectionError):  # a client that was killed
+            super().handle()
 
     def log_message(self, *_: object) -> None:
         pass

@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 KILLS = 12
@@ -21,7 +22,9 @@ LONGEST = 0.12
 """Seconds after which a child is killed at the latest."""
 
 
-def killed_children(work: Callable[[], None], look: Callable[[], str], seed: int) -> dict[str, int]:
+def killed_children(
+    work: Callable[[], None], look: Callable[[], str], seed: int, longest: float = LONGEST
+) -> dict[str, int]:
     """Kill children in the middle of `work`; how often each thing was found by `look`."""
     chance, found = random.Random(seed), {}
     for _ in range(KILLS):
@@ -32,7 +35,7 @@ def killed_children(work: Callable[[], None], look: Callable[[], str], seed: int
             while True:
                 work()
         os.read(ready, 1)
-        time.sleep(chance.uniform(0, LONGEST))
+        time.sleep(chance.uniform(0, longest))
         os.kill(child, signal.SIGKILL)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
         os.close(ready)
@@ -155,6 +158,38 @@ def conversions(folder: Path, seed: int) -> dict[str, int]:
     return killed_children(work, look, seed)
 
 
+def hub_pulls(folder: Path, seed: int) -> dict[str, int]:
+    """A model of the hub: whole or absent, for other programs, too."""
+    import huggingface_hub.file_download
+    import huggingface_hub.hf_api  # here, and not in every child
+    from hub_server import COMMIT, Hub
+    from huggingface_hub import constants
+
+    from cortiq.formats import fetch
+
+    chance, name = random.Random(seed), "hf:org/name:Q8_0"
+    parts = [f"x-Q8_0-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
+    server = Hub({part: chance.randbytes(1 << 20) for part in parts}).start()
+    server.pause = 0.003
+    constants.ENDPOINT, constants.HF_HUB_CACHE = server.url, str(folder / "hub")
+    constants.HUGGINGFACE_CO_URL_TEMPLATE = server.url + "/{repo_id}/resolve/{revision}/{filename}"
+
+    def look() -> str:
+        path = fetch.cached(name)
+        assert list(fetch.list_cached()) == ([] if path is None else [f"{name}@main"])
+        for part in parts:
+            assert path is None or path.with_name(part).read_bytes() == server.files[part]
+            there = huggingface_hub.try_to_load_from_cache("org/name", part, revision=COMMIT)
+            assert there is None or Path(there).read_bytes() == server.files[part]
+        return "absent" if path is None else "whole"
+
+    pull = partial(fetch.pull, name)
+    found = killed_children(lambda: time.sleep(1) if pull() else None, look, seed, 3 * LONGEST)
+    server.pause = 0.0
+    assert pull() and look() == "whole" and fetch.partial_downloads() == {}
+    return found
+
+
 def removals(folder: Path, seed: int) -> dict[str, int]:
     """A repository that is removed has all of its files or no name."""
     import shutil
@@ -208,6 +243,7 @@ def conversations(folder: Path, seed: int) -> dict[str, int]:
 
 if __name__ == "__main__":
     SCENES = {
-        f.__name__: f for f in (receipts, prefixes, pulls, removals, conversions, conversations)
+        f.__name__: f
+        for f in (receipts, prefixes, pulls, hub_pulls, removals, conversions, conversations)
     }
     print(json.dumps(SCENES[sys.argv[1]](Path(sys.argv[2]), int(sys.argv[3]))))

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from folders import write_llama
@@ -590,15 +591,41 @@ def test_an_empty_prompt_from_a_pipe_is_an_error_and_not_silence(cli):
 
 
 def test_answers_that_repeat_themselves_end_and_say_so(cli):
-    code, out, err = cli("run", "m", "ab", "--temperature", "0", answer="x" * 300, context=1024)
-    assert (code, out) == (
-        0,
-        "x" * ANSWER_DEFAULTS["loop_tokens"] + "\n",
-    ) and "repeats itself" in err
-    code, out, err = cli("run", "m", "ab", "--loop-tokens", "0", answer="x" * 300, context=1024)
-    assert (code, out) == (0, "x" * 300 + "\n") and err == ""
+    looped = "x" * ANSWER_DEFAULTS["loop_tokens"] + "\n"
+    code, out, err = cli("run", "m", "ab", answer="x" * 200, context=1024)
+    assert (code, out) == (0, looped) and "repeats itself" in err
+    code, out, err = cli("run", "m", "ab", "--loop-tokens", "0", answer="x" * 200, context=1024)
+    assert (code, out) == (0, "x" * 200 + "\n") and err == ""
     code, out, _ = cli("generate", "m", "ab", answer="x" * 200, context=1024)
     assert (code, out) == (0, "x" * 200 + "\n")  # a program gets what it asks for
+
+
+def test_a_continuation_is_shorter_than_an_answer_unless_more_is_asked_for(cli):
+    text = "".join(chr(97 + n * n % 23) for n in range(400))
+    details = {"answer": text, "context": 1024}
+    code, out, err = cli("run", "m", "ab", "--loop-tokens", "0", **details)
+    assert (code, out) == (0, text[:256] + "\n") and "cut after 256 tokens" in err
+    code, out, err = cli("run", "m", "ab", "--loop-tokens", "0", "-n", "300", **details)
+    assert (code, out) == (0, text[:300] + "\n")
+    tokenizer = byte_tokenizer(VOCABULARY)
+    tokenizer.chat_templates["default"] = "{{ messages[-1].content }}"
+    code, out, _ = cli("run", "m", "ab", "--loop-tokens", "0", tokenizer=tokenizer, **details)
+    assert (code, out) == (0, text + "\n")
+
+
+def test_a_reference_that_nobody_chose_is_explained(monkeypatch, capsys):
+    from cortiq import plugins
+    from cortiq.cli.generate import _note_slowness
+
+    monkeypatch.delenv("CORTIQ_BACKEND", raising=False)
+    monkeypatch.setattr(plugins, "availability", lambda backend: ((), "no compiler\n  get one"))
+    for backend, words in (("reference", "slow: cpu: no compiler ("), ("cpu", "")):
+        _note_slowness(SimpleNamespace(backend=backend))
+        said = capsys.readouterr().err
+        assert words in said and bool(said) == bool(words)
+    monkeypatch.setenv("CORTIQ_BACKEND", "reference")
+    _note_slowness(SimpleNamespace(backend="reference"))
+    assert capsys.readouterr().err == ""
 
 
 def test_a_chat_takes_options_as_they_are_on_the_command_line(cli):

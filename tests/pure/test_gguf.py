@@ -17,7 +17,7 @@ from cortiq.errors import CortiqError, FormatError, ModelNotFoundError, Unsuppor
 from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.formats.file_types import file_type_name
 from cortiq.formats.gguf import GGML_TYPES, open_gguf
-from cortiq.formats.gguf_header import UNSUPPORTED_TYPES
+from cortiq.formats.gguf_types import UNSUPPORTED_TYPES
 from cortiq.numerics.dequantise import embedding_rows
 from cortiq.numerics.layouts import LAYOUTS, Weight
 
@@ -149,6 +149,39 @@ def test_q1_0_is_signs_under_scales(tmp_path):
     for (row, block, at), value in np.ndenumerate(rows):
         bit = raw[row, block, 2 + at // 8] >> (at % 8) & 1
         assert value == (1 if bit else -1) * np.float32(scale[row, block])
+
+
+def shared_number(tmp_path, number, each, nbytes):
+    """A file with tensors [3, 256] of a type number, first and last, in blocks of some size."""
+    rng, path = np.random.default_rng(5), tmp_path / "m.gguf"
+    raw = rng.integers(0, 60, (3, 256 // each * nbytes), np.uint8)
+    size = 32 * -(-raw.nbytes // 32)
+    plain = np.ones(8, "<f4").tobytes()
+    lines = [tensor("a.weight", [256, 3], number, 0), tensor("b.weight", [8], 0, size),
+             tensor("c.weight", [256, 3], number, size + 32)]  # fmt: skip
+    data = raw.tobytes().ljust(size, b"\0") + plain + raw.tobytes()
+    path.write_bytes(bytes(File([text("general.architecture", "llama")], lines, data)))
+    return open_checkpoint(path), raw.reshape(3, -1, nbytes)
+
+
+def test_a_number_of_two_publishers_is_told_by_the_tensors_span(tmp_path):
+    checkpoint, _ = shared_number(tmp_path, 40, 64, 36)
+    assert [checkpoint.tensor(f"{n}.weight").type for n in "ac"] == ["e2m1b16"] * 2
+    checkpoint, raw = shared_number(tmp_path, 40, 32, 6)
+    found = [checkpoint.tensor(f"{n}.weight") for n in "ac"]
+    assert [one.type for one in found] == ["i4b32"] * 2
+    weight = Weight.from_bytes(LAYOUTS["i4b32"], found[1].make(0, 3), (3, 256))
+    rows = embedding_rows(weight, np.arange(3)).reshape(3, 8, 32)
+    bits = np.unpackbits(raw[..., 2:], axis=2, bitorder="little").astype(np.float32)
+    scale = np.ascontiguousarray(raw[..., :2]).view("<f2").astype(np.float32)
+    assert np.array_equal(rows, (2 * bits - 1) * scale)
+    assert shared_number(tmp_path, 41, 128, 18)[0].tensor("a.weight").type == "i4b32"
+
+
+@pytest.mark.parametrize(("number", "each", "nbytes"), [(40, 32, 14), (41, 256, 98), (41, 256, 24)])
+def test_a_span_that_no_type_of_the_number_has_is_refused(number, each, nbytes, tmp_path):
+    with pytest.raises(UnsupportedError, match=r"takes \d+ bytes, which is no"):
+        shared_number(tmp_path, number, each, nbytes)
 
 
 @pytest.mark.parametrize("alignment", [None, 8, 64])

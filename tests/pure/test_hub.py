@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from hub_server import COMMIT, Hub
 from work import HANG_SECONDS
 
+from cortiq.cli.list import list as list_command
 from cortiq.errors import DownloadError, ModelNotFoundError, SeveralModelsError, UnsupportedError
 from cortiq.formats import cache as cache_module
 from cortiq.formats import download as download_module
@@ -156,6 +158,23 @@ def test_the_revision_is_pinned_and_written_down(serve, cache, tmp_path):
     server.commits["main"] = COMMIT
     with pytest.raises(DownloadError, match=r"commit that was fetched is gone.*cortiq rm"):
         fetch.pull("hf:org/name")
+
+
+def test_the_list_says_commit_and_size(serve):
+    serve(GGUF)
+    fetch.pull("hf:org/name:BF16")
+    done = CliRunner().invoke(list_command, ["--json"])
+    (told,) = json.loads(done.stdout)["models"]
+    assert (told["name"], told["commit"]) == ("hf:org/name:BF16@main", COMMIT)
+    parts = sum(len(content) for name, content in GGUF.items() if name.startswith("BF16/"))
+    assert parts < told["bytes"] < parts + 1000
+
+
+def test_an_adapter_is_a_repository_too(serve):
+    files = {"adapter_config.json": b"{}", "adapter_model.safetensors": WEIGHTS, "README.md": b"#"}
+    serve(files)
+    folder = fetch.resolve("hf:org/name")
+    assert {path.name for path in folder.iterdir()} == {*files, "origin.json"} - {"README.md"}
 
 
 def test_the_cache_is_shared_with_other_programs(serve, tmp_path):
@@ -403,21 +422,43 @@ def test_without_huggingface_hub_it_says_what_to_install(monkeypatch, cache):
     assert left_in(cache) == []
 
 
-@pytest.mark.parametrize("listed", [{"rfilename": "../../x.gguf"}, {"size": -1}, {"size": None}])
+@pytest.mark.parametrize(
+    "listed",
+    [
+        *(
+            {"rfilename": name}
+            for name in ("../../../../x.gguf", "/x.gguf", "a\\b.gguf", "a//b.gguf")
+        ),
+        *(
+            {"rfilename": name}
+            for name in ("C:x.gguf", "a\n.gguf", "./x.gguf", "x" * 300 + ".gguf")
+        ),
+        *({"size": size} for size in (-1, None)),
+    ],
+)
 def test_a_listing_leads_nowhere_outside(serve, cache, tmp_path, listed):
     server = serve({"x.gguf": b"GGUF"})
+    (tmp_path / "x.gguf").write_bytes(b"somebody's")
     entries = [entry | listed for entry in server.siblings()]
     server.siblings = lambda: entries
-    with pytest.raises(DownloadError):
-        fetch.pull("hf:org/name")
-    assert not list(tmp_path.rglob("*.gguf")) and left_in(cache) == []
+    with pytest.raises(DownloadError, match="list of files is damaged"):
+        fetch.pull("hf:org/name:*")
+    assert left_in(cache) == [] and (tmp_path / "x.gguf").read_bytes() == b"somebody's"
+    assert not (tmp_path / "hub").exists()
 
 
 @pytest.mark.parametrize(
     "name",
     [
         *("hf:", "hf:a", "hf:a/b/c", "hf:../x", "hf:a/..", "hf:a/b@", "hf:a/b@-x"),
-        *("hf:a/b:/x", "hf:a/b:../x", "hf:a/b:x/../../y", "hf:a/b@v@w:x", "hf:a/b@v:x@w"),
+        *(
+            "hf:a/b:/x",
+            "hf:a/b:../x",
+            "hf:a/b:x/../../y",
+            "hf:a/b@v@w:x",
+            "hf:a/b@v:x@w",
+            "hf:a/b@v/../../w",
+        ),
     ],
 )
 def test_malformed_names_are_refused(name):

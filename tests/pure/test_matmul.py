@@ -31,7 +31,7 @@ from cortiq.numerics.quantise import Quantised, quantise_rows
 from cortiq.numerics.unpacked_weights import Codes
 
 FORMATS = ["w8", "w16", "w8b256", "Q8_0", "Q4_1", "Q5_1", "MXFP4", "Q2_K", "Q3_K", "Q4_K", "Q6_K",
-           "i4b32", "i8b32m", "e2m1b16", "e4m3b32"]  # fmt: skip
+           "i4b32", "i8b32m", "e2m1b16", "e4m3b32", "nf4b32"]  # fmt: skip
 SCALE_AT = {"Q2_K": 80, "Q3_K": 108, "Q6_K": 208}
 WITH_MINIMUM = {"i8b32m", "Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K"}
 

@@ -145,7 +145,7 @@ def test_quantising_rows_has_the_definitions_bits(on_host):
 LAYOUT_NAMES = [name for name, layout in LAYOUTS.items() if layout.kind != "float"]
 
 
-WIDE = {"w16", "e4m3b32", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ4_XS"}
+WIDE = {"w16", "e4m3b32", "nf4b32", "fp4b32", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ4_XS"}
 """Layouts whose codes take several planes, which the matvec does not know."""
 
 

@@ -31,6 +31,7 @@ DRAW = {
     "model": "m", "temperature": 0.5, "top_p": 0.5, "top_k": 3, "min_p": 0.5, "seed": 1, "n": 2,
     "repetition_penalty": 2, "presence_penalty": 1, "frequency_penalty": 1, "stop": ["x"],
     "logit_bias": {"3": 1, "4": 2}, "stream": True, "ignore_eos": False, "user": "u",
+    "loop_tokens": 96,
     "stream_options": {"include_usage": True, "include_obfuscation": False}, "receipt": False,
     "return_token_ids": False, "priority": 1,
 }  # fmt: skip

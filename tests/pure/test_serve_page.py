@@ -336,6 +336,21 @@ def test_thinking_and_tools_are_folded_and_results_go_back(page):
     }  # fmt: skip
 
 
+def test_an_answer_that_repeats_itself_says_so(page):
+    event = {"choices": [{"delta": {"content": "a a"}, "finish_reason": "stop",
+                          "stop_reason": "loop"}]}  # fmt: skip
+    page.see(
+        f"""(() => {{
+            const asked = addNode(chat, null, "user", "hello");
+            const node = addNode(chat, asked.id, "assistant", "");
+            const view = render().at(-1), stream = new AnswerStream(node, view);
+            stream.take({json.dumps(event)}); stream.end(""); controls(view);
+        }})()"""
+    )
+    assert "repeats itself" in page.see(f"{LAST}.querySelector('.below').textContent")
+    assert page.see("document.querySelectorAll('button.rest').length") == 1
+
+
 def test_a_base_model_continues_what_is_written(page):
     page.see("models[0].chat = false; showModel(); settings.elements.max_tokens.value = 4")
     assert "base model" in page.see("document.querySelector('#backend').textContent")

@@ -95,4 +95,4 @@ def test_vectors_lie_around_their_centre():
 
 def test_layouts_without_a_formula_are_refused_with_the_list():
     with pytest.raises(UnsupportedError, match="Q6_K"):
-        synthetic_weight("IQ1_M", "w", 1, (1, 256))
+        synthetic_weight("BF16", "w", 1, (1, 256))

@@ -107,7 +107,7 @@ def product(tuning, weight, x, faults):
 
 @pytest.mark.parametrize(
     "layout",
-    ["w8", "w16", "Q4_1", "Q3_K", "Q4_K", "Q5_0", "Q5_K", "Q6_K", "e2m1b16", "e4m3b32"],
+    ["w8", "w16", "Q4_1", "Q3_K", "Q4_K", "Q5_0", "Q5_K", "Q6_K", "e2m1b16", "e4m3b32", "nf4b32"],
 )
 def test_no_tiling_changes_a_bit(layout):
     columns = 2304 if layout.endswith("_K") else 2336
@@ -127,7 +127,7 @@ def test_a_packed_weight_takes_little_more_than_its_file(layout):
     weight = synthetic_weight(layout, "weight", 1, (8, 4096))
     spare = {"Q2_K": 2.0, "Q3_K": 1.4}
     held = pack(weight, "weight", "cpu").nbytes
-    if layout.startswith(("IQ", "TQ", "MXFP4", "e2m1")):  # a byte a code, and scales
+    if layout.startswith(("IQ", "TQ", "MXFP4", "e2m1", "nf4", "fp4")):  # a byte a code, and scales
         assert held <= 1.26 * 8 * 4096
     else:
         assert held <= spare.get(layout, 1.04) * weight.nbytes

@@ -19,7 +19,8 @@ ROUTERS = ("softmax", "sigmoid", "softmax_topk")
 def bind_embed(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind EMBED_ROWS."""
     matrix = b.weights.matrix(step.nodes[0].weights["table"])
-    args = EmbedArgs(matrix, address(b.rows.tokens), b.at(step.outputs[0]))
+    ids = b.rows.tokens if step.inputs[0] == "token" else b.rows.positions
+    args = EmbedArgs(matrix, address(ids), b.at(step.outputs[0]))
     return [(OpKind.EMBED_ROWS, args)]
 
 

@@ -60,7 +60,7 @@ class CpuExecutable(PagedExecutable[CpuState, CpuPlan]):
         windows = {} if options.full_windows else windows_of(program)
         layout = StateLayout(program, graphs, options.page_rows, windows)
         with ThreadPoolExecutor(threads) as packers:
-            packed = PackedWeights(weights, packers)
+            packed = PackedWeights(weights, packers, options.kept)
             plans = {n: CpuPlan(g, packed, layout, self.pool, given) for n, g in graphs.items()}
         super().__init__(program, options, plans)
         self.use_memory(CpuStateMemory(layout, self.pool, poison))

@@ -8,7 +8,7 @@ import ctypes
 
 LAYOUT_NAMES = (
     *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"),
-    *("i4b32", "i4b32m", "i8b32", "i8b32m", "e2m1b16", "e4m3b32"),
+    *("i4b32", "i4b32m", "i8b32", "i8b32m", "e2m1b16", "e4m3b32", "nf4b32", "fp4b32"),
     *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "k8", "w8", "w8b256", "w16", "f32"),
 )
 """Layouts by the number the native core gives them; `k8` is the kernels' own (`repacking`)."""

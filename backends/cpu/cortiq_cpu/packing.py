@@ -18,7 +18,7 @@ import numpy.typing as npt
 from cortiq.numerics.layouts import Weight, floats, unpack
 from cortiq.numerics.matmul import check_columns
 from cortiq_cpu.matmul_arguments import LAYOUT_NAMES, MatrixArgs
-from cortiq_cpu.native import library
+from cortiq_cpu.native import library, library_hash
 from cortiq_cpu.release_pages import release_pages
 from cortiq_cpu.repacking import native_layout, native_parts
 
@@ -52,7 +52,7 @@ class PackedMatrix:
     ----------
     address : of the native `cortiq_matrix`, for ops; valid as long as this object lives.
     height, width, matrices : N, K and how many.
-    nbytes : bytes of the packed form.
+    nbytes : bytes of the packed form. form : what they mean: this library's, layout and shape.
     """
 
     def __init__(
@@ -65,6 +65,17 @@ class PackedMatrix:
         FormatError : a scale or value is not finite, or is 2⁵⁰ or more; it names the tensor.
         UnsupportedError : more than 32768 columns in codes.
         """
+        self._allocate(weight, matrices)
+        self.pack(weight, name, pool)
+
+    @classmethod
+    def unpacked(cls, weight: Weight, matrices: int = 1) -> PackedMatrix:
+        """Return a matrix for a weight of this shape and layout, whose bytes are still to come."""
+        made = cls.__new__(cls)
+        made._allocate(weight, matrices)
+        return made
+
+    def _allocate(self, weight: Weight, matrices: int) -> None:
         layout = native_layout(weight)
         self.matrices, self.width = matrices, weight.shape[1]
         self.height = weight.shape[0] // matrices
@@ -75,7 +86,12 @@ class PackedMatrix:
         self.nbytes = library().cortiq_matrix_init(self.address)
         self.data = aligned(self.nbytes)
         self._struct.data = self.data.ctypes.data
-        if layout == "f32":
+        rows = f"{matrices}x{self.height}x{self.width}"
+        self.form = f"cpu {library_hash()} {weight.layout.name} {rows}"
+
+    def pack(self, weight: Weight, name: str, pool: ThreadPoolExecutor | None = None) -> None:
+        """Pack the weight's codes or floats; errors as of the constructor."""
+        if native_layout(weight) == "f32":
             self._copy_floats(weight, name)
         else:
             self._pack(weight, name, pool)

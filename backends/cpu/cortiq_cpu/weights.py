@@ -8,6 +8,8 @@ from math import prod
 
 import numpy as np
 
+from cortiq.backend import WeightKeeper
+from cortiq.backend.compiling import CheckedWeights
 from cortiq.backend.float_weights import MATRICES
 from cortiq.ir import Node, Op, ops
 from cortiq.numerics.attention import ScoreConstants, scoring
@@ -26,11 +28,18 @@ class PackedWeights:
 
     Parameters
     ----------
-    source : the weights by name. pool : whose threads pack them.
+    source : the weights by name. pool : whose threads pack them. kept : those packed before.
     """
 
-    def __init__(self, source: Mapping[str, Weight], pool: ThreadPoolExecutor) -> None:
-        self._source, self._pool = source, pool
+    def __init__(
+        self,
+        source: Mapping[str, Weight],
+        pool: ThreadPoolExecutor,
+        kept: WeightKeeper | None = None,
+    ) -> None:
+        self._source, self._pool, self._kept = source, pool, kept
+        # Those of a loaded model are read and checked when they are taken: not for their shape.
+        self._form = source.unchecked if isinstance(source, CheckedWeights) else source.__getitem__
         self._matrices: dict[str, PackedMatrix] = {}
         self._vectors: dict[tuple[str, float, str], np.ndarray] = {}
         self._taps: dict[str, np.ndarray] = {}
@@ -56,15 +65,22 @@ class PackedWeights:
     def _pack(self, name: str, op: Op) -> None:
         if name in self._matrices:
             return
-        weight = self._source[name]
+        weight = self._form(name)
         names = () if weight.whole is None else self._source
-        whole = next((n for n in names if self._source[n] is weight.whole), None)
+        whole = next((n for n in names if self._form(n) is weight.whole), None)
         if whole is not None and weight.shape[0] % PANEL == 0:  # a panel's faults are all rows'
             self._pack(whole, op)
             self._matrices[name] = self._matrices[whole].first_rows(weight.shape[0])
+            if self._kept is not None and whole in self._kept.taken:
+                self._kept.taken.add(name)
             return
         *lead, _, _ = next(iter(op.weight_shapes().values()))
-        self._matrices[name] = PackedMatrix(weight, name, prod(lead), self._pool)
+        matrix = PackedMatrix.unpacked(weight, prod(lead))
+        self._matrices[name] = matrix
+        if self._kept is None or not self._kept.read(name, matrix.form, matrix.data, self._pool):
+            matrix.pack(self._source[name], name, self._pool)
+            if self._kept is not None:
+                self._kept.add(name, matrix.form, matrix.data)
 
     def _prepare_vector(self, name: str, offset: float, form: str) -> None:
         values = floats(self._source[name], name).reshape(-1)

@@ -30,6 +30,10 @@ static int32_t code_at(const cortiq_matrix *m, const uint8_t *panel, int output,
     }
     int code = bits < 4 ? main[0] >> (2 * vector) & 3
                         : main[64 * (vector / 2)] >> (4 * (vector % 2)) & 15;
+    if (layout == CORTIQ_NF4)
+        return (cortiq_nf4_high[code] - 128) * 256 + cortiq_nf4_low[code] - 128;
+    if (layout == CORTIQ_FP4)
+        return (cortiq_fp4_high[code] - 128) * 256 + cortiq_fp4_low[code] - 128;
     if (layout == CORTIQ_IQ4_NL)
         code = cortiq_iq4_nl_table[code];
     else if (layout_has_table(layout))

@@ -90,8 +90,8 @@ INLINE void block_16(const int rows, const chunk *c)
             keep(c, c->row + i, v, y[i][v]);
 }
 
-/* E4M3: blocks of 32 columns whose codes are 128·upper + codes. */
-INLINE void block_e4m3(const int rows, const chunk *c)
+/* Blocks of 32 columns whose wide codes are `upper` and `codes`. */
+INLINE void block_upper(const int layout, const int rows, const chunk *c)
 {
     const int16_t *q[MOST_ROWS];
     vf run[MOST_ROWS][TILE_VECTORS];
@@ -110,7 +110,7 @@ INLINE void block_e4m3(const int rows, const chunk *c)
         for (int i = 0; i < rows; i++)
             for (int v = 0; v < TILE_VECTORS; v++) {
                 vf scale = vf_load(c->scratch->scale[b] + v * LANES);
-                vf term = vf_multiply(round_e4m3(high[i][v], low[i][v]), scale);
+                vf term = vf_multiply(round_wide(layout, high[i][v], low[i][v]), scale);
                 run[i][v] = vf_add(run[i][v], term);
             }
     }
@@ -181,8 +181,8 @@ INLINE void block_wide(const int layout, const int rows, const chunk *c)
 
 INLINE void block_rows(const int layout, const int rows, const chunk *c)
 {
-    if (layout == CORTIQ_E4M3)
-        block_e4m3(rows, c);
+    if (layout_is_wide(layout))
+        block_upper(layout, rows, c);
     else if (layout_block(layout) == 16)
         block_16(rows, c);
     else if (layout_block(layout) == 32)
@@ -207,6 +207,7 @@ INLINE void block_rows(const int layout, const int rows, const chunk *c)
 BLOCK_ROWS_KERNEL(Q8_0) BLOCK_ROWS_KERNEL(Q4_1) BLOCK_ROWS_KERNEL(Q2_K) BLOCK_ROWS_KERNEL(Q3_K)
 BLOCK_ROWS_KERNEL(Q4_K) BLOCK_ROWS_KERNEL(Q5_K) BLOCK_ROWS_KERNEL(Q6_K)
 BLOCK_ROWS_KERNEL(W8) BLOCK_ROWS_KERNEL(W16) BLOCK_ROWS_KERNEL(E2M1) BLOCK_ROWS_KERNEL(E4M3)
+BLOCK_ROWS_KERNEL(NF4)
 
 #define BLOCK_KERNEL(name, like)                                                                   \
     TARGET static void block_##name(const cortiq_tile *t)                                          \
@@ -216,7 +217,7 @@ BLOCK_ROWS_KERNEL(W8) BLOCK_ROWS_KERNEL(W16) BLOCK_ROWS_KERNEL(E2M1) BLOCK_ROWS_
 BLOCK_KERNEL(Q4_0, Q8_0) BLOCK_KERNEL(Q5_0, Q8_0) BLOCK_KERNEL(Q8_0, Q8_0)
 BLOCK_KERNEL(IQ4_NL, Q8_0) BLOCK_KERNEL(MXFP4, Q8_0)
 BLOCK_KERNEL(I4, Q8_0) BLOCK_KERNEL(I8, Q8_0) BLOCK_KERNEL(I4M, Q4_1) BLOCK_KERNEL(I8M, Q4_1)
-BLOCK_KERNEL(E2M1, E2M1) BLOCK_KERNEL(E4M3, E4M3)
+BLOCK_KERNEL(E2M1, E2M1) BLOCK_KERNEL(E4M3, E4M3) BLOCK_KERNEL(NF4, NF4) BLOCK_KERNEL(FP4, NF4)
 BLOCK_KERNEL(Q4_1, Q4_1) BLOCK_KERNEL(Q5_1, Q4_1)
 BLOCK_KERNEL(Q2_K, Q2_K) BLOCK_KERNEL(Q3_K, Q3_K) BLOCK_KERNEL(Q4_K, Q4_K) BLOCK_KERNEL(Q5_K, Q5_K)
 BLOCK_KERNEL(Q6_K, Q6_K) BLOCK_KERNEL(K8, Q6_K) BLOCK_KERNEL(W8B256, Q3_K) BLOCK_KERNEL(W8, W8) BLOCK_KERNEL(W16, W16)

@@ -12,7 +12,7 @@ typedef struct {
     float scale[2 * RUN_BLOCKS][TILE], minimum[RUN_BLOCKS][TILE]; /* 16-blocks are two runs */
     int16_t offsets[RUN_BLOCKS][TILE][2]; /* of two sub-blocks each */
     int32_t state[2][BLOCK_ROWS][TILE];
-    int16_t upper[CHUNK / 2][TILE][2]; /* E4M3: code = 128·upper + codes */
+    int16_t upper[CHUNK / 2][TILE][2]; /* of wide codes, whose lower parts are `codes` */
 } block_scratch;
 
 _Static_assert(sizeof(block_scratch) <= 1 << 20, "a worker's scratch is at least a MiB");

@@ -110,23 +110,23 @@ INLINE void direct_16(const int layout, const int rows, const cortiq_tile *t, in
         finish_row(t, row + i, lane, vf_add(y[i], run[i]));
 }
 
-/* As direct_block, of E4M3. */
-INLINE void direct_block_e4m3(const int rows, const cortiq_chunk *c, int b, int all, int lane,
-                              const direct_row *x, vf *run)
+/* As direct_block, of wide codes. */
+INLINE void direct_block_wide(const int layout, const int rows, const cortiq_chunk *c, int b,
+                              int all, int lane, const direct_row *x, vf *run)
 {
     vi low[8], high[8], p[8], upper[8];
     for (int i = 0; i < rows; i++)
-        low[i] = high[i] = vi_zero();
+        low[i] = high[i] = layout_offset(layout) ? vi_set(x[i].start[all]) : vi_zero();
     for (int u = 0; u < 2; u++) {
         if (rows > 2 && lane == 0)
-            prefetch_unit(CORTIQ_E4M3, c, 2 * b + u);
-        unpack_e4m3(c->main, 2 * b + u, lane, p, upper);
+            prefetch_unit(layout, c, 2 * b + u);
+        unpack_wide(layout, c->main, 2 * b + u, lane, p, upper);
         dot_unit(rows, p, x, 32 * all + UNIT * u, low);
         dot_unit(rows, upper, x, 32 * all + UNIT * u, high);
     }
-    vf scale = load_scale(CORTIQ_E4M3, c->side + b * layout_side_bytes(CORTIQ_E4M3), lane);
+    vf scale = load_scale(layout, c->side + b * layout_side_bytes(layout), lane);
     for (int i = 0; i < rows; i++)
-        run[i] = vf_add(run[i], vf_multiply(round_e4m3(high[i], low[i]), scale));
+        run[i] = vf_add(run[i], vf_multiply(round_wide(layout, high[i], low[i]), scale));
 }
 
 INLINE void direct_32(const int layout, const int rows, const cortiq_tile *t, int row, int lane)
@@ -145,8 +145,8 @@ INLINE void direct_32(const int layout, const int rows, const cortiq_tile *t, in
             run[i] = vf_zero();
         for (int b = 0; b < c.units / 2; b++) {
             int all = index * RUN_BLOCKS + b;
-            if (layout == CORTIQ_E4M3)
-                direct_block_e4m3(rows, &c, b, all, lane, x, run);
+            if (layout_is_wide(layout))
+                direct_block_wide(layout, rows, &c, b, all, lane, x, run);
             else
                 direct_block(layout, rows, &c, b, all, lane, x, run);
         }

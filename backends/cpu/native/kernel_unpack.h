@@ -145,11 +145,23 @@ INLINE void take_e4m3(vi word, vi *low, vi *high)
     }
 }
 
-/* As unpack_unit, of E4M3: code = 128·high + low, both within ±1920. */
-INLINE void unpack_e4m3(const uint8_t *main, int unit, int lane, vi *low, vi *high)
+/* As unpack_unit, of wide codes. E4M3: 128·high + low, both within ±1920. Tables: 256·high + low,
+ * both 128 too large.
+ */
+INLINE void unpack_wide(const int layout, const uint8_t *main, int unit, int lane, vi *low, vi *high)
 {
-    for (int j = 0; j < 4; j++)
-        take_e4m3(vi_load(main + 4 * lane + 256 * unit + 64 * j), low + 2 * j, high + 2 * j);
+    main += 4 * lane + unit * layout_main_bytes(layout);
+    if (layout == CORTIQ_E4M3) {
+        for (int j = 0; j < 4; j++)
+            take_e4m3(vi_load(main + 64 * j), low + 2 * j, high + 2 * j);
+        return;
+    }
+    const int nf4 = layout == CORTIQ_NF4;
+    for (int j = 0; j < 2; j++) {
+        vi word = vi_load(main + 64 * j);
+        take_table(nf4 ? cortiq_nf4_low : cortiq_fp4_low, word, low + 4 * j);
+        take_table(nf4 ? cortiq_nf4_high : cortiq_fp4_high, word, high + 4 * j);
+    }
 }
 
 INLINE vf load_scale(const int layout, const uint8_t *side, int lane)
@@ -198,9 +210,11 @@ INLINE vf round_two(vi high, vi low)
     return vf_add(vf_multiply(vf_from_int(a), vf_set(8388608.0f)), vf_from_int(m));
 }
 
-/* RN(128·high + low): sums of 32 columns of E4M3, |low| < 2^31 − 256 */
-INLINE vf round_e4m3(vi high, vi low)
+/* RN of sums of 32 columns of wide codes: 128·high + low of E4M3, |low| < 2^31 − 256 */
+INLINE vf round_wide(const int layout, vi high, vi low)
 {
+    if (layout != CORTIQ_E4M3)
+        return round_two(high, low);
     low = vi_add(low, vi_left(vi_and(high, vi_set(1)), 7));
     return round_two(vi_right(high, 1), low);
 }

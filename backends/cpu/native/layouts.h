@@ -13,7 +13,7 @@
  *     16       w16: the units of the high plane, then those of the low plane, each as 8 bits
  * Every block of columns under one scale has a *side*: 16 scales, 16 minima (both f16, exact),
  * 16 bytes a sub-block of sub-scales, then of offsets. Scales of w8, w16 and w8b256 are float32, as
- * scales and minima of I4 to E4M3 are; those of MXFP4 are the exponent byte of one.
+ * scales and minima of I4 to FP4 are; those of MXFP4 are the exponent byte of one.
  *
  * A *chunk* is up to 256 columns: the sides of its blocks (filled up to 64 bytes), its `extra`, its
  * `main`. A panel is its chunks in order, so that a product reads memory from front to back; the
@@ -27,6 +27,7 @@
 typedef enum {
     CORTIQ_Q4_0, CORTIQ_Q4_1, CORTIQ_Q5_0, CORTIQ_Q5_1, CORTIQ_Q8_0, CORTIQ_IQ4_NL, CORTIQ_MXFP4,
     CORTIQ_I4, CORTIQ_I4M, CORTIQ_I8, CORTIQ_I8M, CORTIQ_E2M1, CORTIQ_E4M3,
+    CORTIQ_NF4, CORTIQ_FP4,
     CORTIQ_Q2_K, CORTIQ_Q3_K, CORTIQ_Q4_K, CORTIQ_Q5_K, CORTIQ_Q6_K, CORTIQ_K8,
     CORTIQ_W8, CORTIQ_W8B256, CORTIQ_W16, CORTIQ_F32,
     CORTIQ_LAYOUTS
@@ -69,7 +70,7 @@ FOLDED int layout_bits(int layout)
     }
 }
 
-/* What was added to a code; for layouts with a table, to its value. */
+/* What was added to a code; for layouts with a table, to its value, or to both parts of it. */
 FOLDED int layout_offset(int layout)
 {
     switch (layout) {
@@ -84,7 +85,7 @@ FOLDED int layout_offset(int layout)
     case CORTIQ_Q6_K:
         return 32;
     case CORTIQ_Q8_0: case CORTIQ_IQ4_NL: case CORTIQ_W8: case CORTIQ_W8B256: case CORTIQ_W16:
-    case CORTIQ_I8: case CORTIQ_I8M: case CORTIQ_K8:
+    case CORTIQ_I8: case CORTIQ_I8M: case CORTIQ_K8: case CORTIQ_NF4: case CORTIQ_FP4:
         return 128;
     default:
         return 0;
@@ -99,8 +100,12 @@ FOLDED int layout_has_table(int layout)
 }
 FOLDED int layout_is_float_scaled(int layout) /* and in blocks of 32 or 16 */
 {
-    return layout >= CORTIQ_I4 && layout <= CORTIQ_E4M3;
+    return layout >= CORTIQ_I4 && layout <= CORTIQ_FP4;
 }
+/* Codes of more than 8 bits, as two integers that meet the row: 128·high + low of E4M3, 256·high +
+ * low of the tables of 16 bits.
+ */
+FOLDED int layout_is_wide(int layout) { return layout >= CORTIQ_E4M3 && layout <= CORTIQ_FP4; }
 FOLDED int layout_has_minimum(int layout)
 {
     return layout == CORTIQ_Q4_1 || layout == CORTIQ_Q5_1 || layout == CORTIQ_Q2_K ||
@@ -222,6 +227,8 @@ FOLDED cortiq_chunk chunk_at(int layout, const cortiq_matrix *m, const uint8_t *
 
 /* IQ4_NL's and MXFP4's (and E2M1's) codes by nibble, with their layout_offset added. */
 extern const uint8_t cortiq_iq4_nl_table[16], cortiq_mxfp4_table[16];
+/* The upper and lower bytes of NF4's and FP4's integers by nibble, 128 added to each. */
+extern const uint8_t cortiq_nf4_high[16], cortiq_nf4_low[16], cortiq_fp4_high[16], cortiq_fp4_low[16];
 
 /* One output's block of a GGUF layout, unpacked. */
 typedef struct {

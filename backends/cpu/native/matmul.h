@@ -103,7 +103,7 @@ extern const cortiq_matmul_set cortiq_matmul_portable, cortiq_matmul_avx2, corti
 extern const cortiq_tile_kernel cortiq_direct_avx512vnni[CORTIQ_LAYOUTS];
 
 #define CORTIQ_EACH_LAYOUT(X)                                                                      \
-    CORTIQ_EACH_TILE_LAYOUT(X) X(E2M1) X(E4M3)
+    CORTIQ_EACH_TILE_LAYOUT(X) X(E2M1) X(E4M3) X(NF4) X(FP4)
 #define CORTIQ_EACH_TILE_LAYOUT(X)                                                                 \
     X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(IQ4_NL) X(MXFP4) X(I4) X(I4M) X(I8) X(I8M)           \
     X(Q2_K) X(Q3_K) X(Q4_K) X(Q5_K) X(Q6_K) X(K8) X(W8) X(W8B256) X(W16)

@@ -35,7 +35,7 @@ TARGET static int32_t probe_dots(int64_t count)
 
 static int form_number(int layout)
 {
-    return layout == CORTIQ_E2M1 || layout == CORTIQ_E4M3 ? -1 : (int)layout_form(layout);
+    return layout == CORTIQ_E2M1 || layout_is_wide(layout) ? -1 : (int)layout_form(layout);
 }
 
 /* Measured at 16 rows, which share the work of expanding codes: worth it only for codes that are

@@ -10,11 +10,29 @@ import torch
 
 
 @cache
-def _captures(device: str) -> tuple[torch.cuda.Stream, Any]:
+def _captures(device: str) -> tuple[torch.cuda.Stream, Any, torch.cuda.CUDAGraph]:
     """Stream and memory pool in which launches of a device are captured: graphs follow one
-    another, so that all of them may have the same.
+    another, so that all of them may have the same. A graph that stays keeps the pool: PyTorch takes
+    no handle again whose last graph is gone, as when a model was closed and another one opened.
     """
-    return torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
+    stream, pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
+    keeper = torch.cuda.CUDAGraph()
+    _capture(keeper, stream, pool, torch.zeros(1, device=device).zero_)
+    return stream, pool, keeper
+
+
+def _capture(
+    graph: torch.cuda.CUDAGraph, stream: Any, pool: Any, launch: Callable[[], Any]
+) -> None:
+    """Capture launches as a graph."""
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            launch()
+        finally:
+            graph.capture_end()
+    torch.cuda.current_stream().wait_stream(stream)
 
 
 class Captured:
@@ -24,13 +42,6 @@ class Captured:
         if device == "cpu":
             self.replay = launch
             return
-        graph, (stream, pool) = torch.cuda.CUDAGraph(), _captures(device)
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            try:
-                launch()
-            finally:
-                graph.capture_end()
-        torch.cuda.current_stream().wait_stream(stream)
+        graph, (stream, pool, _) = torch.cuda.CUDAGraph(), _captures(device)
+        _capture(graph, stream, pool, launch)
         self.replay = graph.replay

@@ -51,9 +51,12 @@ def term_of(
 
 
 @gluon.jit
-def run_of(ws: Value, xs: Value, facts: Value, sums: Value, SUMS: gl.constexpr) -> Value:
-    """The sum of a run of eight blocks of 32 columns, the first one to −0 (y is never that)."""
-    high, low = block_dots(ws, xs, 0)
+def rest_of_run(
+    high: Value, low: Value, ws: Value, xs: Value, facts: Value, sums: Value, SUMS: gl.constexpr
+) -> Value:
+    """The sum of a run of eight blocks of 32 columns, the first one's sums under way, to −0 (y is
+    never that).
+    """
     run = nothing(gl.float32)
     for step in gl.static_range(1, 8):
         high_next, low_next = block_dots(ws, xs, step)
@@ -65,6 +68,34 @@ def run_of(ws: Value, xs: Value, facts: Value, sums: Value, SUMS: gl.constexpr) 
     return run + term_of(high, low, facts, sums, 7, SUMS)
 
 
+@gluon.jit
+def ask_piece(
+    codes_here: Value, x_here: Value, facts_here: Value, sums_here: Value, codes: Value, x: Value,
+    facts: Value, sums: Value, w_at: Value, x_at: Value, turn: Value, SUMS: gl.constexpr,
+) -> None:  # fmt: skip
+    """Ask for a piece of all operands, which turn number `turn` of the program multiplies."""
+    w_at, x_at = w_at.to(gl.int64), x_at.to(gl.int64)
+    codes_bytes: gl.constexpr = codes_here.shape[1] * 32
+    facts_words: gl.constexpr = facts_here.shape[1]
+    copy(codes_here, codes + w_at * codes_bytes, turn % codes_here.shape[0])
+    copy(x_here, x + x_at * 32768, turn % x_here.shape[0])
+    copy_words(facts_here, facts + w_at * facts_words, turn % facts_here.shape[0])
+    if SUMS:
+        copy_words(sums_here, sums + x_at * (SUMS * 64), turn % sums_here.shape[0])
+
+
+@gluon.jit
+def piece_after(
+    tile: Value, tiles: Value, across: Value, down: Value, runs: Value, GROUP: gl.constexpr
+) -> tuple[Value, Value, Value]:  # fmt: skip
+    """Where the first piece of the program's next tile lies, of the weight and of x, and whether
+    there is one.
+    """
+    after = tile + gl.num_programs(0)
+    tm, tn = tile_place(gl.minimum(after, tiles - 1), across, down, GROUP)
+    return tn * runs, tm * runs, after < tiles
+
+
 @kernel
 def matmul_blocks_of_32(
     codes: Value, facts: Value, x: Value, sums: Value, qe: Value, bias: Value, residual: Value,
@@ -72,38 +103,44 @@ def matmul_blocks_of_32(
     cut: Value, cut2: Value, group: Value, BIASED: gl.constexpr, RESIDUAL: gl.constexpr,
     PARTS: gl.constexpr, FACTS: gl.constexpr, SUMS: gl.constexpr, GROUP: gl.constexpr,
 ) -> None:  # fmt: skip
-    """Outputs [M, N] from column `first` on, `across` tiles of them."""
-    tm, tn = tile_place(gl.program_id(0), across, (M + 63) // 64, GROUP)
-    w_at, x_at = tn.to(gl.int64) * runs, tm.to(gl.int64) * runs
-    codes, facts = codes + w_at * 32768, facts + w_at * (FACTS * 128)
-    x, sums = x + x_at * 32768, sums + x_at * (SUMS * 64)
+    """Outputs [M, N] from column `first` on, `across` tiles of them. A program takes tiles in turn,
+    the next piece on its way, also from tile to tile.
+    """
     codes_here = gl.allocate_shared_memory(gl.int8, [2, 1024, 32], PIECES)
     x_here = gl.allocate_shared_memory(gl.int8, [2, 1024, 32], PIECES)
     facts_here = gl.allocate_shared_memory(gl.int32, [2, FACTS * 128], FLAT)
     sums_here = gl.allocate_shared_memory(gl.int32, [2, max(SUMS, 1) * 64], FLAT)
-    copy(codes_here, codes, 0)
-    copy(x_here, x, 0)
-    copy_words(facts_here, facts, 0)
-    if SUMS:
-        copy_words(sums_here, sums, 0)
-    async_copy.commit_group()
-    y = nothing(gl.float32)
-    for r in range(runs):
-        stage = r % 2
-        landed(0)
-        codes, facts, x, sums = codes + 32768, facts + FACTS * 128, x + 32768, sums + SUMS * 64
-        if r + 1 < runs:
-            copy(codes_here, codes, 1 - stage)
-            copy(x_here, x, 1 - stage)
-            copy_words(facts_here, facts, 1 - stage)
-            if SUMS:
-                copy_words(sums_here, sums, 1 - stage)
-            async_copy.commit_group()
-        y = y + run_of(
-            codes_here.index(stage), x_here.index(stage), facts_here.index(stage),
-            sums_here.index(stage), SUMS,
-        )  # fmt: skip
-    finish(
-        y, tm * 64, first + tn * 128, qe, bias, residual, out, faults, M, N, cut, cut2, group,
-        BIASED, RESIDUAL, PARTS, 64, 128,
+    down = (M + 63) // 64
+    tiles, turn = across * down, 0
+    tm, tn = tile_place(gl.program_id(0), across, down, GROUP)
+    ask_piece(
+        codes_here, x_here, facts_here, sums_here, codes, x, facts, sums, tn * runs, tm * runs, 0,
+        SUMS,
     )  # fmt: skip
+    async_copy.commit_group()
+    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
+        tm, tn = tile_place(tile, across, down, GROUP)
+        w_at, x_at = tn * runs, tm * runs
+        w_after, x_after, more = piece_after(tile, tiles, across, down, runs, GROUP)
+        y = nothing(gl.float32)
+        for r in range(runs):
+            stage = turn % 2
+            ws, xs = codes_here.index(stage), x_here.index(stage)
+            landed(0)
+            high, low = block_dots(ws, xs, 0)
+            here = r + 1 < runs
+            if here | more:
+                ask_piece(
+                    codes_here, x_here, facts_here, sums_here, codes, x, facts, sums,
+                    gl.where(here, w_at + r + 1, w_after), gl.where(here, x_at + r + 1, x_after),
+                    turn + 1, SUMS,
+                )  # fmt: skip
+            async_copy.commit_group()
+            y = y + rest_of_run(
+                high, low, ws, xs, facts_here.index(stage), sums_here.index(stage), SUMS
+            )
+            turn += 1
+        finish(
+            y, tm * 64, first + tn * 128, qe, bias, residual, out, faults, M, N, cut, cut2, group,
+            BIASED, RESIDUAL, PARTS, 64, 128,
+        )  # fmt: skip

@@ -98,10 +98,12 @@ def multiply_blocks(
         how |= {"PLANES": weight.folded, "WORDS": words_of(weight)}
     for first, count in parts_of(weight, height):
         across = ceil_div(count, DOWN)
+        programs = across * ceil_div(rows, ACROSS)
+        if weight.block == 32:
+            programs = min(programs, processors())  # they take tiles in turn
         launch(
-            kernel, (across * ceil_div(rows, ACROSS),), *lay_weight_rows(weight, first, count),
-            laid, sums, x.e, *ending, out, faults, rows, height, runs, first, across, *last, **how,
-            **endings, warps=8,
+            kernel, (programs,), *lay_weight_rows(weight, first, count), laid, sums, x.e, *ending,
+            out, faults, rows, height, runs, first, across, *last, **how, **endings, warps=8,
         )  # fmt: skip
 
 

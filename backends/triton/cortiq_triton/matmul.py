@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from cortiq_triton.e4m3 import integer_of
 from cortiq_triton.language import Tensor, device, kernel
 from cortiq_triton.matvec import end, load_scale
 from cortiq_triton.packing import packed_codes
@@ -16,6 +15,7 @@ from cortiq_triton.scalar import (
     round_two_planes,
     snapped,
 )
+from cortiq_triton.wide_codes import integer_of
 
 
 @device
@@ -148,7 +148,7 @@ def gather_rows(
     codes: Tensor, bits: Tensor, scale: Tensor, minimum: Tensor, sub_scales: Tensor,
     offsets: Tensor, ids: Tensor, out: Tensor, faults: Tensor, height: Tensor, n: Tensor,
     padded: Tensor, blocks: Tensor, plane: Tensor, KIND: tl.constexpr, BLOCK: tl.constexpr,
-    E4M3: tl.constexpr, SUB: tl.constexpr, SCALED: tl.constexpr, MINIMUM: tl.constexpr,
+    WIDE: tl.constexpr, SUB: tl.constexpr, SCALED: tl.constexpr, MINIMUM: tl.constexpr,
     OFFSETS: tl.constexpr, BIAS: tl.constexpr, HIGH: tl.constexpr, FORM: tl.constexpr,
     LOW_FORM: tl.constexpr, WIDTH: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -167,8 +167,8 @@ def gather_rows(
             if KIND == 2:
                 low = tl.load(codes + plane + token * padded + k, mask=seen, other=0)
                 code = code * 256 + low.to(tl.int32)
-            if E4M3:
-                code = integer_of(code & 255)
+            if WIDE:
+                code = integer_of(code & 255, WIDE)
         if SCALED:
             at = token * (padded // SUB) + k // SUB
             code *= tl.load(sub_scales + at, mask=seen, other=0).to(tl.int32)

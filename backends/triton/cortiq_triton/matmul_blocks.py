@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 import triton.language as tl
 
-from cortiq_triton.e4m3 import tile_dots
 from cortiq_triton.language import INTERPRETED, Tensor, device, kernel
 from cortiq_triton.matmul import tile_rows
 from cortiq_triton.matvec import end, in_form
@@ -17,6 +16,7 @@ from cortiq_triton.packing import codes_of, tile_at
 from cortiq_triton.rows import Rows
 from cortiq_triton.scalar import exp2_int, round_two_planes
 from cortiq_triton.weights import Packed
+from cortiq_triton.wide_codes import tile_dots
 
 
 @device
@@ -59,12 +59,12 @@ def factors_at(
 @device
 def step_dots(
     c: Tensor, qh: Tensor, ql: Tensor, hi: Tensor, lo: Tensor, by: Tensor, by_second: Tensor,
-    E4M3: tl.constexpr, SUB: tl.constexpr, SCALED: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
+    WIDE: tl.constexpr, SUB: tl.constexpr, SCALED: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Plane sums after 32 columns more, c [BN, 32] by qh, ql [32, BM]."""
     nothing = tl.full((BN, BM), 0, tl.int32)
-    if E4M3:
-        hi, lo = tile_dots(c, qh, ql, nothing)
+    if WIDE:
+        hi, lo = tile_dots(c, qh, ql, nothing, WIDE)
     elif not SCALED:
         hi = tl.dot(c, qh, hi, out_dtype=tl.int32)
         lo = tl.dot(c, ql, lo, out_dtype=tl.int32)
@@ -176,7 +176,7 @@ def matmul_blocks(
     N: Tensor, K: Tensor, blocks: Tensor, subs: Tensor, rows: Tensor, width: Tensor, cut: Tensor,
     cut2: Tensor, heads: Tensor, per: Tensor, group: Tensor, CHOICE: tl.constexpr,
     BIASED: tl.constexpr, RESIDUAL: tl.constexpr, PARTS: tl.constexpr, NIBBLES: tl.constexpr,
-    BLOCK: tl.constexpr, E4M3: tl.constexpr, SUB: tl.constexpr, SCALED: tl.constexpr,
+    BLOCK: tl.constexpr, WIDE: tl.constexpr, SUB: tl.constexpr, SCALED: tl.constexpr,
     MINIMUM: tl.constexpr, OFFSETS: tl.constexpr, BIAS: tl.constexpr, HIGH: tl.constexpr,
     FORM: tl.constexpr, LOW_FORM: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     TURN: tl.constexpr, GROUP: tl.constexpr,
@@ -204,10 +204,10 @@ def matmul_blocks(
                 run = halves_onto(run, c, q_high, q_low, scale, row, start, blocks, FORM, BN, BM)
             else:
                 hi, lo = step_dots(
-                    c, q_high, q_low, hi, lo, by, by_second, E4M3, SUB, SCALED, BN, BM
+                    c, q_high, q_low, hi, lo, by, by_second, WIDE, SUB, SCALED, BN, BM
                 )  # fmt: skip
             if BLOCK == 32:
-                run = run + block_term(hi, lo, d, least, j, not E4M3, MINIMUM, FORM, LOW_FORM)
+                run = run + block_term(hi, lo, d, least, j, not WIDE, MINIMUM, FORM, LOW_FORM)
                 hi, lo = tl.full((BN, BM), 0, tl.int32), tl.full((BN, BM), 0, tl.int32)
         stop = turn + 32 * TURN
         if BLOCK <= 32:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from cortiq_triton.e4m3 import words_onto
 from cortiq_triton.language import Tensor, begin, device, kernel
 from cortiq_triton.matvec import end, in_form, words_dot
 from cortiq_triton.matvec_loads import halves_of, step_at
 from cortiq_triton.packing import raised
 from cortiq_triton.scalar import exp2_int, round_two_planes
 from cortiq_triton.sums import add_in_order, many_in_order, runs_of
+from cortiq_triton.wide_codes import words_onto
 
 
 @device
@@ -61,17 +61,17 @@ def half_unit_sums(
 
 
 @device
-def e4m3_sums(
+def wide_sums(
     first: Tensor, second: Tensor, qh: Tensor, ql: Tensor, unit: Tensor, inside: Tensor,
-    BN: tl.constexpr, T: tl.constexpr,
+    WIDE: tl.constexpr, BN: tl.constexpr, T: tl.constexpr,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Integers of units of E4M3 codes, as 256·upper + lower: int32 [T, BN] each."""
+    """Integers of units of wide codes, as 256·upper + lower: int32 [T, BN] each."""
     high, high_second = halves_of(qh, unit, inside[:, None, None])
     low, low_second = halves_of(ql, unit, inside[:, None, None])
     upper = tl.full((T, BN), 0, tl.int32)
     lower = tl.full((T, BN), 0, tl.int32)
-    upper, lower = words_onto(first, high, low, upper, lower)
-    return words_onto(second, high_second, low_second, upper, lower)
+    upper, lower = words_onto(first, high, low, upper, lower, WIDE)
+    return words_onto(second, high_second, low_second, upper, lower, WIDE)
 
 
 @device
@@ -79,12 +79,12 @@ def unit_sums(
     first: Tensor, second: Tensor, above: Tensor, above_second: Tensor, by: Tensor,
     by_second: Tensor, off: Tensor, off_second: Tensor, qh: Tensor, ql: Tensor, qs: Tensor,
     unit: Tensor, inside: Tensor, NIBBLES: tl.constexpr, HIGH: tl.constexpr, BLOCK: tl.constexpr,
-    E4M3: tl.constexpr, SUB: tl.constexpr, SCALED: tl.constexpr, MINIMUM: tl.constexpr,
+    WIDE: tl.constexpr, SUB: tl.constexpr, SCALED: tl.constexpr, MINIMUM: tl.constexpr,
     OFFSETS: tl.constexpr, BIAS: tl.constexpr, BN: tl.constexpr, T: tl.constexpr,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Integers of units, or of their halves for blocks of 16: 256·hi + lo, and J of minima."""
-    if E4M3:
-        hi, lo = e4m3_sums(first, second, qh, ql, unit, inside, BN, T)
+    if WIDE:
+        hi, lo = wide_sums(first, second, qh, ql, unit, inside, WIDE, BN, T)
         j = hi
     elif BLOCK == 16:
         hi, lo = half_unit_sums(first, second, qh, ql, unit, inside, BN, T)
@@ -154,13 +154,13 @@ def eights(parts: Tensor, SIZE: tl.constexpr) -> Tensor:
 @device
 def terms_of(
     hi: Tensor, lo: Tensor, j: Tensor, d: Tensor, least: Tensor, BLOCK: tl.constexpr,
-    E4M3: tl.constexpr, MINIMUM: tl.constexpr, FORM: tl.constexpr, LOW_FORM: tl.constexpr,
+    WIDE: tl.constexpr, MINIMUM: tl.constexpr, FORM: tl.constexpr, LOW_FORM: tl.constexpr,
     SIZE: tl.constexpr,
 ) -> Tensor:  # fmt: skip
     """t = RN(I)·d [+ RN(J)·least] of each block: [BN, T], [BN, 2T] for blocks of 16, or [SIZE] for
     blocks of 256.
     """
-    if E4M3:
+    if WIDE:
         dot = round_two_planes(hi, lo)
     elif BLOCK <= 32:
         dot = (hi * 256 + lo).to(tl.float32)
@@ -212,7 +212,7 @@ def matvec_blocks(
     residual: Tensor, out: Tensor, faults: Tensor, R: Tensor, N: Tensor, units: Tensor,
     blocks: Tensor, cut: Tensor, cut2: Tensor, per: Tensor, count: Tensor, group: Tensor,
     CHOICE: tl.constexpr, BIASED: tl.constexpr, RESIDUAL: tl.constexpr, PARTS: tl.constexpr,
-    NIBBLES: tl.constexpr, BLOCK: tl.constexpr, E4M3: tl.constexpr, SUB: tl.constexpr,
+    NIBBLES: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr, SUB: tl.constexpr,
     SCALED: tl.constexpr, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr, BIAS: tl.constexpr,
     HIGH: tl.constexpr, FORM: tl.constexpr, LOW_FORM: tl.constexpr, EVEN: tl.constexpr,
     ONCE: tl.constexpr, BN: tl.constexpr, T: tl.constexpr,
@@ -255,9 +255,9 @@ def matvec_blocks(
         w, w_second, above, above_second, d, least, by, by_second, off, off_second = now
         hi, lo, j = unit_sums(
             w, w_second, above, above_second, by, by_second, off, off_second, qh, ql, qs, unit,
-            inside, NIBBLES, HIGH, BLOCK, E4M3, SUB, SCALED, MINIMUM, OFFSETS, BIAS, BN, T,
+            inside, NIBBLES, HIGH, BLOCK, WIDE, SUB, SCALED, MINIMUM, OFFSETS, BIAS, BN, T,
         )  # fmt: skip
-        term = terms_of(hi, lo, j, d, least, BLOCK, E4M3, MINIMUM, FORM, LOW_FORM, BN * T // 8)
+        term = terms_of(hi, lo, j, d, least, BLOCK, WIDE, MINIMUM, FORM, LOW_FORM, BN * T // 8)
         y, run = added(y, run, term, start + T, BLOCK, BN, T)
         now = then
     y, rows = (y + run) * exp2_int(tl.load(qe + x)), r + tl.arange(0, 1)

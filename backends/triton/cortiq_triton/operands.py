@@ -30,30 +30,30 @@ ROWS = 32
 
 @device
 def half_codes(
-    codes: Tensor, bits: Tensor, sub_scales: Tensor, row: Tensor, unit: Tensor, K: Tensor,
-    HALF: tl.constexpr, NIBBLES: tl.constexpr, SUB: tl.constexpr, SCALED: tl.constexpr,
-    BIAS: tl.constexpr, HIGH: tl.constexpr,
+    codes: Tensor, bits: Tensor, sub_scales: Tensor, row: Tensor, unit: Tensor, half: Tensor,
+    K: Tensor, NIBBLES: tl.constexpr, SUB: tl.constexpr, SCALED: tl.constexpr, BIAS: tl.constexpr,
+    HIGH: tl.constexpr,
 ) -> Tensor:  # fmt: skip
-    """Codes times their sub-scales, int32 [units, 16], of the first or the last 16 columns of some
+    """Codes times their sub-scales, int32 [halves, 16], of the first or the last 16 columns of
     units of 32.
     """
     j = tl.arange(0, 16)[None, :]
-    row, unit = row[:, None], unit[:, None]
+    row, unit, half = row[:, None], unit[:, None], half[:, None]
     inside = (unit * 32 < K) & (j >= 0)
     if NIBBLES:
         packed = tl.load(codes + row * (K // 2) + unit * 16 + j, mask=inside, other=0)
-        code = (packed.to(tl.int32) >> (4 * HALF)) & 15
+        code = (packed.to(tl.int32) >> (4 * half)) & 15
         if HIGH:
-            byte, first = bits_byte(j + 16 * HALF, HIGH)
+            byte, first = bits_byte(j + 16 * half, HIGH)
             byte += unit * (4 * HIGH)
             above = tl.load(bits + row * (K // 8 * HIGH) + byte, mask=inside, other=0)
             code |= ((above.to(tl.int32) >> first) & (2 * HIGH - 1)) << 4
         code = tl.where(inside, code - BIAS, 0)
     else:
-        at = row * K + unit * 32 + 16 * HALF + j
+        at = row * K + unit * 32 + 16 * half + j
         code = tl.load(codes + at, mask=inside, other=0).to(tl.int32)
     if SCALED:
-        sub = unit if SUB == 32 else unit * 2 + HALF
+        sub = unit if SUB == 32 else unit * 2 + half
         scale = tl.load(sub_scales + row * (K // SUB) + sub, mask=unit * 32 < K, other=0)
         code *= scale.to(tl.int32)
     return code
@@ -63,28 +63,27 @@ def half_codes(
 def lay_weight(
     codes: Tensor, bits: Tensor, scale: Tensor, minimum: Tensor, sub_scales: Tensor,
     offsets: Tensor, laid: Tensor, facts: Tensor, first: Tensor, N: Tensor, K: Tensor,
-    runs: Tensor, blocks: Tensor, NIBBLES: tl.constexpr, BLOCK: tl.constexpr, E4M3: tl.constexpr,
+    runs: Tensor, blocks: Tensor, NIBBLES: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
     SUB: tl.constexpr, SCALED: tl.constexpr, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr,
     BIAS: tl.constexpr, HIGH: tl.constexpr, FORM: tl.constexpr, LOW_FORM: tl.constexpr,
     PLANES: tl.constexpr, WORDS: tl.constexpr, FACTS: tl.constexpr, ROWS: tl.constexpr,
 ) -> None:  # fmt: skip
     """256 columns of some rows of a weight, from row `first` on."""
     top, run = tl.program_id(0) * ROWS, tl.program_id(1)
-    step = tl.arange(0, ROWS * 8)
-    n, step = top + step // 8, step % 8
+    e = tl.arange(0, ROWS * 16)  # halves of a row's 32 columns, then rows: neighbours in memory
+    n, step, half = top + e // 2 % ROWS, e // (2 * ROWS), e % 2
     row = tl.minimum(first + n, N - 1).to(tl.int64)
     piece = (n // 128).to(tl.int64) * runs + run
-    spot = piece * (32768 * PLANES) + step * 4096 + n % 128 * 32
+    spot = piece * (32768 * PLANES) + step * 4096 + n % 128 * 32 + half * 16
     spot = spot[:, None] + tl.arange(0, 16)[None, :]
-    for half in tl.static_range(2):
-        code = half_codes(
-            codes, bits, sub_scales, row, run * 8 + step, K, half, NIBBLES, SUB, SCALED, BIAS, HIGH
-        )
-        if PLANES == 2:
-            high = (code + 128) >> 8
-            tl.store(laid + spot + half * 16, high.to(tl.int8))
-            code -= high << 8
-        tl.store(laid + spot + half * 16 + (PLANES - 1) * 32768, code.to(tl.int8))
+    code = half_codes(
+        codes, bits, sub_scales, row, run * 8 + step, half, K, NIBBLES, SUB, SCALED, BIAS, HIGH
+    )
+    if PLANES == 2:
+        high = (code + 128) >> 8
+        tl.store(laid + spot, high.to(tl.int8))
+        code -= high << 8
+    tl.store(laid + spot + (PLANES - 1) * 32768, code.to(tl.int8))
     n = top + tl.arange(0, ROWS)
     row = tl.minimum(first + n, N - 1).to(tl.int64)
     piece, place = (n // 128).to(tl.int64) * runs + run, n % 128

@@ -16,10 +16,10 @@ from cortiq_triton.rows import Rows
 from cortiq_triton.tuning import Tuning, tuning
 from cortiq_triton.weights import (
     BYTES,
-    E4M3,
     FLOATS,
     NIBBLES,
     PLANES,
+    WIDE,
     FloatMatrix,
     Packed,
     block_constants,
@@ -146,7 +146,7 @@ def stages_that_fit(wanted: int, nbytes: int) -> int:
 
 def _span_sizes(sizes: Tuning, weight: Packed) -> tuple[int, int]:
     """Weight rows of a program and times 32 columns, of formats in blocks."""
-    if weight.block in (16, 32) and weight.kind in (BYTES, E4M3):
+    if weight.block in (16, 32) and weight.kind in (BYTES, WIDE):
         return sizes.bn_bytes, sizes.span_wide
     short = (weight.block == 32) != (weight.above == 1)
     return sizes.bn_blocked, sizes.span if short else sizes.span_wide
@@ -242,12 +242,12 @@ def look_up(table: Packed | FloatMatrix, ids: torch.Tensor, faults: torch.Tensor
         values = table.values
         launch(
             matmul.gather_rows, grid, *[values] * 6, ids, out, faults, table.height, table.width,
-            table.width, 0, 0, KIND=FLOATS, BLOCK=0, E4M3=False, SUB=0, SCALED=False,
+            table.width, 0, 0, KIND=FLOATS, BLOCK=0, WIDE=0, SUB=0, SCALED=False,
             MINIMUM=False, OFFSETS=False, BIAS=0, HIGH=0, FORM=0, LOW_FORM=0, WIDTH=width,
         )  # fmt: skip
         return out
     plane = table.plane
-    assert table.kind in (BYTES, NIBBLES, PLANES, E4M3)
+    assert table.kind in (BYTES, NIBBLES, PLANES, WIDE)
     launch(
         matmul.gather_rows, grid, *_parts(table, table.codes), ids, out, faults, table.height,
         table.width, table.padded, table.blocks, plane, KIND=table.kind, **block_constants(table),

@@ -11,17 +11,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from cortiq.numerics.groupquants import e4m3_bytes
+from cortiq.numerics.groupquants import bytes_of_wide
 from cortiq.numerics.layouts import W16, Weight, floats, unpack
 from cortiq.numerics.matmul import check_columns
 from cortiq.numerics.unpacked_weights import UnpackedWeight
 from cortiq_triton import packing
 from cortiq_triton.rows import PAD
 
-BYTES, NIBBLES, PLANES, FLOATS, E4M3 = range(5)
-"""How codes lie: int8; as `packing` says; two int8 planes (w16); none, a `FloatMatrix`; as bytes of
-E4M3.
+BYTES, NIBBLES, PLANES, FLOATS, WIDE = range(5)
+"""How codes lie: int8; as `packing` says; two int8 planes (w16); none, a `FloatMatrix`; as bytes
+that stand for integers of more than 8 bits.
 """
+WIDE_CODES = {"e4m3b32": 1, "nf4b32": 2, "fp4b32": 3}
+"""What such bytes are, by layout: E4M3, or places of a table (`wide_codes`)."""
 F32S, HALVES, UPPER = range(3)
 """How scales lie: float32; as f16 bits; as the upper half of float32."""
 OFFSET_CODES = {
@@ -46,13 +48,13 @@ class Packed:
     Attributes
     ----------
     codes : int8 [N, K'], nibbles uint8 [N, K'/2], or planes int8 [2, N, K'].
-    kind : BYTES, NIBBLES, PLANES or E4M3. bias : what nibbles have too much.
+    kind : BYTES, NIBBLES, PLANES or WIDE. bias : what nibbles have too much.
     bits : what codes have above their nibbles, int8 [N, K'/8·above]; above : 0, 1 or 2 bits.
     block : 16, 32, 256, or 0 for a scale a row; blocks : how many a row has.
     scale, minimum : [N, blocks], stored as `forms` says (scale's, minimum's).
     sub : columns under an integer sub-scale or offset (16 or 32), or a block of 16; 0 for none.
     sub_scales, offsets : int8 [N, K'/sub] or None.
-    folded : int8 planes that hold codes times their sub-scales.
+    folded : int8 planes that hold codes times their sub-scales. wide : see `WIDE_CODES`, or 0.
     """
 
     height: int
@@ -72,6 +74,7 @@ class Packed:
     folded: int = 1
     bits: torch.Tensor | None = None
     above: int = 0
+    wide: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -86,7 +89,7 @@ class Packed:
 
     def joins(self, other: Packed) -> bool:
         """Whether both can be rows of one weight."""
-        names = ("width", "kind", "block", "sub", "bias", "forms", "above", "folded")
+        names = ("width", "kind", "block", "sub", "bias", "forms", "above", "folded", "wide")
         same = all(getattr(self, name) == getattr(other, name) for name in names)
         absent = [
             (getattr(self, name) is None) == (getattr(other, name) is None)
@@ -113,7 +116,7 @@ def block_constants(weight: Packed) -> dict[str, Any]:
     """Compile-time facts of a block format."""
     return {
         "BLOCK": weight.block,
-        "E4M3": weight.kind == E4M3,
+        "WIDE": weight.wide,
         "SUB": weight.sub or 32,
         "SCALED": weight.sub_scales is not None,
         "MINIMUM": weight.minimum is not None,
@@ -197,7 +200,7 @@ def _packed(weight: Weight, name: str) -> Packed:
         _integers(fields.sub_scales, subs), _integers(fields.offsets, subs),
         (_form_of(form), F32S if minimum is None else _form_of(minimum)),
         1 + (fields.sub_scales is not None and weight.layout.name not in NARROW), bits,
-        BITS_ABOVE.get(weight.layout.name, 0),
+        BITS_ABOVE.get(weight.layout.name, 0), WIDE_CODES.get(weight.layout.name, 0),
     )  # fmt: skip
 
 
@@ -210,10 +213,11 @@ def _codes(
         planes = np.zeros((2, rows, padded), np.int8)
         planes[0, :, :columns], planes[1, :, :columns] = weight.parts["hi"], weight.parts["lo"]
         return PLANES, 0, torch.from_numpy(planes), None
-    if weight.layout.name == "e4m3b32":
-        given = np.zeros((rows, padded), np.uint8)
-        given[:, :columns] = e4m3_bytes(fields.codes)
-        return E4M3, 0, torch.from_numpy(given.view(np.int8)), None
+    if weight.layout.name in WIDE_CODES:
+        filled = np.zeros((rows, padded), fields.codes.dtype)
+        filled[:, :columns] = fields.codes
+        given = bytes_of_wide(weight.layout.name, filled)
+        return WIDE, 0, torch.from_numpy(given.view(np.int8)), None
     codes = np.zeros((rows, padded), np.int8)
     codes[:, :columns] = fields.codes
     bias = OFFSET_CODES.get(weight.layout.name)

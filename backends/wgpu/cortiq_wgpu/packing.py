@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from cortiq.numerics.groupquants import e4m3_bytes
+from cortiq.numerics.groupquants import WIDE_LAYOUTS, bytes_of_wide
 from cortiq.numerics.layouts import Weight, floats, unpack
 from cortiq.numerics.unpacked_weights import UnpackedWeight
 
@@ -43,7 +43,7 @@ class CodePacking:
     bits : 4, 5, 6 or 8, or 32 for plain floats. zero : subtracted from stored codes.
     planes : 2 for w16. block : columns under one scale, 0 for the row. sub : columns of a
     sub-scale or offset, 0 without. scaled : sub-scales? minima : minima? offset : offsets?
-    e4m3 : codes are E4M3 bytes?
+    wide : the layout of codes of more than 8 bits, which bytes stand for; or nothing.
     """
 
     bits: int
@@ -54,12 +54,12 @@ class CodePacking:
     scaled: bool = False
     minima: bool = False
     offset: bool = False
-    e4m3: bool = False
+    wide: str = ""
 
     @property
     def streams(self) -> bool:
         """Whether there are kernels for few rows whose words are read side by side."""
-        return self.bits < 32 and self.block != 16 and not self.e4m3
+        return self.bits < 32 and self.block != 16 and not self.wide
 
 
 FLOATS = CodePacking(32)
@@ -115,7 +115,7 @@ def form_of(weight: Weight, fields: UnpackedWeight) -> CodePacking:
         scaled=fields.sub_scales is not None,
         minima=fields.minimum is not None,
         offset=fields.offsets is not None,
-        e4m3=name == "e4m3b32",
+        wide=name if name in WIDE_LAYOUTS else "",
     )
 
 
@@ -149,8 +149,8 @@ def _packed(form: CodePacking, fields: UnpackedWeight) -> tuple[Words, dict[str,
         high = (wide + 128) >> 8
         planes = [high.astype(np.int8), (wide - (high << 8)).astype(np.int8)]
         return np.concatenate([_words(_grouped(plane)) for plane in planes], axis=1), side
-    if form.e4m3:
-        return _words(_grouped(e4m3_bytes(fields.codes))), side
+    if form.wide:
+        return _words(_grouped(bytes_of_wide(form.wide, fields.codes))), side
     if form.bits == 8:
         return _words(_grouped(fields.codes.astype(np.int8))), side
     grouped = _grouped((fields.codes + np.int8(form.zero)).astype(np.int8))

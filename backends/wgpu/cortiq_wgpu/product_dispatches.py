@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from cortiq.backend.admission import BY_ROW
 from cortiq.backend.lower import LoweredStep
 from cortiq.ir import ops
 from cortiq_wgpu.binder import DispatchBinder
@@ -164,7 +165,7 @@ def _stacked(
 
 
 def embed_rows(binder: DispatchBinder, step: LoweredStep) -> list[Dispatch]:
-    """Make the look-up of each row's token in a table."""
+    """Make the look-up of each row's token, or position, in a table."""
     matrix, out = binder.matrix(step, "table"), step.outputs[0]
     text = embed_kernel(matrix.form, binder.dot)
     works = []
@@ -175,6 +176,7 @@ def embed_rows(binder: DispatchBinder, step: LoweredStep) -> list[Dispatch]:
             "stop": part.stop,
             "n": matrix.width,
             "vocabulary": matrix.height,
+            "by": BY_ROW.index(step.inputs[0]),
             "out": binder.at(out),
         }
         lines = matrix.width if matrix.form.bits == 32 else matrix.groups

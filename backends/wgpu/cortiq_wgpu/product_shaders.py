@@ -168,8 +168,8 @@ def _small_block_sums() -> str:
   }"""
 
 
-def _e4m3_sums() -> str:
-    """Blocks of E4M3 codes, integers of 18 bits: each is 128·upper + lower."""
+def _wide_sums(form: CodePacking) -> str:
+    """Blocks of codes of more than 8 bits: each is 128·upper + lower."""
     return """let blocks = $blocks;
   for (var run = 0u; run < blocks; run += 8u) {
     var sum: array<f32, ROWS>;
@@ -188,7 +188,7 @@ def _e4m3_sums() -> str:
           let shift = 24u - 8u * (i % 4u);
           let x = (bitcast<i32>(high[i / 16u][(i % 16u) / 4u] << shift) >> 24u) * 256
             + (bitcast<i32>(low[i / 16u][(i % 16u) / 4u] << shift) >> 24u);
-          let code = e4m3(both[i / 16u][(i % 16u) / 4u] << shift >> 24u);
+          let code = integer_of_$WIDE(both[i / 16u][(i % 16u) / 4u] << shift >> 24u);
           upper += (code >> 7u) * x;
           lower += (code & 127) * x;
         }
@@ -197,13 +197,13 @@ def _e4m3_sums() -> str:
       }
     }
     for (var r = 0u; r < ROWS; r++) { y[r] = add(y[r], sum[r]); }
-  }"""
+  }""".replace("$WIDE", form.wide)
 
 
 def _sums(form: CodePacking) -> str:
     """Statements that add up the products of a line."""
-    if form.e4m3:
-        return _e4m3_sums()
+    if form.wide:
+        return _wide_sums(form)
     if form.block == 16:
         return _small_block_sums()
     return _block_sums(form) if form.block else _row_sums(form)
@@ -254,8 +254,8 @@ def embed_kernel(form: CodePacking, dot: str) -> ShaderSource:
             "let low_word = low_both[i / 16u][(i % 16u) / 4u];\n    "
             "code = code * 256 + (bitcast<i32>(low_word << (24u - 8u * (i % 4u))) >> 24u);"
         )
-    if form.e4m3:
-        code = "code = e4m3(word >> (8u * (i % 4u)) & 255u);"
+    if form.wide:
+        code = f"code = integer_of_{form.wide}(word >> (8u * (i % 4u)) & 255u);"
     if form.scaled:
         code += f"code *= signed_byte($sub_scale + line * $sub_words, k / {form.sub}u);"
     value = f"var value = multiply(f32(code), from_bits(s[$scale + {at}]));"

@@ -10,6 +10,7 @@ from cortiq.backend.walk import Call
 from cortiq.ir import ops
 from cortiq.numerics import norms
 from cortiq.numerics.contract import F32, Floats, Ints, exp2_int, round_to_f32, snap
+from cortiq.numerics.groupquants import WIDE_LAYOUTS
 from cortiq.numerics.key_blocks import choose_blocks
 from cortiq.numerics.layouts import W16, decode
 from cortiq.numerics.matmul import matmul
@@ -48,6 +49,17 @@ def _no_minimum(call: Call, x: Quantised | Floats) -> Floats:
     codes = decode(matrix.weight)._replace(minimum=None, offsets=None)
     flat = Quantised(x.q.reshape(-1, x.q.shape[-1]), x.e.reshape(-1))
     return matmul(flat, codes, call.faults).reshape(*x.q.shape[:-1], -1)
+
+
+def _upper_bytes(call: Call, x: Quantised | Floats) -> Floats:
+    """Compute codes of more than 8 bits, in blocks, by their upper bytes only."""
+    matrix = call.weights["weight"]
+    if matrix.weight.layout.name not in WIDE_LAYOUTS or not isinstance(x, Quantised):
+        return KERNELS[ops.MatMul](call, x)
+    codes = decode(matrix.weight)
+    flat = Quantised(x.q.reshape(-1, x.q.shape[-1]), x.e.reshape(-1))
+    y = matmul(flat, codes._replace(codes=codes.codes >> 8 << 8), call.faults)
+    return y.reshape(*x.q.shape[:-1], -1)
 
 
 def _other_pairs(call: Call, x: Floats, position: Ints) -> Floats:
@@ -92,6 +104,7 @@ WRONG_ROUNDINGS: dict[str, Wrong] = {
     "sums that are not snapped": {ops.Add: _not_snapped},
     "an integer rounded twice": {ops.MatMul: _rounded_twice},
     "minima left out": {ops.MatMul: _no_minimum},
+    "wide codes without their lower bytes": {ops.MatMul: _upper_bytes},
     "the other rotary pairs": {ops.Rope: _other_pairs},
     "a rotary table of 4096 positions": {ops.Rope: _short_table},
     "the last of equal blocks": {

@@ -84,6 +84,9 @@ FAULTS: Mapping[str, Fault] = {
     "output never written": Fault(("Bias",), "Bias"),
     "sums that are not snapped": Fault(("Add",), "Add"),
     "an integer rounded twice": Fault(("MatMul[w16]",), "MatMul"),
+    "wide codes without their lower bytes": Fault(
+        ("MatMul[e4m3b32]", "MatMul[nf4b32]", "MatMul[fp4b32]"), "MatMul"
+    ),
     "minima left out": Fault(("MatMul[Q4_K]",), "MatMul"),
     "the other rotary pairs": Fault(("Rope",), "Rope"),
     "a variance of moments": Fault(("LayerNorm",), "LayerNorm"),

@@ -48,6 +48,9 @@ def cases() -> Iterator[Case]:
     build = partial(_route, LIMITED["groups by their best"], False, ties=True)
     yield Case("level0/Route ties[equal groups]", 0, "Route ties", "Route", build)
     yield _case("EmbedRows", "w8", "ids past the table", _missing)
+    for layout in ("f32", "w16", "Q4_K"):
+        build = partial(_by_position, layout)
+        yield _case("EmbedRows", layout, "rows by position", build)
     yield Case("level0/CombineExperts[3 of 6 experts]", 0, "CombineExperts", "CombineExperts",
                _combine)  # fmt: skip
 
@@ -117,6 +120,13 @@ def _embed(layout: str, source: CaseData) -> Scenario:
     probe = embed(weight)
     tokens = source.permutation(weight.shape[0]).astype(np.int32)
     return Scenario(probe.program, weight_map(probe), [SequenceInput(tokens)])
+
+
+def _by_position(layout: str, source: CaseData) -> Scenario:
+    """Return rows of a table of positions: learned position embeddings."""
+    weight = typical(source, layout, 80, _columns(layout, 64))
+    probe = one(ops.EmbedRows(*weight.shape), {"position": TOKEN}, {"table": weight})
+    return probe.scenario(source, 70)
 
 
 def _missing(source: CaseData) -> Scenario:

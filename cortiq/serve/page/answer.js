@@ -108,7 +108,7 @@ class AnswerStream {
     if (event.usage) this.usage = event.usage;
     const choice = event.choices?.[0];
     if (!choice) return;
-    if (choice.finish_reason) this.node.finish = choice.finish_reason;
+    if (choice.finish_reason) this.node.finish = choice.stop_reason === "loop" ? "loop" : choice.finish_reason;
     if (choice.receipt && !this.base) this.node.receipt = choice.receipt; // of a whole answer only
     const delta = choice.delta ?? { content: choice.text };
     if (delta.reasoning_content) this.arrived("thought", delta.reasoning_content);
@@ -143,6 +143,7 @@ class AnswerStream {
       if (count > 1 && seconds > 0) facts.push(`${((count - 1) / seconds).toFixed(1)} tokens/s`);
     }
     if (this.node.finish === "length") facts.push("cut: the longest answer was reached");
+    if (this.node.finish === "loop") facts.push("stopped: the text repeats itself");
     this.node.note = facts.join(", ");
     this.node.stopped = Boolean(note);
   }

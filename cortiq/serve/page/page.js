@@ -87,6 +87,7 @@ function request(nodes, more) {
   }
   const most = Number(settings.elements.max_tokens.value);
   if (settings.elements.receipt.checked) made.receipt = true;
+  made.loop_tokens = 96; // as `cortiq chat`
   if (isBase()) {
     if (most) made.max_tokens = most;
     return ["v1/completions", { ...made, prompt: nodes.map((node) => node.content).join("") }];
@@ -139,7 +140,7 @@ function controls(view) {
   if (node.content) made.push(copyButton(() => node.content));
   if (node.role === "assistant") {
     const last = node.id === chat.head;
-    if (last && node.content && (node.finish === "length" || node.stopped)) {
+    if (last && node.content && (node.finish === "length" || node.finish === "loop" || node.stopped)) {
       made.push(button("rest", "Continue", () => go(node)));
     }
     made.push(button("retry", "Retry", () => retry(node)));

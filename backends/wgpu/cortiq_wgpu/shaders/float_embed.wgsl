@@ -1,4 +1,4 @@
-// The table's row of each token: the values as they are.
+// The table's row of each token, or of each position: the values as they are.
 
 @group(0) @binding(4) var<storage, read> codes: array<u32>;
 
@@ -7,7 +7,7 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_id) local
   zero = m[0];
   let i = group.x * 64u + local.x;
   let row = group.y;
-  let token = about(row, 0u);
+  let token = about(row, $by);
   if (i >= $n) { return; }
   if (token >= $vocabulary && $start == 0u) { x[$out + row * $n + i] = 0u; }
   if (token < $start || token >= $stop) { return; }

@@ -1,0 +1,106 @@
+"""Matrices as bitsandbytes, HQQ and Quark pack them, by their documents, and their meaning."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+Packed = tuple[dict[str, torch.Tensor], np.ndarray]
+NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+    -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+    0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
+    0.7229568362236023, 1.0,
+)  # fmt: skip
+FP4 = tuple(n / 12 for n in (0, 0.0625, 8, 12, 4, 6, 2, 3))
+TABLES = {"nf4": NF4, "fp4": (*FP4, *(-n for n in FP4))}
+
+
+def bitsandbytes_table(name: str, nested: bool) -> Callable[[torch.Tensor], Packed]:
+    """Codes of a table, the earlier one in the upper half of a byte, a scale for 64 elements."""
+
+    def pack(x: torch.Tensor) -> Packed:
+        table, runs = np.array(TABLES[name]), x.double().numpy().reshape(-1, 64)
+        scale = np.abs(runs).max(axis=1).astype(np.float32).astype(np.float64)
+        said = {"quant_type": name, "blocksize": 64, "dtype": "float32", "shape": list(x.shape)}
+        parts = {"weight.quant_map": table.astype(np.float32)}
+        if nested:
+            numbers, offset = np.linspace(-1, 1, 256).astype(np.float32), float(scale.mean())
+            groups = np.array_split(scale - offset, range(256, len(scale), 256))
+            largest = np.array([np.abs(group).max() for group in groups], np.float32)
+            each = np.repeat(largest, 256)[: len(scale)].astype(np.float64)
+            place = np.abs(numbers - ((scale - offset) / each)[:, None]).argmin(axis=1)
+            scale = numbers[place].astype(np.float64) * each + offset
+            parts |= {"weight.absmax": place.astype(np.uint8), "weight.nested_absmax": largest,
+                      "weight.nested_quant_map": numbers}  # fmt: skip
+            said |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": offset}
+        else:
+            parts["weight.absmax"] = scale.astype(np.float32)
+        codes = np.abs(table - (runs / scale[:, None])[..., None]).argmin(axis=2)
+        flat = codes.reshape(-1, 2).astype(np.uint8)
+        parts["weight"] = flat[:, :1] << 4 | flat[:, 1:]
+        state = np.frombuffer(json.dumps(said).encode(), np.uint8).copy()
+        parts[f"weight.quant_state.bitsandbytes__{name}"] = state
+        meant = (table[codes] * scale[:, None]).reshape(x.shape)
+        return {end: torch.from_numpy(part) for end, part in parts.items()}, meant
+
+    return pack
+
+
+def bitsandbytes_rows(x: torch.Tensor) -> Packed:
+    """Integers of 8 bits, of which 127 is a row's largest."""
+    largest = x.abs().amax(1)
+    codes = torch.round(x.double() / largest.double()[:, None] * 127).to(torch.int8)
+    parts = {"weight": codes, "SCB": largest, "weight_format": torch.zeros((), dtype=torch.uint8)}
+    return parts, (codes.double() * largest.double()[:, None] / 127).numpy()
+
+
+def hqq_groups(bits: int, group: int) -> Callable[[torch.Tensor], Packed]:
+    """Codes of 4 or 8 bits; of all groups, the first half lies in the upper halves of bytes."""
+
+    def pack(x: torch.Tensor) -> Packed:
+        rows = x.double().reshape(-1, group)
+        low, high = rows.amin(1, keepdim=True), rows.amax(1, keepdim=True)
+        scale = ((high - low) / (2**bits - 1)).half()
+        zero = (-low / scale.double()).half()
+        codes = torch.round(rows / scale.double() + zero.double()).clamp(0, 2**bits - 1)
+        meant = (codes - zero.double()) * scale.double()
+        codes, half = codes.to(torch.uint8), len(codes) // 2
+        packed = codes if bits == 8 else codes[:half] << 4 | codes[half:]
+        name = torch.tensor(list(f"{bits}bit_u8".encode()), dtype=torch.uint8)
+        numbers = {"group_size": group, "axis": 1, "nbits": bits}
+        parts = {"W_q": packed, "scale": scale, "zero": zero, "shape": torch.tensor(x.shape),
+                 "packing": name, "round_zero": torch.zeros((), dtype=torch.uint8)}  # fmt: skip
+        parts |= {end: torch.tensor(n, dtype=torch.int32) for end, n in numbers.items()}
+        return parts, meant.reshape(x.shape).numpy()
+
+    return pack
+
+
+def quark_groups(x: torch.Tensor, group: int = 32) -> Packed:
+    """Unsigned codes of 4 bits, eight outputs a word in their order, and zero points alike."""
+    grouped = x.double().reshape(len(x), -1, group)
+    low, high = grouped.amin(2), grouped.amax(2)
+    scale = ((high - low) / 15).to(torch.bfloat16)
+    zero = torch.round(-low / scale.double()).clamp(0, 15)
+    each = [n.repeat_interleave(group, 1) for n in (scale.double(), zero)]
+    codes = torch.round(x.double() / each[0] + each[1]).clamp(0, 15)
+
+    def words(values: torch.Tensor) -> torch.Tensor:
+        eights = values.T.long().reshape(values.shape[1], -1, 8)
+        word = (eights << (4 * torch.arange(8))).sum(2)
+        return torch.where(word >= 1 << 31, word - (1 << 32), word).to(torch.int32)
+
+    parts = {"weight": words(codes), "weight_scale": scale.T, "weight_zero_point": words(zero)}
+    return parts, ((codes - each[1]) * each[0]).numpy()
+
+
+def e5m2_rows(x: torch.Tensor) -> Packed:
+    """FP8 of a wide range, under a scale a row."""
+    scale = (x.abs().amax(1, keepdim=True) / 57344).float()
+    codes = (x.double() / scale.double()).to(torch.float8_e5m2)
+    parts = {"weight": codes, "weight_scale": scale}
+    return parts, (codes.double() * scale.double()).numpy()

@@ -1,0 +1,69 @@
+"""CUDA graphs share a memory pool, which outlives the graphs of a model that was closed."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("torch", reason="the Triton backend keeps its memory in PyTorch")
+pytest.importorskip("triton", reason="Triton has no package for this platform")
+
+from cortiq_triton import capture
+
+DEVICE = "cuda:7"
+
+
+class Pool:
+    """A handle as PyTorch's allocator takes it: not again once its last graph is gone."""
+
+    def __init__(self):
+        self.graphs, self.used = 0, False
+
+    def joined(self):
+        if self.used and not self.graphs:
+            raise RuntimeError("use_count > 0 INTERNAL ASSERT FAILED")
+        self.used, self.graphs = True, self.graphs + 1
+
+
+class Graph:
+    pool = None
+
+    def capture_begin(self, pool, capture_error_mode):
+        pool.joined()
+        self.pool = pool
+
+    def capture_end(self):
+        pass
+
+    def replay(self):
+        pass
+
+    def __del__(self):
+        if self.pool is not None:
+            self.pool.graphs -= 1
+
+
+@pytest.fixture
+def device(monkeypatch):
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    cuda = SimpleNamespace(
+        Stream=lambda device: stream, graph_pool_handle=Pool, CUDAGraph=Graph,
+        stream=lambda chosen: contextlib.nullcontext(), current_stream=lambda: stream,
+    )  # fmt: skip
+    zeros = lambda count, device: SimpleNamespace(zero_=lambda: None)  # noqa: E731
+    monkeypatch.setattr(capture, "torch", SimpleNamespace(cuda=cuda, zeros=zeros))
+    yield DEVICE
+    capture._captures.cache_clear()
+
+
+def test_graphs_are_captured_after_all_earlier_ones_are_gone(device):
+    launched = []
+    first = capture.Captured(lambda: launched.append(1), device)
+    del first
+    gc.collect()
+    second = capture.Captured(lambda: launched.append(2), device)
+    assert launched == [1, 2]
+    assert second.replay is not None
