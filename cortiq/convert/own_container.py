@@ -111,6 +111,6 @@ class OwnContainer:
         for name, data in self.beside.items():
             (work.path / name).write_bytes(data)
         work.finish().rename(work.path / WEIGHTS_FILE)
-        for name in (JOURNAL, PLAN, LOCK):
-            (work.path / name).unlink(missing_ok=True)
         publish(work.path, out)
+        for name in (JOURNAL, PLAN, LOCK):
+            (out / name).unlink(missing_ok=True)

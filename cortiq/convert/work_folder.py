@@ -3,7 +3,7 @@
 `.NAME.converting` holds the file as it grows and a line for every tensor that is whole, with the
 hashes of its bytes. A later start with the same plan reads those bytes again and goes on behind
 them; one with another plan begins afresh. Only a finished file is renamed to its name, so that an
-interruption leaves nothing that opens as a model.
+interruption leaves nothing that opens as a model and is not whole.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import IO, NamedTuple
 
 from cortiq.errors import CortiqError, RequestError
 from cortiq.formats.cache import try_lock
+from cortiq.formats.own_layout import WEIGHTS_FILE
 
 PLAN, JOURNAL, LOCK, WEIGHTS = "plan", "journal", "lock", "weights.part"
 CHUNK = 1 << 22
@@ -110,6 +111,8 @@ def work_folder(out: Path, plan: str) -> Iterator[WorkFolder]:
             if not try_lock(lock, wait=False):
                 what = "another process is converting to it"
                 raise RequestError(what, where=str(out), hint="wait for it, or name another")
+            if (folder / WEIGHTS_FILE).is_file():  # stopped when only names were to be changed
+                (folder / WEIGHTS_FILE).rename(folder / WEIGHTS)
             same = (folder / PLAN).is_file() and (folder / PLAN).read_text() == plan
             if not same:
                 for name in (JOURNAL, WEIGHTS, PLAN):

@@ -39,7 +39,7 @@ FLOATS = ("F32", "F16", "BF16")
 BLOCKS: Mapping[str, tuple[int, int]] = {
     **{name: (n, size) for name, n, size in GGML_TYPES.values() if name not in FLOATS},
     "i4b32": (32, 20), "i4b32m": (32, 24), "i8b32": (32, 36), "i8b32m": (32, 40),
-    "e2m1b16": (16, 12), "e4m3b32": (32, 36),
+    "e2m1b16": (16, 12), "e4m3b32": (32, 36), "nf4b32": (32, 20), "fp4b32": (32, 20),
 }  # fmt: skip
 """Elements and bytes of a block, by layout."""
 ROWS: Mapping[str, int] = {"w8": 0, "w8b256": 256, "w16": 0}

@@ -143,15 +143,16 @@ def conversions(folder: Path, seed: int) -> dict[str, int]:
             time.sleep(1)  # it is there
 
     def look() -> str:
-        left = out.with_name(".out.converting")
-        if not out.exists():
-            try:
-                open_checkpoint(left)
-            except CortiqError:
-                return "absent"
-            return "half of a model that opens"
-        assert (out / "model.safetensors").read_bytes() == whole.read_bytes()
-        assert not list(open_checkpoint(out).own.damaged())  # type: ignore[union-attr]
+        left = out if out.exists() else out.with_name(".out.converting")
+        try:
+            there = open_checkpoint(left)
+        except CortiqError:
+            assert left != out
+            return "absent"
+        assert not list(there.own.damaged())  # type: ignore[union-attr]
+        assert (left / "model.safetensors").read_bytes() == whole.read_bytes()
+        if left != out:  # whole, and yet to be renamed
+            return "absent"
         shutil.rmtree(out)
         return "whole"
 

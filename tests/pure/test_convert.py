@@ -124,6 +124,26 @@ def test_an_interrupted_conversion_is_no_model_and_goes_on(suffix, gguf_model, t
     assert not left.exists()
 
 
+@pytest.mark.parametrize("module", ["own_container", "gguf_container"])
+def test_a_start_that_stops_before_the_last_renaming_is_finished_by_the_next(
+    module, gguf_model, tmp_path
+):
+    out, patch = tmp_path / f"out{'.gguf' * (module[0] == 'g')}", pytest.MonkeyPatch()
+
+    def stops(source, to):
+        raise Stopped
+
+    with patch.context() as scope, pytest.raises(Stopped):
+        scope.setattr(f"cortiq.convert.{module}.publish", stops)
+        convert_model(gguf_model, out, "w4")
+    assert not out.exists()
+    again = convert_model(gguf_model, out, "w4")
+    assert again.resumed == len(open_checkpoint(out).tensor_names)
+    assert_same_weights(opened(again.path), opened(convert_model(
+        gguf_model, tmp_path / f"whole{out.suffix}", "w4").path))  # fmt: skip
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([out.name, f"whole{out.suffix}"])
+
+
 def test_another_recipe_begins_afresh_and_nothing_is_written_over(gguf_model, tmp_path):
     out, patch = tmp_path / "out", pytest.MonkeyPatch()
     with patch.context() as scope, pytest.raises(Stopped):
