@@ -188,7 +188,7 @@ def convert_model(
         planned, container, plan = _planned(loaded, checkpoint, out, recipe, tensors, ids)
         with work_folder(out, plan) as work:
             work.resume(container.places)
-            work.weights.truncate(container.size)
+            work.set_size(container.size)
             resumed = len(work.done)
             _Conversion(loaded, planned, container, work, progress).run(ids)
             container.publish(work, out)

@@ -64,31 +64,43 @@ class WorkFolder:
     def hash_of(self, place: Place) -> str:
         """Return the SHA-256 of a part of the file."""
         digest, position, left = hashlib.sha256(), place.start, place.nbytes
+        self.weights.seek(position)
         while left:
-            data = os.pread(self.weights.fileno(), min(CHUNK, left), position)
+            data = self.weights.read(min(CHUNK, left))
             if not data:
                 raise OSError("the file ends before")
             digest.update(data)
-            position, left = position + len(data), left - len(data)
+            left -= len(data)
         return digest.hexdigest()
 
     def write(self, at: int, data: memoryview | bytes) -> None:
         """Write bytes at a place of the file."""
-        view = memoryview(data)
-        while view:
-            written = os.pwrite(self.weights.fileno(), view, at)
-            at, view = at + written, view[written:]
+        self.weights.seek(at)
+        self.weights.write(data)
 
     def finish_tensor(self, name: str, hashes: dict[str, str]) -> None:
         """Note that a tensor is whole."""
+        self.weights.flush()
         self.done[name] = hashes
         with (self.path / JOURNAL).open("a") as file:
             file.write(f"{json.dumps([name, hashes])}\n")
 
     def finish(self) -> Path:
-        """Sync the file to disk; return its path."""
+        """Sync the file to disk and close it; return its path."""
+        self.weights.flush()
         os.fsync(self.weights.fileno())
+        self.weights.close()
         return self.path / WEIGHTS
+
+    def set_size(self, size: int) -> None:
+        """Give the file its size; `CortiqError` if the disk has no room for it."""
+        there = os.fstat(self.weights.fileno())
+        taken = getattr(there, "st_blocks", 0) * 512
+        free = shutil.disk_usage(self.path).free
+        if size - taken > free:
+            what = f"needs {size - taken} bytes, {free} are free"
+            raise CortiqError(what, where=str(self.path.parent), hint="free some, or go elsewhere")
+        self.weights.truncate(size)
 
 
 @contextmanager

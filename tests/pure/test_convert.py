@@ -203,6 +203,14 @@ def test_a_model_of_a_folder_is_not_written_to_gguf(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
 
 
+def test_a_disk_without_room_is_said_before_anything_is_written(gguf_model, tmp_path, monkeypatch):
+    usage = type("Usage", (), {"free": 1000})
+    monkeypatch.setattr("cortiq.convert.work_folder.shutil.disk_usage", lambda path: usage)
+    with pytest.raises(CortiqError, match="1000 are free"):
+        convert_model(gguf_model, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_synthetic_model_has_nothing_to_convert(tmp_path):
     with pytest.raises(RequestError, match="made by a formula"):
         convert_model("synthetic:tiny-llama", tmp_path / "out")
