@@ -35,10 +35,11 @@ from cortiq.numerics.masks import mask_of
 from cortiq.numerics.sampling import Sampling
 from cortiq.options import GenerateOptions
 from cortiq.tokenizer.tokenizer import byte_tokenizer
+from cortiq_triton.asking import ask
 from cortiq_triton.call import Counters
 from cortiq_triton.decode import Captured
 from cortiq_triton.draw_numbers import Stored
-from cortiq_triton.step_answers import StepAnswers, ask
+from cortiq_triton.step_answers import StepAnswers
 
 DEVICE = "cuda:0"
 VOCABULARY = 128256

@@ -4,9 +4,13 @@ of the same work handed to the executable alone.
 
 from __future__ import annotations
 
+import gc
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from statistics import median
 from typing import Any
 
 import torch
@@ -14,22 +18,41 @@ from gpu_golden import MODEL, WANTS, completed, ids_of
 from gpu_models import ours
 
 from cortiq.backend import Batch, Drawn, Row
+from cortiq.engine.drafting import Draft, FixedDepth, Speculation, Task
 from cortiq.engine.engine import Engine
 from cortiq.engine.request import Request, make_request
 from cortiq.engine.scheduler import EngineOptions
 from cortiq.engine.sequence import Sequence as Running
 from cortiq.options import GenerateOptions
+from cortiq.serve.answer_grammar import json_grammar
+from cortiq.serve.grammar import GrammarMasks, Grammars
 from cortiq.tokenizer.tokenizer import byte_tokenizer
 from cortiq_triton import compiled
 
 DEVICE = "cuda:0"
-DRAWS: dict[str, dict[str, Any]] = {
-    "greedy": {"temperature": 0.0},
-    "temperature 0.8": {"temperature": 0.8},
-    "top-p 0.9, top-k 50": {"temperature": 0.8, "top_p": 0.9, "top_k": 50},
-    "repetition penalty 1.1": {"temperature": 0.0, "repetition_penalty": 1.1},
-    "confidence": {"temperature": 0.0, "confidence": True},
+BIAS = {100 * i: 0.5 for i in range(300)}
+DRAWS: dict[str, tuple[float, dict[str, Any]]] = {
+    "greedy": (1.0, {"temperature": 0.0}),
+    "temperature 0.8": (0.95, {"temperature": 0.8}),
+    "top-p 0.9, top-k 50": (0.95, {"temperature": 0.8, "top_p": 0.9, "top_k": 50}),
+    "min-p 0.05": (0.95, {"temperature": 0.8, "min_p": 0.05}),
+    "repetition penalty 1.1": (0.95, {"temperature": 0.0, "repetition_penalty": 1.1}),
+    "300 biases": (0.95, {"temperature": 0.8, "logit_bias": BIAS}),
+    "confidence": (0.95, {"temperature": 0.0, "confidence": True}),
+    "log-probabilities of 20": (0.9, {"temperature": 0.0, "top_logprobs": 20}),
+    "JSON schema": (0.85, {"temperature": 0.8, "schema": True}),
 }
+"""Ways to draw: what each has to reach of greedy text in the same run, and its options."""
+SCHEMA = {
+    "type": "array", "minItems": 400, "items": {
+        "type": "object", "additionalProperties": False, "required": ["name", "size", "kind"],
+        "properties": {
+            "name": {"type": "string"}, "size": {"type": "integer"},
+            "kind": {"enum": ["a", "b", "c"]},
+        },
+    },
+}  # fmt: skip
+"""A schema that no answer measured here comes to the end of."""
 LOADS = ((128, 512, 128), (256, 512, 128), (256, 128, 512))
 """Requests, tokens of each prompt, tokens drawn for each."""
 ALONE = 3
@@ -57,15 +80,30 @@ class Use:
 
     def of(self, ids: Sequence[int], tokens: int, **options: Any) -> Request:
         """Return a request for exactly so many tokens."""
+        top, masks = options.pop("top_logprobs", None), None
+        if options.pop("schema", False):
+            masks = GrammarMasks(self.grammars, self._matcher.deep_copy(), len(ids))
         chosen = GenerateOptions(max_tokens=tokens, ignore_eos=True, seed=1, **options)
-        return make_request(list(ids), chosen, self.executable.program, ())
+        made = make_request(list(ids), chosen, self.executable.program, (), masks=masks)
+        return replace(made, top_logprobs=top)
 
-    def serve(self, requests: Sequence[Request]) -> tuple[float, list[Running], list[float]]:
+    @cached_property
+    def grammars(self) -> Grammars:
+        """Grammars over the model's ids."""
+        return Grammars(self.tokenizer, self.executable.vocabulary, self.tokenizer.eos_ids)
+
+    @cached_property
+    def _matcher(self) -> Any:
+        return self.grammars.compiled(json_grammar(SCHEMA, "schema").text, "schema")
+
+    def serve(
+        self, requests: Sequence[Request], speculation: Speculation | None = None
+    ) -> tuple[float, list[Running], list[float]]:
         """Return seconds until all have ended, the sequences, and the seconds of each step."""
         steps = []
         with Engine(self.executable, self.tokenizer, options=EngineOptions()) as engine:
             start = before = time.perf_counter()
-            made = [engine.submit(request) for request in requests]
+            made = [engine.submit(request, speculation=speculation) for request in requests]
             while engine.step():
                 now = time.perf_counter()
                 steps.append(now - before)
@@ -135,42 +173,104 @@ def prompts(use: Use) -> Iterator[tuple[str, str]]:
         )
 
 
-def decoding(use: Use, counts: Sequence[int] = (1, 16, 128)) -> Iterator[tuple[str, str]]:
-    """Measure short prompts and long answers, with every way to draw."""
+def decoding(use: Use, counts: Sequence[int] = (1, 16, 32, 128)) -> Iterator[tuple[str, str]]:
+    """Measure short prompts and long answers, with every way to draw, beside greedy text."""
     for count in counts:
         tokens = 128 if count > 1 else 256
         prompt_seconds, seconds = use.alone(count, 16, tokens)
         best = count * tokens / (prompt_seconds + seconds)
-        for name, options in DRAWS.items():
+        greedy = 0.0
+        for name, (bar, options) in DRAWS.items():
+            use.serve([use.request(0, 16, 8, **options)])
             requests = [use.request(i, 16, tokens, **options) for i in range(count)]
-            use.serve(requests[:1])
-            wall, made, _ = use.serve(requests)
+            before = compiled.COMPILATIONS.late
+            wall, made, steps = use.serve(requests)
             rate = count * tokens / wall
-            said = check(use, requests, made) if count > 1 else ""
+            greedy = greedy or rate
+            said = check(use, requests, made) if count > 1 and not options.get("schema") else ""
+            waited = dict(made[0].stats.waited)
+            late = compiled.COMPILATIONS.late - before
             yield (
                 f"{count} requests, {name}",
-                f"{rate:.0f} tokens/s, {rate / best:.0%} of the executable's greedy {best:.0f}; "
-                f"{said}",
+                f"{rate:.0f} tokens/s, {rate / greedy:.3f} of greedy ({bar:g} asked"
+                f"{'' if rate >= bar * greedy else ', SHORT'}), {rate / best:.0%} of the "
+                f"executable alone; step {median(steps) * 1e3:.2f} ms; {said}"
+                f"{f' waited {waited}' if waited else ''}{f' {late} compiled' if late else ''}",
             )
 
 
 def loads(use: Use) -> Iterator[tuple[str, str]]:
-    """Measure many requests at once."""
+    """Measure many requests at once, twice: shapes are captured in the first run."""
     for count, length, tokens in LOADS:
         prompt_seconds, seconds = use.alone(count, length, tokens)
-        requests = [use.request(i, length, tokens, temperature=0.0) for i in range(count)]
-        wall, made, steps = use.serve(requests)
-        said = check(use, requests, made)
         best = prompt_seconds + seconds
-        yield (
-            f"{count} requests of {length} + {tokens}",
-            f"{wall:.2f} s, {count * tokens / wall:.0f} tokens/s out; the executable alone "
-            f"{best:.2f} s (prompts {prompt_seconds:.2f}): {best / wall:.0%}; longest step "
-            f"{max(steps) * 1e3:.0f} ms; {said}",
-        )
+        for turn in ("first", "again"):
+            requests = [use.request(i, length, tokens, temperature=0.0) for i in range(count)]
+            wall, made, steps = use.serve(requests)
+            said = check(use, requests, made) if turn == "again" else ""
+            yield (
+                f"{count} requests of {length} + {tokens}, {turn}",
+                f"{wall:.2f} s, {count * tokens / wall:.0f} tokens/s out; the executable alone "
+                f"{best:.2f} s (prompts {prompt_seconds:.2f}): {best / wall:.0%}; longest step "
+                f"{max(steps) * 1e3:.0f} ms; {said}",
+            )
 
 
-def use(known: dict[str, float], only: str = "prompts,decoding,loads") -> Iterator[tuple[str, str]]:
+def drafts(use: Use) -> Iterator[tuple[str, str]]:
+    """Measure rounds that verify drafts: one that is always right, and one that never is."""
+    for count in (1, 16):
+        requests = [use.request(i, 16, 128, temperature=0.0) for i in range(count)]
+        plain, made, _ = use.serve(requests)
+        truth = {one.request.prompt: one.ids for one in made}
+        for name, wrong in (("right", 0), ("wrong", 1)):
+            speculation = Speculation(Planted(truth, wrong), lambda prompt: FixedDepth(4))
+            use.serve(requests, speculation)
+            wall, made, _ = use.serve(requests, speculation)
+            rounds = sum(one.stats.drafts.as_dict()["drafters"]["planted"]["rounds"]
+                         for one in made) / count  # fmt: skip
+            same = all(one.ids == truth[one.request.prompt] for one in made)
+            yield (
+                f"{count} requests, four drafted ids, {name}",
+                f"{plain / wall:.2f} × plain, {wall / rounds * 1e3:.2f} ms a round; "
+                f"{'same ids' if same else 'OTHER IDS'}",
+            )
+
+
+class Planted:
+    """Drafts the ids that a sequence will have, or others."""
+
+    name = "planted"
+    wants = ()
+
+    def __init__(self, truth: dict[tuple[int, ...], list[int]], wrong: int) -> None:
+        self.truth, self.wrong = truth, wrong
+        self._ids: list[int] = []
+
+    def open(self, task: Task) -> Planted:
+        """Return a drafter for one sequence."""
+        made = Planted(self.truth, self.wrong)
+        made._ids = self.truth[task.prompt]
+        return made
+
+    def propose(self, ids: Sequence[int], count: int) -> Draft:
+        """Propose the next ids."""
+        return Draft(tuple(i ^ self.wrong for i in self._ids[len(ids) : len(ids) + count]))
+
+    def observe(self, *given: Any) -> None:
+        """Learn nothing."""
+
+    def close(self) -> None:
+        """Give up nothing."""
+
+
+PARTS: dict[str, Callable[[Use], Iterator[tuple[str, str]]]] = {
+    "prompts": prompts, "decoding": decoding, "drafts": drafts, "loads": loads,
+}  # fmt: skip
+
+
+def use(
+    known: dict[str, float], only: str = "prompts,decoding,drafts,loads"
+) -> Iterator[tuple[str, str]]:
     """Measure what a user gets, beside the executable alone."""
     start = time.perf_counter()
     executable = ours(MODEL, DEVICE)
@@ -179,11 +279,13 @@ def use(known: dict[str, float], only: str = "prompts,decoding,loads") -> Iterat
     executable.warm()
     yield "kernels compiled, or read from the disk", f"{time.perf_counter() - start:.1f} s"
     made = Use(executable)
+    gc.collect()
+    gc.freeze()  # as `cortiq serve` does
     start = time.perf_counter()
     made.serve([made.request(0, 100, 4, temperature=0.0)])
     yield "first request", f"{time.perf_counter() - start:.2f} s"
     for part in only.split(","):
-        yield from {"prompts": prompts, "decoding": decoding, "loads": loads}[part](made)
+        yield from PARTS[part](made)
     shapes = len(executable.decoder.shapes), len(executable.decoder.mixed.shapes)
     yield (
         "kernels compiled while requests waited",

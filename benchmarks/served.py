@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from serve import address
@@ -161,9 +162,14 @@ def main() -> int:
     parser.add_argument("model", nargs="?", default="smollm2")
     parser.add_argument("--clients", default="1,32,128,256", help="numbers of clients")
     parser.add_argument("--each", type=int, default=3, help="requests a client")
+    parser.add_argument(
+        "--on-device", action="store_true", help="make synthetic weights on the GPU"
+    )
     parser.add_argument("--least", type=int, default=8, help="requests of a table's line at least")
     options, flags = parser.parse_known_args()  # others are of `cortiq serve`
-    command = [sys.executable, "-m", "cortiq", "serve", options.model, "--port", "0", *flags]
+    made = [str(Path(__file__).with_name("served_on_device.py"))]
+    start = [sys.executable, *(made if options.on_device else ["-m", "cortiq"])]
+    command = [*start, "serve", options.model, "--port", "0", *flags]
     started = time.perf_counter()
     server = subprocess.Popen([*command, "--waiting", "4096"], stderr=subprocess.PIPE, text=True)
     right = False

@@ -191,8 +191,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "T15",
         "test_acceptance.py::test_t15_cancelled_before_the_start_and_not_the_next_time",
         "cortiq/engine/sequence.py",
-        "return self._cancel.is_set() or self.cancelled()",
-        "return self._cancel.is_set()",
+        "return self._cancelled or self.cancelled()",
+        "return self._cancelled",
     ),
     Mutant(
         "T17",
@@ -296,8 +296,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "T27",
         "test_acceptance.py::test_t27_every_token_is_fed_exactly_once",
         "cortiq/engine/accept.py",
-        "wanted = min(len(sequence.ids) - 1, scheduled.stop)",
-        "wanted = min(len(sequence.ids) - 2, scheduled.stop)",
+        "sequence.fed = state.rewind(len(sequence.ids) - 1)",
+        "sequence.fed = state.rewind(len(sequence.ids) - 2)",
     ),
     Mutant(
         "T28, T29",
@@ -515,8 +515,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "T53 to T55, T58",
         "test_engine.py::test_failed_sequence_does_not_concern_its_neighbours_nor_the_engine",
         "cortiq/engine/engine.py",
-        "self._end(sequence, error)\n        self._states.free(sequence)",
-        "self._end(sequence)\n        self._states.free(sequence)",
+        "self._end(sequence, error)\n        if not self._is_in_flight(sequence):",
+        "self._end(sequence)\n        if not self._is_in_flight(sequence):",
     ),
     Mutant(
         "T53 to T55, T58",

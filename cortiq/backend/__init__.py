@@ -11,6 +11,7 @@ from cortiq.backend.array_kernels import ARRAY_KERNELS, ARRAY_OPTIONS
 from cortiq.backend.arrays import ArrayLibrary
 from cortiq.backend.batch import (
     FAULT,
+    LATE,
     Argmax,
     Batch,
     BatchResult,
@@ -19,6 +20,7 @@ from cortiq.backend.batch import (
     Drawn,
     DrawnLogit,
     Finished,
+    LateTicket,
     Named,
     Outcome,
     Row,
@@ -53,6 +55,8 @@ from cortiq.backend.protocol import (
 from cortiq.backend.state import ExportedState, KVPlanes, Snapshot, State, check_exported
 
 __all__ = [
+    "LATE",
+    "LateTicket",
     "ARRAY_KERNELS",
     "ARRAY_OPTIONS",
     "Argmax",

@@ -13,7 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from cortiq.backend.batch import Argmax, Batch, Digest, Draw, Drawn, DrawnLogit, Row, Top, Want
+from cortiq.backend.batch import (
+    Argmax,
+    Batch,
+    Digest,
+    Draw,
+    Drawn,
+    DrawnLogit,
+    LateMask,
+    Row,
+    Top,
+    Want,
+)
+from cortiq.backend.known_wants import KnownWants
 from cortiq.errors import BackendError
 from cortiq.ir import Graph, Program
 from cortiq.ir.layers import Embedding
@@ -93,10 +105,15 @@ def refusals(
     start: int,
     vocabulary: int,
     context: int,
+    known: KnownWants,
 ) -> Iterator[str]:
-    """List reasons not to compute one sequence's rows, whose entry graph has seen `start` rows."""
+    """List reasons not to compute one sequence's rows, whose entry graph has seen `start` rows.
+
+    Parameters
+    ----------
+    known : wants that the graph answers; those that are found to have an answer are added.
+    """
     supplied = [name for name in graph.inputs if name not in BY_ROW]
-    answered: set[tuple[Want, ...]] = set()
     for place, (row, token) in enumerate(zip(rows, tokens, strict=True)):
         if row.position != start + place:
             yield f"positions must go on from {start} one by one"
@@ -108,10 +125,12 @@ def refusals(
                 yield f"rows lack the inputs {sorted(lacking)}"
             given = row.inputs.items()
             yield from (r for name, value in given if (r := _unfit(graph, name, value, context)))
-        if row.wants not in answered:
-            answered.add(row.wants)
-            yield from (r for want in row.wants if (r := _unanswerable(graph, want)))
-            yield from (r for want in row.wants if (r := _undrawn(want, row.wants)))
+        if row.wants not in known:
+            found = [r for want in row.wants if (r := _unanswerable(graph, want))]
+            found += [r for want in row.wants if (r := _undrawn(want, row.wants))]
+            yield from found
+            if not found:
+                known.add(row.wants)
 
 
 @dataclass(frozen=True)
@@ -272,4 +291,6 @@ def _undrawable(want: Draw, width: int) -> str | None:
             return f"{what} names token {unknown[0]} of {width}"
     if not (type(want.ahead) is int and 0 <= want.ahead < LARGEST_VOCABULARY):
         return f"a token {want.ahead!r} positions ahead"
+    if isinstance(want.mask, LateMask):
+        return "masks that come later are for executables and batches that take them"
     return (mask_fault(want.mask, width) or None) if want.mask is not None else None

@@ -18,6 +18,7 @@ DTYPES = {"f32": np.dtype(np.float32), "i32": np.dtype(np.int32)}
 DIGEST_WORDS = 4
 TOP_PARTS = 3
 LOGIT_PARTS = 2
+_NOTHING = object()
 
 
 def unlike(
@@ -32,11 +33,15 @@ def unlike(
     if not isinstance(brought, Mapping):
         return shown(brought), "a mapping of wants to values"
     for want in wants:
-        if want not in brought:
+        value = brought.get(want, _NOTHING)
+        if value is _NOTHING:
             return f"nothing for {shown(want)}", "every want of a row"
-        wanted = _wanted(want, brought[want], values[value_of(want)])
+        kind = type(want)
+        if kind is Digest and type(value) is tuple and len(value) == DIGEST_WORDS:
+            continue
+        wanted = _wanted(want, value, values[value_of(want)])
         if wanted is not None:
-            return f"{described(brought[want])} for {shown(want)}", wanted
+            return f"{described(value)} for {shown(want)}", wanted
     return None
 
 
@@ -49,10 +54,10 @@ def described(value: Any) -> str:
 
 def _wanted(want: Want, value: Any, kind: Type) -> str | None:
     """Return the description of what would answer a want, unless this does."""
-    width = kind.shape[-1] if kind.shape else 1
     if isinstance(want, Named):
         return _named(value, kind)
     if isinstance(want, Argmax | Draw):
+        width = kind.shape[-1] if kind.shape else 1
         return None if _is_id(value, width) else f"an id below {width}"
     if isinstance(want, Digest):
         return None if _of_length(value, DIGEST_WORDS) else "four 32-bit words"
@@ -71,6 +76,8 @@ def _named(value: Any, kind: Type) -> str | None:
 
 
 def _is_id(value: Any, width: int) -> bool:
+    if type(value) is int:
+        return 0 <= value < width
     try:
         return not isinstance(value, bool) and 0 <= operator.index(value) < width
     except TypeError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -36,6 +37,13 @@ class Argmax:
     name: str = "logits"
 
 
+class LateMask(bytes):
+    """Stands for a mask that is supplied once the batch is under way; see `LateTicket`."""
+
+
+LATE = LateMask()
+
+
 @dataclass(frozen=True)
 class Draw:
     """Wants a token drawn from the row's logits (`numerics.sampling.draw`): int.
@@ -43,7 +51,7 @@ class Draw:
     The penalties' history is every id the sequence was fed up to and including this row. The
     random numbers are those of (sampling.seed, choice, position + ahead): the drawn token's
     position. Ids outside the mask (`numerics.masks`; None allows all) do not exist for the draw; a
-    mask that allows nothing declines the sequence.
+    mask that allows nothing declines the sequence. `LATE` masks are for executables that take them.
 
     A row of a draft head is for a token further ahead, and the ids before that are not its
     sequence's. With `ahead` and `history` it draws with the very numbers that the trunk will, so
@@ -104,7 +112,10 @@ class Drawn:
     row: int
 
 
-@dataclass(frozen=True)
+NO_INPUTS: Mapping[str, np.ndarray] = MappingProxyType({})
+
+
+@dataclass(frozen=True, init=False)
 class Row:
     """One position of one sequence.
 
@@ -122,8 +133,20 @@ class Row:
     state: State
     position: int
     token: int | Drawn
-    wants: tuple[Want, ...] = ()
-    inputs: Mapping[str, np.ndarray] = field(default_factory=dict)
+    wants: tuple[Want, ...]
+    inputs: Mapping[str, np.ndarray]
+
+    def __init__(
+        self,
+        state: State,
+        position: int,
+        token: int | Drawn,
+        wants: tuple[Want, ...] = (),
+        inputs: Mapping[str, np.ndarray] = NO_INPUTS,
+    ) -> None:  # what a frozen class writes takes thrice as long, for each row of each step
+        fields = self.__dict__
+        fields["state"], fields["position"], fields["token"] = state, position, token
+        fields["wants"], fields["inputs"] = wants, inputs
 
 
 @dataclass(frozen=True)
@@ -164,6 +187,7 @@ class BatchResult:
     rows: Sequence[Mapping[Want, Any]]
 
 
+COMPLETED = Outcome(Status.COMPLETED)
 FAULT = "a value was not finite, or its magnitude was 2^50 or more"
 """The reason of a `failed` outcome."""
 
@@ -184,3 +208,14 @@ class Ticket(Protocol):
 
     def result(self) -> BatchResult:
         """Wait for the batch and return what it brought."""
+
+
+class LateTicket(Ticket, Protocol):
+    """The ticket of a batch in which draws wait for their masks."""
+
+    def supply(self, masks: Sequence[Mask | None]) -> None:
+        """Give the masks of the rows whose draws have `LATE` ones, in order; None allows all.
+
+        It is called before the result is asked for, and before another batch is submitted: a draw
+        whose mask did not come fails its sequence.
+        """

@@ -32,6 +32,7 @@ from cortiq.backend.batch import (
     Ticket,
     Want,
 )
+from cortiq.backend.known_wants import KnownWants
 from cortiq.backend.protocol import BATCH_ROWS, CompileOptions, OptionalCapabilities
 from cortiq.backend.state import ExportedState, State, check_exported
 from cortiq.backend.windows import PIECE_ROWS, Extent, windows_of
@@ -106,7 +107,7 @@ class BaseExecutable(OptionalCapabilities, ABC, Generic[S, P]):
     trims : whether the backend's sequences give up rows behind `windows`; then `compute` gets at
         most `PIECE_ROWS` rows of a sequence at a time.
     plans : what was made of each entry graph, by name; none once it is closed.
-    states : living sequences.
+    known_wants : wants that an entry graph answers, by its name. states : living sequences.
     drawn : ids that the rows of the last batch drew, for `Drawn` rows of the next.
     """
 
@@ -125,8 +126,9 @@ class BaseExecutable(OptionalCapabilities, ABC, Generic[S, P]):
         keeps = options.full_windows or not self.trims
         self.windows = {} if keeps else self._views
         self._piece = PIECE_ROWS if self.windows else sys.maxsize
+        self.known_wants = {entry: KnownWants() for entry in program.graphs}
         self.states: list[S] = []
-        self.drawn: list[int | None] = []
+        self.drawn: Sequence[int | None] = []
 
     @abstractmethod
     def new_state(self, limit: int) -> S:
@@ -165,7 +167,8 @@ class BaseExecutable(OptionalCapabilities, ABC, Generic[S, P]):
         """Return why a sequence's rows cannot be computed; if they can, make room for them."""
         start, indices = sequence.state.length(batch.entry), sequence.indices
         rows, context = batch.rows[indices.start : indices.stop], self.program.context
-        found = refusals(plan.graph, rows, sequence.tokens, start, self.vocabulary, context)
+        known = self.known_wants[batch.entry]
+        found = refusals(plan.graph, rows, sequence.tokens, start, self.vocabulary, context, known)
         reason = next(found, None)
         if reason is None and self.recalled[batch.entry]:
             reason = missing_row(self.recalled[batch.entry], rows, sequence.state.length)

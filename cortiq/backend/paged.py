@@ -104,6 +104,14 @@ class PagedState(SequenceState):
             return False
         return True
 
+    def has_room(self, position: int) -> bool:
+        """Check whether a row at this position needs no memory that is not there, or is shared."""
+        page_rows = self.owner.layout.page_rows
+        return (
+            self._shared * page_rows <= position < min(self._reach * page_rows, self._limit)
+            and not self._lacks_block()
+        )
+
     def _lacks_block(self) -> bool:
         return self.block is None and self.owner.layout.block.page_bytes > 0
 

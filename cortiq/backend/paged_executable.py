@@ -102,6 +102,21 @@ class PagedExecutable(BaseExecutable[T, P]):
         """Allocate memory for rows, in pages of their own; return whether there is enough."""
         return state.grow(stop, start)
 
+    def lets_in(self, entry: str, row: Row, token: int) -> bool:
+        """Check whether a row without inputs certainly can be computed, and has its room already:
+        in a fraction of the time that `refusal` takes, which is to be asked otherwise.
+        """
+        state: Any = row.state
+        position = row.position
+        return (
+            state.lengths[entry] == position
+            and 0 <= token < self.vocabulary
+            and row.wants in self.known_wants[entry]
+            and not (self.recalled[entry] or self.last_keys[entry])
+            and position < self._prepared
+            and state.has_room(position)
+        )
+
     def refusal(self, plan: P, batch: Batch, sequence: Accepted[T]) -> str | None:
         """Say why a sequence's rows cannot be computed; where they can, make their tables."""
         reason = super().refusal(plan, batch, sequence)

@@ -121,6 +121,14 @@ class OptionalCapabilities:
         """
         return False
 
+    def late_masks(self, batch: Batch) -> bool:
+        """Check whether draws of this batch may have masks that come later (`LATE`), so that the
+        device computes logits while the host finds out which ids may follow.
+
+        The ticket is a `LateTicket` then.
+        """
+        return False
+
     @property
     def batch_rows(self) -> int:
         """Rows of a batch with which its device computes prompts best.
@@ -182,6 +190,9 @@ class Executable(Protocol):
 
     @property
     def provenance(self) -> Mapping[str, str]:
+        """See `OptionalCapabilities`."""
+
+    def late_masks(self, batch: Batch) -> bool:
         """See `OptionalCapabilities`."""
 
     def warm(self, progress: Callable[[int, int], None] = ...) -> bool:

@@ -11,7 +11,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from cortiq.backend.answer_checks import unlike
-from cortiq.backend.batch import Batch, BatchResult, Finished, Outcome, Status, Ticket
+from cortiq.backend.batch import (
+    Batch,
+    BatchResult,
+    Finished,
+    LateTicket,
+    Outcome,
+    Status,
+    Ticket,
+)
 from cortiq.backend.protocol import (
     Backend,
     CompileOptions,
@@ -26,6 +34,7 @@ from cortiq.backend.state import ExportedState, State
 from cortiq.errors import BackendError, shown
 from cortiq.ir import Graph, Node, Program
 from cortiq.numerics.layouts import Weight
+from cortiq.numerics.masks import Mask
 
 OPTIONAL = frozenset(name for name in vars(OptionalCapabilities) if not name.startswith("_"))
 """Members that an executable may lack."""
@@ -190,8 +199,9 @@ class CheckedExecutable:
             what = f"{len(result.rows)} rows for a batch of {len(batch.rows)}"
             raise breach(self._backend, call, what, "a row for each row of the batch")
         values = self.inner.program.graphs[batch.entry].values
+        outcomes = result.outcomes
         for at, (row, brought) in enumerate(zip(batch.rows, result.rows, strict=True)):
-            outcome = result.outcomes.get(row.state)
+            outcome = outcomes.get(row.state)
             if not isinstance(outcome, Outcome) or not isinstance(outcome.status, Status):
                 wanted = "a cortiq.backend.Outcome for each"
                 raise breach(self._backend, call, f"{shown(outcome)} for a sequence", wanted)
@@ -207,6 +217,10 @@ class _CheckedTicket:
 
     def __init__(self, executable: CheckedExecutable, batch: Batch, inner: Ticket) -> None:
         self._executable, self._batch, self._inner = executable, batch, inner
+
+    def supply(self, masks: Sequence[Mask | None]) -> None:
+        """Give the masks of draws that wait for them."""
+        cast(LateTicket, self._inner).supply(masks)
 
     def result(self) -> BatchResult:
         """Wait for the batch and return what it brought."""

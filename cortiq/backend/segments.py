@@ -19,8 +19,8 @@ class Segment(NamedTuple, Generic[S]):
 
     @property
     def position(self) -> int:
-        """The first position."""
-        return self.positions[0]
+        """The first position; 0 of no rows."""
+        return self.positions[0] if self.positions else 0
 
     @property
     def cut(self) -> slice:

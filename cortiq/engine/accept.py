@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence as Rows
 from typing import NamedTuple
 
-from cortiq.backend import State
+from cortiq.backend import BatchResult, Executable, State, Status
+from cortiq.backend.error_attribution import attributed_to, backend_names, failure_hint
 from cortiq.engine.in_flight import InFlightBatch, ScheduledRows
 from cortiq.engine.sequence import Sequence
-from cortiq.engine.session import RowResult
+from cortiq.engine.session import RowResult, check_outcome
 from cortiq.errors import BackendError
 
 
@@ -24,6 +25,35 @@ class Committed(NamedTuple):
 
 
 NO_TOKEN = Committed(0, 0)
+
+
+def commit_rows(
+    batch: InFlightBatch,
+    scheduled: ScheduledRows,
+    result: BatchResult,
+    executable: Executable,
+    vocabulary: int,
+) -> Committed:
+    """Commit what one sequence's rows drew, and settle its state; return the numbers of its tokens.
+
+    Raises
+    ------
+    CortiqError : the rows were not computed, or what the backend says of them is wrong.
+    """
+    sequence, got = scheduled.sequence, NO_TOKEN
+    outcome = result.outcomes.get(scheduled.state)
+    if outcome is None:
+        raise BackendError("the backend does not say what became of a sequence")
+    if outcome.status is not Status.COMPLETED:
+        check_outcome(outcome, scheduled.stop - 1, failure_hint(executable))
+    if scheduled.draws and not sequence.done:
+        got = commit(batch, scheduled, result.rows, vocabulary)
+    if scheduled.draws == 0 or len(sequence.ids) > scheduled.stop:
+        sequence.fed = scheduled.stop
+    else:
+        with attributed_to(backend_names(executable)):
+            settle(sequence, scheduled.state, scheduled)
+    return got
 
 
 def commit(
@@ -43,14 +73,13 @@ def commit(
     BackendError : a row drew no id of the vocabulary.
     """
     sequence, drafted = scheduled.sequence, scheduled.draft.ids
-    name = scheduled.drafter
     emitted = accepted = 0
     for position, index in enumerate(scheduled.drawing):
         row = rows[index]
         token = drawn_token(row[batch.rows[index].wants[0]], vocabulary)
         matches = position < len(drafted) and drafted[position] == token
         sequence.stats.token_arrived()
-        sequence.output.commit(token, row, name if matches else "")
+        sequence.output.commit(token, row, scheduled.drafter if matches else "")
         sequence.ids.append(token)
         emitted += 1
         accepted += matches
@@ -68,16 +97,12 @@ def drawn_token(drawn: object, vocabulary: int) -> int:
 
 
 def settle(sequence: Sequence, state: State, scheduled: ScheduledRows) -> None:
-    """Rewind the state to the rows of committed ids.
+    """Rewind the state to the rows of committed ids, where it has others.
 
     Where it cannot rewind exactly, missing rows are fed again: with a checkpoint from before the
     round these are the round's own rows, without one as many as the backend says.
     """
-    wanted = min(len(sequence.ids) - 1, scheduled.stop)
-    if scheduled.draws == 0 or wanted >= scheduled.stop:
-        sequence.fed = scheduled.stop
-        return
-    sequence.fed = state.rewind(wanted)
+    sequence.fed = state.rewind(len(sequence.ids) - 1)
     if sequence.fed < scheduled.start and scheduled.checkpoint is not None:
         state.restore(scheduled.checkpoint)
         sequence.fed = scheduled.start

@@ -104,6 +104,9 @@ def record_round(
 ) -> None:
     """Record a round that committed tokens: in the statistics and for the policy."""
     sequence = scheduled.sequence
+    if sequence.policy is None and sequence.rounds is None and not scheduled.draft.ids:
+        sequence.stats.drafts.plain_rounds += 1
+        return
     round_ = Round(
         generated=sequence.generated - got.emitted,
         position=len(sequence.ids) - got.emitted,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import cast
 
 from cortiq.arguments import instance_of
-from cortiq.backend import BatchResult, Executable, Status
-from cortiq.backend.batch import Batch
-from cortiq.backend.error_attribution import attributed_to, failure_hint
-from cortiq.engine.accept import NO_TOKEN, Committed, commit, settle
+from cortiq.backend import Batch, BatchResult, Executable, Ticket
+from cortiq.backend.error_attribution import attributed_to
+from cortiq.engine.accept import NO_TOKEN, Committed, commit_rows
 from cortiq.engine.cache_roles import CacheRole
 from cortiq.engine.default_cache_points import with_cache_points
 from cortiq.engine.drafter_manager import DrafterManager, record_round
@@ -19,13 +19,11 @@ from cortiq.engine.output import Output
 from cortiq.engine.pace import Pace
 from cortiq.engine.prefixes import PrefixCache
 from cortiq.engine.request import Request, checked_request, vocabulary_size
-from cortiq.engine.schedule_ahead import runs_ahead
+from cortiq.engine.schedule_ahead import note_wait, runs_ahead, supply_masks
 from cortiq.engine.scheduler import DEFAULT_OPTIONS, AdmissionError, EngineOptions, Scheduler
 from cortiq.engine.sequence import Progress, Sequence
-from cortiq.engine.session import check_outcome
 from cortiq.engine.state_manager import StateManager
 from cortiq.engine.statistics import Statistics
-from cortiq.errors import BackendError
 from cortiq.ir import Recurrent
 from cortiq.tokenizer.tokenizer import Tokenizer
 
@@ -109,7 +107,7 @@ class Engine:
 
     @property
     def waiting(self) -> list[Sequence]:
-        """Sequences that have no state yet."""
+        """Sequences without a state yet."""
         return self._scheduler.waiting
 
     @property
@@ -131,7 +129,7 @@ class Engine:
         """Compute one batch and commit it; return whether there is more to do.
 
         On an asynchronous executable the next batch is submitted before this one is read, with
-        what it draws as its input, unless some sequence drafts or is masked: ids come first then.
+        what it draws as its input, unless some sequence drafts; masks follow once this is read.
         """
         try:
             self._end_cancelled()
@@ -143,6 +141,7 @@ class Engine:
                 if runs_ahead(self.executable, self.running):
                     self._in_flight = self._submit(batch)
                 self._postprocess(batch)
+                self._supply_masks()
         except BaseException as error:
             self._abort(error)
             raise
@@ -197,18 +196,32 @@ class Engine:
         batch = InFlightBatch(scheduled, started)
         try:
             with attributed_to(self._states.backend):
-                batch.ticket = self.executable.forward(Batch(batch.rows))
+                given = Batch(batch.rows)
+                if batch.late and not self.executable.late_masks(given):
+                    note_wait("masks", self.running)
+                    return None
+                batch.ticket = self.executable.forward(given)
         except Exception as error:
             self._fail_batch(batch, error)
             return None
         return batch
 
-    def _postprocess(self, batch: InFlightBatch) -> None:
-        """Wait for a batch and commit it, sequence by sequence."""
-        assert batch.ticket is not None
+    def _supply_masks(self) -> None:
+        """Give the batch in flight the masks that follow from what the one before it drew."""
+        if (batch := self._in_flight) is None or not batch.late:
+            return
         try:
             with attributed_to(self._states.backend):
-                result = batch.ticket.result()
+                supply_masks(batch)
+        except Exception as error:
+            self._in_flight = None
+            self._fail_batch(batch, error)
+
+    def _postprocess(self, batch: InFlightBatch) -> None:
+        """Wait for a batch and commit it, sequence by sequence."""
+        try:
+            with attributed_to(self._states.backend):
+                result = cast(Ticket, batch.ticket).result()
         except Exception as error:
             self._fail_batch(batch, error)
             return
@@ -228,30 +241,21 @@ class Engine:
 
     def _commit(self, batch: InFlightBatch, rows: ScheduledRows, result: BatchResult) -> Committed:
         """Commit one sequence's rows; return the numbers of its tokens."""
-        sequence = rows.sequence
-        got = NO_TOKEN
         try:
-            outcome = result.outcomes.get(rows.state)
-            if outcome is None:
-                raise BackendError("the backend does not say what became of a sequence")
-            if outcome.status is not Status.COMPLETED:
-                check_outcome(outcome, rows.stop - 1, failure_hint(self.executable))
-            if rows.draws and not sequence.done:
-                got = commit(batch, rows, result.rows, self._vocabulary)
-            with attributed_to(self._states.backend):
-                settle(sequence, rows.state, rows)
+            got = commit_rows(batch, rows, result, self.executable, self._vocabulary)
         except Exception as error:
-            self._fail(sequence, error)
+            self._fail(rows.sequence, error)
             return NO_TOKEN
         self._drafters.observe(rows, result.rows)
-        self._continue(sequence, rows)
+        self._continue(rows.sequence, rows)
         return got
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
         """End a sequence with an error; ignore the error of one that had ended before."""
         if not sequence.done:
             self._end(sequence, error)
-        self._states.free(sequence)
+        if not self._is_in_flight(sequence):  # else once that batch was read
+            self._states.free(sequence)
 
     def _continue(self, sequence: Sequence, rows: ScheduledRows) -> None:
         """End a sequence whose text has ended; cache its state at a cache point."""

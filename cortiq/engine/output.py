@@ -78,8 +78,7 @@ class Output:
     Attributes
     ----------
     finish_reason : empty until the stream ends.
-    digest : the chain over the committed steps.
-    step_digests : of the logits of each of them.
+    step_digests : of the logits of each committed step.
     confidence, trace, logprobs : one entry a token where the request asks for them, else none.
     """
 
@@ -91,10 +90,13 @@ class Output:
     trace: list[TraceRow] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: str = ""
-    digest: bytes = START
     step_digests: list[Digest] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        request = self.request
+        noted = request.confidence or request.trace
+        self._notes = noted or request.top_logprobs is not None
+        self._chain, self._chained = START, 0
         absent, shown = self.tokenizer.absent, self.request.shown_ids
         self._decoder = (
             None if absent else Detokenizer(self.tokenizer, continuation=True, shown=shown)
@@ -105,8 +107,8 @@ class Output:
         """Take the next token, drawn in this row; return the text that is now certain."""
         self.token_ids.append(token)
         self.step_digests.append(digest_of(row))
-        self.digest = chain(self.digest, self.step_digests[-1])
-        self._note(token, row, drafter)
+        if self._notes:
+            self._note(token, row, drafter)
         if token in self.request.end_ids:
             return self.finish("stop")
         piece, stopped = self._matcher.add(self._decoder.add(token) if self._decoder else "")
@@ -121,7 +123,7 @@ class Output:
         if request.top_logprobs is not None:
             self.logprobs.append(token_logprobs(row, token, request.top_logprobs))
         if not (request.confidence or request.trace):
-            return
+            return  # log-probabilities only
         probability = confidence(*row[DrawnLogit(request.calibration)])
         if request.confidence:
             self.confidence.append(probability)
@@ -133,7 +135,7 @@ class Output:
         """End the stream where its length or a loop does."""
         if len(self.token_ids) == self.request.max_tokens:
             return self.finish("length")
-        if is_looping(self.token_ids, self.request.loop_tokens):
+        if self.request.loop_tokens and is_looping(self.token_ids, self.request.loop_tokens):
             return self.finish("loop")
         return ""
 
@@ -147,6 +149,14 @@ class Output:
         if piece:
             self.pieces.append(piece)
         return piece
+
+    @property
+    def digest(self) -> bytes:
+        """The chain over the committed steps; hashed when it is asked for, not step by step."""
+        for words in self.step_digests[self._chained :]:
+            self._chain = chain(self._chain, words)
+        self._chained = len(self.step_digests)
+        return self._chain
 
     @property
     def matched_stop(self) -> str | None:

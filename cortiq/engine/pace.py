@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from cortiq.engine.row_budget import STEP
+
 LEAST_ROWS = 256
 """Prompt rows a batch may always have: fewer would leave most of a device idle."""
-STEP = 128
-"""Prompt rows are a multiple of this: matrix units take rows in tiles."""
 KEPT = 0.75
 """Weight of what was measured before."""
 

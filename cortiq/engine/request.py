@@ -4,31 +4,26 @@ from __future__ import annotations
 
 import operator
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from cortiq.backend import Argmax, Digest, Draw, DrawnLogit, Top, Want
+from cortiq.backend import LATE, Argmax, Digest, Draw, DrawnLogit, Top, Want
 from cortiq.engine.cache_roles import CachePoint
+from cortiq.engine.masks import Masks as Masks
+from cortiq.engine.masks import checked_masks
 from cortiq.engine.prompt_embeddings import check_embeddings, copied_embeddings
 from cortiq.errors import RequestError, shown
 from cortiq.ir import Program
-from cortiq.numerics.masks import Mask, mask_fault
 from cortiq.numerics.sampling import Sampling
 from cortiq.options import GenerateOptions
 
+DIGEST = Digest("logits")
 SEED_BITS = 32
 """Bits of a random seed: enough to differ, few enough to type in again."""
-
-
-Masks = Callable[[Sequence[int]], Mask | None]
-"""From the ids so far, prompt and drafted ones included, to the mask of the next; None allows all.
-
-It is called for every row, in any order, and some rows are dropped: it must depend on the ids
-alone. It is never called with ids that an earlier mask of its own excluded, prompts aside.
-"""
 
 
 @dataclass(frozen=True)
@@ -77,10 +72,15 @@ class Request:
     top_logprobs: int | None = None
     shown_ids: frozenset[int] = frozenset()
 
-    @property
+    @cached_property
     def want(self) -> Want:
         """Want of the next token."""
         return Argmax() if self.greedy else Draw(self.sampling, self.choice)
+
+    @cached_property
+    def late_wants(self) -> tuple[Want, ...]:
+        """Outputs of a row whose mask comes once the ids before are known."""
+        return Draw(self.sampling, self.choice, LATE), *self.captures
 
     def want_at(self, history: Sequence[int]) -> Want:
         """Return the want of the token after these ids, drafted ones among them."""
@@ -92,15 +92,20 @@ class Request:
         mask = self.masks(history) if self.masks else None
         return mask is None or bool(mask[token // 8] >> token % 8 & 1)
 
-    @property
+    @cached_property
     def captures(self) -> tuple[Want, ...]:
         """Further outputs of each row that draws: the digest, and logits where they are needed."""
-        captures: dict[Want, None] = {Digest("logits"): None}
+        captures: dict[Want, None] = {DIGEST: None}
         if self.confidence or self.trace:
             captures[DrawnLogit(self.calibration)] = None
         if self.top_logprobs is not None:
             captures |= dict.fromkeys((DrawnLogit(), Top(max(1, self.top_logprobs))))
         return tuple(captures)
+
+    @cached_property
+    def wants(self) -> tuple[Want, ...]:
+        """Outputs of a row that draws without a mask; one object, which is checked once."""
+        return self.want, *self.captures
 
     @property
     def limit(self) -> int:
@@ -163,20 +168,6 @@ def with_embeddings(request: Request, rows: object, program: Program) -> Request
     """Return the request with a copy of these embeddings, which must fit its prompt."""
     copied = copied_embeddings(rows, len(request.prompt), program)
     return request if copied is None else replace(request, embeddings=copied)
-
-
-def checked_masks(masks: Masks, vocabulary: int) -> Masks:
-    """Wrap masks; RequestError for one of another size or kind, or that allows nothing."""
-
-    def asked(ids: Sequence[int]) -> Mask | None:
-        mask = masks(ids)
-        fault = "" if mask is None else mask_fault(mask, vocabulary)
-        if fault:
-            hint = "cortiq.numerics.masks.mask_of makes one of the ids that are allowed"
-            raise RequestError(fault, where="masks", hint=hint)
-        return mask
-
-    return asked
 
 
 def _shorten(program: Program, longest: int) -> str:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
+STEP = 128
+"""Rows of prompts beside decoding ones make a batch a multiple of this: matrix units take rows in
+tiles."""
 PATIENCE = 256
 """Steps that one point of priority is worth; bounded, so that no request starves."""
 
@@ -17,8 +20,7 @@ def urgency(served: int, priority: int, number: int) -> tuple[int, int]:
     return served - priority * PATIENCE, number
 
 
-@dataclass(frozen=True)
-class RowDemand:
+class RowDemand(NamedTuple):
     """Rows that a sequence can use.
 
     Attributes
@@ -36,8 +38,7 @@ class RowDemand:
     urgency: tuple[int, int]
 
 
-@dataclass(frozen=True)
-class RowGrant:
+class RowGrant(NamedTuple):
     """Rows that a sequence gets: for its own ids, and for drafted ones."""
 
     rows: int = 0
@@ -52,7 +53,8 @@ def divide_rows(
     Every decoding sequence gets its row first, the most urgent first, so that long prompts delay
     no decoding; a prompt more urgent than all of them gets one row before, so that decoding cannot
     starve it. The rest goes to drafts, at most half of it while prompts wait, then to prompts:
-    beside decoding ones at most `prompt_rows`, if given.
+    beside decoding ones at most `prompt_rows`, if given, so that the batch is a multiple of `STEP`
+    if they are: batches of few sizes, which a device has tiles and captured launches for.
     """
     order = sorted(range(len(demands)), key=lambda i: demands[i].urgency)
     rows, depths = [0] * len(demands), [0] * len(demands)
@@ -69,7 +71,8 @@ def divide_rows(
         drafts -= depths[i]
         budget -= depths[i]
     if prompt_rows is not None and len(prompts) < len(demands):
-        budget = min(budget, max(prompt_rows, len(waits)))
+        others = sum(rows) + sum(depths)
+        budget = min(budget, max(prompt_rows - others % STEP, len(waits)))
     for i in prompts:  # the most urgent first: the row that was set aside is its own
         rows[i] = min(demands[i].rows, demands[i].most, budget)
         budget -= rows[i]

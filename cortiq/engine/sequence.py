@@ -7,7 +7,6 @@ replay after a rewind and a resumed preempted sequence are one case.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -62,7 +61,7 @@ class Sequence:
     def __post_init__(self) -> None:
         self._check()
         self.ids = list(self.request.prompt)
-        self._cancel = threading.Event()
+        self._cancelled = False
         self._taken = 0
 
     def _check(self) -> None:
@@ -77,12 +76,12 @@ class Sequence:
 
     def cancel(self) -> None:
         """End the sequence before the next step, as `cancelled`; any thread may call this."""
-        self._cancel.set()
+        self._cancelled = True
 
     @property
     def is_cancelled(self) -> bool:
         """Whether it was cancelled."""
-        return self._cancel.is_set() or self.cancelled()
+        return self._cancelled or self.cancelled()
 
     def take(self) -> list[str]:
         """Return the pieces of text that became certain since the last call."""
@@ -114,15 +113,14 @@ class Sequence:
         return self.generated > self.preempted_at
 
     @property
-    def waits_for(self) -> str:
-        """Reason why its next step can be scheduled only once its ids are known; empty for none.
-
-        Not while its drafter rests: a step that runs ahead drafts nothing.
+    def waits_for_drafts(self) -> bool:
+        """Whether its next step can be scheduled only once its ids are known, which its drafter
+        proposes others after. Not while that rests: a step that runs ahead drafts nothing.
         """
+        if self.drafting is None:
+            return False
         wakes = 0 if self.policy is None else self.policy.wakes
-        if self.drafting is not None and self.generated + 1 >= wakes:
-            return "drafts"
-        return "masks" if self.request.masks is not None else ""
+        return self.generated + 1 >= wakes
 
     @property
     def ready(self) -> bool:

@@ -21,6 +21,7 @@ from cortiq.backend import (
 from cortiq.backend.error_attribution import attributed_to, backend_names, failure_hint
 from cortiq.errors import BackendError, DeclinedError, RequestError, SequenceFailedError
 
+DIGEST = Digest("logits")
 RowResult = Mapping[Want, Any]
 """Result of a row, by want."""
 Progress = Callable[[int, int], None]
@@ -190,5 +191,5 @@ class Session:
 
 def digest_of(row: RowResult) -> tuple[int, int, int, int]:
     """Return the digest of the logits that a row brought."""
-    first, second, third, fourth = (int(word) for word in row[Digest("logits")])
+    first, second, third, fourth = map(int, row[DIGEST])
     return first, second, third, fourth

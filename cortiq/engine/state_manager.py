@@ -78,6 +78,8 @@ class StateManager:
     def cache_at_points(self, sequence: Sequence) -> None:
         """Cache a copy of the state where the prompt has a cache point."""
         points = sequence.request.cache_points
+        if not points:
+            return
         point = next((p for p in points if p.position == sequence.fed), None)
         if self.prefixes is None or point is None or sequence.request.embeddings is not None:
             return

@@ -55,9 +55,15 @@ def mask_fault(mask: object, vocabulary: int) -> str:
     size = -(-vocabulary // 8)
     if len(mask) < size:
         return f"a mask of {len(mask)} bytes, {vocabulary} tokens take {size}"
-    if not _bits(mask, vocabulary).any():
+    if not (np.frombuffer(mask, np.uint8, vocabulary // 8).any() or _last_bits(mask, vocabulary)):
         return f"a mask that allows none of the {vocabulary} tokens"
     return ""
+
+
+def _last_bits(mask: Mask, vocabulary: int) -> int:
+    """Return the bits of the ids after the last whole byte."""
+    rest = vocabulary % 8
+    return mask[vocabulary // 8] & ((1 << rest) - 1) if rest else 0
 
 
 def _bits(mask: Mask, vocabulary: int) -> npt.NDArray[np.uint8]:

@@ -199,7 +199,9 @@ class GrammarMasks:
     def _mask(self, made: Sequence[int]) -> Mask:
         """Advance the matcher to these tokens, rolling back where they differ; return its mask."""
         matcher = self._matcher
-        same = 0
+        same = len(self._consumed)
+        if made[:same] != self._consumed:
+            same = 0
         while same < min(len(made), len(self._consumed)) and made[same] == self._consumed[same]:
             same += 1
         if same < len(self._consumed):

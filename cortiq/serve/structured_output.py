@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cortiq.engine.request import Masks
+from cortiq.engine.masks import Masks
 from cortiq.serve.answer_grammar import AnswerGrammar, read_grammar
 from cortiq.serve.errors import invalid
 from cortiq.serve.fields import Fields

@@ -73,6 +73,8 @@ class StopMatcher:
         """Take `piece`; return the text that is certainly not part of a stop string, and whether
         one was found. Nothing is emitted after that.
         """
+        if not self._stops:
+            return piece, False
         if self.matched is not None:
             return "", True
         text = self._held + piece

@@ -27,6 +27,7 @@ from cortiq.backend import (  # noqa: E402
     Digest,
     Draw,
     Drawn,
+    DrawnLogit,
     Named,
     Row,
     Status,
@@ -35,10 +36,12 @@ from cortiq.backend import (  # noqa: E402
 from cortiq.engine.engine import Engine  # noqa: E402
 from cortiq.engine.scheduler import EngineOptions  # noqa: E402
 from cortiq.errors import BackendError  # noqa: E402
+from cortiq.numerics.masks import mask_of  # noqa: E402
 from cortiq.numerics.sampling import Sampling  # noqa: E402
 from cortiq_conformance import models  # noqa: E402
 from cortiq_reference.backend import ReferenceBackend  # noqa: E402
-from cortiq_triton import flight  # noqa: E402
+from cortiq_triton import flight, shapes  # noqa: E402
+from cortiq_triton import mixed as mixed_batches  # noqa: E402
 from cortiq_triton.backend import TritonBackend  # noqa: E402
 from cortiq_triton.shapes import ShapeCache  # noqa: E402
 
@@ -180,9 +183,9 @@ def served(model, wanted, rows, chance=None):
         gone.cancel()
         engine.run()
     assert not device.decoder.under_way
-    shapes = list(device.decoder.mixed.shapes)
+    captured = list(device.decoder.mixed.shapes)
     device.close()
-    return made, shapes
+    return made, captured
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -202,23 +205,73 @@ def test_pieces_of_prompts_beside_steps_are_one_shape_whatever_their_lengths():
     ways = list(WAYS.values())
     wanted = [request(prompt(i, 20 + 3 * i), 2 + i % 2, **ways[i % 3]) for i in range(6)]
     on = executable("cpu", "tiny-lfm2")
-    made, shapes = served("tiny-lfm2", wanted, 40)
+    made, captured = served("tiny-lfm2", wanted, 40)
     assert [facts(one) for one in made] == [alone(on, one) for one in wanted]
-    assert {(rows, sequences) for _, rows, sequences, *_ in shapes} <= {
-        (64, n) for n in range(2, 8)
-    }
-    assert len(shapes) <= 3
+    pieces = [size for _, size, *_ in captured if not size.each]
+    assert {(size.rows, size.sequences) for size in pieces} <= {(64, n) for n in range(2, 8)}
+    assert len(pieces) <= 3
+
+
+MASKED = Draw(Sampling(temperature=0.8, seed=9), mask=mask_of(range(0, 320, 3), 320))
+EACH = ((PENALISED, Digest("logits")), (Argmax(), Top(3)), (), (MASKED, DrawnLogit()), WANTS)
+
+
+def rounds(on, every):
+    """Rounds of rows that want this and that, each after a rewind of one row; results in order."""
+    states, found, fed = [on.open(64) for _ in range(3)], [], 0
+    for counts in ((3, 1, 2), (1, 3, 2), (2, 1, 3)):
+        rows = []
+        for state, count in zip(states, counts, strict=True):
+            start = state.rewind(max(0, state.length() - 1))
+            for i in range(count):
+                rows.append(Row(state, start + i, 7 * fed % 320, every[fed % len(every)]))
+                fed += 1
+        found += [plain(row) for row in on.forward(Batch(rows)).result().rows]
+    for state in states:
+        state.release()
+    return found
+
+
+def test_rounds_of_drafts_are_captured_and_every_row_gets_its_own(ahead, defined):
+    before = set(ahead.decoder.mixed.shapes)
+    assert rounds(ahead, EACH) == rounds(defined, EACH)
+    (size,) = [key[1] for key in set(ahead.decoder.mixed.shapes) - before]
+    assert size.each and (size.rows, size.sequences) == (6, 3)
+
+
+def test_many_rows_are_captured_when_they_come_again(ahead, defined, monkeypatch):
+    for module in (shapes, mixed_batches):
+        monkeypatch.setattr(module, "FEW_ROWS", 16)
+    monkeypatch.setattr(shapes, "MANY_STEP", 32)
+
+    def pieces(on):
+        found = []
+        for start in (3, 4, 5):
+            first, second = on.open(64), on.open(64)
+            rows = [Row(first, i, start * i % 320, WANTS if i == 19 else ()) for i in range(20)]
+            rows += [Row(second, i, i, WANTS if i == start else ()) for i in range(start + 1)]
+            found += [plain(row) for row in on.forward(Batch(rows)).result().rows]
+            found += [plain(row) for row in on.forward(Batch([
+                Row(first, 20, Drawn(19), WANTS), Row(second, start + 1, 9, WANTS)
+            ])).result().rows]  # fmt: skip
+            first.release(), second.release()
+        return found
+
+    before = set(ahead.decoder.mixed.shapes)
+    assert pieces(ahead) == pieces(defined)
+    (size,) = [key[1] for key in set(ahead.decoder.mixed.shapes) - before]
+    assert not size.each and (size.rows, size.sequences) == (32, 32)
 
 
 def test_shapes_used_longest_ago_are_dropped_when_all_hold_too_much():
-    shapes = ShapeCache("cpu", most=10)
+    kept = ShapeCache("cpu", most=10)
     for key, size in (("a", 4), ("b", 4), ("c", 2)):
-        shapes.keep(key, key.upper(), size)
-    assert shapes.use("a") == "A" and shapes.use("d") is None and shapes.nbytes == 10
-    shapes.keep("d", "D", 3)
-    assert list(shapes) == ["c", "a", "d"] and shapes.nbytes == 9
-    shapes.keep("e", "E", 99)
-    assert list(shapes) == ["e"] and shapes.use("e") == "E"
+        kept.keep(key, key.upper(), size)
+    assert kept.use("a") == "A" and kept.use("d") is None and kept.nbytes == 10
+    kept.keep("d", "D", 3)
+    assert list(kept) == ["c", "a", "d"] and kept.nbytes == 9
+    kept.keep("e", "E", 99)
+    assert list(kept) == ["e"] and kept.use("e") == "E"
 
 
 def test_steps_are_filled_up_by_rows_that_nobody_reads(ahead, defined):

@@ -9,19 +9,35 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import replace
+from itertools import product
 
 os.environ["TRITON_INTERPRET"] = "0"  # sizes of tiles are those of a device
 
 import torch
 
-from cortiq.backend import Argmax, Batch, CompileOptions, Digest, Draw, DrawnLogit, Row, Top
+from cortiq.backend import (
+    Argmax,
+    Batch,
+    CompileOptions,
+    Digest,
+    Draw,
+    DrawnLogit,
+    Row,
+    Status,
+    Top,
+)
 from cortiq.models import load_program
 from cortiq.models.synthetic import open_synthetic
+from cortiq.numerics.masks import mask_of
 from cortiq.numerics.sampling import Sampling
 from cortiq_triton import compiled, hopper_products, warm
 from cortiq_triton.executable import TritonExecutable
 
 DIGEST = Digest("logits")
+FILTERS = [
+    {"top_k": k, "top_p": p, "min_p": m, "logit_bias": bias, "repetition_penalty": r}
+    for k, p, m, bias, r in product((0, 3), (1.0, 0.7), (0.0, 0.2), ({}, {1: 0.5}), (1.0, 1.2))
+]
 WANTS = (
     (Argmax(), DIGEST),
     (Draw(Sampling(temperature=0.7, seed=3)), DIGEST),
@@ -83,8 +99,36 @@ def serving(executable, everywhere):
             executable.forward(Batch(rows)).result()
             for state in states:
                 state.release()
+        width = executable.program.trunk.values["logits"].shape[0]
+        for number, wants in enumerate(every_wants(width)):
+            of_each(executable, wants, number)
 
     return run
+
+
+def every_wants(width):
+    """Every set of options of a draw, and more that rows may want."""
+    masks = (None, mask_of(range(0, width, 3), width))
+    drawn = [Draw(Sampling(seed=5, **each), mask=mask) for each in FILTERS for mask in masks]
+    likely = product((1.0, 0.3), (1, 3, 20))
+    return [
+        *((draw, DIGEST) for draw in drawn),
+        *((Argmax(), DrawnLogit(scale), Top(n)) for scale, n in likely),
+    ]
+
+
+def of_each(executable, wants, number):
+    """A step, a round, a piece of a prompt beside a row, and large batches, with these wants."""
+    for counts in ((1, 1), (2, 3), (3, 2), (20, 1), *([(600, 1), (590, 2)] if number < 2 else [])):
+        states = [executable.open(700) for _ in counts]
+        rows = []
+        for state, count in zip(states, counts, strict=True):
+            few = count < 9
+            rows += [Row(state, i, 1, wants if few or i == count - 1 else ()) for i in range(count)]
+        outcomes = executable.forward(Batch(rows)).result().outcomes.values()
+        assert all(outcome.status is Status.COMPLETED for outcome in outcomes)
+        for state in states:
+            state.release()
 
 
 def on_hopper():

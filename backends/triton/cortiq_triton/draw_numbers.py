@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from cortiq.backend import Argmax, Draw
+from cortiq.backend import LATE, Argmax, Draw
 from cortiq.backend.requests import draw_numbers, penalises
 from cortiq.numerics.masks import Mask
 from cortiq.numerics.sampling import Sampling
@@ -185,13 +185,17 @@ def _add_masks(
 ) -> int:
     """Add the masks, and their numbers to the lines; return how many there are, rounded up."""
     known: dict[Mask, int] = {}
+    late: list[int] = []
     for number, want in enumerate(draws):
-        if want is not None and want.mask is not None:
+        if want is not None and want.mask is LATE:
+            late.append(number)
+        elif want is not None and want.mask is not None:
             lines[number, MASK] = known.setdefault(want.mask, len(known))
-    if not known:
+    lines[late, MASK] = len(known) + np.arange(len(late))
+    if not (known or late):
         return 0
     size = -(-width // 32)
-    bits = np.zeros((pow2(len(known)), 4 * size), np.uint8)
+    bits = np.zeros((pow2(len(known) + len(late)), 4 * size), np.uint8)
     for mask, number in known.items():
         bits[number, : len(mask)] = np.frombuffer(mask, np.uint8)
     arrays["masks"] = bits.view(np.int32)

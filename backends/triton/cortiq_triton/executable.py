@@ -17,7 +17,7 @@ from cortiq.backend.paged import PagedState
 from cortiq.backend.paged_executable import EARLY_POSITIONS, PagedExecutable
 from cortiq.ir import Program, expand
 from cortiq.numerics.layouts import Weight
-from cortiq_triton import compiled, flight, warm
+from cortiq_triton import compiled, flight, graph_memory, warm
 from cortiq_triton.activation_memory import batch_rows, row_bytes
 from cortiq_triton.call import Counters, Shared
 from cortiq_triton.decode import Decoder
@@ -69,6 +69,7 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
         self.graphs = bool(options.extra.get("graphs", device != "cpu"))
         self._settling = False
         self._workspace = 0
+        self._graphs_idle = (0, 0, 0), 0
         self._spoilt: tuple[DeviceBytes | None, DeviceBytes | None] | None = None
         self.shared = Shared(program, self.layout, angles, device, Counters(device))
         self.decoder = Decoder(self)
@@ -88,13 +89,17 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
         return facts | {"device": name, "cuda": str(torch.version.cuda)}
 
     def device_bytes(self) -> int:
-        """Memory the device has free, with what torch and the pool keep for later, and without
-        what a batch of `batch_rows` takes while it is computed.
+        """Memory the device has free, with what torch and the pool keep for later, but for what
+        graphs keep, and without what a batch of `batch_rows` takes while it is computed.
         """
         if self.device == "cpu":
             return super().device_bytes()
         free = torch.cuda.mem_get_info(self.device)[0]
         idle = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        graphs = self.decoder.graphs
+        if graphs != self._graphs_idle[0]:
+            self._graphs_idle = graphs, graph_memory.idle_bytes(self.device)
+        idle -= self._graphs_idle[1]
         spare = len(self.memory.spare) * self.layout.page_bytes
         return max(0, free + idle + spare - self._workspace)
 
@@ -123,10 +128,15 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
         with_rows = [
             batch
             for batch in self.decoder.under_way
-            if any(sequence.state is state for sequence in batch.accepted)
+            if any(known is state for known in batch.states)
         ]
         if with_rows:
             self.settle(with_rows[-1])
+
+    def late_masks(self, batch: Batch) -> bool:
+        """Check whether draws of this batch may have masks that come later: those of steps may."""
+        plan = self.plans.get(batch.entry)
+        return plan is not None and self.graphs and self.decoder.takes(plan, batch) is not None
 
     def forward(self, batch: Batch) -> Ticket:
         """Compute a batch; it is under way when this returns."""

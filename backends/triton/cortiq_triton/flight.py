@@ -14,6 +14,7 @@ import torch
 
 from cortiq.backend import FAULT, Batch, BatchResult, Draw, Outcome, State, Status
 from cortiq.backend.admission import drawn_token, groups_of
+from cortiq.backend.batch import COMPLETED
 from cortiq.backend.executable import Accepted, Brought
 from cortiq.backend.requests import penalises
 from cortiq_triton.answers import Fetched
@@ -47,10 +48,15 @@ class Flight:
     declined: Mapping[State, Outcome]
     lost: set[TritonState] = field(default_factory=set)
     outcome: BatchResult | None = None
-    drawn: list[int | None] = field(default_factory=list)
+    drawn: Sequence[int | None] = ()
 
     def __post_init__(self) -> None:
         self._drawing = self.fetched.drawing if self.fetched is not None else frozenset()
+
+    @property
+    def states(self) -> Sequence[TritonState]:
+        """Sequences with rows in it."""
+        return [sequence.state for sequence in self.accepted]
 
     def draws(self, row: Any) -> bool:
         """Whether a row of the batch draws an id."""
@@ -75,7 +81,7 @@ class Flight:
                     state.clear()
                 continue
             self._name(sequence, sources, before)
-            outcomes[state] = Outcome(Status.COMPLETED)
+            outcomes[state] = COMPLETED
             brought[sequence.indices.start : sequence.indices.stop] = rows
         self.drawn = [drawn_token(wants) for wants in brought]
         self.outcome = BatchResult(outcomes, brought)

@@ -1,38 +1,51 @@
-"""Pieces of prompts beside decoding rows, as captured graphs.
+"""Pieces of prompts beside decoding rows, and rounds that verify drafts, as captured graphs.
 
-Launching some 330 kernels one by one takes the host longer than the device needs for a few hundred
-rows. A shape is how many rows and sequences there are, filled up by ones that nobody reads, and how
-far they look back. Each sequence's last row has logits, whether it wants any or not.
+Launching some 330 kernels one by one takes the host 20 to 40 ms. A shape is how many rows and
+sequences there are, filled up by ones that nobody reads, and how far they look back; one of many
+rows is captured when it comes again, as is one of rounds. Each sequence's last row has logits, and
+of rounds every row, whether it wants any or not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import torch
 
-from cortiq.backend import Argmax, Batch, Draw, Row, Want
+from cortiq.backend import Batch, Draw, Row, Want
 from cortiq.backend.answers import drawing_want
 from cortiq.backend.executable import Accepted, Brought
 from cortiq.backend.requests import penalises
+from cortiq_triton.asking import Askings
 from cortiq_triton.draw_numbers import Stored
 from cortiq_triton.language import pow2
-from cortiq_triton.mixed_run import MixedRun, PaddedRows, Tail
+from cortiq_triton.mixed_run import MixedRows, MixedRun, Tail, filled_up
 from cortiq_triton.plan import Plan
 from cortiq_triton.rowset import RowBuffer
-from cortiq_triton.shapes import ShapeCache, logits_bytes, padded_rows
+from cortiq_triton.shapes import (
+    FEW_ROWS,
+    MixedSize,
+    Scratch,
+    ShapeCache,
+    logits_bytes,
+    mixed_size,
+)
 from cortiq_triton.state import TritonState
-from cortiq_triton.step_answers import LOGITS, Asked, StepAnswers, answerable, ask
+from cortiq_triton.step_answers import LOGITS, Asked, StepAnswers, answerable
 from cortiq_triton.under_way import Owner
 
-MOST_ROWS = 512
-"""Rows from which on the device takes longer than the host's launches."""
+MOST_ROWS, MOST_EACH = 2048, 256
+"""Rows of a batch of which last ones, or all, want something."""
+MOST_MET = 256
+"""Shapes that are remembered as met once."""
 STREAMED = 16
 """Rows of a piece that attention streams over, which a batch needs one of."""
 FEWEST_PAGES = 16
+SILENT: Brought = MappingProxyType({})
+"""What a row brings that wants nothing."""
 
 
 @dataclass(eq=False)
@@ -52,46 +65,61 @@ class MixedShape:
 
 
 class MixedFetched:
-    """What the rows of a mixed batch ask for, on its way to the host; as `answers.Fetched`."""
+    """What the rows of a mixed batch ask for, on its way to the host; as `answers.Fetched`.
+
+    Parameters
+    ----------
+    wants : of the rows that have logits: all, if `each`, or the last of each sequence.
+    """
 
     def __init__(
         self,
         accepted: Sequence[Accepted[TritonState]],
         wants: Sequence[tuple[Want, ...]],
+        each: bool,
         flags: torch.Tensor,
-        packed: torch.Tensor | None,
         answers: StepAnswers | None,
-        drawing: frozenset[int],
     ) -> None:
-        self.drawing = drawing
-        self._accepted, self._wants, self._answers = accepted, wants, answers
+        self._accepted, self._wants, self._answers, self._each = accepted, wants, answers, each
         self._flags = _to_host(flags)
-        self._packed = None if packed is None else _to_host(packed)
+        self._packed = None if answers is None else _to_host(answers.packed)
         self._event = None
         if self._flags.is_pinned():
             self._event = torch.cuda.Event()
             self._event.record()
+        pairs = zip(_asking(accepted, each), wants, strict=True)
+        self.drawing = frozenset(at for at, mine in pairs if drawing_want(mine) is not None)
 
     def read(self) -> list[Sequence[Brought] | None]:
         """Wait; return what each sequence brings, None for one with a fault."""
         if self._event is not None:
             self._event.synchronize()
-        flags, start = self._flags.numpy() != 0, 0
-        late: list[bool] = [False] * len(self._accepted)
-        last: Sequence[Brought] = [{} for _ in self._accepted]
+        flags, count = self._flags.numpy() != 0, len(self._wants)
+        faulty = bool(flags.any())
+        answers: Sequence[Brought] = [SILENT] * count
+        late = [False] * count
         if self._packed is not None and self._answers is not None:
-            words = self._packed[: len(late)].numpy()
-            last = self._answers.read(words, self._wants)
-            late = [
-                bool(wants and flag) for wants, flag in zip(self._wants, words[:, 0], strict=True)
-            ]
+            words = self._packed[:count].numpy()
+            answers = self._answers.read(words, self._wants)
+            flagged = zip(self._wants, words[:, 0].tolist(), strict=True)
+            late = [bool(mine and flag) for mine, flag in flagged]
         found: list[Sequence[Brought] | None] = []
-        for sequence, fault, brought in zip(self._accepted, late, last, strict=True):
+        start = first = 0
+        for sequence in self._accepted:
             stop = start + len(sequence.indices)
-            silent: list[Brought] = [{} for _ in sequence.indices[1:]]
-            found.append(None if fault or flags[start:stop].any() else [*silent, brought])
-            start = stop
+            end = stop if self._each else first + 1
+            silent: list[Brought] = [SILENT] * (stop - start - (end - first))
+            failed = any(late[first:end]) or (faulty and flags[start:stop].any())
+            found.append(None if failed else [*silent, *answers[first:end]])
+            start, first = stop, end
         return found
+
+
+def _asking(accepted: Sequence[Accepted[Any]], each: bool) -> list[int]:
+    """Places in the batch of the rows that have logits."""
+    if each:
+        return [index for sequence in accepted for index in sequence.indices]
+    return [sequence.indices[-1] for sequence in accepted]
 
 
 def _to_host(there: torch.Tensor) -> torch.Tensor:
@@ -108,6 +136,7 @@ class Mixed:
     ----------
     drawn : int32 on the device, what rows of the last batch drew; its last place is nobody's.
     captured : makes a graph of launches, or gives them back where that fails.
+    askings : what rows ask for, as steps know it.
     """
 
     def __init__(
@@ -115,10 +144,14 @@ class Mixed:
         owner: Owner,
         drawn: torch.Tensor,
         captured: Callable[[Callable[[], None]], Callable[[], None]],
+        askings: Askings,
     ) -> None:
         self.owner, self.drawn, self._captured = owner, drawn, captured
         self.shapes = ShapeCache[MixedShape](owner.device)
+        self._askings = askings
         self._version = 0
+        self._met: set[tuple[Any, ...]] = set()
+        self._filler: Scratch | None = None
 
     def launch(
         self,
@@ -127,123 +160,113 @@ class Mixed:
         accepted: Sequence[Accepted[TritonState]],
         sources: Sequence[Sequence[int]],
     ) -> MixedFetched | None:
-        """Launch a batch; None if it is of another kind."""
-        if not self._suits(plan, batch, accepted):
+        """Launch a batch; None if it is of another kind, or of a shape that has to come again."""
+        each = max(len(sequence.indices) for sequence in accepted) < STREAMED
+        if not self._suits(plan, batch, accepted, each):
             return None
-        last = [batch.rows[sequence.indices[-1]] for sequence in accepted]
-        asking = any(row.wants for row in last)
-        run, asked_rows = self._filled_up(plan, batch, accepted, last, asking)
+        asking = [batch.rows[index] for index in _asking(accepted, each)]
+        size = mixed_size([len(sequence.tokens) for sequence in accepted], each)
         pages = max(FEWEST_PAGES, pow2(max(len(s.state.page_addresses) for s in accepted)))
-        flat = [source for each in sources for source in each]
-        flat += [-1] * (len(run.rows) - len(flat))
-        shape, is_new = self._shape(run, batch.entry, flat, pages, asking)
-        answers = self._answer(shape, accepted, asked_rows, pages) if asking else None
-        drawing = frozenset(
-            sequence.indices[-1]
-            for sequence, row in zip(accepted, last, strict=True)
-            if drawing_want(row.wants) is not None
-        )
-        packed = None if answers is None else answers.packed
-        wants = [row.wants for row in last]
-        fetched = MixedFetched(accepted, wants, shape.run.all.faults, packed, answers, drawing)
+        key = (batch.entry, size, pages, any(row.wants for row in asking))
+        if self._is_rare(key, size):
+            return None
+        if self._filler is None:
+            self._filler = self.owner.scratch()
+        rows = filled_up(batch, accepted, sources, size, self._filler, len(self.drawn) - 1)
+        shape, is_new = self._shape(plan, key, rows)
+        answers = None
+        if key[-1]:
+            held = self._histories(accepted, asking, each)
+            answers = self._answer(shape, asking, held, len(rows.tail), pages)
+        wants = [row.wants for row in asking]
+        fetched = MixedFetched(accepted, wants, each, shape.run.all.faults, answers)
         if is_new:  # names other memory, in which nothing is computed yet
             shape.replay = self._captured(shape.run.launch)
         if answers is not None and (is_new or answers.replay == answers.launch):
             answers.replay = self._captured(answers.launch)
         return fetched
 
-    def _suits(self, plan: Plan, batch: Batch, accepted: Sequence[Accepted[TritonState]]) -> bool:
-        """Whether only last rows want something, of their logits, and there are not too many."""
-        if len(batch.rows) > MOST_ROWS or not set(plan.graph.inputs) <= {"token", "position"}:
+    def _is_rare(self, key: tuple[Any, ...], size: MixedSize) -> bool:
+        """Whether a shape of many rows, or of rows that all have logits, is met for the first time:
+        it may not come again, and a graph takes as long as several launches.
+        """
+        if not (size.each or size.rows > FEW_ROWS) or key in self.shapes or key in self._met:
             return False
-        if max(len(sequence.indices) for sequence in accepted) < STREAMED:
-            return False
-        for sequence in accepted:
-            *others, last = (batch.rows[index] for index in sequence.indices)
-            if any(row.wants or row.inputs for row in others) or last.inputs:
-                return False
-            if last.wants and not (answerable(last) and LOGITS in plan.graph.values):
-                return False
+        if len(self._met) >= MOST_MET:
+            self._met.clear()
+        self._met.add(key)
         return True
 
-    def _filled_up(
-        self,
-        plan: Plan,
-        batch: Batch,
-        accepted: Sequence[Accepted[TritonState]],
-        last: Sequence[Row],
-        asking: bool,
-    ) -> tuple[MixedRun, list[Row]]:
-        """A run of the rows and of what fills them up; the last rows with what they want."""
-        wants: tuple[Want, ...] = (Argmax(),) if asking else ()
-        rows: list[Row] = []
-        everyone: list[Accepted[Any]] = []
+    def _suits(
+        self, plan: Plan, batch: Batch, accepted: Sequence[Accepted[TritonState]], each: bool
+    ) -> bool:
+        """Whether rows want something of their logits only, last ones unless `each` may, and there
+        are not too many.
+        """
+        most = MOST_EACH if each else MOST_ROWS
+        if len(batch.rows) > most or not set(plan.graph.inputs) <= {"token", "position"}:
+            return False
+        if any(row.inputs for row in batch.rows):
+            return False
+        asking = _asking(accepted, each)
+        wanting = [index for index, row in enumerate(batch.rows) if row.wants]
+        mine = {index for sequence in accepted for index in sequence.indices}
+        if not set(wanting) & mine <= set(asking):
+            return False
+        there = LOGITS in plan.graph.values
+        return all(there and answerable(batch.rows[at]) for at in wanting if at in mine)
+
+    def _histories(
+        self, accepted: Sequence[Accepted[TritonState]], asking: Sequence[Row], each: bool
+    ) -> dict[int, Stored]:
+        """Ids on the device for the rows whose draws look at them."""
+        held: dict[int, Stored] = {}
+        first = 0
         for sequence in accepted:
-            first = len(rows)
-            rows += [Row(r.state, r.position, 0) for r in self._rows_of(batch, sequence)]
-            rows[-1] = Row(rows[-1].state, rows[-1].position, 0, wants)
-            everyone.append(Accepted(sequence.state, range(first, len(rows)), sequence.tokens))
-        places = [s.indices[-1] if row.wants else -1 for s, row in zip(accepted, last, strict=True)]
-        total, most = padded_rows(len(rows), len(accepted))
-        for number in range(len(accepted), most):
-            first, state = len(rows), self.owner.scratch()
-            count = 1 if number < most - 1 else total - first
-            rows += [Row(state, i, 0) for i in range(count)]  # type: ignore[arg-type]
-            rows[-1] = Row(state, count - 1, 0, wants)  # type: ignore[arg-type]
-            everyone.append(Accepted(state, range(first, len(rows)), [0] * count))
-        run = MixedRun(plan, Batch(rows, batch.entry), everyone, self.owner.shared, self.drawn)
-        dummy = len(self.drawn) - 1
-        places += [-1] * (most - len(accepted))
-        run.places = np.array([dummy if place < 0 else place for place in places], np.int64)
-        tail = [rows[sequence.indices[-1]] for sequence in everyone]
-        wanted = [*(row.wants for row in last), *[()] * (most - len(last))]
-        pairs = zip(tail, wanted, strict=True)
-        asked = [Row(row.state, row.position, 0, wants) for row, wants in pairs]
-        return run, asked
+            count = len(sequence.tokens) if each else 1
+            for at in range(first, first + count):
+                want = drawing_want(asking[at].wants)
+                if isinstance(want, Draw) and penalises(want):
+                    known = [*sequence.state.tokens, *sequence.tokens[:-1]]
+                    address, length = sequence.state.log.extended(known, self.owner.device)
+                    held[at] = Stored(address, length - (first + count - 1 - at))
+            first += count
+        return held
 
-    def _rows_of(self, batch: Batch, sequence: Accepted[Any]) -> Sequence[Row]:
-        return batch.rows[sequence.indices.start : sequence.indices.stop]
-
-    def _shape(
-        self, run: MixedRun, entry: str, sources: Sequence[int], pages: int, asking: bool
-    ) -> tuple[MixedShape, bool]:
+    def _shape(self, plan: Plan, key: tuple[Any, ...], rows: MixedRows) -> tuple[MixedShape, bool]:
         """Compute the rows; return their shape, and whether that is new."""
         version = self.owner.shared.angles.version
         if self._version != version:  # tables of angles were made anew: old graphs read old ones
             self.shapes.clear()
             self._version = version
-        key = (entry, len(run.rows), len(run.places), pages, asking)
+        entry, *_, pages, asking = key
         shape = self.shapes.use(key)
         if shape is not None:
-            run.fill(shape.buffer, sources, pages)
-            rows = shape.run.row_sets[0]
-            assert isinstance(rows, PaddedRows)
-            rows.refill(run.segments)
+            shape.run.refill(shape.buffer, rows, pages)
             shape.replay()
             return shape, False
+        run = MixedRun(plan, entry, rows, asking, self.owner.shared, self.drawn)
         buffer = RowBuffer(self.owner.device)
-        run.place(buffer, sources, pages)
+        run.place(buffer, rows.sources, pages)
         shape = MixedShape(run, buffer, run.launch, Tail(run))
-        self.shapes.keep(key, shape, asking * len(run.places) * logits_bytes(run.plan))
+        self.shapes.keep(key, shape, asking * len(rows.tail) * logits_bytes(plan))
         run.launch()
         return shape, True
 
     def _answer(
         self,
         shape: MixedShape,
-        accepted: Sequence[Accepted[TritonState]],
-        rows: Sequence[Row],
+        asking: Sequence[Row],
+        held: dict[int, Stored],
+        count: int,
         pages: int,
     ) -> StepAnswers:
-        """Compute what the last rows ask for."""
-        held: dict[int, Stored] = {}
-        for at, sequence in enumerate(accepted):
-            want = drawing_want(rows[at].wants)
-            if isinstance(want, Draw) and penalises(want):
-                known = [*sequence.state.tokens, *sequence.tokens[:-1]]
-                held[at] = sequence.state.log.extended(known, self.owner.device)
-        width = shape.run.plan.graph.values[LOGITS].shape[-1]
-        asked, arrays = ask(rows, held, width)
+        """Compute what rows ask for, filled up to as many as the shape answers."""
+        extra = count - len(asking)
+        wants = [*(row.wants for row in asking), *[()] * extra]
+        positions = [*(row.position for row in asking), *[0] * extra]
+        known = self._askings.of(shape.run.plan, wants, positions, held)
+        asked, arrays = known.asked, known.arrays(positions, held)
         answers = shape.answers.get(asked)
         if answers is None:
             answers = shape.answers[asked] = KeptAnswers(shape.tail, asked, arrays, pages)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from cortiq.backend import Argmax, Batch, Row, Want
+from cortiq.backend.executable import Accepted
 from cortiq.backend.walk import Group, Segment
+from cortiq_triton.call import Shared
 from cortiq_triton.language import ceil_div
-from cortiq_triton.rowset import RowBuffer, RowSet, uploaded
+from cortiq_triton.plan import Plan
+from cortiq_triton.rowset import RowBuffer, RowSet, arrays, uploaded
 from cortiq_triton.run import Run
+from cortiq_triton.shapes import MixedSize, Scratch
 from cortiq_triton.step_answers import LOGITS
 
 
@@ -41,34 +46,127 @@ class PaddedRows(RowSet):
             there.copy_(uploaded(self._groups(rows), self.device), non_blocking=True)
 
 
-class MixedRun(Run):
-    """A run whose tail is the last row of each sequence.
+class MixedRows(NamedTuple):
+    """The rows of a mixed batch on the host, filled up to a shape's size.
 
     Attributes
     ----------
-    places : where in the batch of the caller the tail's rows are; DUMMY for what fills up.
+    segments : of all sequences, those that fill up last; they may have no rows.
+    tail : the rows that have logits: all, or the last of each sequence; row 0 for one without rows.
+    places : where in the caller's batch the tail's rows are; DUMMY for those that want nothing.
     """
 
+    segments: Sequence[Segment[Any]]
+    tokens: Sequence[int]
+    sources: Sequence[int]
+    tail: Sequence[int]
     places: np.ndarray
 
-    def fill(self, buffer: RowBuffer, sources: Sequence[int], pages: int = 0) -> dict[str, Any]:
-        """Upload row metadata, and the places of the rows that draw."""
-        parts = self.parts(sources, pages) | {"places": self.places}
-        buffer.fill(parts)
-        return parts
+    def arrays(self, pages: int) -> dict[str, np.ndarray]:
+        """Return them as kernels read them."""
+        made = arrays(self.segments, self.tokens, self.sources, self.tail, pages)
+        return made | {"places": self.places}
+
+
+def filled_up(
+    batch: Batch,
+    accepted: Sequence[Accepted[Any]],
+    sources: Sequence[Sequence[int]],
+    size: MixedSize,
+    scratch: Scratch,
+    dummy: int,
+) -> MixedRows:
+    """Fill a batch up with rows of sequences that nobody reads.
+
+    Parameters
+    ----------
+    dummy : the place of a row that wants nothing.
+    """
+    segments: list[Segment[Any]] = []
+    tokens: list[int] = []
+    flat: list[int] = []
+    for sequence, mine in zip(accepted, sources, strict=True):
+        first, start = batch.rows[sequence.indices.start].position, len(tokens)
+        tokens += sequence.tokens
+        flat += mine
+        positions = range(first, first + len(mine))
+        segments.append(Segment(sequence.state, start, len(tokens), positions))
+    while len(segments) < size.sequences:
+        start, count = len(tokens), min(size.filling, size.rows - len(tokens))
+        segments.append(Segment(scratch, start, start + count, range(count)))
+        tokens += [0] * count
+        flat += [-1] * count
+    tail: Sequence[int] = range(size.rows)
+    asking = [index for sequence in accepted for index in sequence.indices]
+    if not size.each:
+        tail = [max(segment.start, segment.stop - 1) % size.rows for segment in segments]
+        asking = [sequence.indices[-1] for sequence in accepted]
+    places = np.full(len(tail), dummy, np.int64)
+    places[: len(asking)] = [at if batch.rows[at].wants else dummy for at in asking]
+    return MixedRows(segments, tokens, flat, tail, places)
+
+
+class MixedRun(Run):
+    """A run whose tail is every row, or the last row of each sequence, whether it wants anything or
+    not.
+
+    Attributes
+    ----------
+    mixed_rows : its rows.
+    """
+
+    def __init__(
+        self, plan: Plan, entry: str, rows: MixedRows, asking: bool, shared: Shared,
+        drawn: torch.Tensor,
+    ) -> None:  # fmt: skip
+        wants: tuple[Want, ...] = (Argmax(),) if asking else ()
+        batch, everyone = [], []
+        for segment in rows.segments:
+            if segment.positions:
+                places = range(segment.start, segment.stop)
+                ids = list(rows.tokens[segment.start : segment.stop])
+                everyone.append(Accepted(segment.state, places, ids))
+                batch += [Row(segment.state, position, 0, ()) for position in segment.positions]
+                batch[-1] = Row(segment.state, segment.positions[-1], 0, wants)
+        super().__init__(plan, Batch(batch, entry), everyone, shared, drawn)
+        self.mixed_rows, self.segments = rows, list(rows.segments)
+        if asking:
+            self.late = [self.late[0]] * len(rows.tail)
+            self.tail_places = list(rows.tail)
+
+    def parts(self, sources: Sequence[int], pages: int) -> dict[str, np.ndarray]:
+        """Row metadata as arrays, and the places of the rows that draw."""
+        return self.mixed_rows.arrays(pages)
 
     def place(
         self, buffer: RowBuffer, sources: Sequence[int] = (), pages: int = 0, fixed: bool = True
-    ) -> None:
-        """Upload row metadata and keep its places."""
-        super().place(buffer, sources, pages, fixed)
+    ) -> dict[str, Any]:
+        """Upload row metadata, keep its places, and return it."""
+        parts = super().place(buffer, sources, pages, fixed)
         whole, tail = self.row_sets
-        self.row_sets = PaddedRows(**{n: getattr(whole, n) for n in FIELDS}), tail
+        padded = PaddedRows(**{n: getattr(whole, n) for n in FIELDS})
+        every = isinstance(self.mixed_rows.tail, range)
+        self.row_sets = padded, padded if every else tail
+        return parts
+
+    def refill(self, buffer: RowBuffer, rows: MixedRows, pages: int) -> None:
+        """Upload other rows, to where those before were."""
+        buffer.fill(rows.arrays(pages))
+        whole = self.row_sets[0]
+        assert isinstance(whole, PaddedRows)
+        whole.refill(rows.segments)
 
     def launch(self) -> None:
         """Every step, with nothing of the host's."""
         self.tail_rows = self.there["tail"].long()
         super().launch()
+
+    def start(self) -> None:
+        """Make the groups of rows; the tail is one even where it has as many rows."""
+        super().start()
+        if self.tail is self.all and self.tail_places:
+            self.tail = Group(self.tail_places, self.tail_rows, (), self.flags(len(self.tail_rows)))
+            self.tail.values["position"] = self.row_sets[1].positions
 
     def flag(self, faults: Any, index: Any, found: Any, concerned: Any = True) -> None:
         """Keep the tail's flags apart: not every sequence wants its last row's logits."""
@@ -91,7 +189,9 @@ class Tail:
 
     def __init__(self, run: MixedRun) -> None:
         self.shared, self._run = run.shared, run
-        self.drawn = torch.full((len(run.places),), -1, dtype=torch.int32, device=run.shared.device)
+        self.drawn = torch.full(
+            (len(run.tail_places),), -1, dtype=torch.int32, device=run.shared.device
+        )
 
     @property
     def all(self) -> Group:

@@ -34,8 +34,9 @@ class RowBuffer:
         """Copy arrays of int32 and int64 to the device."""
         size = sum(_padded(part) for part in parts.values())
         host, at = self._host(size), 0
+        words = host.numpy()
         for part in parts.values():
-            host[at : at + part.nbytes] = torch.from_numpy(part.reshape(-1).view(np.uint8))
+            words[at : at + part.nbytes] = part.reshape(-1).view(np.uint8)
             at += _padded(part)
         if self.there is None:
             self.there = torch.empty(size, dtype=torch.uint8, device=self.device)
@@ -136,12 +137,11 @@ def arrays(
     pages: int,
 ) -> dict[str, np.ndarray]:
     """A batch's rows as arrays; `pages` is the width of the table of pages, 0 for the least."""
-    rows = segments[-1].stop
-    owners, positions = np.zeros(rows, np.int32), np.zeros(rows, np.int32)
-    for number, segment in enumerate(segments):
-        owners[segment.start : segment.stop] = number
-        stop = segment.position + segment.stop - segment.start
-        positions[segment.start : segment.stop] = np.arange(segment.position, stop)
+    starts = np.array([segment.start for segment in segments], np.int32)
+    stops = np.array([segment.stop for segment in segments], np.int32)
+    first = np.array([segment.position for segment in segments], np.int32)
+    owners = np.repeat(np.arange(len(segments), dtype=np.int32), stops - starts)
+    positions = np.arange(len(owners), dtype=np.int32) + (first - starts)[owners]
     states = [segment.state for segment in segments]
     width = pages or max(1, *(len(state.page_addresses) for state in states))
     table = np.zeros((len(states), width), np.int64)
@@ -155,8 +155,8 @@ def arrays(
         "sources": np.array(sources, np.int32),
         "positions": positions,
         "owners": owners,
-        "starts": np.array([segment.start for segment in segments], np.int32),
-        "stops": np.array([segment.stop for segment in segments], np.int32),
+        "starts": starts,
+        "stops": stops,
         "tail": late,
         "tail_positions": positions[late],
         "tail_owners": owners[late],

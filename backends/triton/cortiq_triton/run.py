@@ -58,15 +58,17 @@ class Run(Walk[TritonState]):
 
     def place(
         self, buffer: RowBuffer, sources: Sequence[int] = (), pages: int = 0, fixed: bool = True
-    ) -> None:
-        """Upload row metadata and keep its places; with `pages`, so that launches captured from
-        this can be replayed after `fill`, unless what positions there are is not `fixed`.
+    ) -> dict[str, Any]:
+        """Upload row metadata, keep its places, and return it; with `pages`, so that launches
+        captured from this can be replayed after `fill`, unless what positions there are is not
+        `fixed`.
         """
         parts = self.fill(buffer, sources, pages)
         self.there, last = buffer.views(parts), pages * TILE - 1 if pages and fixed else None
         known = (self.tail_places, parts, self.there, self.shared.device, last)
         self.row_sets = row_sets(self.segments, *known)
         self.ids, self.tail_rows = self.there["tokens"], self.there["tail"].long()
+        return parts
 
     def compute(self) -> list[Sequence[Brought] | None]:  # type: ignore[override]
         """Run every step that is needed; what each sequence brings, None for one with a fault."""

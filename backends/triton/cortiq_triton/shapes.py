@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
+from cortiq_triton.language import pow2
 from cortiq_triton.plan import Plan
 from cortiq_triton.token_log import TokenLog
 
 SHARE = 16
 """Captured shapes hold at most this part of a device's memory."""
-ROWS = 64
-"""Rows of a mixed batch are a multiple of so many."""
+FEW_ROWS = 512
+FEW_STEP, MANY_STEP = 64, 128
+"""Rows of a mixed batch are a multiple of so many: of up to FEW_ROWS, and of more."""
+MANY_SEQUENCES = 32
+"""Sequences of a batch of more rows than FEW_ROWS are this or a power of two above it: logits that
+nobody reads take little beside so many rows.
+"""
+FILLING = 64
+"""Positions of the page that all sequences which fill up share."""
 
 
 class Scratch:
@@ -47,16 +55,35 @@ def padded_sequences(count: int) -> int:
     return -(-count // step) * step
 
 
-def padded_rows(rows: int, sequences: int) -> tuple[int, int]:
-    """Rows and sequences of a shape for so many; every sequence that is added has a row, and the
-    last of them the rest, `ROWS` at most.
+class MixedSize(NamedTuple):
+    """Rows and sequences of a shape of mixed batches.
+
+    Attributes
+    ----------
+    each : whether all rows have logits, of sequences of a few rows each; else their last rows.
+    filling : rows of a sequence that fills up, at most.
     """
-    most = padded_sequences(sequences)
-    total = -(-(rows + most - sequences) // ROWS) * ROWS
-    if most == sequences and total > rows:
-        most = padded_sequences(sequences + 1)
-        total = -(-(rows + most - sequences) // ROWS) * ROWS
-    return total, most
+
+    rows: int
+    sequences: int
+    each: bool
+    filling: int
+
+
+def mixed_size(counts: Sequence[int], each: bool) -> MixedSize:
+    """Return the shape's size for sequences of so many rows. The sequences that are added have a
+    few rows, as many as their one page has room for, and perhaps none.
+    """
+    rows, filling = sum(counts), FILLING
+    if each:
+        total, filling = padded_sequences(rows), pow2(max(counts))
+    else:
+        step = FEW_STEP if rows <= FEW_ROWS else MANY_STEP
+        total = -(-rows // step) * step
+    sequences = len(counts) - (rows - total) // filling
+    if each or rows <= FEW_ROWS:
+        return MixedSize(total, padded_sequences(sequences), each, filling)
+    return MixedSize(total, max(MANY_SEQUENCES, pow2(sequences)), each, filling)
 
 
 S = TypeVar("S")

@@ -6,7 +6,7 @@ logsumexp, then ids, values and logsumexp of the most likely tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from cortiq.backend import Argmax, Digest, Draw, DrawnLogit, Row, Top, Want
-from cortiq.backend.answers import drawing_want
 from cortiq.numerics.contract import TILE
 from cortiq_triton import draw, tail, top_logprobs
-from cortiq_triton.draw_numbers import NOTHING, Drawing, Features, Stored, arrays_of
-from cortiq_triton.language import pow2
+from cortiq_triton.draw_numbers import (
+    Features,
+)
 from cortiq_triton.rowset import RowBuffer
 
 LOGITS = "logits"
@@ -61,46 +61,6 @@ def answerable(row: Row) -> bool:
         elif not (isinstance(want, DrawnLogit) or want == Digest(LOGITS)):
             return False
     return bool(row.wants) and drawing < 2
-
-
-def ask(
-    rows: Sequence[Row], histories: Mapping[int, Stored], width: int
-) -> tuple[Asked, dict[str, np.ndarray]]:
-    """What rows ask for, and the arrays that kernels read of it.
-
-    Parameters
-    ----------
-    histories : ids of the rows whose draws look at them, by row. width : ids of a row of logits.
-    """
-    wants = [want for row in rows for want in row.wants]
-    drawing = [drawing_want(row.wants) for row in rows]
-    features: Features | None = None
-    arrays: dict[str, np.ndarray] = {}
-    if any(isinstance(want, Draw) for want in drawing):
-        features, arrays = arrays_of(
-            [
-                Drawing(want or Argmax(), at, at, row.position + getattr(want, "ahead", 1),
-                        histories.get(at, NOTHING))
-                for at, (row, want) in enumerate(zip(rows, drawing, strict=True))
-            ],
-            width,
-        )  # fmt: skip
-    counts = [want.count for want in wants if isinstance(want, Top)]
-    calibrations = {want.calibration for want in wants if isinstance(want, DrawnLogit)}
-    scaled = bool(calibrations - {1.0})
-    if scaled:
-        arrays["scales"] = np.array([_scale(row) for row in rows], np.float32).view(np.int32)
-    asked = Asked(
-        features, any(want is not None for want in drawing),
-        any(isinstance(want, Digest) for want in wants),
-        min(width, pow2(max(counts))) if counts else 0, bool(calibrations), scaled,
-    )  # fmt: skip
-    return asked, arrays
-
-
-def _scale(row: Row) -> np.float32:
-    found = (want.scale for want in row.wants if isinstance(want, DrawnLogit))
-    return next(found, np.float32(1))
 
 
 class StepAnswers:
@@ -155,7 +115,7 @@ class StepAnswers:
         counters = run.shared.counters
         return draw.draw(x, asked.draws, self.there, faults, counters, self._longest, run.ids)
 
-    def read(self, words: np.ndarray, wants: Sequence[tuple[Want, ...]]) -> list[dict[Want, Any]]:
+    def read(self, words: np.ndarray, wants: Sequence[tuple[Want, ...]]) -> list[RowAnswers]:
         """What each row wants, of the words of their answers: int32 [rows, words]."""
         n = self.asked.top
         tokens = words[:, TOKEN].tolist()
@@ -174,4 +134,39 @@ class StepAnswers:
             assert isinstance(want, Top)
             return ids[row, : want.count], values[row, : want.count], totals[row]
 
-        return [{want: answer(want, row) for want in mine} for row, mine in enumerate(wants)]
+        return [RowAnswers(mine, answer, row) for row, mine in enumerate(wants)]
+
+
+class RowAnswers(Mapping[Want, Any]):
+    """What a row brought, made of the columns of its step when somebody looks.
+
+    Wants are compared, the same object first: hashing one takes longer than all the rest.
+    """
+
+    __slots__ = ("_answer", "_row", "_wants")
+
+    def __init__(
+        self, wants: tuple[Want, ...], answer: Callable[[Want, int], Any], row: int
+    ) -> None:
+        self._wants, self._answer, self._row = wants, answer, row
+
+    def __getitem__(self, want: Want) -> Any:
+        for known in self._wants:
+            if known is want:
+                return self._answer(known, self._row)
+        if want in self._wants:
+            return self._answer(want, self._row)
+        raise KeyError(want)
+
+    def get(self, want: Want, default: Any = None) -> Any:
+        """Return the answer to a want, or the default."""
+        for known in self._wants:
+            if known is want:
+                return self._answer(known, self._row)
+        return self._answer(want, self._row) if want in self._wants else default
+
+    def __iter__(self) -> Iterator[Want]:
+        return iter(dict.fromkeys(self._wants))
+
+    def __len__(self) -> int:
+        return len(dict.fromkeys(self._wants))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from cortiq.backend import Batch, BatchResult
+from cortiq.backend import Batch, BatchResult, Row
 from cortiq.backend.executable import Accepted
 from cortiq_triton.call import Shared
 from cortiq_triton.plan import Plan
@@ -17,7 +17,7 @@ class Owner(Protocol):
     """An executable, as far as steps of decoding concern it; see `BaseExecutable`."""
 
     device: str
-    drawn: list[int | None]
+    drawn: Sequence[int | None]
     shared: Shared
     vocabulary: int
 
@@ -26,6 +26,9 @@ class Owner(Protocol):
 
     def owns(self, state: Any) -> bool:
         """Check whether a state is a living sequence of it."""
+
+    def lets_in(self, entry: str, row: Row, token: int) -> bool:
+        """Check whether a row without inputs certainly can be computed, with its room there."""
 
     def refusal(self, plan: Plan, batch: Batch, sequence: Accepted[TritonState]) -> str | None:
         """Say why a sequence's rows cannot be computed."""
@@ -39,16 +42,16 @@ class UnderWay(Protocol):
 
     Attributes
     ----------
-    accepted : sequences with rows in it. lost : those that a batch before it failed.
+    states : sequences with rows in it. lost : those that a batch before it failed.
     outcome, drawn : what it brought and drew, once it was read.
     """
 
     lost: set[TritonState]
     outcome: BatchResult | None
-    drawn: list[int | None]
+    drawn: Sequence[int | None]
 
     @property
-    def accepted(self) -> Sequence[Accepted[TritonState]]:
+    def states(self) -> Sequence[TritonState]:
         """Sequences with rows in it."""
 
     def draws(self, row: Any) -> bool:

@@ -1,44 +1,67 @@
 """Launches that serving needs, before anybody waits for them.
 
 Batches of every kind that differ in their kernels are walked through with nothing launched: rows of
-decoding steps by the sizes of tiles that suit them, and pieces of prompts and drafts.
+decoding steps by the sizes of tiles that suit them, and pieces of prompts and drafts. Layers that
+are alike are walked through once. Draws have their own kernels for every set of features, so rows
+with each set are among them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from itertools import product
 from typing import Any
 
 import torch
 
 from cortiq.backend import Argmax, Batch, Digest, Draw, DrawnLogit, Row, Top, Want
 from cortiq.backend.executable import Accepted
+from cortiq.backend.plan import Step
 from cortiq.numerics.sampling import Sampling
+from cortiq_triton.answers import Answers
+from cortiq_triton.asking import ask
 from cortiq_triton.decode import FEWEST_PAGES
 from cortiq_triton.draw_numbers import Stored
 from cortiq_triton.language import ceil_div
+from cortiq_triton.mixed import MOST_EACH
 from cortiq_triton.rowset import RowBuffer
 from cortiq_triton.run import Run
 from cortiq_triton.shapes import Scratch
-from cortiq_triton.step_answers import LOGITS, StepAnswers, ask
+from cortiq_triton.step_answers import LOGITS, StepAnswers
 
 DIGEST = Digest(LOGITS)
+
+
+def every_draw() -> Iterator[Draw]:
+    """Yield a draw with each set of features that `draw_numbers.Features` tells apart."""
+    for top_k, top_p, min_p, bias, penalty, mask in product((False, True), repeat=6):
+        chosen = Sampling(
+            temperature=0.8, top_k=50 * top_k, top_p=0.9 if top_p else 1.0, min_p=0.1 * min_p,
+            logit_bias={0: 1.0} if bias else {}, presence_penalty=0.1 * penalty,
+        )  # fmt: skip
+        yield Draw(chosen, mask=b"\x01" if mask else None)
+
+
+PLAIN: tuple[Want, ...] = (Argmax(), DIGEST)
 WANTS: tuple[tuple[Want, ...], ...] = (
-    (Argmax(), DIGEST),
+    PLAIN,
     (Argmax(), DIGEST, DrawnLogit()),
-    (Draw(Sampling(temperature=0.8)), DIGEST),
-    (Draw(Sampling(temperature=0.8, top_k=50, top_p=0.9, min_p=0.1)), DIGEST),
-    (Draw(Sampling(temperature=0.0, repetition_penalty=1.1)), DIGEST),
-    (Draw(Sampling(top_k=50, logit_bias={0: 1.0}), mask=b"\x01"), DIGEST),
-    (Draw(Sampling(top_k=50, top_p=0.9, min_p=0.1), mask=b"\x01"), DIGEST),
-    (Draw(Sampling(presence_penalty=0.1, top_p=0.9)), DIGEST, DrawnLogit(), Top(2)),
+    (Argmax(), DIGEST, DrawnLogit(0.5)),
+    (Argmax(), DIGEST, DrawnLogit(), Top(1)),
+    (Argmax(), DIGEST, DrawnLogit(0.5), Top(2)),
+    (Top(16),),
+    *((draw, DIGEST) for draw in every_draw()),
 )
-"""What rows that draw may want, so that every kernel of draws is met."""
+"""What rows may want, so that every kernel of answers is met."""
 DECODING = (1, 16, 32, 64, 128, 256)
 """Sequences of a decoding step: others have the kernels of the next larger number."""
 PIECES = (2, 3, 5, 9, 16, 32, 64, 128, 512, 1024, 2048)
 """Rows of a batch in few sequences: drafts that are verified, and pieces of prompts."""
+ANSWERED = 2
+"""Rows that are walked through with everything they may want: how many there are is data."""
 
 
 @contextmanager
@@ -53,54 +76,100 @@ def _cleared() -> Iterator[None]:
         torch.empty, torch.empty_like, torch.Tensor.new_empty = before
 
 
+def facts_of(value: Any) -> Hashable:
+    """Return what decides which kernels a value meets: numbers and shapes, not what arrays hold."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, tuple(value.shape), value.data_ptr() % 16
+    if isinstance(value, tuple | list):
+        return type(value), *map(facts_of, value)
+    if isinstance(value, dict):
+        return tuple((name, facts_of(part)) for name, part in value.items())
+    if is_dataclass(value):
+        return type(value), *(facts_of(getattr(value, field.name)) for field in fields(value))
+    return value if isinstance(value, Hashable) else repr(value)
+
+
+class WarmingRun(Run):
+    """A run whose steps are launched once of those that are alike but for their layer.
+
+    Attributes
+    ----------
+    made : what such steps returned.
+    """
+
+    made: dict[Hashable, Sequence[Any]]
+
+    def outputs(self, step: Step, call: Any, inputs: list[Any], rows: int) -> Sequence[Any]:
+        """Launch a step, unless one like it was launched."""
+        cells = getattr(step.kernel, "__closure__", None) or ()
+        key = (
+            re.sub(r"\d+", "#", step.node.name), facts_of(step.node.op), rows,
+            getattr(step.kernel, "__code__", step.kernel),
+            facts_of([cell.cell_contents for cell in cells]),
+            facts_of(dict(step.weights)), facts_of(inputs),
+        )  # fmt: skip
+        if key not in self.made:
+            self.made[key] = super().outputs(step, call, inputs, rows)
+        return self.made[key]
+
+
 def walk(executable: Any) -> None:
     """Walk through these batches; the entries that rows must supply values for are left out."""
     with _cleared():
-        _walk(executable)
+        for name, plan in executable.plans.items():
+            if set(plan.graph.inputs) <= {"token", "position"}:
+                _walk(executable, name, LOGITS in plan.graph.values)
 
 
-def _walk(executable: Any) -> None:
-    for name, plan in executable.plans.items():
-        if not set(plan.graph.inputs) <= {"token", "position"}:
-            continue
-        answered = LOGITS in plan.graph.values
-        for sequences in DECODING:
-            _step(executable, name, sequences, answered)
-        for rows in PIECES:
-            if rows <= executable.batch_rows:
-                _piece(executable, name, rows, answered)
+def _walk(executable: Any, name: str, answered: bool) -> None:
+    wants: tuple[Want, ...] = PLAIN if answered else ()
+    for sequences in DECODING:
+        run = _placed(executable, name, sequences, 1, wants)
+        run.launch()
+        if answered:
+            _answer(run, WANTS[:4])
+        if answered and sequences == 1:
+            _answer(run, WANTS)
+    for rows in PIECES:
+        if rows <= executable.batch_rows:
+            sequences = ceil_div(rows, executable.program.context)
+            each = ceil_div(rows, sequences)
+            for everywhere in (False, answered and rows <= MOST_EACH):
+                run = _placed(executable, name, sequences, each, wants, everywhere)
+                run.fetch(range(sequences * each))
+    if answered:
+        run = _placed(executable, name, ANSWERED, 1, wants)
+        run.launch()
+        _answer(run, WANTS)
+        for mine in WANTS:  # as they are answered launch by launch
+            run.rows = [Row(row.state, row.position, 0, mine) for row in run.rows]
+            Answers(run)
 
 
-def _step(executable: Any, name: str, sequences: int, answered: bool) -> None:
-    """Walk through a step of decoding, with everything that its rows may want."""
-    run = _placed(executable, name, sequences, 1, WANTS[0] if answered else ())
-    run.launch()
-    width = run.plan.graph.values[LOGITS].shape[-1] if answered else 0
-    for wants in WANTS if answered else ():
+def _answer(run: Run, every: Sequence[tuple[Want, ...]]) -> None:
+    """Answer each of these wants of all rows of a run, as a step does."""
+    width = run.plan.graph.values[LOGITS].shape[-1]
+    for wants in every:
         rows = [Row(row.state, row.position, 0, wants) for row in run.rows]
-        held = dict.fromkeys(range(sequences), Stored(0, 1))
-        asked, arrays = ask(rows, held, width)
+        asked, arrays = ask(rows, dict.fromkeys(range(len(rows)), Stored(0, 1)), width)
         StepAnswers(run, asked, arrays, FEWEST_PAGES).launch()
 
 
-def _piece(executable: Any, name: str, rows: int, answered: bool) -> None:
-    """Walk through rows of one sequence, or of as many as have room for them."""
-    sequences = ceil_div(rows, executable.program.context)
-    each = ceil_div(rows, sequences)
-    for wants in WANTS if answered else ((),):
-        _placed(executable, name, sequences, each, wants).fetch(range(sequences * each))
-
-
-def _placed(executable: Any, name: str, sequences: int, rows: int, wants: tuple[Want, ...]) -> Run:
-    """Make a run whose rows are on the device; the last of each sequence has wants."""
+def _placed(
+    executable: Any, name: str, sequences: int, rows: int, wants: tuple[Want, ...],
+    everywhere: bool = False,
+) -> Run:  # fmt: skip
+    """Make a run whose rows are on the device; the last of each sequence has wants, or all."""
     accepted, batch = [], []
     for number in range(sequences):
         state: Any = Scratch()
         first = number * rows
         accepted.append(Accepted(state, range(first, first + rows), [0] * rows))
-        batch += [Row(state, i, 0, wants if i == rows - 1 else ()) for i in range(rows)]
+        wanting = range(rows) if everywhere else (rows - 1,)
+        batch += [Row(state, i, 0, wants if i in wanting else ()) for i in range(rows)]
     plan, drawn = executable.plans[name], executable.decoder.drawn
-    run = Run(plan, Batch(batch, name), accepted, executable.shared, drawn)
+    run = WarmingRun(plan, Batch(batch, name), accepted, executable.shared, drawn)
+    run.made = {}
     buffer = RowBuffer(executable.device, turns=1)
     run.place(buffer, [-1] * len(batch), FEWEST_PAGES, fixed=rows == 1)
     return run

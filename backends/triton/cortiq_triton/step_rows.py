@@ -1,0 +1,135 @@
+"""Rows of a decoding step on the host: who they are, and the arrays that a captured shape reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cortiq.backend import LATE, Argmax, Batch, Draw, Row, Want
+from cortiq.backend.answers import drawing_want
+from cortiq.backend.executable import Accepted
+from cortiq.backend.requests import penalises
+from cortiq_triton.state import TritonState
+from cortiq_triton.step_answers import answerable
+
+
+class WantFacts(NamedTuple):
+    """What a step has to know of a row's wants.
+
+    Attributes
+    ----------
+    answerable : whether a step can answer them. drawing : the want that draws. looks : whether it
+        depends on the ids so far. is_late : whether its mask comes later. checked : the wants
+        without that mask.
+    """
+
+    wants: tuple[Want, ...]
+    answerable: bool
+    drawing: Draw | Argmax | None
+    looks: bool
+    is_late: bool
+    checked: tuple[Want, ...]
+
+
+class KnownFacts:
+    """Facts of wants by identity: those of a request are looked at once, not once a step."""
+
+    MOST = 1024
+
+    def __init__(self) -> None:
+        self._held: dict[int, WantFacts] = {}
+
+    def of(self, row: Row) -> WantFacts:
+        """Return the facts of a row's wants."""
+        known = self._held.get(id(row.wants))
+        if known is not None and known.wants is row.wants:
+            return known
+        drawing = drawing_want(row.wants)
+        looks = isinstance(drawing, Draw) and penalises(drawing)
+        is_late, checked = False, row.wants
+        if isinstance(drawing, Draw) and drawing.mask is LATE:
+            bare = replace(drawing, mask=None)
+            is_late, checked = True, tuple(bare if w is drawing else w for w in row.wants)
+        facts = WantFacts(row.wants, answerable(row), drawing, looks, is_late, checked)
+        if not getattr(drawing, "mask", None):  # masks have kilobytes, and change
+            if len(self._held) >= self.MOST:
+                self._held.clear()
+            self._held[id(row.wants)] = facts
+        return facts
+
+
+class StepRows(NamedTuple):
+    """The rows of a step, each of another sequence.
+
+    Attributes
+    ----------
+    sources : the row of the batch before that draws a row's id, or −1.
+    """
+
+    states: list[TritonState]
+    positions: list[int]
+    tokens: list[int]
+    sources: list[int]
+    facts: list[WantFacts]
+
+    def looking(self) -> list[int]:
+        """Return the rows whose draws depend on the ids so far."""
+        return [at for at, facts in enumerate(self.facts) if facts.looks]
+
+    def late(self) -> list[int]:
+        """Return the rows whose draws wait for their masks."""
+        return [at for at, facts in enumerate(self.facts) if facts.is_late]
+
+    def accepted(self) -> list[Accepted[Any]]:
+        """Return the rows as a run takes them."""
+        pairs = enumerate(zip(self.states, self.tokens, strict=True))
+        return [Accepted(state, range(at, at + 1), [token]) for at, (state, token) in pairs]
+
+
+def plain_rows(batch: Batch, facts: KnownFacts) -> list[WantFacts] | None:
+    """Return the facts of a batch's rows; None unless each is another sequence's, supplies nothing
+    and wants only what a step can answer.
+    """
+    found = []
+    for row in batch.rows:
+        known = facts.of(row)
+        if row.inputs or not known.answerable:
+            return None
+        found.append(known)
+    states = {id(row.state) for row in batch.rows}
+    return found if len(states) == len(found) else None
+
+
+class StepArrays:
+    """The arrays of a shape's rows; a step writes what is other than in the one before.
+
+    Attributes
+    ----------
+    parts : as `rowset.arrays` made them for the first step of the shape.
+    """
+
+    def __init__(self, parts: dict[str, np.ndarray], states: Sequence[Any]) -> None:
+        self.parts = parts
+        self._pages = [state.page_addresses for state in states]
+
+    def update(self, rows: StepRows, filler: Any) -> dict[str, np.ndarray]:
+        """Write the rows of a step, filled up by rows of a sequence that nobody reads."""
+        parts, count = self.parts, len(rows.states)
+        lacking = len(self._pages) - count
+        for at, state in enumerate([*rows.states, *[filler] * lacking]):
+            addresses = state.page_addresses
+            if addresses is not self._pages[at]:  # these are made anew whenever one changes
+                self._pages[at] = addresses
+                line = parts["table"][at]
+                line[: len(addresses)] = addresses
+                line[len(addresses) :] = 0
+                parts["fixed"][at] = state.block_address
+        unread = [0] * lacking
+        parts["tokens"][:] = rows.tokens + unread
+        parts["sources"][:] = rows.sources + [-1] * lacking
+        parts["positions"][:] = rows.positions + unread
+        parts["tail_positions"][:] = parts["positions"][parts["tail"]]
+        return parts

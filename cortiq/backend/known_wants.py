@@ -1,0 +1,29 @@
+"""Wants of rows that were checked before."""
+
+from __future__ import annotations
+
+from cortiq.backend.batch import Draw, Want
+
+
+class KnownWants:
+    """Wants of rows that were found answerable: checked once for a request, not once a step.
+
+    They are told apart by identity, and held, so that no others can be at their addresses.
+    """
+
+    MOST = 1024
+
+    def __init__(self) -> None:
+        self._held: dict[int, tuple[Want, ...]] = {}
+
+    def __contains__(self, wants: tuple[Want, ...]) -> bool:
+        return self._held.get(id(wants)) is wants
+
+    def add(self, wants: tuple[Want, ...]) -> None:
+        """Note wants that have an answer; not with masks, which have kilobytes and change."""
+        if any(isinstance(want, Draw) and want.mask for want in wants):
+            return
+        if len(self._held) >= self.MOST:
+            self._held.clear()
+        if type(wants) is tuple:
+            self._held[id(wants)] = wants
