@@ -3,9 +3,9 @@
 A block of 32 is code·scale + low, with codes 0 … 15. Steps a little finer or coarser than the
 block's range are tried; for the codes of each, scale and low are those of least squares. Q4_K keeps
 both as integers of six bits under two f16 numbers of 256 columns: integers one beside the nearest
-are tried too, then the f16 numbers of least squares. Everything is float32 in a written order, on
-blocks brought near 1 by a power of two, so that the same floats give the same bytes on every
-machine, flushing to zero or not.
+are tried too, then the f16 numbers of least squares. Everything is float32 in a written order, so
+that the same floats give the same bytes on every machine. Where f16 has the scale, an error is 0 or
+at least 2⁻⁶³: no square is subnormal, and flushing to zero changes no choice that is seen.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cortiq.numerics.blockquants import BLOCK
-from cortiq.numerics.contract import F32, Floats, magnitude_bits, snap
+from cortiq.numerics.contract import F32, Floats
 from cortiq.numerics.kquants import BLOCK as WIDE
 from cortiq.numerics.sums import canonical_sum
 from cortiq.numerics.unpacked_weights import Bytes, half_to_float
@@ -55,7 +55,7 @@ def _codes(x: Floats, scale: Floats, low: Floats) -> Floats:
 
 
 def _error(x: Floats, codes: Floats, scale: Floats, low: Floats) -> Floats:
-    off = snap((codes * scale[..., None] + low[..., None]) - x)
+    off = (codes * scale[..., None] + low[..., None]) - x
     return canonical_sum(off * off)
 
 
@@ -93,24 +93,16 @@ def fit(x: Floats, negative: bool) -> LeastSquares:
     return best
 
 
-class _Unit:
-    """Powers of two that bring the largest of each group of columns, [..., n], into [1, 2)."""
+def _half(values: Floats) -> Bytes:
+    """Return f16 numbers as byte pairs: uint8 [..., 2]."""
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(values.astype("<f2"))[..., None].view(np.uint8)
 
-    def __init__(self, x: Floats) -> None:
-        exponents = magnitude_bits(x).max(axis=-1) >> 23
-        exponents = np.where(exponents == 0, np.int32(127), exponents)
-        self.size = (exponents << 23).view(F32)
-        self.inverse = ((np.int32(254) - exponents) << 23).view(F32)
 
-    def half(self, values: Floats) -> Bytes:
-        """Return numbers in this unit as f16 byte pairs: uint8 [..., 2]."""
-        with np.errstate(over="ignore"):
-            return (values * self.size).astype("<f2")[..., None].view(np.uint8)
-
-    def as_half(self, values: Floats) -> Floats:
-        """Return numbers in this unit rounded to f16, but for those that have none."""
-        halves = half_to_float(self.half(values))[..., 0]
-        return np.where(np.isfinite(halves), halves * self.inverse, values)
+def _as_half(values: Floats) -> Floats:
+    """Return numbers rounded to f16, but for those that have none."""
+    halves = half_to_float(_half(values))[..., 0]
+    return np.where(np.isfinite(halves), halves, values)
 
 
 def _nibbles(codes: Floats, run: int) -> Bytes:
@@ -128,28 +120,25 @@ class NarrowBlocks:
     """
 
     def __init__(self, values: Floats) -> None:
-        self._unit = unit = _Unit(values)
-        self._x = x = snap(values * unit.inverse[:, None])
+        self._x = x = values
         best: LeastSquares | None = None
         found = fit(x, negative=False)
         for _ in range(2):
-            scale, low = unit.as_half(found.scale), unit.as_half(found.low)
+            scale, low = _as_half(found.scale), _as_half(found.low)
             codes = _codes(x, scale, low)
             rounded = LeastSquares(scale, low, _error(x, codes, scale, low))
             best = rounded if best is None else best.better(rounded)
             found = _fitted(x, codes, negative=False)
         assert best is not None
-        self._scale, self._low = best.scale, best.low
-        self.scale = (best.scale * unit.size)[:, None]
-        self.low = (best.low * unit.size)[:, None]
+        self.scale, self.low = best.scale[:, None], best.low[:, None]
 
     def codes(self) -> Floats:
         """Return the nearest codes, float32 [n, 32]."""
-        return _codes(self._x, self._scale, self._low)
+        return _codes(self._x, self.scale[:, 0], self.low[:, 0])
 
     def raw(self, codes: Floats) -> Bytes:
         """Return blocks with these codes: uint8 [n, 20]."""
-        halves = [self._unit.half(part) for part in (self._scale, self._low)]
+        halves = [_half(part[:, 0]) for part in (self.scale, self.low)]
         return np.concatenate([*halves, _nibbles(codes, BLOCK // 2)], axis=1)
 
 
@@ -162,17 +151,15 @@ class WideBlocks:
     """
 
     def __init__(self, values: Floats) -> None:
-        self._unit = _Unit(values)
-        self._x = snap((values * self._unit.inverse[:, None]).reshape(-1, SUBS, BLOCK))
+        self._x = values.reshape(-1, SUBS, BLOCK)
         found = fit(self._x, negative=True)
-        self._d = self._unit.as_half(found.scale.max(axis=-1) * (F32(1) / LARGEST_PART))
-        self._dmin = self._unit.as_half((-found.low).max(axis=-1) * (F32(1) / LARGEST_PART))
+        self._d = _as_half(found.scale.max(axis=-1) * (F32(1) / LARGEST_PART))
+        self._dmin = _as_half((-found.low).max(axis=-1) * (F32(1) / LARGEST_PART))
         self._scales = _integers(found.scale, self._d)
         self._minima = _integers(-found.low, self._dmin)
         self._try_neighbours()
         self._fit_halves()
-        scale, low = self._floats(self._d, self._dmin, self._scales, self._minima)
-        self.scale, self.low = (part * self._unit.size[:, None] for part in (scale, low))
+        self.scale, self.low = self._floats(self._d, self._dmin, self._scales, self._minima)
 
     def codes(self) -> Floats:
         """Return the nearest codes, float32 [n, 256]."""
@@ -181,7 +168,7 @@ class WideBlocks:
 
     def raw(self, codes: Floats) -> Bytes:
         """Return blocks with these codes: uint8 [n, 144]."""
-        halves = [self._unit.half(part) for part in (self._d, self._dmin)]
+        halves = [_half(part) for part in (self._d, self._dmin)]
         parts = [part.astype(np.uint8) for part in (self._scales, self._minima)]
         return pack_q4_k(halves, parts, codes)
 
@@ -217,7 +204,7 @@ class WideBlocks:
         spread = aa * bb - ab * ab
         d = np.where(spread > 0, _ratio(ax * bb - bx * ab, spread), _ratio(ax, aa))
         dmin = _ratio(bx * aa - ax * ab, spread)
-        d, dmin = (self._unit.as_half(np.maximum(part, F32(0))) for part in (d, dmin))
+        d, dmin = (_as_half(np.maximum(part, F32(0))) for part in (d, dmin))
         old, new = (
             canonical_sum(self._error_of(*pair, self._scales, self._minima))
             for pair in ((self._d, self._dmin), (d, dmin))

@@ -85,11 +85,13 @@ def test_zeros_constants_and_every_size_are_kept(layout):
 
 
 @pytest.mark.parametrize("layout", BLOCKS)
-def test_flushing_to_zero_changes_no_byte(layout):
-    rng = np.random.default_rng(1)
-    sizes = 2.0 ** rng.uniform(-39, 3, (16, 256))
-    values = (rng.standard_normal((16, 256)) * sizes).astype(F32)
-    values[:8] = values[:8] * F32(2.0**-35)
+@pytest.mark.parametrize("top", [-36, -25, -21, 0, 30])
+def test_flushing_to_zero_changes_no_byte(layout, top):
+    """Blocks around f16's least scales, with elements down to the least canonical ones."""
+    rng = np.random.default_rng(top + 40)
+    values = rng.standard_normal((16, 256)) * 2.0 ** rng.uniform(-40, top, (16, 256))
+    values[8:] = np.rint(values[8:] * 2.0 ** (4 - top)) * 2.0 ** (top - 4)  # nearly on a grid
+    values = values.astype(F32)
     values = np.where(np.abs(values) < 2.0**-40, F32(0), values)
     same_when_flushed(lambda: four_bit_rows(layout, values))
 
@@ -121,8 +123,11 @@ def test_codes_in_the_layout_asked_for_stay_as_they_are():
 
 
 @pytest.mark.parametrize("columns", [256, 32])
-def test_scales_beyond_f16_are_refused_by_name(columns):
-    values = np.where(np.arange(columns)[None] % 2, F32(1e9), F32(-1e9))
-    with pytest.raises(UnsupportedError, match=r"layers\.3.*1e\+09") as caught:
+@pytest.mark.parametrize("size", [1e9, 1e15])
+def test_scales_beyond_f16_are_refused_by_name(columns, size):
+    values = np.where(np.arange(columns)[None] % 2, F32(size), F32(-size))
+    with pytest.raises(
+        UnsupportedError, match=rf"layers\.3.*1e\+{9 if size < 1e10 else 15:02}"
+    ) as caught:
         convert(Weight.from_floats(values), "w4", "layers.3")
     assert "w8" in caught.value.hint
