@@ -34,7 +34,7 @@ LIMITS: Mapping[str, int] = {
     "backends/reference": 950,
     "backends/triton": 8350,
     "backends/wgpu": 5520,
-    "benchmarks": 3600,
+    "benchmarks": 3640,
     "conformance": 7470,
     "cortiq": 710,
     "cortiq/backend": 4890,
