@@ -34,7 +34,7 @@ SLICE_BYTES = 1 << 22
 
 @cache
 def packing_hash() -> str:
-    """Return a hash of all code that decides how a matrix is packed: the library and these files."""
+    """Return a hash of all code that packs a matrix: the library and these files."""
     files = [Path(__file__).with_name(f"{name}.py") for name in ("packing", "repacking", "weights")]
     digest = hashlib.sha256(library_hash().encode())
     for file in files:
