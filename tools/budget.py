@@ -43,7 +43,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/dialects": 1050,
     "cortiq/domains": 270,
     "cortiq/engine": 4220,
-    "cortiq/formats": 4000,
+    "cortiq/formats": 4050,
     "cortiq/ir": 2530,
     "cortiq/model": 1790,
     "cortiq/models": 3110,
