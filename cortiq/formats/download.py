@@ -65,14 +65,22 @@ class RemoteFile:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects, but not from https to what others can read and change."""
+    """Follows redirects, but not from https to what others can read and change.
+
+    Headers for a server only stay with requests to it: the hub redirects from a repository's
+    earlier name.
+    """
 
     def redirect_request(
         self, request: Any, answer: Any, code: int, reason: str, headers: Any, target: str
     ) -> urllib.request.Request | None:
-        if urlsplit(target).scheme not in {"https", request.type}:
+        before, after = urlsplit(request.full_url), urlsplit(target)
+        if after.scheme not in {"https", request.type}:
             raise DownloadError(f"the server sends on to {target}", where=request.full_url)
-        return super().redirect_request(request, answer, code, reason, headers, target)
+        made = super().redirect_request(request, answer, code, reason, headers, target)
+        if made and (before.scheme, before.netloc) == (after.scheme, after.netloc):
+            made.unredirected_hdrs.update(request.unredirected_hdrs)
+        return made
 
 
 def download(remote: RemoteFile, target: Path, report: ReportBytes) -> None:

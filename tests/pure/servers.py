@@ -19,7 +19,7 @@ class OneFile(ThreadingHTTPServer):
     cut : bytes after which each answer breaks off; None for never.
     answers : status codes of the first requests, in place of the file.
     pause : seconds between pieces of 64 KiB.
-    elsewhere : where it redirects to.
+    elsewhere : where it redirects to from `url`.
     headers : of its answers, in place of the usual ones; None for one left out.
     asked : (range, authorization) of every request.
     """
@@ -47,7 +47,7 @@ class Handler(BaseHTTPRequestHandler):
         self.server.asked.append((told, self.headers.get("Authorization")))
         if self.server.answers:
             return self.refuse(self.server.answers.pop(0))
-        if self.server.elsewhere:
+        if self.server.elsewhere and self.server.url.endswith(self.path):
             self.send_response(302)
             self.send_header("Location", self.server.elsewhere)
             return self.end_headers()

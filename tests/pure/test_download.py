@@ -147,6 +147,14 @@ def test_a_token_goes_to_its_own_server_only(server, tmp_path):
     assert server.asked == [(None, None)]
 
 
+def test_a_token_stays_where_a_server_has_renamed_a_file(server, tmp_path):
+    for target in ("/renamed.gguf", server.url.replace("/files/tiny", "/renamed")):
+        server.elsewhere = target
+        fetched(server, tmp_path, headers={"Authorization": "Bearer secret"})
+        (tmp_path / "tiny.gguf").unlink()
+    assert server.asked == [(None, "Bearer secret")] * 4
+
+
 @pytest.mark.parametrize(
     ("header", "value", "words"),
     [
