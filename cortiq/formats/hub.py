@@ -174,7 +174,7 @@ def _closed(source: HubName) -> str:
 def _fetch(source: HubName, temporary: Path, progress: Progress | None) -> None:
     """Fetch and verify every file, and put the model's folder into place."""
     if not importlib.util.find_spec("huggingface_hub"):
-        hint = "pip install 'cortiq[hub]'"
+        hint = "pip install huggingface-hub"
         raise DownloadError("needs the package huggingface_hub", where=source.name, hint=hint)
     listing = _listing(source)
     cache = HubCache(source, listing.commit)

@@ -448,7 +448,7 @@ def test_a_closed_repository_opens_by_its_earlier_name(serve, monkeypatch):
 
 def test_without_huggingface_hub_it_says_what_to_install(monkeypatch, cache):
     monkeypatch.setattr(hub.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(DownloadError, match=r"pip install 'cortiq\[hub\]'"):
+    with pytest.raises(DownloadError, match=r"pip install huggingface-hub"):
         fetch.pull("hf:org/name")
     assert left_in(cache) == []
 
