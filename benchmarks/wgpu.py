@@ -1,11 +1,14 @@
 """Measure the wgpu backend beside its device's bandwidth: one table, and JSON at the end.
 
     python benchmarks/wgpu.py [--device NAME] [--sweep] [--model synthetic:llama3-8b] [--small]
-                              [--beside triton] [--json FILE]
+                              [--only SECTION]... [--beside triton] [--json FILE]
 
 `stream` is a kernel that only reads; `matvec` is one quantised row times w8 matrices of the model's
 shapes, so many that no cache holds them, as GB/s of weights and as a share of the stream; `tiles`
-is 512 rows times the same matrices, in 10¹² products of a 16-bit and an 8-bit number a second.
+is 512 rows times the same matrices, in 10¹² products of a 16-bit and an 8-bit number a second;
+`blocks` is 512 rows times a matrix in formats of blocks, by the kernel in which a lane has an
+output and by tiles, whose bits are compared; `uploads` is bytes of weights a second, packed and on
+the device.
 `--sweep` tries other sizes of both kernels, prints what each gives, and uses the best for what
 follows: they change no bit, which is looked at. `decode` and `prefill` are the model's, through the
 same executable as `cortiq generate`, their bits held against the CPU backend's; then every kind of
@@ -36,7 +39,7 @@ from cortiq.models.synthetic import open_synthetic
 from cortiq.plugins import default_plugins
 from cortiq_wgpu import open_devices
 from cortiq_wgpu.backend import WgpuBackend
-from cortiq_wgpu.device_rates import ProductProbe, dispatch_seconds, stream_rate
+from cortiq_wgpu.device_rates import ProductProbe, dispatch_seconds, stream_rate, upload_rate
 from cortiq_wgpu.tuning import TUNING, ProductTuning
 
 SHAPES = {
@@ -51,9 +54,13 @@ STREAMS = [
     for lines, turns in ((4, 1), (4, 2), (8, 1))
 ]
 TILES = [
-    {"rows": rows, "outputs": outputs, "units": units}
-    for rows, outputs, units in ((4, 8, 2), (4, 8, 1), (8, 8, 2), (8, 8, 1), (8, 4, 2), (4, 4, 4))
+    {"rows": rows, "outputs": outputs, "down": down}
+    for rows, outputs, down in ((8, 4, 8), (4, 4, 8), (8, 4, 16), (4, 4, 16), (4, 8, 16))
 ]
+BLOCKS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ2_XS",
+          "IQ4_XS", "MXFP4", "w8b256", "e2m1b16", "e4m3b32")  # fmt: skip
+UPLOADED = ("w8", "Q8_0", "Q4_1", "Q4_K", "Q6_K")
+SECTIONS = ("stream", "matvec", "tiles", "blocks", "uploads", "whole", "other")
 GIB = 1 << 30
 
 
@@ -71,6 +78,7 @@ class WgpuBenchmark:
     small: bool
     sweep: bool
     beside: str | None
+    only: tuple[str, ...] = SECTIONS
     tuning: ProductTuning = TUNING
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -85,7 +93,7 @@ class WgpuBenchmark:
         self.gpu = open_devices.opened(self.device)
         self.say("device", self.gpu.info["device"])
         self.say("driver", self.gpu.info["description"])
-        for section in (self.stream, self.matvec, self.tiles, self.whole, self.other):
+        for section in (getattr(self, name) for name in SECTIONS if name in self.only):
             start = time.perf_counter()
             try:
                 section()
@@ -123,6 +131,25 @@ class WgpuBenchmark:
             self._best("tiles T/s", tried, products, 1e12)
         for what, product in products.items():
             self.say(f"tiles {what} T/s", product.tiled(self.tuning) / 1e12)
+
+    def blocks(self) -> None:
+        """Measure many rows times matrices in blocks, by lanes and in tiles."""
+        height, width = (256, 512) if self.small else SHAPES["o"]
+        for layout in BLOCKS:
+            probe = ProductProbe(self.gpu, height, width, 70 if self.small else 512, 1, layout)
+            before = probe.by_lanes()
+            expected = probe.result().tobytes()
+            rate = probe.tiled(self.tuning)
+            self.say(f"blocks {layout} in tiles T/s", rate / 1e12)
+            self.say(f"blocks {layout} in tiles, times a lane an output", rate / before)
+            if probe.result().tobytes() != expected:
+                raise RuntimeError(f"other bits for {layout}")
+
+    def uploads(self) -> None:
+        """Measure how fast weights go to the device."""
+        for layout in UPLOADED:
+            rate = upload_rate(self.gpu, layout, 1 << 20 if self.small else GIB)
+            self.say(f"uploads {layout} GB/s", rate / 1e9)
 
     def _products(self, rows: int, nbytes: int) -> dict[str, ProductProbe]:
         shapes = self.shapes.items()
@@ -246,12 +273,14 @@ def main() -> None:
     parser.add_argument("--device", help="an adapter's name or number")
     parser.add_argument("--model", default=golden.MODEL)
     parser.add_argument("--sweep", action="store_true", help="try sizes of kernels, use the best")
+    parser.add_argument("--only", action="append", choices=SECTIONS, help="this section; several")
     parser.add_argument("--beside", help="another backend to measure the model on, triton say")
     parser.add_argument("--small", action="store_true", help="little memory, a tiny model")
     parser.add_argument("--json", type=Path, help="write the numbers here, too")
     given = parser.parse_args()
     model = "synthetic:tiny-llama?format=w8" if given.small else given.model
-    bench = WgpuBenchmark(given.device, model, given.small, given.sweep, given.beside)
+    only = tuple(given.only or SECTIONS)
+    bench = WgpuBenchmark(given.device, model, given.small, given.sweep, given.beside, only)
     bench.run()
     text = json.dumps(bench.facts, indent=1)
     print(text)

@@ -33,7 +33,7 @@ LIMITS: Mapping[str, int] = {
     "backends/mlx": 1760,
     "backends/reference": 950,
     "backends/triton": 8350,
-    "backends/wgpu": 4940,
+    "backends/wgpu": 5520,
     "benchmarks": 3550,
     "conformance": 7470,
     "cortiq": 710,

@@ -7,6 +7,11 @@ from dataclasses import dataclass
 from cortiq.backend.windows import ROLLBACK_ROWS
 from cortiq.ir import Ring
 
+MARK = 64
+"""A recurrent state is kept at lengths that this divides, the last two of them."""
+KEPT = 128
+"""Rows of a recurrence kept to be read again: a sequence can go back `MARK` rows exactly."""
+
 
 def ring_rows(slot: Ring) -> int:
     """Count the rows that a ring keeps: those that the next row sees, and as many to go back."""
@@ -35,6 +40,37 @@ class RecurrentExtent:
     def begin(self, length: int, base: int = 0) -> None:
         """Begin at what was imported, of a sequence of this many rows."""
         self.length = length
+
+
+@dataclass
+class MarkedExtent(RecurrentExtent):
+    """A state that can go back to its marks, and from there through the rows that were kept.
+
+    Attributes
+    ----------
+    marks : lengths at which the state is known, ascending; m is at 1 + m // MARK % 2.
+    """
+
+    marks: tuple[int, ...] = (0,)
+
+    def written(self, length: int) -> None:
+        """Count the rows up to so many as computed, and marks taken on the way."""
+        first, last = self.length // MARK + 1, length // MARK
+        self.marks = (*self.marks, *(m * MARK for m in range(first, last + 1)))[-2:]
+        self.length = length
+
+    def reaches(self, length: int) -> bool:
+        """Check whether there is a mark before it."""
+        return length >= min(self.length, self.marks[0])
+
+    def rewind(self, length: int) -> int:
+        """Forget the rows from `length` on, and marks behind it."""
+        self.marks = tuple(mark for mark in self.marks if mark <= length) or (0,)
+        return super().rewind(length)
+
+    def begin(self, length: int, base: int = 0) -> None:
+        """Start from an imported state of a sequence of this many rows."""
+        self.length, self.marks = length, (length,)
 
 
 @dataclass

@@ -60,9 +60,19 @@ WIDE_LAYOUTS: Mapping[str, npt.NDArray[np.signedinteger]] = {
 
 def bytes_of_wide(layout: str, codes: npt.NDArray[np.signedinteger]) -> Bytes:
     """Return the bytes, or nibbles, that integers of one of `WIDE_LAYOUTS` stand for."""
+    if layout == "e4m3b32":
+        return _e4m3_bytes(codes)
     values = WIDE_LAYOUTS[layout]
     order = np.argsort(values, kind="stable")
     return order[np.searchsorted(values[order], codes)].astype(np.uint8)
+
+
+def _e4m3_bytes(codes: npt.NDArray[np.signedinteger]) -> Bytes:
+    """Return the E4M3 bytes of integers in units of 2⁻⁹: bits of their float32."""
+    size = np.abs(codes)
+    bits = size.astype(F32).view(np.int32) >> 20  # the exponent and three bits of the mantissa
+    positive = np.where(size < 8, size, bits - (129 << 3))  # below 8 there is no exponent
+    return (positive | (codes < 0) * 128).astype(np.uint8)
 
 
 def _scale(blocks: Bytes, offset: int) -> Floats:

@@ -152,8 +152,8 @@ def test_rows_of_many_values_are_shared_out_to_workgroups(probe, label, monkeypa
 
 
 SIZES = (
-    {"rows": 4, "outputs": 4, "units": 4},
-    {"lanes": 32, "lines": 8, "turns": 2, "outputs": 4, "units": 1},
+    {"rows": 4, "outputs": 8, "down": 16},
+    {"lanes": 32, "lines": 8, "turns": 2, "rows": 4, "down": 8},
 )
 
 
@@ -175,8 +175,10 @@ def test_sizes_of_products_for_gpus_change_no_bit(tuning):
     np.testing.assert_array_equal(brought[1], brought[0])
 
 
-LAYOUTS = ("w8", "w16", "w8b256", "Q8_0", "Q4_1", "Q5_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
-           "i4b32", "i8b32m", "e2m1b16", "e4m3b32", "nf4b32", "fp4b32")  # fmt: skip
+LAYOUTS = ("w8", "w16", "w8b256", "Q8_0", "Q4_1", "Q2_K", "Q4_K", "Q6_K", "e2m1b16", "e4m3b32")
+SLOW_LAYOUTS = ("Q4_0", "Q5_0", "Q5_1", "Q3_K", "Q5_K", "IQ4_XS", "MXFP4",
+                "i4b32", "i8b32m", "nf4b32", "fp4b32")  # fmt: skip
+"""Kernels take a second each to compile on a processor."""
 COLUMNS, HEIGHTS = 768, (100, 36, 70)
 
 
@@ -195,13 +197,16 @@ def products(layout):
     return b.program(("y0",)).with_layouts(dict.fromkeys(weights, layout)), weights
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout", [*LAYOUTS, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_LAYOUTS)]
+)
 def test_products_of_one_row_of_few_and_of_many(layout):
     program, weights = products(layout)
     x = np.random.default_rng(1).standard_normal((70, COLUMNS)).astype(np.float32)
     wants = tuple(Named(f"y{i}") for i in range(len(HEIGHTS)))
     brought = []
-    for backend, extra in ((ReferenceBackend(), {}), (WgpuBackend(), {"gpu_kernels": True})):
+    small = {"gpu_kernels": True, "tuning": {"rows": 4}}
+    for backend, extra in ((ReferenceBackend(), {}), (WgpuBackend(), small)):
         executable = backend.compile(program, weights, CompileOptions(extra=extra))
         state, rows = executable.open(80), []
         for start, stop in ((0, 1), (1, 4), (4, 70)):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from cortiq.backend import KVPlanes
-from cortiq.backend.extents import ring_rows
+from cortiq.backend.extents import MarkedExtent, ring_rows
 from cortiq.backend.paged_memory import PagedMemory
 from cortiq.backend.pages import PageGroup
 from cortiq.backend.planes import POISON, Floats
@@ -15,7 +15,6 @@ from cortiq.ir import Ring
 from cortiq_cpu.arena import LINE
 from cortiq_cpu.native import ThreadPool
 from cortiq_cpu.pages import Bytes
-from cortiq_cpu.recurrent_states import MarkedExtent
 from cortiq_cpu.state_layout import StateLayout
 
 SPARE = 1

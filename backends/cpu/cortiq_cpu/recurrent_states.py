@@ -13,17 +13,13 @@ from math import prod
 
 import numpy as np
 
-from cortiq.backend.extents import RecurrentExtent
+from cortiq.backend.extents import KEPT, MARK, MarkedExtent
 from cortiq.backend.planes import Floats
 from cortiq.ir import Graph, Node, Recurrent, ops
 from cortiq_cpu import arguments
 from cortiq_cpu.arguments import SEGMENT, OpKind, address
 from cortiq_cpu.native import NativeOp, ThreadPool, op_list
 
-MARK = 64
-"""The state is kept at lengths that this divides, the last two of them."""
-KEPT = 128
-"""Rows kept to be read again: a sequence can go back at least `MARK` rows exactly."""
 COPIES = 3
 """The state, and two marks."""
 COLUMNS = 32
@@ -151,34 +147,3 @@ def recurrent_layout(node: Node, graph: Graph) -> RecurrentLayout:
     assert isinstance(slot, Recurrent)
     per_channel = len(graph.values[node.inputs[3]].shape) > 1
     return RecurrentLayout(slot, op.groups, per_channel, isinstance(op, ops.DeltaRule))
-
-
-@dataclass
-class MarkedExtent(RecurrentExtent):
-    """A state that can go back to its marks, and from there through the rows that were kept.
-
-    Attributes
-    ----------
-    marks : lengths at which the state is known, ascending; m is at 1 + m // MARK % 2.
-    """
-
-    marks: tuple[int, ...] = (0,)
-
-    def written(self, length: int) -> None:
-        """Count the rows up to so many as computed, and marks taken on the way."""
-        first, last = self.length // MARK + 1, length // MARK
-        self.marks = (*self.marks, *(m * MARK for m in range(first, last + 1)))[-2:]
-        self.length = length
-
-    def reaches(self, length: int) -> bool:
-        """Check whether there is a mark before it."""
-        return length >= min(self.length, self.marks[0])
-
-    def rewind(self, length: int) -> int:
-        """Forget the rows from `length` on, and marks behind it."""
-        self.marks = tuple(mark for mark in self.marks if mark <= length) or (0,)
-        return super().rewind(length)
-
-    def begin(self, length: int, base: int = 0) -> None:
-        """Start from an imported state of a sequence of this many rows."""
-        self.length, self.marks = length, (length,)

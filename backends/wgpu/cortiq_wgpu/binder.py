@@ -66,6 +66,11 @@ class DispatchBinder:
         width = self.type_of(name).shape[-1]
         return {"at": self.at(name), "size": record_words(width), "units": units_of(width)}
 
+    def page_group(self, step: LoweredStep) -> int:
+        """Return the number of the group of pages that a node's rows of keys are in."""
+        assert step.node is not None
+        return self.pools.layout.group_of[next(iter(step.node.slots.values()))]
+
     def matrix(self, step: LoweredStep, role: str) -> Any:
         """Return a node's matrix on the device."""
         assert step.node is not None

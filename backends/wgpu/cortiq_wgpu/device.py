@@ -127,6 +127,11 @@ class GpuDevice:
             if flat.size > UPLOAD_BYTES:
                 self.device.queue.submit([])
 
+    def staging(self, nbytes: int) -> Any:
+        """Allocate memory that the host writes, mapped, for the device to copy from."""
+        usage = self._flags.MAP_WRITE | self._flags.COPY_SRC
+        return self.device.create_buffer(size=nbytes, usage=usage, mapped_at_creation=True)
+
     def readable(self, nbytes: int) -> Any:
         """Allocate memory that the host reads."""
         usage = self._flags.MAP_READ | self._flags.COPY_DST

@@ -11,16 +11,21 @@ from typing import Any
 import numpy as np
 
 from cortiq.backend.requests import RequestedOutputs
+from cortiq.numerics.quantise import Quantised
 from cortiq.numerics.synthetic import synthetic_weight
 from cortiq_wgpu.block_offsets import record_words, units_of
 from cortiq_wgpu.device import GpuDevice
 from cortiq_wgpu.dispatch import Dispatch
-from cortiq_wgpu.matmul_shaders import tile_kernel
 from cortiq_wgpu.matvec_shaders import fast_kernel
-from cortiq_wgpu.packing import MatrixSlice, Uploader, WgpuMatrix
 from cortiq_wgpu.plan import WgpuPlan
+from cortiq_wgpu.product_dispatches import LANES, MANY, turned_words, words_beside
+from cortiq_wgpu.product_shaders import product_kernel
+from cortiq_wgpu.product_tile import tile_of
+from cortiq_wgpu.quantised_rows import records_of
 from cortiq_wgpu.shader_source import ShaderSource
+from cortiq_wgpu.tile_shaders import spread_kernel, tile_kernel
 from cortiq_wgpu.tuning import ProductTuning
+from cortiq_wgpu.uploads import MatrixSlice, Uploader, WgpuMatrix
 
 STREAM = """
 @group(0) @binding(0) var<storage, read> data: array<vec4u>;
@@ -98,11 +103,11 @@ def stream_rate(gpu: GpuDevice, nbytes: int) -> float:
 
 @dataclass
 class ProductProbe:
-    """A w8 matrix [height, width] on the device, so many times that no cache holds it, and rows.
+    """A matrix [height, width] on the device, so many times that no cache holds it, and rows.
 
     Parameters
     ----------
-    rows : of random 16-bit values. nbytes : of all copies together.
+    rows : of random 16-bit values. nbytes : of all copies together. layout : of the matrix.
     """
 
     gpu: GpuDevice
@@ -110,16 +115,19 @@ class ProductProbe:
     width: int
     rows: int
     nbytes: int
+    layout: str = "w8"
+    pitch: int = 0
 
     def __post_init__(self) -> None:
-        sample = synthetic_weight("w8", "w", 0, (min(self.height, 1024), self.width))
+        sample = synthetic_weight(self.layout, "w", 0, (min(self.height, 1024), self.width))
         weight = sample.take(np.arange(self.height) % 1024)
-        matrix: WgpuMatrix = Uploader(self.gpu, self.gpu.binding_bytes).matrix(weight, "w")
-        self.form, self.part = matrix.form, matrix.parts[0]
+        with Uploader(self.gpu, self.gpu.binding_bytes) as uploader:
+            matrix: WgpuMatrix = uploader.matrix(weight, "w")
+        self.matrix, self.form, self.part = matrix, matrix.form, matrix.parts[0]
         self.lines = self.part.stop
-        size = record_words(self.width)
-        records = np.random.default_rng(2).integers(0, 1 << 32, (self.rows, size), np.uint32)
-        records[:, -4] = np.uint32((1 << 32) - 20)
+        values = np.random.default_rng(2).integers(-32512, 32513, (self.rows, self.width), np.int32)
+        exponents = np.full(self.rows, -20, np.int32)
+        records = records_of(Quantised(values, exponents), (self.width,))
         header = np.array([0, self.rows, self.rows, 1, 16, 16, 16, 0] + [0] * 8, np.uint32)
         self.shared = {
             "m": self.gpu.uploaded(header),
@@ -139,14 +147,14 @@ class ProductProbe:
             "base": 0,
             "units": units_of(self.width),
             "q": 0,
+            "pitch": self.pitch,
             "size": record_words(self.width),
             "n": self.lines,
             "slots": 1,
             "first0": 0,
             "out0": 0,
             "width0": self.lines,
-            "groups": -(-self.width // 32),
-            **part.places,
+            **words_beside(self.matrix, part),
         }
         words = np.array(kernel.words((0, 0, 0), [values]), np.uint32)
         buffers = {**self.shared, "p": self.gpu.uploaded(words), "s": part.side}
@@ -159,17 +167,44 @@ class ProductProbe:
         spent = seconds(self.gpu, self._dispatches(kernel, groups) * REPEATED)
         return REPEATED * len(self.codes) * self.lines * self.width / spent
 
+    def by_lanes(self) -> float:
+        """Measure products of a 16-bit number and a code a second where a lane has an output."""
+        kernel = product_kernel(self.form, self.gpu.dot, MANY, "one")
+        return self._rate(
+            self._dispatches(kernel, (-(-self.lines // LANES), -(-self.rows // MANY)))
+        )
+
     def tiled(self, tuning: ProductTuning) -> float:
-        """Measure products of a 16-bit and an 8-bit number a second with many rows."""
-        kernel = tile_kernel(self.gpu.dot, 1, tuning)
-        rows, outputs = tuning.tile
+        """Measure them in tiles, the turning of the rows included."""
+        tile = tile_of(self.form, tuning)
+        assert tile is not None
+        (rows, outputs), units = tile.size, units_of(self.width)
+        self.pitch = -(-self.rows // rows) * rows
+        self.shared["turned"] = self.gpu.buffer(4 * turned_words(tile, units, self.pitch))
+        spread = spread_kernel(tile, self.gpu.dot)
+        turned = self._dispatches(spread, (units, -(-self.rows // LANES)))[:1]
         groups = -(-self.lines // outputs), -(-self.rows // rows)
-        spent = seconds(self.gpu, self._dispatches(kernel, groups) * REPEATED, 3)
+        return self._rate(turned + self._dispatches(tile_kernel(tile, self.gpu.dot, 1), groups))
+
+    def _rate(self, listed: list[EncodedDispatch]) -> float:
+        spent = seconds(self.gpu, listed * REPEATED, 3)
         return REPEATED * len(self.codes) * self.rows * self.lines * self.width / spent
 
     def result(self) -> np.ndarray:
         """Read the last result."""
         return self.gpu.download(self.shared["x"], 0, 4 * self.rows * self.lines)
+
+
+def upload_rate(gpu: GpuDevice, layout: str, nbytes: int) -> float:
+    """Measure the bytes of a file a second that are packed and put on the device."""
+    sample = synthetic_weight(layout, "w", 0, (1024, 4096))
+    weight = sample.take(np.arange(4096) % 1024)
+    count = max(1, nbytes // weight.nbytes)
+    start = time.perf_counter()
+    with Uploader(gpu, gpu.binding_bytes) as uploader:
+        held = [uploader.matrix(weight, "w") for _ in range(count)]
+    gpu.download(held[-1].parts[-1].codes, 0, 4)
+    return count * weight.nbytes / (time.perf_counter() - start)
 
 
 def dispatch_seconds(
@@ -189,7 +224,7 @@ def dispatch_seconds(
         count = rows[versions[0].work.tail]
         ready = versions[(count > 1) + (count > plan.few)]
         late = ready.work.begin and (parts > 1 or ready.work.begin > positions[1] // 1024)
-        if count and not late:
+        if count and ready.work.grid.x and not late:
             one = ready.pipeline, ready.group, ready.work.grid.groups(count, 1, parts)
             kinds.setdefault(kind_of(versions[0].work), []).append(one)
     nothing = seconds(plan.gpu, [])

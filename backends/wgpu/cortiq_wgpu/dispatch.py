@@ -10,13 +10,16 @@ from cortiq_wgpu.shader_source import ShaderSource
 
 ALL_ROWS = "rows"
 SEGMENTS = "segments"
+MOST_TURNS = 1 << 15
+"""Turns of all loops that a lane may take in one dispatch: llvmpipe ends loops after 65,535."""
 NONE = 0xFFFFFFFF
 """A parameter that says: there is none."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Workgroups of a dispatch: x, rows (or segments) over `each`, times `inner`, z.
+    """Workgroups of a dispatch: x (0: it is left out), rows (or segments) over `each`, times
+    `inner`, z.
 
     `parts` : z is the batch's number of parts of attention's keys.
     """
@@ -45,6 +48,7 @@ class Dispatch:
     instead for a few rows, and for many, where there is one.
     given : the value whose rows it admits, where rows bring it. begin : the first of a sequence's
     rows (of a row's runs of keys) that it is about; without any it is left out.
+    turned : words of the buffer `turned` that it needs.
     """
 
     kernel: ShaderSource
@@ -60,3 +64,4 @@ class Dispatch:
     many: Dispatch | None = None
     given: str | None = None
     begin: int = 0
+    turned: int = 0

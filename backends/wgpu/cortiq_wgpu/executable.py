@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from cortiq.backend import Batch, CompileOptions, Ticket
 from cortiq.backend.executable import Accepted, Brought
@@ -10,6 +11,7 @@ from cortiq.backend.kernel import NO_KERNELS, GivenKernels
 from cortiq.backend.kernel_executable import placement_of
 from cortiq.backend.paged import PagedState
 from cortiq.backend.paged_executable import PagedExecutable
+from cortiq.backend.windows import windows_of
 from cortiq.ir import Program, primitives_of
 from cortiq.numerics.layouts import Weight
 from cortiq_wgpu import open_devices
@@ -36,6 +38,8 @@ class WgpuExecutable(PagedExecutable[PagedState, WgpuPlan]):
     gpu : the device. pools : the memory of its sequences.
     """
 
+    trims: ClassVar[bool] = True
+
     def __init__(
         self,
         program: Program,
@@ -55,9 +59,9 @@ class WgpuExecutable(PagedExecutable[PagedState, WgpuPlan]):
         self.gpu = open_devices.opened(options.device, bool(options.extra.get("portable_dot")))
         limit = int(options.extra.get("binding_bytes") or self.gpu.binding_bytes)
         limit = min(limit, self.gpu.binding_bytes)
-        self.pools = WgpuStateMemory(
-            self.program, self.gpu, limit, bool(options.extra.get("poison"))
-        )
+        windows = {} if options.full_windows else windows_of(self.program)
+        poison = bool(options.extra.get("poison"))
+        self.pools = WgpuStateMemory(self.program, self.gpu, limit, poison, windows)
         parallel = bool(options.extra.get("gpu_kernels", not self.gpu.software))
         tuning = ProductTuning(**options.extra.get("tuning", {})) if parallel else None
         weights = DeviceWeights(self._weights, self.gpu, limit, options.extra.get("progress"))
@@ -122,4 +126,6 @@ class WgpuExecutable(PagedExecutable[PagedState, WgpuPlan]):
         self, plan: WgpuPlan, batch: Batch, accepted: Sequence[Accepted[PagedState]]
     ) -> Sequence[Sequence[Brought] | None]:
         """Compute a batch: for each sequence the outputs of its rows, None for one with a fault."""
+        for s in accepted:
+            s.state.turn(batch.entry, s.state.length(batch.entry) + len(s.tokens))
         return WgpuRun(plan, batch, accepted).compute()

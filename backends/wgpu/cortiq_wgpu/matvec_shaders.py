@@ -175,7 +175,7 @@ def fast_kernel(
     if not form.block:
         return kernel("stream", dot, parts | _streamed_rows(form, rows, record, tuning))
     text = {"SUMS": _streamed_blocks(form), "FUNCTIONS": _group_sums(form), **code_parts(form)}
-    return kernel("fast", dot, parts | text, ("codes",))
+    return kernel("fast", dot, parts | text, ("codes", "integers"))
 
 
 def outputs_of(form: CodePacking, tuning: ProductTuning) -> int:

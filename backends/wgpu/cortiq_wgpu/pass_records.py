@@ -69,10 +69,14 @@ class PassRecords:
         return np.concatenate([*parts, *extra.pieces])
 
     def _tables(self, extra: _Extra) -> dict[int, int]:
-        """Append the page tables of the sequences and return their places."""
-        owners = np.unique(self.flat.owner[self.chunk]).tolist()
-        tables = {o: [p.data for t in self.flat.states[o].tables for p in t.pages] for o in owners}
-        return {o: extra.add(np.array(pages, np.uint32)) for o, pages in tables.items()}
+        """Append the page tables of the sequences; return the places of the lists of them."""
+        found = {}
+        for owner in np.unique(self.flat.owner[self.chunk]).tolist():
+            tables = self.flat.states[owner].tables
+            pages = [np.array([page.data for page in t.pages], np.uint32) for t in tables]
+            starts = [extra.add(listed) - t.first for listed, t in zip(pages, tables, strict=True)]
+            found[owner] = extra.add(np.array(starts, np.int64).astype(np.uint32))
+        return found
 
     def _fill(
         self, rows: np.ndarray, records: np.ndarray, tables: dict[int, int], extra: _Extra

@@ -126,6 +126,7 @@ class WgpuPlan(RequestPlan[CompiledDispatches]):
                 works.append(Dispatch(kernel, (values,), Grid(), tail, label=ask.kind))
         self.memory.have("x", end)
         self.memory.have("q", places.records)
+        self.memory.have("turned", max((work.turned for work in works), default=0))
         regions = self._regions(works, request.mixed)
         compiled = CompiledDispatches(
             lowered, places, works, answers, late, tops, regions, [], (-1, -1)

@@ -10,11 +10,12 @@ from cortiq.backend.lower import LoweredStep
 from cortiq.ir import ops
 from cortiq_wgpu.binder import DispatchBinder
 from cortiq_wgpu.dispatch import Dispatch, Grid
-from cortiq_wgpu.matmul_shaders import tile_kernel
 from cortiq_wgpu.matvec_shaders import fast_kernel, outputs_of
-from cortiq_wgpu.packing import MatrixSlice, WgpuMatrix
 from cortiq_wgpu.product_shaders import embed_kernel, product_kernel
+from cortiq_wgpu.product_tile import ProductTile, tile_of
+from cortiq_wgpu.tile_shaders import spread_kernel, tile_kernel
 from cortiq_wgpu.tuning import TUNING
+from cortiq_wgpu.uploads import MatrixSlice, WgpuMatrix
 
 LANES = 64
 MANY = 8
@@ -24,7 +25,7 @@ FEW = 4
 PLACES = ("scale", "minimum", "sub_scale", "offset", "high")
 
 
-def _words(matrix: WgpuMatrix, part: MatrixSlice) -> dict[str, int]:
+def words_beside(matrix: WgpuMatrix, part: MatrixSlice) -> dict[str, int]:
     """Return the offsets of the stretches beside a matrix's codes."""
     each = matrix.form.sub and -(-(matrix.width // matrix.form.sub) // 4)
     block = matrix.form.block
@@ -77,12 +78,43 @@ def _run_products(
         }
         end += other.height
     values["n"] = end
-    works = []
+    tile = _tile(binder, matrix, values)
+    works = [] if tile is None else [_spread(binder, tile, values, step.tail)]
     for part in matrix.parts:
-        mine = {**values, **_words(matrix, part), "start": part.start, "stop": part.stop}
+        mine = {**values, **words_beside(matrix, part), "start": part.start, "stop": part.stop}
         lines = min(part.stop, matrix.base + end) - max(part.start, matrix.base)
-        works.append(_best(binder, matrix, part, mine, (lines, len(run)), step.tail))
+        works.append(_best(binder, matrix, part, mine, (lines, len(run)), step.tail, tile))
     return works
+
+
+def _tile(binder: DispatchBinder, matrix: WgpuMatrix, values: dict[str, int]) -> ProductTile | None:
+    """Return the tile for many rows by a matrix, and set how far apart values of a row lie.
+
+    None where there are no kernels for GPUs, or the turned rows would not fit in a buffer.
+    """
+    tile = None if binder.tuning is None else tile_of(matrix.form, binder.tuning)
+    if tile is None:
+        return None
+    each = tile.size[0]
+    values["pitch"] = -(-binder.rows * values["inner"] // each) * each
+    fits = 4 * turned_words(tile, values["units"], values["pitch"]) <= binder.pools.limit
+    return tile if fits else None
+
+
+def turned_words(tile: ProductTile, units: int, pitch: int) -> int:
+    """Count the words of turned rows: their planes, sums of 16 columns, and powers of two."""
+    return ((tile.unit * tile.planes + 1) * units + 1) * pitch
+
+
+def _spread(
+    binder: DispatchBinder, tile: ProductTile, values: dict[str, int], tail: bool
+) -> Dispatch:
+    """Make the turning of many rows, which the products after it read."""
+    text = spread_kernel(tile, binder.dot)
+    words = turned_words(tile, values["units"], values["pitch"])
+    nothing = Dispatch(text, (values,), Grid(0), tail, turned=words)
+    grid = Grid(values["units"], LANES, values["inner"])
+    return replace(nothing, many=replace(nothing, grid=grid))
 
 
 def _best(
@@ -92,6 +124,7 @@ def _best(
     values: dict[str, int],
     size: tuple[int, int],
     tail: bool,
+    tile: ProductTile | None,
 ) -> Dispatch:
     """Choose the kernels of a product with a part of a matrix: for one row, and for more."""
     (lines, targets), form, inner = size, matrix.form, values["inner"]
@@ -109,13 +142,14 @@ def _best(
 
     if form.bits == 32:
         return plain(1)
-    if binder.tuning is None or not form.streams:
-        return replace(plain(1), many=plain(MANY))
     many = plain(MANY)
-    if form.bits == 8 and form.planes == 1 and not form.block:
-        rows, outputs = tuning.tile
+    if tile is not None:
+        rows, outputs = tile.size
         grid = Grid(-(-lines // outputs), rows, inner)
-        many = Dispatch(tile_kernel(binder.dot, targets, tuning), (values,), grid, tail, beside)
+        text = tile_kernel(tile, binder.dot, targets)
+        many = Dispatch(text, (values,), grid, tail, beside)
+    if binder.tuning is None or not form.streams:
+        return replace(plain(1), many=many)
     return replace(fast(1), some=fast(FEW), many=many)
 
 
@@ -132,7 +166,9 @@ def stack_products(binder: DispatchBinder, step: LoweredStep) -> list[Dispatch]:
     values |= {"n": height, "inner": 1, "slots": slots, "index": index, "base": 0}
     values |= {"first0": 0, "out0": binder.at(out), "width0": height}
     return [
-        _stacked(binder, matrix, part, {**values, **_words(matrix, part)}, (choice, own), step.tail)
+        _stacked(
+            binder, matrix, part, {**values, **words_beside(matrix, part)}, (choice, own), step.tail
+        )
         for part in matrix.parts
     ]
 
@@ -171,7 +207,7 @@ def embed_rows(binder: DispatchBinder, step: LoweredStep) -> list[Dispatch]:
     works = []
     for part in matrix.parts:
         values = {
-            **_words(matrix, part),
+            **words_beside(matrix, part),
             "start": part.start,
             "stop": part.stop,
             "n": matrix.width,

@@ -235,7 +235,7 @@ def product_kernel(
     if form.bits == 32:
         return kernel("float_product", dot, parts)
     parts |= {"ROWS": str(rows), "BLOCKS": _sums(form), **code_parts(form)}
-    return kernel("product", dot, parts, ("codes",))
+    return kernel("product", dot, parts, ("codes", "integers"))
 
 
 def embed_kernel(form: CodePacking, dot: str) -> ShaderSource:
@@ -266,4 +266,4 @@ def embed_kernel(form: CodePacking, dot: str) -> ShaderSource:
         value += f"\n    let low = multiply(f32({low}), from_bits(s[$minimum + {at}]));"
         value += "\n    value = add(value, low);"
     parts = {"SECOND": second, "CODE": code, "VALUE": value, **code_parts(form)}
-    return kernel("embed", dot, parts, ("codes",))
+    return kernel("embed", dot, parts, ("codes", "integers"))

@@ -144,7 +144,7 @@ class WgpuRun(FlatBatch[WgpuPlan]):
             rows = counts[versions[0].work.tail]
             ready = versions[(rows > 1) + (rows > self.plan.few)]
             work = ready.work
-            if not rows or (work.begin and work.begin >= records.reach(work)):
+            if not (rows and work.grid.x) or (work.begin and work.begin >= records.reach(work)):
                 continue
             if work.given is not None:
                 compute.end()

@@ -216,13 +216,16 @@ def _store(binder: DispatchBinder, step: LoweredStep) -> Bound:
         "heads": step.op.heads, "key_words": -(-step.op.key_dim // 4),
         "channels": step.op.value_dim, "keys": key["at"], "key_size": key["size"],
         "key_units": key["units"], "values": value["at"], "value_size": value["size"],
-        "value_units": value["units"],
+        "value_units": value["units"], "group": binder.page_group(step),
     }  # fmt: skip
     return [(stage("store"), values)]
 
 
 def _recall(binder: DispatchBinder, step: LoweredStep) -> Bound:
-    values = {"heads": step.op.heads, "n": step.op.dim, "out": binder.at(step.outputs[0])}
+    values = {
+        "heads": step.op.heads, "n": step.op.dim, "out": binder.at(step.outputs[0]),
+        "group": binder.page_group(step),
+    }  # fmt: skip
     return [(stage("recall"), values)]
 
 

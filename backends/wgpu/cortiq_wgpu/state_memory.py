@@ -7,7 +7,7 @@ out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from cortiq.backend import KVPlanes
-from cortiq.backend.extents import ring_rows
+from cortiq.backend.extents import MARK, MarkedExtent, ring_rows
 from cortiq.backend.paged_layout import PagedLayout
 from cortiq.backend.paged_memory import PagedMemory
 from cortiq.backend.pages import NoMemoryError, PageGroup
@@ -23,19 +23,10 @@ from cortiq.backend.planes import POISON, Floats
 from cortiq.ir import KVRows, Program, Recurrent, Ring, Slot
 from cortiq.numerics.contract import TILE
 from cortiq_wgpu import page_layout
+from cortiq_wgpu.recurrent_memory import RecurrentReplay, recurrences_of
 
 FIRST = 8
 """Pages, or blocks, that there is memory for at first."""
-
-
-def unit_words(slot: Slot) -> int:
-    """Count the words of a page or a block of a slot."""
-    if isinstance(slot, KVRows):
-        return slot.heads * page_layout.head_words(slot)
-    if isinstance(slot, Ring):
-        return max(1, ring_rows(slot) * slot.width)
-    assert isinstance(slot, Recurrent)
-    return prod(slot.shape)
 
 
 @dataclass
@@ -55,21 +46,37 @@ class WgpuStateMemory(PagedMemory):
     version : changes when a slot's buffer is another one. buffers : by slot.
     """
 
-    def __init__(self, program: Program, gpu: Any, limit: int, poison: bool) -> None:
+    def __init__(
+        self, program: Program, gpu: Any, limit: int, poison: bool, windows: Mapping[str, int]
+    ) -> None:
         self.gpu, self.limit, self.poison = gpu, limit, poison
-        self.layout = PagedLayout(program, lambda name, slot: 4 * unit_words(slot))
-        self.slots = program.slots
+        self.slots, self.recurrences = program.slots, recurrences_of(program)
+        self.layout = PagedLayout(program, lambda name, _: 4 * self._words(name), windows=windows)
         self.buffers: dict[str, Any] = {}
+        self._replay = RecurrentReplay(gpu, self.buffers)
         self.version = 0
         self._shelves: dict[PageGroup, PageNumbers] = {}
         for group in (*self.layout.groups, self.layout.block):
-            largest = max((4 * unit_words(slot) for _, slot in self._slots(group)), default=1)
+            largest = max((4 * self._words(name) for name, _ in self._slots(group)), default=1)
             shelf = self._shelves[group] = PageNumbers(limit // largest)
             self._grow(group, min(FIRST, shelf.most))
 
+    def _words(self, name: str) -> int:
+        """Count the words of a page or a block of a slot."""
+        slot = self.slots[name]
+        if isinstance(slot, KVRows):
+            return slot.heads * page_layout.head_words(slot)
+        if isinstance(slot, Ring):
+            return max(1, ring_rows(slot) * slot.width)
+        assert isinstance(slot, Recurrent)
+        return self.recurrences[name].words if name in self.recurrences else prod(slot.shape)
+
     def _slots(self, group: PageGroup) -> Iterator[tuple[str, Slot]]:
-        whole = group == self.layout.block
-        yield from (self.layout.fixed if whole else self.layout.kv).items()
+        layout = self.layout
+        if group == layout.block:
+            yield from layout.fixed.items()
+        else:
+            yield from ((n, s) for n, s in layout.kv.items() if layout.group_of[n] == group.number)
 
     def left_bytes(self) -> int:
         """Return the bytes there can be beyond those in use, in buffers that kernels see."""
@@ -84,19 +91,23 @@ class WgpuStateMemory(PagedMemory):
                 raise NoMemoryError()
             self._grow(group, min(shelf.most, max(1, 2 * shelf.capacity)))
         number = shelf.free.pop()
-        for name, slot in self._slots(group) if self.poison else ():
-            self._write(name, number, _poison(slot))
+        self.spoil(group, number)
         return number
 
     def free(self, group: PageGroup, data: int) -> None:
         """Mark a number as free."""
         self._shelves[group].free.append(data)
 
+    def spoil(self, group: PageGroup, data: int) -> None:
+        """Fill a page or block with values that show up in results if they are read."""
+        for name, slot in self._slots(group) if self.poison else ():
+            self._write(name, data, _poison(slot, self._words(name)))
+
     def _grow(self, group: PageGroup, capacity: int) -> None:
         """Grow the memory to so many, its contents kept."""
         encoder, shelf = self.gpu.device.create_command_encoder(), self._shelves[group]
-        for name, slot in self._slots(group):
-            size = 4 * unit_words(slot)
+        for name, _ in self._slots(group):
+            size = 4 * self._words(name)
             more = self.gpu.buffer(size * capacity)
             if shelf.capacity:
                 old = self.buffers[name]
@@ -110,19 +121,19 @@ class WgpuStateMemory(PagedMemory):
     def copy(self, group: PageGroup, source: int, target: int) -> None:
         """Copy what a page or block holds into another one."""
         encoder = self.gpu.device.create_command_encoder()
-        for name, slot in self._slots(group):
-            size, buffer = 4 * unit_words(slot), self.buffers[name]
+        for name, _ in self._slots(group):
+            size, buffer = 4 * self._words(name), self.buffers[name]
             held = self.gpu.buffer(size)  # a buffer cannot be copied to itself
             encoder.copy_buffer_to_buffer(buffer, source * size, held, 0, size)
             encoder.copy_buffer_to_buffer(held, 0, buffer, target * size, size)
         self.gpu.device.queue.submit([encoder.finish()])
 
     def _read(self, name: str, number: int) -> np.ndarray:
-        size = 4 * unit_words(self.slots[name])
+        size = 4 * self._words(name)
         return self.gpu.download(self.buffers[name], number * size, size)
 
     def _write(self, name: str, number: int, words: np.ndarray) -> None:
-        self.gpu.upload(self.buffers[name], 4 * number * unit_words(self.slots[name]), words)
+        self.gpu.upload(self.buffers[name], 4 * number * self._words(name), words)
 
     def read_page(self, name: str, page: int) -> KVPlanes:
         """Return all rows of a slot in a page."""
@@ -139,14 +150,29 @@ class WgpuStateMemory(PagedMemory):
         return self._read(name, block)[: prod(shape)].view(np.float32).reshape(shape)
 
     def write(self, name: str, block: int, values: Floats, length: int) -> None:
-        """Replace a ring or a recurrent state."""
-        self._write(name, block, values.reshape(-1).view(np.uint32))
+        """Replace a ring or a recurrent state, of which a mark is kept as well."""
+        words = np.ascontiguousarray(values).reshape(-1).view(np.uint32)
+        self._write(name, block, words)
+        if name in self.recurrences:
+            start = 4 * (block * self._words(name) + len(words) * (1 + length // MARK % 2))
+            self.gpu.upload(self.buffers[name], start, words)
+
+    def recurrent_extent(self) -> MarkedExtent:
+        """Return the extent of an empty recurrent state."""
+        return MarkedExtent()
+
+    def rewind(self, name: str, block: int, extent: Any) -> None:
+        """Bring a recurrent state back to where its extent is now."""
+        if name in self.recurrences:
+            self._replay.rewind(name, self.recurrences[name], block, extent)
+        else:
+            super().rewind(name, block, extent)
 
 
-def _poison(slot: Slot) -> np.ndarray:
+def _poison(slot: Slot, words: int) -> np.ndarray:
     """Return words that show up in results if they are read."""
     if not isinstance(slot, KVRows):
-        return np.full(unit_words(slot), POISON, np.float32).view(np.uint32)
+        return np.full(words, POISON, np.float32).view(np.uint32)
     keys = TILE * -(-slot.key_dim // 4)
     largest, lows = np.full(keys, 0x7F7F7F7F), np.zeros(keys)
     values = np.full(16 * slot.value_dim, 0x7F7F7F7F), np.zeros(16 * slot.value_dim)

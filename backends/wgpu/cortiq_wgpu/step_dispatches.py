@@ -7,18 +7,14 @@ from dataclasses import replace
 
 from cortiq.backend.extents import ring_rows
 from cortiq.backend.lower import LoweredStep
-from cortiq.ir import Recurrent, Ring, ops
+from cortiq.ir import Ring, ops
 from cortiq_wgpu.binder import DispatchBinder
-from cortiq_wgpu.dispatch import NONE, SEGMENTS, Dispatch, Grid
+from cortiq_wgpu.dispatch import MOST_TURNS, NONE, SEGMENTS, Dispatch, Grid
 from cortiq_wgpu.product_dispatches import embed_rows, matrix_products, stack_products
 from cortiq_wgpu.shader_source import bits, kernel, stage, staged
 from cortiq_wgpu.step_groups import AttentionSplits
 
 LANES = 64
-LEAVES = 256
-MOST_TURNS = 1 << 15
-"""Turns of all loops that a lane may take in one dispatch: llvmpipe ends loops after 65,535."""
-
 
 CHOSEN = """
   let list = $chosen + (row * $sets + head / ($heads / $sets)) * $listed;
@@ -36,6 +32,7 @@ def _spread(binder: DispatchBinder, step: LoweredStep) -> list[Dispatch]:
         "key_units": record["units"],
         "key_words": -(-op.key_dim // 4),
         "channels": op.value_dim,
+        "group": binder.page_group(step),
         "heads": op.heads,
         "kv_heads": op.kv_heads,
         "window": op.window or 0,
@@ -92,6 +89,7 @@ def _choose(binder: DispatchBinder, step: LoweredStep) -> list[Dispatch]:
         "key_units": key["units"],
         "key_words": -(-op.key_dim // 4),
         "heads": op.heads,
+        "group": binder.page_group(step),
         "block": op.block,
         "top": op.top,
         "local": op.local,
@@ -127,58 +125,21 @@ def _conv(binder: DispatchBinder, step: LoweredStep) -> list[Dispatch]:
     return works
 
 
-DELTA = """for (var t = 0u; t < LEAVES; t++) {
-      let base = leaf_of(t);
-      var leaf = 0.0;
-      for (var i = base; i < state_rows; i += 256u) {
-        let alpha = from_bits(x[decays + select(0u, i, $decays > 1u)]);
-        let faded = from_bits(canonical(multiply(from_bits(x[key + i]), alpha), row));
-        leaf = add(leaf, multiply(from_bits(pool[state + i * columns]), faded));
-      }
-      PUSH
-    }
-    let gap = multiply(subtract(v, stack[LEVELS]), beta);
-    let driven = from_bits(canonical(gap, row));"""
-SPACE = "let driven = from_bits(canonical(multiply(beta, v), row));"
-PUSH = """var level = 0u;
-      var carried = leaf;
-      while (((t >> level) & 1u) == 1u) { carried = add(stack[level], carried); level++; }
-      stack[level] = carried;"""
-
-
 def _recurrence(binder: DispatchBinder, step: LoweredStep) -> list[Dispatch]:
     op = step.op
     is_delta = isinstance(op, ops.DeltaRule)
     roles = ("q", "k", "v", "alpha", "beta") if is_delta else ("v", "k", "q", "alpha", "beta")
     values = {role: binder.at(name) for role, name in zip(roles, step.inputs, strict=True)}
     assert step.node is not None
-    slot = binder.pools.slots[step.node.slots["state"]]
-    assert isinstance(slot, Recurrent)
-    heads, rows, columns = slot.shape
-    values |= {
-        "heads": heads,
-        "key_heads": op.groups,
-        "state_rows": rows,
-        "columns": columns,
-        "out": binder.at(step.outputs[0]),
-        "decays": binder.size(step.inputs[3]) // heads,
-    }
-    levels = max(1, min(LEAVES, 1 << max(0, rows - 1).bit_length()).bit_length() - 1)
-    driven = DELTA.replace("PUSH", PUSH) if is_delta else SPACE
-    parts = {"LEVELS": str(levels), "LEAVES": str(1 << levels), "DRIVEN": driven, "PUSH": PUSH}
-    text = kernel("recurrence", binder.dot, parts)
+    pool = step.node.slots["state"]
+    rows = binder.pools.recurrences[pool]
+    values |= {**rows.values, "out": binder.at(step.outputs[0]), "step": rows.each}
+    heads, _, columns = rows.slot.shape
     grid = Grid(-(-columns // LANES), z=heads, over=SEGMENTS)
-    each = max(1, MOST_TURNS // (4 * (rows + (1 << levels))))
+    text = rows.shader(binder.dot)
     return [
-        Dispatch(
-            text,
-            ({**values, "begin": begin, "step": each},),
-            grid,
-            step.tail,
-            pool=step.node.slots["state"],
-            begin=begin,
-        )
-        for begin in range(0, binder.rows, each)
+        Dispatch(text, ({**values, "begin": begin},), grid, step.tail, pool=pool, begin=begin)
+        for begin in range(0, binder.rows, rows.each)
     ]
 
 

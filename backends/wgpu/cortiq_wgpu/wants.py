@@ -10,8 +10,8 @@ import numpy as np
 from cortiq.backend import Draw
 from cortiq.backend.requests import WORD, Ask, draw_numbers
 from cortiq_wgpu.binder import DispatchBinder
+from cortiq_wgpu.dispatch import MOST_TURNS
 from cortiq_wgpu.shader_source import Stage, bits, stage
-from cortiq_wgpu.step_dispatches import MOST_TURNS
 
 BLOCK_WORDS = 18
 """Words of a draw's block before its lists."""

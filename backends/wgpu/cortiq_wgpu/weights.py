@@ -13,7 +13,7 @@ from cortiq.ir import Graph, Node, ops
 from cortiq.numerics.layouts import Weight, floats
 from cortiq.numerics.norms import offset_weight
 from cortiq.numerics.scaling import gain
-from cortiq_wgpu.packing import Uploader, WgpuMatrix
+from cortiq_wgpu.uploads import Uploader, WgpuMatrix
 
 Progress = Callable[[str, int, int], None]
 """Called with what is done, bytes done, and bytes in all."""
@@ -33,7 +33,7 @@ class DeviceWeights:
         self._weights, self._gpu = weights, gpu
         self._progress = progress or (lambda *_: None)
         self._done, self._total = 0, 0
-        self._uploader = Uploader(gpu, limit)
+        self._limit = limit
         self._matrices: dict[str, WgpuMatrix] = {}
         self._places: dict[tuple, int] = {}
         self._vectors: list[np.ndarray] = []
@@ -57,20 +57,21 @@ class DeviceWeights:
                 if isinstance(node.op, ops.MatMul) and uses[node.weights["weight"]] == 1:
                     key = number, node.inputs[0]
                     together.setdefault(key, []).append(node.weights["weight"])
-        for names in together.values():
-            if len(names) > 1:
-                weights = {name: self._weights[name] for name in names}
-                joined = self._uploader.joined(weights) or {}
-                self._matrices |= joined
-                self._tell(joined)
-        for node in nodes:
-            self._prepare(node)
+        with Uploader(self._gpu, self._limit) as uploader:
+            for names in together.values():
+                if len(names) > 1:
+                    weights = {name: self._weights[name] for name in names}
+                    joined = uploader.joined(weights) or {}
+                    self._matrices |= joined
+                    self._tell(joined)
+            for node in nodes:
+                self._prepare(node, uploader)
 
-    def _prepare(self, node: Node) -> None:
+    def _prepare(self, node: Node, uploader: Uploader) -> None:
         for role, name in node.weights.items():
             if isinstance(node.op, MATRICES):
                 if name not in self._matrices:
-                    self._matrices[name] = self._uploader.matrix(self._weights[name], name)
+                    self._matrices[name] = uploader.matrix(self._weights[name], name)
                     self._tell([name])
             elif self._key(node, role) not in self._places:
                 self._add(self._key(node, role), self._values(node, role))

@@ -56,7 +56,7 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_id) local
   let key_words = $key_words;
   let block = 128u * key_words + 32u * channels + 128u;
   let kv_head = head / ($heads / $kv_heads);
-  let pages = about(row, 2u);
+  let pages = pages_of(row, $group);
   let last = {{LAST}} + 1u;
   let first = select(0u, max(last, $window) - $window, $window > 0u);
   let one = parts > 1u;

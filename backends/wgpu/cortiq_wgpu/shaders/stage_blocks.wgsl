@@ -19,7 +19,7 @@ fn score_of(record: u32, keys: u32) -> f32 {
 }
 
 fn best_of(row: u32, record: u32, block: u32, last: u32) -> u32 {
-  let pages = about(row, 2u);
+  let pages = pages_of(row, $group);
   let size = 128u * $key_words + 128u;
   let e = bitcast<i32>(q[record + $key_size - 4u]);
   var best = 0u;

@@ -69,38 +69,10 @@ fn spread(d: u32, row: u32, lane: u32) {
   barrier();
 }
 
-fn fold_sum(lane: u32, value: u32) -> u32 {
-  words[lane] = value;
-  for (var half = LANES / 2u; half > 0u; half /= 2u) {
-    workgroupBarrier();
-    if (lane < half) { words[lane] += words[lane + half]; }
-  }
-  workgroupBarrier();
-  let total = words[0];
-  workgroupBarrier();
-  return total;
-}
-
 struct Bound { key: u32, id: u32 }  // keeps what has a larger key, or this one and at most this id
 
 fn keeps(bound: Bound, key: u32, id: u32) -> bool {
   return key > bound.key || (key == bound.key && id <= bound.id);
-}
-
-fn one_of(bound: Bound, i: u32) -> u32 {
-  return select(0u, 1u, i < $n && keeps(bound, x[keys + min(i, $n - 1u)], i));
-}
-
-// Eight at a time: llvmpipe ends loops after 65,535 turns of all loops together.
-fn count_of(lane: u32, bound: Bound) -> u32 {
-  var count = 0u;
-  for (var i = lane; i < $n; i += 8u * LANES) {
-    count += one_of(bound, i) + one_of(bound, i + LANES) + one_of(bound, i + 2u * LANES)
-      + one_of(bound, i + 3u * LANES) + one_of(bound, i + 4u * LANES)
-      + one_of(bound, i + 5u * LANES) + one_of(bound, i + 6u * LANES)
-      + one_of(bound, i + 7u * LANES);
-  }
-  return fold_sum(lane, count);
 }
 
 // 64-bit integers are (low, high).
@@ -108,64 +80,126 @@ fn plus(a: vec2u, b: vec2u) -> vec2u {
   let low = a.x + b.x;
   return vec2u(low, a.y + b.y + select(0u, 1u, low < a.x));
 }
+fn minus(a: vec2u, b: vec2u) -> vec2u {
+  return vec2u(a.x - b.x, a.y - b.y - select(0u, 1u, a.x < b.x));
+}
 fn below(a: vec2u, b: vec2u) -> bool { return a.y < b.y || (a.y == b.y && a.x < b.x); }
 
-// h and l of an id that both bounds keep.
-fn parts_of(outer: Bound, bound: Bound, i: u32) -> vec2u {
-  let id = min(i, $n - 1u);
-  let key = x[keys + id];
-  if (i >= $n || key == 0u || !keeps(outer, key, i) || !keeps(bound, key, i)) { return vec2u(0u); }
-  return vec2u(x[highs + id], x[lows + id]);
+// Bins of one digit: counts, or weights in limbs of 10 bits, whose sums cannot overflow: there are at
+// most 2^21 ids.
+var<workgroup> bins: array<atomic<u32>, 1024>;
+var<workgroup> ranks: array<vec2u, 256>;  // what the bins from the first one on hold
+var<workgroup> digit: u32;
+
+fn tally(bin: u32, id: u32, weighted: bool) {
+  if (!weighted) {
+    atomicAdd(&bins[bin], 1u);
+    return;
+  }
+  let h = x[highs + id];
+  let l = x[lows + id];
+  if (l > 0u) {
+    atomicAdd(&bins[bin], l & 1023u);
+    atomicAdd(&bins[256u + bin], l >> 10u);
+  }
+  if (h > 0u) {
+    atomicAdd(&bins[512u + bin], h & 1023u);
+    atomicAdd(&bins[768u + bin], h >> 10u);
+  }
 }
 
-// The weight of what two bounds keep: sums of 16-bit halves cannot overflow.
-fn weight_of(lane: u32, outer: Bound, bound: Bound) -> vec2u {
-  var sum = vec2u(0u);
-  for (var i = lane; i < $n; i += 8u * LANES) {
-    sum += parts_of(outer, bound, i) + parts_of(outer, bound, i + LANES)
-      + parts_of(outer, bound, i + 2u * LANES) + parts_of(outer, bound, i + 3u * LANES)
-      + parts_of(outer, bound, i + 4u * LANES) + parts_of(outer, bound, i + 5u * LANES)
-      + parts_of(outer, bound, i + 6u * LANES) + parts_of(outer, bound, i + 7u * LANES);
-  }
-  let h0 = fold_sum(lane, sum.x & 0xffffu);
-  let h1 = fold_sum(lane, sum.x >> 16u);
-  let l0 = fold_sum(lane, sum.y & 0xffffu);
-  let l1 = fold_sum(lane, sum.y >> 16u);
-  var total = plus(vec2u(h0 << 20u, h0 >> 12u), vec2u(0u, h1 << 4u));
-  total = plus(total, vec2u(l0, 0u));
-  return plus(total, vec2u(l1 << 16u, l1 >> 16u));
-}
-
-// The largest bound that keeps `count` ids.
-fn counted(lane: u32, count: u32) -> Bound {
-  var key = 0u;
-  for (var bit = 0x80000000u; bit > 0u; bit >>= 1u) {
-    if (count_of(lane, Bound(key | bit, 0xffffffffu)) >= count) { key |= bit; }
-  }
-  key = max(key, 1u);
-  var id = 0xffffffffu;
-  if (count_of(lane, Bound(key, id)) > count) {
-    id = 0u;
-    for (var bit = 1u << 20u; bit > 0u; bit >>= 1u) {
-      if (count_of(lane, Bound(key, (id | bit) - 1u)) < count) { id |= bit; }
+// One id's part in a digit: of its key, among those that begin as `key` does, from the highest on;
+// or (by_id) of itself, among those with this key, from the lowest on.
+fn consider(i: u32, outer: Bound, prefix: Bound, shift: u32, by_id: bool, weighted: bool) {
+  if (i >= $n) { return; }
+  let key = x[keys + i];
+  if (key == 0u || !keeps(outer, key, i)) { return; }
+  if (by_id) {
+    if (key == prefix.key && (i >> shift) >> 8u == (prefix.id >> shift) >> 8u) {
+      tally((i >> shift) & 255u, i, weighted);
     }
+  } else if ((key >> shift) >> 8u == (prefix.key >> shift) >> 8u) {
+    tally(255u - ((key >> shift) & 255u), i, weighted);
   }
-  return Bound(key, id);
 }
 
-// The largest bound that, of what `outer` keeps, keeps the weight `target_`.
-fn weighed(lane: u32, outer: Bound, target_: vec2u) -> Bound {
-  var key = 0u;
-  for (var bit = 0x80000000u; bit > 0u; bit >>= 1u) {
-    let there = weight_of(lane, outer, Bound(key | bit, 0xffffffffu));
-    if (!below(there, target_)) { key |= bit; }
+// The first bin with which at least `rest` is reached, 256 if none is; `ranks` is left.
+fn chosen_bin(lane: u32, rest: vec2u, weighted: bool) -> u32 {
+  var sum = vec2u(atomicLoad(&bins[lane]), 0u);
+  if (weighted) {
+    let l1 = atomicLoad(&bins[256u + lane]);
+    let h0 = atomicLoad(&bins[512u + lane]);
+    let h1 = atomicLoad(&bins[768u + lane]);
+    sum = plus(sum, vec2u(l1 << 10u, l1 >> 22u));
+    sum = plus(sum, vec2u(h0 << 20u, h0 >> 12u));
+    sum = plus(sum, vec2u(h1 << 30u, h1 >> 2u));
   }
-  key = max(key, 1u);
-  var id = 0u;
-  for (var bit = 1u << 20u; bit > 0u; bit >>= 1u) {
-    if (below(weight_of(lane, outer, Bound(key, (id | bit) - 1u)), target_)) { id |= bit; }
+  ranks[lane] = sum;
+  if (lane == 0u) { digit = 256u; }
+  for (var step = 1u; step < LANES; step *= 2u) {
+    workgroupBarrier();
+    let before = ranks[lane - min(lane, step)];
+    workgroupBarrier();
+    if (lane >= step) { ranks[lane] = plus(ranks[lane], before); }
   }
-  return Bound(key, id);
+  workgroupBarrier();
+  var earlier = vec2u(0u);
+  if (lane > 0u) { earlier = ranks[lane - 1u]; }
+  let first = lane == 0u || below(earlier, rest);
+  if (first && !below(ranks[lane], rest)) { digit = lane; }
+  workgroupBarrier();
+  return workgroupUniformLoad(&digit);
+}
+
+// The largest bound that, of what `outer` keeps, keeps `least` ids, or ids of this weight.
+fn bound_of(lane: u32, outer: Bound, least: vec2u, weighted: bool) -> Bound {
+  var prefix = Bound(0u, 0u);
+  var rest = least;
+  for (var turn = 0u; turn < 7u; turn++) {  // four digits of the key, three of the id
+    let by_id = turn > 3u;
+    let shift = select(24u - 8u * turn, 48u - 8u * turn, by_id);
+    for (var i = lane; i < 1024u; i += LANES) { atomicStore(&bins[i], 0u); }
+    workgroupBarrier();
+    for (var i = lane; i < $n; i += 4u * LANES) {
+      consider(i, outer, prefix, shift, by_id, weighted);
+      consider(i + LANES, outer, prefix, shift, by_id, weighted);
+      consider(i + 2u * LANES, outer, prefix, shift, by_id, weighted);
+      consider(i + 3u * LANES, outer, prefix, shift, by_id, weighted);
+    }
+    workgroupBarrier();
+    let bin = chosen_bin(lane, rest, weighted);
+    if (bin == 256u) { return Bound(1u, 0xffffffffu); }  // there is not so much
+    if (bin > 0u) { rest = minus(rest, ranks[bin - 1u]); }
+    if (by_id) {
+      prefix.id |= bin << shift;
+    } else {
+      prefix.key |= (255u - bin) << shift;
+    }
+    workgroupBarrier();
+  }
+  return prefix;
+}
+
+fn weight_at(i: u32) -> vec2u {
+  return plus(vec2u(x[highs + i] << 20u, x[highs + i] >> 12u), vec2u(x[lows + i], 0u));
+}
+
+// The weight of what a bound keeps.
+fn weight_of(lane: u32, bound: Bound) -> vec2u {
+  var sum = vec2u(0u);
+  for (var i = lane; i < $n; i += LANES) {
+    let key = x[keys + i];
+    if (key != 0u && keeps(bound, key, i)) { sum = plus(sum, weight_at(i)); }
+  }
+  ranks[lane] = sum;
+  for (var half = LANES / 2u; half > 0u; half /= 2u) {
+    workgroupBarrier();
+    if (lane < half) { ranks[lane] = plus(ranks[lane], ranks[lane + half]); }
+  }
+  workgroupBarrier();
+  let total = ranks[0];
+  workgroupBarrier();
+  return total;
 }
 
 // ceil(total*f/2^24), f at most 2^24, from 16-bit limbs.
@@ -225,11 +259,13 @@ fn gumbel(word: u32) -> f32 {
 fn chosen_of(d: u32, row: u32, lane: u32) -> u32 {
   spread(d, row, lane);
   var by_count = Bound(1u, 0xffffffffu);
-  if (m[d + 6u] > 0u && m[d + 6u] < $n) { by_count = counted(lane, m[d + 6u]); }
+  if (m[d + 6u] > 0u && m[d + 6u] < $n) {
+    by_count = bound_of(lane, by_count, vec2u(m[d + 6u], 0u), false);
+  }
   var by_weight = Bound(1u, 0xffffffffu);
   if (m[d + 7u] > 0u) {
-    let total = weight_of(lane, by_count, by_count);
-    by_weight = weighed(lane, by_count, share_of(total, m[d + 7u]));
+    let total = weight_of(lane, by_count);
+    by_weight = bound_of(lane, by_count, share_of(total, m[d + 7u]), true);
   }
   let least = vec2u(m[d + 8u] << 16u, m[d + 8u] >> 16u);
   var best = 0u;
@@ -237,8 +273,7 @@ fn chosen_of(d: u32, row: u32, lane: u32) -> u32 {
   for (var i = lane; i < $n; i += LANES) {
     let key = x[keys + i];
     if (key == 0u || !keeps(by_count, key, i) || !keeps(by_weight, key, i)) { continue; }
-    let weight = plus(vec2u(x[highs + i] << 20u, x[highs + i] >> 12u), vec2u(x[lows + i], 0u));
-    if (below(weight, least)) { continue; }
+    if (below(weight_at(i), least)) { continue; }
     let counter = vec4u(i, m[d + 12u], m[d + 11u], STREAM);
     let noise = gumbel(philox(counter, vec2u(m[d + 9u], m[d + 10u])));
     let order = order_of(bitcast<u32>(add(from_bits(bits_of(key)), noise)));

@@ -6,7 +6,7 @@ fn stage(row: u32, lane: u32) {
   let position = about(row, 1u);
   let words_ = ($n + 3u) / 4u;
   let block = 128u * words_ + 128u;
-  let page = m[about(row, 2u) + position / 64u];
+  let page = m[pages_of(row, $group) + position / 64u];
   for (var k = lane; k < $heads * $n; k += LANES) {
     let base = (page * $heads + k / $n) * block;
     let i = k % $n;

@@ -5,7 +5,7 @@ fn place(at: u32, word: u32) { atomicStore(&pool[at], word); }
 
 fn stage(row: u32, lane: u32) {
   let position = about(row, 1u);
-  let page = m[about(row, 2u) + position / 64u];
+  let page = m[pages_of(row, $group) + position / 64u];
   let j = position % 64u;
   let key_words = $key_words;
   let channels = $channels;

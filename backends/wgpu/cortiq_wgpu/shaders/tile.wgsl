@@ -1,61 +1,62 @@
-// Products of many rows and a matrix of bytes under a scale a line, for GPUs: a workgroup of 16 by
-// 16 lanes has a tile of rows by outputs, a lane ROWS by OUTPUTS of them in registers. A stretch of
-// UNITS*16 columns at a time lies in workgroup memory, turned so that a lane reads four rows' or
-// four outputs' words at once; while it is multiplied the next one is on its way.
+// Products of many rows and a matrix, for GPUs: a workgroup of lanes, 16 across, has a tile of rows by
+// outputs, a lane ROWS by OUTPUTS of them in registers. Sixteen or 32 columns at a time lie in workgroup
+// memory, codes unpacked once for the whole tile; while they are multiplied the next ones are on their
+// way.
 
-@group(0) @binding(4) var<storage, read> q: array<vec4u>;
-@group(0) @binding(5) var<storage, read> codes: array<vec4u>;
+@group(0) @binding(4) var<storage, read> turned: array<vec4<{{VALUE}}>>;  // see spread_rows.wgsl
+@group(0) @binding(5) var<storage, read> codes: array<u32>;
 @group(0) @binding(6) var<storage, read> s: array<u32>;
 
-const TILE_ROWS = 16u * {{ROWS}}u;
+const LANES = {{LANES}}u;
+const TILE_ROWS = LANES / 16u * {{ROWS}}u;
 const TILE_OUTPUTS = 16u * {{OUTPUTS}}u;
-const UNITS = {{UNITS}}u;
-const SKIP = 8u / UNITS;  // between units, so that what a warp stores is in 32 banks
-const ROWS_UNIT = TILE_ROWS + SKIP;  // four words of every row
-const OUTPUTS_UNIT = TILE_OUTPUTS + SKIP;
-const PLANE = UNITS * ROWS_UNIT;
+const ROW_FOURS = TILE_ROWS / 4u;
+const OUTPUT_FOURS = TILE_OUTPUTS / 4u;
+const STEP = OUTPUT_FOURS + 1u;  // between columns, so that what a warp stores is in other banks
+const UNIT = {{UNIT}}u;    // values of 16 columns
+const STAGE = {{STAGE}}u;  // values of a row at a time
+const PLANE = STAGE * ROW_FOURS;
+const PLANES = {{PLANES}}u;
+const KINDS = {{KINDS}}u;
 
-var<workgroup> planes: array<vec4u, 2u * PLANE>;  // [plane][unit][word][row / 4], a component a row
-var<workgroup> columns: array<vec4u, UNITS * OUTPUTS_UNIT>;  // likewise, a component an output
+var<workgroup> row_values: array<vec4<{{VALUE}}>, PLANES * PLANE>;  // [plane][value][row / 4]
+var<workgroup> code_values: array<vec4<{{VALUE}}>, STAGE * STEP>;  // [value][output / 4]
+var<workgroup> beside: array<vec4u, max(1u, KINDS * OUTPUT_FOURS)>;  // scales and the like
 
 fn target_of(row: u32, slot: u32, n: u32) -> u32 {
   {{TARGET}}
 }
 
-// Item i of a stretch: a unit of a row's plane, or of a line.
-fn put_row(i: u32, value: vec4u) {
-  let row = i / UNITS % TILE_ROWS;
-  let to = i / (UNITS * TILE_ROWS) * PLANE + i % UNITS * ROWS_UNIT + row / 4u;
-  for (var k = 0u; k < 4u; k++) { planes[to + k * (TILE_ROWS / 4u)][row % 4u] = value[k]; }
+// What is beside the codes of a group of 32 columns.
+fn beside_of(kind: u32, line: u32, g: u32) -> u32 {
+  {{BESIDE}}
 }
 
-fn put_column(i: u32, value: vec4u) {
-  let output = i / UNITS;
-  let to = i % UNITS * OUTPUTS_UNIT + output / 4u;
-  for (var k = 0u; k < 4u; k++) { columns[to + k * (TILE_OUTPUTS / 4u)][output % 4u] = value[k]; }
-}
-
-fn record_of(row: u32, count: u32) -> u32 { return ($q + min(row, count - 1u) * $size) / 4u; }
 fn line_of(n: u32) -> u32 { return min(n + $base, $stop - 1u) - $start; }
-fn exponent_of(row: u32, count: u32) -> f32 {
-  return exp2_int(bitcast<i32>(q[record_of(row, count) + $size / 4u - 1u].x));
+
+fn values_of(word: u32) -> {{CODE}} {
+  {{VALUES}}
 }
 
-fn finish(row: u32, n: u32, count: u32, rounded: f32, scale: f32, power: f32) {
-  if (row >= count || n >= $n || n + $base >= $stop) { return; }
-  let y = multiply(multiply(rounded, scale), power);
-  x[target_of(row, 0u, n)] = canonical(y, row / $inner);
+// Word `word` of an output's codes.
+fn put_code(word: u32, output: u32, codes_: u32) {
+  let values = values_of(codes_);
+  {{PUT_CODE}}
 }
 
-fn q_at(place: u32, unit: u32, units: u32) -> vec4u {
-  return select(vec4u(0u), q[place + min(unit, units - 1u)], unit < units);
+fn is_there(row: u32, n: u32, count: u32) -> bool {
+  return row < count && n < $n && n + $base < $stop;
 }
 
-fn codes_at(place: u32, unit: u32, units: u32) -> vec4u {
-  return select(vec4u(0u), codes[place + min(unit, units - 1u)], unit < units);
+{{KEPT}}
+fn finish(row: u32, n: u32, count: u32, sum: f32, power: f32) {
+  if (is_there(row, n, count)) {
+    let to = target_of(row, 0u, n);
+    x[to] = canonical(multiply({{LAST}}, power), row / $inner);
+  }
 }
 
-@compute @workgroup_size(256)
+@compute @workgroup_size({{LANES}})
 fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_id) local: vec3u) {
   zero = m[0];
   let lane = local.x;
@@ -65,23 +66,17 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_id) local
   let first_row = group.y * TILE_ROWS;
   let first_n = max($start, $base) - $base + group.x * TILE_OUTPUTS;
   let units = $units;
-  var unit = lane % UNITS;
+  let groups = $groups;
+  let pitch = $pitch / 4u;
+  let sums_at = PLANES * UNIT * units * pitch + first_row / 4u + down;
   {{DECLARED}}
-  {{PLACES}}
-  {{FETCHED}}
-  for (var unit0 = 0u; unit0 < units; unit0 += UNITS) {
-    workgroupBarrier();
-    {{PUT}}
-    workgroupBarrier();
-    unit += UNITS;
-    {{FETCHED}}
-    for (var k = 0u; k < UNITS; k++) {
-      let rows_at = k * ROWS_UNIT + down;
-      let columns_at = k * OUTPUTS_UNIT + across;
-      {{SUMS}}
-    }
-  }
   let row = first_row + down * 4u;
   let n = first_n + across * 4u;
+  var g = 0u;
+  var stage = 0u;
+  {{BEGUN}}
+  for (var now = 0u; now < groups; now++) {
+    {{GROUP}}
+  }
   {{FINISHED}}
 }
