@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,7 +13,7 @@ pytest.importorskip("triton", reason="Triton has no package for this platform")
 
 from cortiq.backend import CompileOptions  # noqa: E402
 from cortiq_conformance import models  # noqa: E402
-from cortiq_triton import compile_processes, compiled  # noqa: E402
+from cortiq_triton import compiled  # noqa: E402
 from cortiq_triton.backend import TritonBackend  # noqa: E402
 
 PROBE = Path(__file__).with_name("warm_probe.py")
@@ -61,33 +58,3 @@ def test_the_interpreter_compiles_nothing_ahead():
     executable = TritonBackend().compile(model.program, model.weights, CompileOptions())
     assert executable.warm() is False
     executable.close()
-
-
-def test_kernels_are_compiled_in_processes_and_their_results_asked_for_here(tmp_path):
-    """A task's file is there before this process does the task again; an error comes from here."""
-    told, seen = [], []
-
-    def task(number):
-        if number == 3:
-            raise ValueError("no such kernel")
-        path = tmp_path / str(number)
-        seen.append(path.exists())
-        path.write_text(str(os.getpid()))
-        return number
-
-    later = compile_processes.Deferred()
-    futures = [later.submit(task, number) for number in range(6)]
-    with ThreadPoolExecutor(1) as pool:
-        later.run(pool, 2, told.append)
-    assert [f.result() for f in futures if f is not futures[3]] == [0, 1, 2, 4, 5]
-    with pytest.raises(ValueError, match="no such kernel"):
-        futures[3].result()
-    assert seen == [True] * 5 and told[-1] == 6
-
-
-def test_a_process_that_hangs_is_given_up_and_said_to_be(monkeypatch, caplog):
-    monkeypatch.setattr(compile_processes, "STALLED", 0.05)
-    compile_processes.in_processes([lambda: time.sleep(60)] * 2, 2, lambda done: None)
-    assert "stopped" in caplog.text
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)

@@ -19,8 +19,6 @@ import torch
 import triton
 from triton.runtime import driver
 
-from cortiq_triton.compile_processes import Deferred
-
 LOG = logging.getLogger("cortiq.triton")
 Progress = Callable[[int, int], None]
 """Called with how many kernels are ready, and how many there are."""
@@ -156,7 +154,7 @@ def is_collecting() -> bool:
 
 @contextmanager
 def collecting(progress: Progress = lambda done, total: None) -> Iterator[None]:
-    """Compile what is launched inside, several at once, instead of launching it.
+    """Compile what is launched inside, by several threads at once, instead of launching it.
 
     All is ready, and loaded onto the device, when this ends.
     """
@@ -164,25 +162,22 @@ def collecting(progress: Progress = lambda done, total: None) -> Iterator[None]:
     COMPILATIONS.expected = True
     found: Found = {}
     pool = ThreadPoolExecutor(workers(), "compile", torch.cuda.set_device, (device,))
-    later = Deferred()
     try:
-        with pool, _compiling(later):
+        with pool, _compiling(pool):
             _collected.append(found)
             try:
                 yield
             finally:
                 _collected.pop()
-                before = len(later.tasks)
-                later.run(pool, workers(), lambda done: progress(done, before + len(found)))
-            _load(pool, found, lambda done, total: progress(before + done, before + total))
+            _load(pool, found, progress)
     finally:
         COMPILATIONS.expected = expected
 
 
-def _compiling(later: Deferred) -> AbstractContextManager[Any]:
-    """Triton's way of compiling later, if this version has it."""
+def _compiling(pool: ThreadPoolExecutor) -> AbstractContextManager[Any]:
+    """Triton's way of compiling in threads, if this version has it."""
     mode = getattr(triton, "AsyncCompileMode", None)
-    return mode(later) if mode is not None else nullcontext()
+    return mode(pool) if mode is not None else nullcontext()
 
 
 def _load(pool: ThreadPoolExecutor, found: Found, progress: Progress) -> None:
