@@ -70,6 +70,7 @@ FLOORS: tuple[tuple[str, Mapping[str, str]], ...] = (
         "programs",
         {
             "bench": "speed of a model and of drafting, beside llama.cpp",
+            "convert": "a model's matrices to other formats, and the files that hold them",
             "serve": "HTTP APIs over one worker thread",
             "lm_eval": "EleutherAI's evaluation harness",
         },

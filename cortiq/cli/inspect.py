@@ -12,7 +12,7 @@ import click
 from cortiq.cli.flags import grouped_command, options_of
 from cortiq.cli.inputs import MODEL
 from cortiq.cli.render import byte_count, echo, note, print_table, progress_bar
-from cortiq.errors import RequestError
+from cortiq.errors import FormatError, RequestError
 from cortiq.options import LoadOptions, resolve
 
 if TYPE_CHECKING:
@@ -23,9 +23,18 @@ if TYPE_CHECKING:
 @click.argument("model", required=False, type=MODEL)
 @click.option("--families", is_flag=True, help="List families and architectures.")
 @click.option("--full", is_flag=True, help="Show every node; by default equal blocks are folded.")
-@click.option("--check", is_flag=True, help="Read every weight and check for NaN and infinity.")
+@click.option(
+    "--check", is_flag=True,
+    help="Read every weight: check for NaN and infinity and, of converted folders, the hashes.",
+)  # fmt: skip
+@click.option(
+    "--html", metavar="FILE", type=click.Path(dir_okay=False),
+    help="Draw the graph, the geometry and the bytes by format, as a page of one file.",
+)  # fmt: skip
 @options_of(LoadOptions)
-def inspect(model: str | None, families: bool, full: bool, check: bool, **options: Any) -> None:
+def inspect(
+    model: str | None, families: bool, full: bool, check: bool, html: str | None, **options: Any
+) -> None:
     """Show a model's graph, and which backend computes each node.
 
     With --backend the model is also compiled for it, to show how many nodes it computes and why it
@@ -36,7 +45,7 @@ def inspect(model: str | None, families: bool, full: bool, check: bool, **option
     elif model is None:
         raise RequestError("name a model, or use --families", where="inspect")
     if model is not None:
-        _inspect(model, resolve(LoadOptions, options), full, check, options)
+        _inspect(model, resolve(LoadOptions, options), full, check, html, options)
 
 
 def _print_families() -> None:
@@ -51,7 +60,12 @@ def _print_families() -> None:
 
 
 def _inspect(
-    model: str, chosen: LoadOptions, full: bool, check: bool, given: dict[str, Any]
+    model: str,
+    chosen: LoadOptions,
+    full: bool,
+    check: bool,
+    html: str | None,
+    given: dict[str, Any],
 ) -> None:
     from cortiq.ir.printer import print_program
     from cortiq.model.source import open_source
@@ -67,6 +81,11 @@ def _inspect(
             _print_placement(source, chosen)
         if check:
             _check(source)
+        if html is not None:
+            from cortiq.cli.model_page import write_page
+
+            write_page(source, model, html)
+            note(f"drawn: {html}")
     finally:
         source.close()
 
@@ -118,9 +137,16 @@ def _print_placement(source: ModelSource, chosen: LoadOptions) -> None:
 def _check(source: ModelSource) -> None:
     from cortiq.numerics.soundness import check_finite
 
+    with progress_bar() as bar:
+        bar("Checking hashes", 0, 1)
+        damaged = list(source.damaged())
+    if damaged:
+        what = f"{', '.join(damaged[:3])} and {len(damaged) - 3} more" if len(damaged) > 3 else None
+        what = f"differs from what was written: {what or ', '.join(damaged)}"
+        raise FormatError(what, where=source.where, hint="convert the model again")
     total = len(source.weights)
     with progress_bar() as bar:
         for done, (name, weight) in enumerate(source.weights.items()):
             bar("Checking weights", done, total)
             check_finite(weight, name)
-    note(f"checked: all values of {total} weights are finite")
+    note(f"checked: all values of {total} weights are finite{', hashes are right' * source.hashed}")

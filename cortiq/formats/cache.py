@@ -100,15 +100,16 @@ def workspace(name: str, progress: Progress | None, *, keep: bool = False) -> It
 
 def _acquire(lock: IO[bytes], name: str, progress: Progress | None) -> None:
     """Wait for the lock, which the operating system frees when its holder ends, however it ends."""
-    if _try_lock(lock, wait=False):
+    if try_lock(lock, wait=False):
         return
     if progress:
         progress(f"another process is fetching {name}; waiting for it", 0, 0)
-    while not _try_lock(lock, wait=True):
+    while not try_lock(lock, wait=True):
         continue
 
 
-def _try_lock(lock: IO[bytes], wait: bool) -> bool:
+def try_lock(lock: IO[bytes], wait: bool) -> bool:
+    """Lock an open file against other processes; return whether that was possible."""
     try:
         if sys.platform == "win32":
             import msvcrt

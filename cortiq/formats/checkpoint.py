@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -15,10 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from cortiq.errors import FormatError, ModelNotFoundError
+from cortiq.formats.checkpoint_fields import folder_template, text_field, token_ids
 from cortiq.formats.digest import file_sha256
 from cortiq.formats.file_types import file_type_name
 from cortiq.formats.gguf import GGUFFile, GGUFMetadata, open_gguf
+from cortiq.formats.gguf_header import read_header
 from cortiq.formats.mapped import MappedTensors, TensorInfo
+from cortiq.formats.own_layout import GGUF_HEADER, OwnFolder, OwnTensor, read_description
 from cortiq.formats.packed_gguf import read_packed_gguf
 from cortiq.formats.packed_tensors import PackedTensor
 from cortiq.formats.quantisation import KEYS as QUANTISATION_KEYS
@@ -26,8 +28,13 @@ from cortiq.formats.quantisation import OPT_FILE, Quantisation
 from cortiq.formats.quantisation_config import read_quantisation
 from cortiq.formats.quantised import read_quantised
 from cortiq.formats.recommended import Sampling, of_generation_config, of_gguf
-from cortiq.formats.safetensors import PICKLED_SUFFIXES, open_safetensors, refuse_pickled
-from cortiq.formats.strict_json import read_object, read_optional, read_text
+from cortiq.formats.safetensors import (
+    PICKLED_SUFFIXES,
+    SafetensorsFolder,
+    open_safetensors,
+    refuse_pickled,
+)
+from cortiq.formats.strict_json import read_object, read_optional
 from cortiq.formats.text_model import (
     has_text_model,
     is_nested,
@@ -86,6 +93,12 @@ class Checkpoint:
     quantisation: Quantisation = field(default_factory=Quantisation)
     _hash: str | None = field(default=None, repr=False)
     sampling: Sampling = field(default_factory=dict)
+    _beside: tuple[Path, ...] = field(default=(), repr=False)
+
+    @property
+    def own(self) -> OwnFolder | None:
+        """The tensors, if the folder is of our own layout."""
+        return self._tensors if isinstance(self._tensors, OwnFolder) else None
 
     @property
     def tensor_names(self) -> tuple[str, ...]:
@@ -103,7 +116,7 @@ class Checkpoint:
             raise FormatError(f"has no tensor {name!r}", where=str(self.path))
         return self._tensors.tensors[name]
 
-    def tensor(self, name: str) -> RawTensor | PackedTensor:
+    def tensor(self, name: str) -> RawTensor | PackedTensor | OwnTensor:
         """Return a view of a tensor; no byte is read before it is accessed.
 
         Raises
@@ -150,7 +163,7 @@ class Checkpoint:
     @property
     def files(self) -> tuple[Path, ...]:
         """All files that determine the model's bits."""
-        paths = list(self._tensors.paths)
+        paths = [*self._tensors.paths, *self._beside]
         if self.kind == "huggingface":
             paths.append(self.path / "config.json")
             if self.quantisation.where.endswith(OPT_FILE):
@@ -199,6 +212,8 @@ def _open_folder(folder: Path) -> Checkpoint:
     files = sorted(folder.glob("*.gguf"))
     if (folder / "config.json").is_file() and (not files or any(folder.glob("*.safetensors"))):
         return _from_huggingface(folder)
+    if (folder / GGUF_HEADER).is_file():
+        return _from_own(folder)
     models = {_PART.sub("", file.name): file for file in reversed(files)}
     if len(models) == 1:
         return _from_gguf(open_gguf(files[0]))
@@ -211,22 +226,42 @@ def _open_folder(folder: Path) -> Checkpoint:
 
 
 def _from_gguf(file: GGUFFile) -> Checkpoint:
-    metadata, where = file.metadata, str(file.path)
-    architecture = _text(metadata, "general.architecture", where)
+    return _of_gguf(file.path, file.metadata, read_packed_gguf(file))
+
+
+def _from_own(folder: Path) -> Checkpoint:
+    """Open a folder of our own that was made from a GGUF file."""
+    tensors = _own_or_plain(open_safetensors(folder))
+    header = read_header(folder / GGUF_HEADER)
+    return _of_gguf(folder, header.metadata, tensors, (folder / GGUF_HEADER,))
+
+
+def _own_or_plain(tensors: SafetensorsFolder) -> MappedTensors:
+    """Return the tensors of a folder of our own in their layouts; those of others as they are."""
+    description = read_description(tensors)
+    return tensors if description is None else OwnFolder(tensors, description)
+
+
+def _of_gguf(
+    path: Path, metadata: GGUFMetadata, tensors: MappedTensors, beside: tuple[Path, ...] = ()
+) -> Checkpoint:
+    where = str(path)
+    architecture = text_field(metadata, "general.architecture", where)
     if architecture is None:
         raise FormatError("has no general.architecture", where=where)
     names = ("eos", "eot", "eom")
     ids = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in names]
     return Checkpoint(
-        path=file.path,
+        path=path,
         kind="gguf",
         config=metadata,
         architecture=architecture,
-        eos_token_ids=_ids(ids, where),
+        eos_token_ids=token_ids(ids, where),
         tokenizer_source=metadata,
-        chat_template=_text(metadata, "tokenizer.chat_template", where),
-        _tensors=read_packed_gguf(file),
+        chat_template=text_field(metadata, "tokenizer.chat_template", where),
+        _tensors=tensors,
         sampling=of_gguf(metadata, where),
+        _beside=beside,
     )
 
 
@@ -235,12 +270,13 @@ def _from_huggingface(folder: Path) -> Checkpoint:
     whole = config = read_object(folder / "config.json")
     if has_text_model(whole):
         config = text_config(whole)
-    architecture = _text(config, "model_type", where)
+    architecture = text_field(config, "model_type", where)
     if architecture is None:
         raise FormatError("has no model_type", where=where)
-    tensors: MappedTensors = open_safetensors(folder)
+    tensors = _own_or_plain(open_safetensors(folder))
     quantisation = read_quantisation(config, folder)
-    tensors = read_quantised(tensors, quantisation)
+    if not isinstance(tensors, OwnFolder):
+        tensors = read_quantised(tensors, quantisation)
     config = {key: value for key, value in config.items() if key not in QUANTISATION_KEYS}
     if has_text_model(whole) or is_nested(tensors):
         tensors = text_tensors(tensors)
@@ -254,40 +290,10 @@ def _from_huggingface(folder: Path) -> Checkpoint:
         kind="huggingface",
         config=config,
         architecture=architecture,
-        eos_token_ids=_ids(ids, where),
+        eos_token_ids=token_ids(ids, where),
         tokenizer_source=folder,
-        chat_template=_folder_template(folder),
+        chat_template=folder_template(folder),
         _tensors=tensors,
         quantisation=quantisation,
         sampling=of_generation_config(generation, str(folder / "generation_config.json")),
     )
-
-
-def _text(mapping: Mapping[str, Any], key: str, where: str) -> str | None:
-    value = mapping.get(key)
-    if value is None or isinstance(value, str):
-        return value
-    raise FormatError(f"{key} is not a string", where=where)
-
-
-def _ids(values: list[Any], where: str) -> tuple[int, ...]:
-    """Flatten ids and lists of ids, None left out, ascending and each once."""
-    flat = [i for value in values for i in (value if isinstance(value, list) else [value])]
-    found = [value for value in flat if value is not None]
-    if any(type(value) is not int or value < 0 for value in found):
-        raise FormatError("eos_token_id is neither an id nor a list of ids", where=where)
-    return tuple(sorted(set(found)))
-
-
-def _folder_template(folder: Path) -> str | None:
-    """Return chat_template.jinja, else the one in tokenizer_config.json; of several, "default"."""
-    if os.path.lexists(folder / "chat_template.jinja"):
-        return read_text(folder / "chat_template.jinja")
-    path = folder / "tokenizer_config.json"
-    config = read_optional(path)
-    template = config.get("chat_template")
-    if not isinstance(template, list):
-        return _text(config, "chat_template", str(path))
-    named = [entry for entry in template if isinstance(entry, dict)]
-    default = next((entry for entry in named if entry.get("name") == "default"), {})
-    return _text(default, "template", str(path))

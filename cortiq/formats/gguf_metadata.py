@@ -77,6 +77,16 @@ class GGUFMetadata(Mapping[str, Any]):
         values = self._buffer[entry.start : entry.end]
         return np.frombuffer(values, "?" if entry.kind == BOOL else SCALARS[entry.kind])
 
+    def encoded(self, key: str) -> bytes:
+        """Return an entry as a file has it: its key, its type and the bytes of its value."""
+        entry, name = self._entries[key], key.encode()
+        head = U64.pack(len(name)) + name
+        if entry.count is None:
+            head += struct.pack("<I", entry.kind)
+        else:
+            head += struct.pack("<IIQ", ARRAY, entry.kind, entry.count)
+        return head + self._buffer[entry.start : entry.end]
+
     def byte_strings(self, key: str) -> list[bytes]:
         """Return the raw elements of a string array, valid UTF-8 or not."""
         entry = self._entries[key]

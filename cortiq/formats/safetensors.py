@@ -11,9 +11,11 @@ from __future__ import annotations
 import mmap
 import re
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -50,7 +52,8 @@ ITEM_BYTES: dict[str, int] = {
 INDEX_NAME = "model.safetensors.index.json"
 PICKLED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
-_MAX_HEADER = 16 << 20
+MAX_HEADER = 16 << 20
+"""Bytes of the longest header that is read."""
 _MAX_TENSORS = 1 << 17
 _MAX_AXES = 8
 _SHARD_NAME = re.compile(r"\w[\w.+-]{,199}", re.ASCII)
@@ -68,7 +71,9 @@ class SafetensorsHeader:
 
 
 class SafetensorsFolder(MappedTensors):
-    """The tensors of a Hugging Face folder."""
+    """The tensors of a Hugging Face folder; `metadata` is what the writer of a single file says."""
+
+    metadata: Mapping[str, str] = MappingProxyType({})
 
     def raw(self, name: str) -> npt.NDArray[np.uint8]:
         """Return a tensor's bytes; raise UnsupportedError for a type that weights cannot have."""
@@ -95,7 +100,9 @@ def open_safetensors(folder: str | Path) -> SafetensorsFolder:
     if path.name == INDEX_NAME:
         return _open_shards(folder, _weight_map(path))
     header = read_header(path)
-    return SafetensorsFolder(folder, [header.path], header.tensors, [header.buffer])
+    found = SafetensorsFolder(folder, [header.path], header.tensors, [header.buffer])
+    found.metadata = header.metadata
+    return found
 
 
 def read_header(path: Path, part: int = 0) -> SafetensorsHeader:
@@ -122,8 +129,8 @@ def _header_end(path: Path, buffer: mmap.mmap) -> int:
     length = struct.unpack_from("<Q", buffer)[0]
     if length > len(buffer) - 8:
         _fail(path, f"truncated or corrupt: the header has {length} bytes of {len(buffer)}")
-    if length > _MAX_HEADER:
-        _fail(path, f"the header has {length} bytes, more than {_MAX_HEADER}")
+    if length > MAX_HEADER:
+        _fail(path, f"the header has {length} bytes, more than {MAX_HEADER}")
     header = buffer[8 : 8 + length]
     if not header.startswith(b"{"):
         _fail(path, "not a safetensors file: the header is no JSON object")

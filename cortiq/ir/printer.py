@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import fields
 from itertools import groupby
+from typing import NamedTuple
 
 from cortiq.ir.decompose import primitives_of
 from cortiq.ir.graph import Graph, Node, Program
@@ -65,7 +66,23 @@ def _line(node: Node, graph: Graph) -> str:
     return f"{outputs} = {node.op.describe()}({', '.join(node.inputs)}){slots}"
 
 
-def _folded(graph: Graph) -> Iterator[str]:
+class FoldedBlocks(NamedTuple):
+    """Consecutive blocks of equal nodes: those of the first, and how many there are.
+
+    Attributes
+    ----------
+    first, last : names of the first and the last block. end : the nodes of the last.
+    """
+
+    nodes: list[Node]
+    times: int
+    first: str
+    last: str
+    end: list[Node]
+
+
+def folded_blocks(graph: Graph) -> Iterator[FoldedBlocks]:
+    """Yield a graph's nodes, equal blocks that follow each other once."""
     blocks = [list(nodes) for _, nodes in groupby(graph.nodes, key=_block)]
     start = 0
     while start < len(blocks):
@@ -74,11 +91,16 @@ def _folded(graph: Graph) -> Iterator[str]:
         while start + count < len(blocks) and _shape(blocks[start + count]) == shape:
             count += 1
         first, last = _block(blocks[start][0]), _block(blocks[start + count - 1][0])
-        if count > 1:
-            yield f"{first} … {last}: {count} equal blocks"
-        for node in blocks[start]:
-            yield f"{'  ' if count > 1 else ''}{_line(node, graph)}"
+        yield FoldedBlocks(blocks[start], count, first, last, blocks[start + count - 1])
         start += count
+
+
+def _folded(graph: Graph) -> Iterator[str]:
+    for block in folded_blocks(graph):
+        if block.times > 1:
+            yield f"{block.first} … {block.last}: {block.times} equal blocks"
+        for node in block.nodes:
+            yield f"{'  ' if block.times > 1 else ''}{_line(node, graph)}"
 
 
 def _block(node: Node) -> str:

@@ -13,6 +13,7 @@ from cortiq.ir import Program
 from cortiq.ir.heads import HEAD_FACTS, KEPT_ROWS, RECALLED
 from cortiq.models.adapters import FACT as ADAPTERS
 from cortiq.models.bind import IGNORED_KEYS
+from cortiq.models.weight_rules import WEIGHT_RULE
 from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq.numerics.rope import RopeTable
 from cortiq.options import GenerateOptions, specs
@@ -31,11 +32,11 @@ def model_facts(program: Program, model_hash: str) -> dict[str, Any]:
     """Return the facts that decide the logits of given token ids.
 
     The contract's version, the hash of the model's files, every weight's layout (a `weight_format`
-    shows there), the declared context and the rotary tables fixed with it, keys of the
-    configuration that were ignored by request, and hashes and scales of merged adapters. All of it
-    is the trunk's: what drafts decides nothing.
+    shows there) and the rule that converted them from codes, the declared context and the rotary
+    tables fixed with it, keys of the configuration that were ignored by request, and hashes and
+    scales of merged adapters. All of it is the trunk's: what drafts decides nothing.
     """
-    asked = {fact: program.facts.get(fact) for fact in (IGNORED_KEYS, ADAPTERS)}
+    asked = {fact: program.facts.get(fact) for fact in (IGNORED_KEYS, WEIGHT_RULE, ADAPTERS)}
     own = {name for node in program.trunk.nodes for name in node.weights.values()}
     return {
         "contract": CONTRACT_VERSION,

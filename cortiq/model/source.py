@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +45,8 @@ class ModelSource:
     notes : what its files ask for and is not done, a line each.
     file_type : the quantisation that its files name, such as Q4_K_M; empty where they name none.
     files : all that its weights follow from, read by code of ours; else none.
+    where : the file or folder. hashed : whether its files hold their own hashes.
+    damaged : gives what of them differs from those; reads everything.
     """
 
     program: Program
@@ -58,6 +60,9 @@ class ModelSource:
     notes: tuple[str, ...] = ()
     file_type: str = ""
     files: tuple[Path, ...] = ()
+    where: str = ""
+    hashed: bool = False
+    damaged: Callable[[], Iterator[str]] = lambda: iter(())
 
 
 def model_name(name: object) -> str:
@@ -108,6 +113,7 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
         files = _files_of(checkpoint, default_plugins().families) if alone else ()
         tokenizer = open_tokenizer(checkpoint.tokenizer_source, loaded.program)
         close = opened.pop_all().close
+    own = getattr(checkpoint, "own", None)
     return ModelSource(
         loaded.program,
         loaded.weights,
@@ -120,6 +126,9 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
         (*getattr(checkpoint, "notes", ()), *adapter_notes(adapters, loaded.checkpoint)),
         getattr(checkpoint, "file_type", ""),
         files,
+        str(getattr(checkpoint, "path", name)),
+        own is not None,
+        (lambda: iter(())) if own is None else own.damaged,
     )
 
 

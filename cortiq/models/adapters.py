@@ -27,6 +27,7 @@ from cortiq.models.open_checkpoint import OpenCheckpoint
 from cortiq.models.parts import HEAD, TABLE
 from cortiq.models.registry import location_of
 from cortiq.models.tensors import untied
+from cortiq.models.weights import raw_weight
 from cortiq.numerics.dequantise import embedding_rows
 from cortiq.numerics.layouts import LAYOUTS, Weight, floats
 
@@ -276,10 +277,5 @@ def _maker(base: Any, factors: Sequence[_Factors]) -> Any:
 
 def _values(base: Any, start: int, stop: int, height: int) -> Doubles:
     """Return rows of the model's own matrix; a quantised one is dequantised."""
-    if hasattr(base, "make"):
-        raw = base.make(start, stop)
-    else:
-        raw = base.raw.reshape(height, -1)[start:stop]
-    size = (stop - start, base.shape[-1])
-    weight = Weight.from_bytes(LAYOUTS[base.type], np.ascontiguousarray(raw).reshape(-1), size)
+    weight = raw_weight(base, (height, base.shape[-1])).rows(start, stop)
     return embedding_rows(weight, np.arange(stop - start), name=base.name).astype(np.float64)

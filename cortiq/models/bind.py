@@ -10,7 +10,7 @@ from types import ModuleType
 
 from cortiq.errors import FormatError, GraphError, RequestError, UnsupportedError
 from cortiq.formats.adapter import Adapter
-from cortiq.ir import Program, primitives_of, verify
+from cortiq.ir import Program, verify
 from cortiq.models.adapters import adapted
 from cortiq.models.config import BaseConfig
 from cortiq.models.dflash import PREFIX, read_drafter, synthetic_drafter, with_drafter
@@ -32,6 +32,7 @@ from cortiq.models.sidecar import WithSidecar, check_sidecar
 from cortiq.models.synthetic import SyntheticCheckpoint, synthetic_program, synthetic_weights
 from cortiq.models.tensor_pieces import TensorSlice, read_piece
 from cortiq.models.tensors import CheckpointTensors, find_tensors
+from cortiq.models.weight_rules import check_contract, format_of_each, matrix_names, with_rule
 from cortiq.models.weights import matrix_weight, raw_weight, vector_weight
 from cortiq.numerics.layouts import Weight
 from cortiq.numerics.soundness import check_finite
@@ -41,9 +42,6 @@ DEFAULT_WEIGHT_FORMAT = "w16"
 
 IGNORED_KEYS = "ignored_config"
 """Fact of a program: unknown keys of its configuration that were left out by request."""
-
-MATRIX_OPERATORS = frozenset({"EmbedRows", "MatMul", "HeadMatMul", "ExpertMatMul"})
-"""Primitives whose weights are matrices; every other weight stays float32."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ class LoadedProgram:
     checkpoint : its source.
     family : name of the family.
     config : the family's configuration; `None` for fixtures.
-    tensors : the tensors of the file that each weight was made of.
+    pieces : the tensors of the file, or the parts of them, that each weight was made of.
     """
 
     program: Program
@@ -66,7 +64,12 @@ class LoadedProgram:
     checkpoint: OpenCheckpoint
     family: str
     config: BaseConfig | None
-    tensors: Mapping[str, Sequence[str]]
+    pieces: Mapping[str, Sequence[TensorSlice]]
+
+    @property
+    def tensors(self) -> dict[str, list[str]]:
+        """Names of the tensors that each weight was made of."""
+        return {name: [piece.tensor for piece in held] for name, held in self.pieces.items()}
 
 
 def load_program(
@@ -87,16 +90,15 @@ def load_program(
     Parameters
     ----------
     context : the declared context, `None` for the model's own.
-    weight_format : layout for matrices that the file holds as floats (`w16`, `w8`, `w8b256`,
-        `f32`); quantised tensors keep their own codes. `None` means `DEFAULT_WEIGHT_FORMAT`.
+    weight_format : format of all matrices, `w4`, `w8`, `w8b256` or `w16`, or of those stored as
+        floats, `f32`. `None` keeps codes and gives floats `DEFAULT_WEIGHT_FORMAT`.
     families : families of plugins.
-    heads : draft head to load beside the trunk: `off`, `auto` (the file's, if it has one), `mtp` or
-        `mimo`; `:post` or `:raw` behind it for the trunk's rows that it takes.
+    heads : draft head to load beside the trunk: `off`, `auto` (the file's own), `mtp` or `mimo`;
+        `:post` or `:raw` behind it for the trunk's rows that it takes.
     sidecar : a file beside the model's that may hold its draft head.
     drafter : a block drafter's folder, beside a head or in place of one (`models.dflash`).
     draft_vocabulary : ids that a draft head looks at (`models.shortlist`); 0 for all.
-    ignored_keys : unknown keys of the configuration that are left out all the same; the program's
-        facts name them.
+    ignored_keys : unknown keys of the configuration to leave out; the program's facts name them.
     adapters : merged into the tensors before these are converted, in this order; the program's
         facts name their hashes and scales.
 
@@ -110,6 +112,7 @@ def load_program(
         if adapters:
             raise RequestError("a synthetic model takes no adapters", where="lora")
         return _load_synthetic(checkpoint, context, weight_format, heads, drafter, draft_vocabulary)
+    check_contract(checkpoint)
     family = family_for(checkpoint, families)
     config = read_config(family, checkpoint, ignored_keys)
     program = _with_ignored(_built(family, config, context, checkpoint), ignored_keys)
@@ -125,10 +128,10 @@ def load_program(
     tensors = find_tensors(trunk, checkpoint, family, config)
     weights = drafter_weights(program, drafter, weight_format)
     weights |= _read_weights(program, checkpoint, tensors, weight_format)
+    program = with_rule(program, weight_format, checkpoint, tensors)
     program, weights = with_shortlist(program, weights, draft_vocabulary)
-    bound = _with_layouts(program, weights)
-    names = {name: [piece.tensor for piece in pieces] for name, pieces in tensors.items()}
-    return LoadedProgram(bound, weights, checkpoint, family_name(family), config, names)
+    bound, name = _with_layouts(program, weights), family_name(family)
+    return LoadedProgram(bound, weights, checkpoint, name, config, tensors)
 
 
 def _read_weights(
@@ -138,12 +141,12 @@ def _read_weights(
     weight_format: str | None,
 ) -> dict[str, Weight]:
     """Return the weights that are made of a checkpoint's tensors."""
-    matrices, weights = matrix_names(program), {}
+    formats, weights = format_of_each(program, weight_format or DEFAULT_WEIGHT_FORMAT), {}
     for name, pieces in tensors.items():
         raws = [read_piece(checkpoint.tensor(piece.tensor), piece) for piece in pieces]
         shape = program.weights[name].shape
-        if name in matrices:
-            weights[name] = matrix_weight(raws, shape, weight_format or DEFAULT_WEIGHT_FORMAT)
+        if name in formats:
+            weights[name] = matrix_weight(raws, shape, formats[name], weight_format is not None)
         else:
             weights[name] = vector_weight(raws, shape)
     return weights
@@ -174,8 +177,7 @@ def _load_synthetic(
     program = _headed(program, plan, held_by_fixture(checkpoint.name), heads, checkpoint)
     if block is not None:
         program = with_drafter(program, synthetic_drafter(program))
-    matrices = matrix_names(program)
-    weights = synthetic_weights(checkpoint, program, matrices, weight_format)
+    weights = synthetic_weights(checkpoint, program, weight_format)
     program = _drafted(program, drafter)
     weights |= drafter_weights(program, drafter, weight_format)
     program, weights = with_shortlist(program, weights, draft_vocabulary)
@@ -281,12 +283,6 @@ def _context(context: int | None, config: BaseConfig) -> int:
 def layout_name(weight: Weight) -> str:
     """Return the layout as `WeightSpec` names it: `f32` for every float layout."""
     return "f32" if weight.layout.kind == "float" else weight.layout.name
-
-
-def matrix_names(program: Program) -> set[str]:
-    """Return the weights that multiply quantised rows or are looked up by token."""
-    nodes = (n for g in primitives_of(program).graphs.values() for n in g.nodes)
-    return {w for n in nodes if n.op.kind in MATRIX_OPERATORS for w in n.weights.values()}
 
 
 def check_weights(loaded: LoadedProgram) -> None:

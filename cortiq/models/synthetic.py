@@ -20,9 +20,11 @@ from cortiq.formats.fetch import SYNTHETIC
 from cortiq.ir import Node, Program, primitives_of
 from cortiq.models import fixtures
 from cortiq.models.synthetic_configs import CONFIGS
+from cortiq.models.weight_rules import format_of_each
 from cortiq.models.weights import LazyParts
 from cortiq.numerics.layouts import LAYOUTS, Weight
 from cortiq.numerics.synthetic import synthetic_vector, synthetic_weight
+from cortiq.numerics.weights import target_layout
 
 PREFIX = SYNTHETIC
 HEAD_GAIN = 2
@@ -108,8 +110,9 @@ def open_synthetic(name: str) -> SyntheticCheckpoint:
     if not re.fullmatch("[0-9]{1,20}", seed) or int(seed) >= 2**64:
         message = f"seed {shown(seed)} is not an integer from 0 to 2^64 − 1"
         raise RequestError(message, where=name)
-    if layout not in LAYOUTS or layout in ("F32", "F16", "BF16"):
-        offered = ", ".join(n for n in LAYOUTS if n not in ("F32", "F16", "BF16"))
+    formats = ("w4", *(n for n in LAYOUTS if n not in ("F32", "F16", "BF16")))
+    if layout not in formats:
+        offered = ", ".join(formats)
         raise RequestError(f"no format is called {layout!r}", where=name, hint=f"one of {offered}")
     return SyntheticCheckpoint(title, int(seed), layout, CONFIGS.get(title, {}))
 
@@ -121,21 +124,29 @@ def synthetic_program(checkpoint: SyntheticCheckpoint, context: int | None) -> P
 
 
 def synthetic_weights(
-    checkpoint: SyntheticCheckpoint, program: Program, matrices: set[str], layout: str | None
+    checkpoint: SyntheticCheckpoint, program: Program, layout: str | None
 ) -> dict[str, Weight]:
     """Return the weights of every name in the program; large ones are made on first use."""
     layout = layout or checkpoint.format
     formula = fixtures.WEIGHTS.get(checkpoint.name)
-    if formula is not None:
-        specs = program.weights.items()
-        return {n: formula(n, s.shape, layout if n in matrices else "f32") for n, s in specs}
-    users = _users(program)
-    return {
-        name: _matrix(checkpoint, name, spec.shape, layout, users[name])
-        if name in matrices
-        else _vector(checkpoint, name, spec.shape, users[name])
-        for name, spec in program.weights.items()
+    specs, users = program.weights, _users(program)
+    chosen = {
+        name: _layout(rule, specs[name].shape)
+        for name, rule in format_of_each(program, layout).items()
     }
+    if formula is not None:
+        return {n: formula(n, s.shape, chosen.get(n, "f32")) for n, s in specs.items()}
+    return {
+        name: _matrix(checkpoint, name, spec.shape, chosen[name], users[name])
+        if name in chosen
+        else _vector(checkpoint, name, spec.shape, users[name])
+        for name, spec in specs.items()
+    }
+
+
+def _layout(name: str, shape: tuple[int, ...]) -> str:
+    """Return the layout of a matrix; `w4` stands for one of several."""
+    return target_layout(name, shape[-1]).name if name == "w4" else name
 
 
 def _users(program: Program) -> dict[str, list[Node]]:

@@ -88,6 +88,17 @@ class LoadedSlice:
 
 
 @dataclass(frozen=True)
+class StoredSlice:
+    """Rows of a tensor whose weight has several parts: `stored` as they are in it, perhaps with
+    gaps.
+    """
+
+    name: str
+    type: str
+    stored: Mapping[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
 class ComputedSlice:
     """A piece of a tensor whose rows are made on demand: `raw` as `LoadedSlice` has it."""
 
@@ -131,7 +142,12 @@ class DequantisedSlice:
     def raw(self) -> npt.NDArray[np.uint8]:
         """The floats' bytes, as `LoadedSlice.raw`."""
         rows, columns = prod(self.piece.shape[:-1]), self.piece.shape[-1]
-        weight = Weight.from_bytes(LAYOUTS[self.source.type], self.source.raw, (rows, columns))
+        layout, stored = LAYOUTS[self.source.type], getattr(self.source, "stored", None)
+        if stored is None:
+            weight = Weight.from_bytes(layout, self.source.raw, (rows, columns))
+        else:
+            parts = {name: part.reshape(rows, -1) for name, part in stored.items()}
+            weight = Weight(layout, (rows, columns), parts)
         values = embedding_rows(weight, np.arange(rows), name=self.name)
         part = _taken(values.reshape(*self.piece.shape, 1), self.piece)
         return np.ascontiguousarray(part, "<f4").view(np.uint8)
@@ -171,6 +187,10 @@ def read_piece(tensor: Any, piece: TensorSlice) -> Any:
         return DequantisedSlice(tensor, piece)
     if hasattr(tensor, "make"):
         return ComputedSlice(tensor, piece)
+    if hasattr(tensor, "stored"):
+        rows = {n: part.reshape(*piece.shape[:-1], -1) for n, part in tensor.stored.items()}
+        cut = {n: _taken(part, piece) for n, part in rows.items()}
+        return StoredSlice(tensor.name, tensor.type, cut)
     return LoadedSlice(tensor.name, tensor.type, _taken(_by_row(tensor, piece), piece))
 
 

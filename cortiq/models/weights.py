@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from cortiq.errors import FormatError, RequestError
 from cortiq.numerics.layouts import LAYOUTS, Weight, floats
-from cortiq.numerics.weights import convert
+from cortiq.numerics.weights import TARGETS, convert, target_layout
 
-FORMATS = ("w16", "w8", "w8b256", "f32")
-"""Layouts that float matrices can be converted to."""
+FLOAT_TARGET = "f32"
+"""The format that only float matrices are converted to: codes are exact as they are."""
 
 
 class StoredTensor(Protocol):
@@ -104,47 +104,54 @@ def _rows_of(parts: Sequence[Any]) -> Callable[[int, int], npt.NDArray[np.uint8]
 
 
 def _converted(
-    tensors: Sequence[StoredTensor], size: tuple[int, int], layout: str
+    tensors: Sequence[StoredTensor], size: tuple[int, int], target: str
 ) -> dict[str, npt.NDArray[np.generic]]:
-    """Return parts of float tensors in a layout, the rows of all one after the other."""
-    done = [convert(raw_weight(t, size), layout, t.name).parts for t in tensors]
+    """Return parts of tensors in a format, the rows of all one after the other."""
+    done = [convert(raw_weight(t, size), target, t.name).parts for t in tensors]
     if len(done) == 1:
         return dict(done[0])
     return {key: np.concatenate([parts[key] for parts in done]) for key in done[0]}
 
 
-def matrix_weight(tensors: Sequence[StoredTensor], shape: tuple[int, ...], layout: str) -> Weight:
+def matrix_weight(
+    tensors: Sequence[StoredTensor], shape: tuple[int, ...], target: str, requantise: bool = False
+) -> Weight:
     """Make a matrix, or a stack of them, as a `Weight` of E·N rows.
 
-    Block layouts stay in the file's codes and are not copied; F32, F16 and BF16 become `layout`.
+    F32, F16 and BF16 become `target`. Other layouts stay in the file's codes and are not copied,
+    unless `requantise` asks for `target` of them, too; `f32` leaves them in any case.
     """
-    if layout not in FORMATS:
-        hint = f"one of {', '.join(FORMATS)}"
-        raise RequestError(f"no weight format is called {layout!r}", where="format", hint=hint)
+    if target not in TARGETS:
+        hint = f"one of {', '.join(TARGETS)}"
+        raise RequestError(f"no weight format is called {target!r}", where="format", hint=hint)
     rows, columns = prod(shape[:-1]) // len(tensors), shape[-1]
     layouts = {LAYOUTS[t.type] for t in tensors}
     kinds, floating = {w.name for w in layouts}, all(w.kind == "float" for w in layouts)
-    if len(kinds) > 1 and not floating:
+    requantise = requantise and target != FLOAT_TARGET
+    if len(kinds) > 1 and not (floating or requantise):
         message = f"experts of one stack are in several layouts: {', '.join(sorted(kinds))}"
         raise FormatError(message, where=tensors[0].name)
-    size = (rows, columns)
-    if not floating or (layout == "f32" and len(kinds) == 1):
+    size, layout = (rows, columns), target_layout(target, columns)
+    exact = layouts == {layout} or (target == FLOAT_TARGET and len(kinds) == 1)
+    if exact or not (floating or requantise):
         return _stacked([raw_weight(t, size) for t in tensors])
-    parts = LazyParts(lambda: _converted(tensors, size, layout))
-    return Weight(LAYOUTS[layout], (rows * len(tensors), columns), parts)
+    parts = LazyParts(lambda: _converted(tensors, size, target))
+    return Weight(layout, (rows * len(tensors), columns), parts)
 
 
 def _stacked(weights: Sequence[Weight]) -> Weight:
     """Return the rows of all weights one after the other; a single one stays a view."""
     if len(weights) == 1:
         return weights[0]
-    raws: list[Any] = [w.parts["raw"] for w in weights]
-    rows = sum(w.shape[0] for w in weights)
-    if any(isinstance(raw, MadeRows) for raw in raws):
-        made: Any = MadeRows(_rows_of(raws), (rows, raws[0].shape[1]))
-        return Weight(weights[0].layout, (rows, weights[0].shape[1]), {"raw": made})
-    raw = np.concatenate(raws)
-    return Weight.from_bytes(weights[0].layout, raw, (rows, weights[0].shape[1]))
+    first, rows = weights[0], sum(w.shape[0] for w in weights)
+    parts: dict[str, Any] = {}
+    for name in first.parts:
+        arrays: list[Any] = [w.parts[name] for w in weights]
+        if any(isinstance(array, MadeRows) for array in arrays):
+            parts[name] = MadeRows(_rows_of(arrays), (rows, arrays[0].shape[1]))
+        else:
+            parts[name] = np.concatenate(arrays)
+    return Weight(first.layout, (rows, first.shape[1]), parts)
 
 
 def vector_weight(tensors: Sequence[StoredTensor], shape: tuple[int, ...]) -> Weight:
@@ -174,6 +181,9 @@ def _float_weight(tensor: StoredTensor, size: tuple[int, int]) -> Weight:
 def raw_weight(tensor: Any, shape: tuple[int, int]) -> Weight:
     """Return the tensor's bytes as a weight in the file's layout; copies are made on use."""
     layout = LAYOUTS[tensor.type]
+    if layout.kind == "parts":
+        rows = {name: part.reshape(shape[0], -1) for name, part in tensor.stored.items()}
+        return Weight(layout, shape, rows)
     size = (shape[0], layout.row_bytes(shape[1]))
     if hasattr(tensor, "make") and layout.kind != "float":  # a matrix that a folder holds in parts
         made: Any = MadeRows(tensor.make, size)

@@ -20,6 +20,7 @@ from fuzzing import memory_limit, mutate
 from safetensors.numpy import save
 
 import cortiq
+from cortiq.convert.run import convert_model
 from cortiq.errors import CortiqError
 from cortiq.tokenizer.byte_level import byte_alphabet
 
@@ -234,6 +235,27 @@ def byte_level_json() -> bytes:
     return json.dumps(made).encode()
 
 
+def _converted(files: Mapping[str, bytes], recipe: str) -> dict[str, bytes]:
+    """Return the folder of our own that a model is converted to."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "model"
+        source.mkdir()
+        for name, data in files.items():
+            (source / name).write_bytes(data)
+        made = convert_model(str(source), Path(folder) / "out", recipe).path
+        return {path.name: path.read_bytes() for path in made.iterdir()}
+
+
+def own_files() -> dict[str, bytes]:
+    """A folder of our own, from the folder: blocks and floats."""
+    return _converted(folder_files(), "w4")
+
+
+def own_gguf_files() -> dict[str, bytes]:
+    """A folder of our own, from the GGUF model: codes and scales apart."""
+    return _converted(gguf_files(), "w16")
+
+
 def adapter_files() -> dict[str, bytes]:
     """The folder with an adapter in it: a matrix, the table, and a norm held whole."""
     config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "use_dora": False,
@@ -268,6 +290,7 @@ def gguf_adapter_files() -> dict[str, bytes]:
 
 SEEDS = (
     gguf_files, folder_files, quantised_files, other_files, adapter_files, gguf_adapter_files,
+    own_files, own_gguf_files,
 )  # fmt: skip
 
 

@@ -116,6 +116,49 @@ def pulls(folder: Path, seed: int) -> dict[str, int]:
     return found
 
 
+def conversions(folder: Path, seed: int) -> dict[str, int]:
+    """A converted model: whole or absent, and each attempt goes on from the last."""
+    import shutil
+
+    from cortiq.convert.run import convert_model
+    from cortiq.convert.work_folder import WorkFolder
+    from cortiq.errors import CortiqError, RequestError
+    from cortiq.formats.checkpoint import open_checkpoint
+    from tests.fuzz.files import gguf_files
+
+    source, out, write = folder / "m.gguf", folder / "out", WorkFolder.write
+    source.write_bytes(gguf_files()["m.gguf"])
+    whole = convert_model(str(source), folder / "whole", "w4").path / "model.safetensors"
+
+    def slowly(self: WorkFolder, at: int, data: memoryview | bytes) -> None:
+        for start in range(0, len(data), 4096):
+            write(self, at + start, data[start : start + 4096])
+            time.sleep(0.001)
+
+    def work() -> None:
+        WorkFolder.write = slowly  # type: ignore[method-assign]
+        try:
+            convert_model(str(source), out, "w4")
+        except RequestError:
+            time.sleep(1)  # it is there
+
+    def look() -> str:
+        left = out if out.exists() else out.with_name(".out.converting")
+        try:
+            there = open_checkpoint(left)
+        except CortiqError:
+            assert left != out
+            return "absent"
+        assert not list(there.own.damaged())  # type: ignore[union-attr]
+        assert (left / "model.safetensors").read_bytes() == whole.read_bytes()
+        if left != out:  # whole, and yet to be renamed
+            return "absent"
+        shutil.rmtree(out)
+        return "whole"
+
+    return killed_children(work, look, seed)
+
+
 def hub_pulls(folder: Path, seed: int) -> dict[str, int]:
     """A model of the hub: whole or absent, for other programs, too."""
     import huggingface_hub.file_download
@@ -201,6 +244,7 @@ def conversations(folder: Path, seed: int) -> dict[str, int]:
 
 if __name__ == "__main__":
     SCENES = {
-        f.__name__: f for f in (receipts, prefixes, pulls, hub_pulls, removals, conversations)
+        f.__name__: f
+        for f in (receipts, prefixes, pulls, hub_pulls, removals, conversions, conversations)
     }
     print(json.dumps(SCENES[sys.argv[1]](Path(sys.argv[2]), int(sys.argv[3]))))

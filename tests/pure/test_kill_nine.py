@@ -21,6 +21,7 @@ SCENES = {
     "pulls": {"absent", "whole"},
     "hub_pulls": {"absent", "whole"},
     "removals": {"absent", "whole"},
+    "conversions": {"absent", "whole"},
     "conversations": {"a", "b"},
 }
 

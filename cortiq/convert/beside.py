@@ -1,0 +1,62 @@
+"""Files that lie beside converted weights: configuration, tokenizer and template of the source."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from cortiq.errors import UnsupportedError
+from cortiq.formats.checkpoint import Checkpoint
+from cortiq.formats.gguf_metadata import GGUFMetadata
+from cortiq.formats.own_layout import GGUF_HEADER
+
+COPIED = (
+    "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
+    "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
+    "chat_template.jinja", "chat_template.json", "LICENSE", "LICENSE.txt", "README.md",
+)  # fmt: skip
+"""Files of a folder that are copied, if they are there."""
+OF_PARTS = ("split.no", "split.count", "split.tensors.count")
+"""GGUF metadata of one part of several."""
+MAX_COPIED = 1 << 28
+"""Bytes of the largest file that is copied."""
+
+
+def files_beside(checkpoint: Checkpoint) -> dict[str, bytes]:
+    """Return the files that a folder of our own has beside its weights.
+
+    Raises
+    ------
+    UnsupportedError : a file of the source is larger than any configuration or tokenizer.
+    """
+    source = checkpoint.tokenizer_source
+    if isinstance(source, GGUFMetadata):
+        return {GGUF_HEADER: gguf_head(source, {}, 0)}
+    config = dict(checkpoint.config)
+    if checkpoint.eos_token_ids:
+        config["eos_token_id"] = list(checkpoint.eos_token_ids)
+    found = {"config.json": json.dumps(config, ensure_ascii=False, indent=2).encode()}
+    for path in (source / name for name in COPIED):
+        if path.is_file():
+            found[path.name] = _content(path)
+    return found
+
+
+def _content(path: Path) -> bytes:
+    if path.stat().st_size > MAX_COPIED:
+        raise UnsupportedError(f"has more than {MAX_COPIED} bytes", where=str(path))
+    return path.read_bytes()
+
+
+def gguf_head(metadata: GGUFMetadata, instead: dict[str, bytes], tensors: int) -> bytes:
+    """Return a GGUF file's first bytes: magic number, version, counts and metadata.
+
+    Parameters
+    ----------
+    instead : encoded entries that replace the metadata's, or are added.
+    """
+    kept = [key for key in metadata if key not in (*OF_PARTS, *instead)]
+    entries = [*(metadata.encoded(key) for key in kept), *instead.values()]
+    head = b"GGUF" + (3).to_bytes(4, "little")
+    head += tensors.to_bytes(8, "little") + len(entries).to_bytes(8, "little")
+    return head + b"".join(entries)

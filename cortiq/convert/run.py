@@ -1,0 +1,257 @@
+"""`convert_model`: read a model tensor by tensor, convert it, and write it where it belongs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy.typing as npt
+
+from cortiq.convert.beside import files_beside
+from cortiq.convert.calibration import calibration_ids, moments_of
+from cortiq.convert.feedback import Feedback, best_rows, feedback_of
+from cortiq.convert.own_container import OwnContainer, own_layout_of
+from cortiq.convert.plan import PlannedTensor, contiguous_bytes, described_plan, plan_tensors
+from cortiq.convert.recipes import Recipe, read_recipe
+from cortiq.convert.work_folder import Place, WorkFolder, remove, work_folder
+from cortiq.errors import RequestError
+from cortiq.formats.checkpoint import Checkpoint, open_checkpoint
+from cortiq.formats.fetch import SYNTHETIC, resolve
+from cortiq.model.source import open_lora, open_tokenizer
+from cortiq.models import load_program
+from cortiq.models.adapters import FACT as ADAPTERS
+from cortiq.models.bind import LoadedProgram
+from cortiq.numerics.contract import CONTRACT_VERSION
+from cortiq.numerics.four_bits import BLOCKS
+from cortiq.numerics.layouts import Weight
+from cortiq.numerics.weights import refuse_large, weight_values
+from cortiq.plugins import default_plugins
+
+GGUF_SUFFIX = ".gguf"
+CALIBRATION_TOKENS = 4096
+Progress = Callable[[str, int, int], None]
+
+
+class Container(Protocol):
+    """A kind of file that is written: `OwnContainer`, `GGUFContainer`."""
+
+    size: int
+    places: Mapping[str, Sequence[Place]]
+
+    def header(self, hashes: Mapping[str, Mapping[str, str]]) -> bytes:
+        """Return the file's first bytes."""
+
+    def rows(self, part: Weight, tensor: PlannedTensor) -> Mapping[str, npt.NDArray[Any]]:
+        """Return some rows of a tensor, by part."""
+
+    def publish(self, work: WorkFolder, out: Path) -> None:
+        """Give the finished file its name."""
+
+
+@dataclass(frozen=True)
+class ConvertedModel:
+    """The result of a conversion.
+
+    Attributes
+    ----------
+    path : of the new model. nbytes : of its tensors' file.
+    layouts : bytes by layout. resumed : tensors that an earlier start had left.
+    """
+
+    path: Path
+    nbytes: int
+    layouts: Mapping[str, int]
+    resumed: int
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A text on which errors are weighed: its path, and at most how many tokens of it."""
+
+    path: Path
+    tokens: int = CALIBRATION_TOKENS
+
+
+@dataclass
+class _Conversion:
+    loaded: LoadedProgram
+    tensors: Sequence[PlannedTensor]
+    container: Container
+    work: WorkFolder
+    progress: Progress | None
+    total: int = 0
+    written: int = field(default=0)
+
+    def run(self, ids: Sequence[int]) -> None:
+        """Convert every tensor that is not done."""
+        self.total = sum(place.nbytes for t in self.tensors for place in self._places(t))
+        left = [t for t in self.tensors if t.name not in self.work.done]
+        self._report(sum(p.nbytes for n in self.work.done for p in self.container.places[n]))
+        for tensor, feedback in self._with_feedback(left, ids):
+            self._convert(tensor, feedback)
+        self.work.write(0, self.container.header(self.work.done))
+
+    def _places(self, tensor: PlannedTensor) -> Sequence[Place]:
+        return self.container.places[tensor.name]
+
+    def _report(self, nbytes: int) -> None:
+        self.written += nbytes
+        if self.progress is not None:
+            self.progress("Converting", self.written, self.total)
+
+    def _with_feedback(
+        self, left: Sequence[PlannedTensor], ids: Sequence[int]
+    ) -> Iterator[tuple[PlannedTensor, Feedback | None]]:
+        """Yield tensors with what error feedback takes, None for those without it."""
+        fed = {n: t for t in left if ids and takes_feedback(t) for n in t.weights}
+        done = set()
+        loaded = self.loaded
+        for held, moments in moments_of(
+            loaded.program, loaded.weights, ids, set(fed), self.progress
+        ):
+            feedback = feedback_of(moments)
+            for tensor in {fed[name].name: fed[name] for name in held}.values():
+                if set(tensor.weights) <= set(held):
+                    done.add(tensor.name)
+                    yield tensor, feedback
+        yield from ((tensor, None) for tensor in left if tensor.name not in done)
+
+    def _convert(self, tensor: PlannedTensor, feedback: Feedback | None) -> None:
+        """Convert the rows of a tensor in order; note it as whole."""
+        places = self._places(tensor)
+        digests = [hashlib.sha256() for _ in places]
+        at = [place.start for place in places]
+        weight = tensor.weight()
+        for start in range(0, tensor.rows, tensor.step):
+            part = weight.rows(start, min(start + tensor.step, tensor.rows))
+            if feedback is None:
+                arrays = list(self.container.rows(part, tensor).values())
+            else:
+                values = weight_values(part, tensor.name)
+                raw = best_rows(tensor.layout.name, values, feedback)
+                refuse_large(tensor.layout, raw, values, tensor.name)
+                arrays = [raw]
+            for i, array in enumerate(arrays):
+                data = contiguous_bytes(array)
+                self.work.write(at[i], data)
+                digests[i].update(data)
+                at[i] += len(data)
+                self._report(len(data))
+        hashes = {p.name: d.hexdigest() for p, d in zip(places, digests, strict=True)}
+        self.work.finish_tensor(tensor.name, hashes)
+
+
+def takes_feedback(tensor: PlannedTensor) -> bool:
+    """Return whether a tensor becomes one matrix, or some side by side, of four-bit codes."""
+    return tensor.target == "w4" and tensor.layout.name in BLOCKS and len(tensor.shape) == 2
+
+
+def convert_model(
+    model: str,
+    out: str | Path,
+    recipe: str = "w4",
+    *,
+    tensors: Sequence[str] = (),
+    calibration: Calibration | None = None,
+    lora: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> ConvertedModel:
+    """Convert a model, and write it to a new folder, or to a GGUF file where `out` ends so.
+
+    Parameters
+    ----------
+    model : what `cortiq.load` opens, but for synthetic models. recipe : a key of `RECIPES`.
+    tensors : PATTERN=FORMAT, by which single matrices get another format.
+    calibration : a text on which the errors of w4 are fed back.
+    lora : adapters that are merged first, as `cortiq.LoadOptions.lora` names them.
+    progress : called while a model is fetched, read and written.
+
+    Raises
+    ------
+    RequestError : `out` exists, or there is no such recipe, format or matrix.
+    FormatError, UnsupportedError : about the model.
+    """
+    if model.startswith(SYNTHETIC):
+        what = "is made by a formula, in any format: there is nothing to convert"
+        raise RequestError(what, where=model, hint=f"load {SYNTHETIC}NAME?format=w4")
+    out = Path(out).absolute()
+    checkpoint = open_checkpoint(resolve(model, progress=progress))
+    adapters = [open_lora(text, progress) for text in lora]
+    try:
+        families = default_plugins().families
+        loaded = load_program(checkpoint, heads="auto", families=families, adapters=adapters)
+        ids = _ids(calibration, loaded, checkpoint)
+        planned, container, plan = _planned(loaded, checkpoint, out, recipe, tensors, ids)
+        with work_folder(out, plan) as work:
+            work.resume(container.places)
+            work.set_size(container.size)
+            resumed = len(work.done)
+            _Conversion(loaded, planned, container, work, progress).run(ids)
+            container.publish(work, out)
+        remove(work.path)
+    finally:
+        checkpoint.close()
+        for adapter in adapters:
+            adapter.close()
+    layouts: dict[str, int] = {}
+    for tensor in planned:
+        size = sum(place.nbytes for place in container.places[tensor.name])
+        layouts[tensor.layout.name] = layouts.get(tensor.layout.name, 0) + size
+    return ConvertedModel(out, container.size, layouts, resumed)
+
+
+def _ids(
+    calibration: Calibration | None, loaded: LoadedProgram, checkpoint: Checkpoint
+) -> list[int]:
+    """Return the tokens of the calibration text; none without one."""
+    if calibration is None:
+        return []
+    try:
+        text = calibration.path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        what = f"cannot be read: {error}"
+        raise RequestError(what, where=str(calibration.path)) from error
+    tokenizer = open_tokenizer(checkpoint.tokenizer_source, loaded.program)
+    ids = tokenizer.encode(text, add_bos=False)
+    return calibration_ids(ids, calibration.tokens, str(calibration.path))
+
+
+def _planned(
+    loaded: LoadedProgram,
+    checkpoint: Checkpoint,
+    out: Path,
+    name: str,
+    patterns: Sequence[str],
+    ids: Sequence[int],
+) -> tuple[Sequence[PlannedTensor], Container, str]:
+    """Return the planned tensors, the file that takes them, and a text that tells plans apart."""
+    container: Container
+    if out.suffix == GGUF_SUFFIX:
+        from cortiq.convert.gguf_container import gguf_container
+
+        planned, container, recipe = gguf_container(loaded, checkpoint, name, patterns)
+    else:
+        recipe = read_recipe(name, patterns)
+        planned = plan_tensors(loaded, recipe, own_layout_of)
+        said = {"source": checkpoint.model_hash(), "rule": _rule(recipe, planned, ids, loaded)}
+        container = OwnContainer(planned, said, files_beside(checkpoint))
+    facts = [
+        CONTRACT_VERSION, checkpoint.model_hash(), described_plan(planned),
+        _rule(recipe, planned, ids, loaded), hashlib.sha256(container.header({})).hexdigest(),
+    ]  # fmt: skip
+    return planned, container, json.dumps(facts)
+
+
+def _rule(
+    recipe: Recipe, planned: Sequence[PlannedTensor], ids: Sequence[int], loaded: LoadedProgram
+) -> dict[str, object]:
+    """Return what the new file says of its making."""
+    rule: dict[str, object] = {**recipe.rule, "adapters": loaded.program.facts.get(ADAPTERS, [])}
+    if not ids or not any(map(takes_feedback, planned)):
+        return {**rule, "feedback": None}
+    read = hashlib.sha256(json.dumps(list(ids)).encode()).hexdigest()
+    return {**rule, "feedback": {"tokens": len(ids), "sha256": read}}

@@ -1,0 +1,140 @@
+"""Error feedback: second moments of the rows that matrices meet, and less lost on such rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from converted import opened, write_model
+
+from cortiq.cli.main import cli
+from cortiq.convert.calibration import moments_of, rows_of_matrices
+from cortiq.convert.feedback import (
+    best_rows,
+    feedback_of,
+    inverse_factor,
+    rows_with_feedback,
+)
+from cortiq.convert.run import Calibration, convert_model
+from cortiq.errors import RequestError
+from cortiq.models.weight_rules import matrix_names
+from cortiq.numerics.four_bits import BLOCKS, four_bit_rows
+from cortiq.numerics.layouts import LAYOUTS, Weight
+from cortiq.numerics.weights import weight_values
+
+F32 = np.float32
+
+
+def correlated(rows, columns, seed=0):
+    """Rows whose columns go together, as activations' do."""
+    rng = np.random.default_rng(seed)
+    mixed = rng.standard_normal((rows, columns // 8)) @ rng.standard_normal((columns // 8, columns))
+    return (mixed + rng.standard_normal((rows, columns))).astype(F32)
+
+
+@pytest.mark.parametrize("layout", BLOCKS)
+def test_products_lose_less_than_with_the_nearest_codes(layout):
+    x, values = correlated(600, 512), np.random.default_rng(1).standard_normal((24, 512))
+    values = values.astype(F32)
+    factor = inverse_factor(x.T @ x)
+
+    def loss(raw):
+        found = weight_values(Weight.from_bytes(LAYOUTS[layout], raw, values.shape), "w")
+        return np.square(x.astype(float) @ (found.astype(float) - values).T).sum()
+
+    plain, fed = four_bit_rows(layout, values), rows_with_feedback(layout, values, factor)
+    assert loss(fed) < 0.6 * loss(plain)
+    halves = [rows_with_feedback(layout, values[a:b], factor) for a, b in ((0, 11), (11, 24))]
+    codes = [weight_values(Weight.from_bytes(LAYOUTS[layout], r, (len(r), 512)), "w")
+             for r in (np.concatenate(halves), fed)]  # fmt: skip
+    assert np.abs(codes[0] - codes[1]).mean() < 0.01 * np.abs(codes[1]).mean()
+
+
+def test_rows_that_four_bits_hold_keep_their_codes_and_others_get_better_ones():
+    x, values = correlated(600, 256), np.random.default_rng(1).standard_normal((8, 256))
+    held = four_bit_rows("Q4_1", values.astype(F32))
+    values = weight_values(Weight.from_bytes(LAYOUTS["Q4_1"], held, values.shape), "w")
+    values[4:] += np.random.default_rng(2).standard_normal((4, 256)).astype(F32) * F32(0.3)
+    found = best_rows("Q4_1", values, feedback_of(x.T @ x))
+    assert np.array_equal(found[:4], four_bit_rows("Q4_1", values[:4]))
+    assert np.array_equal(
+        found[4:], rows_with_feedback("Q4_1", values, inverse_factor(x.T @ x))[4:]
+    )
+
+
+def test_the_factor_is_that_of_the_damped_inverse_and_dead_columns_lose_nothing():
+    x = correlated(300, 64)
+    x[:, 5] = 0
+    h = (x.T @ x).astype(float)
+    factor = inverse_factor((x.T @ x).astype(F32)).astype(float)
+    damped = h + 0.01 * np.diagonal(h).mean() * np.eye(64)
+    damped[5, 5] = 1
+    assert np.allclose(factor.T @ factor @ damped, np.eye(64), atol=1e-3)
+    assert np.allclose(factor, np.triu(factor))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_model("folder", tmp_path_factory.mktemp("model") / "model")
+
+
+def test_moments_are_those_of_the_rows_that_a_matrix_meets(folder):
+    source = opened(folder, weight_format="f32")
+    table = weight_values(source.weights["model.embed_tokens.weight"], "t").astype(float)
+    ids = np.random.default_rng(0).integers(0, 250, 150).tolist()
+    rows = table[ids]
+    gain = weight_values(source.weights["model.layers.0.input_layernorm.weight"], "g")[0]
+    normed = rows / np.sqrt((rows**2).mean(axis=-1, keepdims=True) + 1e-5) * gain
+    names = matrix_names(source.program)
+    default = opened(folder)
+    found = {
+        name: moments
+        for held, moments in moments_of(default.program, default.weights, ids, names)
+        for name in held
+    }
+    assert {name.split(".")[-2] for name in found} == {
+        *(f"{part}_proj" for part in ("q", "k", "v", "o", "gate", "up", "down"))
+    }
+    expected = normed.T @ normed
+    error = np.abs(found["model.layers.0.self_attn.k_proj.weight"] - expected).max()
+    assert error < 1e-3 * np.abs(expected).max()
+
+
+def test_moments_read_in_turn_are_the_same(folder, monkeypatch):
+    source = opened(folder)
+    names, ids = matrix_names(source.program), list(range(2, 200))
+    whole = [(held, m.tobytes())
+             for held, m in moments_of(source.program, source.weights, ids, names)]  # fmt: skip
+    monkeypatch.setattr("cortiq.convert.calibration.MOMENT_BYTES", 1)
+    turns = [(held, m.tobytes())
+             for held, m in moments_of(source.program, source.weights, ids, names)]  # fmt: skip
+    assert whole == turns and len(whole) == len(rows_of_matrices(source.program, names)) > 3
+
+
+def test_the_text_is_part_of_the_rule_and_changes_the_codes(folder, tmp_path):
+    text = tmp_path / "text"
+    text.write_text("the quick brown fox jumps over it, and so on. " * 20)
+    plain = convert_model(folder, tmp_path / "plain", "w4")
+    command = ["convert", folder, str(tmp_path / "fed"), "--calibrate", str(text)]
+    done = CliRunner().invoke(cli, command)
+    assert done.exit_code == 0, done.output
+    one, other = (opened(path) for path in (plain.path, tmp_path / "fed"))
+    differing = {
+        name for name, weight in one.weights.items() if weight.layout.name in BLOCKS
+        and not np.array_equal(weight.parts["raw"], other.weights[name].parts["raw"])
+    }  # fmt: skip
+    assert differing and all("_proj" in name for name in differing)
+    again = convert_model(folder, tmp_path / "again", "w4", calibration=Calibration(text))
+    files = [path / "model.safetensors" for path in (tmp_path / "fed", again.path)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_a_text_that_says_too_little_is_refused(folder, tmp_path):
+    text = tmp_path / "text"
+    text.write_text("short")
+    with pytest.raises(RequestError, match="at least 512 tokens"):
+        convert_model(folder, tmp_path / "out", "w4", calibration=Calibration(text))
+    text.write_bytes(b"\xff\xfe")
+    with pytest.raises(RequestError, match="cannot be read"):
+        convert_model(folder, tmp_path / "out", "w4", calibration=Calibration(text))
+    assert not (tmp_path / "out").exists()
