@@ -141,6 +141,10 @@ class BackendError(CortiqError):
     """A backend is unknown, unavailable, of another version, or broke its contract."""
 
 
+class DeviceMemoryError(BackendError, MemoryError):
+    """A model's weights do not fit the memory of a device."""
+
+
 class DeclinedError(CortiqError):
     """A backend declined nodes or a batch before anything moved; the message lists the reasons."""
 

@@ -17,7 +17,9 @@ try:
     from lm_eval.api.model import LM
     from lm_eval.api.registry import register_model
 except ImportError as error:
-    hint = "pip install 'cortiq[lm-eval]'"
+    from cortiq.plugins.extras import extra_command
+
+    hint = extra_command("lm-eval")
     raise RequestError(f"the lm-evaluation-harness is not installed: {error}", hint=hint) from error
 
 

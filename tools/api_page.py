@@ -94,7 +94,7 @@ def of_errors() -> str:
     """Yield the exceptions, by their place in the hierarchy."""
     rows = []
     for name, error in vars(errors).items():
-        if isinstance(error, type) and error.__base__ is not None:
+        if isinstance(error, type) and issubclass(error, Exception):
             what = (inspect.getdoc(error) or "").splitlines()[0]
             rows.append(f"| `{name}` | `{error.__base__.__name__}` | {what} |")
     return "\n".join(["## Errors", "", "| error | is a | when |", "|---|---|---|", *rows])

@@ -59,16 +59,14 @@ def backends() -> Iterator[str]:
         project = tomllib.loads(file.read_text("utf-8"))["project"]
         sentence = project["description"].rstrip(".")
         name = project["name"]
-        yield f"| `{name.removeprefix('cortiq-')}` | {sentence} | {_install(name, core)} |"
+        install = _install(name, file.parent, core)
+        yield f"| `{name.removeprefix('cortiq-')}` | {sentence} | {install} |"
 
 
-def _install(name: str, core: Mapping) -> str:
+def _install(name: str, folder: Path, core: Mapping) -> str:
     if any(need.startswith(name) for need in core["dependencies"]):
         return "comes with `cortiq`"
-    for extra, needs in core["optional-dependencies"].items():
-        if any(need.startswith(name) for need in needs):
-            return f"`pip install 'cortiq[{extra}]'`"
-    return f"`pip install {name}`"
+    return f"`pip install -e {folder.relative_to(ROOT)}`"
 
 
 def options() -> Iterator[str]:

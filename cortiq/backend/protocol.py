@@ -62,6 +62,8 @@ Support = Supported | Declined
 class WeightKeeper(Protocol):
     """Weights as a backend prepared them, kept between runs.
 
+    A backend with `keeps_weights = True` gets one, when a model of files is loaded.
+
     Attributes
     ----------
     taken : names whose bytes were read; what they were made of was checked when they were kept.

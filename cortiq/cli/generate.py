@@ -103,7 +103,7 @@ def generate(
         if sys.stderr.isatty() and not chat and ids is None and opened.tokenizer.chat_templates:
             note("this model has a chat template: --chat uses it")
         fed = prompt_ids(opened, given, system, variables, chat=chat)
-        made = show_generation(opened, fed, chosen, quiet=as_json)
+        made = show_generation(opened, fed, chosen, quiet=as_json, wraps=chat)
         write_receipt(made)
     if kept and not made.stats.reused_tokens:
         note(f"{prefix}: not used: {_unused_reason(len(kept))}")

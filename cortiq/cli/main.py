@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -27,6 +27,8 @@ INTERRUPTED = 130
 NO_READER = 141
 PROGRAM, COMPLETION_VARIABLE = "cortiq", "_CORTIQ_COMPLETE"
 TRACEBACK_VARIABLE = "CORTIQ_TRACEBACK"
+HELP_SHOWN: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
+"""What click 8.2 raises for a command without arguments that shows its help; 8.1 raises none."""
 
 
 ELSEWHERE = {"show": "inspect", "ps": "list", "ls": "list", "remove": "rm", "create": "pull"}
@@ -139,6 +141,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         _print_error(f"{error.filename or 'output'}: {error.strerror or error}")
     except CortiqError as error:
         _print_error(_error_text(error))
+    except KeyboardInterrupt:  # before or after the command
+        code = INTERRUPTED
     except MemoryError as error:
         _print_error(f"there is not enough memory: {error or 'nothing could be allocated'}")
     _flush_streams()
@@ -210,6 +214,9 @@ def _error_text(error: CortiqError) -> str:
 
 def _show(error: click.ClickException) -> None:
     """Show an error of the arguments like any other, with the command that lists what there is."""
+    if isinstance(error, HELP_SHOWN):
+        error.show()
+        return
     text = brief(error.format_message())
     text = text[:1].lower() + text[1:]
     context = getattr(error, "ctx", None)

@@ -68,7 +68,7 @@ def run(
         resolved = resolve(GenerateOptions, chosen, usual=usual)
         chosen |= {name: getattr(resolved, name) for name in usual}
         ids = prompt_ids(opened, text, system, {}, chat=chats)
-        made = show_generation(opened, ids, chosen, quiet=False)
+        made = show_generation(opened, ids, chosen, quiet=False, wraps=chats)
     if made.note:
         note(made.note)
     note_length(made)

@@ -42,7 +42,9 @@ def serve(models: tuple[str, ...], **options: Any) -> None:
     """
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
-        hint = "pip install 'cortiq[serve]'"
+        from cortiq.plugins.extras import extra_command
+
+        hint = extra_command("serve")
         raise CortiqError(f"the server needs {', '.join(missing)}", hint=hint)
     from cortiq.serve.logs import configure_logging
     from cortiq.serve.start import serve_models

@@ -29,10 +29,15 @@ def note_length(made: Generation) -> None:
 
 
 def show_generation(
-    model: Model, ids: list[int], options: dict[str, Any], quiet: bool
+    model: Model, ids: list[int], options: dict[str, Any], quiet: bool, wraps: bool
 ) -> Generation:
-    """Generate and print the text as it comes, unless it is to be quiet."""
-    written, printer = False, AnswerPrinter()
+    """Generate and print the text as it comes, unless it is to be quiet.
+
+    Parameters
+    ----------
+    wraps : as for `AnswerPrinter`: true for answers, false for texts that are continued.
+    """
+    written, printer = False, AnswerPrinter(wraps)
     with progress_bar() as bar:
 
         def show(piece: str) -> None:

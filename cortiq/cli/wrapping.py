@@ -80,10 +80,15 @@ def width_of(text: str) -> int:
 
 
 class AnswerPrinter:
-    """Prints the pieces of an answer on stdout; lines break between words on a terminal."""
+    """Prints the pieces of a text on stdout.
 
-    def __init__(self) -> None:
-        columns = _columns()
+    Parameters
+    ----------
+    wraps : whether lines break between words on a terminal, as a person reads an answer.
+    """
+
+    def __init__(self, wraps: bool = True) -> None:
+        columns = _columns() if wraps else 0
         self._breaker = LineBreaker(columns) if columns >= NARROWEST else None
 
     def add(self, piece: str) -> None:

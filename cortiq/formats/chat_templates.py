@@ -20,7 +20,8 @@ def has_chat_template(path: Path) -> bool:
         if path.is_dir():
             config = path / CONFIG
             named = config.is_file() and b'"chat_template"' in config.read_bytes()[:MOST_BYTES]
-            return (path / FILE).is_file() or named
+            parts = sorted(path.glob("*.gguf"))  # the first has the metadata
+            return (path / FILE).is_file() or named or any(map(has_chat_template, parts[:1]))
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as seen:
             return seen.find(GGUF_KEY, 0, MOST_BYTES) >= 0
     except (OSError, ValueError):  # ValueError: an empty file

@@ -21,7 +21,7 @@ from cortiq.errors import CortiqError, DownloadError
 from cortiq.formats.cache import Progress, check_space, workspace
 from cortiq.formats.download import OFFLINE
 from cortiq.formats.hash_records import first_mismatch, record_hashes, recorded_hashes
-from cortiq.formats.hub_cache import HubCache, StoredFile, link, release
+from cortiq.formats.hub_cache import HubCache, StoredFile, is_right, link, release
 from cortiq.formats.hub_files import HubFile, choose_files, read_listing
 from cortiq.formats.hub_names import PREFIX, HubName, is_hub_name, names_in_cache, parse
 from cortiq.formats.strict_json import read_object
@@ -72,9 +72,10 @@ def verified(name: str) -> Path | None:
     expected = recorded_hashes(folder)
     if path is None:
         return None
-    if not expected:  # the records were removed
+    wrong = first_mismatch(folder, expected) if expected else _first_other(name, folder)
+    if not expected and wrong is None:  # the record was removed
         record_hashes(folder, _file_names(folder))
-    elif wrong := first_mismatch(folder, expected):
+    if wrong is not None:
         hint = f"fetch it again: cortiq rm {name} && cortiq pull {name}"
         raise DownloadError(f"{wrong} is not the file that was fetched", where=name, hint=hint)
     return path
@@ -134,6 +135,19 @@ def _path_in(folder: Path) -> Path | None:
     return models[0] if models else folder
 
 
+def _first_other(name: str, folder: Path) -> str | None:
+    """Return the first file of a model that is not what was written down when it was fetched."""
+    told = origin(name).get("files")
+    for file, text in told.items() if isinstance(told, dict) else ():
+        path = folder / str(file).rpartition("/")[2]
+        sha256, git_id = (None, text[4:]) if str(text).startswith("git:") else (text, None)
+        if not path.is_file() or not is_right(
+            path, HubFile(file, path.stat().st_size, sha256, git_id)
+        ):
+            return path.name
+    return None
+
+
 def _file_names(folder: Path) -> list[str]:
     """Return the names of a folder's files."""
     return sorted(path.name for path in folder.iterdir() if path.is_file())
@@ -160,7 +174,7 @@ def _closed(source: HubName) -> str:
 def _fetch(source: HubName, temporary: Path, progress: Progress | None) -> None:
     """Fetch and verify every file, and put the model's folder into place."""
     if not importlib.util.find_spec("huggingface_hub"):
-        hint = "pip install 'cortiq[hub]'"
+        hint = "pip install huggingface-hub"
         raise DownloadError("needs the package huggingface_hub", where=source.name, hint=hint)
     listing = _listing(source)
     cache = HubCache(source, listing.commit)

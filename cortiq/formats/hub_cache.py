@@ -50,10 +50,10 @@ class HubCache:
     def find(self, file: HubFile) -> Path | None:
         """Return a file that is there already and has the right hash, else None."""
         pointer = self.folder / "snapshots" / self._commit / file.name
-        if pointer.is_file() and _is_right(pointer, file):
+        if pointer.is_file() and is_right(pointer, file):
             return pointer
         blob = self.folder / "blobs" / file.etag
-        return self._pointer(file) if blob.is_file() and _is_right(blob, file) else None
+        return self._pointer(file) if blob.is_file() and is_right(blob, file) else None
 
     def received(self, file: HubFile, temporary: Path) -> int:
         """Return the bytes of a file that an interrupted download has left."""
@@ -90,7 +90,7 @@ class HubCache:
                 self.source.repository, file.name, revision=self._commit
             )
         )
-        if (whole or path.resolve().name != file.etag) and not _is_right(path, file):
+        if (whole or path.resolve().name != file.etag) and not is_right(path, file):
             path.resolve().unlink()
             path.unlink(missing_ok=True)
             what = f"{file.name}: the hub sends another file than the one that it lists"
@@ -105,7 +105,7 @@ class HubCache:
             write_atomically(place, [self._commit.encode()])
 
 
-def _is_right(path: Path, file: HubFile) -> bool:
+def is_right(path: Path, file: HubFile) -> bool:
     """Return whether a file has its size and hash."""
     if path.stat().st_size != file.size:
         return False

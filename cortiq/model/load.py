@@ -122,7 +122,8 @@ def _kept_weights(
     name: str, source: ModelSource, backend: Backend, options: LoadOptions
 ) -> KeptWeights | None:
     """Return the weights that a backend prepared before from the same files in the same way."""
-    if not options.keep_weights or options.heads != "off":
+    takes = getattr(backend, "keeps_weights", False)
+    if not (takes and options.keep_weights) or options.heads != "off":
         return None
     facts = {
         "backend": backend.name,

@@ -38,7 +38,9 @@ class Extra:
         """The command that installs it, from the checkout that cortiq is run from, if any."""
         if any(checkout_folder(package) for package in self.missing):
             return install_command(*self.missing)
-        return f"pip install '{CORE}[{self.name}]'"
+        root = checkout_root()
+        place = CORE if root is None else _near(root)
+        return f"pip install {'' if root is None else '-e '}'{place}[{self.name}]'"
 
 
 def extra_command(name: str) -> str:
@@ -59,14 +61,24 @@ def checkout_folder(package: str) -> str | None:
 
     The path is relative if it is below the working folder.
     """
-    root = Path(__file__).resolve().parents[2]
-    if not package.startswith(CORE) or not (root / "pyproject.toml").is_file():
+    root = checkout_root()
+    if root is None or not package.startswith(CORE):
         return None
     for file in (*root.glob("*/pyproject.toml"), *root.glob("*/*/pyproject.toml")):
         if tomllib.loads(file.read_text("utf-8")).get("project", {}).get("name") == package:
-            near = file.parent.is_relative_to(Path.cwd())
-            return os.path.relpath(file.parent) if near else str(file.parent)
+            return _near(file.parent)
     return None
+
+
+def checkout_root() -> Path | None:
+    """Return the folder of the checkout that cortiq is run from, or None."""
+    root = Path(__file__).resolve().parents[2]
+    return root if (root / "pyproject.toml").is_file() else None
+
+
+def _near(folder: Path) -> str:
+    """Return a folder's path, relative if it is the working folder or below it."""
+    return os.path.relpath(folder) if folder.is_relative_to(Path.cwd()) else str(folder)
 
 
 def extras() -> list[Extra]:

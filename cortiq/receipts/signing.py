@@ -122,5 +122,7 @@ def _require_cryptography() -> None:
     try:
         import cryptography  # noqa: F401
     except ImportError:
+        from cortiq.plugins.extras import extra_command
+
         message = "signatures need the package 'cryptography', which is not installed"
-        raise CortiqError(message, hint="pip install 'cortiq[sign]'") from None
+        raise CortiqError(message, hint=extra_command("sign")) from None

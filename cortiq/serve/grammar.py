@@ -213,7 +213,8 @@ class GrammarMasks:
         if matcher.is_error():
             self.fault = stop_reason(matcher)
             return mask_of(self.grammars.eos_ids, self.grammars.vocabulary)
-        return bytes(mask).ljust(-(-self.grammars.vocabulary // 8), b"\0")
+        size = -(-self.grammars.vocabulary // 8)  # the library's may be a word longer
+        return bytes(mask)[:size].ljust(size, b"\0")
 
 
 def masks_of(grammars: Grammars, recipe: Mapping[str, Any], prompt: int) -> GrammarMasks:

@@ -70,11 +70,13 @@ def replay_log(
 
     Raises
     ------
-    FormatError : it is no log.
+    FormatError : it is no log. RequestError : it has no answers.
     CortiqError : a model is missing or another, or the backend cannot be used: no verdict.
     """
     reader, verdict = LogReader(path), LogVerdict()
     counts = Counter(_loaded_as(answer.request) for answer in reader.answers())
+    if not counts:
+        raise RequestError("no request of this log has an answer to compare", where=str(path))
     verdict.torn = reader.torn
     verdict.unanswered = sum(len(missing) for _, missing in reader.open.values())
     done = 0

@@ -208,8 +208,11 @@ class ModelMover:
         assert served is not None
         model.served, model.state = None, "waiting" if model.awaited else "unloaded"
         self._changed(model, False)
-        await self._run(served.worker.stop)
-        await self._run(lambda: self._close(served))
+        try:
+            await self._run(served.worker.stop)
+            await self._run(lambda: self._close(served))
+        except Exception:  # nobody waits for this, and the other models go on
+            LOG.exception(f"{model.name} could not be closed")
         model.leaving = False
         LOG.info(f"unloaded {model.name} ({why})")
 

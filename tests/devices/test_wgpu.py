@@ -27,7 +27,7 @@ from cortiq_conformance.catalogue import cases
 from cortiq_conformance.report import CaseOutcome
 from cortiq_conformance.runner import make_subject, run, run_case
 from cortiq_reference.backend import ReferenceBackend
-from cortiq_wgpu import adapters, row_dispatches, self_test
+from cortiq_wgpu import adapters, row_dispatches, self_test, wants
 from cortiq_wgpu.backend import WgpuBackend
 from cortiq_wgpu.device import DeviceLostError, GpuDevice
 
@@ -72,6 +72,13 @@ def test_graphs_and_streams(level, only):
     report = run(WgpuBackend(), levels=(level,), only=only)
     assert report.passed, report.summary()
     assert set(report.computed) == {"wgpu"}
+
+
+@pytest.mark.parametrize("only", ["Draw[masked", "Draw[penalties"])
+def test_draws_of_rows_that_workgroups_share(only, monkeypatch):
+    monkeypatch.setattr(wants, "PART", 200)
+    report = run(WgpuBackend(), levels=(0,), only=only)
+    assert report.passed, report.summary()
 
 
 def compiled(name="tiny-llama", **extra):

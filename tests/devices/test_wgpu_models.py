@@ -19,6 +19,7 @@ from cortiq.backend import (
     CompileOptions,
     Digest,
     Draw,
+    DrawnLogit,
     Named,
     Row,
     Supported,
@@ -38,6 +39,7 @@ WANTS = (
     Digest("logits"),
     Named("hidden"),
     Top(5),
+    DrawnLogit(1.5),
     Draw(Sampling(seed=3, top_k=9, top_p=0.8, repetition_penalty=1.2)),
 )
 

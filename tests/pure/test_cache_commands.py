@@ -45,6 +45,12 @@ def test_models_are_listed(cache):
         metadata.write(b"GGUF tokenizer.chat_template")
     (cache / "hf%3Aorg%2Fname@main" / "tokenizer_config.json").write_text('{"chat_template": "x"}')
     assert CliRunner().invoke(list_command, []).stdout.count("chat ") == 2
+    (cache / "hf%3Aorg%2Fname@main" / "tokenizer_config.json").unlink()
+    for data, count in ((b"GGUF", 1), (b"GGUF tokenizer.chat_template", 2)):
+        (cache / "hf%3Aorg%2Fname@main" / "model.gguf").write_bytes(data)
+        assert CliRunner().invoke(list_command, []).stdout.count("chat ") == count
+    (cache / "hf%3Aorg%2Fname@main" / "model.gguf").unlink()
+    (cache / "hf%3Aorg%2Fname@main" / "tokenizer_config.json").touch()
     made = json.loads(CliRunner().invoke(list_command, ["--json"]).stdout)
     assert [m["name"] for m in made["models"]] == ["smollm2", "hf:org/name@main"]
     assert made["models"][0]["licence"] == "Apache-2.0"

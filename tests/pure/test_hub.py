@@ -15,7 +15,9 @@ from click.testing import CliRunner
 from hub_server import COMMIT, Hub
 from work import HANG_SECONDS
 
+from cortiq.cli.generate import generate
 from cortiq.cli.list import list as list_command
+from cortiq.cli.run import run
 from cortiq.errors import DownloadError, ModelNotFoundError, SeveralModelsError, UnsupportedError
 from cortiq.formats import cache as cache_module
 from cortiq.formats import download as download_module
@@ -225,7 +227,10 @@ def test_a_file_that_was_changed_is_an_error(serve, cache):
         fetch.resolve("hf:org/name")
     assert "cortiq rm hf:org/name" in caught.value.hint
     (cache.parent / "checked" / f"{folder.name}.json").unlink()
-    assert fetch.resolve("hf:org/name") == folder
+    with pytest.raises(DownloadError, match=r"model\.safetensors is not the file"):
+        fetch.resolve("hf:org/name")
+    (folder / "model.safetensors").write_bytes(WEIGHTS)
+    assert fetch.resolve("hf:org/name") == folder and len(server.requests) == asked
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
@@ -337,6 +342,20 @@ def test_a_repository_of_one_gguf_model_needs_no_choice(serve):
     assert fetch.resolve("hf:org/name").name == "only.gguf"
 
 
+def test_commands_take_the_names(serve):
+    """A model with a tokenizer, from the hub to its text."""
+    pytest.importorskip("gguf")
+    from tests.fuzz.files import gguf_files
+
+    server = serve({"m-Q8_0.gguf": gguf_files()["m.gguf"], "m-Q4_0.gguf": b"GGUF"})
+    for command, more in ((generate, ["-p", "a b"]), (run, ["a b"])):
+        arguments = ["hf:org/name:q8_0", *more, "-n", "2", "-b", "reference", "-t", "0"]
+        done = CliRunner().invoke(command, arguments, catch_exceptions=False)
+        assert done.exit_code == 0 and done.stdout
+    assert server.requests.count("/store/m-Q8_0.gguf") == 1
+    assert "/store/m-Q4_0.gguf" not in server.requests
+
+
 def test_a_missing_part_is_named(serve, cache):
     files = {name: content for name, content in GGUF.items() if "00002-of" not in name}
     serve(files)
@@ -417,7 +436,7 @@ def test_a_closed_repository_says_what_opens_it(serve, monkeypatch, status):
 
 def test_without_huggingface_hub_it_says_what_to_install(monkeypatch, cache):
     monkeypatch.setattr(hub.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(DownloadError, match=r"pip install 'cortiq\[hub\]'"):
+    with pytest.raises(DownloadError, match=r"pip install huggingface-hub"):
         fetch.pull("hf:org/name")
     assert left_in(cache) == []
 

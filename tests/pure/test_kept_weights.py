@@ -200,6 +200,12 @@ def test_those_unused_for_longest_go_first_and_those_of_removed_models(folder, m
     assert drop_orphans(kept_folder()) > 0 and files() == []
 
 
+def test_backends_that_do_not_ask_for_it_get_none(folder):
+    with cortiq.load(folder, backend="reference", keep_weights=True) as model:
+        model.generate(PROMPT, max_tokens=1)
+    assert files() == []
+
+
 def test_a_cache_that_cannot_be_written_keeps_nothing(folder, tmp_path):
     right = digest(folder, keep_weights=False)
     (tmp_path / "cache").write_text("a file, where a folder is wanted")

@@ -18,6 +18,7 @@ from cortiq.engine.engine import Engine
 from cortiq.engine.request import make_request
 from cortiq.errors import ModelNotFoundError, OptionError, RequestError, TokenizerError
 from cortiq.formats.cache import report_growth
+from cortiq.model.load import PREPARING
 from cortiq.options import GenerateOptions
 from cortiq.tokenizer.tokenizer import Tokenizer
 
@@ -115,6 +116,13 @@ def test_what_is_no_model_text_or_mapping_is_said(model):
         cortiq.load(TINY, extra=5)
     with pytest.raises(RequestError, match="progress: expected a function, not 5"):
         cortiq.load(TINY, progress=5)
+
+
+def test_preparing_weights_is_reported_weight_by_weight():
+    told = []
+    with cortiq.load(TINY, progress=lambda *one: told.append(one)) as model:
+        count = len(model.program.weights)
+    assert told == [(PREPARING, done, count) for done in range(1, count + 1)]
 
 
 def test_a_stream_says_that_its_model_was_closed():

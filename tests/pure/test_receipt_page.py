@@ -67,7 +67,7 @@ def text_of(receipt):
 def checked(page, text, key=""):
     """Return whether the page accepts a text, and the sentences that say why not."""
     found = page.see(f"check({json.dumps(text)}, {json.dumps(key)})")
-    return found["accepted"], [sentence for right, sentence in found["lines"] if not right]
+    return found["accepted"], [sentence for right, sentence in found["lines"] if right is False]
 
 
 def test_a_good_receipt_is_accepted_and_shown(page, receipt, key):
@@ -154,6 +154,8 @@ def test_weak_keys_foreign_forms_and_unsigned_receipts(page, receipt, key):
     value = json.loads(text_of(receipt))
     del value["signature"]
     assert checked(page, json.dumps(value)) == (True, [])
+    shown = page.see(f"check({json.dumps(json.dumps(value))})")["lines"][-1]
+    assert shown[0] is None and "not signed" in shown[1]
     assert not checked(page, json.dumps(value), receipt.signature.public_key)[0]
     for text in ("", "{", "[]", "null", '{"a": 1, "a": 1}', '{"a": "\\ud800"}', "[" * 999):
         assert not checked(page, text)[0]

@@ -236,7 +236,7 @@ def test_without_the_package_a_signature_is_neither_made_nor_believed(
 ):
     monkeypatch.setitem(__import__("sys").modules, "cryptography", None)
     for call in (lambda: signed.sign(folder / "pem"), lambda: cortiq.verify(signed, model)):
-        with pytest.raises(CortiqError, match=r"pip install 'cortiq\[sign\]'"):
+        with pytest.raises(CortiqError, match=r"pip install .*\[sign\]'"):
             call()
 
 

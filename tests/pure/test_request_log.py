@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from serving import TINY, serving
 
 from cortiq.cli.replay import replay
-from cortiq.errors import CortiqError, FormatError
+from cortiq.errors import CortiqError, FormatError, RequestError
 from cortiq.options import LoadOptions
 from cortiq.serve.log_reader import LogReader
 from cortiq.serve.log_replay import replay_log
@@ -163,3 +163,11 @@ def test_a_log_that_cannot_be_written_is_said_at_once(tmp_path):
         path = tmp_path / "text"
         path.write_text("hello\n")
         list(LogReader(path).answers())
+
+
+def test_a_log_without_answers_is_no_proof_of_anything(log, tmp_path):
+    path = tmp_path / "log"
+    for text in (b"", log.read_bytes().splitlines(keepends=True)[0]):
+        path.write_bytes(text)
+        with pytest.raises(RequestError, match="no request of this log has an answer"):
+            replay_log(path, [], LoadOptions())

@@ -82,6 +82,23 @@ def test_loading_and_unloading_by_hand(client, server):
     assert "cortiq_sequences_running{" not in text
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_stream_holds_its_model_until_it_ends_or_its_client_leaves(client, server, leaves):
+    body = {"model": TINY, "prompt": "a", "max_tokens": 400, "ignore_eos": True, "stream": True}
+    request = urllib.request.Request(
+        f"{server.url}/v1/completions", json.dumps(body).encode(), {"x-api-key": KEY}
+    )
+    with ThreadPoolExecutor(1) as other, urllib.request.urlopen(request) as stream:
+        stream.read(10)
+        leaving = other.submit(post, server, f"/v1/models/{quote(TINY)}/unload")
+        if leaves:
+            stream.close()
+        else:
+            assert stream.read().decode().endswith("data: [DONE]\n\n")
+        assert leaving.result(60)["state"] == "unloaded"
+    assert states(client)[TINY] == "unloaded"
+
+
 def test_a_receipt_is_verified_on_a_model_that_has_to_be_loaded_again(client, server):
     made = ask(client, TINY, extra_body={"receipt": True}).choices[0].receipt
     post(server, f"/v1/models/{quote(OTHER)}/load")

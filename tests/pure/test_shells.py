@@ -77,7 +77,8 @@ def shell(request, tmp_path):
 def test_shells_complete_commands_models_files_and_flags(shell):
     for typed, completed in (
         ("cortiq run smo", "smollm2"), ("cortiq gen", "generate"),
-        ("cortiq run ./ta", "target.gguf"), ("cortiq serve gem", "gemma3-270m"),
+        ("cortiq run ./ta", "target.gguf"), ("cortiq serve gemma3-", "gemma3-270m"),
+        ("cortiq pull qwen2.5-coder:3b", "qwen2.5-coder:3b"), ("cortiq run phi4:", "phi4:14b"),
         ("cortiq run smollm2 --temp", "--temperature"),
     ):  # fmt: skip
         shell.send(f"{typed}\t")

@@ -256,6 +256,7 @@ def test_weights_that_do_not_fit_are_an_error_that_says_what_to_do(llama, monkey
     with pytest.raises(BackendError, match="the weights do not fit the memory of cpu") as error:
         llama()
     assert "w8" in str(error.value.hint)
+    assert isinstance(error.value, MemoryError)  # for which a server unloads another model
 
 
 def test_without_memory_to_grow_a_batch_is_declined_and_smaller_ones_are_computed(

@@ -1,4 +1,4 @@
-"""CUDA graphs share a memory pool, which outlives the graphs of a model that was closed."""
+"""Graphs share a pool that outlives a closed model's; pinned memory waits for its copies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ import pytest
 pytest.importorskip("torch", reason="the Triton backend keeps its memory in PyTorch")
 pytest.importorskip("triton", reason="Triton has no package for this platform")
 
-from cortiq_triton import capture
+import numpy as np
+import torch
+
+from cortiq_triton import capture, rowset
 
 DEVICE = "cuda:7"
 
@@ -67,3 +70,24 @@ def test_graphs_are_captured_after_all_earlier_ones_are_gone(device):
     second = capture.Captured(lambda: launched.append(2), device)
     assert launched == [1, 2]
     assert second.replay is not None
+
+
+def test_host_memory_is_filled_again_only_after_its_copy(monkeypatch):
+    copies = []
+
+    class Event:
+        waited = False
+
+        def record(self):
+            copies.append(self)
+
+        def synchronize(self):
+            self.waited = True
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(rowset, "pinned", lambda size: torch.empty(size, dtype=torch.uint8))
+    buffer = rowset.RowBuffer("meta", turns=3)
+    for number in range(11):
+        buffer.fill({"rows": np.full(5, number, np.int32)})
+        assert [copy.waited for copy in copies[-3:]] == [False] * min(3, number + 1)
+        assert all(copy.waited for copy in copies[:-3])

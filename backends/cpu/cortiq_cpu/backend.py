@@ -24,6 +24,7 @@ class CpuBackend(TakesKernels):
 
     name = "cpu"
     priority = 10
+    keeps_weights = True
     versions = Versions()
 
     def devices(self) -> Sequence[Device]:

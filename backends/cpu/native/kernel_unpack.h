@@ -14,9 +14,9 @@
     p[at] = vi_and(a, vi_set16(255));                                                              \
     p[at + 1] = vi_right16(a, 8);
 
-/* p[i] |= bits of `word` moved left or right, where the mask is set. */
-#define ADD_LEFT(i, n, mask) p[i] = vi_or_masked(p[i], vi_left16(word, n), vi_set16(mask));
-#define ADD_RIGHT(i, n, mask) p[i] = vi_or_masked(p[i], vi_right16(word, n), vi_set16(mask));
+/* Bytes of a vector |= bits of `word` moved left or right, where the mask is set. */
+#define ADD_LEFT(i, n, mask) b[i] = vi_or_masked(b[i], vi_left16(word, n), vi_set16(mask));
+#define ADD_RIGHT(i, n, mask) b[i] = vi_or_masked(b[i], vi_right16(word, n), vi_set16(mask));
 
 INLINE void take_table(const uint8_t *table, vi word, vi *p)
 {
@@ -38,35 +38,69 @@ INLINE void take_two_bit(vi word, vi *p)
     p[7] = vi_right16(word, 14);
 }
 
-INLINE void add_upper_two(vi word, vi *p)
+/* Codes with bits in two places are put together as bytes, two at a time: b[i] holds those of
+ * columns 4i … 4i + 3 of a unit, of which TAKE_BYTES makes two vectors of pairs.
+ */
+INLINE void take_nibbles(vi first, vi second, vi *b)
 {
-    ADD_LEFT(0, 4, 48) ADD_RIGHT(1, 4, 48)
-    ADD_LEFT(2, 2, 48) ADD_RIGHT(3, 6, 48)
-    ADD_LEFT(4, 0, 48) ADD_RIGHT(5, 8, 48)
-    ADD_RIGHT(6, 2, 48) ADD_RIGHT(7, 10, 48)
+    b[0] = vi_and(first, vi_set16(0x0f0f));
+    b[1] = vi_and(vi_right16(first, 4), vi_set16(0x0f0f));
+    b[2] = vi_and(second, vi_set16(0x0f0f));
+    b[3] = vi_and(vi_right16(second, 4), vi_set16(0x0f0f));
+}
+
+INLINE void take_bit_pairs(vi word, vi *b)
+{
+    b[0] = vi_and(word, vi_set16(0x0303));
+    b[1] = vi_and(vi_right16(word, 2), vi_set16(0x0303));
+    b[2] = vi_and(vi_right16(word, 4), vi_set16(0x0303));
+    b[3] = vi_and(vi_right16(word, 6), vi_set16(0x0303));
+}
+
+INLINE void add_upper_two(vi word, vi *b)
+{
+    ADD_LEFT(0, 4, 0x3030) ADD_LEFT(1, 2, 0x3030) ADD_LEFT(2, 0, 0x3030) ADD_RIGHT(3, 2, 0x3030)
 }
 
 /* The fifth bits of a block's first or second unit. */
-INLINE void add_fifth(int second, vi word, vi *p)
+INLINE void add_fifth(int second, vi word, vi *b)
 {
     if (!second) {
-        ADD_LEFT(0, 4, 16) ADD_RIGHT(1, 4, 16) ADD_LEFT(2, 3, 16) ADD_RIGHT(3, 5, 16)
-        ADD_LEFT(4, 2, 16) ADD_RIGHT(5, 6, 16) ADD_LEFT(6, 1, 16) ADD_RIGHT(7, 7, 16)
+        ADD_LEFT(0, 4, 0x1010) ADD_LEFT(1, 3, 0x1010) ADD_LEFT(2, 2, 0x1010)
+        ADD_LEFT(3, 1, 0x1010)
     } else {
-        ADD_LEFT(0, 0, 16) ADD_RIGHT(1, 8, 16) ADD_RIGHT(2, 1, 16) ADD_RIGHT(3, 9, 16)
-        ADD_RIGHT(4, 2, 16) ADD_RIGHT(5, 10, 16) ADD_RIGHT(6, 3, 16) ADD_RIGHT(7, 11, 16)
+        ADD_LEFT(0, 0, 0x1010) ADD_RIGHT(1, 1, 0x1010) ADD_RIGHT(2, 2, 0x1010)
+        ADD_RIGHT(3, 3, 0x1010)
     }
 }
 
-INLINE void add_third(int second, vi word, vi *p)
+INLINE void add_third(int second, vi word, vi *b)
 {
     if (!second) {
-        ADD_LEFT(0, 2, 4) ADD_RIGHT(1, 6, 4) ADD_LEFT(2, 1, 4) ADD_RIGHT(3, 7, 4)
-        ADD_LEFT(4, 0, 4) ADD_RIGHT(5, 8, 4) ADD_RIGHT(6, 1, 4) ADD_RIGHT(7, 9, 4)
+        ADD_LEFT(0, 2, 0x0404) ADD_LEFT(1, 1, 0x0404) ADD_LEFT(2, 0, 0x0404)
+        ADD_RIGHT(3, 1, 0x0404)
     } else {
-        ADD_RIGHT(0, 2, 4) ADD_RIGHT(1, 10, 4) ADD_RIGHT(2, 3, 4) ADD_RIGHT(3, 11, 4)
-        ADD_RIGHT(4, 4, 4) ADD_RIGHT(5, 12, 4) ADD_RIGHT(6, 5, 4) ADD_RIGHT(7, 13, 4)
+        ADD_RIGHT(0, 2, 0x0404) ADD_RIGHT(1, 3, 0x0404) ADD_RIGHT(2, 4, 0x0404)
+        ADD_RIGHT(3, 5, 0x0404)
     }
+}
+
+/* Codes of 3, 5 or 6 bits of a unit. */
+INLINE void take_parted(const int bits, int unit, const int second, const uint8_t *main,
+                        const uint8_t *extra, vi *p)
+{
+    vi b[4];
+    if (bits == 3)
+        take_bit_pairs(vi_load(main), b);
+    else
+        take_nibbles(vi_load(main), vi_load(main + 64), b);
+    if (bits == 6)
+        add_upper_two(vi_load(extra + 64 * unit), b);
+    else if (bits == 5)
+        add_fifth(second, vi_load(extra + 64 * (unit / 2)), b);
+    else
+        add_third(second, vi_load(extra + 64 * (unit / 2)), b);
+    TAKE_BYTES(b[0], 0) TAKE_BYTES(b[1], 2) TAKE_BYTES(b[2], 4) TAKE_BYTES(b[3], 6)
 }
 
 /* Ask for the sides and extra bits of a chunk before its first unit, so that memory is asked for
@@ -106,7 +140,9 @@ INLINE void unpack_unit(const int layout, const cortiq_chunk *c, const uint8_t *
         TAKE_BYTES(a, 0) TAKE_BYTES(b, 2) TAKE_BYTES(c, 4) TAKE_BYTES(d, 6)
         return;
     }
-    if (bits < 4) {
+    if (bits == 3 || bits == 5 || bits == 6) {
+        take_parted(bits, unit, second, main, extra, p);
+    } else if (bits == 2) {
         take_two_bit(vi_load(main), p);
     } else if (layout_has_table(layout)) {
         const uint8_t *table = layout == CORTIQ_IQ4_NL ? cortiq_iq4_nl_table : cortiq_mxfp4_table;
@@ -116,12 +152,6 @@ INLINE void unpack_unit(const int layout, const cortiq_chunk *c, const uint8_t *
         vi a = vi_load(main), b = vi_load(main + 64);
         TAKE_FOUR_BIT(a, 0) TAKE_FOUR_BIT(b, 4)
     }
-    if (bits == 6)
-        add_upper_two(vi_load(extra + 64 * unit), p);
-    else if (bits == 5)
-        add_fifth(second, vi_load(extra + 64 * (unit / 2)), p);
-    else if (bits == 3)
-        add_third(second, vi_load(extra + 64 * (unit / 2)), p);
 }
 
 /* E4M3: an integer mantissa of four bits times 2^n, n = 0 … 14, is 128·high + low, of which one is

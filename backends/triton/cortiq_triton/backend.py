@@ -20,7 +20,7 @@ from cortiq.backend import (
     Versions,
 )
 from cortiq.backend.support import device_named, no_kernel, package_refusal
-from cortiq.errors import BackendError
+from cortiq.errors import BackendError, DeviceMemoryError
 from cortiq.ir import Graph, Node, Program, ops
 from cortiq.numerics.layouts import Weight
 
@@ -96,8 +96,8 @@ class TritonBackend(TakesKernels):
 
         Raises
         ------
-        BackendError : there is no such device, its arithmetic is not the contract's, or the
-            weights do not fit its memory.
+        BackendError : there is no such device, or its arithmetic is not the contract's.
+        DeviceMemoryError : the weights do not fit its memory.
         """
         device = device_named(self.name, options, self.devices())
         import torch
@@ -110,7 +110,7 @@ class TritonBackend(TakesKernels):
             return TritonExecutable(program, weights, options, device, self.given)
         except torch.OutOfMemoryError as error:
             torch.cuda.empty_cache()
-            raise BackendError(
+            raise DeviceMemoryError(
                 f"the weights do not fit the memory of {device}",
                 hint="Choose a smaller format (--format w8), or free the device's memory.",
             ) from error

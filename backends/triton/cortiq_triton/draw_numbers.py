@@ -197,6 +197,7 @@ def _add_masks(
     size = -(-width // 32)
     bits = np.zeros((pow2(len(known) + len(late)), 4 * size), np.uint8)
     for mask, number in known.items():
-        bits[number, : len(mask)] = np.frombuffer(mask, np.uint8)
+        given = np.frombuffer(mask, np.uint8)[: 4 * size]  # more are of no token
+        bits[number, : len(given)] = given
     arrays["masks"] = bits.view(np.int32)
     return len(bits)

@@ -28,6 +28,7 @@ class RowBuffer:
         self.device, self.turns = device, turns
         self.there: torch.Tensor | None = None
         self._hosts: list[torch.Tensor] = []
+        self._copied: list[torch.cuda.Event | None] = [None] * turns
         self._turn = 0
 
     def fill(self, parts: Mapping[str, np.ndarray]) -> None:
@@ -41,15 +42,22 @@ class RowBuffer:
         if self.there is None:
             self.there = torch.empty(size, dtype=torch.uint8, device=self.device)
         self.there.copy_(host, non_blocking=True)
+        if self.device != "cpu":
+            copied = self._copied[self._turn] = torch.cuda.Event()
+            copied.record()
 
     def _host(self, size: int) -> torch.Tensor:
-        """Memory that no copy under way reads: fillings take turns."""
+        """Return memory that no copy under way reads: fillings take turns, and one that comes round
+        waits for its last copy. An engine has two batches under way, other callers any number.
+        """
         if self.device == "cpu":
             return torch.empty(size, dtype=torch.uint8)
         if not self._hosts:
-            kind = {"dtype": torch.uint8, "pin_memory": True}
-            self._hosts = [torch.empty(size, **kind) for _ in range(self.turns)]
+            self._hosts = [pinned(size) for _ in range(self.turns)]
         self._turn = (self._turn + 1) % len(self._hosts)
+        before = self._copied[self._turn]
+        if before is not None:
+            before.synchronize()
         return self._hosts[self._turn]
 
     def views(self, parts: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
@@ -61,6 +69,11 @@ class RowBuffer:
             found[name] = self.there[at : at + part.nbytes].view(kind).view(part.shape)
             at += _padded(part)
         return found
+
+
+def pinned(size: int) -> torch.Tensor:
+    """Return so many bytes that the device copies from while the host goes on."""
+    return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
 
 def uploaded(host: np.ndarray, device: str | torch.device) -> torch.Tensor:

@@ -6,15 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from cortiq.backend import Draw
+from cortiq.backend import Draw, DrawnLogit
+from cortiq.backend.answers import drawing_want
 from cortiq.backend.flat_rows import FlatBatch
 from cortiq.backend.requests import asked_by
 from cortiq_wgpu.dispatch import SEGMENTS, Dispatch
 from cortiq_wgpu.plan import WgpuPlan
-from cortiq_wgpu.wants import draw_block
+from cortiq_wgpu.wants import draw_block, with_drawn
 
 HEADER = 16
-TOKEN, POSITION, PAGES, BLOCK, BEGIN, END, SOURCE, DRAWS, TOPS = range(9)
+TOKEN, POSITION, PAGES, BLOCK, BEGIN, END, SOURCE, DRAWS, TOPS, DRAWN = range(10)
 
 
 class PassRecords:
@@ -98,16 +99,32 @@ class PassRecords:
     def _ask(self, record: np.ndarray, row: int, extra: _Extra) -> None:
         """Write a row's `top` and draws."""
         places: dict[int, int] = {}
-        for want, ask in asked_by(self.run.rows[row].wants):
+        drawn: list[int] = []
+        for want, ask in with_drawn(asked_by(self.run.rows[row].wants)):
             if ask is not None and ask in self.run.compiled.tops:
                 record[TOPS] |= self.run.compiled.tops[ask]
             if isinstance(want, Draw) and ask is not None:
                 history = self.run.history(want, row)
                 position = int(self.flat.positions[row]) + want.ahead
                 places[ask.number] = extra.add(draw_block(want, history, position, extra.end))
+            if isinstance(want, DrawnLogit):
+                scale = int(want.scale.view(np.uint32))
+                drawn.append(extra.add(np.array([scale, self._token_at(row)], np.uint32)))
+        if drawn:
+            asks = self.run.compiled.answers
+            drawn += [0] * (sum(ask.kind == "drawn" for ask in asks) - len(drawn))
+            record[DRAWN] = extra.add(np.array(drawn, np.uint32))
         if places:
             count = 1 + max(ask.number for ask in self.run.compiled.answers if ask.kind == "draw")
             record[DRAWS] = extra.add(np.array([places.get(n, 0) for n in range(count)], np.uint32))
+
+    def _token_at(self, row: int) -> int:
+        """Return the place in x of the token that a row draws."""
+        asked = dict(asked_by(self.run.rows[row].wants))
+        ask = asked[drawing_want(self.run.rows[row].wants)]  # type: ignore[index]
+        late = ask is not None and ask.value in self.run.compiled.late
+        place = int(np.searchsorted(self.late, row)) if late else row - int(self.chunk[0])
+        return self.run.compiled.answers[ask] + place
 
 
 class _Extra:

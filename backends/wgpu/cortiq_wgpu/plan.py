@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any, ClassVar
 
 import numpy as np
 
+from cortiq.backend import Row
 from cortiq.backend.admission import BY_ROW
 from cortiq.backend.kernel import GivenKernels
 from cortiq.backend.lower import Admit, LoweredStep, lower
-from cortiq.backend.requests import Ask, RequestedOutputs, RequestPlan
+from cortiq.backend.requests import Ask, RequestedOutputs, RequestPlan, asked_by
 from cortiq.ir import Graph, ops
 from cortiq.numerics.attention import scoring
 from cortiq_wgpu.binder import DispatchBinder
@@ -29,7 +30,7 @@ from cortiq_wgpu.state_memory import WgpuStateMemory
 from cortiq_wgpu.step_dispatches import dispatches
 from cortiq_wgpu.step_groups import GroupedSteps, StepGrouper, is_wide
 from cortiq_wgpu.tuning import ProductTuning
-from cortiq_wgpu.wants import answering, words_of
+from cortiq_wgpu.wants import answering, draw_words, with_drawn, words_of
 from cortiq_wgpu.weights import DeviceWeights
 
 TRUNK_ROWS = 256
@@ -76,6 +77,14 @@ class WgpuPlan(RequestPlan[CompiledDispatches]):
         self.scoring = {op: scoring(op.scale, op.soft_cap) for op in self.attends}
         self.blocks = [n.op.block for n in graph.nodes if isinstance(n.op, ops.ChooseBlocks)]
 
+    def request_of(self, rows: Sequence[Row]) -> RequestedOutputs:
+        """Collect the requests of rows, drawn logits among them."""
+        request = super().request_of(rows)
+        kinds = {row.wants for row in rows if row.wants}
+        asked = (ask for wants in kinds for _, ask in with_drawn(asked_by(wants)))
+        drawn = {ask for ask in asked if ask is not None and ask.kind == "drawn"}
+        return request._replace(asks=request.asks | drawn)
+
     def compiled(self, request: RequestedOutputs) -> CompiledDispatches:
         """Return the dispatches of a request, bound to the current buffers."""
         found = super().compiled(request)
@@ -118,12 +127,13 @@ class WgpuPlan(RequestPlan[CompiledDispatches]):
             answers[ask], end = end, end + rows * words_of(ask)
             work = end
             if ask.kind == "draw":
-                end += 3 * rows * binder.size(ask.value)
+                end += rows * draw_words(binder.size(ask.value))
             if ask.kind == "top":
                 tops[ask] = 1 << len(tops)
-            for stage, values in answering(binder, ask, answers[ask], work, tops.get(ask, 0)):
+            bit = tops.get(ask, 0)
+            for stage, values, groups in answering(binder, ask, answers[ask], work, bit):
                 kernel = staged((stage,), self.gpu.dot)
-                works.append(Dispatch(kernel, (values,), Grid(), tail, label=ask.kind))
+                works.append(Dispatch(kernel, (values,), Grid(groups), tail, label=ask.kind))
         self.memory.have("x", end)
         self.memory.have("q", places.records)
         self.memory.have("turned", max((work.turned for work in works), default=0))

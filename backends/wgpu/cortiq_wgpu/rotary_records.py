@@ -9,7 +9,7 @@ import numpy as np
 from cortiq.backend.rotary import RotaryTables, Turn
 from cortiq.ir import Node, ops
 
-FIELDS = 9
+FIELDS = 10
 """Words of a row's record before its angles: see `about` in prelude.wgsl."""
 
 

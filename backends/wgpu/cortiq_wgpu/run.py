@@ -19,7 +19,7 @@ from cortiq_wgpu.dispatch import Dispatch
 from cortiq_wgpu.pass_records import PassRecords
 from cortiq_wgpu.plan import WgpuPlan
 from cortiq_wgpu.quantised_rows import quantised_of, records_of
-from cortiq_wgpu.wants import answer, words_of
+from cortiq_wgpu.wants import answer, with_drawn, words_of
 
 
 @dataclass
@@ -113,7 +113,7 @@ class WgpuRun(FlatBatch[WgpuPlan]):
             (place, value_of(want))
             for place, row in enumerate(self.rows)
             for want in row.wants
-            if isinstance(want, Named | DrawnLogit)
+            if isinstance(want, Named)
         )
         shape = len(rows[0]), tuple(rows[1].tolist()), r.segments, r.parts, r.longest, r.runs
         return id(self.compiled), self.compiled.version, shape, named, given
@@ -211,7 +211,7 @@ class WgpuRun(FlatBatch[WgpuPlan]):
             for place, row in enumerate(rows.tolist()):
                 for want in self.rows[row].wants:
                     name = value_of(want)
-                    if isinstance(want, Named | DrawnLogit) and (name in late) == late_rows:
+                    if isinstance(want, Named) and (name in late) == late_rows:
                         self._read_value(one, name, row, place)
         one.readable = self.gpu.readable(4 * copies.words)
         start = 0
@@ -239,7 +239,7 @@ class WgpuRun(FlatBatch[WgpuPlan]):
         for ask, (cut, tail) in one.answers.items():
             values = words[cut].reshape(-1, words_of(ask))
             for place, row in enumerate(one.rows[tail].tolist()):
-                for want, asked in asked_by(self.rows[row].wants):
+                for want, asked in with_drawn(asked_by(self.rows[row].wants)):
                     if asked == ask:
                         self.brought[row][want] = answer(ask, values[place])
         late = self.compiled.late
@@ -247,8 +247,11 @@ class WgpuRun(FlatBatch[WgpuPlan]):
             for row in rows.tolist():
                 for want in self.rows[row].wants:
                     name = value_of(want)
-                    if isinstance(want, Named | DrawnLogit) and (name in late) == late_rows:
+                    if isinstance(want, Named) and (name in late) == late_rows:
                         self.brought[row][want] = self._named(name, row, one, words)
+
+    def _finish_logit(self, want: DrawnLogit, row: int) -> None:
+        """Do nothing: a drawn logit is answered on the device."""
 
     def _named(self, name: str, row: int, one: CommandPass, words: np.ndarray) -> Any:
         """Return a row's value, in the shape of one row."""

@@ -26,7 +26,9 @@ from cortiq_wgpu import page_layout
 from cortiq_wgpu.recurrent_memory import RecurrentReplay, recurrences_of
 
 FIRST = 8
-"""Pages, or blocks, that there is memory for at first."""
+"""Pages, or blocks, that there is memory for at first, unless they are large."""
+FIRST_BYTES = 1 << 26
+"""Memory for pages, or blocks, at first, unless one has more."""
 
 
 @dataclass
@@ -59,7 +61,8 @@ class WgpuStateMemory(PagedMemory):
         for group in (*self.layout.groups, self.layout.block):
             largest = max((4 * self._words(name) for name, _ in self._slots(group)), default=1)
             shelf = self._shelves[group] = PageNumbers(limit // largest)
-            self._grow(group, min(FIRST, shelf.most))
+            first = max(1, min(FIRST, FIRST_BYTES // max(1, group.page_bytes)))
+            self._grow(group, min(first, shelf.most))
 
     def _words(self, name: str) -> int:
         """Count the words of a page or a block of a slot."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import count
 from typing import Any
 
 import numpy as np
 
-from cortiq.backend import Draw
+from cortiq.backend import Draw, DrawnLogit, Want
 from cortiq.backend.requests import WORD, Ask, draw_numbers
 from cortiq_wgpu.binder import DispatchBinder
 from cortiq_wgpu.dispatch import MOST_TURNS
-from cortiq_wgpu.shader_source import Stage, bits, stage
+from cortiq_wgpu.shader_source import Stage, bits, source, stage
 
 BLOCK_WORDS = 18
 """Words of a draw's block before its lists."""
@@ -19,16 +20,30 @@ BLOCK_WORDS = 18
 
 def words_of(ask: Ask) -> int:
     """Count the words of an answer."""
-    return {"digest": 4, "top": 1 + 2 * ask.number}.get(ask.kind, 1)
+    return {"digest": 4, "drawn": 2, "top": 1 + 2 * ask.number}.get(ask.kind, 1)
 
 
-STAGES = {"argmax": "pick", "digest": "digest", "top": "top", "draw": "draw"}
+STAGES = {"argmax": "pick", "digest": "digest", "drawn": "drawn", "top": "top"}
+PHASES = {"adjust": True, "weigh": True, "bound": False, "pick": True, "end": False}
+"""Dispatches of a draw, and whether several workgroups share a row."""
+PART, MOST_PARTS = 2048, 64
+"""Values of a row that are worth a workgroup, and the most workgroups of a row."""
+
+
+def _parts(n: int) -> int:
+    """Return the workgroups that share a row of a draw."""
+    return min(MOST_PARTS, -(-n // PART))
+
+
+def draw_words(n: int) -> int:
+    """Count the words of memory that the draw of a row takes."""
+    return 3 * n + 4 + 3 * _parts(n)
 
 
 def answering(
     binder: DispatchBinder, ask: Ask, out: int, work: int, bit: int
-) -> list[tuple[Stage, Mapping[str, int]]]:
-    """Make the dispatches that answer for all rows of a set, one stage each.
+) -> list[tuple[Stage, Mapping[str, int], int]]:
+    """Make the dispatches that answer for all rows of a set: stage, parameters, workgroups.
 
     Parameters
     ----------
@@ -36,14 +51,37 @@ def answering(
         want this `top`.
     """
     n = binder.size(ask.value)
-    text, values = stage(STAGES[ask.kind]), {"x": binder.at(ask.value), "n": n, "out": out}
+    values = {"x": binder.at(ask.value), "n": n, "out": out}
+    if ask.kind == "draw":
+        parts = _parts(n)
+        values |= {"number": ask.number, "work": work, "parts": parts, "each": draw_words(n)}
+        return [
+            (
+                stage("draw", PHASE=phase, SEARCH=source("draw_search")),
+                values,
+                parts if shared else 1,
+            )
+            for phase, shared in PHASES.items()
+        ]
+    text = stage(STAGES[ask.kind])
+    if ask.kind == "drawn":
+        return [(text, {**values, "number": ask.number}, 1)]
     if ask.kind == "top":
         step = max(1, MOST_TURNS // (-(-n // 1024) + 16))
         values |= {"count": ask.number, "bit": bit, "step": step}
-        return [(text, {**values, "begin": begin}) for begin in range(0, ask.number, step)]
-    if ask.kind == "draw":
-        values |= {"number": ask.number, "work": work}
-    return [(text, values)]
+        return [(text, {**values, "begin": begin}, 1) for begin in range(0, ask.number, step)]
+    return [(text, values, 1)]
+
+
+def with_drawn(
+    asked: Sequence[tuple[Want, Ask | None]],
+) -> list[tuple[Want, Ask | None]]:
+    """Return a row's wants with what answers them, drawn logits too, which are numbered."""
+    numbers = count()
+    return [
+        (want, Ask("drawn", "logits", next(numbers)) if isinstance(want, DrawnLogit) else ask)
+        for want, ask in asked
+    ]
 
 
 def answer(ask: Ask, words: np.ndarray) -> Any:
@@ -57,6 +95,9 @@ def answer(ask: Ask, words: np.ndarray) -> Any:
             values.view(np.float32).copy(),
             words[:1].view(np.float32).copy(),
         )
+    if ask.kind == "drawn":
+        logit, total = words.view(np.float32)
+        return logit, total
     return int(words[0])
 
 

@@ -56,6 +56,7 @@ async function loadModels() {
 
 const model = () => models.find((one) => one.id === $("model").value);
 const isBase = () => model()?.chat === false;
+const longest = () => isBase() ? 256 : 1024; // as `cortiq run`
 
 function showModel() {
   const shown = model();
@@ -68,6 +69,7 @@ function showModel() {
   // An empty field is not sent: the server then samples as the model recommends.
   settings.elements.temperature.placeholder = shown.sampling?.temperature ?? "the model's";
   settings.elements.top_p.placeholder = shown.sampling?.top_p ?? (there ? 1 : "the model's");
+  settings.elements.max_tokens.placeholder = longest();
   $("text").placeholder = isBase() ? "Begin a text" : "Ask something";
 }
 
@@ -85,14 +87,14 @@ function request(nodes, more) {
     const value = settings.elements[name].value;
     if (value !== "") made[name] = Number(value);
   }
-  const most = Number(settings.elements.max_tokens.value);
+  const most = Number(settings.elements.max_tokens.value) || longest();
   if (settings.elements.receipt.checked) made.receipt = true;
   made.loop_tokens = 96; // as `cortiq chat`
   if (isBase()) {
-    if (most) made.max_tokens = most;
+    made.max_tokens = most;
     return ["v1/completions", { ...made, prompt: nodes.map((node) => node.content).join("") }];
   }
-  if (most) made.max_completion_tokens = most;
+  made.max_completion_tokens = most;
   if (settings.elements.tools.value.trim()) made.tools = toolsGiven();
   const system = settings.elements.system.value;
   made.messages = nodes.map(message);

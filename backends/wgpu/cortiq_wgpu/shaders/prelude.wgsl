@@ -117,7 +117,8 @@ fn round_three_planes(high_plane: i32, middle_plane: i32, low_plane: i32) -> f32
 }
 
 // A number of the row's record in the batch: token 0, position 1, pages 2, block 3, first and end of its
-// segment 4 5, source 6, draws 7, tops 8; angles from 9 on.
+// segment 4 5, source 6, draws 7, tops 8, drawn logits 9; angles
+// from 10 on.
 fn about(row: u32, number: u32) -> u32 { return m[m[4u + $set] + row * $record + number]; }
 
 // Where page 0 of a group of the row's sequence would be listed: the first ones may have been given up.
