@@ -44,7 +44,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/dialects": 1050,
     "cortiq/domains": 270,
     "cortiq/engine": 4220,
-    "cortiq/formats": 4190,
+    "cortiq/formats": 4240,
     "cortiq/ir": 2530,
     "cortiq/model": 1790,
     "cortiq/models": 3190,

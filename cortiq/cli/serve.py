@@ -47,7 +47,7 @@ def serve(models: tuple[str, ...], **options: Any) -> None:
         hint = extra_command("serve")
         raise CortiqError(f"the server needs {', '.join(missing)}", hint=hint)
     from cortiq.serve.logs import configure_logging
-    from cortiq.serve.start import serve_models
+    from cortiq.serve.start import first_models, serve_models
 
     chosen = resolve(ServeOptions, select(ServeOptions, options))
     configure_logging(chosen.log_format, chosen.access_log)
@@ -56,7 +56,7 @@ def serve(models: tuple[str, ...], **options: Any) -> None:
     models = tuple(dict.fromkeys(map(fetched, models)))  # all of them, before anybody waits for one
     loaded: dict[str, Model] = {}
     try:
-        for name in models[: chosen.max_loaded]:
+        for name in first_models(models, chosen):
             loaded[name] = _loaded(name, options)
         load = partial(_load_quietly, options=options)
         interrupted = serve_models(models, loaded, load, chosen, _announce)

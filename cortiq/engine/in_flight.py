@@ -75,11 +75,12 @@ class ScheduledRows:
         sequence, request = self.sequence, self.sequence.request
         more = sequence.drafting.wants if sequence.drafting else ()
         silent: list[tuple[Want, ...]] = [more] * (len(self.tokens) - self.draws)
-        if not (self.drawing_wants or more):
-            return silent + [request.late_wants if self.is_late else request.wants] * self.draws
-        want = request.late_wants[0] if self.is_late else request.want
-        drawing = self.drawing_wants or [want] * self.draws
-        return [*silent, *((want, *request.captures, *more) for want in drawing)]
+        known = request.late_wants if self.is_late else request.wants
+        want = known[0]
+        return silent + [
+            known if mine is want and not more else (mine, *request.captures, *more)
+            for mine in self.drawing_wants or [want] * self.draws
+        ]
 
     def rows(self) -> list[Row]:
         """Return the rows of the batch."""

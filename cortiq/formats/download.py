@@ -6,6 +6,7 @@ import errno
 import hashlib
 import http.client
 import os
+import re
 import time
 import urllib.error
 import urllib.request
@@ -13,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
+from urllib.parse import urlsplit
 
 from cortiq.errors import DownloadError
 from cortiq.formats.cache import check_space
@@ -56,6 +58,30 @@ class RemoteFile:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     git_id: str | None = None
 
+    @property
+    def has_hash(self) -> bool:
+        """Whether bytes of another file would be found out."""
+        return bool(self.sha256 or self.git_id)
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects, but not from https to what others can read and change.
+
+    Headers for a server only stay with requests to it: the hub redirects from a repository's
+    earlier name.
+    """
+
+    def redirect_request(
+        self, request: Any, answer: Any, code: int, reason: str, headers: Any, target: str
+    ) -> urllib.request.Request | None:
+        before, after = urlsplit(request.full_url), urlsplit(target)
+        if after.scheme not in {"https", request.type}:
+            raise DownloadError(f"the server sends on to {target}", where=request.full_url)
+        made = super().redirect_request(request, answer, code, reason, headers, target)
+        if made and (before.scheme, before.netloc) == (after.scheme, after.netloc):
+            made.unredirected_hdrs.update(request.unredirected_hdrs)
+        return made
+
 
 def download(remote: RemoteFile, target: Path, report: ReportBytes) -> None:
     """Download a file to `target`, resuming `target.part` if there is one.
@@ -82,25 +108,28 @@ def download(remote: RemoteFile, target: Path, report: ReportBytes) -> None:
 
 def _receive_all(remote: RemoteFile, part: Path, report: ReportBytes) -> None:
     """Request the missing rest, with retries, until it is complete."""
-    failures = 0
+    failures, tags = 0, dict[str, str]()
     while True:
         before = part.stat().st_size if part.exists() else 0
         try:
-            if _receive(remote, part, before, report):
+            if _receive(remote, part, before, report, tags):
                 return
-            error: Exception = DownloadError("the connection broke off", where=remote.url)
+            error: Exception = ConnectionError("the connection broke off")
         except urllib.error.HTTPError as refusal:
             error = refusal
             if refusal.code not in _TRANSIENT:
                 what = f"the server answers {refusal.code} {refusal.reason}"
                 raise DownloadError(what, where=remote.url) from None
+        except ValueError as invalid:
+            what = f"the server's answer is not valid: {invalid}"
+            raise DownloadError(what, where=remote.url) from invalid
         except _CONNECTION_ERRORS as broken:
             if isinstance(broken, OSError) and broken.errno in _DISK_ERRORS:
                 raise
             error = broken
         failures = 0 if part.exists() and part.stat().st_size > before else failures + 1
         if failures > len(RETRY_PAUSES):
-            hint = "the same command resumes the download"
+            hint = "the same command resumes the download" if remote.has_hash else None
             if not before and not isinstance(error, urllib.error.HTTPError):
                 hint = OFFLINE
             what = f"could not be fetched: {error}"
@@ -108,17 +137,24 @@ def _receive_all(remote: RemoteFile, part: Path, report: ReportBytes) -> None:
         time.sleep(RETRY_PAUSES[max(failures - 1, 0)])
 
 
-def _receive(remote: RemoteFile, part: Path, start: int, report: ReportBytes) -> bool:
-    """Make one request; return whether the file is complete, as far as server and size tell."""
+def _receive(
+    remote: RemoteFile, part: Path, start: int, report: ReportBytes, tags: dict[str, str]
+) -> bool:
+    """Make one request; return whether the file is complete, as far as server and size tell.
+
+    Without a hash, the rest is asked for by the tag that the server gave the file, in `tags`, or
+    not at all: it could be another file's.
+    """
     if remote.size is not None and start >= remote.size:
         return True  # or too long, which the check reports
     request = urllib.request.Request(remote.url, headers={"Accept-Encoding": "identity"})
     for name, value in remote.headers.items():
         request.add_unredirected_header(name, value)  # a token is for this server only
-    if start:
-        request.add_header("Range", f"bytes={start}-")
+    if start and (remote.has_hash or tags):
+        headers = {"Range": f"bytes={start}-"} | ({} if remote.has_hash else tags)
+        request.headers.update({name.capitalize(): value for name, value in headers.items()})
     try:
-        response = urllib.request.urlopen(request, timeout=TIMEOUT)
+        response = urllib.request.build_opener(_Redirects).open(request, timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
         if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             raise
@@ -126,11 +162,31 @@ def _receive(remote: RemoteFile, part: Path, start: int, report: ReportBytes) ->
     with response, part.open("ab") as file:
         if start and not _continues(response, start):
             file.truncate(start := 0)
-        length = response.headers.get("Content-Length")
-        total = start + int(length) if length is not None else remote.size
+        if tag := _strong_tag(response):
+            tags["If-Range"] = tag
+        total = _total(remote, response, start)
         check_space(part.parent, (total or start) - start, remote.url)
         there = _copy(response, file, start, report, total)
     return total is None or there >= total
+
+
+def _strong_tag(response: Any) -> str | None:
+    """Return the tag that stands for a file's very bytes, if the server gives one."""
+    tag = response.headers.get("ETag", "")
+    return tag if re.fullmatch('"[!#-~]{1,200}"', tag) else None
+
+
+def _total(remote: RemoteFile, response: Any, start: int) -> int | None:
+    """Return the size of the whole file, if server or `remote` tell it."""
+    length = response.headers.get("Content-Length")
+    if length is not None:
+        if not re.fullmatch("[0-9]{1,18}", length):
+            raise ValueError(f"a length of {length[:30]}")
+        return start + int(length)
+    if not (remote.has_hash or remote.size or response.chunked):
+        what = "the server does not say how long the file is, so that a part could pass for it"
+        raise DownloadError(what, where=remote.url, hint=f"name its hash: {remote.url}#sha256=HEX")
+    return remote.size
 
 
 def _restart(part: Path, error: Any) -> bool:

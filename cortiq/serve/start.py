@@ -17,7 +17,7 @@ from cortiq.serve.app import COUNTED_PATHS, application
 from cortiq.serve.metrics import Metrics
 from cortiq.serve.model_mover import PoolLimits
 from cortiq.serve.model_pool import ModelPool, check_names
-from cortiq.serve.offered_model import OfferedModel, is_pullable
+from cortiq.serve.offered_model import OfferedModel, file_bytes, is_pullable
 from cortiq.serve.options import ServeOptions
 from cortiq.serve.run import bind_socket, serve
 from cortiq.serve.served_model import ServedModel, client_name, make_served_model
@@ -63,6 +63,18 @@ def serve_models(
         return serve(app, service, options, listener, lambda: ready(url, service))
     finally:
         pool.close()
+
+
+def first_models(names: Sequence[str], options: ServeOptions) -> list[str]:
+    """Return the models to load before requests are accepted: the first that there is room for."""
+    found: list[str] = []
+    size = 0
+    for name in names[: options.max_loaded]:
+        size += file_bytes(name)
+        if found and options.model_bytes and size > options.model_bytes:
+            break
+        found.append(name)
+    return found
 
 
 def make_pool(

@@ -17,7 +17,7 @@ LARGE = (".safetensors", ".bin", ".gguf")
 
 
 class Hub(ThreadingHTTPServer):
-    """One repository, org/name.
+    """One repository, org/name; its earlier name was org/earlier.
 
     Attributes
     ----------
@@ -79,6 +79,9 @@ class Handler(BaseHTTPRequestHandler):
         path, hub = unquote(urlparse(self.path).path), self.server
         hub.requests.append(path)
         hub.tokens.append(self.headers.get("Authorization"))
+        if "/org/earlier/" in path:
+            target = self.path.replace("/org/earlier/", "/org/name/")
+            return self.send(307, b"", body, {"Location": target})
         if path.startswith("/store/"):
             return self.send_range(hub.files[path.removeprefix("/store/")], body)
         if hub.closed and not self.headers.get("Authorization"):

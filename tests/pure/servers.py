@@ -19,7 +19,8 @@ class OneFile(ThreadingHTTPServer):
     cut : bytes after which each answer breaks off; None for never.
     answers : status codes of the first requests, in place of the file.
     pause : seconds between pieces of 64 KiB.
-    elsewhere : where it redirects to.
+    elsewhere : where it redirects to from `url`.
+    headers : of its answers, in place of the usual ones; None for one left out.
     asked : (range, authorization) of every request.
     """
 
@@ -30,6 +31,7 @@ class OneFile(ThreadingHTTPServer):
         self.content, self.ranges, self.cut, self.pause = content, True, None, 0.0
         self.answers: list[int] = []
         self.elsewhere = ""
+        self.headers: dict[str, str | None] = {}
         self.asked: list[tuple[str | None, str | None]] = []
 
     @property
@@ -45,17 +47,23 @@ class Handler(BaseHTTPRequestHandler):
         self.server.asked.append((told, self.headers.get("Authorization")))
         if self.server.answers:
             return self.refuse(self.server.answers.pop(0))
-        if self.server.elsewhere:
+        if self.server.elsewhere and self.server.url.endswith(self.path):
             self.send_response(302)
             self.send_header("Location", self.server.elsewhere)
             return self.end_headers()
-        start = int(told.removeprefix("bytes=").rstrip("-")) if told and self.server.ranges else 0
+        wanted = self.headers.get("If-Range", self.server.headers.get("ETag"))
+        if not self.server.ranges or wanted != self.server.headers.get("ETag"):
+            told = None
+        start = int(told.removeprefix("bytes=").rstrip("-")) if told else 0
         if start >= len(content):
             return self.refuse(416, f"bytes */{len(content)}")
         self.send_response(206 if start else 200)
         if start:
             self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
-        self.send_header("Content-Length", str(len(content) - start))
+        usual: dict[str, str | None] = {"Content-Length": str(len(content) - start)}
+        for name, value in (usual | self.server.headers).items():
+            if value is not None:
+                self.send_header(name, value)
         self.end_headers()
         return self.send(content[start:][: self.server.cut])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import urllib.request
 
 import pytest
 from servers import one_file
@@ -144,6 +145,78 @@ def test_a_token_goes_to_its_own_server_only(server, tmp_path):
         fetched(second, tmp_path, headers={"authorization": "Bearer secret"})
         assert second.asked == [(None, "Bearer secret")]
     assert server.asked == [(None, None)]
+
+
+def test_a_token_stays_where_a_server_has_renamed_a_file(server, tmp_path):
+    for target in ("/renamed.gguf", server.url.replace("/files/tiny", "/renamed")):
+        server.elsewhere = target
+        fetched(server, tmp_path, headers={"Authorization": "Bearer secret"})
+        (tmp_path / "tiny.gguf").unlink()
+    assert server.asked == [(None, "Bearer secret")] * 4
+
+
+@pytest.mark.parametrize(
+    ("header", "value", "words"),
+    [
+        ("Content-Length", "many", "not valid: a length of many"),
+        ("Content-Length", "-5", "not valid: a length of -5"),
+        ("Content-Length", "9" * 26, "not valid: a length of 9"),
+        ("Content-Length", "\xb2", "not valid: a length of"),
+        ("Content-Length", None, "does not say how long.*\n.*#sha256=HEX"),
+        ("Transfer-Encoding", "chunked", "could not be fetched"),
+    ],
+)
+def test_answers_that_are_not_valid_are_sentences(server, header, value, words):
+    server.headers = {header: value}
+    with pytest.raises(DownloadError, match=words):
+        fetch.pull(server.url, trust=True)
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("ftp://127.0.0.1/tiny.gguf", "sends on to ftp:"),
+        ("http://[::1", "not valid: Invalid IPv6 URL"),
+    ],
+)
+def test_no_redirect_leads_to_other_protocols(server, target, words):
+    server.elsewhere = target
+    with pytest.raises(DownloadError, match=words):
+        fetch.pull(server.url, trust=True)
+
+
+def test_no_redirect_leads_from_https_to_http():
+    def sent_on(source, target):
+        request = urllib.request.Request(source)
+        return module._Redirects().redirect_request(request, None, 302, "", {}, target)
+
+    with pytest.raises(DownloadError, match="sends on to http://b/c"):
+        sent_on("https://a/c", "http://b/c")
+    assert sent_on("https://a/c", "https://b/c").full_url == "https://b/c"
+    assert sent_on("http://a/c", "https://b/c").full_url == "https://b/c"
+
+
+@pytest.mark.parametrize("tag", ['"1"', 'W/"1"', None])
+def test_without_a_hash_only_the_same_file_is_gone_on_with(server, tmp_path, tag):
+    server.cut, server.headers = HALF + 1, {"ETag": tag}
+    seen = []
+
+    def report(done, total):
+        if done == HALF + 1 and server.cut:  # the file is changed while it is fetched
+            server.headers = {"ETag": '"2"'}
+            server.content, server.cut = CONTENT[::-1], None
+        seen.append(done)
+
+    download(RemoteFile(server.url), tmp_path / "tiny.gguf", report)
+    assert (tmp_path / "tiny.gguf").read_bytes() == CONTENT[::-1]
+    ranges = [told for told, _ in server.asked]
+    assert ranges == [None, f"bytes={HALF + 1}-" if tag == '"1"' else None]
+
+
+def test_without_a_hash_the_rest_is_asked_for_by_its_tag(server, tmp_path):
+    server.cut, server.headers = HALF + 1, {"ETag": '"1"'}
+    fetched(server, tmp_path, None, None)
+    assert [told for told, _ in server.asked] == [None, f"bytes={HALF + 1}-"]
 
 
 def test_a_model_by_its_address(server, cache):

@@ -434,6 +434,18 @@ def test_a_closed_repository_says_what_opens_it(serve, monkeypatch, status):
     assert "Bearer hf_secret" in server.tokens and len(stored) == 1
 
 
+def test_a_closed_repository_opens_by_its_earlier_name(serve, monkeypatch):
+    """The token stays with requests that the hub redirects to itself."""
+    server = serve(FILES)
+    server.closed = 401
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    assert {path.name for path in fetch.pull("hf:org/earlier").iterdir()} == WANTED | {
+        "origin.json"
+    }
+    for path, token in zip(server.requests, server.tokens, strict=True):
+        assert token == (None if path.startswith("/store/") else "Bearer hf_secret")
+
+
 def test_without_huggingface_hub_it_says_what_to_install(monkeypatch, cache):
     monkeypatch.setattr(hub.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(DownloadError, match=r"pip install huggingface-hub"):

@@ -200,6 +200,17 @@ def test_those_unused_for_longest_go_first_and_those_of_removed_models(folder, m
     assert drop_orphans(kept_folder()) > 0 and files() == []
 
 
+def test_another_backend_s_code_is_another_form(folder, monkeypatch):
+    from cortiq_cpu import packing
+
+    right = digest(folder, keep_weights=True)
+    (file,) = files()
+    before = file.read_bytes()
+    monkeypatch.setattr(packing, "packing_hash", lambda: "other")
+    assert digest(folder, keep_weights=True) == right
+    assert files() == [file] and file.read_bytes() != before
+
+
 def test_backends_that_do_not_ask_for_it_get_none(folder):
     with cortiq.load(folder, backend="reference", keep_weights=True) as model:
         model.generate(PROMPT, max_tokens=1)

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortiq.errors import DownloadError
-from cortiq.serve import model_mover, model_pool
+from cortiq.serve import model_mover, model_pool, start
 from cortiq.serve.errors import ApiError
 from cortiq.serve.model_mover import PoolLimits
 from cortiq.serve.model_pool import ModelPool
+from cortiq.serve.options import ServeOptions
 
 SIZE = 10
 
@@ -272,3 +273,17 @@ def test_a_model_that_cannot_be_closed_holds_nobody_up():
         await use(pool, "a")
 
     assert pooled(script).log[:4] == ["+a", "-a", "+b", "-b"]
+
+
+@pytest.mark.parametrize(
+    ("options", "loaded"),
+    [
+        ({}, "abc"),
+        ({"max_loaded": 2}, "ab"),
+        ({"model_bytes": 25}, "ab"),
+        ({"model_bytes": 5}, "a"),
+    ],
+)
+def test_at_the_start_there_are_as_many_models_as_have_room(monkeypatch, options, loaded):
+    monkeypatch.setattr(start, "file_bytes", lambda source: SIZE)
+    assert start.first_models("abc", ServeOptions(**options)) == list(loaded)

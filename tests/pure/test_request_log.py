@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from serving import TINY, serving
 from cortiq.cli.replay import replay
 from cortiq.errors import CortiqError, FormatError, RequestError
 from cortiq.options import LoadOptions
+from cortiq.serve.errors import ApiError
 from cortiq.serve.log_reader import LogReader
 from cortiq.serve.log_replay import replay_log
 from cortiq.serve.request_log import RequestLog, open_line, sealed_line
@@ -139,7 +141,8 @@ def test_a_byte_changed_anywhere_is_no_other_answer(log, tmp_path_factory, data)
 )
 def test_lines_that_nobody_wrote_are_refused(log, tmp_path, change, message):
     path = tmp_path / "log"
-    record = open_line(log.read_bytes().splitlines()[0])
+    records = [open_line(line) for line in log.read_bytes().splitlines()]
+    record = next(one for one in records if one and len(one.get("prompts", ())) == 1)
     path.write_bytes(sealed_line({**record, **change}))
     with pytest.raises(FormatError, match="line 1: is no line of a request log") as caught:
         list(LogReader(path).answers())
@@ -171,3 +174,22 @@ def test_a_log_without_answers_is_no_proof_of_anything(log, tmp_path):
         path.write_bytes(text)
         with pytest.raises(RequestError, match="no request of this log has an answer"):
             replay_log(path, [], LoadOptions())
+
+
+def test_a_full_disk_refuses_the_request_and_leaves_a_torn_line(log, tmp_path, monkeypatch):
+    """What is written once there is room again is whole, and so is what was there before."""
+    path = tmp_path / "log"
+    records = [open_line(line) for line in log.read_bytes().splitlines()[:3]]
+    made, write = RequestLog(path), os.write
+    made._write(records[0])
+    monkeypatch.setattr(os, "write", lambda file, data: write(file, data[: len(data) // 2]))
+    with pytest.raises(ApiError) as refused:
+        made._write(records[1])
+    assert (refused.value.status, refused.value.code) == (500, "request_log_error")
+    monkeypatch.undo()
+    again = RequestLog(path)  # as after a restart
+    again._write(records[2])
+    made.close()
+    again.close()
+    found = [open_line(line) for line in path.read_bytes().splitlines()]
+    assert found[0] == records[0] and found[-1] == records[2] and None in found

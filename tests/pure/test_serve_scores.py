@@ -104,7 +104,7 @@ def test_a_server_tells_about_itself_as_llama_cpp_does(server):
 
 def test_slots_are_the_places_of_sequences_and_hold_no_text(server):
     assert [one["is_processing"] for one in get(server, "/slots")] == [False] * 3
-    body = {"model": TINY, "prompt": "secret text", "max_tokens": 400, "ignore_eos": True, "n": 2}
+    body = {"model": TINY, "prompt": ["secret text"] * 32, "max_tokens": 400, "ignore_eos": True}
     request = urllib.request.Request(
         f"{server.url}/v1/completions", json.dumps({**body, "stream": True}).encode()
     )
@@ -112,7 +112,7 @@ def test_slots_are_the_places_of_sequences_and_hold_no_text(server):
         answer.read(10)
         found = get(server, "/slots")
     busy = [one for one in found if one["is_processing"]]
-    assert len(found) == 3 and len(busy) in (1, 2) and "secret" not in json.dumps(found)
+    assert len(found) == 3 and busy and "secret" not in json.dumps(found)
     assert all(
         one["next_token"]["n_decoded"] + one["next_token"]["n_remain"] == 400 for one in busy
     )

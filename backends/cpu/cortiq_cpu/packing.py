@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import hashlib
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from math import prod
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +30,16 @@ PANEL = 16
 ALIGNMENT = 64
 SLICE_BYTES = 1 << 22
 """Packed bytes of a piece of work."""
+
+
+@cache
+def packing_hash() -> str:
+    """Return a hash of all code that packs a matrix: the library and these files."""
+    files = [Path(__file__).with_name(f"{name}.py") for name in ("packing", "repacking", "weights")]
+    digest = hashlib.sha256(library_hash().encode())
+    for file in files:
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()
 
 
 def aligned(nbytes: int) -> npt.NDArray[np.uint8]:
@@ -87,7 +100,7 @@ class PackedMatrix:
         self.data = aligned(self.nbytes)
         self._struct.data = self.data.ctypes.data
         rows = f"{matrices}x{self.height}x{self.width}"
-        self.form = f"cpu {library_hash()} {weight.layout.name} {rows}"
+        self.form = f"cpu {packing_hash()} {weight.layout.name} {rows}"
 
     def pack(self, weight: Weight, name: str, pool: ThreadPoolExecutor | None = None) -> None:
         """Pack the weight's codes or floats; errors as of the constructor."""

@@ -8,12 +8,16 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from cortiq_triton.language import pow2
+from cortiq_triton.language import INTERPRETED, pow2
 from cortiq_triton.plan import Plan
 from cortiq_triton.token_log import TokenLog
 
 SHARE = 16
 """Captured shapes hold at most this part of a device's memory."""
+SINGLE = 8 if INTERPRETED else 2
+"""Rows up to which as many are computed: products read their weights again for each of up to 8."""
+LEAST_TILE = 16
+"""Rows of tensor cores' smallest tile: a step of so many takes as long as one of two."""
 FEW_ROWS = 512
 FEW_STEP, MANY_STEP = 64, 128
 """Rows of a mixed batch are a multiple of so many: of up to FEW_ROWS, and of more."""
@@ -49,8 +53,9 @@ def logits_bytes(plan: Plan) -> int:
 
 def padded_sequences(count: int) -> int:
     """Sequences of a shape for so many: few rows cost by the row, many by tiles of rows."""
-    if count <= 8:
+    if count <= SINGLE:
         return count
+    count = max(count, LEAST_TILE)
     step = 8 if count <= 32 else 16 if count <= 128 else 32
     return -(-count // step) * step
 
