@@ -88,15 +88,20 @@ families know it by."""
 def with_usual_prefix(tensors: MappedTensors) -> MappedTensors:
     """Return the tensors under the names of a model with a head, where they were saved otherwise.
 
-    GPT-2's hub folder lacks the prefix `transformer.`; embedding models lack `model.`.
+    GPT-2's hub folder lacks the prefix `transformer.`; embedding models lack `model.`. Tensors
+    without a table are a block drafter's, whose names are so.
     """
     names = tensors.tensors
     for form in BARE:
         first = next(iter(form))
-        if any(name.startswith(first) for name in names):
+        if any(name.startswith(first) for name in names) and any(map(_is_table, names)):
             own = {_replaced(name, form): name for name in names}
             return RenamedTensors(tensors, own) if len(own) == len(names) else tensors
     return tensors
+
+
+def _is_table(name: str) -> bool:
+    return name.removeprefix("transformer.") in ("wte.weight", "embed_tokens.weight")
 
 
 def _replaced(name: str, form: Mapping[str, str]) -> str:

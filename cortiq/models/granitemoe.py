@@ -15,13 +15,8 @@ from cortiq.models.rope import rope_table
 from cortiq.numerics.route import Router
 
 ARCHITECTURES = ("granitemoe", "granitemoeshared")
-GGUF = ("granitemoe",)
-KEYS = Keys(
-    gguf={
-        **granite.KEYS.gguf, "expert_shared_feed_forward_length": "shared_intermediate_size",
-    },
-    gguf_tensors={"attention_bias": "blk.0.attn_q.bias"},
-)  # fmt: skip
+GGUF: tuple[str, ...] = ()
+KEYS = Keys()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +29,7 @@ class Config(granite.Config):
 
 
 def build(config: Config, context: int) -> Program:
-    """Build the trunk; GGUF files hold q and k rows pair by pair."""
+    """Build the trunk."""
     decoder = Decoder(
         config, context, family="granitemoe", eps=config.rms_norm_eps,
         residual=config.residual_multiplier,
@@ -43,7 +38,6 @@ def build(config: Config, context: int) -> Program:
         config,
         scale=config.attention_multiplier,
         rope=rope_table(config, context),
-        pairing="interleaved" if config.source == "gguf" else "half",
         biased=config.attention_bias,
         output_biased=config.attention_bias,
     )

@@ -27,6 +27,10 @@ _LINEAR = {
     "layer_types": _HYBRID, "linear_key_head_dim": 8, "linear_value_head_dim": 16,
     "linear_num_key_heads": 2, "linear_num_value_heads": 4,
 }  # fmt: skip
+_GROWING = {
+    "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "llama_4_scaling_beta": 0.1,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
 _KINDS = ["sliding_attention", "full_attention"]
 _WINDOWS = {"sliding_window": 24, "layer_types": _KINDS}
 
@@ -91,8 +95,25 @@ MINI: Mapping[str, Mapping[str, Any]] = {
         "num_experts_per_token": 2, "moe_intermediate_size": 32, "num_expert_group": 4,
         "topk_group": 2,
     },
+    "ministral3": _MINI | {"rope_parameters": _GROWING},
+    "mistral4": _LATENT | _ROUTED | {"rope_parameters": _GROWING},
+    "minimax_m2": _MINI | {
+        "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32, "rotary_dim": 8,
+    },
+    "cohere": _WITHOUT_HEAD | {"logit_scale": 0.3},
+    "apertus": _MINI | {"hidden_act": "xielu"},
+    "mamba2": {
+        "vocab_size": VOCABULARY, "hidden_size": 64, "num_hidden_layers": 2, "num_heads": 8,
+        "head_dim": 16, "state_size": 8, "n_groups": 2,
+    },
+    "gpt2": {
+        "vocab_size": VOCABULARY, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_inner": 96,
+        "n_positions": 4096,
+    },
 }  # fmt: skip
-"""A small model of every family that has no other here, by its `model_type`."""
+"""A small model of every family that brings something of its own and has no other here, by its
+`model_type`.
+"""
 
 CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "tiny-llama": _TINY | {"model_type": "llama", "tie_word_embeddings": True},

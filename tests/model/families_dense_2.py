@@ -73,9 +73,9 @@ COHERE = Family(
 COHERE2 = Family(
     "cohere2",
     "Cohere2Config",
-    base={**NORMED, "head_dim": ..., "sliding_window": 9},
+    base={**NORMED, "head_dim": ..., "sliding_window": 9, "tie_word_embeddings": True},
     switches={
-        "attention_bias": True, "tie_word_embeddings": True, "logit_scale": 0.3,
+        "attention_bias": True, "tie_word_embeddings": False, "logit_scale": 0.3,
         "layer_types": LAYERS[1:] + LAYERS[1:2],
     },
     moves=[
@@ -84,6 +84,11 @@ COHERE2 = Family(
         {"layer_types": ..., "logit_scale": 0.3, "sliding_window_pattern": 2},
     ],
     refused=[({"use_parallel_block": False}, "use_parallel_block")],
+    gguf=[GGUF("cohere2", geometries=("wide", "odd"), values=lambda config: {
+        "attention.layer_norm_epsilon": config["layer_norm_eps"],
+        "attention.sliding_window": config["sliding_window"],
+        "logit_scale": config["logit_scale"],
+    })],
 )  # fmt: skip
 GLM4 = Family(
     "glm4",

@@ -7,6 +7,7 @@ whole head over 70 rows would take long: the last rows; hidden states everywhere
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -88,7 +89,7 @@ def test_in_a_batch_of_three_one_of_which_fails(real):
     last.rewind(cut)
     width = real.loaded.program.trunk.values["embed"].shape[0]
     group = rows(bad, OTHER, ROW)
-    group[2].inputs["embed"] = np.full(width, np.nan, np.float32)  # type: ignore[index]
+    group[2] = replace(group[2], inputs={"embed": np.full(width, np.nan, np.float32)})
     result = forward(executable, prompt(last, cut), group, prompt(first, 0, 20))
     assert result.outcomes[bad].status is Status.FAILED
     assert bad.length() == 0

@@ -8,7 +8,7 @@ import numpy as np
 
 from cortiq.ir import Builder, Type, ops
 from cortiq.ir.layers import Blend, PerLayerGate, PerLayerInputs
-from cortiq.models.bind import MATRIX_OPERATORS
+from cortiq.models.weight_rules import MATRIX_OPERATORS
 from cortiq.numerics.layouts import Weight, floats
 from cortiq.numerics.rope import RopeTable, Sections
 from cortiq.numerics.rope_scaling import Linear

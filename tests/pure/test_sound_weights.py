@@ -30,6 +30,7 @@ RAW = [
     for name, layout in LAYOUTS.items()
     if layout.kind != "parts" and name not in ("f32", "IQ1_M")  # whose scale lies in pieces
 ]
+SPOILT = [name for name in MATRIX_LAYOUTS if name != "IQ1_M"]
 SHAPE = (6, 512)
 PLANTED = {"F32": 4, "F16": 2, "BF16": 2, "MXFP4": 1}
 """Bytes of the number that is planted in a layout; f16 in all others."""
@@ -182,7 +183,7 @@ def spoilt(layout):
     return replace(weight, parts={"raw": raw})
 
 
-@pytest.mark.parametrize("layout", MATRIX_LAYOUTS)
+@pytest.mark.parametrize("layout", SPOILT)
 @pytest.mark.parametrize("takes", [("w",), ()], ids=["taken", "left alone"])
 def test_a_backend_is_never_given_what_no_weight_can_be(layout, takes):
     weight = spoilt(layout)
@@ -192,7 +193,7 @@ def test_a_backend_is_never_given_what_no_weight_can_be(layout, takes):
     assert not spy.given and spy.closed == (not takes)
 
 
-@pytest.mark.parametrize("layout", MATRIX_LAYOUTS)
+@pytest.mark.parametrize("layout", SPOILT)
 @pytest.mark.parametrize("backend", [ReferenceBackend(), CpuBackend()], ids=lambda b: b.name)
 def test_every_backend_refuses_at_load_in_the_same_words(layout, backend):
     weight = spoilt(layout)
