@@ -47,7 +47,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/formats": 4240,
     "cortiq/ir": 2530,
     "cortiq/model": 1790,
-    "cortiq/models": 3190,
+    "cortiq/models": 3500,
     "cortiq/numerics": 2980,
     "cortiq/placement": 710,
     "cortiq/plugins": 660,
