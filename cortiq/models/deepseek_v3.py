@@ -10,7 +10,7 @@ from cortiq.ir.layers import GatedMLP, LatentAttention, MoE
 from cortiq.models.config import Amount, Keys
 from cortiq.models.mla import JOINT, LatentConfig, latent_attention, names_of
 from cortiq.models.names import Names
-from cortiq.models.parts import MOE, Decoder, activation
+from cortiq.models.parts import MOE, Decoder, activation, grouped_router
 from cortiq.models.rope import rope_table
 from cortiq.numerics.route import Router
 
@@ -23,8 +23,6 @@ KEYS = Keys(
     only={"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
 )
 NAMES = Names(fused=(JOINT,))
-FLOOR = 1e-20
-"""Added to the sum that weights are divided by."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,15 +57,9 @@ class Config(LatentConfig):
 
     def router(self) -> Router:
         """Return the choice of experts."""
-        return Router(
-            self.num_experts_per_tok,
-            "sigmoid",
-            renormalise=self.norm_topk_prob,
-            denominator_floor=FLOOR,
-            routed_scaling=self.routed_scaling_factor,
-            groups=self.n_group,
-            kept_groups=self.topk_group,
-            group_score="top2",
+        scaling, norm = self.routed_scaling_factor, self.norm_topk_prob
+        return grouped_router(
+            self.num_experts_per_tok, norm, scaling, self.n_group, self.topk_group
         )
 
 

@@ -9,7 +9,7 @@ from cortiq.ir.layers import MoE, QKNorm
 from cortiq.models.config import Amount, BaseConfig, Keys
 from cortiq.models.layer_kinds import windows
 from cortiq.models.names import Names
-from cortiq.models.parts import MOE, Decoder, activation, attention, gated_mlp
+from cortiq.models.parts import MOE, Decoder, activation, attention, gated_mlp, grouped_router
 from cortiq.models.rope import rope_table
 from cortiq.numerics.route import Router
 
@@ -28,8 +28,6 @@ KEYS = Keys(
     gguf_only={"expert_gating_func": 2},
 )
 NAMES = Names()
-FLOOR = 1e-20
-"""Added to the sum that weights are divided by."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,15 +60,9 @@ class Config(BaseConfig):
 
     def router(self) -> Router:
         """Return the choice of experts: DeepSeek V3's."""
-        return Router(
-            self.num_experts_per_tok,
-            "sigmoid",
-            renormalise=self.norm_topk_prob,
-            denominator_floor=FLOOR,
-            routed_scaling=self.routed_scaling_factor,
-            groups=self.n_group,
-            kept_groups=self.topk_group,
-            group_score="top2",
+        scaling, norm = self.routed_scaling_factor, self.norm_topk_prob
+        return grouped_router(
+            self.num_experts_per_tok, norm, scaling, self.n_group, self.topk_group
         )
 
 

@@ -11,9 +11,8 @@ from cortiq.models import exaone4
 from cortiq.models.config import Amount, Keys
 from cortiq.models.layer_kinds import sparse_layers
 from cortiq.models.names import Names
-from cortiq.models.parts import MOE, Decoder, activation, attention, gated_mlp
+from cortiq.models.parts import MOE, Decoder, activation, attention, gated_mlp, grouped_router
 from cortiq.models.rope import rope_table
-from cortiq.numerics.route import Router
 
 ARCHITECTURES = ("exaone_moe",)
 GGUF: tuple[str, ...] = ()
@@ -23,8 +22,6 @@ KEYS = Keys(
 )
 NAMES = Names()
 EXPERTS: Mapping[str, str] = {**MOE, "bias": "e_score_correction_bias"}
-FLOOR = 1e-20
-"""Added to the sum that weights are divided by."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +55,9 @@ def build(config: Config, context: int) -> Program:
         width=config.hidden_size,
         inner=config.moe_intermediate_size,
         experts=config.num_experts,
-        router=Router(
-            config.num_experts_per_tok, "sigmoid", renormalise=config.norm_topk_prob,
-            denominator_floor=FLOOR, routed_scaling=config.routed_scaling_factor,
-            groups=config.n_group, kept_groups=config.topk_group, group_score="top2",
+        router=grouped_router(
+            config.num_experts_per_tok, config.norm_topk_prob, config.routed_scaling_factor,
+            config.n_group, config.topk_group,
         ),
         activation=activation(config.hidden_act),
         selection_bias=True,

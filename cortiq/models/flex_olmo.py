@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cortiq.ir import Program
-from cortiq.ir.layers import MoE, QKNorm
+from cortiq.ir.layers import QKNorm
 from cortiq.models import olmo2, olmoe
 from cortiq.models.config import Keys
-from cortiq.models.parts import MOE, Decoder, activation, attention
+from cortiq.models.parts import MOE, Decoder, attention
 from cortiq.models.rope import rope_table
-from cortiq.numerics.route import Router
 
 ARCHITECTURES = ("flex_olmo",)
 GGUF: tuple[str, ...] = ()
@@ -39,14 +38,7 @@ def build(config: Config, context: int) -> Program:
         biased=config.attention_bias,
         output_biased=config.attention_bias,
     )
-    experts = MoE(
-        width=config.hidden_size,
-        inner=config.intermediate_size,
-        experts=config.num_experts,
-        router=Router(config.num_experts_per_tok, renormalise=config.norm_topk_prob),
-        activation=activation(config.hidden_act),
-    )
-    x = decoder.embed()
+    experts, x = olmoe.mixture(config), decoder.embed()
     for n in range(config.num_hidden_layers):
         x = decoder.mixer(x, n, mixer, before=None, after="post_attention_layernorm")
         x = decoder.feed_forward(

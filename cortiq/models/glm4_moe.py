@@ -9,9 +9,8 @@ from cortiq.ir import Program
 from cortiq.ir.layers import Attention, GatedMLP, MoE, QKNorm
 from cortiq.models.config import Amount, BaseConfig, Keys
 from cortiq.models.names import Names
-from cortiq.models.parts import MOE, Decoder, activation
+from cortiq.models.parts import MOE, Decoder, activation, grouped_router
 from cortiq.models.rope import rope_table
-from cortiq.numerics.route import Router
 
 ARCHITECTURES = ("glm4_moe", "glm4moe")
 GGUF = ("glm4moe",)
@@ -33,8 +32,6 @@ KEYS = Keys(
     },
 )  # fmt: skip
 NAMES = Names(gguf={"post_attention_layernorm": "post_attention_norm"})
-FLOOR = 1e-20
-"""Added to the sum that weights are divided by."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,16 +70,10 @@ def build(config: Config, context: int) -> Program:
         qk_norm=QKNorm(config.rms_norm_eps) if config.use_qk_norm else None,
         biased=config.attention_bias,
     )
-    router = Router(
-        config.num_experts_per_tok,
-        "sigmoid",
-        renormalise=config.norm_topk_prob,
-        denominator_floor=FLOOR,
-        routed_scaling=config.routed_scaling_factor,
-        groups=config.n_group,
-        kept_groups=config.topk_group,
-        group_score="top2",
-    )
+    router = grouped_router(
+        config.num_experts_per_tok, config.norm_topk_prob, config.routed_scaling_factor,
+        config.n_group, config.topk_group,
+    )  # fmt: skip
     mlp = GatedMLP(width, config.intermediate_size, act)
     experts = MoE(
         width=width,

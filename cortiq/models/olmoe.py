@@ -34,6 +34,17 @@ class Config(BaseConfig):
     norm_topk_prob: bool = False
 
 
+def mixture(config: Config) -> MoE:
+    """Return the experts of every layer."""
+    return MoE(
+        width=config.hidden_size,
+        inner=config.intermediate_size,
+        experts=config.num_experts,
+        router=Router(config.num_experts_per_tok, renormalise=config.norm_topk_prob),
+        activation=activation(config.hidden_act),
+    )
+
+
 def build(config: Config, context: int) -> Program:
     """Build the trunk."""
     decoder = Decoder(config, context, family="olmoe", eps=config.rms_norm_eps)
@@ -44,14 +55,7 @@ def build(config: Config, context: int) -> Program:
         biased=config.attention_bias,
         output_biased=config.attention_bias,
     )
-    experts = MoE(
-        width=config.hidden_size,
-        inner=config.intermediate_size,
-        experts=config.num_experts,
-        router=Router(config.num_experts_per_tok, renormalise=config.norm_topk_prob),
-        activation=activation(config.hidden_act),
-    )
-    x = decoder.embed()
+    experts, x = mixture(config), decoder.embed()
     for n in range(config.num_hidden_layers):
         x = decoder.mixer(x, n, mixer)
         x = decoder.feed_forward(x, n, experts, table=MOE)

@@ -10,6 +10,7 @@ from cortiq.ir import Builder, Op, Program, Value
 from cortiq.ir.layers import Attention, Embedding, GatedMLP, Linear, Residual, RMSNorm
 from cortiq.ir.ops import Scale, SoftCap
 from cortiq.models.config import BaseConfig
+from cortiq.numerics.route import Router
 
 ACTIVATIONS: Mapping[str, str] = {
     "silu": "silu",
@@ -44,6 +45,8 @@ MOE: Mapping[str, str] = {
 }  # fmt: skip
 """Roles of `MoE` to the usual tensor names."""
 
+FLOOR = 1e-20
+"""Added to the sum that weights of experts are divided by."""
 TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 HEAD_BIAS = "lm_head.bias"
 
@@ -75,6 +78,16 @@ def attention(config: BaseConfig, **options: Any) -> Attention:
 def gated_mlp(config: BaseConfig, act: str, biased: bool = False) -> GatedMLP:
     """Return a gated MLP of the config's widths with the activation that config.json names."""
     return GatedMLP(config.hidden_size, config.intermediate_size, activation(act), biased)
+
+
+def grouped_router(
+    top_k: int, renormalise: bool, scaling: float, groups: int = 1, kept: int = 1
+) -> Router:
+    """Return DeepSeek V3's choice of experts: by sigmoid, in groups scored by their two best."""
+    return Router(
+        top_k, "sigmoid", renormalise=renormalise, denominator_floor=FLOOR,
+        routed_scaling=scaling, groups=groups, kept_groups=kept, group_score="top2",
+    )  # fmt: skip
 
 
 class Decoder:

@@ -1,4 +1,4 @@
-"""What rows asked for: computed on the device, brought to the host in one copy."""
+"""Answers of rows, computed on the device and brought to the host in one copy."""
 
 from __future__ import annotations
 

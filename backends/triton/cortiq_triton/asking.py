@@ -1,4 +1,4 @@
-"""What the rows of a step ask for together, and the arrays that kernels read of it."""
+"""Requests of a step's rows together, and the arrays that kernels read of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from cortiq_triton.step_answers import LOGITS, Asked
 def ask(
     rows: Sequence[Row], histories: Mapping[int, Stored], width: int
 ) -> tuple[Asked, dict[str, np.ndarray]]:
-    """What rows ask for, and the arrays that kernels read of it.
+    """Return the requests of rows, and the arrays that kernels read of them.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def ask(
 
 
 class Asking:
-    """What the rows of a step ask for; in later steps of the same wants only numbers differ.
+    """Requests of a step's rows; in later steps of the same wants only numbers differ.
 
     Attributes
     ----------
@@ -118,7 +118,7 @@ class Asking:
 
 
 class Askings:
-    """What rows with the same wants asked for before; the oldest is forgotten first."""
+    """Requests by wants, as rows had them before; the oldest is forgotten first."""
 
     MOST = 16
 

@@ -176,7 +176,7 @@ def gpus() -> list[Device]:
 
 
 def _why_no_gpu() -> str:
-    """What torch knows about why CUDA is not there."""
+    """Return torch's reason why CUDA is not there."""
     import torch
 
     if torch.version.cuda is None:

@@ -1,4 +1,4 @@
-"""What a kernel is called with besides its inputs."""
+"""Arguments of kernels besides their inputs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Counters:
 
 @dataclass(frozen=True)
 class Shared:
-    """What all calls of an executable have in common."""
+    """Arguments that all calls of an executable share."""
 
     program: Program
     layout: PagedLayout
@@ -42,7 +42,7 @@ class Shared:
 
 @dataclass
 class Call:
-    """What a kernel is called with.
+    """Arguments of one kernel.
 
     Attributes
     ----------

@@ -209,7 +209,7 @@ class Decoder:
 
     @property
     def graphs(self) -> tuple[int, int, int]:
-        """How many were made, and the shapes that have some: changes when graphs come or go."""
+        """Return counts of graphs made and of shapes that have some, which change with them."""
         return self._captures, len(self.shapes), len(self.mixed.shapes)
 
     def _captured(self, launch: Callable[[], None]) -> Callable[[], None]:

@@ -59,7 +59,7 @@ class Step:
             self.waiting = None
 
     def result(self) -> BatchResult:
-        """What the batch brought."""
+        """Return the outcomes and answers of the batch."""
         self.owner.settle(self)
         assert self.outcome is not None
         return self.outcome

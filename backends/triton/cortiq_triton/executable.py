@@ -81,7 +81,7 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
 
     @property
     def provenance(self) -> Mapping[str, str]:
-        """What computes here, for receipts: Triton, PyTorch, CUDA, the device."""
+        """Return versions of what computes, for receipts: Triton, PyTorch, CUDA, the device."""
         facts = {"triton": triton.__version__, "torch": str(torch.__version__)}
         if self.device == "cpu":
             return facts | {"device": "Triton's interpreter"}
@@ -178,5 +178,5 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
     def compute(
         self, plan: Plan, batch: Batch, accepted: Sequence[Accepted[TritonState]]
     ) -> list[Sequence[Brought] | None]:
-        """What the rows of each sequence bring, None for one with a fault."""
+        """Return the answers of each sequence's rows, None for one with a fault."""
         return Run(plan, batch, accepted, self.shared).compute()

@@ -63,7 +63,7 @@ class Flight:
         return type(row) is int and row in self._drawing
 
     def result(self) -> BatchResult:
-        """What the batch brought."""
+        """Return the outcomes and answers of the batch."""
         self.decoder.owner.settle(self)
         assert self.outcome is not None
         return self.outcome

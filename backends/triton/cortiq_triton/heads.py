@@ -97,7 +97,7 @@ def head_halves(
     position: Tensor, head: Tensor, heads: tl.constexpr, one_over_n: Tensor, eps: Tensor,
     WAY: tl.constexpr, RB: tl.constexpr, HALF: tl.constexpr,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The same for heads of 2·HALF columns of which all are turned: both halves, [RB, HALF]."""
+    """Normalise and turn heads of 2·HALF columns, all of them turned: both halves, [RB, HALF]."""
     i = tl.arange(0, HALF)
     mask, flags = live[:, None] & (i >= 0)[None, :], faults + r[:, None] + i[None, :] * 0
     angle = position.to(tl.int64)[:, None] * HALF + i[None, :]

@@ -88,7 +88,7 @@ def ask_piece(
 def piece_after(
     tile: Value, tiles: Value, across: Value, down: Value, runs: Value, GROUP: gl.constexpr
 ) -> tuple[Value, Value, Value]:  # fmt: skip
-    """Where the first piece of the program's next tile lies, of the weight and of x, and whether
+    """Locate the first piece of the program's next tile, of the weight and of x, and say whether
     there is one.
     """
     after = tile + gl.num_programs(0)

@@ -1,4 +1,4 @@
-"""What all kernels are written with: decorators, launches, and constants as Triton takes them.
+"""Decorators, launches and constants that all kernels are written with.
 
 A `kernel` is launched over a grid; a `device` function is called by kernels. In Triton's
 interpreter device functions stay plain Python, since it would patch its language anew at each call

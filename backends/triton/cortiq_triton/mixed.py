@@ -45,12 +45,12 @@ STREAMED = 16
 """Rows of a piece that attention streams over, which a batch needs one of."""
 FEWEST_PAGES = 16
 SILENT: Brought = MappingProxyType({})
-"""What a row brings that wants nothing."""
+"""Answers of a row that wants nothing."""
 
 
 @dataclass(eq=False)
 class MixedShape:
-    """What batches of one shape share.
+    """Run, buffers and graphs that batches of one shape share.
 
     Attributes
     ----------
@@ -65,7 +65,7 @@ class MixedShape:
 
 
 class MixedFetched:
-    """What the rows of a mixed batch ask for, on its way to the host; as `answers.Fetched`.
+    """Answers of a mixed batch's rows on their way to the host, as `answers.Fetched`.
 
     Parameters
     ----------

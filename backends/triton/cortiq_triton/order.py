@@ -37,7 +37,7 @@ def real(lines: Tensor, row: Tensor, column: tl.constexpr) -> Tensor:
 def allowed(
     masks: Tensor, mask: Tensor, i: Tensor, inside: Tensor, words: Tensor, MASKED: tl.constexpr
 ) -> Tensor:
-    """Which ids exist for a draw: those of its bit mask, or all."""
+    """Tell the ids that a draw may take: those of its bit mask, or all."""
     if MASKED:
         at = masks + mask * words + (i >> 5)
         word = tl.load(at, mask=inside & (mask + i * 0 >= 0), other=-1)
@@ -80,7 +80,7 @@ def keys_of(
 
 @device
 def depth_of(y: Tensor, largest: Tensor, smallest: Tensor, RAW: tl.constexpr) -> Tensor:
-    """How far below the largest a value lies, in buckets: never less for a later key."""
+    """Return a value's distance below the largest, in buckets: never less for a later key."""
     span = tl.minimum(largest - smallest, FARTHEST)
     scale = tl.div_rn(tl.where(span > 0.0, 16.0, 0.0), tl.where(span > 0.0, span, 1.0))
     below = largest - y if RAW else -distance_of(y, largest)

@@ -1,4 +1,4 @@
-"""What a batch needs computed: values asked for, and the state that every row must leave behind."""
+"""Plan of a batch: values asked for, and the state that every row must leave behind."""
 
 from __future__ import annotations
 

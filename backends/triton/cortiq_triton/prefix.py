@@ -45,7 +45,7 @@ class Prefixes:
 
     @property
     def rows(self) -> int:
-        """How many rows there are."""
+        """Return the number of rows."""
         return len(self.lines)
 
     @property

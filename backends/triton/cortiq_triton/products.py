@@ -1,4 +1,4 @@
-"""What meets a matrix: products of rows with weights, stacks of heads and experts, look-ups."""
+"""Products of rows with weights, stacks of heads and experts, and look-ups."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PLAIN, HEADS, EXPERTS = range(3)
 
 @dataclass(frozen=True)
 class Stack:
-    """Which rows meet which matrices.
+    """Pairing of rows with matrices.
 
     Attributes
     ----------
@@ -56,7 +56,7 @@ class Stack:
 
     @property
     def cuts(self) -> tuple[int, int]:
-        """Where the second and the third part begin."""
+        """Return the columns at which the second and the third part begin."""
         first = self.parts[0] if self.parts else self.height
         return first, first + self.parts[1] if len(self.parts) > 2 else self.height
 

@@ -23,7 +23,7 @@ WIDEST = 256
 
 @dataclass(frozen=True)
 class Way:
-    """What happens to heads before they are quantised.
+    """Norm and rotation of heads before they are quantised.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Which rows a launch computes, as kernels read it: positions, owners, page tables, query blocks.
+"""Rows of a launch as kernels read them: positions, owners, page tables, query blocks.
 
 Everything of a batch is one array of 32-bit words, written on the host and copied once.
 """
@@ -116,7 +116,7 @@ class RowSet:
 
     @property
     def count(self) -> int:
-        """How many rows there are."""
+        """Return the number of rows."""
         return len(self.positions)
 
     def blocks(self, rows: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What the rows of a step ask for: launched or captured for all rows alike, read in one copy.
+"""Answers of a step's rows: launched or captured for all alike, read in one copy.
 
 A row's answer is words of 32 bits: fault flag, token, digest (4), the drawn token's logit and
 logsumexp, then ids, values and logsumexp of the most likely tokens.
@@ -30,7 +30,7 @@ MOST_TOP = 256
 
 @dataclass(frozen=True)
 class Asked:
-    """What some row of a step asks for; with the same, steps are the same launches.
+    """Requests of any row of a step; with equal ones, steps are equal launches.
 
     Attributes
     ----------
@@ -116,7 +116,7 @@ class StepAnswers:
         return draw.draw(x, asked.draws, self.there, faults, counters, self._longest, run.ids)
 
     def read(self, words: np.ndarray, wants: Sequence[tuple[Want, ...]]) -> list[RowAnswers]:
-        """What each row wants, of the words of their answers: int32 [rows, words]."""
+        """Return each row's answers, of their words: int32 [rows, words]."""
         n = self.asked.top
         tokens = words[:, TOKEN].tolist()
         digests = [tuple(row) for row in words[:, DIGEST].view(np.uint32).tolist()]
@@ -138,7 +138,7 @@ class StepAnswers:
 
 
 class RowAnswers(Mapping[Want, Any]):
-    """What a row brought, made of the columns of its step when somebody looks.
+    """Answers of a row, made of the columns of its step when somebody looks.
 
     Wants are compared, the same object first: hashing one takes longer than all the rest.
     """

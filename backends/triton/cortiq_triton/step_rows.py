@@ -17,7 +17,7 @@ from cortiq_triton.step_answers import answerable
 
 
 class WantFacts(NamedTuple):
-    """What a step has to know of a row's wants.
+    """Facts of a row's wants that a step needs.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What rows ask for, computed on the device: argmax and digests."""
+"""Argmax and digests, computed on the device."""
 
 from __future__ import annotations
 
