@@ -32,7 +32,7 @@ LETTERS = "etaoin shrdlu cmfwyp "
 
 
 @dataclass(frozen=True)
-class Asked:
+class Arrival:
     """A request: its prompt, and tokens of its answer."""
 
     prompt: str
@@ -57,7 +57,7 @@ class Seen:
     tokens_out: int = 0
 
 
-def requests(count: int) -> list[Asked]:
+def requests(count: int) -> list[Arrival]:
     """Return the first requests; more of them begin with the same ones."""
     chance = random.Random(SEED)
 
@@ -68,11 +68,11 @@ def requests(count: int) -> list[Asked]:
     for number in range(count):
         size, tokens = length(*PROMPT), length(*ANSWER)
         letters = random.Random(number)
-        made.append(Asked("".join(letters.choice(LETTERS) for _ in range(size)), tokens))
+        made.append(Arrival("".join(letters.choice(LETTERS) for _ in range(size)), tokens))
     return made
 
 
-async def ask(port: int, model: str, number: int, asked: Asked, seen: Seen) -> None:
+async def ask(port: int, model: str, number: int, asked: Arrival, seen: Seen) -> None:
     """Send a request and read its stream."""
     body = {
         "model": model, "prompt": asked.prompt, "max_tokens": asked.tokens, "temperature": 0.8,
@@ -120,7 +120,7 @@ async def _events(reader: asyncio.StreamReader) -> AsyncIterator[dict[str, Any]]
                 yield json.loads(event[6:])
 
 
-async def load(port: int, model: str, clients: int, asked: list[Asked]) -> tuple[float, Seen]:
+async def load(port: int, model: str, clients: int, asked: list[Arrival]) -> tuple[float, Seen]:
     """Return seconds until all requests were answered, and what was seen."""
     seen, numbers = Seen(), iter(range(len(asked)))
 

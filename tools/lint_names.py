@@ -26,7 +26,7 @@ SHARED = {
     "Linear": ("cortiq/ir/layers/basic.py", "cortiq/numerics/rope_scaling.py"),
 }
 """Class names that several modules may define, and the packages that those modules are in."""
-PENDING: tuple[str, ...] = ("backends/triton/",)
+PENDING: tuple[str, ...] = ()
 """Packages that are still being renamed: not checked unless they are named on the command line."""
 OPENING = re.compile(r"(What|Where|Which|Who|Whose|How|The same)\b")
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef

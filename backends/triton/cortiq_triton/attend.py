@@ -10,7 +10,7 @@ import torch
 
 from cortiq.numerics.attention import LOG2_E_F32, scoring
 from cortiq_triton import attention, kv_cache_kernels, split_kv_attention
-from cortiq_triton.call import Call
+from cortiq_triton.call import LaunchCall
 from cortiq_triton.language import INTERPRETED, ceil_div, launch, pow2
 from cortiq_triton.rows import Rows, quantise_parts
 
@@ -50,7 +50,7 @@ STREAM_ROWS = 16
 """Rows of a sequence from which its tiles are streamed."""
 
 
-def store_kv(call: Call, keys: Rows, values: Rows | None = None) -> tuple[()]:
+def store_kv(call: LaunchCall, keys: Rows, values: Rows | None = None) -> tuple[()]:
     """Append rows to their sequences."""
     slot, offset = call.slot("kv")
     given, rows = values or keys, call.rows
@@ -65,7 +65,7 @@ def store_kv(call: Call, keys: Rows, values: Rows | None = None) -> tuple[()]:
     return ()
 
 
-def recall(call: Call, position: torch.Tensor) -> torch.Tensor:
+def recall(call: LaunchCall, position: torch.Tensor) -> torch.Tensor:
     """Key rows that another entry stored, as floats."""
     slot, offset = call.slot("kv")
     rows, op = call.rows, call.op
@@ -119,7 +119,7 @@ def ahead_of(values: int, warps: int) -> int:
     return max(1, min(8, 64 * 32 * warps // values))
 
 
-def streams(call: Call) -> bool:
+def streams(call: LaunchCall) -> bool:
     """Whether the tiles of each query are walked through one after the other."""
     return any(s.stop - s.start >= STREAM_ROWS for s in call.rows.segments)
 
@@ -132,14 +132,14 @@ def factors_of(scale: float, soft_cap: float | None) -> tuple[float, float, floa
 
 
 def attend(
-    call: Call, q: Rows, position: torch.Tensor, chosen: torch.Tensor | None = None
+    call: LaunchCall, q: Rows, position: torch.Tensor, chosen: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Attention of all rows over their sequences' keys."""
     return attended(call, call.op, q, position, chosen)[0]
 
 
 def attended_rows(
-    call: Call, op: Any, q: Rows, position: torch.Tensor, chosen: torch.Tensor | None = None
+    call: LaunchCall, op: Any, q: Rows, position: torch.Tensor, chosen: torch.Tensor | None = None
 ) -> Rows:
     """The quantised rows of all heads' results side by side."""
     out, largest = attended(call, op, q, position, chosen)
@@ -147,7 +147,7 @@ def attended_rows(
 
 
 def attended(
-    call: Call, op: Any, q: Rows, position: torch.Tensor, chosen: torch.Tensor | None
+    call: LaunchCall, op: Any, q: Rows, position: torch.Tensor, chosen: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Results [rows, heads, columns], and bits of each head's largest magnitude."""
     rows = call.rows
@@ -192,7 +192,7 @@ def attended(
     return out, largest
 
 
-def choose_blocks(call: Call, q: Rows, position: torch.Tensor) -> torch.Tensor:
+def choose_blocks(call: LaunchCall, q: Rows, position: torch.Tensor) -> torch.Tensor:
     """The blocks of keys that each query takes: int32 [rows, heads, top]."""
     op, rows = call.op, call.rows
     _, offset = call.slot("kv")

@@ -42,8 +42,8 @@ class TritonBackend(TakesKernels):
     """Kernels in Triton on NVIDIA GPUs, or in Triton's interpreter where TRITON_INTERPRET=1.
 
     The `function` of a package's kernel (`cortiq.backend.Kernel`) is called as the backend's own
-    are: `cortiq_triton.call.Call`, then tensors. It launches and does nothing else, since steps of
-    decoding are captured: what it did on the host would not be done again.
+    are: `cortiq_triton.call.LaunchCall`, then tensors. It launches and does nothing else, since
+    steps of decoding are captured: what it did on the host would not be done again.
     """
 
     name = "triton"

@@ -41,7 +41,7 @@ class Shared:
 
 
 @dataclass
-class Call:
+class LaunchCall:
     """Arguments of one kernel.
 
     Attributes

@@ -29,7 +29,7 @@ from cortiq.backend.executable import Accepted
 from cortiq.numerics.masks import Mask
 from cortiq_triton.asking import Askings
 from cortiq_triton.capture import Captured
-from cortiq_triton.decoding_step import Step
+from cortiq_triton.decoding_step import DecodingStep
 from cortiq_triton.language import pow2
 from cortiq_triton.mixed import Mixed
 from cortiq_triton.plan import Plan
@@ -65,7 +65,7 @@ class Shape:
     answers: dict[Asked, StepAnswers] = field(default_factory=dict)
 
 
-class Decoder:
+class StepDecoder:
     """The shapes of an executable, and the steps under way.
 
     Attributes
@@ -96,7 +96,7 @@ class Decoder:
             return None
         return plain_rows(batch, self._facts)
 
-    def submit(self, plan: Plan, batch: Batch) -> Step | None:
+    def submit(self, plan: Plan, batch: Batch) -> DecodingStep | None:
         """Launch a batch of steps; None if it is another kind of batch, or a row is refused."""
         facts = self.takes(plan, batch)
         if facts is None:
@@ -130,7 +130,7 @@ class Decoder:
             return token_of(row, self.owner.drawn), -1
         return (0, token.row) if before.draws(token.row) else (-1, -1)
 
-    def _launch(self, plan: Plan, batch: Batch, rows: StepRows) -> Step:
+    def _launch(self, plan: Plan, batch: Batch, rows: StepRows) -> DecodingStep:
         pages = max(FEWEST_PAGES, pow2(max(len(s.page_addresses) for s in rows.states)))
         shape, is_new = self._shape(plan, batch, rows, pages)
         device = self.owner.device
@@ -141,7 +141,7 @@ class Decoder:
         positions = [*rows.positions, *[0] * extra]
         asking = self._askings.of(plan, [*wants, *[()] * extra], positions, held)
         arrays = asking.arrays(positions, held)
-        step = Step(self.owner, rows, batch.entry, wants)
+        step = DecodingStep(self.owner, rows, batch.entry, wants)
 
         def answer(masks: Sequence[Mask | None]) -> None:
             asking.put_masks(rows.late(), masks)
@@ -154,7 +154,7 @@ class Decoder:
         return step
 
     def _answer(
-        self, step: Step, shape: Shape, is_new: bool, asked: Asked,
+        self, step: DecodingStep, shape: Shape, is_new: bool, asked: Asked,
         arrays: dict[str, np.ndarray], pages: int,
     ) -> None:  # fmt: skip
         """Compute what a step's rows ask for, and start bringing it to the host."""

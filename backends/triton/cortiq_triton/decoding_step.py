@@ -20,7 +20,7 @@ NO_MASK = "a mask was not supplied before the result was asked for, or before th
 
 
 @dataclass(eq=False)
-class Step:
+class DecodingStep:
     """A step under way; `result` waits for it and for those before it.
 
     Attributes

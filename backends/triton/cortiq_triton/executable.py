@@ -20,7 +20,7 @@ from cortiq.numerics.layouts import Weight
 from cortiq_triton import compiled, flight, graph_memory, warm
 from cortiq_triton.activation_memory import batch_rows, row_bytes
 from cortiq_triton.call import Counters, Shared
-from cortiq_triton.decode import Decoder
+from cortiq_triton.decode import StepDecoder
 from cortiq_triton.memory import DeviceBytes, TritonMemory
 from cortiq_triton.plan import Plan, weights_of
 from cortiq_triton.rotary import Angles
@@ -72,7 +72,7 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
         self._graphs_idle = (0, 0, 0), 0
         self._spoilt: tuple[DeviceBytes | None, DeviceBytes | None] | None = None
         self.shared = Shared(program, self.layout, angles, device, Counters(device))
-        self.decoder = Decoder(self)
+        self.decoder = StepDecoder(self)
         self.placement = placement_of(program, None, "triton", "triton", given)
         if device != "cpu":
             each = max(map(row_bytes, plans.values()))

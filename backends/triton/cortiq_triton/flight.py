@@ -18,7 +18,7 @@ from cortiq.backend.batch import COMPLETED
 from cortiq.backend.executable import Accepted, Brought
 from cortiq.backend.requests import penalises
 from cortiq_triton.answers import Fetched
-from cortiq_triton.decode import DRAWN_ROWS, FEWEST_PAGES, Decoder
+from cortiq_triton.decode import DRAWN_ROWS, FEWEST_PAGES, StepDecoder
 from cortiq_triton.language import pow2
 from cortiq_triton.mixed import MixedFetched
 from cortiq_triton.plan import Plan
@@ -40,7 +40,7 @@ class Flight:
     lost : sequences that a batch before this one failed.
     """
 
-    decoder: Decoder
+    decoder: StepDecoder
     batch: Batch
     accepted: Sequence[Accepted[TritonState]]
     sources: Sequence[Sequence[int]]
@@ -101,7 +101,7 @@ class Flight:
                 sequence.state.tokens[position] = before[source]  # type: ignore[assignment]
 
 
-def submit(decoder: Decoder, plan: Plan, batch: Batch) -> Flight | None:
+def submit(decoder: StepDecoder, plan: Plan, batch: Batch) -> Flight | None:
     """Launch a batch; None if it has too many rows to run ahead.
 
     Raises
@@ -146,7 +146,7 @@ def _needs_history(batch: Batch) -> bool:
 
 
 def _launched(
-    decoder: Decoder,
+    decoder: StepDecoder,
     plan: Plan,
     batch: Batch,
     accepted: Sequence[Accepted[TritonState]],

@@ -16,7 +16,7 @@ from cortiq.numerics.scaling import gain
 from cortiq_triton import elementwise as ew
 from cortiq_triton import mixers, products, rotary, routing
 from cortiq_triton.attend import attend, choose_blocks, recall, store_kv
-from cortiq_triton.call import Call
+from cortiq_triton.call import LaunchCall
 from cortiq_triton.language import INTERPRETED, ceil_div, launch, pow2
 from cortiq_triton.products import EXPERTS, HEADS, PLAIN, Stack
 from cortiq_triton.rows import L2, LAYER, RMS, Rows, normalised, quantise_rows, softmaxed
@@ -46,7 +46,7 @@ def _leading(x: Value) -> tuple[int, ...]:
     return tuple(x.e.shape if isinstance(x, Rows) else x.shape[:-1])
 
 
-def _matmul(call: Call, x: Value) -> torch.Tensor:
+def _matmul(call: LaunchCall, x: Value) -> torch.Tensor:
     weight, lead = call.weights["weight"], _leading(x)
     count = 1
     for size in lead:
@@ -56,7 +56,7 @@ def _matmul(call: Call, x: Value) -> torch.Tensor:
     return products.product(weight, x, count, call.faults, how).view(*lead, -1)
 
 
-def _head_matmul(call: Call, x: Value) -> torch.Tensor:
+def _head_matmul(call: LaunchCall, x: Value) -> torch.Tensor:
     heads, rows = call.op.heads, _leading(x)[0]
     how = Stack(HEADS, call.op.out_width, count=heads, group=heads)
     return products.product(call.weights["weight"], x, rows * heads, call.faults, how).view(
@@ -64,7 +64,7 @@ def _head_matmul(call: Call, x: Value) -> torch.Tensor:
     )
 
 
-def _expert_matmul(call: Call, x: Value, index: torch.Tensor) -> torch.Tensor:
+def _expert_matmul(call: LaunchCall, x: Value, index: torch.Tensor) -> torch.Tensor:
     rows, chosen = index.shape
     per = chosen if len(_leading(x)) == 1 else 1
     groups = call.rows.groups(index)
@@ -74,7 +74,7 @@ def _expert_matmul(call: Call, x: Value, index: torch.Tensor) -> torch.Tensor:
     )
 
 
-def _gain(call: Call, x: torch.Tensor) -> torch.Tensor:
+def _gain(call: LaunchCall, x: torch.Tensor) -> torch.Tensor:
     mode = {"value": ew.LAST, "head": ew.HEAD, "all": ew.ONE}[call.op.per]
     if mode == ew.HEAD and x.ndim == 2:
         raise AssertionError("a gain a head is for heads")
@@ -88,7 +88,7 @@ def _gain(call: Call, x: torch.Tensor) -> torch.Tensor:
     )
 
 
-def _expert_gain(call: Call, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+def _expert_gain(call: LaunchCall, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     flat = x[..., None] if x.ndim == index.ndim else x
     y = ew.apply(
         ew.multiply,
@@ -101,27 +101,27 @@ def _expert_gain(call: Call, x: torch.Tensor, index: torch.Tensor) -> torch.Tens
     return y.view(x.shape)
 
 
-def _expert_bias(call: Call, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+def _expert_bias(call: LaunchCall, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     return ew.apply(
         ew.add, x, call.faults, y=call.weights["bias"], mode=ew.EXPERT, index=index,
         heads=call.op.width,
     )  # fmt: skip
 
 
-def _clamp(call: Call, x: torch.Tensor) -> torch.Tensor:
+def _clamp(call: LaunchCall, x: torch.Tensor) -> torch.Tensor:
     low, high = call.op.low, call.op.high
     a = -LIMIT if low is None else float(F32(low))
     b = LIMIT if high is None else float(F32(high))
     return ew.apply(ew.bounded, x, call.faults, a=a, b=b)
 
 
-def _soft_cap(call: Call, x: torch.Tensor) -> torch.Tensor:
+def _soft_cap(call: LaunchCall, x: torch.Tensor) -> torch.Tensor:
     cap = F32(call.op.cap)
     return ew.apply(ew.soft_cap, x, call.faults, a=float(cap), b=float(F32(1) / cap))
 
 
 def _norm(kind: int) -> Callable[..., torch.Tensor]:
-    def kernel(call: Call, x: torch.Tensor) -> torch.Tensor:
+    def kernel(call: LaunchCall, x: torch.Tensor) -> torch.Tensor:
         weights = call.weights
         return normalised(
             kind, x, call.faults, call.op.eps, weights.get("weight"), weights.get("bias")
@@ -130,7 +130,7 @@ def _norm(kind: int) -> Callable[..., torch.Tensor]:
     return kernel
 
 
-def _causal_conv(call: Call, x: torch.Tensor) -> torch.Tensor:
+def _causal_conv(call: LaunchCall, x: torch.Tensor) -> torch.Tensor:
     slot, offset = call.slot("ring")
     rows, (count, width) = call.rows, x.shape
     rb, bc = (64, 1024) if INTERPRETED else (4, 256)
@@ -154,7 +154,7 @@ def _columns(width: int) -> int:
 
 
 def _delta_rule(
-    call: Call, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, alpha: torch.Tensor,
+    call: LaunchCall, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, alpha: torch.Tensor,
     beta: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
     (_, offset), op, rows = call.slot("state"), call.op, call.rows
@@ -169,7 +169,7 @@ def _delta_rule(
 
 
 def _state_space(
-    call: Call, x: torch.Tensor, b: torch.Tensor, c: torch.Tensor, alpha: torch.Tensor,
+    call: LaunchCall, x: torch.Tensor, b: torch.Tensor, c: torch.Tensor, alpha: torch.Tensor,
     delta: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
     (_, offset), op, rows = call.slot("state"), call.op, call.rows
@@ -183,7 +183,7 @@ def _state_space(
     return out
 
 
-def _combine(call: Call, weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+def _combine(call: LaunchCall, weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     rows, chosen, n = values.shape
     width = min(pow2(n), 1 << 14 if INTERPRETED else 1024)
     out = torch.empty((rows, n), dtype=torch.float32, device=values.device)
@@ -194,18 +194,18 @@ def _combine(call: Call, weights: torch.Tensor, values: torch.Tensor) -> torch.T
     return out
 
 
-def _embed_rows(call: Call, token: torch.Tensor) -> torch.Tensor:
+def _embed_rows(call: LaunchCall, token: torch.Tensor) -> torch.Tensor:
     return products.look_up(call.weights["table"], token, call.faults)
 
 
-def _route(call: Call, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _route(call: LaunchCall, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     weights = call.weights
     return routing.routed(
         scores, call.op.router, weights.get("bias"), weights.get("mask"), call.faults
     )
 
 
-def _rope(call: Call, x: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+def _rope(call: LaunchCall, x: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
     return rotary.rope(call.op, call.shared.angles, x, position, call.faults)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from cortiq_triton import elementwise, fused, products, qkv_prologue
 from cortiq_triton.attend import attended_rows
-from cortiq_triton.call import Call
+from cortiq_triton.call import LaunchCall
 from cortiq_triton.products import PLAIN, Stack
 from cortiq_triton.rows import Rows
 
@@ -19,7 +19,7 @@ Kernel = Callable[..., Any]
 def norm(eps: float, keep: bool) -> Kernel:
     """RMSNorm and the quantised row; the normed row too if it is kept."""
 
-    def kernel(call: Call, x: torch.Tensor) -> Any:
+    def kernel(call: LaunchCall, x: torch.Tensor) -> Any:
         out, rows = fused.normed_rows(x, call.weights.get("weight"), eps, call.faults, keep)
         return (out, rows) if keep else rows
 
@@ -29,7 +29,7 @@ def norm(eps: float, keep: bool) -> Kernel:
 def gate(function: str) -> Kernel:
     """Activation, times what it gates, quantised."""
 
-    def kernel(call: Call, gate: torch.Tensor, up: torch.Tensor) -> Rows:
+    def kernel(call: LaunchCall, gate: torch.Tensor, up: torch.Tensor) -> Rows:
         return fused.gated_rows(elementwise.ACTIVATIONS[function], gate, up, call.faults)
 
     return kernel
@@ -39,7 +39,7 @@ def heads(ways: dict[str, qkv_prologue.Way]) -> Kernel:
     """Heads on their way into attention."""
     names = tuple(ways)
 
-    def kernel(call: Call, *given: torch.Tensor) -> Rows | tuple[()]:
+    def kernel(call: LaunchCall, *given: torch.Tensor) -> Rows | tuple[()]:
         return qkv_prologue.into_attention(call, ways, dict(zip(names, given, strict=True)))
 
     return kernel
@@ -48,7 +48,7 @@ def heads(ways: dict[str, qkv_prologue.Way]) -> Kernel:
 def attention(op: Any) -> Kernel:
     """Attention, its heads side by side, quantised."""
 
-    def kernel(call: Call, *given: Any) -> Rows:
+    def kernel(call: LaunchCall, *given: Any) -> Rows:
         return attended_rows(call, op, *given)
 
     return kernel
@@ -57,7 +57,7 @@ def attention(op: Any) -> Kernel:
 def product(bias: torch.Tensor | None) -> Kernel:
     """A product with what is added to it."""
 
-    def kernel(call: Call, x: Rows, *residual: torch.Tensor) -> torch.Tensor:
+    def kernel(call: LaunchCall, x: Rows, *residual: torch.Tensor) -> torch.Tensor:
         weight, lead, count, each = _sizes(call, x)
         given = residual[0].reshape(count, -1) if residual else None
         how = Stack(PLAIN, weight.height, group=each, bias=bias, residual=given)
@@ -69,7 +69,7 @@ def product(bias: torch.Tensor | None) -> Kernel:
 def products_of(heights: tuple[int, ...]) -> Kernel:
     """Products of one row with matrices of these heights, which are rows of one weight."""
 
-    def kernel(call: Call, x: Rows) -> Any:
+    def kernel(call: LaunchCall, x: Rows) -> Any:
         weight, lead, count, each = _sizes(call, x)
         how = Stack(PLAIN, weight.height, group=each, parts=heights)
         flat = products.product(weight, x, count, call.faults, how).view(-1)
@@ -79,7 +79,7 @@ def products_of(heights: tuple[int, ...]) -> Kernel:
     return kernel
 
 
-def _sizes(call: Call, x: Rows) -> tuple[Any, tuple[int, ...], int, int]:
+def _sizes(call: LaunchCall, x: Rows) -> tuple[Any, tuple[int, ...], int, int]:
     """The weight, leading axes of the rows, how many rows these are, and how many a batch's row."""
     lead = tuple(x.e.shape)
     return call.weights["weight"], lead, x.e.numel(), max(1, x.e.numel() // max(1, lead[0]))

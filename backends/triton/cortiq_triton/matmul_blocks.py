@@ -27,7 +27,7 @@ def kept_emulated(codes: Tensor, mask: Tensor) -> Tensor:
 
 @device
 def kept_words(codes: Tensor, mask: Tensor) -> Tensor:
-    """The same, four at a time."""
+    """Codes where the mask has all bits, else 0: four codes a word."""
     return tl.inline_asm_elementwise(
         "and.b32 $0, $1, $2;", "=r,r,r", [codes, mask], dtype=tl.int8, is_pure=True, pack=4
     )

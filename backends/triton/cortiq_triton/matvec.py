@@ -25,7 +25,7 @@ def dp4a_emulated(a: Tensor, b: Tensor) -> Tensor:
 
 @device
 def dp4a_instruction(a: Tensor, b: Tensor) -> Tensor:
-    """The same in one instruction."""
+    """The dot of four signed bytes of two words each, in one instruction."""
     return tl.inline_asm_elementwise(
         "dp4a.s32.s32 $0, $1, $2, 0;", "=r,r,r", [a, b], dtype=tl.int32, is_pure=True, pack=1
     )
@@ -42,7 +42,7 @@ def dp4a_onto_emulated(a: Tensor, b: Tensor, total: Tensor) -> Tensor:
 
 @device
 def dp4a_onto_instruction(a: Tensor, b: Tensor, total: Tensor) -> Tensor:
-    """The same in one instruction."""
+    """total plus the dot of four signed bytes of two words each, in one instruction."""
     return tl.inline_asm_elementwise(
         "dp4a.s32.s32 $0, $1, $2, $3;", "=r,r,r,r", [a, b, total], dtype=tl.int32, is_pure=True,
         pack=1,
@@ -83,7 +83,7 @@ def load_scale(scale: Tensor, at: Tensor, mask: Tensor, FORM: tl.constexpr) -> T
 def place_of(
     r: Tensor, n: Tensor, R: Tensor, N: Tensor, cut: Tensor, cut2: Tensor, PARTS: tl.constexpr
 ) -> Tensor:
-    """Where output n of row r lies: several matrices' outputs, up to `cut`, `cut2` and N, are one
+    """Place of output n of row r: several matrices' outputs, up to `cut`, `cut2` and N, are one
     array [R, …] after the other.
     """
     at = r.to(tl.int64)[:, None] * N + n[None, :]

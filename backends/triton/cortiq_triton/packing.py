@@ -75,7 +75,7 @@ def nibbles_emulated(packed: Tensor, late: Tensor) -> Tensor:
 
 @device
 def nibbles_of_words(packed: Tensor, late: Tensor) -> Tensor:
-    """The same, four at a time."""
+    """A nibble of each of four bytes of a word, as `nibbles_emulated`."""
     return tl.inline_asm_elementwise(
         "{.reg .b32 a, b; shr.u32 a, $1, 4; and.b32 a, a, $2; not.b32 b, $2; and.b32 b, b, $1;"
         "or.b32 a, a, b; and.b32 $0, a, 0x0F0F0F0F;}",
@@ -91,7 +91,7 @@ def with_bit_emulated(codes: Tensor, above: Tensor, bit: Tensor, VALUE: tl.const
 
 @device
 def with_bit_words(codes: Tensor, above: Tensor, bit: Tensor, VALUE: tl.constexpr) -> Tensor:
-    """The same, four at a time: 127 carries into bit 7 of a byte that is not 0, and no further."""
+    """Four codes with VALUE set: 127 carries into bit 7 of a byte that is not 0, and no further."""
     SHIFT: tl.constexpr = "3" if VALUE == 16 else "2"
     return tl.inline_asm_elementwise(
         "{.reg .b32 a, b; and.b32 a, $2, $3; and.b32 b, a, 0x7F7F7F7F; add.u32 b, b, 0x7F7F7F7F;"
@@ -108,7 +108,7 @@ def less_emulated(codes: Tensor, BIAS: tl.constexpr) -> Tensor:
 
 @device
 def less_words(codes: Tensor, BIAS: tl.constexpr) -> Tensor:
-    """The same, four at a time; no byte borrows of its neighbour."""
+    """Four codes less BIAS; no byte borrows of its neighbour."""
     SMALL: tl.constexpr = "0x7C7C7C7C" if BIAS == 4 else "0x78787878"
     LARGE: tl.constexpr = "0x70707070" if BIAS == 16 else "0x60606060"
     EACH: tl.constexpr = SMALL if BIAS < 16 else LARGE

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from cortiq.numerics.contract import F32
-from cortiq_triton.call import Call
+from cortiq_triton.call import LaunchCall
 from cortiq_triton.heads import head_rows
 from cortiq_triton.language import INTERPRETED, ceil_div, launch, pow2
 from cortiq_triton.rows import Rows, empty_rows
@@ -49,7 +49,7 @@ class _Part:
     bits: int
 
 
-def _part(call: Call, way: Way | None, x: torch.Tensor, role: str) -> _Part:
+def _part(call: LaunchCall, way: Way | None, x: torch.Tensor, role: str) -> _Part:
     x = x.contiguous()
     if way is None:
         return _Part(x, x, x, x, 1, 0.0, 0)
@@ -66,7 +66,7 @@ def _part(call: Call, way: Way | None, x: torch.Tensor, role: str) -> _Part:
 
 
 def into_attention(
-    call: Call, ways: dict[str, Way], given: dict[str, torch.Tensor]
+    call: LaunchCall, ways: dict[str, Way], given: dict[str, torch.Tensor]
 ) -> Rows | tuple[()]:
     """Heads of "query", "key" and "value", or of some of these: quantised queries (their sums are
     not there), keys and values in the cache.

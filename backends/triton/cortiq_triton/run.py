@@ -16,7 +16,7 @@ from cortiq.backend.walk import Group, Walk
 from cortiq.numerics.contract import TILE
 from cortiq_triton import elementwise
 from cortiq_triton.answers import Answers, Fetched, resolve
-from cortiq_triton.call import Call, Shared
+from cortiq_triton.call import LaunchCall, Shared
 from cortiq_triton.plan import Plan
 from cortiq_triton.rows import Rows, empty_rows
 from cortiq_triton.rowset import RowBuffer, RowSet, arrays, row_sets, uploaded
@@ -115,7 +115,7 @@ class Run(Walk[TritonState]):
     def call(self, step: Step, group: Group, faults: torch.Tensor) -> Any:
         """Make the call of a step's kernel."""
         rows = self.row_sets[group is not self.all]
-        return Call(step.node.op, step.weights, step.node.slots, rows, faults, self.shared)
+        return LaunchCall(step.node.op, step.weights, step.node.slots, rows, faults, self.shared)
 
     def outputs(self, step: Step, call: Any, inputs: list[Any], rows: int) -> Sequence[Any]:
         """Launch a step: the backend's own kernels, whose errors, torch's, others wait for.

@@ -46,7 +46,7 @@ def runs_of(terms: Tensor, SIZE: tl.constexpr) -> Tensor:
 
 @device
 def many_in_order(y: Tensor, terms: Tensor, COUNT: tl.constexpr, SIZE: tl.constexpr) -> Tensor:
-    """The same of terms [SIZE, COUNT], COUNT any power of two up to 64."""
+    """Add terms [SIZE, COUNT] in order, COUNT any power of two up to 64."""
     if COUNT <= 8:
         y = add_in_order(y, terms, COUNT, SIZE)
     else:

@@ -111,13 +111,13 @@ def scaled(fraction: Tensor, kappa: Tensor, top: Tensor, places: tl.constexpr) -
 
 @device
 def page_of(table: Tensor, sequence: Tensor, pages: Tensor, tile: Tensor, slot: Tensor) -> Tensor:
-    """Where a slot begins in the page that holds a tile."""
+    """Start of a slot in the page that holds a tile."""
     return slot_of(tl.load(table + sequence.to(tl.int64) * pages + tile), slot)
 
 
 @device
 def slot_of(address: Tensor, slot: Tensor) -> Tensor:
-    """Where a slot begins in the page at an address."""
+    """Start of a slot in the page at an address."""
     return tl.multiple_of((address + slot).to(tl.pointer_type(tl.int8)), 16)
 
 
