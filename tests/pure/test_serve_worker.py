@@ -185,8 +185,10 @@ def test_of_those_that_wait_the_most_urgent_comes_first(model):
         for priority, made in jobs.items():
             made.priority = priority
             worker.submit(made)
+        waits = [asyncio.create_task(wait(*one)) for one in jobs.items()]
+        await asyncio.sleep(0)  # all wait: a loop that comes late would see them end in this order
         worker.start(asyncio.get_running_loop())
-        await asyncio.wait_for(asyncio.gather(*(wait(*one) for one in jobs.items())), 60)
+        await asyncio.wait_for(asyncio.gather(*waits), 60)
         await asyncio.to_thread(worker.stop)
         return order
 
