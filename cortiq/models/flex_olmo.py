@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cortiq.ir import Program
-from cortiq.ir.layers import QKNorm
 from cortiq.models import olmo2, olmoe
 from cortiq.models.config import Keys
-from cortiq.models.parts import MOE, Decoder, attention
+from cortiq.models.parts import MOE, Decoder
 from cortiq.models.rope import rope_table
 
 ARCHITECTURES = ("flex_olmo",)
@@ -31,13 +30,7 @@ class Config(olmoe.Config):
 def build(config: Config, context: int) -> Program:
     """Build the trunk."""
     decoder = Decoder(config, context, family="flex_olmo", eps=config.rms_norm_eps)
-    mixer = attention(
-        config,
-        rope=rope_table(config, context),
-        qk_norm=QKNorm(config.rms_norm_eps, full_width=True),
-        biased=config.attention_bias,
-        output_biased=config.attention_bias,
-    )
+    mixer = olmo2.mixer_of(config, rope_table(config, context))
     experts, x = olmoe.mixture(config), decoder.embed()
     for n in range(config.num_hidden_layers):
         x = decoder.mixer(x, n, mixer, before=None, after="post_attention_layernorm")

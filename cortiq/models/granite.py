@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from cortiq.errors import FormatError
 from cortiq.ir import Program
+from cortiq.ir.layers import Attention
 from cortiq.models.config import BaseConfig, Keys
 from cortiq.models.names import Names
 from cortiq.models.parts import Decoder, attention, gated_mlp
@@ -44,13 +45,9 @@ class Config(BaseConfig):
         return 1 / self.logits_scaling
 
 
-def build(config: Config, context: int) -> Program:
-    """Build the trunk; GGUF files hold q and k rows pair by pair."""
-    decoder = Decoder(
-        config, context, family="granite", eps=config.rms_norm_eps,
-        residual=config.residual_multiplier,
-    )  # fmt: skip
-    mixer = attention(
+def mixer_of(config: Config, context: int) -> Attention:
+    """Return a layer's attention; GGUF files hold q and k rows pair by pair."""
+    return attention(
         config,
         scale=config.attention_multiplier,
         rope=rope_table(config, context),
@@ -58,6 +55,15 @@ def build(config: Config, context: int) -> Program:
         biased=config.attention_bias,
         output_biased=config.attention_bias,
     )
+
+
+def build(config: Config, context: int) -> Program:
+    """Build the trunk."""
+    decoder = Decoder(
+        config, context, family="granite", eps=config.rms_norm_eps,
+        residual=config.residual_multiplier,
+    )  # fmt: skip
+    mixer = mixer_of(config, context)
     mlp = gated_mlp(config, config.hidden_act, config.mlp_bias)
     x = decoder.embed(config.embedding_multiplier)
     for n in range(config.num_hidden_layers):

@@ -10,8 +10,7 @@ from cortiq.models import granite
 from cortiq.models.config import Amount, Keys
 from cortiq.models.granitemoehybrid import EXPERTS, MIXTURE
 from cortiq.models.granitemoehybrid import NAMES as NAMES
-from cortiq.models.parts import Decoder, activation, attention
-from cortiq.models.rope import rope_table
+from cortiq.models.parts import Decoder, activation
 from cortiq.numerics.route import Router
 
 ARCHITECTURES = ("granitemoe", "granitemoeshared")
@@ -34,13 +33,7 @@ def build(config: Config, context: int) -> Program:
         config, context, family="granitemoe", eps=config.rms_norm_eps,
         residual=config.residual_multiplier,
     )  # fmt: skip
-    mixer = attention(
-        config,
-        scale=config.attention_multiplier,
-        rope=rope_table(config, context),
-        biased=config.attention_bias,
-        output_biased=config.attention_bias,
-    )
+    mixer = granite.mixer_of(config, context)
     experts = MoE(
         width=config.hidden_size,
         inner=config.intermediate_size,

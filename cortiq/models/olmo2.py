@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cortiq.ir import Program
-from cortiq.ir.layers import QKNorm
+from cortiq.ir.layers import Attention, QKNorm
 from cortiq.models.config import BaseConfig, Keys
 from cortiq.models.names import Names
 from cortiq.models.parts import Decoder, attention, gated_mlp
 from cortiq.models.rope import rope_table
+from cortiq.numerics.rope import RopeTable
 
 ARCHITECTURES = ("olmo2",)
 KEYS = Keys()
@@ -30,16 +31,18 @@ class Config(BaseConfig):
     attention_bias: bool = False
 
 
+def mixer_of(config: Config, rope: RopeTable, window: int | None = None) -> Attention:
+    """Return a layer's attention."""
+    return attention(
+        config, rope=rope, window=window, qk_norm=QKNorm(config.rms_norm_eps, full_width=True),
+        biased=config.attention_bias, output_biased=config.attention_bias,
+    )  # fmt: skip
+
+
 def build(config: Config, context: int) -> Program:
     """Build the trunk."""
     decoder = Decoder(config, context, family="olmo2", eps=config.rms_norm_eps)
-    mixer = attention(
-        config,
-        rope=rope_table(config, context),
-        qk_norm=QKNorm(config.rms_norm_eps, full_width=True),
-        biased=config.attention_bias,
-        output_biased=config.attention_bias,
-    )
+    mixer = mixer_of(config, rope_table(config, context))
     mlp = gated_mlp(config, config.hidden_act)
     x = decoder.embed()
     for n in range(config.num_hidden_layers):

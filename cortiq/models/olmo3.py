@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cortiq.ir import Program
-from cortiq.ir.layers import QKNorm
 from cortiq.models import olmo2
 from cortiq.models.config import Keys
 from cortiq.models.layer_kinds import GLOBAL, LOCAL, windows
-from cortiq.models.parts import Decoder, attention, gated_mlp
+from cortiq.models.parts import Decoder, gated_mlp
 from cortiq.models.rope import rope_table
 from cortiq.numerics.rope import RopeTable
 
@@ -53,11 +52,7 @@ def build(config: Config, context: int) -> Program:
     mlp = gated_mlp(config, config.hidden_act)
     x = decoder.embed()
     for n, window in enumerate(config.windows()):
-        mixer = attention(
-            config, rope=local if window else everywhere, window=window,
-            qk_norm=QKNorm(config.rms_norm_eps, full_width=True), biased=config.attention_bias,
-            output_biased=config.attention_bias,
-        )  # fmt: skip
+        mixer = olmo2.mixer_of(config, local if window else everywhere, window)
         x = decoder.mixer(x, n, mixer, before=None, after="post_attention_layernorm")
         x = decoder.feed_forward(x, n, mlp, before=None, after="post_feedforward_layernorm")
     return decoder.finish(x)

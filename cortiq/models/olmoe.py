@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cortiq.ir import Program
-from cortiq.ir.layers import MoE, QKNorm
-from cortiq.models.config import BaseConfig, Keys
+from cortiq.ir.layers import MoE
+from cortiq.models import olmo2
+from cortiq.models.config import Keys
 from cortiq.models.names import Names
-from cortiq.models.parts import MOE, Decoder, activation, attention
+from cortiq.models.parts import MOE, Decoder, activation
 from cortiq.models.rope import rope_table
 from cortiq.numerics.route import Router
 
@@ -22,13 +23,10 @@ NAMES = Names()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(BaseConfig):
+class Config(olmo2.Config):
     """Fields of `OlmoeConfig`."""
 
     max_position_embeddings: int = 4096
-    rms_norm_eps: float = 1e-5
-    hidden_act: str = "silu"
-    attention_bias: bool = False
     num_experts: int = 64
     num_experts_per_tok: int = 8
     norm_topk_prob: bool = False
@@ -48,13 +46,7 @@ def mixture(config: Config) -> MoE:
 def build(config: Config, context: int) -> Program:
     """Build the trunk."""
     decoder = Decoder(config, context, family="olmoe", eps=config.rms_norm_eps)
-    mixer = attention(
-        config,
-        rope=rope_table(config, context),
-        qk_norm=QKNorm(config.rms_norm_eps, full_width=True),
-        biased=config.attention_bias,
-        output_biased=config.attention_bias,
-    )
+    mixer = olmo2.mixer_of(config, rope_table(config, context))
     experts, x = mixture(config), decoder.embed()
     for n in range(config.num_hidden_layers):
         x = decoder.mixer(x, n, mixer)
