@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from cortiq.errors import FormatError
@@ -21,8 +21,6 @@ from cortiq.numerics.route import Router
 ARCHITECTURES = ("qwen3_next", "qwen3next")
 GGUF = ("qwen3next",)
 LINEAR = "linear_attention"
-TURNED = 0.25
-"""Share of a head that is rotated, where a file does not say."""
 GGUF_KEYS: Mapping[str, str] = {
     "attention.sliding_window": "",
     "expert_count": "num_experts",
@@ -103,6 +101,7 @@ class LinearConfig(BaseConfig):
     not_in_json: ClassVar[frozenset[str]] = frozenset({
         "source", "linear_values", "num_nextn_predict_layers",
     })  # fmt: skip
+    default_turned: ClassVar[float] = 0.25
 
     def value_dim(self) -> int:
         """Return the width of a value head; `FormatError` if it does not divide the total."""
@@ -173,13 +172,12 @@ def delta_net(config: LinearConfig, **layout: Any) -> GatedDeltaNet:
 
 def gated_attention(config: LinearConfig, context: int) -> Attention:
     """Return attention whose queries carry the gates of its output."""
-    rope = {"partial_rotary_factor": TURNED, **config.rope_parameters}
     return Attention(
         width=config.hidden_size,
         heads=config.num_attention_heads,
         kv_heads=config.kv_heads,
         head_dim=config.head_width,
-        rope=rope_table(replace(config, rope_parameters=rope), context),
+        rope=rope_table(config, context),
         qk_norm=QKNorm(config.rms_norm_eps, norm_offset(config)),
         biased=config.attention_bias,
         output_biased=config.attention_bias,
