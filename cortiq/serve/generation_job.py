@@ -37,6 +37,19 @@ class ChoiceUpdate:
         """Whether the choice has ended."""
         return bool(self.finish) or self.error is not None
 
+    def joined(self, later: ChoiceUpdate) -> ChoiceUpdate | None:
+        """Return this update and the next one of its choice as one, or None where they stay two."""
+        apart = self.choice != later.choice or self.progress or later.progress or later.error
+        if apart or self.last:
+            return None
+        return ChoiceUpdate(
+            self.choice,
+            self.text + later.text,
+            self.token_ids + later.token_ids,
+            self.logprobs + later.logprobs,
+            later.finish,
+        )
+
 
 @dataclass(eq=False)
 class GenerationJob:
@@ -85,6 +98,21 @@ class GenerationJob:
             output.finish_reason if sequence.done and sequence.error is None else "",
             sequence.error,
         )
+
+    def waiting_updates(self, first: ChoiceUpdate) -> list[ChoiceUpdate]:
+        """Take what has come since an update was put, neighbours of one choice joined.
+
+        Where the event loop is behind the engine, a client gets the tokens of several steps as one
+        piece, which costs the loop as much as the piece of one token.
+        """
+        made = [first]
+        while not self.updates.empty():
+            later = self.updates.get_nowait()
+            if (both := made[-1].joined(later)) is None:
+                made.append(later)
+            else:
+                made[-1] = both
+        return made
 
     def end_unsubmitted(self) -> None:
         """End every choice before it begins, as if it had reached its length at once."""

@@ -36,18 +36,24 @@ async def job_updates(job: GenerationJob) -> AsyncIterator[ChoiceUpdate | None]:
     while left:
         try:
             async with asyncio.timeout(KEEP_ALIVE_SECONDS):
-                update = await job.updates.get()
+                first = await job.updates.get()
         except TimeoutError:
             yield None
             continue
-        if update.error is not None:
-            raise as_api_error(update.error) from update.error
-        left -= bool(update.finish)
-        if fault := getattr(job.requests[update.choice].masks, "fault", ""):
-            raise invalid(
-                f"The answer could not follow the requested format: {fault}.", code="invalid_schema"
-            )
-        yield update
+        for update in job.waiting_updates(first):
+            _check(job, update)
+            left -= bool(update.finish)
+            yield update
+
+
+def _check(job: GenerationJob, update: ChoiceUpdate) -> None:
+    """Refuse an update that is the error of its choice."""
+    if update.error is not None:
+        raise as_api_error(update.error) from update.error
+    if fault := getattr(job.requests[update.choice].masks, "fault", ""):
+        raise invalid(
+            f"The answer could not follow the requested format: {fault}.", code="invalid_schema"
+        )
 
 
 class AnswerWriter(Protocol):

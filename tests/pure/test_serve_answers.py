@@ -15,8 +15,8 @@ from cortiq.serve.generation_job import ChoiceUpdate, GenerationJob
 from cortiq.serve.http_responses import AnswerStream, job_updates
 
 
-def job(*given):
-    made = GenerationJob([SimpleNamespace(prompt=(1, 2), masks=None)])
+def job(*given, choices=1):
+    made = GenerationJob([SimpleNamespace(prompt=(1, 2), masks=None)] * choices)
     for update in given:
         made.updates.put_nowait(update)
     return made
@@ -79,8 +79,25 @@ def test_the_end_is_said_once_and_usage_before_it():
     made = events(job(ChoiceUpdate(0, "all"), ChoiceUpdate(0, finish="length")), include_usage=True)
     assert made[-1] == "data: [DONE]" and made.count("data: [DONE]") == 1
     objects = [json.loads(event[6:]) for event in made[:-1]]
-    assert [one["usage"] is None for one in objects] == [True, True, False]
-    assert objects[-1]["choices"] == [] and objects[1]["choices"][0]["finish_reason"] == "length"
+    assert [one["usage"] is None for one in objects[-2:]] == [True, False]
+    assert objects[-1]["choices"] == [] and objects[-2]["choices"][0]["finish_reason"] == "length"
+
+
+def test_updates_that_wait_are_one_piece_and_never_across_choices_or_an_end():
+    made = job(
+        ChoiceUpdate(0, "a", (1,)), ChoiceUpdate(0, "b", (2,)), ChoiceUpdate(0, "c", (3,), (), "stop"),
+        ChoiceUpdate(1, progress=(2, 4)), ChoiceUpdate(1, "x", (7,)), ChoiceUpdate(1, "y", (8,)),
+        ChoiceUpdate(1, finish="length"), choices=2,
+    )  # fmt: skip
+
+    async def run():
+        return [update async for update in job_updates(made)]
+
+    assert asyncio.run(run()) == [
+        ChoiceUpdate(0, "abc", (1, 2, 3), (), "stop"),
+        ChoiceUpdate(1, progress=(2, 4)),
+        ChoiceUpdate(1, "xy", (7, 8), (), "length"),
+    ]
 
 
 def test_somebody_is_there_while_nothing_comes(monkeypatch):
