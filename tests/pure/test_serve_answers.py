@@ -85,7 +85,8 @@ def test_the_end_is_said_once_and_usage_before_it():
 
 def test_updates_that_wait_are_one_piece_and_never_across_choices_or_an_end():
     made = job(
-        ChoiceUpdate(0, "a", (1,)), ChoiceUpdate(0, "b", (2,)), ChoiceUpdate(0, "c", (3,), (), "stop"),
+        ChoiceUpdate(0, "a", (1,)), ChoiceUpdate(0, "b", (2,)),
+        ChoiceUpdate(0, "c", (3,), finish="stop"),
         ChoiceUpdate(1, progress=(2, 4)), ChoiceUpdate(1, "x", (7,)), ChoiceUpdate(1, "y", (8,)),
         ChoiceUpdate(1, finish="length"), choices=2,
     )  # fmt: skip
