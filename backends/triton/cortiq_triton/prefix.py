@@ -20,7 +20,7 @@ BLOCK = 2048
 CAPACITY = 1 << 14
 """Ids of a bucket that are listed; more are found by reading the row again."""
 CHUNK = 1024
-"""Ids that a search looks at together."""
+"""Ids that a search looks at together; a top_k of so many leaves one look to its top_p."""
 
 
 @dataclass
@@ -81,12 +81,13 @@ class Prefixes:
         sizes = (self.n, self.parts, self.masks.shape[-1])
         block, shift, chunk = self.block, self.shift, min(CHUNK, self.block)
         capacity = min(CAPACITY, self.n)
+        few = min(CHUNK, capacity)
         listed = self.sums.new_empty((self.rows, capacity))
-        self.launch(weigh, *sizes, PHASE=0, WEIGHTS=top_p, BLOCK=block)
+        self.launch(weigh, *sizes, PHASE=0, WEIGHTS=top_p, BLOCK=block, FEW=few)
         for phase, there in ((1, top_k), (2, top_p)):
             if there:
-                how: dict[str, Any] = {"PHASE": phase, "SHIFT": shift}
-                self.launch(weigh, *sizes, PHASE=phase, WEIGHTS=top_p, BLOCK=block)
+                how: dict[str, Any] = {"PHASE": phase, "SHIFT": shift, "FEW": few}
+                self.launch(weigh, *sizes, PHASE=phase, WEIGHTS=top_p, BLOCK=block, FEW=few)
                 self.launch(enlist, listed, *sizes, capacity, BLOCK=block, **how)
                 self.launch(
                     settle, listed, *sizes, capacity, one=True, WEIGHTS=top_p, CHUNK=chunk,
@@ -98,7 +99,7 @@ class Prefixes:
         kept = self.sums.new_full((self.rows, count), (1 << 63) - 1)
         self.launch(
             enlist, kept, self.n, self.parts, self.masks.shape[-1], count, PHASE=0,
-            SHIFT=self.shift, BLOCK=self.block,
+            SHIFT=self.shift, BLOCK=self.block, FEW=0,
         )  # fmt: skip
         return kept
 

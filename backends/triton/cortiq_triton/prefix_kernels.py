@@ -39,6 +39,24 @@ COUNT_AT = constant(52)
 
 
 @device
+def keeps_few(lines: Tensor, row: Tensor, FEW: tl.constexpr) -> Tensor:
+    """Whether a row's top_k keeps at most FEW ids.
+
+    Such a row needs no weights by bucket: its top_p is found among all that is kept, in a list.
+    """
+    wanted = number(lines, row, TOP_K)
+    return (wanted > 0) & (wanted <= FEW)
+
+
+@device
+def weight_to_reach(whole: Tensor, lines: Tensor, row: Tensor) -> Tensor:
+    """share(whole, top_p), at least 1; 0 where top_p cuts nothing."""
+    share = number(lines, row, TOP_P).to(tl.int64)
+    target = (whole >> 24) * share + (((whole & 16777215) * share + 16777215) >> 24)
+    return tl.where(share < 0, 0, tl.maximum(target, 1))
+
+
+@device
 def target_of(lines: Tensor, sums: Tensor, row: Tensor, PHASE: tl.constexpr) -> Tensor:
     """The count or weight that a row's prefix has to reach; 0 where the filter cuts nothing."""
     b = tl.arange(0, 16)
@@ -49,10 +67,7 @@ def target_of(lines: Tensor, sums: Tensor, row: Tensor, PHASE: tl.constexpr) -> 
     else:
         whole = tl.sum(tl.load(line + 2 * b + 1), 0)
         kept = tl.load(line + KEPT)
-        whole = tl.where(kept < 0, whole, kept)
-        share = number(lines, row, TOP_P).to(tl.int64)
-        target = (whole >> 24) * share + (((whole & 16777215) * share + 16777215) >> 24)
-        target = tl.where(share < 0, 0, tl.maximum(target, 1))
+        target = weight_to_reach(tl.where(kept < 0, whole, kept), lines, row)
     return target
 
 
@@ -103,15 +118,16 @@ def survey(
 def weigh(
     y: Tensor, spread: Tensor, lines: Tensor, masks: Tensor, sums: Tensor, n: Tensor,
     parts: Tensor, words: Tensor, PHASE: tl.constexpr, WEIGHTS: tl.constexpr, RAW: tl.constexpr,
-    MASKED: tl.constexpr, BLOCK: tl.constexpr, PP: tl.constexpr,
+    MASKED: tl.constexpr, BLOCK: tl.constexpr, FEW: tl.constexpr, PP: tl.constexpr,
 ) -> None:  # fmt: skip
     """Count and weigh the ids of a part by buckets: PHASE 0 all, else those of the crossing one."""
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     i = part * BLOCK + tl.arange(0, BLOCK)
     line = sums + row * SUMS
+    few = keeps_few(lines, row, FEW)
     if PHASE > 0:
         target = target_of(lines, sums, row, PHASE)
-        if target == 0:
+        if (target == 0) | ((PHASE == 2) & few):
             return
     place = number(lines, row, PLACE).to(tl.int64) if RAW else row
     inside = allowed(masks, number(lines, row, MASK), i, i < n, words, MASKED)
@@ -126,7 +142,9 @@ def weigh(
     bucket = tl.where(inside, bucket, 16)
     one = inside.to(tl.int32)
     if WEIGHTS:  # a part's weights add up to 2⁵² at most: its count fits above them
-        one = (one.to(tl.int64) << COUNT_AT) + weight_of(distance_of(value, largest))
+        one = one.to(tl.int64) << COUNT_AT
+        if ~few:
+            one += weight_of(distance_of(value, largest))
     b = tl.arange(0, 16)
     total = b * tl.sum(one * 0, 0)
     for each in tl.static_range(16):
@@ -144,12 +162,17 @@ def enlist(
     y: Tensor, spread: Tensor, lines: Tensor, masks: Tensor, sums: Tensor, listed: Tensor,
     n: Tensor, parts: Tensor, words: Tensor, capacity: Tensor, PHASE: tl.constexpr,
     RAW: tl.constexpr, MASKED: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
-    PP: tl.constexpr,
+    FEW: tl.constexpr, PP: tl.constexpr,
 ) -> None:  # fmt: skip
-    """List a part's keys that lie where the target is reached; PHASE 0: those up to the cut."""
+    """List a part's keys that lie where the target is reached; PHASE 0: those up to the cut.
+
+    PHASE 2 lists those up to the cut, too, of a row that keeps few.
+    """
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     i = part * BLOCK + tl.arange(0, BLOCK)
     line = sums + row * SUMS
+    up_to_cut = (PHASE == 0) | ((PHASE == 2) & keeps_few(lines, row, FEW))
+    target = row * 0
     if PHASE > 0:
         target = target_of(lines, sums, row, PHASE)
         if target == 0:
@@ -159,13 +182,13 @@ def enlist(
     largest, smallest = extremes(spread, row, parts, PP)
     value = tl.load(y + place * n + i, mask=inside, other=0.0)
     key = keys_of(value, largest, i, SHIFT, RAW)
-    if PHASE > 0:
+    if up_to_cut:
+        inside = inside & (key <= tl.load(line + CUT))
+    else:
         depth = depth_of(value, largest, smallest, RAW)
         chosen, count, weight = crossing(line, target * 0, target * 0, target, PHASE)
         fine, count, weight = crossing(line + 32 * PHASE, count, weight, target, PHASE)
         inside = inside & (bucket_of(depth) == chosen) & (finer(depth, chosen) == fine)
-    else:
-        inside = inside & (key <= tl.load(line + CUT))
     found = inside.to(tl.int32)
     many = tl.sum(found, 0)
     if many > 0:
@@ -207,11 +230,15 @@ def settle(
     y: Tensor, spread: Tensor, lines: Tensor, masks: Tensor, sums: Tensor, listed: Tensor,
     n: Tensor, parts: Tensor, words: Tensor, capacity: Tensor, PHASE: tl.constexpr,
     WEIGHTS: tl.constexpr, RAW: tl.constexpr, MASKED: tl.constexpr, SHIFT: tl.constexpr,
-    CHUNK: tl.constexpr, PP: tl.constexpr,
+    CHUNK: tl.constexpr, FEW: tl.constexpr, PP: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Find a row's last key by sixteen limits at a time; and by count also what it all weighs."""
+    """Find a row's last key by sixteen limits at a time; and by count also what it all weighs.
+
+    A row that keeps few ids has all of them listed for PHASE 2, and nothing before them.
+    """
     row = tl.program_id(0).to(tl.int64)
     line = sums + row * SUMS
+    few = keeps_few(lines, row, FEW)
     target = target_of(lines, sums, row, PHASE)
     if target == 0:
         return
@@ -233,6 +260,13 @@ def settle(
         low = tl.minimum(low, tl.min(tl.where(inside, key, LAST), 0))
         high = tl.maximum(high, tl.max(tl.where(inside, key, -LAST), 0))
     before = count if PHASE == 1 else weight
+    if (PHASE == 2) & few:
+        before, whole = before * 0, before * 0
+        for start in range(0, many, CHUNK):
+            i = start + tl.arange(0, CHUNK)
+            key = tl.load(row_list + i, mask=i < many, other=0)
+            whole += tl.sum(tl.where(i < many, weights_of_keys(key, SHIFT), 0), 0)
+        target = weight_to_reach(whole, lines, row)
     while low < high:
         step = (high - low) // 16 + 1
         limit = low + step * (1 + tl.arange(0, 16)) - 1
