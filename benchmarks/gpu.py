@@ -3,10 +3,11 @@
     python benchmarks/gpu.py [--seconds 440] [--only SECTION,SECTION] [--json FILE]
 
 Sections: use (requests through the engine, beside the executable alone), ceilings (copies, a stream
-that only reads, cuBLAS bf16), products (int8 TOPS and weights read as GB/s, for several tilings),
-attention (with several settings), conformance, model (`synthetic:llama3-8b` in w8), transformers
-(bf16, static cache, CUDA graphs). A section that fails says why and the others go on; what begins
-after the time given is left out and said to be.
+that only reads, cuBLAS bf16), dense, sparse, stored and batched (products, for several tilings:
+int8 TOPS, and weights read as GB/s; stored: other programs' formats), attention (with several
+settings), conformance, model (`synthetic:llama3-8b` in w8), transformers (bf16, static cache, CUDA
+graphs). A section that fails says why and the others go on; what begins after the
+time given is left out and said to be.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ import triton.language as tl
 from gpu_attention import attention
 from gpu_golden import GOLDEN, MODEL, PROMPT, RUNS, name_of
 from gpu_models import Transformers, decode, ours, prefill_kernels, prefill_seconds, seconds_of
-from gpu_products import batched, dense, sparse
+from gpu_products import batched, dense, sparse, stored
 from gpu_use import use
 
 from cortiq_triton.language import Tensor, ceil_div, kernel, launch
@@ -168,6 +169,7 @@ SECTIONS: dict[str, Callable[[Known], Iterator[tuple[str, str]]]] = {
     "model": model,
     "dense": dense,
     "sparse": sparse,
+    "stored": stored,
     "batched": batched,
     "attention": attention,
     "transformers": transformers,

@@ -19,7 +19,7 @@ from cortiq.models.synthetic import open_synthetic
 from cortiq.numerics.layouts import W8, Weight
 from cortiq.numerics.philox import key_of_seed
 from cortiq.numerics.synthetic import row_scales
-from cortiq_triton import draw, kernels, weights
+from cortiq_triton import draw, host_codes, kernels, scales, weights
 from cortiq_triton.executable import TritonExecutable
 from cortiq_triton.language import Tensor, ceil_div, kernel, launch, signed
 
@@ -63,8 +63,8 @@ def made_on_the_device(weight: Weight, name: str, device: str) -> Any:
     launch(random_codes, grid, codes, columns, *words, BLOCK=256)
     scale = row_scales(known["name"], known["seed"], (0, rows), columns, 1, known["gain"] - 6)
     return weights.Packed(
-        rows, columns, columns, weights.BYTES, 0, 1, 0, 0, codes,
-        torch.from_numpy(scale).to(device), None, None, None, (weights.F32S, weights.F32S),
+        rows, columns, columns, host_codes.BYTES, 0, 1, 0, 0, codes,
+        torch.from_numpy(scale).to(device), None, None, None, (scales.F32S, scales.F32S),
     )  # fmt: skip
 
 

@@ -8,30 +8,39 @@ from typing import Any
 
 import torch
 from gpu_models import seconds_of
+from gpu_weights import STORED, stored_weight
 
 from cortiq.numerics.layouts import LAYOUTS
 from cortiq.numerics.synthetic import synthetic_weight
-from cortiq_triton import products, weights
+from cortiq_triton import host_codes, products, weights
 from cortiq_triton.products import PLAIN, Stack
 from cortiq_triton.rows import quantise_rows
 from cortiq_triton.tuning import DEVICE_TUNING, Tuning, use_tuning
 
 DEVICE = "cuda:0"
 GIGA = 1e9
+FEW = 128
 Known = dict[str, float]
 
 
 def weight_of(layout: str, rows: int, columns: int) -> weights.Packed:
-    """Return a weight of real codes, repeated over its rows: the host makes 64 of them."""
-    few = weights.pack(synthetic_weight(layout, "weight", 1, (64, columns)), "weight", DEVICE)
+    """Return a weight of real codes, repeated over its rows: the host makes 128 of them.
+
+    Parameters
+    ----------
+    layout : one of ours, or a format of other programs' files, a key of `STORED`.
+    """
+    shape = (FEW, columns)
+    made = stored_weight(layout, *shape) if layout in STORED else None
+    few = weights.pack(made or synthetic_weight(layout, "weight", 1, shape), "weight", DEVICE)
     assert isinstance(few, weights.Packed)
     whole = replace(few, height=rows)
     for name in weights.PARTS:
         part = getattr(few, name)
         if part is not None:
-            axis = int(name == "codes" and few.kind == weights.PLANES)
+            axis = int(name == "codes" and few.kind == host_codes.PLANES)
             times = [1] * part.ndim
-            times[axis] = rows // 64
+            times[axis] = rows // FEW
             setattr(whole, name, part.repeat(times))
     return whole
 
@@ -141,10 +150,10 @@ def batched(known: Known) -> Iterator[tuple[str, str]]:
 
 def tunings_of_few(layout: str) -> list[Tuning]:
     """Tilings of products of one row."""
-    if LAYOUTS[layout].block:
+    if layout in STORED or LAYOUTS[layout].block:
         return [
             replace(DEVICE_TUNING, bn_blocked=bn, bn_bytes=bn, span=span, span_wide=span)
-            for bn, span in ((4, 32), (4, 64), (2, 64), (8, 32))
+            for bn, span in ((4, 32), (4, 64), (2, 64), (2, 32), (8, 32))
         ]
     return [
         replace(DEVICE_TUNING, bn=bn, bw=bw, warps=warps)
@@ -152,28 +161,47 @@ def tunings_of_few(layout: str) -> list[Tuning]:
     ]
 
 
-def sparse(known: Known) -> Iterator[tuple[str, str]]:
-    """Measure one row times weights larger than every cache: bytes per second."""
+def file_bytes(layout: str, rows: int, columns: int) -> float:
+    """Return the bytes of a weight in a file."""
+    if layout in STORED:
+        return rows * columns * STORED[layout].bits / 8
+    known = LAYOUTS[layout]
+    if known.kind == "blocks":
+        return rows * known.row_bytes(columns)
+    return rows * columns * (1 + (layout == "w16"))
+
+
+def one_row(layout: str, known: Known) -> tuple[str, str]:
+    """Measure one row times four weights larger than every cache: bytes per second."""
     k, n = 4096, 28672
+    copies = [weight_of(layout, n, k) for _ in range(4)]
+    x = quantise_rows(torch.randn(1, k, device=DEVICE))
+    faults = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    print(f"one row, {layout}:", flush=True)
+    how = Stack(PLAIN, n)
+
+    def run() -> None:
+        for weight in copies:
+            products.product(weight, x, 1, faults, how)
+
+    seconds, tuning = best([DEVICE_TUNING, *tunings_of_few(layout)], run, 10)
+    held = sum(w.nbytes for w in copies) / seconds
+    file = file_bytes(layout, n, k) * len(copies) / seconds
+    share = file / known.get("stream", float("nan"))
+    return (
+        f"one row, {layout}",
+        f"{seconds * 1e6:.1f} us, {held / GIGA:.0f} GB/s held, {file / GIGA:.0f} of the file's, "
+        f"{share:.0%} of the stream ({changes(tuning)})",
+    )
+
+
+def sparse(known: Known) -> Iterator[tuple[str, str]]:
+    """Measure one row times weights of our formats and GGUF's."""
     for layout in ("w8", "w16", "Q4_K", "Q6_K", "Q5_K", "Q5_0", "Q8_0", "Q4_1", "Q4_0"):
-        copies = [weight_of(layout, n, k) for _ in range(4)]
-        x = quantise_rows(torch.randn(1, k, device=DEVICE))
-        faults = torch.zeros(1, dtype=torch.int32, device=DEVICE)
-        tunings = tunings_of_few(layout)
-        print(f"one row, {layout}:", flush=True)
-        how = Stack(PLAIN, n)
+        yield one_row(layout, known)
 
-        def run(ws: Any = copies, q: Any = x, f: Any = faults, h: Stack = how) -> None:
-            for w in ws:
-                products.product(w, q, 1, f, h)
 
-        seconds, tuning = best(tunings, run, 10)
-        block = LAYOUTS[layout]
-        own = n * (block.row_bytes(k) if block.kind == "blocks" else k * (1 + (layout == "w16")))
-        held, file = sum(w.nbytes for w in copies) / seconds, own * len(copies) / seconds
-        share = file / known.get("stream", float("nan"))
-        yield (
-            f"one row, {layout}",
-            f"{held / GIGA:.0f} GB/s held, {file / GIGA:.0f} of the file's, {share:.0%} of the "
-            f"stream ({changes(tuning)})",
-        )
+def stored(known: Known) -> Iterator[tuple[str, str]]:
+    """Measure one row times weights of other programs' formats, beside two of GGUF."""
+    for layout in (*STORED, "MXFP4", "Q4_0", "Q4_1"):
+        yield one_row(layout, known)

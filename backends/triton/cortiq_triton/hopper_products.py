@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from cortiq_triton import compiled
+from cortiq_triton.host_codes import BYTES, NIBBLES
 from cortiq_triton.language import (
     INTERPRETED,
     ceil_div,
@@ -30,7 +31,7 @@ from cortiq_triton.operands import (
     words_of,
 )
 from cortiq_triton.rows import Rows
-from cortiq_triton.weights import BYTES, NIBBLES, Packed
+from cortiq_triton.weights import Packed
 
 MEMORY = 1 << 27
 """Bytes of a weight's rows that are laid out at a time."""

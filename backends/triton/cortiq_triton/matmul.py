@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton.language as tl
 
 from cortiq_triton.language import Tensor, device, kernel
-from cortiq_triton.matvec import end, load_scale
+from cortiq_triton.matvec import e4m3_scales, end, load_scale
 from cortiq_triton.packing import packed_codes
 from cortiq_triton.scalar import (
     exp2_int,
@@ -149,8 +149,8 @@ def gather_rows(
     offsets: Tensor, ids: Tensor, out: Tensor, faults: Tensor, height: Tensor, n: Tensor,
     padded: Tensor, blocks: Tensor, plane: Tensor, KIND: tl.constexpr, BLOCK: tl.constexpr,
     WIDE: tl.constexpr, SUB: tl.constexpr, SCALED: tl.constexpr, MINIMUM: tl.constexpr,
-    OFFSETS: tl.constexpr, BIAS: tl.constexpr, HIGH: tl.constexpr, FORM: tl.constexpr,
-    LOW_FORM: tl.constexpr, WIDTH: tl.constexpr,
+    OFFSETS: tl.constexpr, BIAS: tl.constexpr, E2M1: tl.constexpr, HIGH: tl.constexpr,
+    FORM: tl.constexpr, LOW_FORM: tl.constexpr, SHARE: tl.constexpr, WIDTH: tl.constexpr,
 ) -> None:  # fmt: skip
     """Rows `ids` of a table as floats [rows, n]; +0 for an id past the table. KIND 3: floats."""
     r, k = tl.program_id(0), tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
@@ -161,7 +161,7 @@ def gather_rows(
         y = tl.load(codes + token * n + k, mask=seen, other=0.0)
     else:
         if KIND == 1:
-            code = packed_codes(codes, bits, token, k, seen, padded, HIGH, BIAS)
+            code = packed_codes(codes, bits, token, k, seen, padded, HIGH, BIAS, E2M1)
         else:
             code = tl.load(codes + token * padded + k, mask=seen, other=0).to(tl.int32)
             if KIND == 2:
@@ -174,8 +174,11 @@ def gather_rows(
             code *= tl.load(sub_scales + at, mask=seen, other=0).to(tl.int32)
         block = k * 0
         if BLOCK:
-            block = k // BLOCK
-        y = code.to(tl.float32) * load_scale(scale, token * blocks + block, seen, FORM)
+            block = k // BLOCK // SHARE
+        d = load_scale(scale, token * blocks + block, seen, FORM)
+        if FORM == 3:
+            d = e4m3_scales(d, minimum, token)
+        y = code.to(tl.float32) * d
         if MINIMUM:
             factor = tl.full((WIDTH,), 1, tl.int32)
             if OFFSETS:

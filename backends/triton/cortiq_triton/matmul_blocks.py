@@ -11,7 +11,7 @@ import triton.language as tl
 
 from cortiq_triton.language import INTERPRETED, Tensor, device, kernel
 from cortiq_triton.matmul import tile_rows
-from cortiq_triton.matvec import end, in_form
+from cortiq_triton.matvec import e4m3_scales, end, in_form
 from cortiq_triton.packing import codes_of, tile_at
 from cortiq_triton.rows import Rows
 from cortiq_triton.scalar import exp2_int, round_two_planes
@@ -107,14 +107,15 @@ def offset_sums(
 def scales_at(
     scale: Tensor, minimum: Tensor, sums: Tensor, row: Tensor, x: Tensor, block: Tensor,
     blocks: Tensor, rows: Tensor, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr,
+    SHARE: tl.constexpr,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Scale and minimum of a block as they lie in memory, [BN, 1], and RN(Σq), [1, BM], of sums
     float32 [blocks, rows]; what a format has not is the scale.
     """
-    d = down(scale, row, block, blocks)
+    d = down(scale, row, block // SHARE, blocks)
     least, j = d, d
     if MINIMUM:
-        least = down(minimum, row, block, blocks)
+        least = down(minimum, row, block // SHARE, blocks)
         if not OFFSETS:
             j = tl.load(sums + block * rows + x)[None, :]
     return d, least, j
@@ -142,7 +143,7 @@ def wide_term(
 ) -> Tensor:  # fmt: skip
     """`block_term` of a block of 256, with its scales."""
     d, least, j = scales_at(
-        scale, minimum, sums, row, x, block, blocks, rows, MINIMUM, OFFSETS
+        scale, minimum, sums, row, x, block, blocks, rows, MINIMUM, OFFSETS, 1
     )  # fmt: skip
     if OFFSETS:
         found = offset_sums(offsets, sums, row, x, block, rows, subs, width, SUB, BN, BM)
@@ -152,8 +153,8 @@ def wide_term(
 
 @device
 def halves_onto(
-    run: Tensor, c: Tensor, qh: Tensor, ql: Tensor, scale: Tensor, row: Tensor, start: Tensor,
-    blocks: Tensor, FORM: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
+    run: Tensor, c: Tensor, qh: Tensor, ql: Tensor, scale: Tensor, factors: Tensor, row: Tensor,
+    start: Tensor, blocks: Tensor, FORM: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
 ) -> Tensor:  # fmt: skip
     """A run after two blocks of 16 columns more, which begin at column `start`."""
     nothing = tl.full((BN, BM), 0, tl.int32)
@@ -164,6 +165,8 @@ def halves_onto(
         hi = tl.dot(part, qh, nothing, out_dtype=tl.int32)
         lo = tl.dot(part, ql, nothing, out_dtype=tl.int32)
         d = down(scale, row, start // 16 + half, blocks)
+        if FORM == 3:
+            d = e4m3_scales(d, factors, row[:, None])
         run = run + block_term(hi, lo, d, d, d, True, False, FORM, 0)
     return run
 
@@ -177,9 +180,9 @@ def matmul_blocks(
     cut2: Tensor, heads: Tensor, per: Tensor, group: Tensor, CHOICE: tl.constexpr,
     BIASED: tl.constexpr, RESIDUAL: tl.constexpr, PARTS: tl.constexpr, NIBBLES: tl.constexpr,
     BLOCK: tl.constexpr, WIDE: tl.constexpr, SUB: tl.constexpr, SCALED: tl.constexpr,
-    MINIMUM: tl.constexpr, OFFSETS: tl.constexpr, BIAS: tl.constexpr, HIGH: tl.constexpr,
-    FORM: tl.constexpr, LOW_FORM: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    TURN: tl.constexpr, GROUP: tl.constexpr,
+    MINIMUM: tl.constexpr, OFFSETS: tl.constexpr, BIAS: tl.constexpr, E2M1: tl.constexpr,
+    HIGH: tl.constexpr, FORM: tl.constexpr, LOW_FORM: tl.constexpr, SHARE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, TURN: tl.constexpr, GROUP: tl.constexpr,
 ) -> None:  # fmt: skip
     """out [M, N] of codes in blocks of 16, 32 or 256 columns; constants as in `matvec_blocks`."""
     m, live, x, n, first = tile_rows(order, tiles, M, N, heads, per, CHOICE, BM, BN, GROUP)
@@ -192,20 +195,20 @@ def matmul_blocks(
     for turn in range(0, K, 32 * TURN):
         for step in tl.static_range(TURN):
             start = turn + 32 * step
-            by, by_second = factors_at(sub_scales, row, start, subs, hi, SUB, SCALED)
+            by, by_late = factors_at(sub_scales, row, start, subs, hi, SUB, SCALED)
             if BLOCK == 32:  # asked for before the dots, which take as long
                 d, least, j = scales_at(
-                    scale, minimum, sums, row, x, start // 32, blocks, rows, MINIMUM, OFFSETS
+                    scale, minimum, sums, row, x, start // 32, blocks, rows, MINIMUM, OFFSETS, SHARE
                 )  # fmt: skip
-            c = codes_of(codes, bits, row, start, K, NIBBLES, HIGH, BIAS)
+            c = codes_of(codes, bits, row, start, K, NIBBLES, HIGH, BIAS, E2M1)
             k = start + tl.arange(0, 32)
             q_high, q_low = tl.trans(tile_at(qh, x, k, K)), tl.trans(tile_at(ql, x, k, K))
             if BLOCK == 16:
-                run = halves_onto(run, c, q_high, q_low, scale, row, start, blocks, FORM, BN, BM)
-            else:
-                hi, lo = step_dots(
-                    c, q_high, q_low, hi, lo, by, by_second, WIDE, SUB, SCALED, BN, BM
+                run = halves_onto(
+                    run, c, q_high, q_low, scale, minimum, row, start, blocks, FORM, BN, BM
                 )  # fmt: skip
+            else:
+                hi, lo = step_dots(c, q_high, q_low, hi, lo, by, by_late, WIDE, SUB, SCALED, BN, BM)
             if BLOCK == 32:
                 run = run + block_term(hi, lo, d, least, j, not WIDE, MINIMUM, FORM, LOW_FORM)
                 hi, lo = tl.full((BN, BM), 0, tl.int32), tl.full((BN, BM), 0, tl.int32)
@@ -219,8 +222,7 @@ def matmul_blocks(
                 hi, lo, scale, minimum, offsets, sums, row, x, turn // 256, blocks, rows, subs,
                 width, SUB, MINIMUM, OFFSETS, FORM, LOW_FORM, BN, BM,
             )  # fmt: skip
-            hi = tl.full((BN, BM), 0, tl.int32)
-            lo = tl.full((BN, BM), 0, tl.int32)
+            hi, lo = tl.full((BN, BM), 0, tl.int32), tl.full((BN, BM), 0, tl.int32)
             if (stop % 2048 == 0) | (stop >= K):
                 y = y + run
                 run = tl.full((BN, BM), 0.0, tl.float32)

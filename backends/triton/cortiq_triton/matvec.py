@@ -66,11 +66,20 @@ def widened(half: Tensor) -> Tensor:
 @device
 def in_form(raw: Tensor, FORM: tl.constexpr) -> Tensor:
     """Scales, float32, of what holds them."""
-    if FORM == 0:
+    if FORM == 0 or FORM == 3:  # of E4M3 bytes, `e4m3_scales` has made floats
         return raw
     if FORM == 1:
         return widened(raw)
     return (raw.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+
+
+@device
+def e4m3_scales(byte: Tensor, factors: Tensor, row: Tensor) -> Tensor:
+    """Scales, float32, of E4M3 bytes of rows: a factor of the row by mantissa, times 2^n."""
+    bits = byte.to(tl.int32)
+    place = (bits & 7) | tl.where(bits > 7, 8, 0)
+    power = tl.maximum(bits >> 3, 1) + 126
+    return tl.load(factors + row * 16 + place) * (power << 23).to(tl.float32, bitcast=True)
 
 
 @device

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import triton.language as tl
 
+from cortiq_triton.e2m1 import e2m1_halves
 from cortiq_triton.language import Tensor, begin, device, kernel
-from cortiq_triton.matvec import end, in_form, words_dot
+from cortiq_triton.matvec import e4m3_scales, end, in_form, words_dot
 from cortiq_triton.matvec_loads import halves_of, step_at
 from cortiq_triton.packing import raised
 from cortiq_triton.scalar import exp2_int, round_two_planes
@@ -80,19 +81,22 @@ def unit_sums(
     by_second: Tensor, off: Tensor, off_second: Tensor, qh: Tensor, ql: Tensor, qs: Tensor,
     unit: Tensor, inside: Tensor, NIBBLES: tl.constexpr, HIGH: tl.constexpr, BLOCK: tl.constexpr,
     WIDE: tl.constexpr, SUB: tl.constexpr, SCALED: tl.constexpr, MINIMUM: tl.constexpr,
-    OFFSETS: tl.constexpr, BIAS: tl.constexpr, BN: tl.constexpr, T: tl.constexpr,
+    OFFSETS: tl.constexpr, BIAS: tl.constexpr, E2M1: tl.constexpr, BN: tl.constexpr,
+    T: tl.constexpr,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Integers of units, or of their halves for blocks of 16: 256·hi + lo, and J of minima."""
     if WIDE:
         hi, lo = wide_sums(first, second, qh, ql, unit, inside, WIDE, BN, T)
         j = hi
     elif BLOCK == 16:
+        if E2M1:
+            first, second = e2m1_halves(first)
         hi, lo = half_unit_sums(first, second, qh, ql, unit, inside, BN, T)
         j = hi
     else:
         hi, lo, j = whole_unit_sums(
             first, second, above, above_second, by, by_second, off, off_second, qh, ql, qs, unit,
-            inside, NIBBLES, HIGH, SUB, SCALED, MINIMUM, OFFSETS, BIAS, BN, T,
+            inside, NIBBLES, HIGH, SUB, SCALED, MINIMUM, OFFSETS, BIAS, E2M1, BN, T,
         )  # fmt: skip
     return hi, lo, j
 
@@ -112,10 +116,12 @@ def whole_unit_sums(
     by_second: Tensor, off: Tensor, off_second: Tensor, qh: Tensor, ql: Tensor, qs: Tensor,
     unit: Tensor, inside: Tensor, NIBBLES: tl.constexpr, HIGH: tl.constexpr, SUB: tl.constexpr,
     SCALED: tl.constexpr, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr, BIAS: tl.constexpr,
-    BN: tl.constexpr, T: tl.constexpr,
+    E2M1: tl.constexpr, BN: tl.constexpr, T: tl.constexpr,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Integers of units: Σ scale·code·q of both planes and Σ offset·q, int32 [T, BN] each."""
-    if NIBBLES:
+    if E2M1:
+        first, second = e2m1_halves(first)
+    elif NIBBLES:
         first, second = first & 0x0F0F0F0F, (second >> 4) & 0x0F0F0F0F
     if HIGH:
         first, second = first | raised(above, 0, HIGH), second | raised(above_second, 1, HIGH)
@@ -153,9 +159,9 @@ def eights(parts: Tensor, SIZE: tl.constexpr) -> Tensor:
 
 @device
 def terms_of(
-    hi: Tensor, lo: Tensor, j: Tensor, d: Tensor, least: Tensor, BLOCK: tl.constexpr,
-    WIDE: tl.constexpr, MINIMUM: tl.constexpr, FORM: tl.constexpr, LOW_FORM: tl.constexpr,
-    SIZE: tl.constexpr,
+    hi: Tensor, lo: Tensor, j: Tensor, d: Tensor, least: Tensor, factors: Tensor, row: Tensor,
+    BLOCK: tl.constexpr, WIDE: tl.constexpr, MINIMUM: tl.constexpr, FORM: tl.constexpr,
+    LOW_FORM: tl.constexpr, SIZE: tl.constexpr,
 ) -> Tensor:  # fmt: skip
     """t = RN(I)·d [+ RN(J)·least] of each block: [BN, T], [BN, 2T] for blocks of 16, or [SIZE] for
     blocks of 256.
@@ -166,6 +172,8 @@ def terms_of(
         dot = (hi * 256 + lo).to(tl.float32)
     else:
         dot = round_two_planes(eights(hi, SIZE), eights(lo, SIZE))
+    if FORM == 3:
+        d = e4m3_scales(d, factors, row[None, :])
     term = dot * in_form(d, FORM)
     if MINIMUM:
         if BLOCK == 256:
@@ -214,8 +222,8 @@ def matvec_blocks(
     CHOICE: tl.constexpr, BIASED: tl.constexpr, RESIDUAL: tl.constexpr, PARTS: tl.constexpr,
     NIBBLES: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr, SUB: tl.constexpr,
     SCALED: tl.constexpr, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr, BIAS: tl.constexpr,
-    HIGH: tl.constexpr, FORM: tl.constexpr, LOW_FORM: tl.constexpr, EVEN: tl.constexpr,
-    ONCE: tl.constexpr, BN: tl.constexpr, T: tl.constexpr,
+    E2M1: tl.constexpr, HIGH: tl.constexpr, FORM: tl.constexpr, LOW_FORM: tl.constexpr,
+    SHARE: tl.constexpr, EVEN: tl.constexpr, ONCE: tl.constexpr, BN: tl.constexpr, T: tl.constexpr,
 ) -> None:  # fmt: skip
     """A row of out [R, N] by BN weight rows of `units` times 32 columns, T units at a time.
 
@@ -225,18 +233,16 @@ def matvec_blocks(
     """
     r, first = tl.program_id(1), first_row(index, N, count, CHOICE)
     x, top = r // per, tl.program_id(0) * BN
-    n = top + tl.arange(0, BN)
+    n, last = top + tl.arange(0, BN), first + N - 1
     row = (first + tl.minimum(n, N - 1)).to(tl.int64)
     codes += row * (units * (4 if NIBBLES else 8))
     if HIGH:
         bits += row * (units * HIGH)
-    if SCALED:
-        sub_scales += row * (units * (32 // SUB))
-    if OFFSETS:
-        offsets += row * (units * (32 // SUB))
+    sub_scales += row * (units * (32 // SUB) if SCALED else 0)
+    offsets += row * (units * (32 // SUB) if OFFSETS else 0)
     now = step_at(
-        codes, bits, scale, minimum, sub_scales, offsets, row, first + top, first + N - 1, 0,
-        units, blocks, NIBBLES, HIGH, BLOCK, SUB, SCALED, MINIMUM, OFFSETS, EVEN, BN, T,
+        codes, bits, scale, minimum, sub_scales, offsets, row, first + top, last, 0, units, blocks,
+        NIBBLES, HIGH, BLOCK, SUB, SCALED, MINIMUM, OFFSETS, SHARE, EVEN, BN, T,
     )  # fmt: skip
     if CHOICE != 2:
         begin()
@@ -246,23 +252,24 @@ def matvec_blocks(
         then = now
         if not ONCE:
             then = step_at(
-                codes, bits, scale, minimum, sub_scales, offsets, row, first + top, first + N - 1,
-                start + T, units, blocks, NIBBLES, HIGH, BLOCK, SUB, SCALED, MINIMUM, OFFSETS,
-                EVEN, BN, T,
+                codes, bits, scale, minimum, sub_scales, offsets, row, first + top, last, start + T,
+                units, blocks, NIBBLES, HIGH, BLOCK, SUB, SCALED, MINIMUM, OFFSETS, SHARE, EVEN, BN,
+                T,
             )  # fmt: skip
         unit = start + tl.arange(0, T)
         inside = unit * 0 < 1 if EVEN else unit < units
-        w, w_second, above, above_second, d, least, by, by_second, off, off_second = now
+        w, w_next, above, above_next, d, least, by, by_next, off, off_next = now
         hi, lo, j = unit_sums(
-            w, w_second, above, above_second, by, by_second, off, off_second, qh, ql, qs, unit,
-            inside, NIBBLES, HIGH, BLOCK, WIDE, SUB, SCALED, MINIMUM, OFFSETS, BIAS, BN, T,
+            w, w_next, above, above_next, by, by_next, off, off_next, qh, ql, qs, unit, inside,
+            NIBBLES, HIGH, BLOCK, WIDE, SUB, SCALED, MINIMUM, OFFSETS, BIAS, E2M1, BN, T,
         )  # fmt: skip
-        term = terms_of(hi, lo, j, d, least, BLOCK, WIDE, MINIMUM, FORM, LOW_FORM, BN * T // 8)
+        term = terms_of(
+            hi, lo, j, d, least, minimum, row, BLOCK, WIDE, MINIMUM, FORM, LOW_FORM, BN * T // 8
+        )  # fmt: skip
         y, run = added(y, run, term, start + T, BLOCK, BN, T)
         now = then
     y, rows = (y + run) * exp2_int(tl.load(qe + x)), r + tl.arange(0, 1)
-    inside = (rows < R)[:, None] & (n < N)[None, :]
     end(
-        y[None, :], rows, n, inside, out, faults, bias, residual, R, N, group, cut, cut2, BIASED,
-        RESIDUAL, PARTS,
+        y[None, :], rows, n, (rows < R)[:, None] & (n < N)[None, :], out, faults, bias, residual, R,
+        N, group, cut, cut2, BIASED, RESIDUAL, PARTS,
     )  # fmt: skip

@@ -77,12 +77,12 @@ def factors_at(
 @device
 def scales_at(
     table: Tensor, row: Tensor, top: Tensor, last: Tensor, start: Tensor, units: Tensor,
-    blocks: Tensor, BLOCK: tl.constexpr, BN: tl.constexpr, T: tl.constexpr,
+    blocks: Tensor, BLOCK: tl.constexpr, SHARE: tl.constexpr, BN: tl.constexpr, T: tl.constexpr,
 ) -> Tensor:  # fmt: skip
     """Scales of units, [T, BN], [2T, BN] for blocks of 16; of 256, one a block, [BN·T/8]."""
     if BLOCK <= 32:
         EACH: tl.constexpr = 32 // BLOCK
-        block = start * EACH + tl.arange(0, T * EACH)
+        block = (start * EACH + tl.arange(0, T * EACH)) // SHARE
         at = row[None, :] * blocks + alone(block)[:, None]
         seen = (block < blocks)[:, None]
     else:
@@ -99,7 +99,7 @@ def step_at(
     offsets: Tensor, row: Tensor, top: Tensor, last: Tensor, start: Tensor, units: Tensor,
     blocks: Tensor, NIBBLES: tl.constexpr, HIGH: tl.constexpr, BLOCK: tl.constexpr,
     SUB: tl.constexpr, SCALED: tl.constexpr, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr,
-    EVEN: tl.constexpr, BN: tl.constexpr, T: tl.constexpr,
+    SHARE: tl.constexpr, EVEN: tl.constexpr, BN: tl.constexpr, T: tl.constexpr,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """T units of BN rows from `start` on, as they lie in memory; words stand in for what is not.
 
@@ -111,10 +111,10 @@ def step_at(
     above, above_second = first, first
     if HIGH:
         above, above_second = bits_at(bits[None, :], unit, more, HIGH)
-    d = scales_at(scale, row, top, last, start, units, blocks, BLOCK, BN, T)
+    d = scales_at(scale, row, top, last, start, units, blocks, BLOCK, SHARE, BN, T)
     least = d
     if MINIMUM:
-        least = scales_at(minimum, row, top, last, start, units, blocks, BLOCK, BN, T)
+        least = scales_at(minimum, row, top, last, start, units, blocks, BLOCK, SHARE, BN, T)
     by, by_second, off, off_second = first, first, first, first
     if SCALED:
         by, by_second = factors_at(sub_scales[None, :], unit, more, SUB)

@@ -16,11 +16,13 @@ from __future__ import annotations
 import torch
 import triton.language as tl
 
+from cortiq_triton.e2m1 import e2m1_integer
+from cortiq_triton.host_codes import NIBBLES
 from cortiq_triton.language import Tensor, ceil_div, device, kernel, launch, pow2
 from cortiq_triton.matvec import load_scale
 from cortiq_triton.packing import bits_byte
 from cortiq_triton.rows import Rows
-from cortiq_triton.weights import NIBBLES, Packed, block_constants
+from cortiq_triton.weights import Packed, block_constants
 
 DOWN, ACROSS = 128, 64
 """Rows of the weight and rows of x in a tile."""
@@ -32,7 +34,7 @@ ROWS = 32
 def half_codes(
     codes: Tensor, bits: Tensor, sub_scales: Tensor, row: Tensor, unit: Tensor, half: Tensor,
     K: Tensor, NIBBLES: tl.constexpr, SUB: tl.constexpr, SCALED: tl.constexpr, BIAS: tl.constexpr,
-    HIGH: tl.constexpr,
+    E2M1: tl.constexpr, HIGH: tl.constexpr,
 ) -> Tensor:  # fmt: skip
     """Codes times their sub-scales, int32 [halves, 16], of the first or the last 16 columns of
     units of 32.
@@ -48,6 +50,8 @@ def half_codes(
             byte += unit * (4 * HIGH)
             above = tl.load(bits + row * (K // 8 * HIGH) + byte, mask=inside, other=0)
             code |= ((above.to(tl.int32) >> first) & (2 * HIGH - 1)) << 4
+        if E2M1:
+            code = e2m1_integer(code)
         code = tl.where(inside, code - BIAS, 0)
     else:
         at = row * K + unit * 32 + 16 * half + j
@@ -65,8 +69,9 @@ def lay_weight(
     offsets: Tensor, laid: Tensor, facts: Tensor, first: Tensor, N: Tensor, K: Tensor,
     runs: Tensor, blocks: Tensor, NIBBLES: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
     SUB: tl.constexpr, SCALED: tl.constexpr, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr,
-    BIAS: tl.constexpr, HIGH: tl.constexpr, FORM: tl.constexpr, LOW_FORM: tl.constexpr,
-    PLANES: tl.constexpr, WORDS: tl.constexpr, FACTS: tl.constexpr, ROWS: tl.constexpr,
+    BIAS: tl.constexpr, E2M1: tl.constexpr, HIGH: tl.constexpr, FORM: tl.constexpr,
+    LOW_FORM: tl.constexpr, SHARE: tl.constexpr, PLANES: tl.constexpr, WORDS: tl.constexpr,
+    FACTS: tl.constexpr, ROWS: tl.constexpr,
 ) -> None:  # fmt: skip
     """256 columns of some rows of a weight, from row `first` on."""
     top, run = tl.program_id(0) * ROWS, tl.program_id(1)
@@ -77,8 +82,9 @@ def lay_weight(
     spot = piece * (32768 * PLANES) + step * 4096 + n % 128 * 32 + half * 16
     spot = spot[:, None] + tl.arange(0, 16)[None, :]
     code = half_codes(
-        codes, bits, sub_scales, row, run * 8 + step, half, K, NIBBLES, SUB, SCALED, BIAS, HIGH
-    )
+        codes, bits, sub_scales, row, run * 8 + step, half, K, NIBBLES, SUB, SCALED, BIAS, E2M1,
+        HIGH,
+    )  # fmt: skip
     if PLANES == 2:
         high = (code + 128) >> 8
         tl.store(laid + spot, high.to(tl.int8))
@@ -88,7 +94,7 @@ def lay_weight(
     row = tl.minimum(first + n, N - 1).to(tl.int64)
     piece, place = (n // 128).to(tl.int64) * runs + run, n % 128
     COUNT: tl.constexpr = 256 // BLOCK
-    block = run * COUNT + tl.arange(0, COUNT)
+    block = (run * COUNT + tl.arange(0, COUNT)) // SHARE
     known, at = (block < blocks)[None, :], row[:, None] * blocks + block[None, :]
     spot = (piece[:, None] * FACTS + tl.arange(0, COUNT)[None, :]) * 128 + place[:, None]
     tl.store(facts + spot, load_scale(scale, at, known, FORM).to(tl.int32, bitcast=True))

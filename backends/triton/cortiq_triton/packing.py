@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 import triton.language as tl
 
+from cortiq_triton.e2m1 import e2m1, e2m1_integer
 from cortiq_triton.language import INTERPRETED, Tensor, device
 
 
@@ -43,7 +44,7 @@ def bits_byte(k: Tensor, HIGH: tl.constexpr) -> tuple[Tensor, Tensor]:
 @device
 def packed_codes(
     codes: Tensor, bits: Tensor, row: Tensor, k: Tensor, inside: Tensor, K: Tensor,
-    HIGH: tl.constexpr, BIAS: tl.constexpr,
+    HIGH: tl.constexpr, BIAS: tl.constexpr, E2M1: tl.constexpr,
 ) -> Tensor:  # fmt: skip
     """Codes at columns k of rows, int32; 0 outside."""
     byte = row * (K // 2) + k // 32 * 16 + k % 16
@@ -53,6 +54,8 @@ def packed_codes(
         byte, shift = bits_byte(k, HIGH)
         above = tl.load(bits + row * (K // 8 * HIGH) + byte, mask=inside, other=0).to(tl.int32)
         code |= ((above >> shift) & (2 * HIGH - 1)) << 4
+    if E2M1:
+        code = e2m1_integer(code)
     return tl.where(inside, code - BIAS, 0)
 
 
@@ -132,7 +135,7 @@ def tile_at(plane: Tensor, row: Tensor, column: Tensor, width: Tensor) -> Tensor
 @device
 def codes_of(
     codes: Tensor, bits: Tensor, row: Tensor, start: Tensor, K: Tensor, NIBBLES: tl.constexpr,
-    HIGH: tl.constexpr, BIAS: tl.constexpr,
+    HIGH: tl.constexpr, BIAS: tl.constexpr, E2M1: tl.constexpr,
 ) -> Tensor:  # fmt: skip
     """32 columns of codes from `start` on, int8 [BN, 32]."""
     k = tl.arange(0, 32)
@@ -149,6 +152,8 @@ def codes_of(
                 found = with_bit(found, above, bit, 16 << place)
         if BIAS:
             found = less(found, BIAS)
+        if E2M1:
+            found = e2m1(found)
     else:
         found = tile_at(codes, row, start + k, K)
     return found

@@ -9,21 +9,13 @@ import torch
 
 from cortiq_triton import hopper_products, matmul, matvec
 from cortiq_triton.grouping import Groups, grouped
+from cortiq_triton.host_codes import BYTES, FLOATS, NIBBLES, PLANES, WIDE
 from cortiq_triton.language import INTERPRETED, ceil_div, launch, pow2, shared_memory
 from cortiq_triton.matmul_blocks import matmul_blocks, sums_across
 from cortiq_triton.matvec_blocks import matvec_blocks
 from cortiq_triton.rows import Rows
 from cortiq_triton.tuning import Tuning, tuning
-from cortiq_triton.weights import (
-    BYTES,
-    FLOATS,
-    NIBBLES,
-    PLANES,
-    WIDE,
-    FloatMatrix,
-    Packed,
-    block_constants,
-)
+from cortiq_triton.weights import FloatMatrix, Packed, block_constants
 
 PLAIN, HEADS, EXPERTS = range(3)
 """Which matrix of a stack meets a row: there is one; its head's; the one that its index names."""
@@ -77,11 +69,12 @@ class Stack:
 
 
 def _parts(weight: Packed, codes: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Codes, bits above them (as wide), scales, minima, sub-scales, offsets; the codes stand in for
-    what there is not.
+    """Codes, bits above them (as wide), scales, minima or factors, sub-scales, offsets; the codes
+    stand in for what there is not.
     """
     bits = codes if weight.bits is None else weight.bits.view(codes.dtype)
-    optional = (weight.minimum, weight.sub_scales, weight.offsets)
+    low = weight.factors if weight.minimum is None else weight.minimum
+    optional = (low, weight.sub_scales, weight.offsets)
     return codes, bits, weight.scale, *(codes if part is None else part for part in optional)
 
 
@@ -243,7 +236,8 @@ def look_up(table: Packed | FloatMatrix, ids: torch.Tensor, faults: torch.Tensor
         launch(
             matmul.gather_rows, grid, *[values] * 6, ids, out, faults, table.height, table.width,
             table.width, 0, 0, KIND=FLOATS, BLOCK=0, WIDE=0, SUB=0, SCALED=False,
-            MINIMUM=False, OFFSETS=False, BIAS=0, HIGH=0, FORM=0, LOW_FORM=0, WIDTH=width,
+            MINIMUM=False, OFFSETS=False, BIAS=0, E2M1=False, HIGH=0, FORM=0, LOW_FORM=0, SHARE=1,
+            WIDTH=width,
         )  # fmt: skip
         return out
     plane = table.plane

@@ -11,29 +11,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from cortiq.numerics.groupquants import bytes_of_wide
-from cortiq.numerics.layouts import W16, Weight, floats, unpack
+from cortiq.numerics.layouts import LAYOUTS, Weight, floats, unpack
 from cortiq.numerics.matmul import check_columns
-from cortiq.numerics.unpacked_weights import UnpackedWeight
-from cortiq_triton import packing
+from cortiq_triton.host_codes import (
+    BITS_ABOVE,
+    E2M1_CODES,
+    PLANES,
+    WIDE_CODES,
+    codes_of_weight,
+    filled,
+    integers,
+)
 from cortiq_triton.rows import PAD
+from cortiq_triton.scales import E4M3S, F32S, HALVES, UPPER, Held, e4m3_scales, held, in_form
 
-BYTES, NIBBLES, PLANES, FLOATS, WIDE = range(5)
-"""How codes lie: int8; as `packing` says; two int8 planes (w16); none, a `FloatMatrix`; as bytes
-that stand for integers of more than 8 bits.
-"""
-WIDE_CODES = {"e4m3b32": 1, "nf4b32": 2, "fp4b32": 3}
-"""What such bytes are, by layout: E4M3, or places of a table (`wide_codes`)."""
-F32S, HALVES, UPPER = range(3)
-"""How scales lie: float32; as f16 bits; as the upper half of float32."""
-OFFSET_CODES = {
-    "Q4_0": 8, "Q4_1": 0, "Q4_K": 0, "Q2_K": 0, "Q3_K": 4, "Q5_0": 16, "Q5_1": 0, "Q5_K": 0,
-    "Q6_K": 32, "i4b32": 8, "i4b32m": 0,
-}  # fmt: skip
-"""Layouts whose codes are nibbles, perhaps with bits above them, once this is added."""
-BITS_ABOVE = {"Q5_0": 1, "Q5_1": 1, "Q5_K": 1, "Q6_K": 2}
-"""Bits above a nibble."""
-PARTS = ("codes", "bits", "scale", "minimum", "sub_scales", "offsets")
+GROUPED = [layout for layout in LAYOUTS.values() if layout.block == 32 and layout.words == "f32"]
+"""Layouts of 32 columns with float32 scales, of which neighbours may be equal."""
+SIGNED = {torch.uint16: torch.int16, torch.uint8: torch.int8}
+"""What bits are kept as."""
+PARTS = ("codes", "bits", "scale", "minimum", "sub_scales", "offsets", "factors")
 """What of a weight lies in memory."""
 NARROW = {"Q2_K"}
 """Layouts whose codes times their sub-scales are int8 too; of others |code·sub-scale| ≤ 4096."""
@@ -50,11 +46,13 @@ class Packed:
     codes : int8 [N, K'], nibbles uint8 [N, K'/2], or planes int8 [2, N, K'].
     kind : BYTES, NIBBLES, PLANES or WIDE. bias : what nibbles have too much.
     bits : what codes have above their nibbles, int8 [N, K'/8·above]; above : 0, 1 or 2 bits.
-    block : 16, 32, 256, or 0 for a scale a row; blocks : how many a row has.
+    block : 16, 32, 256, or 0 for a scale a row; blocks : scales that a row has.
     scale, minimum : [N, blocks], stored as `forms` says (scale's, minimum's).
     sub : columns under an integer sub-scale or offset (16 or 32), or a block of 16; 0 for none.
     sub_scales, offsets : int8 [N, K'/sub] or None.
     folded : int8 planes that hold codes times their sub-scales. wide : see `WIDE_CODES`, or 0.
+    share : neighbouring blocks under one scale. e2m1 : whether nibbles are places of its table.
+    factors : of E4M3 scales, float32 [N, 16] (`scales`).
     """
 
     height: int
@@ -75,6 +73,9 @@ class Packed:
     bits: torch.Tensor | None = None
     above: int = 0
     wide: int = 0
+    share: int = 1
+    e2m1: bool = False
+    factors: torch.Tensor | None = None
 
     @property
     def nbytes(self) -> int:
@@ -89,7 +90,10 @@ class Packed:
 
     def joins(self, other: Packed) -> bool:
         """Whether both can be rows of one weight."""
-        names = ("width", "kind", "block", "sub", "bias", "forms", "above", "folded", "wide")
+        names = (
+            "width", "kind", "block", "sub", "bias", "forms", "above", "folded", "wide", "share",
+            "e2m1",
+        )  # fmt: skip
         same = all(getattr(self, name) == getattr(other, name) for name in names)
         absent = [
             (getattr(self, name) is None) == (getattr(other, name) is None)
@@ -123,6 +127,8 @@ def block_constants(weight: Packed) -> dict[str, Any]:
         "OFFSETS": weight.offsets is not None,
         "BIAS": weight.bias,
         "HIGH": weight.above,
+        "E2M1": weight.e2m1,
+        "SHARE": weight.share,
         "FORM": weight.forms[0],
         "LOW_FORM": weight.forms[1],
     }
@@ -140,14 +146,24 @@ def pack(weight: Weight, name: str, device: str) -> Packed | FloatMatrix:
         return FloatMatrix(rows, columns, torch.from_numpy(floats(weight, name).copy()).to(device))
     check_columns(columns)
     step = max(1, SLICE // columns)
-    whole: Packed | None = None
+    if weight.layout.name == "e2m1b16":
+        found = _pack_as(weight, name, device, step, Held(1, (E4M3S, F32S)))
+        return found or _pack_as(weight, name, device, step, Held())  # type: ignore[return-value]
+    lie = held(weight, step) if weight.layout in GROUPED else Held()
+    return _pack_as(weight, name, device, step, lie)  # type: ignore[return-value]
+
+
+def _pack_as(weight: Weight, name: str, device: str, step: int, lie: Held) -> Packed | None:
+    """Upload a weight whose scales lie so; None if they are no E4M3 numbers and ought to be."""
+    rows, whole = weight.shape[0], None
     for start in range(0, rows, step):
         stop = min(start + step, rows)
-        part = _packed(weight.rows(start, stop), name)
+        part = _packed(weight.rows(start, stop), name, lie)
+        if part is None:
+            return None
         if whole is None:
             whole = _room(part, rows, device)
         _place(whole, part, start, stop)
-    assert whole is not None
     return whole
 
 
@@ -180,78 +196,46 @@ def first_rows(whole: Packed | FloatMatrix, count: int) -> Packed | FloatMatrix:
     return part
 
 
-def _packed(weight: Weight, name: str) -> Packed:
-    """Some rows, on the host."""
+def _packed(weight: Weight, name: str, lie: Held) -> Packed | None:
+    """Some rows, on the host; None as `_pack_as`."""
     fields = unpack(weight, name)
     rows, columns = weight.shape
     padded = -(-columns // PAD) * PAD
     block = weight.layout.block
     blocks = -(-padded // block) if block else 1
     sub = fields.sub or (block if block == 16 else 32 if fields.minimum is not None else 0)
-    kind, bias, codes, bits = _codes(weight, fields, padded)
-    scale, minimum = _filled(fields.scale, blocks), None
+    kind, bias, codes, bits = codes_of_weight(weight, fields, padded)
+    stored = -(-blocks // lie.share)
+    scale, minimum, factors = filled(fields.scale[:, :: lie.share], stored), None, None
     if fields.minimum is not None:
-        minimum = _form(_filled(fields.minimum, blocks), weight)
-    form = _form(scale, weight) if block == 32 or weight.layout.name.endswith("_K") else scale
+        minimum = _form(filled(fields.minimum[:, :: lie.share], stored), weight, lie.forms[1])
+    form: np.ndarray | None = scale
+    if lie.forms[0] == E4M3S:
+        form, factors = e4m3_scales(scale) or (None, None)
+    elif block == 32 or weight.layout.name.endswith("_K"):
+        form = _form(scale, weight, lie.forms[0])
+    if form is None:
+        return None
     subs = padded // sub if sub else 0
     return Packed(
-        rows, columns, padded, kind, block, blocks, sub, bias, codes, torch.from_numpy(form),
+        rows, columns, padded, kind, block, stored, sub, bias, codes, torch.from_numpy(form),
         None if minimum is None else torch.from_numpy(minimum),
-        _integers(fields.sub_scales, subs), _integers(fields.offsets, subs),
+        integers(fields.sub_scales, subs), integers(fields.offsets, subs),
         (_form_of(form), F32S if minimum is None else _form_of(minimum)),
         1 + (fields.sub_scales is not None and weight.layout.name not in NARROW), bits,
-        BITS_ABOVE.get(weight.layout.name, 0), WIDE_CODES.get(weight.layout.name, 0),
+        BITS_ABOVE.get(weight.layout.name, 0), WIDE_CODES.get(weight.layout.name, 0), lie.share,
+        weight.layout.name in E2M1_CODES, None if factors is None else torch.from_numpy(factors),
     )  # fmt: skip
 
 
-def _codes(
-    weight: Weight, fields: UnpackedWeight, padded: int
-) -> tuple[int, int, torch.Tensor, torch.Tensor | None]:
-    """Kind, bias, codes, and the bits above nibbles."""
-    rows, columns = weight.shape
-    if weight.layout is W16:
-        planes = np.zeros((2, rows, padded), np.int8)
-        planes[0, :, :columns], planes[1, :, :columns] = weight.parts["hi"], weight.parts["lo"]
-        return PLANES, 0, torch.from_numpy(planes), None
-    if weight.layout.name in WIDE_CODES:
-        filled = np.zeros((rows, padded), fields.codes.dtype)
-        filled[:, :columns] = fields.codes
-        given = bytes_of_wide(weight.layout.name, filled)
-        return WIDE, 0, torch.from_numpy(given.view(np.int8)), None
-    codes = np.zeros((rows, padded), np.int8)
-    codes[:, :columns] = fields.codes
-    bias = OFFSET_CODES.get(weight.layout.name)
-    if bias is None:
-        return BYTES, 0, torch.from_numpy(codes), None
-    lifted, bits = (codes + np.int8(bias)).view(np.uint8), None
-    above = BITS_ABOVE.get(weight.layout.name, 0)
-    if above:
-        bits = torch.from_numpy(packing.bits_above(lifted, above))
-    return NIBBLES, bias, torch.from_numpy(packing.nibbles_of(lifted)), bits
-
-
-def _filled(array: np.ndarray, width: int) -> np.ndarray:
-    """Columns of zeros up to a width."""
-    out = np.zeros((array.shape[0], width), array.dtype)
-    out[:, : array.shape[1]] = array
-    return out
-
-
-def _integers(array: np.ndarray | None, width: int) -> torch.Tensor | None:
-    """Sub-scales or offsets as int8."""
-    if array is None:
-        return None
-    return torch.from_numpy(_filled(array.astype(np.int8), width))
-
-
-def _form(values: np.ndarray, weight: Weight) -> np.ndarray:
+def _form(values: np.ndarray, weight: Weight, own: int) -> np.ndarray:
     """The smallest array that holds these floats exactly in the layout's own form.
 
-    float32 is its own; int16 holds f16 bits; uint16 the upper half of float32 (MXFP4's powers of
-    two).
+    Layouts with float32 scales have `own`; int16 holds f16 bits; uint16 the upper half of float32
+    (MXFP4's powers of two).
     """
     if weight.layout.words == "f32":
-        return values
+        return in_form(values, own)
     bits = values.view(np.uint32)
     if weight.layout.name == "MXFP4":
         return (bits >> 16).astype(np.uint16)
@@ -264,7 +248,7 @@ def _form(values: np.ndarray, weight: Weight) -> np.ndarray:
 
 
 def _form_of(array: np.ndarray) -> int:
-    return {"float32": F32S, "int16": HALVES, "uint16": UPPER}[array.dtype.name]
+    return {"float32": F32S, "int16": HALVES, "uint16": UPPER, "uint8": E4M3S}[array.dtype.name]
 
 
 def _room(part: Packed, rows: int, device: str) -> Packed:
@@ -275,7 +259,7 @@ def _room(part: Packed, rows: int, device: str) -> Packed:
             return None
         shape = list(tensor.shape)
         shape[axis] = rows
-        dtype = torch.int16 if tensor.dtype == torch.uint16 else tensor.dtype
+        dtype = SIGNED.get(tensor.dtype, tensor.dtype)
         return torch.empty(shape, dtype=dtype, device=device)
 
     whole = object.__new__(Packed)
@@ -293,5 +277,4 @@ def _place(whole: Packed, part: Packed, start: int, stop: int) -> None:
     for name in PARTS[1:]:
         room, values = getattr(whole, name), getattr(part, name)
         if room is not None:
-            values = values.view(torch.int16) if values.dtype == torch.uint16 else values
-            room[start:stop] = values.to(room.device)
+            room[start:stop] = values.view(room.dtype).to(room.device)

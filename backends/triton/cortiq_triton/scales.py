@@ -1,0 +1,154 @@
+"""Scales of groups as small on the device as files have them.
+
+Our layouts of other programs' codes have a float32 scale, perhaps a minimum, for every 32 columns.
+Of those one is held for each group of equal ones, as f16 or bfloat16 where that is exact. Scales of
+16 columns that are E4M3 numbers times, or over, one float of a matrix (NVFP4) are held as E4M3
+bytes, with what the byte's exponent 1 and each of the 16 mantissas makes beside the row: powers of
+two scale that exactly. The bytes are found from the scales, and every scale is checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from cortiq.numerics.contract import F32, Floats
+from cortiq.numerics.groupquants import E4M3_VALUES
+from cortiq.numerics.layouts import Weight
+from cortiq.numerics.unpacked_weights import Bytes
+
+F32S, HALVES, UPPER, E4M3S = range(4)
+"""How scales lie: float32; f16 bits; the upper half of float32; E4M3 bytes, with factors."""
+SHARES = (8, 4, 2)
+"""Blocks that may share a scale, the most first."""
+LARGEST_BYTE, MANTISSAS = 126, 16
+SLACK = 2.0**-21
+"""How far the quotient of two scales may be off that of their bytes: each is rounded once."""
+SAMPLE = 64
+
+
+class Held(NamedTuple):
+    """Blocks that share a scale, and how scales and minima lie."""
+
+    share: int = 1
+    forms: tuple[int, int] = (F32S, F32S)
+
+
+def _fields(weight: Weight, step: int) -> Iterator[list[Floats]]:
+    """Yield the scales, and minima, of some rows: float32 [n, blocks]."""
+    layout, raw, size = weight.layout, weight.parts["raw"], weight.layout.block_bytes
+    for start in range(0, len(raw), step):
+        blocks = raw[start : start + step].reshape(-1, raw.shape[1] // size, size)
+        yield [
+            np.ascontiguousarray(blocks[..., at : at + 4]).view("<f4")[..., 0]
+            for at in layout.scales_at
+        ]
+
+
+def _shared(values: Floats, share: int) -> bool:
+    """Whether runs of so many blocks have one scale each; the last run may be shorter."""
+    first = np.repeat(values[:, ::share], share, axis=1)[:, : values.shape[1]]
+    return bool((first.view(np.int32) == values.view(np.int32)).all())
+
+
+def _form_of(values: Floats) -> set[int]:
+    """The ways in which all of these values may lie."""
+    bits = values.view(np.int32)
+    found = {F32S}
+    with np.errstate(over="ignore", invalid="ignore"):
+        halves = values.astype(np.float16).astype(F32)
+    if (halves.view(np.int32) == bits).all():
+        found.add(HALVES)
+    if not (bits & 0xFFFF).any():
+        found.add(UPPER)
+    return found
+
+
+def held(weight: Weight, step: int) -> Held:
+    """Return how the scales of a weight with float32 scales for 32 columns lie.
+
+    Parameters
+    ----------
+    step : rows that are looked at together.
+    """
+    shares, forms = set(SHARES), [{F32S, HALVES, UPPER} for _ in range(2)]
+    for fields in _fields(weight, step):
+        shares = {s for s in shares if all(_shared(values, s) for values in fields)}
+        for i, values in enumerate(fields):
+            forms[i] &= _form_of(values)
+    least = [HALVES if HALVES in f else UPPER if UPPER in f else F32S for f in forms]
+    second = least[1] if len(weight.layout.scales_at) > 1 else F32S
+    return Held(max(shares, default=1), (least[0], second))
+
+
+def in_form(values: Floats, form: int) -> np.ndarray:
+    """Return values as they lie; their form holds them."""
+    if form == HALVES:
+        return values.astype(np.float16).view(np.int16)
+    if form == UPPER:
+        return (values.view(np.uint32) >> 16).astype(np.uint16)
+    return values
+
+
+def _unit(scales: Floats) -> float | None:
+    """Return a number of which these scales are E4M3 numbers, nearly, or None."""
+    distinct = np.unique(scales[scales > 0]).astype(np.float64)
+    if not len(distinct):
+        return 1.0
+    for byte in range(LARGEST_BYTE, 0, -1):
+        unit = distinct[-1] / float(E4M3_VALUES[byte])
+        steps = distinct / unit
+        near = E4M3_VALUES[_nearest(steps)].astype(np.float64)
+        if (np.abs(steps - near) <= SLACK * steps).all():
+            return float(unit)
+    return None
+
+
+def _nearest(steps: npt.NDArray[np.floating]) -> npt.NDArray[np.int64]:
+    """Return the bytes of the E4M3 numbers, in units of 2⁻⁹, at or next to these."""
+    whole = np.minimum(np.rint(steps), E4M3_VALUES[LARGEST_BYTE]).astype(np.float32)
+    bits = (whole.view(np.int32) + (1 << 19)) >> 20
+    return np.where(whole < 8, whole, np.minimum(bits - (129 << 3), LARGEST_BYTE)).astype(np.int64)
+
+
+def _rows_of(scales: Floats, unit: float) -> tuple[Bytes, Floats, npt.NDArray[np.bool_]]:
+    """Return bytes, factors [n, 16], and which rows these give exactly."""
+    found = _nearest(scales * F32(1 / unit))
+    exponent, mantissa = found >> 3, found & 7
+    place = mantissa + 8 * (exponent > 0)
+    power = np.maximum(exponent, 1) - 1
+    factor = np.ldexp(scales, -power)
+    factors = np.zeros((len(scales), MANTISSAS), F32)
+    for i in range(MANTISSAS):
+        factors[:, i] = np.where(place == i, factor, F32(0)).max(axis=1)
+    back = np.ldexp(np.take_along_axis(factors, place, axis=1), power)
+    return found.astype(np.uint8), factors, (back == scales).all(axis=1)
+
+
+def e4m3_scales(scales: Floats) -> tuple[Bytes, Floats] | None:
+    """Return E4M3 bytes of scales [N, blocks], and factors [N, 16]; None where there are none.
+
+    Rows that follow one another share a unit as long as it fits: a stack of experts has several.
+    """
+    if (scales < 0).any() or not np.isfinite(scales).all():
+        return None
+    found: list[tuple[Bytes, Floats]] = []
+    start, tall = 0, len(scales)
+    while start < tall:
+        unit = _unit(scales[start : start + SAMPLE])
+        if unit is None:
+            unit = _unit(scales[start : start + 1])
+        begun, size = start, SAMPLE
+        while unit is not None and start < tall:
+            codes, factors, fits = _rows_of(scales[start : start + size], unit)
+            count = len(fits) if fits.all() else int(fits.argmin())
+            found.append((codes[:count], factors[:count]))
+            start, size = start + count, 2 * size
+            if count < len(fits):
+                break
+        if start == begun:
+            return None
+    return tuple(np.concatenate(parts) for parts in zip(*found, strict=True))  # type: ignore[return-value]
