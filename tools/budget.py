@@ -32,7 +32,7 @@ LIMITS: Mapping[str, int] = {
     "backends/cpu": 9360,
     "backends/mlx": 1760,
     "backends/reference": 950,
-    "backends/triton": 8480,
+    "backends/triton": 8600,
     "backends/wgpu": 6000,
     "benchmarks": 4000,
     "conformance": 7470,

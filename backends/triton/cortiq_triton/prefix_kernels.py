@@ -6,6 +6,13 @@ import triton.language as tl
 
 from cortiq_triton import draw_numbers as columns
 from cortiq_triton.language import Tensor, constant, device, kernel
+from cortiq_triton.listed_keys import (
+    LAST,
+    candidates,
+    least_and_most,
+    weight_of_list,
+    weights_of_keys,
+)
 from cortiq_triton.order import (
     AT,
     HIGHEST,
@@ -28,8 +35,6 @@ from cortiq_triton.rows import ordered_bits
 from cortiq_triton.scalar import outside, snapped
 
 TOP_K, TOP_P = constant(columns.TOP_K), constant(columns.TOP_P)
-LAST = constant(9223372036854775807)
-"""A key after all others."""
 SUMS = constant(128)
 """Words of a row's sums: three tables of 16 (count, weight), then the four below."""
 LISTED, CUT, KEPT = constant(96), constant(98), constant(99)
@@ -197,34 +202,6 @@ def enlist(
         tl.store(listed + row * capacity + at, key, mask=inside & (at < capacity))
 
 
-@device
-def candidates(
-    y: Tensor, listed: Tensor, masks: Tensor, mask: Tensor, start: Tensor, count: Tensor,
-    short: Tensor, largest: Tensor, smallest: Tensor, chosen: Tensor, fine: Tensor, n: Tensor,
-    words: Tensor, RAW: tl.constexpr, MASKED: tl.constexpr, SHIFT: tl.constexpr,
-    CHUNK: tl.constexpr,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Keys of a chunk of the list, or of the row where the list is too short, and which count."""
-    i = start + tl.arange(0, CHUNK)
-    if short:
-        inside = allowed(masks, mask, i, i < n, words, MASKED)
-        value = tl.load(y + i, mask=inside, other=0.0)
-        depth = depth_of(value, largest, smallest, RAW)
-        inside = inside & (bucket_of(depth) == chosen) & (finer(depth, chosen) == fine)
-        key = keys_of(value, largest, i, SHIFT, RAW)
-    else:
-        inside = i < count
-        key = tl.load(listed + i, mask=inside, other=0)
-    return key, inside
-
-
-@device
-def weights_of_keys(key: Tensor, SHIFT: tl.constexpr) -> Tensor:
-    """Weights of ids by their keys, which hold the distance's bits."""
-    distance = -((key >> SHIFT).to(tl.int32).to(tl.float32, bitcast=True))
-    return weight_of(distance)
-
-
 @kernel
 def settle(
     y: Tensor, spread: Tensor, lines: Tensor, masks: Tensor, sums: Tensor, listed: Tensor,
@@ -251,22 +228,14 @@ def settle(
     short = many > capacity
     stop = tl.where(short, n.to(tl.int64), many)
     row_y, row_list = y + place * n, listed + row * capacity
-    low, high = target * 0 + LAST, target * 0 - LAST
-    for start in range(0, stop, CHUNK):
-        key, inside = candidates(
-            row_y, row_list, masks, mask, start, many, short, largest, smallest, chosen, fine, n,
-            words, RAW, MASKED, SHIFT, CHUNK,
-        )  # fmt: skip
-        low = tl.minimum(low, tl.min(tl.where(inside, key, LAST), 0))
-        high = tl.maximum(high, tl.max(tl.where(inside, key, -LAST), 0))
+    low, high = least_and_most(
+        row_y, row_list, masks, mask, stop, many, short, largest, smallest, chosen, fine, n,
+        words, RAW, MASKED, SHIFT, CHUNK,
+    )  # fmt: skip
     before = count if PHASE == 1 else weight
     if (PHASE == 2) & few:
-        before, whole = before * 0, before * 0
-        for start in range(0, many, CHUNK):
-            i = start + tl.arange(0, CHUNK)
-            key = tl.load(row_list + i, mask=i < many, other=0)
-            whole += tl.sum(tl.where(i < many, weights_of_keys(key, SHIFT), 0), 0)
-        target = weight_to_reach(whole, lines, row)
+        before = before * 0
+        target = weight_to_reach(weight_of_list(row_list, many, SHIFT, CHUNK), lines, row)
     while low < high:
         step = (high - low) // 16 + 1
         limit = low + step * (1 + tl.arange(0, 16)) - 1
