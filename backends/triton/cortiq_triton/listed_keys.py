@@ -43,7 +43,7 @@ def weights_of_keys(key: Tensor, SHIFT: tl.constexpr) -> Tensor:
 def weight_of_list(
     listed: Tensor, many: Tensor, SHIFT: tl.constexpr, CHUNK: tl.constexpr
 ) -> Tensor:
-    """What the ids of a list weigh together."""
+    """Return the sum of the weights of the ids of a list."""
     whole = many * 0
     for start in range(0, many, CHUNK):
         i = start + tl.arange(0, CHUNK)
