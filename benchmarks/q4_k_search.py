@@ -64,3 +64,8 @@ def q4_k(values: Floats) -> Bytes:
 def q4_1(values: Floats) -> Bytes:
     """Return rows [n, K] as Q4_1, uint8 [n, K/32·20]."""
     return gguf.quantize(values, gguf.GGMLQuantizationType.Q4_1).view(np.uint8)
+
+
+def q5_0(values: Floats) -> Bytes:
+    """Return rows [n, K] as Q5_0, uint8 [n, K/32·22]."""
+    return gguf.quantize(values, gguf.GGMLQuantizationType.Q5_0).view(np.uint8)

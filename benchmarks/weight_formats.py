@@ -4,9 +4,10 @@
 
 Every matrix of a GGUF file is converted from the values of its codes, as if they came from a float
 checkpoint: to the format everywhere (w8, w8b256, w16, w4-all), or as the recipe says (w4: tables
-and heads in w8). `w4-feedback` feeds errors back on a text of its own; `q4_k` has the layouts of
-w4, and codes that llama.cpp's search finds. The default format is the fastest one that changes the
-perplexity of both models by at most 0.1% of that of float32 weights and activations.
+and heads in w8; w4-5 likewise). `-feedback` feeds errors back on a text of its own; `q4_k` and
+`q4_k-5` have the layouts of w4 and w4-5, and codes that llama.cpp's search finds. The default
+format is the fastest one that changes the perplexity of both models by at most 0.1% of that of
+float32 weights and activations.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import argparse
 import math
 import os
 import pydoc_data.topics
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -31,22 +32,30 @@ from cortiq.models.bind import layout_name
 from cortiq.models.weight_rules import format_of_each
 from cortiq.numerics.four_bits import BLOCKS
 from cortiq.numerics.layouts import LAYOUTS, Weight
-from cortiq.numerics.weights import convert, target_layout, weight_values
+from cortiq.numerics.weights import SEARCHED, convert, target_layout, weight_values
 from cortiq.options import LoadOptions, ScoreOptions
 from cortiq_cpu.backend import CpuBackend
 
 FLOAT32 = {"smollm2": 24.0829, "gemma3-270m": 18.5526}
 """Perplexity with float32 activations on the dequantised weights, by an independent program."""
-FORMATS = ("w4", "w4-all", "w4-feedback", "q4_k", "w8", "w8b256", "w16")
+FORMATS = (
+    "w4", "w4-all", "w4-feedback", "q4_k", "w4-5", "w4-5-feedback", "q4_k-5", "w8", "w8b256", "w16",
+)  # fmt: skip
+RULES = {
+    "w4-all": "w4", "w4-feedback": "w4", "q4_k": "w4", "w4-5-feedback": "w4-5", "q4_k-5": "w4-5",
+}  # fmt: skip
+"""Rules of the formats that are no rules themselves."""
 LARGEST_CHANGE = 0.001
 TEXT = Path("/usr/share/common-licenses/GPL-3")
-SEARCHES = {"Q4_K": q4_k_search.q4_k, "Q4_1": q4_k_search.q4_1}
+SEARCHES = {"Q4_K": q4_k_search.q4_k, "Q4_1": q4_k_search.q4_1, "Q5_0": q4_k_search.q5_0}
 SLICE = 1 << 20
 
 
-def searched(weight: Weight, name: str) -> Weight:
-    """Return a matrix in w4's layout, with codes by llama.cpp's search."""
-    layout, (rows, columns) = target_layout("w4", weight.shape[1]), weight.shape
+def searched(weight: Weight, target: str, name: str) -> Weight:
+    """Return a matrix in the layout of a format, with codes by llama.cpp's search."""
+    layout, (rows, columns) = target_layout(target, weight.shape[1], name), weight.shape
+    if layout.name not in SEARCHES:
+        return convert(weight, target, name)
     step = max(1, SLICE // columns)
     raw = [
         SEARCHES[layout.name](weight_values(weight.rows(a, min(a + step, rows)), name))
@@ -56,16 +65,16 @@ def searched(weight: Weight, name: str) -> Weight:
 
 
 def fed_back(source: ModelSource, formats: Mapping[str, str], tokens: int) -> dict[str, Weight]:
-    """Return the matrices of w4 with errors fed back on the topics of Python's documentation."""
+    """Return the searched matrices with errors fed back on the topics of Python's documentation."""
     text = "\n".join(pydoc_data.topics.topics.values())
     ids = calibration_ids(source.tokenizer.encode(text, add_bos=False), tokens, "topics")
     found = {}
-    wanted = {name for name, target in formats.items() if target == "w4"}
+    wanted = {name for name, target in formats.items() if target in SEARCHED}
     for held, moments in moments_of(source.program, source.weights, ids, wanted):
         feedback = feedback_of(moments)
         for name in held:
             weight = source.weights[name]
-            layout = target_layout("w4", weight.shape[1]).name
+            layout = target_layout(formats[name], weight.shape[1]).name
             assert layout in BLOCKS
             raw = best_rows(layout, weight_values(weight, name), feedback)
             found[name] = Weight.from_bytes(LAYOUTS[layout], raw, weight.shape)
@@ -76,21 +85,16 @@ def converted(source: ModelSource, target: str, tokens: int) -> dict[str, Weight
     """Return all matrices in a format; "file": as they are."""
     if target == "file":
         return {}
-    rule = target if target in ("w8", "w8b256", "w16") else "w4"
+    rule = RULES.get(target, target)
     formats = format_of_each(source.program, rule)
     if target == "w4-all":
         formats = dict.fromkeys(formats, "w4")
-    found = fed_back(source, formats, tokens) if target == "w4-feedback" else {}
-    to_w4: Callable[[Weight, str], Weight] = searched if target == "q4_k" else _w4
+    found = fed_back(source, formats, tokens) if target.endswith("feedback") else {}
     for name in formats.keys() - found.keys():
-        weight = source.weights[name]
-        is_w4 = formats[name] == "w4"
-        found[name] = to_w4(weight, name) if is_w4 else convert(weight, formats[name], name)
+        by_search = target.startswith("q4_k") and formats[name] in SEARCHED
+        make = searched if by_search else convert
+        found[name] = make(source.weights[name], formats[name], name)
     return found
-
-
-def _w4(weight: Weight, name: str) -> Weight:
-    return convert(weight, "w4", name)
 
 
 def perplexity(

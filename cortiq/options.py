@@ -169,8 +169,8 @@ class LoadOptions(OptionSet):
         bits=True,
     )  # fmt: skip
     weight_format: str | None = option(
-        None, "Format of all matrices: w4, w8, w8b256, w16, or f32 for those that are floats.",
-        bits=True, choices=("w4", "w8", "w8b256", "w16", "f32"),
+        None, "Format of all matrices: w4, w4-5, w8, w8b256, w16, or f32 (only of floats).",
+        bits=True, choices=("w4", "w4-5", "w8", "w8b256", "w16", "f32"),
     )  # fmt: skip
     ignore_unknown_config: tuple[str, ...] = option(
         (), "Leave out this key of the configuration, which cortiq does not know; may be repeated. "

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from cortiq.numerics.contract import F32, Floats
 from cortiq.numerics.dequantise import dequantise_codes
-from cortiq.numerics.four_bits import BLOCKS, LARGEST_CODE, four_bit_rows
+from cortiq.numerics.four_bits import BLOCKS, four_bit_rows
 from cortiq.numerics.layouts import LAYOUTS, Weight, raw_fields
 from cortiq.numerics.unpacked_weights import Bytes, fold
 
@@ -75,19 +75,22 @@ def rows_with_feedback(layout: str, values: Floats, factor: Floats) -> Bytes:
         stop = start + columns
         block = blocks(np.ascontiguousarray(left[:, start:stop]))
         scale, low = (np.repeat(p, columns // p.shape[1], axis=1) for p in (block.scale, block.low))
-        codes, errors = _codes(left[:, start:stop], scale, low, factor[start:stop, start:stop])
+        part = factor[start:stop, start:stop]
+        codes, errors = _codes(left[:, start:stop], scale, low, part, block.largest)
         left[:, stop:] -= errors @ factor[start:stop, stop:]
         found.append(block.raw(codes))
     return np.concatenate(found, axis=1)
 
 
-def _codes(values: Floats, scale: Floats, low: Floats, factor: Floats) -> tuple[Floats, Floats]:
+def _codes(
+    values: Floats, scale: Floats, low: Floats, factor: Floats, largest: np.float32
+) -> tuple[Floats, Floats]:
     """Return the codes of a block's columns, and their errors over the factor's diagonal."""
     left, codes, errors = values.copy(), np.empty_like(values), np.empty_like(values)
     for k in range(values.shape[1]):
         x, d = left[:, k], scale[:, k]
-        steps = np.rint((x - low[:, k]) / np.where(d > 0, d, F32(1)))
-        codes[:, k] = np.where(d > 0, np.clip(steps, F32(0), LARGEST_CODE), F32(0))
+        steps = np.rint((x - low[:, k]) / np.where(d != 0, d, F32(1)))
+        codes[:, k] = np.where(d != 0, np.clip(steps, F32(0), largest), F32(0))
         errors[:, k] = (x - (codes[:, k] * d + low[:, k])) / factor[k, k]
         left[:, k + 1 :] -= errors[:, k, None] * factor[k, k + 1 :]
     return codes, errors

@@ -26,12 +26,12 @@ from cortiq.models.bind import LoadedProgram
 from cortiq.numerics.contract import Floats
 from cortiq.numerics.four_bits import BLOCKS
 from cortiq.numerics.layouts import LAYOUTS, Layout, Weight
-from cortiq.numerics.weights import FOUR_BITS, convert, weight_values
+from cortiq.numerics.weights import SEARCHED, convert, weight_values
 
 ALIGNMENT = 32
 W4, FALLBACK = "w4", "Q8_0"
 BY_PACKAGE = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "BF16", "F16", "F32")
-FORMATS = (W4, "Q4_K", *BY_PACKAGE, KEEP)
+FORMATS = (*SEARCHED, "Q4_K", *BY_PACKAGE, KEEP)
 RECIPES: Mapping[str, tuple[str, str]] = {
     **{name: (name, FALLBACK if name[0] in "wQ" else name) for name in FORMATS},
     "w4-all": (W4, W4),
@@ -40,6 +40,7 @@ RECIPES: Mapping[str, tuple[str, str]] = {
 """As `recipes.RECIPES`: tables, heads and the scores of routers get at least Q8_0."""
 FILE_TYPES = {
     "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q4_K": 14, W4: 14,
+    "w4-5": 14,
     "w4-all": 14, "w4-keep": 14, "BF16": 32,
 }  # fmt: skip
 """`general.file_type` by recipe: what most tensors are."""
@@ -68,7 +69,7 @@ def gguf_container(
 
 def gguf_layout_of(target: str, columns: int, name: str) -> Layout:
     """Return the layout of a format; Q8_0, or F16, for rows that are no whole blocks of it."""
-    wanted = (*FOUR_BITS, FALLBACK) if target == W4 else (target, FALLBACK)
+    wanted = (*SEARCHED.get(target, (target,)), FALLBACK)
     whole = (LAYOUTS[n] for n in wanted if columns % (LAYOUTS[n].block or 1) == 0)
     return next(whole, LAYOUTS["F16"])
 
@@ -143,8 +144,9 @@ class GGUFContainer:
         name = tensor.layout.name
         if tensor.target == KEEP or part.layout is tensor.layout:
             return part.parts
-        if name in BLOCKS and tensor.target in (W4, "Q4_K"):
-            return convert(part, W4, tensor.name).parts
+        if name in BLOCKS and tensor.target in (*SEARCHED, "Q4_K"):
+            rule = tensor.target if tensor.target in SEARCHED else W4
+            return convert(part, rule, tensor.name).parts
         raw = quantise_of(name)(weight_values(part, tensor.name))
         return {"raw": raw.reshape(part.shape[0], -1)}
 

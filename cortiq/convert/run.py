@@ -28,7 +28,7 @@ from cortiq.models.bind import LoadedProgram
 from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq.numerics.four_bits import BLOCKS
 from cortiq.numerics.layouts import Weight
-from cortiq.numerics.weights import refuse_large, weight_values
+from cortiq.numerics.weights import SEARCHED, refuse_large, weight_values
 from cortiq.plugins import default_plugins
 
 GGUF_SUFFIX = ".gguf"
@@ -147,7 +147,7 @@ class _Conversion:
 
 def takes_feedback(tensor: PlannedTensor) -> bool:
     """Return whether a tensor becomes one matrix, or some side by side, of four-bit codes."""
-    return tensor.target == "w4" and tensor.layout.name in BLOCKS and len(tensor.shape) == 2
+    return tensor.target in SEARCHED and tensor.layout.name in BLOCKS and len(tensor.shape) == 2
 
 
 def convert_model(

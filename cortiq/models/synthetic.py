@@ -24,7 +24,7 @@ from cortiq.models.weight_rules import format_of_each
 from cortiq.models.weights import LazyParts
 from cortiq.numerics.layouts import LAYOUTS, Weight
 from cortiq.numerics.synthetic import synthetic_vector, synthetic_weight
-from cortiq.numerics.weights import target_layout
+from cortiq.numerics.weights import SEARCHED, target_layout
 
 PREFIX = SYNTHETIC
 HEAD_GAIN = 2
@@ -145,8 +145,8 @@ def synthetic_weights(
 
 
 def _layout(name: str, shape: tuple[int, ...]) -> str:
-    """Return the layout of a matrix; `w4` stands for one of several."""
-    return target_layout(name, shape[-1]).name if name == "w4" else name
+    """Return the layout of a matrix; `w4` and `w4-5` stand for one of several."""
+    return target_layout(name, shape[-1]).name if name in SEARCHED else name
 
 
 def _users(program: Program) -> dict[str, list[Node]]:

@@ -17,7 +17,7 @@ MATRIX_OPERATORS = frozenset({"EmbedRows", "MatMul", "HeadMatMul", "ExpertMatMul
 """Primitives whose weights are matrices; every other weight stays float32."""
 WEIGHT_RULE = "weight_rule"
 """Fact of a program: the format that all its matrices were converted to."""
-FINER = {"w4": "w8"}
+FINER = {"w4": "w8", "w4-5": "w8"}
 """Formats too coarse for embedding tables, output heads and the scores that choose experts, and
 what those matrices get."""
 LOGITS = "logits"

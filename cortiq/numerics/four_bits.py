@@ -1,4 +1,5 @@
-"""Floats to four bits: blocks of Q4_K and Q4_1 with the least squares error that a search finds.
+"""Floats to four or five bits: blocks of Q4_K, Q4_1 and Q5_0 with the least squares error that a
+search finds.
 
 A block of 32 is code·scale + low, with codes 0 … 15. Steps a little finer or coarser than the
 block's range are tried; for the codes of each, scale and low are those of least squares. Q4_K keeps
@@ -23,7 +24,7 @@ from cortiq.numerics.unpacked_weights import Bytes, half_to_float
 
 FINER = (-1.0, -0.5, 0.0, 0.5)
 """What is added to the 15 steps of a block's range."""
-LARGEST_CODE, LARGEST_PART = F32(15), F32(63)
+LARGEST_CODE, LARGEST_PART, MIDDLE = F32(15), F32(63), F32(16)
 SUBS = WIDE // BLOCK
 NEIGHBOURS = tuple((a, b) for a in (0, -1, 1) for b in (0, -1, 1))
 """What is added to a block's integers."""
@@ -119,6 +120,8 @@ class NarrowBlocks:
     scale, low : what a code is multiplied by and what is added, float32 [n, 1].
     """
 
+    largest = LARGEST_CODE
+
     def __init__(self, values: Floats) -> None:
         self._x = x = values
         best: LeastSquares | None = None
@@ -149,6 +152,8 @@ class WideBlocks:
     ----------
     scale, low : what a code of a block of 32 is multiplied by, and what is added, float32 [n, 8].
     """
+
+    largest = LARGEST_CODE
 
     def __init__(self, values: Floats) -> None:
         self._x = values.reshape(-1, SUBS, BLOCK)
@@ -234,9 +239,65 @@ def pack_q4_k(halves: Sequence[Bytes], parts: Sequence[Bytes], codes: Floats) ->
     return np.concatenate([*halves, _six_bits(*parts), nibbles], axis=1)
 
 
-BLOCKS: Mapping[str, tuple[int, type[NarrowBlocks] | type[WideBlocks]]] = {
+class FiveBitBlocks:
+    """Blocks of Q5_0 for values [n, 32]: (code − 16)·scale, codes 0 … 31, a scale of either sign.
+
+    Attributes
+    ----------
+    scale, low : what a code is multiplied by and what is added, −16·scale: float32 [n, 1].
+    """
+
+    largest = F32(31)
+
+    def __init__(self, values: Floats) -> None:
+        self._x = x = values
+        low, high = x.min(axis=-1), x.max(axis=-1)
+        extreme = np.where(-low >= high, low, high)
+        found = self._fitted(self._codes(extreme * (F32(-1) / MIDDLE)))
+        for finer in FINER:
+            step = extreme * (F32(-1) / (MIDDLE + F32(finer)))
+            found = found.better(self._fitted(self._codes(step)))
+        best: LeastSquares | None = None
+        for _ in range(2):
+            scale = _as_half(found.scale)
+            rounded = self._of_scale(scale, self._codes(scale))
+            best = rounded if best is None else best.better(rounded)
+            found = self._fitted(self._codes(scale))
+        assert best is not None
+        self.scale, self.low = best.scale[:, None], best.low[:, None]
+
+    def _codes(self, scale: Floats) -> Floats:
+        """Return clip(rint(RN(x·RN(1/scale))), −16, 15) + 16, 16 for a scale of 0."""
+        inverse = np.where(scale != 0, F32(1) / np.where(scale != 0, scale, F32(1)), F32(0))
+        steps = np.rint(self._x * inverse[:, None])
+        return np.minimum(np.maximum(steps, -MIDDLE), MIDDLE - F32(1)) + MIDDLE
+
+    def _of_scale(self, scale: Floats, codes: Floats) -> LeastSquares:
+        low = -(MIDDLE * scale)
+        return LeastSquares(scale, low, _error(self._x, codes, scale, low))
+
+    def _fitted(self, codes: Floats) -> LeastSquares:
+        """Return the scale of least squares for these codes."""
+        steps = codes - MIDDLE
+        scale = _ratio(canonical_sum(steps * self._x), canonical_sum(steps * steps))
+        return self._of_scale(scale, codes)
+
+    def codes(self) -> Floats:
+        """Return the nearest codes, float32 [n, 32]."""
+        return self._codes(self.scale[:, 0])
+
+    def raw(self, codes: Floats) -> Bytes:
+        """Return blocks with these codes: uint8 [n, 22]."""
+        whole = codes.astype(np.uint8)
+        fifth = np.packbits(whole >> 4, axis=1, bitorder="little")
+        nibbles = _nibbles((whole & 15).astype(F32), BLOCK // 2)
+        return np.concatenate([_half(self.scale[:, 0]), fifth, nibbles], axis=1)
+
+
+BLOCKS: Mapping[str, tuple[int, type[NarrowBlocks | WideBlocks | FiveBitBlocks]]] = {
     "Q4_K": (WIDE, WideBlocks),
     "Q4_1": (BLOCK, NarrowBlocks),
+    "Q5_0": (BLOCK, FiveBitBlocks),
 }
 """Columns of a block, and what computes it, by layout."""
 

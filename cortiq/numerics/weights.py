@@ -1,7 +1,8 @@
-"""Weights to our formats, w4, w8, w8b256, w16 and f32, in row slices of bounded memory.
+"""Weights to our formats, w4, w4-5, w8, w8b256, w16 and f32, in row slices of bounded memory.
 
 `w4` is blocks that have layouts already: Q4_K, whose blocks of 32 have integer scales and minima
 under two floats for 256 columns, and Q4_1 for rows that are no whole blocks of 256 (`four_bits`).
+`w4-5` gives such rows five bits instead, Q5_0.
 """
 
 from __future__ import annotations
@@ -11,16 +12,17 @@ import numpy as np
 from cortiq.errors import UnsupportedError
 from cortiq.numerics.contract import F32, Floats, Ints, magnitude_bits, snap
 from cortiq.numerics.dequantise import dequantise_codes
-from cortiq.numerics.four_bits import four_bit_rows
+from cortiq.numerics.four_bits import BLOCKS, four_bit_rows
 from cortiq.numerics.layouts import F32_LAYOUT, LAYOUTS, W16, WORDS, Layout, Weight, decode, floats
 from cortiq.numerics.quantise import planes
 from cortiq.numerics.unpacked_weights import Bytes
 
 CODE_LIMITS = {"w8": 127, "w8b256": 127, "w16": 32512}
 """Largest |code| of the layouts of one float a row or block that a weight can be converted to."""
-FOUR_BITS = ("Q4_K", "Q4_1")
-"""Layouts that `w4` is, the first that a row is whole blocks of; `w8` for rows of neither."""
-TARGETS = ("w4", *CODE_LIMITS, "f32")
+SEARCHED = {"w4": ("Q4_K", "Q4_1"), "w4-5": ("Q4_K", "Q5_0")}
+"""Layouts of formats whose codes are searched for, the first that a row is whole blocks of; `w8`
+for rows of neither."""
+TARGETS = (*SEARCHED, *CODE_LIMITS, "f32")
 """Formats that a weight can be converted to."""
 SLICE_ELEMENTS = 1 << 22
 """Elements converted in one step: 16 MiB of float32."""
@@ -56,8 +58,8 @@ def target_layout(target: str, columns: int, name: str = "weight") -> Layout:
     if target not in TARGETS:
         hint = f"Choose from {', '.join(TARGETS)}."
         raise UnsupportedError(f"weights are not converted to {target!r}", where=name, hint=hint)
-    if target == "w4":
-        whole = (layout for layout in FOUR_BITS if columns % LAYOUTS[layout].block == 0)
+    if target in SEARCHED:
+        whole = (layout for layout in SEARCHED[target] if columns % LAYOUTS[layout].block == 0)
         return LAYOUTS[next(whole, "w8")]
     return F32_LAYOUT if target == "f32" else LAYOUTS[target]
 
@@ -88,7 +90,7 @@ def convert(source: Weight, target: str, name: str) -> Weight:
         return source
     rows, columns = source.shape
     result = _empty(layout, source.shape)
-    step = max(1, (SEARCH_ELEMENTS if layout.name in FOUR_BITS else SLICE_ELEMENTS) // columns)
+    step = max(1, (SEARCH_ELEMENTS if layout.name in BLOCKS else SLICE_ELEMENTS) // columns)
     for start in range(0, rows, step):
         part = source.rows(start, min(start + step, rows))
         _store(result, start, weight_values(part, name), name)
@@ -112,7 +114,7 @@ def _store(weight: Weight, start: int, values: Floats, name: str) -> None:
     layout, cut = weight.layout, slice(start, start + len(values))
     if layout is F32_LAYOUT:
         weight.parts["raw"][cut] = values.astype("<f4").view(np.uint8)
-    elif layout.name in FOUR_BITS:
+    elif layout.name in BLOCKS:
         weight.parts["raw"][cut] = _four_bits(layout, values, name)
     else:
         limit, block = CODE_LIMITS[layout.name], layout.block or values.shape[1]
@@ -125,7 +127,7 @@ def _store(weight: Weight, start: int, values: Floats, name: str) -> None:
 
 
 def _four_bits(layout: Layout, values: Floats, name: str) -> Bytes:
-    """Return rows of Q4_K or Q4_1; `UnsupportedError` if a scale is beyond f16."""
+    """Return rows of a layout of `four_bits`; `UnsupportedError` if a scale is beyond f16."""
     raw = four_bit_rows(layout.name, values)
     refuse_large(layout, raw, values, name)
     return raw

@@ -61,7 +61,12 @@ def test_perplexity_is_that_of_float32_activations(model, text, name):
     assert made.perplexity == pytest.approx(FLOAT32[name], rel=LARGEST_CHANGE)
 
 
-PROMISED = {("smollm2", "w4"): 0.02, ("smollm2", "w8"): 0.005, ("gemma3", "w8"): 0.005}
+PROMISED = {
+    ("smollm2", "w4"): 0.02,
+    ("smollm2", "w4-5"): 0.02,
+    ("smollm2", "w8"): 0.005,
+    ("gemma3", "w8"): 0.005,
+}
 """Largest change of perplexity by formats that weights are converted to."""
 BY_LLAMA_CPP = {"smollm2": 24.3478, "gemma3": 21.9372}
 """The same layouts as w4's with the codes that llama.cpp's search finds: `q4_k` of
@@ -69,7 +74,7 @@ BY_LLAMA_CPP = {"smollm2": 24.3478, "gemma3": 21.9372}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("weight_format", ["w4", "w8"])
+@pytest.mark.parametrize("weight_format", ["w4", "w4-5", "w8"])
 def test_perplexity_of_converted_weights_is_as_promised(weight_format, name, text, request):
     path = request.getfixturevalue(f"{name}_path")
     with cortiq.load(str(path), backend="reference", weight_format=weight_format) as opened:

@@ -33,7 +33,7 @@ def gguf_model(tmp_path_factory):
     return write_model("gguf", tmp_path_factory.mktemp("gguf") / "model")
 
 
-@pytest.mark.parametrize("recipe", ["w4", "w8", "w8b256", "w16"])
+@pytest.mark.parametrize("recipe", ["w4", "w4-5", "w8", "w8b256", "w16"])
 def test_a_converted_model_is_the_one_that_is_converted_at_load(model, recipe, tmp_path):
     made = convert_model(model, tmp_path / "out", recipe)
     here, there = opened(model, weight_format=recipe), opened(made.path)
@@ -155,7 +155,7 @@ def test_another_recipe_begins_afresh_and_nothing_is_written_over(gguf_model, tm
         convert_model(gguf_model, out, "w4")
 
 
-@pytest.mark.parametrize("recipe", ["w4", "Q4_0", "Q5_1", "Q8_0", "BF16", "keep"])
+@pytest.mark.parametrize("recipe", ["w4", "w4-5", "Q4_0", "Q5_1", "Q8_0", "BF16", "keep"])
 def test_gguf_files_are_read_by_the_library_of_the_format(recipe, gguf_model, tmp_path):
     made = convert_model(gguf_model, tmp_path / "out.gguf", recipe)
     reader = gguf.GGUFReader(made.path)

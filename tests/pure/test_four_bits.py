@@ -56,6 +56,23 @@ def test_the_search_beats_scaling_by_the_range_in_every_block():
     assert (ours <= plain * 1.02).all() and ours.sum() < 0.9 * plain.sum()
 
 
+def test_five_bits_beat_rounding_and_keep_what_rounding_made():
+    """gguf's own Q5_0 divides by the largest value; a file of it loses nothing under w4-5."""
+    values = normal(40, 640, tails=True)
+    kind = gguf.GGMLQuantizationType.Q5_0
+    rounded = gguf.dequantize(gguf.quantize(values, kind), kind)
+    ours, plain = squares(read("Q5_0", values), values), squares(rounded, values)
+    assert (ours <= plain * 1.02).all() and ours.sum() < 0.95 * plain.sum()
+    assert np.array_equal(read("Q5_0", rounded), rounded)
+    assert not read("Q5_0", np.zeros((2, 64), F32)).any()
+
+
+def test_rows_of_no_whole_blocks_of_256_get_five_bits():
+    names = [target_layout("w4-5", columns).name for columns in (512, 640, 100)]
+    assert names == ["Q4_K", "Q5_0", "w8"]
+    assert [target_layout("w4", columns).name for columns in (512, 640)] == ["Q4_K", "Q4_1"]
+
+
 def test_neighbours_and_least_squares_beat_the_nearest_integers(monkeypatch):
     values = normal(20, 512)
     ours = squares(read("Q4_K", values), values).sum()
