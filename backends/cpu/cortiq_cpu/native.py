@@ -17,8 +17,10 @@ from pathlib import Path
 
 from cortiq.errors import BackendError
 
-ISAS = ("portable", "avx2", "avxvnni", "avx512vnni", "amx", "amx-emulated")
-ISAS += ("neon", "neon-dotprod", "neon-i8mm")
+ISAS = (
+    "portable", "avx2", "avxvnni", "avx512vnni", "amx", "amx-emulated",
+    "neon", "neon-dotprod", "neon-i8mm",
+)  # fmt: skip
 """Instruction sets by the number the native core gives them, ascending on each kind of processor;
 `amx-emulated` is for tests.
 """

@@ -48,6 +48,7 @@ INLINE void panel_dot(const int layout, const cortiq_chunk *c, const uint8_t *ma
             sums->low[v] = vmlal_s16(sums->low[v], vget_low_s16(codes), vget_low_s16(pairs[j]));
             sums->high[v] = vmlal_high_s16(sums->high[v], codes, pairs[j]);
         }
+        FENCE;
     }
 }
 

@@ -75,6 +75,7 @@ INLINE void panel_start(panel_sums *sums, int32_t start)
 INLINE void panel_dot(const int layout, const cortiq_chunk *c, const uint8_t *main, int unit,
                       const int second, const panel_row *x, int column, panel_sums *sums)
 {
+    const int bits = layout_bits(layout);
     int8x16_t first = vld1q_s8(x->planes + 2 * column), last = vld1q_s8(x->planes + 2 * column + 16);
     _Pragma("GCC unroll 4")
     for (int v = 0; v < QUARTERS; v++) {
@@ -91,6 +92,8 @@ INLINE void panel_dot(const int layout, const cortiq_chunk *c, const uint8_t *ma
         sums->low[v] = DOT_LANE(sums->low[v], b[2], last, 2);
         sums->high[v] = DOT_LANE(sums->high[v], b[3], last, 1);
         sums->low[v] = DOT_LANE(sums->low[v], b[3], last, 3);
+        if (bits == 3 || bits == 5 || bits == 6)
+            FENCE;
     }
 }
 

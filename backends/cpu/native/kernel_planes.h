@@ -55,8 +55,9 @@ INLINE cell rows_of(cell a)
     return a;
 }
 
-/* Pairs of rows and vectors of outputs that are in registers at a time. */
-enum { MOST_PAIRS = 3, ABREAST = 2 };
+/* Pairs of rows and vectors of outputs that are in registers at a time; with three pairs a product
+ * takes more instructions, those that move sums to memory and back. */
+enum { MOST_PAIRS = 2, ABREAST = 2 };
 
 typedef cell plane_cells[MOST_PAIRS][ABREAST];
 
@@ -211,12 +212,9 @@ INLINE void plane_rows(const int layout, const int pairs, chunk *c)
             plane_finish_row(layout, c, c->row + i);
 }
 
-/* Three pairs of rows for blocks of 32; sums of the others take more registers. */
 #define PLANE_KERNEL(name)                                                                         \
     TARGET static void planes_##name(chunk *c)                                                     \
     {                                                                                              \
-        for (; layout_block(CORTIQ_##name) == 32 && c->row + 6 <= c->tile->count; c->row += 6)     \
-            plane_rows(CORTIQ_##name, 3, c);                                                       \
         for (; c->row + 3 <= c->tile->count; c->row += 4)                                          \
             plane_rows(CORTIQ_##name, 2, c);                                                       \
         for (; c->row < c->tile->count; c->row += 2)                                               \
