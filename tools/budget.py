@@ -29,7 +29,7 @@ MAX_FILE, MAX_FILE_MEDIAN, MAX_FUNCTION = 300, 130, 60
 MAX_FUNCTION_MEDIAN, MAX_FUNCTION_DECILE = 8, 25
 MAX_TOKENS_PER_LINE, MAX_FAMILY = 9.0, 220
 LIMITS: Mapping[str, int] = {
-    "backends/cpu": 9360,
+    "backends/cpu": 10400,
     "backends/mlx": 1760,
     "backends/reference": 950,
     "backends/triton": 8600,
@@ -59,7 +59,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-torch": 190,
     "tests": 44000,
-    "tools": 1950,
+    "tools": 2100,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import mmap
-import platform
 
 import numpy as np
 import pytest
+
+from cortiq_conformance import flush
 
 F32 = np.float32
 LOWEST = F32(2.0**-40)
@@ -54,20 +53,10 @@ def canonical(rng, shape, low=-40, high=50):
 
 @contextlib.contextmanager
 def flush_to_zero():
-    """Set flush-to-zero and denormals-are-zero in this thread's SSE control word."""
-    if platform.machine() not in ("x86_64", "AMD64"):
-        pytest.skip("flush-to-zero is set through the SSE control register")
-    code = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
-    code.write(b"\x0f\xae\x1f\xc3" + b"\x0f\xae\x17\xc3")  # stmxcsr [rdi]; ret; ldmxcsr [rdi]; ret
-    start = ctypes.addressof(ctypes.c_char.from_buffer(code))
-    function = ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.c_uint32))
-    store, load = function(start), function(start + 4)
-    before = ctypes.c_uint32()
-    store(ctypes.byref(before))
-    load(ctypes.byref(ctypes.c_uint32(before.value | 0x8040)))
-    try:
+    """Set flush-to-zero and denormals-are-zero in this thread's control register."""
+    if reason := flush.available():
+        pytest.skip(reason)
+    with flush.flush_to_zero():
         tiny = np.full(64, 1e-40, F32)
         assert not (tiny * F32(1)).any(), "flush-to-zero is not in force"
         yield
-    finally:
-        load(ctypes.byref(before))

@@ -17,8 +17,13 @@ from pathlib import Path
 
 from cortiq.errors import BackendError
 
-ISAS = ("portable", "avx2", "avxvnni", "avx512vnni", "amx", "amx-emulated")
-"""Instruction sets by the number the native core gives them, ascending; the last is for tests."""
+ISAS = (
+    "portable", "avx2", "avxvnni", "avx512vnni", "amx", "amx-emulated",
+    "neon", "neon-dotprod", "neon-i8mm",
+)  # fmt: skip
+"""Instruction sets by the number the native core gives them, ascending on each kind of processor;
+`amx-emulated` is for tests.
+"""
 NATIVE_VARIABLE = "CORTIQ_CPU_NATIVE"
 ISA_VARIABLE = "CORTIQ_CPU_ISA"
 

@@ -8,6 +8,7 @@
 #define ATTENTION_BODY_H
 
 #include "attention.h"
+#include "pair_sums.h"
 #include "rows_body.h"
 
 #define VECTORS (TILE / CQ_LANES)
@@ -19,23 +20,6 @@
 #define WIDEST 256 /* pairs of dimensions whose products of a plane fit int32 */
 #define LOG2_E 1.44269504f
 #define UNROLL _Pragma("GCC unroll 8")
-
-/* sum + a[2i]·b[2i] + a[2i+1]·b[2i+1] in lane i, of int16 pairs. */
-INLINE vi add_pairs(vi sum, vi a, vi b)
-{
-#if defined(CQ_ISA_AVX512)
-    return (vi)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
-#elif defined(CQ_ISA_AVXVNNI)
-    return (vi)_mm256_dpwssd_avx_epi32((__m256i)sum, (__m256i)a, (__m256i)b);
-#elif defined(CQ_ISA_AVX2)
-    return sum + (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b);
-#elif defined(__SSE2__)
-    return sum + (vi)_mm_madd_epi16((__m128i)a, (__m128i)b);
-#else
-    vi even = ((a << 16) >> 16) * ((b << 16) >> 16), odd = (a >> 16) * (b >> 16);
-    return (vi)((vu)sum + (vu)even + (vu)odd);
-#endif
-}
 
 /* RN(256·high + low), one rounding: A·2^23 + M, both exact. */
 INLINE vf round_planes(vi high, vi low)
@@ -88,7 +72,8 @@ INLINE void dots_of(int count, const int16_t *const *high, const int16_t *const 
                     const int16_t *keys, ptrdiff_t ahead, int from, int stop, int32_t *sum_high,
                     int32_t *sum_low)
 {
-    vi h[3][ABREAST], l[3][ABREAST], key[ABREAST];
+    pair_sums h[3][ABREAST], l[3][ABREAST];
+    vi key[ABREAST];
     memset(h, 0, sizeof h);
     memset(l, 0, sizeof l);
     for (int p = from; p < stop; p++) {
@@ -104,8 +89,8 @@ INLINE void dots_of(int count, const int16_t *const *high, const int16_t *const 
     }
     UNROLL for (int i = 0; i < count; i++)
         UNROLL for (int v = 0; v < ABREAST; v++) {
-            i_store(sum_high + i * TILE + v * CQ_LANES, h[i][v]);
-            i_store(sum_low + i * TILE + v * CQ_LANES, l[i][v]);
+            i_store(sum_high + i * TILE + v * CQ_LANES, total_of(h[i][v]));
+            i_store(sum_low + i * TILE + v * CQ_LANES, total_of(l[i][v]));
         }
 }
 
@@ -213,7 +198,8 @@ static void tile_softmax_seen(const block *b, int query, const cortiq_attend *a,
 INLINE void add_values(int count, int abreast, const tile_weights *w, const int16_t *values,
                        ptrdiff_t ahead, int width, int from, int stop, float *const *o)
 {
-    vi h[3][ABREAST], l[3][ABREAST], value[ABREAST];
+    pair_sums h[3][ABREAST], l[3][ABREAST];
+    vi value[ABREAST];
     memset(h, 0, sizeof h);
     memset(l, 0, sizeof l);
     for (int p = from; p < stop; p++) {
@@ -231,7 +217,7 @@ INLINE void add_values(int count, int abreast, const tile_weights *w, const int1
         UNROLL for (int v = 0; v < abreast; v++) {
             float *to = o[i] + v * CQ_LANES;
             f_store(to, f_load(to) * f_all(w[i].keep) +
-                            round_planes(h[i][v], l[i][v]) * f_all(w[i].take));
+                            round_planes(total_of(h[i][v]), total_of(l[i][v])) * f_all(w[i].take));
         }
 }
 

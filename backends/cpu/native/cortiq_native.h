@@ -17,7 +17,8 @@
 #define CORTIQ_API __attribute__((visibility("default")))
 #endif
 
-/* ---- Instruction sets, ascending; a kernel without a variant for one takes the next lower. */
+/* ---- Instruction sets, ascending on each kind of processor; a kernel without a variant for one
+ * takes the next lower. */
 typedef enum {
     CORTIQ_PORTABLE,
     CORTIQ_AVX2,       /* AVX2, F16C */
@@ -25,6 +26,9 @@ typedef enum {
     CORTIQ_AVX512VNNI, /* AVX512 F, BW, VL, DQ, VNNI */
     CORTIQ_AMX,        /* AVX512VNNI, AMX-INT8 and AMX-BF16 */
     CORTIQ_AMX_EMULATED, /* its kernels with tiles in plain C, for tests; never the best */
+    CORTIQ_NEON,         /* what every aarch64 has */
+    CORTIQ_NEON_DOTPROD, /* with SDOT */
+    CORTIQ_NEON_I8MM,    /* with SDOT, SMMLA and USDOT */
     CORTIQ_ISAS
 } cortiq_isa;
 

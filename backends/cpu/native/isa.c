@@ -72,14 +72,52 @@ int cortiq_isa_supported(int isa)
         return 0;
     }
 }
+#elif defined(__aarch64__)
+#if defined(__linux__)
+#include <sys/auxv.h>
+
+/* The kernel's names for these bits may be missing from older headers. */
+static int has_dotprod(void) { return getauxval(AT_HWCAP) >> 20 & 1; } /* HWCAP_ASIMDDP */
+static int has_i8mm(void) { return getauxval(26) >> 13 & 1; } /* AT_HWCAP2, HWCAP2_I8MM */
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
+
+static int has(const char *feature)
+{
+    int value = 0;
+    size_t size = sizeof value;
+    return sysctlbyname(feature, &value, &size, NULL, 0) == 0 && value;
+}
+
+static int has_dotprod(void) { return has("hw.optional.arm.FEAT_DotProd"); }
+static int has_i8mm(void) { return has("hw.optional.arm.FEAT_I8MM"); }
+#else
+static int has_dotprod(void) { return 0; }
+static int has_i8mm(void) { return 0; }
+#endif
+
+int cortiq_isa_supported(int isa)
+{
+    switch (isa) {
+    case CORTIQ_PORTABLE:
+    case CORTIQ_NEON:
+        return 1;
+    case CORTIQ_NEON_DOTPROD:
+        return has_dotprod();
+    case CORTIQ_NEON_I8MM:
+        return has_dotprod() && has_i8mm();
+    default:
+        return 0;
+    }
+}
 #else
 int cortiq_isa_supported(int isa) { return isa == CORTIQ_PORTABLE; }
 #endif
 
 int cortiq_isa_best(void)
 {
-    for (int isa = CORTIQ_AMX; isa > CORTIQ_PORTABLE; isa--)
-        if (cortiq_isa_supported(isa))
+    for (int isa = CORTIQ_ISAS - 1; isa > CORTIQ_PORTABLE; isa--)
+        if (isa != CORTIQ_AMX_EMULATED && cortiq_isa_supported(isa))
             return isa;
     return CORTIQ_PORTABLE;
 }

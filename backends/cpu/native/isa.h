@@ -1,7 +1,7 @@
 /* Which instruction set this translation unit is compiled for.
  *
- * The unit defines one of CQ_ISA_PORTABLE, CQ_ISA_AVX2, CQ_ISA_AVXVNNI, CQ_ISA_AVX512 before it
- * includes this file; every function after it may use that set, and none is called on a machine
+ * The unit defines one of CQ_ISA_PORTABLE, CQ_ISA_AVX2, CQ_ISA_AVXVNNI, CQ_ISA_AVX512,
+ * CQ_ISA_NEON before it includes this file; every function after it may use that set, and none is called on a machine
  * that lacks it. The build machine's own set is never used. FMA is part of AVX-512 and AVX2
  * machines have it, so contraction is off in the compiler's flags and no intrinsic asks for it. */
 #ifndef CQ_ISA_H
@@ -13,7 +13,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#if !defined(CQ_ISA_PORTABLE)
+#if defined(CQ_ISA_NEON)
+#include <arm_neon.h>
+#elif !defined(CQ_ISA_PORTABLE)
 #include <immintrin.h>
 #elif defined(__SSE2__)
 #include <emmintrin.h>
@@ -35,6 +37,9 @@
 #define CQ_ISA_NAME avx2
 #define CQ_LANES 8
 #define CQ_TARGET "avx2"
+#elif defined(CQ_ISA_NEON)
+#define CQ_ISA_NAME neon
+#define CQ_LANES 4
 #else
 #define CQ_ISA_NAME portable
 #define CQ_LANES 4

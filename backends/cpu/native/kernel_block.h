@@ -175,7 +175,8 @@ INLINE void block_wide(const int layout, const int rows, const chunk *c)
         }
         for (int v = 0; v < TILE_VECTORS; v++)
             block_term(layout, c, c->row + i, v,
-                       spill < 256 ? round_two(high[i][v], rest[i][v]) : vf_from_int(rest[i][v]));
+                       spill < 256 ? round_two(high[i][v], rest[i][v]) : vf_from_int(rest[i][v]),
+                       low_sum(layout, c, c->row + i, v));
     }
 }
 

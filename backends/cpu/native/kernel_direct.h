@@ -308,4 +308,7 @@ INLINE void direct(const int layout, const int rows, const cortiq_tile *t, int r
                 direct(CORTIQ_##name, 1, t, row, lane);                                            \
         }                                                                                          \
     }
-CORTIQ_EACH_LAYOUT(DIRECT_KERNEL)
+#ifndef DIRECT_LAYOUTS /* those that no other kernels take */
+#define DIRECT_LAYOUTS CORTIQ_EACH_LAYOUT
+#endif
+DIRECT_LAYOUTS(DIRECT_KERNEL)

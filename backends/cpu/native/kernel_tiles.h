@@ -256,7 +256,8 @@ INLINE void finish_chunk(const int layout, const chunk *c, const tile_step *s)
             int v = panels == 2 ? n : s->at;
             vf integer = chunk_integer(layout, sums, i, v);
             if (!layout_is_row(layout)) {
-                block_term(layout, c, s->row + i, v, integer);
+                block_term(layout, c, s->row + i, v, integer,
+                           low_sum(layout, c, s->row + i, v));
                 continue;
             }
             vf scale = vf_load(c->scratch->scale[0] + v * LANES);

@@ -18,10 +18,14 @@
 #define ADD_LEFT(i, n, mask) b[i] = vi_or_masked(b[i], vi_left16(word, n), vi_set16(mask));
 #define ADD_RIGHT(i, n, mask) b[i] = vi_or_masked(b[i], vi_right16(word, n), vi_set16(mask));
 
+#ifndef vi_right_bytes /* bytes moved right, of which the bits of the 16-bit mask stay: all there are */
+#define vi_right_bytes(a, n, mask) vi_and(vi_right16(a, n), vi_set16(mask))
+#endif
+
 INLINE void take_table(const uint8_t *table, vi word, vi *p)
 {
     vi even = vi_table(table, vi_and(word, vi_set16(0x0f0f)));
-    vi odd = vi_table(table, vi_and(vi_right16(word, 4), vi_set16(0x0f0f)));
+    vi odd = vi_table(table, vi_right_bytes(word, 4, 0x0f0f));
     TAKE_BYTES(even, 0)
     TAKE_BYTES(odd, 2)
 }
@@ -44,9 +48,9 @@ INLINE void take_two_bit(vi word, vi *p)
 INLINE void take_nibbles(vi first, vi second, vi *b)
 {
     b[0] = vi_and(first, vi_set16(0x0f0f));
-    b[1] = vi_and(vi_right16(first, 4), vi_set16(0x0f0f));
+    b[1] = vi_right_bytes(first, 4, 0x0f0f);
     b[2] = vi_and(second, vi_set16(0x0f0f));
-    b[3] = vi_and(vi_right16(second, 4), vi_set16(0x0f0f));
+    b[3] = vi_right_bytes(second, 4, 0x0f0f);
 }
 
 INLINE void take_bit_pairs(vi word, vi *b)
@@ -54,7 +58,7 @@ INLINE void take_bit_pairs(vi word, vi *b)
     b[0] = vi_and(word, vi_set16(0x0303));
     b[1] = vi_and(vi_right16(word, 2), vi_set16(0x0303));
     b[2] = vi_and(vi_right16(word, 4), vi_set16(0x0303));
-    b[3] = vi_and(vi_right16(word, 6), vi_set16(0x0303));
+    b[3] = vi_right_bytes(word, 6, 0x0303);
 }
 
 INLINE void add_upper_two(vi word, vi *b)
@@ -85,11 +89,10 @@ INLINE void add_third(int second, vi word, vi *b)
     }
 }
 
-/* Codes of 3, 5 or 6 bits of a unit. */
-INLINE void take_parted(const int bits, int unit, const int second, const uint8_t *main,
-                        const uint8_t *extra, vi *p)
+/* Codes of 3, 5 or 6 bits of a unit, as bytes. */
+INLINE void join_parted(const int bits, int unit, const int second, const uint8_t *main,
+                        const uint8_t *extra, vi *b)
 {
-    vi b[4];
     if (bits == 3)
         take_bit_pairs(vi_load(main), b);
     else
@@ -100,6 +103,13 @@ INLINE void take_parted(const int bits, int unit, const int second, const uint8_
         add_fifth(second, vi_load(extra + 64 * (unit / 2)), b);
     else
         add_third(second, vi_load(extra + 64 * (unit / 2)), b);
+}
+
+INLINE void take_parted(const int bits, int unit, const int second, const uint8_t *main,
+                        const uint8_t *extra, vi *p)
+{
+    vi b[4];
+    join_parted(bits, unit, second, main, extra, b);
     TAKE_BYTES(b[0], 0) TAKE_BYTES(b[1], 2) TAKE_BYTES(b[2], 4) TAKE_BYTES(b[3], 6)
 }
 

@@ -51,9 +51,11 @@ INLINE vf kept(const chunk *c, int which, int row, int v)
     return vf_load((const float *)c->scratch->state[which][row] + v * LANES);
 }
 
-/* J of a row: Σ offset · sum of a sub-block, sums as 256·high + low. */
+/* J of a row, where the layout has minima: Σ offset · sum of a sub-block, sums as 256·high + low. */
 INLINE vi low_sum(const int layout, const chunk *c, int row, int v)
 {
+    if (!layout_has_minimum(layout))
+        return vi_zero();
     const void *record = c->tile->x[row];
     int32_t width = c->tile->matrix->width;
     const int16_t *high = layout_sub(layout) == 32 ? cortiq_record_high32(record, width)
@@ -70,13 +72,13 @@ INLINE vi low_sum(const int layout, const chunk *c, int row, int v)
     return vi_add(vi_left(sum_high, 8), sum_low);
 }
 
-/* A 256-block is one term; terms join runs of 8. */
-INLINE void block_term(const int layout, const chunk *c, int row, int v, vf sum)
+/* A 256-block is one term, with a minimum that `low` meets; terms join runs of 8. */
+INLINE void block_term(const int layout, const chunk *c, int row, int v, vf sum, vi low)
 {
     vf term = vf_multiply(sum, vf_load(c->scratch->scale[0] + v * LANES));
     if (layout_has_minimum(layout)) {
         vf minimum = vf_load(c->scratch->minimum[0] + v * LANES);
-        term = vf_add(term, vf_multiply(vf_from_int(low_sum(layout, c, row, v)), minimum));
+        term = vf_add(term, vf_multiply(vf_from_int(low), minimum));
     }
     vf run = c->block % RUN_BLOCKS ? vf_add(kept(c, 1, row, v), term) : term;
     if (c->last || c->block % RUN_BLOCKS == RUN_BLOCKS - 1)

@@ -86,6 +86,8 @@ const cortiq_kernels *cortiq_kernels_of(int isa);
 extern const cortiq_kernels cortiq_kernels_portable;
 #if defined(__x86_64__)
 extern const cortiq_kernels cortiq_kernels_avx2, cortiq_kernels_avxvnni, cortiq_kernels_avx512;
+#elif defined(__aarch64__)
+extern const cortiq_kernels cortiq_kernels_neon;
 #endif
 
 static inline void cortiq_note(uint8_t *fault) { __atomic_store_n(fault, 1, __ATOMIC_RELAXED); }

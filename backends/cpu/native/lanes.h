@@ -83,7 +83,11 @@ INLINE vm f_less(vf a, vf b) { return a < b; }
 INLINE vm f_at_least(vf a, vf b) { return a >= b; }
 INLINE vm i_less(vi a, vi b) { return a < b; }
 INLINE vm u_less(vi a, vi b) { return (vm)((vu)a < (vu)b); }
+#if defined(CQ_ISA_NEON)
+INLINE vi i_select(vm m, vi yes, vi no) { return vbslq_s32((uint32x4_t)m, yes, no); }
+#else
 INLINE vi i_select(vm m, vi yes, vi no) { return (m & yes) | (~m & no); }
+#endif
 INLINE vf f_select(vm m, vf yes, vf no) { return (vf)i_select(m, (vi)yes, (vi)no); }
 INLINE vf f_keep(vm m, vf x) { return (vf)(m & (vi)x); }
 INLINE vi i_keep(vm m, vi x) { return m & x; }
@@ -99,7 +103,12 @@ INLINE vi i_max(vi a, vi b) { return (vi)_mm256_max_epi32((__m256i)a, (__m256i)b
 INLINE vf f_max(vf a, vf b) { return (vf)_mm256_max_ps((__m256)a, (__m256)b); }
 INLINE vf f_min(vf a, vf b) { return (vf)_mm256_min_ps((__m256)a, (__m256)b); }
 #else
+#if defined(CQ_ISA_NEON)
+INLINE vi i_max(vi a, vi b) { return vmaxq_s32(a, b); }
+#else
 INLINE vi i_max(vi a, vi b) { return i_select(a > b, a, b); }
+#endif
+/* As x86's: b where one is a NaN or both are zeros. NEON's own differ in both. */
 INLINE vf f_max(vf a, vf b) { return f_select(a > b, a, b); }
 INLINE vf f_min(vf a, vf b) { return f_select(a < b, a, b); }
 #endif
@@ -134,6 +143,9 @@ INLINE int32_t i_total(vi x)
     y = _mm_add_epi32(y, _mm_shuffle_epi32(y, 0x4e));
     return _mm_cvtsi128_si32(_mm_add_epi32(y, _mm_shuffle_epi32(y, 0xb1)));
 }
+#elif defined(CQ_ISA_NEON)
+INLINE int32_t i_highest(vi x) { return vmaxvq_s32(x); }
+INLINE int32_t i_total(vi x) { return vaddvq_s32(x); }
 #else
 INLINE int32_t i_highest(vi x)
 {

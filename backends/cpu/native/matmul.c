@@ -18,6 +18,15 @@ const cortiq_matmul_set *cortiq_matmul_set_of(const cortiq_worker *worker)
     case CORTIQ_AMX_EMULATED:
         return &cortiq_matmul_amx_emulated;
     }
+#elif defined(__aarch64__)
+    switch (worker->isa) {
+    case CORTIQ_NEON:
+        return &cortiq_matmul_neon;
+    case CORTIQ_NEON_DOTPROD:
+        return &cortiq_matmul_neon_dotprod;
+    case CORTIQ_NEON_I8MM:
+        return &cortiq_matmul_neon_i8mm;
+    }
 #endif
     (void)worker;
     return &cortiq_matmul_portable;
@@ -67,6 +76,23 @@ static const uint8_t *panel_at(const cortiq_matrix *m, int32_t index, int32_t pa
     return m->data + ((int64_t)index * m->panels + panel) * m->panel_bytes;
 }
 
+/* What direct kernels need of the group's rows, in a worker's scratch: where sums start, and the
+ * rows' own form, which is returned, or NULL. */
+static const uint8_t *direct_rows(const cortiq_matmul_set *set, const row_group *group,
+                                  uint8_t *scratch, int32_t **starts)
+{
+    const cortiq_matrix *m = group->matrix;
+    size_t words = ((size_t)cortiq_padded(m->width) / 16 + 31) & ~(size_t)15;
+    uint8_t *forms = scratch + 4 * words * (size_t)group->count;
+    for (int32_t i = 0; i < group->count; i++) {
+        starts[i] = (int32_t *)(void *)scratch + (size_t)i * words;
+        starts_of(m, group->x[i], starts[i]);
+        if (set->row_ready)
+            set->row_ready(group->x[i], m->width, forms + 2 * (size_t)cortiq_padded(m->width) * i);
+    }
+    return set->row_ready ? forms : NULL;
+}
+
 void cortiq_multiply(cortiq_worker *worker, const row_group *group, int32_t first, int32_t stop)
 {
     const cortiq_matmul_set *set = cortiq_matmul_set_of(worker);
@@ -80,10 +106,8 @@ void cortiq_multiply(cortiq_worker *worker, const row_group *group, int32_t firs
     }
     int direct = group->count <= set->direct_rows[m->layout];
     int32_t step = direct ? 1 : set->panels, *starts[DIRECT_ROWS];
-    for (int32_t i = 0; direct && m->layout != CORTIQ_F32 && i < group->count; i++) {
-        starts[i] = (int32_t *)worker->scratch + (size_t)i * (cortiq_padded(m->width) / 16 + 16);
-        starts_of(m, group->x[i], starts[i]);
-    }
+    if (direct && m->layout != CORTIQ_F32)
+        ready = direct_rows(set, group, worker->scratch, starts);
     for (int32_t panel = first; panel < stop; panel += step) {
         int32_t end = panel + step < stop ? panel + step : stop;
         int32_t outputs = (end * PANEL < m->height ? end * PANEL : m->height) - panel * PANEL;

@@ -68,7 +68,8 @@ typedef struct {
     float *const *out;    /* where each row's first output of this tile goes */
     uint8_t *const *faults;
     int32_t *const *starts; /* direct kernels: see starts_of in matmul.c */
-    const uint8_t *ready;   /* the rows in the form that the set's `ready` gave them */
+    const uint8_t *ready;   /* the rows in the form that the set's `ready` gave them, or for a
+                             * direct kernel `row_ready` */
     uint8_t *scratch;
 } cortiq_tile;
 
@@ -84,6 +85,8 @@ typedef struct cortiq_matmul_set {
     int32_t panels;
     uint8_t direct_rows[CORTIQ_LAYOUTS]; /* more rows than this take the block kernel */
     const cortiq_tile_kernel *direct; /* by layout */
+    /* NULL, or a row's form for direct kernels, twice its padded width in bytes. */
+    void (*row_ready)(const void *record, int32_t width, uint8_t *to);
     cortiq_tile_kernel block[CORTIQ_LAYOUTS];
     int (*ready_form)(int layout);                    /* NULL, as the five below: no such form;
                                                        * −1: this layout has none */
@@ -99,7 +102,8 @@ typedef struct cortiq_matmul_set {
 const cortiq_matmul_set *cortiq_matmul_set_of(const cortiq_worker *worker);
 
 extern const cortiq_matmul_set cortiq_matmul_portable, cortiq_matmul_avx2, cortiq_matmul_avxvnni,
-    cortiq_matmul_avx512vnni, cortiq_matmul_amx, cortiq_matmul_amx_emulated;
+    cortiq_matmul_avx512vnni, cortiq_matmul_amx, cortiq_matmul_amx_emulated, cortiq_matmul_neon,
+    cortiq_matmul_neon_dotprod, cortiq_matmul_neon_i8mm;
 extern const cortiq_tile_kernel cortiq_direct_avx512vnni[CORTIQ_LAYOUTS];
 
 #define CORTIQ_EACH_LAYOUT(X)                                                                      \

@@ -13,6 +13,8 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #define RELAX() _mm_pause()
+#elif defined(__aarch64__)
+#define RELAX() __asm__ volatile("isb") /* `yield` does nothing on most of these */
 #else
 #define RELAX() ((void)0)
 #endif

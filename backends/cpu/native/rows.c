@@ -13,6 +13,8 @@ const cortiq_kernels *cortiq_kernels_of(int isa)
     if (isa >= CORTIQ_AVX512VNNI) return &cortiq_kernels_avx512;
     if (isa == CORTIQ_AVXVNNI) return &cortiq_kernels_avxvnni;
     if (isa == CORTIQ_AVX2) return &cortiq_kernels_avx2;
+#elif defined(__aarch64__)
+    if (isa >= CORTIQ_NEON) return &cortiq_kernels_neon;
 #endif
     (void)isa;
     return &cortiq_kernels_portable;

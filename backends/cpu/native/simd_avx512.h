@@ -28,7 +28,7 @@ INLINE vi vi_sub(vi a, vi b) { return _mm512_sub_epi32(a, b); }
 INLINE vi vi_multiply(vi a, vi b) { return _mm512_mullo_epi32(a, b); }
 INLINE vi vi_and(vi a, vi b) { return _mm512_and_si512(a, b); }
 INLINE vi vi_or(vi a, vi b) { return _mm512_or_si512(a, b); }
-INLINE vi vi_or_masked(vi a, vi b, vi mask) /* a | (b & mask) */
+INLINE vi vi_or_masked(vi a, vi b, vi mask) /* a | (b & mask); a & mask is 0 */
 {
     return _mm512_ternarylogic_epi32(a, b, mask, 0xf8);
 }

@@ -118,6 +118,8 @@ INLINE vl multiply_words(vl a, uint32_t m)
     return (vl)_mm512_mul_epu32((__m512i)a, _mm512_set1_epi64(m));
 #elif CQ_LANES == 8
     return (vl)_mm256_mul_epu32((__m256i)a, _mm256_set1_epi64x(m));
+#elif defined(CQ_ISA_NEON)
+    return (vl)vmull_u32(vmovn_u64((uint64x2_t)a), vdup_n_u32(m));
 #else
     return (a & 0xffffffffu) * (uint64_t)m;
 #endif

@@ -1,0 +1,11 @@
+/* The matmul kernels in planes of int8, compiled for neon-dotprod. */
+#if defined(__aarch64__)
+#define CORTIQ_I8MM 0
+#if defined(__clang__)
+#define TARGET __attribute__((target("dotprod")))
+#else
+#define TARGET __attribute__((target("arch=armv8.2-a+dotprod")))
+#endif
+#define ISA_NAME(name) name##_neon_dotprod
+#include "matmul_planes.h"
+#endif

@@ -1,0 +1,11 @@
+/* The matmul kernels in planes of int8, compiled for neon-i8mm. */
+#if defined(__aarch64__)
+#define CORTIQ_I8MM 1
+#if defined(__clang__)
+#define TARGET __attribute__((target("dotprod,i8mm")))
+#else
+#define TARGET __attribute__((target("arch=armv8.2-a+dotprod+i8mm")))
+#endif
+#define ISA_NAME(name) name##_neon_i8mm
+#include "matmul_planes.h"
+#endif
