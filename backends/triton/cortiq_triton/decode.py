@@ -30,12 +30,17 @@ from cortiq.numerics.masks import Mask
 from cortiq_triton.asking import Askings
 from cortiq_triton.capture import Captured
 from cortiq_triton.decoding_step import DecodingStep
-from cortiq_triton.language import pow2
 from cortiq_triton.mixed import Mixed
 from cortiq_triton.plan import Plan
 from cortiq_triton.rowset import RowBuffer
 from cortiq_triton.run import Run
-from cortiq_triton.shapes import Scratch, ShapeCache, logits_bytes, padded_sequences
+from cortiq_triton.shapes import (
+    Scratch,
+    ShapeCache,
+    logits_bytes,
+    padded_sequences,
+    table_width,
+)
 from cortiq_triton.step_answers import Asked, StepAnswers
 from cortiq_triton.step_rows import KnownFacts, StepArrays, StepRows, WantFacts, plain_rows
 from cortiq_triton.token_log import UNKNOWN
@@ -44,8 +49,6 @@ from cortiq_triton.under_way import Owner, UnderWay
 MOST_ROWS = 256
 DRAWN_ROWS = 1 << 14
 """Rows of a batch whose drawn ids are kept on the device."""
-FEWEST_PAGES = 16
-"""Tiles without keys cost little; another shape costs a capture."""
 
 
 @dataclass(eq=False)
@@ -131,7 +134,7 @@ class StepDecoder:
         return (0, token.row) if before.draws(token.row) else (-1, -1)
 
     def _launch(self, plan: Plan, batch: Batch, rows: StepRows) -> DecodingStep:
-        pages = max(FEWEST_PAGES, pow2(max(len(s.page_addresses) for s in rows.states)))
+        pages = table_width(rows.states)
         shape, is_new = self._shape(plan, batch, rows, pages)
         device = self.owner.device
         looking = [(at, rows.states[at]) for at in rows.looking()]

@@ -6,6 +6,7 @@ changing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 from typing import Any
 
@@ -56,20 +57,43 @@ class DeviceBytes:
 class TritonMemory(PagedMemory):
     """Pages and blocks on a device; freed pages are used again before memory is asked for.
 
+    A sequence has pages for the rows that it keeps of a windowed slot and for a tile more. Those of
+    a batch's rows beyond that are taken while it is launched, and are free at once afterwards: what
+    uses them next is launched behind it.
+
+    Parameters
+    ----------
+    windows : of slots whose rows are given up behind them.
+
     Attributes
     ----------
-    spare : pages nobody holds.
+    spare : pages nobody holds, by the number of their group.
     """
 
-    def __init__(self, program: Program, device: str, poison: bool) -> None:
-        self.layout = PagedLayout(program, slot_bytes)
+    def __init__(
+        self, program: Program, device: str, poison: bool, windows: Mapping[str, int]
+    ) -> None:
+        self.layout = PagedLayout(program, slot_bytes, windows=windows, piece_rows=TILE)
         self._device, self._poison = device, poison
-        self.spare: list[DeviceBytes] = []
+        self.spare: list[list[DeviceBytes]] = [[] for _ in self.layout.groups]
+
+    @property
+    def spare_bytes(self) -> int:
+        """Bytes of the pages nobody holds."""
+        pairs = zip(self.spare, self.layout.groups, strict=True)
+        return sum(len(pages) * group.page_bytes for pages, group in pairs)
+
+    @property
+    def windowed_row_bytes(self) -> int:
+        """Bytes of a row in the slots whose rows are given up."""
+        return sum(g.page_bytes for g in self.layout.groups if g.most is not None) // TILE
 
     def allocate(self, group: PageGroup) -> DeviceBytes:
         """Return memory of a page or block."""
-        if self.spare and group != self.layout.block:
-            return self.spare.pop()
+        if group != self.layout.block and self.spare[group.number]:
+            page = self.spare[group.number].pop()
+            self.spoil(group, page)
+            return page
         try:
             return DeviceBytes(self._fresh(group.page_bytes))
         except torch.OutOfMemoryError as error:
@@ -82,7 +106,17 @@ class TritonMemory(PagedMemory):
     def free(self, group: PageGroup, data: DeviceBytes) -> None:
         """Keep a page for whoever needs one."""
         if group != self.layout.block:
-            self.spare.append(data)
+            self.spare[group.number].append(data)
+
+    def spoil(self, group: PageGroup, data: DeviceBytes) -> None:
+        """Fill a page that nobody needs with values that show if they are read; only in tests."""
+        if self._poison:
+            data.memory.fill_(POISON)
+
+    def clear(self) -> None:
+        """Give up the pages that nobody holds."""
+        for pages in self.spare:
+            pages.clear()
 
     def copy(self, group: PageGroup, source: DeviceBytes, target: DeviceBytes) -> None:
         """Copy what a page or block holds into another of its group."""

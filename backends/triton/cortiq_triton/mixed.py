@@ -21,7 +21,6 @@ from cortiq.backend.executable import Accepted, Brought
 from cortiq.backend.requests import penalises
 from cortiq_triton.asking import Askings
 from cortiq_triton.draw_numbers import Stored
-from cortiq_triton.language import pow2
 from cortiq_triton.mixed_run import MixedRows, MixedRun, Tail, filled_up
 from cortiq_triton.plan import Plan
 from cortiq_triton.rowset import RowBuffer
@@ -32,6 +31,7 @@ from cortiq_triton.shapes import (
     ShapeCache,
     logits_bytes,
     mixed_size,
+    table_width,
 )
 from cortiq_triton.state import TritonState
 from cortiq_triton.step_answers import LOGITS, Asked, StepAnswers, answerable
@@ -43,7 +43,6 @@ MOST_MET = 256
 """Shapes that are remembered as met once."""
 STREAMED = 16
 """Rows of a piece that attention streams over, which a batch needs one of."""
-FEWEST_PAGES = 16
 SILENT: Brought = MappingProxyType({})
 """Answers of a row that wants nothing."""
 
@@ -166,7 +165,7 @@ class Mixed:
             return None
         asking = [batch.rows[index] for index in _asking(accepted, each)]
         size = mixed_size([len(sequence.tokens) for sequence in accepted], each)
-        pages = max(FEWEST_PAGES, pow2(max(len(s.state.page_addresses) for s in accepted)))
+        pages = table_width(sequence.state for sequence in accepted)
         key = (batch.entry, size, pages, any(row.wants for row in asking))
         if self._is_rare(key, size):
             return None

@@ -62,9 +62,9 @@ class MixedRows(NamedTuple):
     tail: Sequence[int]
     places: np.ndarray
 
-    def arrays(self, pages: int) -> dict[str, np.ndarray]:
-        """Return them as kernels read them."""
-        made = arrays(self.segments, self.tokens, self.sources, self.tail, pages)
+    def arrays(self, pages: int, groups: int) -> dict[str, np.ndarray]:
+        """Return them as kernels read them, with the tables of so many groups of slots."""
+        made = arrays(self.segments, self.tokens, self.sources, self.tail, pages, groups)
         return made | {"places": self.places}
 
 
@@ -136,7 +136,7 @@ class MixedRun(Run):
 
     def parts(self, sources: Sequence[int], pages: int) -> dict[str, np.ndarray]:
         """Row metadata as arrays, and the places of the rows that draw."""
-        return self.mixed_rows.arrays(pages)
+        return self.mixed_rows.arrays(pages, self.shared.table_groups)
 
     def place(
         self, buffer: RowBuffer, sources: Sequence[int] = (), pages: int = 0, fixed: bool = True
@@ -151,7 +151,7 @@ class MixedRun(Run):
 
     def refill(self, buffer: RowBuffer, rows: MixedRows, pages: int) -> None:
         """Upload other rows, to where those before were."""
-        buffer.fill(rows.arrays(pages))
+        buffer.fill(rows.arrays(pages, self.shared.table_groups))
         whole = self.row_sets[0]
         assert isinstance(whole, PaddedRows)
         whole.refill(rows.segments)

@@ -123,9 +123,9 @@ class StepArrays:
             addresses = state.page_addresses
             if addresses is not self._pages[at]:  # these are made anew whenever one changes
                 self._pages[at] = addresses
-                line = parts["table"][at]
-                line[: len(addresses)] = addresses
-                line[len(addresses) :] = 0
+                lines, width = parts["table"][:, at], addresses.shape[1]
+                lines[:, :width] = addresses
+                lines[:, width:] = 0
                 parts["fixed"][at] = state.block_address
         unread = [0] * lacking
         parts["tokens"][:] = rows.tokens + unread

@@ -1,0 +1,103 @@
+"""States of sequences on the Triton backend: what windows give up, and how recurrences go back."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the Triton backend keeps its memory in PyTorch")
+pytest.importorskip("triton", reason="Triton has no package for this platform")
+
+from sequences import completed, feed, rows, same  # noqa: E402
+from small_program import bound  # noqa: E402
+
+from cortiq.backend import Argmax, CompileOptions, Digest  # noqa: E402
+from cortiq.backend.windows import kept_from  # noqa: E402
+from cortiq.ir import Builder  # noqa: E402
+from cortiq.ir.layers import Attention, Embedding, Linear, Residual  # noqa: E402
+from cortiq_reference.backend import ReferenceBackend  # noqa: E402
+from cortiq_triton.backend import TritonBackend  # noqa: E402
+
+WIDTH, VOCABULARY, CONTEXT, WINDOWS = 16, 24, 640, {"kv.0": 20, "kv.1": 70}
+WANTS = (Argmax(), Digest("logits"))
+PROMPT, END = 318, 386
+"""A prompt in one batch, in which each window gives up tiles three times, and some rows more."""
+
+
+@cache
+def windowed():
+    """Two layers that are seen through windows, and one that is seen whole."""
+    b = Builder(context=CONTEXT, facts={"vocab_size": VOCABULARY})
+    token, position = b.input("token"), b.input("position")
+    x = b.add(Embedding(VOCABULARY, WIDTH), token, name="embed", weights={"table": "embed"})
+    for n in range(3):
+        op = Attention(WIDTH, 1, 1, WIDTH, window=WINDOWS.get(f"kv.{n}"))
+        weights = {role: f"{n}.{role}" for role in op.weight_shapes()}
+        y = b.add(op, x, position, name=f"a{n}", weights=weights, slots={"kv": f"kv.{n}"})
+        x = b.add(Residual(), x, y, name=f"x{n}")
+    b.add(Linear(WIDTH, VOCABULARY), x, name="logits", weights={"weight": "embed"})
+    b.graph("trunk", ("logits",))
+    return bound(b.program(), 2)
+
+
+def compiled(backend, **options):
+    program, weights = windowed()
+    return backend.compile(program, weights, CompileOptions(**options))
+
+
+def captured(**options):
+    return compiled(TritonBackend(), extra={"graphs": True, "poison": True}, **options)
+
+
+IDS = [(7 * i * i + i // 5) % VOCABULARY for i in range(END)]
+
+
+@cache
+def defined():
+    """What rows of the text bring where nothing is given up, and the state they leave."""
+    on = compiled(ReferenceBackend(), full_windows=True)
+    state = on.open(CONTEXT)
+    found = feed(on, state, IDS, WANTS)
+    return found, state.export()
+
+
+def check_exported(state, on):
+    """Check that what a sequence has is what the definition has of it, from the same rows on."""
+    exported, length = state.export(), state.length()
+    for name, planes in defined()[1].slots.items():
+        kept = exported.slots[name]
+        assert kept.base(length) == kept_from(length, on.windows.get(name))
+        parts = zip(vars(planes).values(), vars(kept).values(), strict=True)
+        assert all(same(whole[kept.base(length) : length], part) for whole, part in parts)
+
+
+def test_windows_give_rows_up_under_captured_steps_and_no_bit_changes():
+    on, (expected, _) = captured(), defined()
+    assert on.windows == WINDOWS
+    state, beside = on.open(CONTEXT), on.open(CONTEXT)
+    assert state.reserve(END)
+    promised = state.nbytes()
+    assert promised == on.state_bytes(END) < captured(full_windows=True).state_bytes(END)
+    found = feed(on, state, IDS[:PROMPT], ())
+    assert state.nbytes() == promised == on.held_bytes()  # what the prompt took beyond is free
+    for at in range(PROMPT, PROMPT + 4):  # 320 is the first row of a page that is used again
+        found += feed(on, state, IDS[at : at + 1], WANTS)
+    assert on.decoder.shapes and state.nbytes() == promised
+    branch, middle = state.fork(), PROMPT + 4
+    mixed = completed(on, rows(state, IDS[middle : middle + 3], WANTS), rows(beside, [5], WANTS))
+    found += mixed[:3]
+    found += feed(on, state, IDS[middle + 3 : END - 1], ())
+    found += feed(on, state, IDS[END - 1 :], WANTS)
+    assert state.rewind(END - 64) == END - 64
+    feed(on, state, IDS[END - 64 :], ())
+    check_exported(state, on)
+    asked = [*range(PROMPT, middle + 3), END - 1]
+    assert same([found[at] for at in asked], [expected[at] for at in asked])
+    one = feed(on, branch, IDS[middle : middle + 1], WANTS)
+    assert same(one, expected[middle : middle + 1])
+    assert state.rewind(250) == 0 and state.length() == 0
+    for each in (state, branch, beside):
+        each.release()
+    assert on.held_bytes() == 0
+    on.close()
