@@ -9,36 +9,38 @@ import pytest
 torch = pytest.importorskip("torch", reason="the Triton backend keeps its memory in PyTorch")
 pytest.importorskip("triton", reason="Triton has no package for this platform")
 
-from sequences import completed, feed, rows, same  # noqa: E402
-from small_program import bound  # noqa: E402
+import going_back  # noqa: E402
+import small_program  # noqa: E402
+from sequences import alone, completed, feed, rows, same  # noqa: E402
 
 from cortiq.backend import Argmax, CompileOptions, Digest  # noqa: E402
 from cortiq.backend.windows import kept_from  # noqa: E402
 from cortiq.ir import Builder  # noqa: E402
 from cortiq.ir.layers import Attention, Embedding, Linear, Residual  # noqa: E402
+from cortiq_conformance.level0.recurrences import PROBES  # noqa: E402
 from cortiq_reference.backend import ReferenceBackend  # noqa: E402
 from cortiq_triton.backend import TritonBackend  # noqa: E402
 
-WIDTH, VOCABULARY, CONTEXT, WINDOWS = 16, 24, 640, {"kv.0": 20, "kv.1": 70}
+WIDTH, VOCABULARY, CONTEXT, WINDOWS = 16, 24, 640, {"kv.0": 20}
 WANTS = (Argmax(), Digest("logits"))
 PROMPT, END = 318, 386
-"""A prompt in one batch, in which each window gives up tiles three times, and some rows more."""
+"""A prompt in one batch, in which the window gives up tiles three times, and some rows more."""
 
 
 @cache
 def windowed():
-    """Two layers that are seen through windows, and one that is seen whole."""
+    """A layer that is seen through a window, and one that is seen whole."""
     b = Builder(context=CONTEXT, facts={"vocab_size": VOCABULARY})
     token, position = b.input("token"), b.input("position")
     x = b.add(Embedding(VOCABULARY, WIDTH), token, name="embed", weights={"table": "embed"})
-    for n in range(3):
+    for n in range(2):
         op = Attention(WIDTH, 1, 1, WIDTH, window=WINDOWS.get(f"kv.{n}"))
         weights = {role: f"{n}.{role}" for role in op.weight_shapes()}
         y = b.add(op, x, position, name=f"a{n}", weights=weights, slots={"kv": f"kv.{n}"})
         x = b.add(Residual(), x, y, name=f"x{n}")
     b.add(Linear(WIDTH, VOCABULARY), x, name="logits", weights={"weight": "embed"})
     b.graph("trunk", ("logits",))
-    return bound(b.program(), 2)
+    return small_program.bound(b.program(), 2)
 
 
 def compiled(backend, **options):
@@ -100,4 +102,66 @@ def test_windows_give_rows_up_under_captured_steps_and_no_bit_changes():
     for each in (state, branch, beside):
         each.release()
     assert on.held_bytes() == 0
+    on.close()
+
+
+@pytest.fixture(scope="module", params=PROBES)
+def started(request):
+    """An executable, rows for it, and what the reference brings for each of them."""
+    poisoned = CompileOptions(extra={"poison": True})
+    found = going_back.started(request.param, TritonBackend(), poisoned, 150)
+    yield found
+    found[0].close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("length", "ahead"), [(1, 9), (64, 64), (65, 63), (129, 20)])
+def test_rewind_is_never_having_gone_ahead(started, length, ahead):
+    going_back.check_rewind(*started, length, ahead)
+
+
+@pytest.mark.slow
+def test_a_moved_sequence_goes_back_to_where_it_came_or_to_its_start(started):
+    going_back.check_move(*started, 150)
+
+
+@cache
+def recurrent():
+    """Two delta rules that are alike, whose states go back in one launch."""
+    b = Builder(context=CONTEXT, facts={"vocab_size": VOCABULARY})
+    token, _ = b.input("token"), b.input("position")
+    weights = {"table": "embed"}
+    x = b.add(Embedding(VOCABULARY, small_program.WIDTH), token, name="embed", weights=weights)
+    for n in range(2):
+        x = small_program.delta(b, x, f"layers.{n}", f"state.{n}", heads=1)
+    b.add(Linear(small_program.WIDTH, VOCABULARY), x, name="logits", weights={"weight": "embed"})
+    b.graph("trunk", ("logits",))
+    return small_program.bound(b.program(), 3)
+
+
+def test_captured_steps_and_rounds_keep_rows_and_marks_to_go_back():
+    """Over three marks: a round is taken back to before one, and pieces to rows behind two."""
+    program, weights = recurrent()
+    reference = ReferenceBackend().compile(program, weights, CompileOptions())
+    expected, _ = alone(reference, IDS[:136], WANTS)
+    _, left = alone(reference, IDS[:135], ())
+    extra = {"graphs": True, "poison": True}
+    on = TritonBackend().compile(program, weights, CompileOptions(extra=extra))
+    state, beside = on.open(CONTEXT), on.open(CONTEXT)
+    feed(on, state, IDS[:62], ())
+    for at in (62, 63, 64):
+        assert same(feed(on, state, IDS[at : at + 1], WANTS), expected[at : at + 1])
+    assert state.rewind(63) == 63
+    wrong = completed(on, rows(state, [5, 6, 7], WANTS), rows(beside, [1], WANTS))
+    assert state.rewind(63) == 63 and not same(wrong[0], expected[63])
+    found = completed(on, rows(state, IDS[63:66], WANTS), rows(beside, [1], WANTS))
+    assert on.decoder.mixed.shapes and same(found[:3], expected[63:66])
+    feed(on, state, IDS[66:195], ())
+    for length in (194, 192, 135):
+        assert state.rewind(length) == length
+    assert same(state.export().slots, left.slots)
+    assert same(feed(on, state, IDS[135:136], WANTS), expected[135:136])
+    assert state.rewind(127) == 0
+    for each in (state, beside):
+        each.release()
     on.close()

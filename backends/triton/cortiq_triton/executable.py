@@ -106,8 +106,8 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
         idle -= self._graphs_idle[1]
         return max(0, free + idle + self.memory.spare_bytes - self._workspace)
 
-    def scratch(self) -> Scratch:
-        """Return a stand-in for one more sequence, in pages and a block that all such share."""
+    def scratch_memory(self) -> tuple[list[DeviceBytes], DeviceBytes | None]:
+        """Return a page of each group and a block, of no sequence, that kernels may spoil."""
         if self._spoilt is None:
             layout = self.layout
             pages = [self.memory.allocate(group) for group in layout.groups]
@@ -115,7 +115,11 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
             if block is not None:
                 block.memory.zero_()
             self._spoilt = pages, block
-        pages, block = self._spoilt
+        return self._spoilt
+
+    def scratch(self) -> Scratch:
+        """Return a stand-in for one more sequence, in pages and a block that all such share."""
+        pages, block = self.scratch_memory()
         return Scratch([p.address for p in pages] or [0], 0 if block is None else block.address)
 
     def settle(self, last: UnderWay | None = None) -> None:

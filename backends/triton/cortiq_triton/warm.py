@@ -118,6 +118,9 @@ def walk(executable: Any) -> None:
         for name, plan in executable.plans.items():
             if set(plan.graph.inputs) <= {"token", "position"}:
                 _walk(executable, name, LOGITS in plan.graph.values)
+        block = executable.scratch_memory()[1]
+        if block is not None:
+            executable.memory.warm(block)
 
 
 def _walk(executable: Any, name: str, answered: bool) -> None:
