@@ -13,7 +13,15 @@ import going_back  # noqa: E402
 import small_program  # noqa: E402
 from sequences import alone, completed, feed, rows, same  # noqa: E402
 
-from cortiq.backend import Argmax, CompileOptions, Digest  # noqa: E402
+from cortiq.backend import (  # noqa: E402
+    Argmax,
+    Batch,
+    CompileOptions,
+    Digest,
+    Named,
+    Row,
+    Status,
+)
 from cortiq.backend.windows import kept_from  # noqa: E402
 from cortiq.ir import Builder  # noqa: E402
 from cortiq.ir.layers import Attention, Embedding, Linear, Residual  # noqa: E402
@@ -164,4 +172,31 @@ def test_captured_steps_and_rounds_keep_rows_and_marks_to_go_back():
     assert state.rewind(127) == 0
     for each in (state, beside):
         each.release()
+    on.close()
+
+
+def drafted(on):
+    """Steps as a draft head takes them: each supplies a value that the one before brought."""
+    wants = (Argmax(), Named("x0"), Named("logits"))
+    states, found, given = [on.open(40) for _ in range(2)], [], [{}, {}]
+    for step in range(3):
+        if step == 2:
+            given[1] = {"x0": given[1]["x0"] * 2.0**60}
+        batch = Batch([Row(s, step, 3 + n, wants, given[n]) for n, s in enumerate(states)])
+        result = on.forward(batch).result()
+        found.append(([result.outcomes[s].status for s in states], list(map(dict, result.rows))))
+        given = [{"x0": row[wants[1]] * 0.5} for row in result.rows if row]
+    for state in states:
+        state.release()
+    return found
+
+
+def test_steps_that_name_values_and_supply_them_are_captured():
+    on = captured()
+    expected, found = drafted(compiled(ReferenceBackend())), drafted(on)
+    assert [one[0] for one in found] == [one[0] for one in expected]
+    assert found[2][0] == [Status.COMPLETED, Status.FAILED]
+    assert all(same(mine[1], theirs[1]) for mine, theirs in zip(found, expected, strict=True))
+    kinds = [(key[3], key[4]) for key in on.decoder.shapes]
+    assert kinds == [(("logits", "x0"), ()), (("logits", "x0"), ("x0",))]
     on.close()

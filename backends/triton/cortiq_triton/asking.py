@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from cortiq.backend import Argmax, Digest, Draw, DrawnLogit, Row, Top, Want
+from cortiq.backend import Argmax, Digest, Draw, DrawnLogit, Named, Row, Top, Want
 from cortiq.backend.answers import drawing_want
 from cortiq.errors import BackendError
 from cortiq.numerics.masks import Mask, mask_fault
@@ -56,6 +56,7 @@ def ask(
         features, any(want is not None for want in drawing),
         any(isinstance(want, Digest) for want in wants),
         min(width, pow2(max(counts))) if counts else 0, bool(calibrations), scaled,
+        tuple(sorted({want.name for want in wants if isinstance(want, Named)})),
     )  # fmt: skip
     return asked, arrays
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from cortiq.backend import Batch, Draw, Row, Want
+from cortiq.backend import Batch, Draw, Named, Row, Want
 from cortiq.backend.answers import drawing_want
 from cortiq.backend.executable import Accepted, Brought
 from cortiq.backend.requests import penalises
@@ -213,7 +213,9 @@ class Mixed:
         if not set(wanting) & mine <= set(asking):
             return False
         there = LOGITS in plan.graph.values
-        return all(there and answerable(batch.rows[at]) for at in wanting if at in mine)
+        rows = [batch.rows[at] for at in wanting if at in mine]
+        named = any(isinstance(want, Named) for row in rows for want in row.wants)
+        return not named and all(there and answerable(row) for row in rows)
 
     def _histories(
         self, accepted: Sequence[Accepted[TritonState]], asking: Sequence[Row], each: bool
