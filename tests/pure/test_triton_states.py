@@ -31,6 +31,7 @@ from cortiq_triton.backend import TritonBackend  # noqa: E402
 
 WIDTH, VOCABULARY, CONTEXT, WINDOWS = 16, 24, 640, {"kv.0": 20}
 WANTS = (Argmax(), Digest("logits"))
+NAMING = (Argmax(), Named("x0"), Named("logits"))
 PROMPT, END = 318, 386
 """A prompt in one batch, in which the window gives up tiles three times, and some rows more."""
 
@@ -175,9 +176,34 @@ def test_captured_steps_and_rounds_keep_rows_and_marks_to_go_back():
     on.close()
 
 
+def rounds(on):
+    """Rounds whose last rows, or all, ask for a value by name: one that all rows have, and one that
+    only rows with logits have; a shape comes twice.
+    """
+    found, states = [], [on.open(40) for _ in range(2)]
+    for start in (0, 3):
+        rows = []
+        for n, state in enumerate(states):
+            for at in range(start, start + 3):
+                asked = at == start + 2 or n == 0
+                rows.append(Row(state, at, 5 * at % 7, NAMING if asked else ()))
+        found.append(list(map(dict, on.forward(Batch(rows)).result().rows)))
+    for state in states:
+        state.release()
+    return found
+
+
+def test_rounds_that_name_values_are_captured():
+    on, expected = captured(), rounds(compiled(ReferenceBackend()))
+    assert same(rounds(on), expected)
+    (key,) = on.decoder.mixed.shapes
+    assert key[2] == ("logits", "x0")
+    on.close()
+
+
 def drafted(on):
     """Steps as a draft head takes them: each supplies a value that the one before brought."""
-    wants = (Argmax(), Named("x0"), Named("logits"))
+    wants = NAMING
     states, found, given = [on.open(40) for _ in range(2)], [], [{}, {}]
     for step in range(3):
         if step == 2:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from cortiq.backend import Argmax, Digest, Draw, DrawnLogit, Named, Row, Top, Want
+from cortiq.backend import Argmax, Digest, Draw, DrawnLogit, Row, Top, Want
 from cortiq.backend.answers import drawing_want
 from cortiq.errors import BackendError
 from cortiq.numerics.masks import Mask, mask_fault
@@ -22,7 +22,7 @@ from cortiq_triton.draw_numbers import (
 )
 from cortiq_triton.language import pow2
 from cortiq_triton.plan import Plan
-from cortiq_triton.step_answers import LOGITS, Asked
+from cortiq_triton.step_answers import LOGITS, Asked, names_of
 
 
 def ask(
@@ -56,7 +56,7 @@ def ask(
         features, any(want is not None for want in drawing),
         any(isinstance(want, Digest) for want in wants),
         min(width, pow2(max(counts))) if counts else 0, bool(calibrations), scaled,
-        tuple(sorted({want.name for want in wants if isinstance(want, Named)})),
+        names_of(wants),
     )  # fmt: skip
     return asked, arrays
 

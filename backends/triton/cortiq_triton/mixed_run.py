@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from cortiq.backend import Argmax, Batch, Row, Want
+from cortiq.backend import Batch, Row, Want
 from cortiq.backend.executable import Accepted
 from cortiq.backend.walk import Group, Segment
 from cortiq_triton.call import Shared
@@ -116,10 +116,9 @@ class MixedRun(Run):
     """
 
     def __init__(
-        self, plan: Plan, entry: str, rows: MixedRows, asking: bool, shared: Shared,
+        self, plan: Plan, entry: str, rows: MixedRows, wants: tuple[Want, ...], shared: Shared,
         drawn: torch.Tensor,
     ) -> None:  # fmt: skip
-        wants: tuple[Want, ...] = (Argmax(),) if asking else ()
         batch, everyone = [], []
         for segment in rows.segments:
             if segment.positions:
@@ -130,7 +129,7 @@ class MixedRun(Run):
                 batch[-1] = Row(segment.state, segment.positions[-1], 0, wants)
         super().__init__(plan, Batch(batch, entry), everyone, shared, drawn)
         self.mixed_rows, self.segments = rows, list(rows.segments)
-        if asking:
+        if wants:
             self.late = [self.late[0]] * len(rows.tail)
             self.tail_places = list(rows.tail)
 
@@ -184,20 +183,24 @@ class Tail:
 
     Attributes
     ----------
-    drawn : int32, a row's token.
+    drawn : int32, a row's token. plan : of the run.
     """
 
-    def __init__(self, run: MixedRun) -> None:
-        self.shared, self._run = run.shared, run
+    def __init__(self, run: MixedRun, names: Sequence[str] = ()) -> None:
+        self.shared, self.plan, self._run, self._names = run.shared, run.plan, run, names
         self.drawn = torch.full(
             (len(run.tail_places),), -1, dtype=torch.int32, device=run.shared.device
         )
 
     @property
     def all(self) -> Group:
-        """The rows, with their logits and their own flags."""
-        tail = self._run.tail
-        return Group(tail.places, None, (), tail.faults, {LOGITS: tail.values[LOGITS]})
+        """The rows, with their logits, the values that they name, and their own flags."""
+        tail, everything = self._run.tail, self._run.all.values
+        values = {LOGITS: tail.values[LOGITS]}
+        for name in self._names:
+            known = name in tail.values
+            values[name] = tail.values[name] if known else everything[name][self._run.tail_rows]
+        return Group(tail.places, None, (), tail.faults, values)
 
     @property
     def ids(self) -> torch.Tensor:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from cortiq.backend import Argmax, Digest, Draw, DrawnLogit, Named, Row, Top, Want
+from cortiq.backend.admission import value_of
 from cortiq.numerics.contract import TILE
 from cortiq_triton import draw, tail, top_logprobs
 from cortiq_triton.draw_numbers import (
@@ -50,9 +51,14 @@ class Asked:
     named: tuple[str, ...] = ()
 
 
+def names_of(wants: Sequence[Want]) -> tuple[str, ...]:
+    """Return the values that wants ask for by name."""
+    return tuple(sorted({want.name for want in wants if isinstance(want, Named)}))
+
+
 def answerable(row: Row) -> bool:
-    """Check whether a step can answer a row's wants: of its logits, one token at most, and values
-    by name, if these are floats.
+    """Check whether a step can answer a row's wants: something of its logits, one token at most,
+    and values by name, if these are floats.
     """
     drawing = 0
     for want in row.wants:
@@ -65,7 +71,7 @@ def answerable(row: Row) -> bool:
                 return False
         elif not (isinstance(want, DrawnLogit | Named) or want == Digest(LOGITS)):
             return False
-    return bool(row.wants) and drawing < 2
+    return drawing < 2 and any(value_of(want) == LOGITS for want in row.wants)
 
 
 class StepAnswers:

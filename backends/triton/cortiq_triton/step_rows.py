@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from cortiq.backend import LATE, Argmax, Batch, Draw, Named, Row, Want
-from cortiq.backend.admission import value_of
+from cortiq.backend import LATE, Argmax, Batch, Draw, Row, Want
 from cortiq.backend.answers import drawing_want
 from cortiq.backend.executable import Accepted
 from cortiq.backend.requests import penalises
@@ -19,7 +18,7 @@ from cortiq.backend.walk import Group
 from cortiq_triton.plan import Plan
 from cortiq_triton.run import Run
 from cortiq_triton.state import TritonState
-from cortiq_triton.step_answers import LOGITS, answerable
+from cortiq_triton.step_answers import answerable, names_of
 
 GIVEN = "given "
 """Before the names of values that rows supply, among the arrays of a step."""
@@ -63,8 +62,8 @@ class KnownFacts:
         if isinstance(drawing, Draw) and drawing.mask is LATE:
             bare = replace(drawing, mask=None)
             is_late, checked = True, tuple(bare if w is drawing else w for w in row.wants)
-        named = tuple(sorted({want.name for want in row.wants if isinstance(want, Named)}))
-        facts = WantFacts(row.wants, _of_logits(row), drawing, looks, is_late, checked, named)
+        named = names_of(row.wants)
+        facts = WantFacts(row.wants, answerable(row), drawing, looks, is_late, checked, named)
         if not getattr(drawing, "mask", None):  # masks have kilobytes, and change
             if len(self._held) >= self.MOST:
                 self._held.clear()
@@ -100,11 +99,6 @@ class StepRows(NamedTuple):
         """Return the rows as a run takes them."""
         pairs = enumerate(zip(self.states, self.tokens, strict=True))
         return [Accepted(state, range(at, at + 1), [token]) for at, (state, token) in pairs]
-
-
-def _of_logits(row: Row) -> bool:
-    """Check whether a step can answer a row's wants, for which it computes logits."""
-    return answerable(row) and any(value_of(want) == LOGITS for want in row.wants)
 
 
 def plain_rows(batch: Batch, facts: KnownFacts, plan: Plan) -> list[WantFacts] | None:
