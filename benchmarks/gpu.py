@@ -117,7 +117,7 @@ def model(known: Known) -> Iterator[tuple[str, str]]:
             f"{judge(name_of(sequences, context, steps), got['digests'])}",
         )
     peak = torch.cuda.max_memory_allocated() - before
-    rows = len(executable.memory.spare) * executable.layout.page_bytes
+    rows = executable.memory.spare_bytes
     over = peak / (held + rows) - 1
     yield (
         "ours, w8: peak memory, loading included",

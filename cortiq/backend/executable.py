@@ -105,13 +105,14 @@ class BaseExecutable(OptionalCapabilities, ABC, Generic[S, P]):
     Attributes
     ----------
     trims : whether the backend's sequences give up rows behind `windows`; then `compute` gets at
-        most `PIECE_ROWS` rows of a sequence at a time.
+        most `piece_rows` rows of a sequence at a time.
     plans : what was made of each entry graph, by name; none once it is closed.
     known_wants : wants that an entry graph answers, by its name. states : living sequences.
     drawn : ids that the rows of the last batch drew, for `Drawn` rows of the next.
     """
 
     trims: ClassVar[bool] = False
+    piece_rows: ClassVar[int] = PIECE_ROWS
     asynchronous: ClassVar[bool] = False
     windows: Mapping[str, int] = MappingProxyType({})
     batch_rows: int = BATCH_ROWS
@@ -125,7 +126,7 @@ class BaseExecutable(OptionalCapabilities, ABC, Generic[S, P]):
         self._views = windows_of(program)
         keeps = options.full_windows or not self.trims
         self.windows = {} if keeps else self._views
-        self._piece = PIECE_ROWS if self.windows else sys.maxsize
+        self._piece = self.piece_rows if self.windows else sys.maxsize
         self.known_wants = {entry: KnownWants() for entry in program.graphs}
         self.states: list[S] = []
         self.drawn: Sequence[int | None] = []

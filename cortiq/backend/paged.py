@@ -118,9 +118,9 @@ class PagedState(SequenceState):
     def _open_block(self) -> None:
         """Allocate rings and recurrent states, as they are before the first row."""
         self.block = self.owner.pages.new(self.owner.layout.block)
-        for name, slot in self.owner.layout.fixed.items():
-            if not isinstance(slot, Ring):
-                self.owner.memory.rewind(name, self.block.data, self._extent(name))
+        fixed = self.owner.layout.fixed.items()
+        recurrent = {name: self._extent(name) for name, s in fixed if not isinstance(s, Ring)}
+        self.owner.memory.rewind_all(self.block.data, recurrent)
 
     def _provide(self, stop: int = 0) -> None:
         """Allocate pages up to this number, or as many as there was room for before."""
@@ -162,9 +162,10 @@ class PagedState(SequenceState):
         if reached < self.lengths[entry]:
             for extent in extents:
                 extent.rewind(reached)
-            for name in self.owner.written[entry]:
-                if self.block is not None and isinstance(self.owner.program.slots[name], Recurrent):
-                    self.owner.memory.rewind(name, self.block.data, self._extent(name))
+            slots, names = self.owner.program.slots, self.owner.written[entry]
+            recurrent = {n: self._extent(n) for n in names if isinstance(slots[n], Recurrent)}
+            if self.block is not None:
+                self.owner.memory.rewind_all(self.block.data, recurrent)
         if reached == 0:
             for table in self.tables:
                 if table.first and table.group.entry == entry:

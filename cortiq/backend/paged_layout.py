@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from cortiq.backend.pages import PageGroup
-from cortiq.backend.windows import most_rows
+from cortiq.backend.windows import PIECE_ROWS, most_rows
 from cortiq.ir import KVRows, Program, Slot
 from cortiq.numerics.contract import TILE
 
@@ -19,6 +19,7 @@ class PagedLayout:
     nbytes_of : bytes of a slot, by name: of a page for `KVRows` slots, of the block for others.
     page_rows : rows of a page, rounded up to whole tiles of 64.
     windows : of slots whose rows are given up behind them.
+    piece_rows : rows that a sequence has memory for beyond those it keeps of such a slot.
 
     Attributes
     ----------
@@ -34,7 +35,9 @@ class PagedLayout:
         nbytes_of: Callable[[str, Slot], int],
         page_rows: int = TILE,
         windows: Mapping[str, int] | None = None,
+        piece_rows: int = PIECE_ROWS,
     ) -> None:
+        self._piece = piece_rows
         self.page_rows = max(1, -(-page_rows // TILE)) * TILE
         self.kv = {n: slot for n, slot in program.slots.items() if isinstance(slot, KVRows)}
         self.fixed = {n: slot for n, slot in program.slots.items() if n not in self.kv}
@@ -64,7 +67,7 @@ class PagedLayout:
         """Count the pages that hold every run of rows ever needed, wherever a tile begins it."""
         if window is None:
             return None
-        return -(-(most_rows(window) + self.page_rows - TILE) // self.page_rows)
+        return -(-(most_rows(window, self._piece) + self.page_rows - TILE) // self.page_rows)
 
     @property
     def page_bytes(self) -> int:

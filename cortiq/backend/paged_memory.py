@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,11 @@ class PagedMemory(PageMemory):
     def recurrent_extent(self) -> RecurrentExtent:
         """Return the extent of an empty recurrent state."""
         return RecurrentExtent()
+
+    def rewind_all(self, block: Any, extents: Mapping[str, Any]) -> None:
+        """Bring recurrent states of a block back to where their extents are now."""
+        for name, extent in extents.items():
+            self.rewind(name, block, extent)
 
     def rewind(self, name: str, block: Any, extent: Any) -> None:
         """Bring a recurrent state back to where its extent is now: before the first row."""

@@ -155,7 +155,7 @@ class PageTable:
         held : number after the last page's. shared : whether others hold each of the pages.
         """
         coming, most = max(0, stop - held), self.group.most
-        added = coming if most is None else min(coming, most - len(shared))
+        added = coming if most is None else min(coming, max(0, most - len(shared)))
         return added, sum(shared[: coming - added])
 
     def lacking(self, stop: int, sharing: int = 0) -> int:
@@ -188,13 +188,45 @@ class PageTable:
         """Reuse the oldest pages as those up to page `stop`; return whether any was."""
         turned = self.end < stop
         while self.end < stop:
-            oldest = self.pages.pop(0)
-            if oldest.users > 1:
-                self._pool.decref([oldest])
-                oldest = self._take()
-            self.first += 1
-            self.pages.append(self._pool.reuse(oldest))
+            self._reuse_oldest()
         return turned
+
+    def _reuse_oldest(self) -> None:
+        oldest = self.pages.pop(0)
+        if oldest.users > 1:
+            self._pool.decref([oldest])
+            oldest = self._take()
+        self.first += 1
+        self.pages.append(self._pool.reuse(oldest))
+
+    def exceed(self, stop: int, needed: int) -> bool:
+        """Have pages up to number `stop` for the rows of one batch; return whether any was added.
+
+        Those before number `needed` are reused; where there are no more of them, the group's limit
+        is exceeded until `shed` is called.
+        """
+        added = self.end < stop
+        while self.end < stop:
+            if self.pages and self.first < needed:
+                self._reuse_oldest()
+            else:
+                self.pages.append(self._pool.new(self.group))
+        return added
+
+    def shed(self, needed: int, reach: int) -> None:
+        """Give back pages beyond the limit: first those before number `needed`, then those behind
+        the last row; what rows before page `reach` were promised stays.
+        """
+        most = len(self.pages) if self.group.most is None else self.group.most
+        while len(self.pages) > most:
+            oldest = self.first < needed
+            page = self.pages.pop(0 if oldest else -1)
+            self.first += oldest
+            if page.users > 1:
+                self._pool.decref([page])
+            else:
+                self.spare.append(page)
+        self.provide(reach)
 
     def own(self, index: int) -> None:
         """Copy shared pages from number `index` on, to own them."""

@@ -62,9 +62,9 @@ def first_seen(length: int, window: int | None) -> int:
     return 0 if window is None else max(0, length - window + 1)
 
 
-def most_rows(window: int) -> int:
-    """Return the most rows of a windowed slot kept at once, the piece under way included."""
-    return window - 1 + ROLLBACK_ROWS + (TILE - 1) + PIECE_ROWS
+def most_rows(window: int, piece: int = PIECE_ROWS) -> int:
+    """Return the most rows of a windowed slot kept at once, a piece of so many rows included."""
+    return window - 1 + ROLLBACK_ROWS + (TILE - 1) + piece
 
 
 def goes_back(executable: Any) -> bool:

@@ -39,7 +39,7 @@ def small_program(
         x = _branch(b, x, "layers.1.conv", ShortConv(WIDTH, KERNEL), {"ring": "ring.1"})
     x = _branch(b, x, "layers.1.moe", MoE(WIDTH, 16, 4, Router(2)))
     if recurrence:
-        x = _delta(b, x, "layers.1.delta")
+        x = delta(b, x, "layers.1.delta", "state.1")
     x = _attend(b, x, position, "layers.2", slot="kv.2", window=5)
     x = _attend(b, x, position, "layers.3", slot="kv.2", shares_kv=True)
     hidden = b.add(RMSNorm(WIDTH, 1e-6), x, name="hidden", weights={"weight": "norm"})
@@ -75,27 +75,26 @@ def _branch(b: Builder, x: Value, name: str, op, slots=None) -> Value:
     return b.add(Residual(), x, y, name=f"{name}_added")
 
 
-def _delta(b: Builder, x: Value, name: str) -> Value:
-    """Two heads of 8 by 8 on one key head, whose five inputs are slices of one product."""
+def delta(b: Builder, x: Value, name: str, slot: str, heads: int = 2) -> Value:
+    """Heads of 8 by 8 on one key head, whose five inputs are slices of one product."""
+    ends = [8, 16, 16 + 8 * heads, 16 + 9 * heads, 16 + 10 * heads]
     y = _normed(b, x, name)
-    y = b.add(Linear(WIDTH, 36), y, name=f"{name}.in", weights={"weight": f"{name}.in"})
+    y = b.add(Linear(WIDTH, ends[-1]), y, name=f"{name}.in", weights={"weight": f"{name}.in"})
     q, k, v, alpha, beta = (
         b.add(ops.Slice(start, stop), y, name=f"{name}.{part}")
-        for part, start, stop in (
-            ("q", 0, 8), ("k", 8, 16), ("v", 16, 32), ("a", 32, 34), ("b", 34, 36),
-        )
-    )  # fmt: skip
+        for part, start, stop in zip("qkvab", [0, *ends[:-1]], ends, strict=True)
+    )
     q, k = (b.add(ops.Reshape((1, 8)), part, name=f"{part.name}.heads") for part in (q, k))
     q, k = (b.add(ops.L2Norm(8, 1e-6), part, name=f"{part.name}.unit") for part in (q, k))
-    v = b.add(ops.Reshape((2, 8)), v, name=f"{name}.v.heads")
+    v = b.add(ops.Reshape((heads, 8)), v, name=f"{name}.v.heads")
     alpha, beta = (
         b.add(ops.Activation("sigmoid"), part, name=f"{part.name}.sigmoid")
         for part in (alpha, beta)
     )
-    rule, slots = ops.DeltaRule(2, 8, 8, 1), {"state": "state.1"}
+    rule, slots = ops.DeltaRule(heads, 8, 8, 1), {"state": slot}
     y = b.add(rule, q, k, v, alpha, beta, name=name, slots=slots)
-    y = b.add(ops.Reshape((16,)), y, name=f"{name}.flat")
-    y = b.add(Linear(16, WIDTH), y, name=f"{name}.out", weights={"weight": f"{name}.out"})
+    y = b.add(ops.Reshape((8 * heads,)), y, name=f"{name}.flat")
+    y = b.add(Linear(8 * heads, WIDTH), y, name=f"{name}.out", weights={"weight": f"{name}.out"})
     return b.add(Residual(), x, y, name=f"{name}_added")
 
 

@@ -56,6 +56,7 @@ def case(window, rows):
     call = SimpleNamespace(
         rows=RowSet("cpu", [segment], *some), weights={}, faults=zeros.clone(),
         shared=SimpleNamespace(counters=Counters("cpu")), slot=lambda role: (None, 0),
+        table=lambda role: table,
     )  # fmt: skip
     op = ops.Attend(HEADS, GROUPS, WIDTH, WIDTH, SCALE, window=window or None)
     return lambda: (*attend.attended(call, op, quantise_rows(torch.tensor(q)), there, None),

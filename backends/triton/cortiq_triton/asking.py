@@ -22,7 +22,7 @@ from cortiq_triton.draw_numbers import (
 )
 from cortiq_triton.language import pow2
 from cortiq_triton.plan import Plan
-from cortiq_triton.step_answers import LOGITS, Asked
+from cortiq_triton.step_answers import LOGITS, Asked, names_of
 
 
 def ask(
@@ -56,6 +56,7 @@ def ask(
         features, any(want is not None for want in drawing),
         any(isinstance(want, Digest) for want in wants),
         min(width, pow2(max(counts))) if counts else 0, bool(calibrations), scaled,
+        names_of(wants),
     )  # fmt: skip
     return asked, arrays
 

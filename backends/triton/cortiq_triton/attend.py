@@ -58,7 +58,7 @@ def store_kv(call: LaunchCall, keys: Rows, values: Rows | None = None) -> tuple[
     launch(
         kv_cache_kernels.store_rows, (ceil_div(rows.count, block), slot.heads),
         *keys[:3], *given[:3],
-        rows.table, rows.owners, rows.positions, keys.high.shape[-1], given.high.shape[-1],
+        call.table("kv"), rows.owners, rows.positions, keys.high.shape[-1], given.high.shape[-1],
         rows.pages, offset, rows.count, G=slot.heads, DK=slot.key_dim, DV=slot.value_dim,
         KP=pow2(slot.key_dim), VP=pow2(max(1, slot.value_dim)), RB=block,
     )  # fmt: skip
@@ -73,7 +73,7 @@ def recall(call: LaunchCall, position: torch.Tensor) -> torch.Tensor:
     block = min(pow2(rows.count), 64) if INTERPRETED else 4
     launch(
         kv_cache_kernels.recall_rows, (ceil_div(rows.count, block), slot.heads),
-        rows.table, rows.owners,
+        call.table("kv"), rows.owners,
         position, out, call.faults, rows.pages, offset, rows.count, G=slot.heads,
         DK=slot.key_dim, KP=pow2(slot.key_dim), RB=block,
     )  # fmt: skip
@@ -162,7 +162,7 @@ def attended(
         sizes |= {"SETS": chosen.shape[1], "CHOSEN": chosen.shape[2]}
     blocks, sinks = rows.blocks(each), call.weights.get("sinks")
     listed = blocks if chosen is None else chosen
-    queries = (*q[:3], rows.table, rows.owners, position, blocks)
+    queries = (*q[:3], call.table("kv"), rows.owners, position, blocks)
     at = (q.high.shape[-1], rows.pages, offset, window, *factors)
     sink = out if sinks is None else sinks
     if stream:
@@ -201,7 +201,7 @@ def choose_blocks(call: LaunchCall, q: Rows, position: torch.Tensor) -> torch.Te
     best = torch.empty((*shape, room), dtype=torch.int32, device=rows.device)
     out = torch.empty((*shape, op.top), dtype=torch.int32, device=rows.device)
     launch(
-        kv_cache_kernels.choose_blocks, (rows.count,), *q[:3], rows.table, rows.owners,
+        kv_cache_kernels.choose_blocks, (rows.count,), *q[:3], call.table("kv"), rows.owners,
         position, best, out,
         q.high.shape[-1], rows.pages, offset, room, H=op.heads, DK=op.key_dim,
         KP=max(32, pow2(op.key_dim)), HP=max(16, pow2(op.heads)), BLOCK=op.block, TOP=op.top,

@@ -39,6 +39,11 @@ class Shared:
     device: str
     counters: Counters
 
+    @property
+    def table_groups(self) -> int:
+        """Tables of pages that a sequence has in a batch."""
+        return max(1, len(self.layout.groups))
+
 
 @dataclass
 class LaunchCall:
@@ -61,3 +66,7 @@ class LaunchCall:
         """A slot and its offset in a page or in the fixed block."""
         name = self.slots[role]
         return self.shared.program.slots[name], self.shared.layout.offsets[name]
+
+    def table(self, role: str) -> torch.Tensor:
+        """Page tables of a slot, int64 [sequences, pages]: those of its group."""
+        return self.rows.table[self.shared.layout.group_of[self.slots[role]]]

@@ -30,22 +30,33 @@ from cortiq.numerics.masks import Mask
 from cortiq_triton.asking import Askings
 from cortiq_triton.capture import Captured
 from cortiq_triton.decoding_step import DecodingStep
-from cortiq_triton.language import pow2
 from cortiq_triton.mixed import Mixed
 from cortiq_triton.plan import Plan
 from cortiq_triton.rowset import RowBuffer
 from cortiq_triton.run import Run
-from cortiq_triton.shapes import Scratch, ShapeCache, logits_bytes, padded_sequences
+from cortiq_triton.shapes import (
+    Scratch,
+    ShapeCache,
+    logits_bytes,
+    padded_sequences,
+    table_width,
+)
 from cortiq_triton.step_answers import Asked, StepAnswers
-from cortiq_triton.step_rows import KnownFacts, StepArrays, StepRows, WantFacts, plain_rows
+from cortiq_triton.step_rows import (
+    KnownFacts,
+    StepArrays,
+    StepRows,
+    StepRun,
+    WantFacts,
+    given_values,
+    plain_rows,
+)
 from cortiq_triton.token_log import UNKNOWN
 from cortiq_triton.under_way import Owner, UnderWay
 
 MOST_ROWS = 256
 DRAWN_ROWS = 1 << 14
 """Rows of a batch whose drawn ids are kept on the device."""
-FEWEST_PAGES = 16
-"""Tiles without keys cost little; another shape costs a capture."""
 
 
 @dataclass(eq=False)
@@ -94,7 +105,7 @@ class StepDecoder:
             return None
         if not all(self.owner.owns(row.state) for row in rows):
             return None
-        return plain_rows(batch, self._facts)
+        return plain_rows(batch, self._facts, plan)
 
     def submit(self, plan: Plan, batch: Batch) -> DecodingStep | None:
         """Launch a batch of steps; None if it is another kind of batch, or a row is refused."""
@@ -109,15 +120,17 @@ class StepDecoder:
         for row, known in zip(batch.rows, facts, strict=True):
             token, source = self.token(row)
             if known.is_late:
-                row = Row(row.state, row.position, row.token, known.checked)
-            if not self.owner.lets_in(batch.entry, row, token):
+                row = Row(row.state, row.position, row.token, known.checked, row.inputs)
+            if row.inputs or not self.owner.lets_in(batch.entry, row, token):
                 one: Accepted[Any] = Accepted(row.state, range(1), [token])  # type: ignore[type-var]
                 if self.owner.refusal(plan, Batch([row], batch.entry), one) is not None:
                     return None
             tokens.append(token)
             sources.append(source)
         positions = [row.position for row in batch.rows]
-        step = self._launch(plan, batch, StepRows(states, positions, tokens, sources, facts))
+        given = given_values(batch, plan)
+        step_rows = StepRows(states, positions, tokens, sources, facts, given)
+        step = self._launch(plan, batch, step_rows)
         for state, token, source in zip(states, tokens, sources, strict=True):
             state.advance(batch.entry, [UNKNOWN if source >= 0 else token])
         self.under_way.append(step)
@@ -131,7 +144,7 @@ class StepDecoder:
         return (0, token.row) if before.draws(token.row) else (-1, -1)
 
     def _launch(self, plan: Plan, batch: Batch, rows: StepRows) -> DecodingStep:
-        pages = max(FEWEST_PAGES, pow2(max(len(s.page_addresses) for s in rows.states)))
+        pages = table_width(rows.states)
         shape, is_new = self._shape(plan, batch, rows, pages)
         device = self.owner.device
         looking = [(at, rows.states[at]) for at in rows.looking()]
@@ -175,7 +188,8 @@ class StepDecoder:
     def _shape(self, plan: Plan, batch: Batch, rows: StepRows, pages: int) -> tuple[Shape, bool]:
         """Compute the logits of a step; return its shape, and whether that is new."""
         count = padded_sequences(len(rows.states))
-        key = (batch.entry, count, pages, self.owner.shared.angles.version)
+        version, named = self.owner.shared.angles.version, rows.facts[0].named
+        key = (batch.entry, count, pages, named, tuple(rows.given), version)
         if self.version != key[-1]:  # tables of angles were made anew: old graphs read old ones
             self.shapes.clear()
             self.version = key[-1]
@@ -187,7 +201,8 @@ class StepDecoder:
             shape.replay()
             return shape, False
         batch, everyone = self._filled_up(batch, rows.accepted())
-        run = Run(plan, batch, everyone, self.owner.shared, self.drawn)
+        run = StepRun(plan, batch, everyone, self.owner.shared, self.drawn)
+        run.given = rows.given
         buffer = RowBuffer(self.owner.device)
         parts = run.place(buffer, [*rows.sources, *[-1] * (count - len(rows.sources))], pages)
         arrays = StepArrays(parts, [sequence.state for sequence in everyone])
@@ -203,7 +218,7 @@ class StepDecoder:
         rows, everyone = list(batch.rows), list(accepted)
         for at in range(len(rows), padded_sequences(len(rows))):
             state: Any = self.owner.scratch()
-            rows.append(Row(state, 0, 0, rows[0].wants))
+            rows.append(Row(state, 0, 0, rows[0].wants, rows[0].inputs))
             everyone.append(Accepted(state, range(at, at + 1), [0]))
         return Batch(rows, batch.entry), everyone
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import triton
 
-from cortiq.backend import Batch, CompileOptions, Ticket
+from cortiq.backend import Batch, CompileOptions, Row, Ticket
 from cortiq.backend.executable import Accepted, Brought
 from cortiq.backend.kernel import NO_KERNELS, GivenKernels
 from cortiq.backend.kernel_executable import placement_of
@@ -43,6 +44,8 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
     """
 
     asynchronous: ClassVar[bool] = True
+    trims: ClassVar[bool] = True
+    piece_rows: ClassVar[int] = sys.maxsize
     state_type: ClassVar[type[PagedState]] = TritonState
     memory: TritonMemory
 
@@ -65,19 +68,20 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
         angles = Angles(device)
         plans = {n: Plan(graph, prepared, angles, fuses, given) for n, graph in graphs.items()}
         super().__init__(program, options, plans)
-        self.use_memory(TritonMemory(program, device, bool(options.extra.get("poison"))))
+        poison = bool(options.extra.get("poison"))
+        self.use_memory(TritonMemory(program, device, poison, self.windows))
         self.graphs = bool(options.extra.get("graphs", device != "cpu"))
         self._settling = False
         self._workspace = 0
         self._graphs_idle = (0, 0, 0), 0
-        self._spoilt: tuple[DeviceBytes | None, DeviceBytes | None] | None = None
+        self._spoilt: tuple[list[DeviceBytes], DeviceBytes | None] | None = None
         self.shared = Shared(program, self.layout, angles, device, Counters(device))
         self.decoder = StepDecoder(self)
         self.placement = placement_of(program, None, "triton", "triton", given)
         if device != "cpu":
             each = max(map(row_bytes, plans.values()))
             self.batch_rows = batch_rows(each, self.device_bytes())
-            self._workspace = each * self.batch_rows
+            self._workspace = (each + self.memory.windowed_row_bytes) * self.batch_rows
 
     @property
     def provenance(self) -> Mapping[str, str]:
@@ -100,19 +104,23 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
         if graphs != self._graphs_idle[0]:
             self._graphs_idle = graphs, graph_memory.idle_bytes(self.device)
         idle -= self._graphs_idle[1]
-        spare = len(self.memory.spare) * self.layout.page_bytes
-        return max(0, free + idle + spare - self._workspace)
+        return max(0, free + idle + self.memory.spare_bytes - self._workspace)
 
-    def scratch(self) -> Scratch:
-        """Return a stand-in for one more sequence, in a page and a block that all such share."""
+    def scratch_memory(self) -> tuple[list[DeviceBytes], DeviceBytes | None]:
+        """Return a page of each group and a block, of no sequence, that kernels may spoil."""
         if self._spoilt is None:
             layout = self.layout
-            page = self.memory.allocate(layout.groups[0]) if layout.groups else None
+            pages = [self.memory.allocate(group) for group in layout.groups]
             block = self.memory.allocate(layout.block) if layout.block.page_bytes else None
             if block is not None:
                 block.memory.zero_()
-            self._spoilt = page, block
-        return Scratch(*(0 if data is None else data.address for data in self._spoilt))
+            self._spoilt = pages, block
+        return self._spoilt
+
+    def scratch(self) -> Scratch:
+        """Return a stand-in for one more sequence, in pages and a block that all such share."""
+        pages, block = self.scratch_memory()
+        return Scratch([p.address for p in pages] or [0], 0 if block is None else block.address)
 
     def settle(self, last: UnderWay | None = None) -> None:
         """Wait for what is under way, up to a batch if one is given."""
@@ -173,7 +181,20 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
         """Release weights, sequences and pages."""
         super().close()
         self.decoder.forget()
-        self.memory.spare.clear()
+        self.memory.clear()
+
+    def lets_in(self, entry: str, row: Row, token: int) -> bool:
+        """Check whether a row without inputs certainly can be computed, its pages there."""
+        state: Any = row.state
+        return super().lets_in(entry, row, token) and state.has_pages(entry, row.position)
+
+    def refusal(self, plan: Plan, batch: Batch, sequence: Accepted[TritonState]) -> str | None:
+        """Say why a sequence's rows cannot be computed; where they can, have their pages."""
+        reason = super().refusal(plan, batch, sequence)
+        start, rows = sequence.state.length(batch.entry), len(sequence.tokens)
+        if reason is None and not sequence.state.have_pages(batch.entry, start + rows):
+            return f"no room for {rows} rows after {start}"
+        return reason
 
     def compute(
         self, plan: Plan, batch: Batch, accepted: Sequence[Accepted[TritonState]]

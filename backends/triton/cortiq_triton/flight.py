@@ -18,12 +18,12 @@ from cortiq.backend.batch import COMPLETED
 from cortiq.backend.executable import Accepted, Brought
 from cortiq.backend.requests import penalises
 from cortiq_triton.answers import Fetched
-from cortiq_triton.decode import DRAWN_ROWS, FEWEST_PAGES, StepDecoder
-from cortiq_triton.language import pow2
+from cortiq_triton.decode import DRAWN_ROWS, StepDecoder
 from cortiq_triton.mixed import MixedFetched
 from cortiq_triton.plan import Plan
 from cortiq_triton.rowset import RowBuffer
 from cortiq_triton.run import Run
+from cortiq_triton.shapes import table_width
 from cortiq_triton.state import TritonState
 from cortiq_triton.token_log import UNKNOWN
 
@@ -160,7 +160,7 @@ def _launched(
             return captured
         run = Run(plan, batch, accepted, owner.shared, decoder.drawn)
         flat = [source for each in sources for source in each]
-        pages = max(FEWEST_PAGES, pow2(max(len(s.state.page_addresses) for s in accepted)))
+        pages = table_width(sequence.state for sequence in accepted)
         run.place(RowBuffer(owner.device, turns=1), flat, pages, fixed=False)
         places = [index for sequence in accepted for index in sequence.indices]
         return run.fetch(places)

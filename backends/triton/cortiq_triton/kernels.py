@@ -14,7 +14,7 @@ from cortiq.numerics.layouts import Weight, floats
 from cortiq.numerics.norms import offset_weight
 from cortiq.numerics.scaling import gain
 from cortiq_triton import elementwise as ew
-from cortiq_triton import mixers, products, rotary, routing
+from cortiq_triton import mixers, products, recurrences, rotary, routing
 from cortiq_triton.attend import attend, choose_blocks, recall, store_kv
 from cortiq_triton.call import LaunchCall
 from cortiq_triton.language import INTERPRETED, ceil_div, launch, pow2
@@ -149,40 +149,6 @@ def _causal_conv(call: LaunchCall, x: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def _columns(width: int) -> int:
-    return pow2(width) if INTERPRETED else min(pow2(width), 32)
-
-
-def _delta_rule(
-    call: LaunchCall, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, alpha: torch.Tensor,
-    beta: torch.Tensor,
-) -> torch.Tensor:  # fmt: skip
-    (_, offset), op, rows = call.slot("state"), call.op, call.rows
-    out, bv, kp = torch.empty_like(v), _columns(op.value_dim), pow2(op.key_dim)
-    grid = (len(rows.starts), op.heads, ceil_div(op.value_dim, bv))
-    launch(
-        mixers.delta_rule, grid, q, k, v, alpha, beta, rows.fixed, rows.starts, rows.stops, out,
-        call.faults, offset, H=op.heads, G=op.groups, DK=op.key_dim, DV=op.value_dim, KP=kp,
-        BV=bv, STEPS=min(kp, 256).bit_length() - 1, CHANNELS=alpha.ndim == 3,
-    )  # fmt: skip
-    return out
-
-
-def _state_space(
-    call: LaunchCall, x: torch.Tensor, b: torch.Tensor, c: torch.Tensor, alpha: torch.Tensor,
-    delta: torch.Tensor,
-) -> torch.Tensor:  # fmt: skip
-    (_, offset), op, rows = call.slot("state"), call.op, call.rows
-    out, bv, kp = torch.empty_like(x), _columns(op.head_dim), pow2(op.state_dim)
-    grid = (len(rows.starts), op.heads, ceil_div(op.head_dim, bv))
-    launch(
-        mixers.state_space, grid, x, b, c, alpha, delta, rows.fixed, rows.starts, rows.stops, out,
-        call.faults, offset, H=op.heads, G=op.groups, DN=op.state_dim, DP=op.head_dim, KP=kp,
-        BV=bv, STEPS=min(kp, 256).bit_length() - 1,
-    )  # fmt: skip
-    return out
-
-
 def _combine(call: LaunchCall, weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     rows, chosen, n = values.shape
     width = min(pow2(n), 1 << 14 if INTERPRETED else 1024)
@@ -237,8 +203,8 @@ KERNELS: Mapping[type[Op], Callable[..., Any]] = {
     ops.ChooseBlocks: choose_blocks,
     ops.Recall: recall,
     ops.CausalConv: _causal_conv,
-    ops.DeltaRule: _delta_rule,
-    ops.StateSpace: _state_space,
+    ops.DeltaRule: recurrences.delta_rule,
+    ops.StateSpace: recurrences.state_space,
     ops.Route: _route,
     ops.CombineExperts: _combine,
     ops.Slice: lambda call, x: x[..., call.op.start : call.op.stop : call.op.step].contiguous(),

@@ -26,7 +26,7 @@ Tensor: TypeAlias = tl.tensor
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
 """Whether kernels run in Triton's interpreter: what the variable says when this is imported."""
 
-VARYING = ("M", "R", "rows", "most")
+VARYING = ("M", "R", "rows", "most", "mark", "until")
 """Parameters that count rows, or tiles: no binary is made for one of their values."""
 kernel: Callable[[Callable[..., Any]], Any] = triton.jit(do_not_specialize=VARYING)
 device: Callable[[Callable[..., Any]], Any] = (lambda f: f) if INTERPRETED else triton.jit

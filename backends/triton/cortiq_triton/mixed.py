@@ -15,13 +15,12 @@ from typing import Any
 
 import torch
 
-from cortiq.backend import Batch, Draw, Row, Want
+from cortiq.backend import Argmax, Batch, Draw, Named, Row, Want
 from cortiq.backend.answers import drawing_want
 from cortiq.backend.executable import Accepted, Brought
 from cortiq.backend.requests import penalises
 from cortiq_triton.asking import Askings
 from cortiq_triton.draw_numbers import Stored
-from cortiq_triton.language import pow2
 from cortiq_triton.mixed_run import MixedRows, MixedRun, Tail, filled_up
 from cortiq_triton.plan import Plan
 from cortiq_triton.rowset import RowBuffer
@@ -32,9 +31,10 @@ from cortiq_triton.shapes import (
     ShapeCache,
     logits_bytes,
     mixed_size,
+    table_width,
 )
 from cortiq_triton.state import TritonState
-from cortiq_triton.step_answers import LOGITS, Asked, StepAnswers, answerable
+from cortiq_triton.step_answers import LOGITS, Asked, StepAnswers, answerable, names_of
 from cortiq_triton.under_way import Owner
 
 MOST_ROWS, MOST_EACH = 2048, 256
@@ -43,7 +43,6 @@ MOST_MET = 256
 """Shapes that are remembered as met once."""
 STREAMED = 16
 """Rows of a piece that attention streams over, which a batch needs one of."""
-FEWEST_PAGES = 16
 SILENT: Brought = MappingProxyType({})
 """Answers of a row that wants nothing."""
 
@@ -166,8 +165,9 @@ class Mixed:
             return None
         asking = [batch.rows[index] for index in _asking(accepted, each)]
         size = mixed_size([len(sequence.tokens) for sequence in accepted], each)
-        pages = max(FEWEST_PAGES, pow2(max(len(s.state.page_addresses) for s in accepted)))
-        key = (batch.entry, size, pages, any(row.wants for row in asking))
+        pages = table_width(sequence.state for sequence in accepted)
+        names = next((names_of(row.wants) for row in asking if row.wants), ())
+        key = (batch.entry, size, names, pages, any(row.wants for row in asking))
         if self._is_rare(key, size):
             return None
         if self._filler is None:
@@ -200,8 +200,8 @@ class Mixed:
     def _suits(
         self, plan: Plan, batch: Batch, accepted: Sequence[Accepted[TritonState]], each: bool
     ) -> bool:
-        """Whether rows want something of their logits only, last ones unless `each` may, and there
-        are not too many.
+        """Whether rows want something of their logits, and the same values by name, last rows
+        unless `each` may, and there are not too many.
         """
         most = MOST_EACH if each else MOST_ROWS
         if len(batch.rows) > most or not set(plan.graph.inputs) <= {"token", "position"}:
@@ -214,7 +214,12 @@ class Mixed:
         if not set(wanting) & mine <= set(asking):
             return False
         there = LOGITS in plan.graph.values
-        return all(there and answerable(batch.rows[at]) for at in wanting if at in mine)
+        rows = [batch.rows[at] for at in wanting if at in mine]
+        if not all(there and answerable(row) for row in rows):
+            return False
+        named, values = {names_of(row.wants) for row in rows}, plan.graph.values
+        floats = all(n in values and values[n].dtype == "f32" for names in named for n in names)
+        return len(named) < 2 and floats
 
     def _histories(
         self, accepted: Sequence[Accepted[TritonState]], asking: Sequence[Row], each: bool
@@ -239,16 +244,17 @@ class Mixed:
         if self._version != version:  # tables of angles were made anew: old graphs read old ones
             self.shapes.clear()
             self._version = version
-        entry, *_, pages, asking = key
+        entry, _, names, pages, asking = key
         shape = self.shapes.use(key)
         if shape is not None:
             shape.run.refill(shape.buffer, rows, pages)
             shape.replay()
             return shape, False
-        run = MixedRun(plan, entry, rows, asking, self.owner.shared, self.drawn)
+        wants = (Argmax(), *map(Named, names)) if asking else ()
+        run = MixedRun(plan, entry, rows, wants, self.owner.shared, self.drawn)
         buffer = RowBuffer(self.owner.device)
         run.place(buffer, rows.sources, pages)
-        shape = MixedShape(run, buffer, run.launch, Tail(run))
+        shape = MixedShape(run, buffer, run.launch, Tail(run, names))
         self.shapes.keep(key, shape, asking * len(rows.tail) * logits_bytes(plan))
         run.launch()
         return shape, True

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from cortiq.backend import Argmax, Batch, Row, Want
+from cortiq.backend import Batch, Row, Want
 from cortiq.backend.executable import Accepted
 from cortiq.backend.walk import Group, Segment
 from cortiq_triton.call import Shared
@@ -62,9 +62,9 @@ class MixedRows(NamedTuple):
     tail: Sequence[int]
     places: np.ndarray
 
-    def arrays(self, pages: int) -> dict[str, np.ndarray]:
-        """Return them as kernels read them."""
-        made = arrays(self.segments, self.tokens, self.sources, self.tail, pages)
+    def arrays(self, pages: int, groups: int) -> dict[str, np.ndarray]:
+        """Return them as kernels read them, with the tables of so many groups of slots."""
+        made = arrays(self.segments, self.tokens, self.sources, self.tail, pages, groups)
         return made | {"places": self.places}
 
 
@@ -116,10 +116,9 @@ class MixedRun(Run):
     """
 
     def __init__(
-        self, plan: Plan, entry: str, rows: MixedRows, asking: bool, shared: Shared,
+        self, plan: Plan, entry: str, rows: MixedRows, wants: tuple[Want, ...], shared: Shared,
         drawn: torch.Tensor,
     ) -> None:  # fmt: skip
-        wants: tuple[Want, ...] = (Argmax(),) if asking else ()
         batch, everyone = [], []
         for segment in rows.segments:
             if segment.positions:
@@ -130,13 +129,13 @@ class MixedRun(Run):
                 batch[-1] = Row(segment.state, segment.positions[-1], 0, wants)
         super().__init__(plan, Batch(batch, entry), everyone, shared, drawn)
         self.mixed_rows, self.segments = rows, list(rows.segments)
-        if asking:
+        if wants:
             self.late = [self.late[0]] * len(rows.tail)
             self.tail_places = list(rows.tail)
 
     def parts(self, sources: Sequence[int], pages: int) -> dict[str, np.ndarray]:
         """Row metadata as arrays, and the places of the rows that draw."""
-        return self.mixed_rows.arrays(pages)
+        return self.mixed_rows.arrays(pages, self.shared.table_groups)
 
     def place(
         self, buffer: RowBuffer, sources: Sequence[int] = (), pages: int = 0, fixed: bool = True
@@ -151,7 +150,7 @@ class MixedRun(Run):
 
     def refill(self, buffer: RowBuffer, rows: MixedRows, pages: int) -> None:
         """Upload other rows, to where those before were."""
-        buffer.fill(rows.arrays(pages))
+        buffer.fill(rows.arrays(pages, self.shared.table_groups))
         whole = self.row_sets[0]
         assert isinstance(whole, PaddedRows)
         whole.refill(rows.segments)
@@ -184,20 +183,24 @@ class Tail:
 
     Attributes
     ----------
-    drawn : int32, a row's token.
+    drawn : int32, a row's token. plan : of the run.
     """
 
-    def __init__(self, run: MixedRun) -> None:
-        self.shared, self._run = run.shared, run
+    def __init__(self, run: MixedRun, names: Sequence[str] = ()) -> None:
+        self.shared, self.plan, self._run, self._names = run.shared, run.plan, run, names
         self.drawn = torch.full(
             (len(run.tail_places),), -1, dtype=torch.int32, device=run.shared.device
         )
 
     @property
     def all(self) -> Group:
-        """The rows, with their logits and their own flags."""
-        tail = self._run.tail
-        return Group(tail.places, None, (), tail.faults, {LOGITS: tail.values[LOGITS]})
+        """The rows, with their logits, the values that they name, and their own flags."""
+        tail, everything = self._run.tail, self._run.all.values
+        values = {LOGITS: tail.values[LOGITS]}
+        for name in self._names:
+            known = name in tail.values
+            values[name] = tail.values[name] if known else everything[name][self._run.tail_rows]
+        return Group(tail.places, None, (), tail.faults, values)
 
     @property
     def ids(self) -> torch.Tensor:

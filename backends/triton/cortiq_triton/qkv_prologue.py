@@ -77,14 +77,14 @@ def into_attention(
     (heads, width), (groups, value_width) = (
         ways[name].shape if name in ways else (0, 0) for name in ("query", "value")
     )
-    offset = call.slot("kv")[1] if groups else 0
+    offset, table = (call.slot("kv")[1], call.table("kv")) if groups else (0, at.table)
     key_width = ways["key"].shape[1] if groups else width
     out = empty_rows((count, heads), key_width, x.device)
     padded, each = out.high.shape[-1], ROWS if INTERPRETED or count > FEW_ROWS else 1
     each = min(each, pow2(count))
     launch(
         head_rows, (heads + 2 * groups, ceil_div(count, each)), q.x, k.x, v.x, q.weight, k.weight,
-        v.weight, q.cos, q.sin, k.cos, k.sin, v.cos, v.sin, at.positions, at.owners, at.table,
+        v.weight, q.cos, q.sin, k.cos, k.sin, v.cos, v.sin, at.positions, at.owners, table,
         out.high, out.e, call.faults, count, q.pairs, k.pairs, v.pairs, padded,
         out.low.data_ptr() - out.high.data_ptr(), at.pages, offset,
         _inverse(key_width), _inverse(value_width), q.eps, k.eps, v.eps, H=heads, G=groups,

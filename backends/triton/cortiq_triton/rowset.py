@@ -95,7 +95,8 @@ class RowSet:
     Attributes
     ----------
     positions, owners : int32 [rows]; owners number the sequences of the batch.
-    table : int64 [sequences, pages]; pages : its width. fixed : int64 [sequences].
+    table : int64 [groups, sequences, pages], of each group of slots; pages : its width.
+    fixed : int64 [sequences].
     starts, stops : int32 [sequences], rows of each.
     segments : the same on the host; last : the highest position.
     """
@@ -148,18 +149,24 @@ def arrays(
     sources: Sequence[int],
     tail: Sequence[int],
     pages: int,
+    groups: int = 1,
 ) -> dict[str, np.ndarray]:
-    """A batch's rows as arrays; `pages` is the width of the table of pages, 0 for the least."""
+    """A batch's rows as arrays.
+
+    Parameters
+    ----------
+    pages : the width of tables of pages, 0 for the least. groups : of slots, with a table each.
+    """
     starts = np.array([segment.start for segment in segments], np.int32)
     stops = np.array([segment.stop for segment in segments], np.int32)
     first = np.array([segment.position for segment in segments], np.int32)
     owners = np.repeat(np.arange(len(segments), dtype=np.int32), stops - starts)
     positions = np.arange(len(owners), dtype=np.int32) + (first - starts)[owners]
     states = [segment.state for segment in segments]
-    width = pages or max(1, *(len(state.page_addresses) for state in states))
-    table = np.zeros((len(states), width), np.int64)
+    width = pages or max(1, *(state.page_addresses.shape[1] for state in states))
+    table = np.zeros((groups, len(states), width), np.int64)
     for number, state in enumerate(states):
-        table[number, : len(state.page_addresses)] = state.page_addresses
+        table[:, number, : state.page_addresses.shape[1]] = state.page_addresses
     late = np.array(tail, np.int32)
     return {
         "table": table,
@@ -181,7 +188,7 @@ def row_sets(
     there: Mapping[str, torch.Tensor], device: str, last: int | None = None,
 ) -> tuple[RowSet, RowSet]:  # fmt: skip
     """All rows of a batch, and those of the tail. `last` stands for the highest position."""
-    pages = parts["table"].shape[1]
+    pages = parts["table"].shape[2]
     shared = (there["table"], pages, there["fixed"], there["starts"], there["stops"])
     highest = int(parts["positions"].max()) if last is None else last
     late = int(parts["tail_positions"].max(initial=0)) if last is None else last

@@ -54,7 +54,8 @@ class Run(Walk[TritonState]):
 
     def parts(self, sources: Sequence[int], pages: int) -> dict[str, np.ndarray]:
         """Row metadata as arrays."""
-        return arrays(self.segments, self.tokens, sources, self.tail_places, pages)
+        groups = self.shared.table_groups
+        return arrays(self.segments, self.tokens, sources, self.tail_places, pages, groups)
 
     def place(
         self, buffer: RowBuffer, sources: Sequence[int] = (), pages: int = 0, fixed: bool = True

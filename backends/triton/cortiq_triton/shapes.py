@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +25,8 @@ MANY_SEQUENCES = 32
 """Sequences of a batch of more rows than FEW_ROWS are this or a power of two above it: logits that
 nobody reads take little beside so many rows.
 """
+FEWEST_PAGES = 16
+"""Tiles without keys cost little; another shape costs a capture."""
 FILLING = 64
 """Positions of the page that all sequences which fill up share."""
 
@@ -34,13 +36,13 @@ class Scratch:
 
     Attributes
     ----------
-    page_addresses, block_address, log, tokens : as of a `TritonState`.
+    page_addresses, block_address, log, tokens : as of a `TritonState`; a page of each group.
     """
 
     tokens: Sequence[int] = ()
 
-    def __init__(self, page: int = 0, block: int = 0) -> None:
-        self.page_addresses = np.array([page], np.int64)
+    def __init__(self, pages: Sequence[int] = (0,), block: int = 0) -> None:
+        self.page_addresses = np.array(pages, np.int64)[:, None]
         self.block_address = block
         self.log = TokenLog()
 
@@ -58,6 +60,11 @@ def padded_sequences(count: int) -> int:
     count = max(count, LEAST_TILE)
     step = 8 if count <= 32 else 16 if count <= 128 else 32
     return -(-count // step) * step
+
+
+def table_width(states: Iterable[Any]) -> int:
+    """Pages that a shape's tables have room for: a power of two, so that few shapes are made."""
+    return max(FEWEST_PAGES, pow2(max(state.page_addresses.shape[1] for state in states)))
 
 
 class MixedSize(NamedTuple):

@@ -1,19 +1,21 @@
 """Answers of a step's rows: launched or captured for all alike, read in one copy.
 
 A row's answer is words of 32 bits: fault flag, token, digest (4), the drawn token's logit and
-logsumexp, then ids, values and logsumexp of the most likely tokens.
+logsumexp, then ids, values and logsumexp of the most likely tokens, and values asked for by name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
 import torch
 
-from cortiq.backend import Argmax, Digest, Draw, DrawnLogit, Row, Top, Want
+from cortiq.backend import Argmax, Digest, Draw, DrawnLogit, Named, Row, Top, Want
+from cortiq.backend.admission import value_of
 from cortiq.numerics.contract import TILE
 from cortiq_triton import draw, tail, top_logprobs
 from cortiq_triton.draw_numbers import (
@@ -37,6 +39,7 @@ class Asked:
     draws : what draws use; None where all rows want the argmax. tokens : whether any draws.
     digests : whether there are digests. top : how many of the most likely, a power of two.
     logits : whether the drawn tokens' logits are wanted; scaled : of logits with a calibration.
+    named : values asked for by name.
     """
 
     draws: Features | None
@@ -45,10 +48,18 @@ class Asked:
     top: int
     logits: bool
     scaled: bool
+    named: tuple[str, ...] = ()
+
+
+def names_of(wants: Sequence[Want]) -> tuple[str, ...]:
+    """Return the values that wants ask for by name."""
+    return tuple(sorted({want.name for want in wants if isinstance(want, Named)}))
 
 
 def answerable(row: Row) -> bool:
-    """Check whether a step can answer a row's wants: of its logits, one token at most."""
+    """Check whether a step can answer a row's wants: something of its logits, one token at most,
+    and values by name, if these are floats.
+    """
     drawing = 0
     for want in row.wants:
         if isinstance(want, Draw | Argmax):
@@ -58,9 +69,9 @@ def answerable(row: Row) -> bool:
         elif isinstance(want, Top):
             if not (type(want.count) is int and want.count <= MOST_TOP):
                 return False
-        elif not (isinstance(want, DrawnLogit) or want == Digest(LOGITS)):
+        elif not (isinstance(want, DrawnLogit | Named) or want == Digest(LOGITS)):
             return False
-    return bool(row.wants) and drawing < 2
+    return drawing < 2 and any(value_of(want) == LOGITS for want in row.wants)
 
 
 class StepAnswers:
@@ -102,9 +113,23 @@ class StepAnswers:
         parts += found or [tokens.new_zeros((count, 2))]
         if ordered is not None and asked.top:
             parts += [*top_logprobs.most_likely(ordered, asked.top), *total]
+        parts += [self._value(name) for name in asked.named]
         columns = [part.view(torch.int32).reshape(count, -1) for part in (faults, *parts)]
         self.packed = torch.cat(columns, dim=1)
         run.drawn[:count] = tokens
+
+    def _value(self, name: str) -> torch.Tensor:
+        run = self.run
+        return (run.all if name in run.all.values else run.tail).values[name].contiguous()
+
+    def _named(self, words: np.ndarray) -> dict[str, np.ndarray]:
+        """The rows of values asked for by name, of their words."""
+        found, at = {}, TOPS + (2 * self.asked.top + 1 if self.asked.top else 0)
+        for name in self.asked.named:
+            shape = self.run.plan.graph.values[name].shape
+            part = words[:, at : at + prod(shape)].view(np.float32)
+            found[name], at = part.reshape(len(words), *shape), at + prod(shape)
+        return found
 
     def _tokens(self, x: torch.Tensor, faults: torch.Tensor) -> torch.Tensor:
         run, asked = self.run, self.asked
@@ -122,7 +147,8 @@ class StepAnswers:
         digests = [tuple(row) for row in words[:, DIGEST].view(np.uint32).tolist()]
         logits = words[:, LOGIT].view(np.float32)
         ids, values = words[:, TOPS : TOPS + n], words[:, TOPS + n : TOPS + 2 * n].view(np.float32)
-        totals = words[:, TOPS + 2 * n :].view(np.float32)
+        totals = words[:, TOPS + 2 * n : TOPS + 2 * n + 1].view(np.float32)
+        named = self._named(words)
 
         def answer(want: Want, row: int) -> Any:
             if isinstance(want, Argmax | Draw):
@@ -131,6 +157,8 @@ class StepAnswers:
                 return digests[row]
             if isinstance(want, DrawnLogit):
                 return tuple(logits[row])
+            if isinstance(want, Named):
+                return named[want.name][row].copy()
             assert isinstance(want, Top)
             return ids[row, : want.count], values[row, : want.count], totals[row]
 

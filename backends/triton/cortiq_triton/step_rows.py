@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from cortiq.backend import LATE, Argmax, Batch, Draw, Row, Want
 from cortiq.backend.answers import drawing_want
 from cortiq.backend.executable import Accepted
 from cortiq.backend.requests import penalises
+from cortiq.backend.walk import Group
+from cortiq_triton.plan import Plan
+from cortiq_triton.run import Run
 from cortiq_triton.state import TritonState
-from cortiq_triton.step_answers import answerable
+from cortiq_triton.step_answers import answerable, names_of
+
+GIVEN = "given "
+"""Before the names of values that rows supply, among the arrays of a step."""
 
 
 class WantFacts(NamedTuple):
@@ -23,7 +31,7 @@ class WantFacts(NamedTuple):
     ----------
     answerable : whether a step can answer them. drawing : the want that draws. looks : whether it
         depends on the ids so far. is_late : whether its mask comes later. checked : the wants
-        without that mask.
+        without that mask. named : values asked for by name.
     """
 
     wants: tuple[Want, ...]
@@ -32,6 +40,7 @@ class WantFacts(NamedTuple):
     looks: bool
     is_late: bool
     checked: tuple[Want, ...]
+    named: tuple[str, ...]
 
 
 class KnownFacts:
@@ -53,7 +62,8 @@ class KnownFacts:
         if isinstance(drawing, Draw) and drawing.mask is LATE:
             bare = replace(drawing, mask=None)
             is_late, checked = True, tuple(bare if w is drawing else w for w in row.wants)
-        facts = WantFacts(row.wants, answerable(row), drawing, looks, is_late, checked)
+        named = names_of(row.wants)
+        facts = WantFacts(row.wants, answerable(row), drawing, looks, is_late, checked, named)
         if not getattr(drawing, "mask", None):  # masks have kilobytes, and change
             if len(self._held) >= self.MOST:
                 self._held.clear()
@@ -66,7 +76,8 @@ class StepRows(NamedTuple):
 
     Attributes
     ----------
-    sources : the row of the batch before that draws a row's id, or −1.
+    sources : the row of the batch before that draws a row's id, or −1. given : what rows supply in
+        place of values, by name: float32 [rows, …].
     """
 
     states: list[TritonState]
@@ -74,6 +85,7 @@ class StepRows(NamedTuple):
     tokens: list[int]
     sources: list[int]
     facts: list[WantFacts]
+    given: Mapping[str, np.ndarray] = MappingProxyType({})
 
     def looking(self) -> list[int]:
         """Return the rows whose draws depend on the ids so far."""
@@ -89,18 +101,68 @@ class StepRows(NamedTuple):
         return [Accepted(state, range(at, at + 1), [token]) for at, (state, token) in pairs]
 
 
-def plain_rows(batch: Batch, facts: KnownFacts) -> list[WantFacts] | None:
-    """Return the facts of a batch's rows; None unless each is another sequence's, supplies nothing
-    and wants only what a step can answer.
+def plain_rows(batch: Batch, facts: KnownFacts, plan: Plan) -> list[WantFacts] | None:
+    """Return the facts of a batch's rows; None unless each is another sequence's and wants only
+    what a step can answer. Values that rows name or supply must be the same ones, of floats.
     """
     found = []
     for row in batch.rows:
         known = facts.of(row)
-        if row.inputs or not known.answerable:
+        if not known.answerable:
             return None
         found.append(known)
+    if not found:
+        return None
+    named, given = found[0].named, batch.rows[0].inputs.keys()
+    if any(known.named != named for known in found):
+        return None
+    if any(row.inputs.keys() != given for row in batch.rows):
+        return None
+    values = plan.graph.values
+    if any(name not in values or values[name].dtype != "f32" for name in (*named, *given)):
+        return None
     states = {id(row.state) for row in batch.rows}
     return found if len(states) == len(found) else None
+
+
+def given_values(batch: Batch, plan: Plan) -> dict[str, np.ndarray]:
+    """Return what rows supply, float32 [rows, …] by name."""
+    found = {}
+    for name in batch.rows[0].inputs:
+        shape = plan.graph.values[name].shape
+        values = [np.asarray(row.inputs[name]).reshape(shape) for row in batch.rows]
+        with np.errstate(over="ignore"):  # float64 beyond float32 is infinite, and so a fault
+            found[name] = np.stack(values).astype(np.float32)
+    return found
+
+
+class StepRun(Run):
+    """A run of steps whose rows supply values, which are data like ids and positions.
+
+    Attributes
+    ----------
+    given : of the first step, float32 [rows, …] by name.
+    """
+
+    given: Mapping[str, np.ndarray] = MappingProxyType({})
+
+    def parts(self, sources: Sequence[int], pages: int) -> dict[str, np.ndarray]:
+        """Row metadata as arrays, and what rows supply."""
+        return super().parts(sources, pages) | _padded(self.given, len(self.rows))
+
+    def _replaced(self, name: str, value: Any, group: Group, faults: torch.Tensor) -> torch.Tensor:
+        """What all rows supply in place of a value."""
+        return self.snap(self.there[GIVEN + name].view(torch.float32), faults)
+
+
+def _padded(given: Mapping[str, np.ndarray], count: int) -> dict[str, np.ndarray]:
+    """The words of given values, filled up by zeros."""
+    found = {}
+    for name, rows in given.items():
+        whole = np.zeros((count, *rows.shape[1:]), np.float32)
+        whole[: len(rows)] = rows
+        found[GIVEN + name] = whole.view(np.int32)
+    return found
 
 
 class StepArrays:
@@ -123,10 +185,11 @@ class StepArrays:
             addresses = state.page_addresses
             if addresses is not self._pages[at]:  # these are made anew whenever one changes
                 self._pages[at] = addresses
-                line = parts["table"][at]
-                line[: len(addresses)] = addresses
-                line[len(addresses) :] = 0
+                lines, width = parts["table"][:, at], addresses.shape[1]
+                lines[:, :width] = addresses
+                lines[:, width:] = 0
                 parts["fixed"][at] = state.block_address
+        parts |= _padded(rows.given, len(self._pages))
         unread = [0] * lacking
         parts["tokens"][:] = rows.tokens + unread
         parts["sources"][:] = rows.sources + [-1] * lacking

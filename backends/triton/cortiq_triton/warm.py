@@ -23,13 +23,12 @@ from cortiq.backend.plan import Step
 from cortiq.numerics.sampling import Sampling
 from cortiq_triton.answers import Answers
 from cortiq_triton.asking import ask
-from cortiq_triton.decode import FEWEST_PAGES
 from cortiq_triton.draw_numbers import Stored
 from cortiq_triton.language import ceil_div
 from cortiq_triton.mixed import MOST_EACH
 from cortiq_triton.rowset import RowBuffer
 from cortiq_triton.run import Run
-from cortiq_triton.shapes import Scratch
+from cortiq_triton.shapes import FEWEST_PAGES, Scratch
 from cortiq_triton.step_answers import LOGITS, StepAnswers
 
 DIGEST = Digest(LOGITS)
@@ -119,6 +118,9 @@ def walk(executable: Any) -> None:
         for name, plan in executable.plans.items():
             if set(plan.graph.inputs) <= {"token", "position"}:
                 _walk(executable, name, LOGITS in plan.graph.values)
+        block = executable.scratch_memory()[1]
+        if block is not None:
+            executable.memory.warm(block)
 
 
 def _walk(executable: Any, name: str, answered: bool) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from cortiq.backend.extents import KEPT, MARK, MarkedExtent
-from cortiq.ir import Graph, Node, Program, Recurrent, ops, primitives_of
+from cortiq.backend.recurrences import Recurrence
 from cortiq_wgpu.device import GpuDevice
 from cortiq_wgpu.dispatch import MOST_TURNS
 from cortiq_wgpu.shader_source import ShaderSource, kernel
@@ -95,18 +95,8 @@ REPLAYED = {
 
 
 @dataclass(frozen=True)
-class RecurrentRows:
-    """Sizes of a recurrent slot and of the rows that drive it.
-
-    Attributes
-    ----------
-    decays : numbers of a head's decay. is_delta : whether it is a delta rule, or a state space.
-    """
-
-    slot: Recurrent
-    key_heads: int
-    decays: int
-    is_delta: bool
+class RecurrentRows(Recurrence):
+    """A recurrence and its place in memory."""
 
     @property
     def width(self) -> int:
@@ -151,25 +141,6 @@ class RecurrentRows:
         texts = {name: str(number) for name, number in numbers.items()}
         driven = driven.replace("{{PUSH}}", PUSH)
         return kernel("recurrence", dot, {**texts, **parts, "DRIVEN": driven, "PUSH": PUSH})
-
-
-def recurrences_of(program: Program) -> dict[str, RecurrentRows]:
-    """Return the sizes of each recurrent slot that a node of a program writes."""
-    graphs = primitives_of(program).graphs.values()
-    found = ((graph, node) for graph in graphs for node in graph.nodes)
-    mixers = (ops.DeltaRule, ops.StateSpace)
-    return {
-        node.slots["state"]: _rows_of(node, graph, program)
-        for graph, node in found
-        if isinstance(node.op, mixers)
-    }
-
-
-def _rows_of(node: Node, graph: Graph, program: Program) -> RecurrentRows:
-    slot: Any = program.slots[node.slots["state"]]
-    decays = prod(graph.values[node.inputs[3]].shape) // slot.shape[0]
-    op: Any = node.op
-    return RecurrentRows(slot, op.groups, decays, isinstance(op, ops.DeltaRule))
 
 
 class RecurrentReplay:

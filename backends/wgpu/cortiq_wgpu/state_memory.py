@@ -20,10 +20,11 @@ from cortiq.backend.paged_layout import PagedLayout
 from cortiq.backend.paged_memory import PagedMemory
 from cortiq.backend.pages import NoMemoryError, PageGroup
 from cortiq.backend.planes import POISON, Floats
+from cortiq.backend.recurrences import recurrences_of
 from cortiq.ir import KVRows, Program, Recurrent, Ring, Slot
 from cortiq.numerics.contract import TILE
 from cortiq_wgpu import page_layout
-from cortiq_wgpu.recurrent_memory import RecurrentReplay, recurrences_of
+from cortiq_wgpu.recurrent_memory import RecurrentReplay, RecurrentRows
 
 FIRST = 8
 """Pages, or blocks, that there is memory for at first, unless they are large."""
@@ -52,7 +53,7 @@ class WgpuStateMemory(PagedMemory):
         self, program: Program, gpu: Any, limit: int, poison: bool, windows: Mapping[str, int]
     ) -> None:
         self.gpu, self.limit, self.poison = gpu, limit, poison
-        self.slots, self.recurrences = program.slots, recurrences_of(program)
+        self.slots, self.recurrences = program.slots, recurrences_of(program, RecurrentRows)
         self.layout = PagedLayout(program, lambda name, _: 4 * self._words(name), windows=windows)
         self.buffers: dict[str, Any] = {}
         self._replay = RecurrentReplay(gpu, self.buffers)

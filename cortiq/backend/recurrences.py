@@ -1,0 +1,45 @@
+"""Recurrent slots and the rows that drive them, from which a state can be computed once more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import Any, TypeVar
+
+from cortiq.ir import Program, Recurrent, ops, primitives_of
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """Sizes of a recurrent slot and of the rows that drive it.
+
+    Attributes
+    ----------
+    key_heads : heads of q and k. decays : numbers of a head's decay.
+    is_delta : whether it is a delta rule, or a state space.
+    """
+
+    slot: Recurrent
+    key_heads: int
+    decays: int
+    is_delta: bool
+
+
+R = TypeVar("R", bound=Recurrence)
+
+
+def recurrences_of(
+    program: Program, make: Callable[[Recurrent, int, int, bool], R]
+) -> dict[str, R]:
+    """Return what `make` makes of each recurrent slot that a node of a program writes."""
+    found = {}
+    for graph in primitives_of(program).graphs.values():
+        for node in graph.nodes:
+            op = node.op
+            if isinstance(op, ops.DeltaRule | ops.StateSpace):
+                name = node.slots["state"]
+                slot: Any = program.slots[name]
+                decays = prod(graph.values[node.inputs[3]].shape) // slot.shape[0]
+                found[name] = make(slot, op.groups, decays, isinstance(op, ops.DeltaRule))
+    return found
