@@ -197,6 +197,11 @@ class LoadOptions(OptionSet):
         bool,
     )
     keep_weights: bool = option(True, "Keep weights in the cache as the backend packs them.", bool)
+    weights: str = option(
+        "auto", "Where kept weights are in a run: mapped from their file, in memory, or auto: "
+        "mapped in huge pages, or if they are large for the memory.",
+        choices=("auto", "mapped", "memory"),
+    )  # fmt: skip
     full_windows: bool = option(
         False, "Keep all rows behind attention windows: more memory, prefixes of any length.", bool
     )
