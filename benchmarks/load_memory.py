@@ -6,7 +6,7 @@
 A Llama of random weights is written to FOLDER in each format: a GGUF file in Q4_K, or safetensors
 in bf16, FP8 (scales of 128 by 128) or NVFP4 (modelopt's). Every load and conversion is a process of
 its own; on the CPU backend the first one, which packs, the second, which finds packed weights, and
-one with `--no-keep-weights`. What it says is the largest `Anonymous` of /proc/self/smaps_rollup,
+with --not-kept one that keeps none. What it says is the largest `Anonymous` of /proc/self/smaps_rollup,
 read fifty times a second, over what a process that has imported everything and loaded a tiny model
 has, and the seconds beside those of reading the file. Kept weights go to FOLDER, too.
 """
@@ -269,6 +269,7 @@ def main() -> None:
     parser.add_argument("--formats", nargs="*", default=["q4_k", "fp8", "nvfp4", "bf16"])
     parser.add_argument("--backends", nargs="*", default=["reference", "cpu"])
     parser.add_argument("--convert", nargs="*", default=["w4"])
+    parser.add_argument("--not-kept", action="store_true", help="load without kept weights, too")
     chosen = parser.parse_args()
     os.environ["CORTIQ_CACHE"] = str(chosen.folder / "cache")
     for name in chosen.formats:
@@ -279,7 +280,8 @@ def main() -> None:
             measured(backend, source)
             if backend == "cpu":
                 measured(backend, source)
-                measured(backend, source, keep="0")
+                if chosen.not_kept:
+                    measured(backend, source, keep="0")
         shutil.rmtree(chosen.folder / "cache", ignore_errors=True)
         for form in chosen.convert:
             measured("convert", source, str(chosen.folder / form))

@@ -16,7 +16,8 @@ def list(as_json: bool, known: bool) -> None:
     """List the models in the cache.
 
     Interrupted downloads are listed, too: `cortiq pull` resumes them, and `cortiq rm --unfinished`
-    removes them; `cortiq rm --kept` removes kept weights. A model of the kind "base" has no chat template: it continues texts.
+    removes them; `cortiq rm --kept` removes kept weights. A model of the kind "base" has no chat
+    template: it continues texts.
     """
     from cortiq.formats.cache import models_folder
     from cortiq.formats.fetch import list_cached, partial_downloads, size_of

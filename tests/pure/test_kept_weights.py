@@ -256,7 +256,8 @@ def test_entries_outside_the_file_are_none(tmp_path, entry):
     "data",
     [crafted({"a": ["one", 64, 5000]}, []), crafted({"a": ["one", 64, 5000]}, [0] * 6),
      crafted({"a": ["one", 64, 5000]}, ["x"] * 6), crafted([], [0] * 6),
-     crafted({"a": ["one", 64, 5000]}, [0] * 6, end=0), crafted({}, [0], b""), b"cortiqw2", b"cortiqw2" + b"\xff" * 20, b""],
+     crafted({"a": ["one", 64, 5000]}, [0] * 6, end=0), crafted({}, [0], b""), b"cortiqw2",
+     b"cortiqw2" + b"\xff" * 20, b""],
 )  # fmt: skip
 def test_tables_that_are_wrong_are_none(tmp_path, data):
     (path := tmp_path / "x.weights").write_bytes(data)

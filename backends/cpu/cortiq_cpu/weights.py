@@ -38,8 +38,9 @@ class PackedWeights:
         kept: WeightKeeper | None = None,
     ) -> None:
         self._source, self._pool, self._kept = source, pool, kept
-        # Those of a loaded model are read and checked when they are taken: not for their shape.
+        # Those of a loaded model are read, and checked, when they are packed: not for their shape.
         self._form = source.unchecked if isinstance(source, CheckedWeights) else source.__getitem__
+        self._once = source.once if isinstance(source, CheckedWeights) else source.__getitem__
         self._matrices: dict[str, PackedMatrix] = {}
         self._unplaced: list[str] = []
         self._vectors: dict[tuple[str, float, str], np.ndarray] = {}
@@ -79,11 +80,11 @@ class PackedWeights:
         matrix = PackedMatrix.unpacked(weight, prod(lead))
         self._matrices[name] = matrix
         if self._kept is None:
-            matrix.pack(self._source[name], name, self._pool)
+            matrix.pack(self._once(name), name, self._pool)
             return
         self._unplaced.append(name)
         if not self._kept.find(name, matrix.form, matrix.nbytes, self._pool):
-            parts = matrix.parts(self._source[name], name, self._pool)
+            parts = matrix.parts(self._once(name), name, self._pool)
             self._kept.add(name, matrix.form, matrix.nbytes, parts)
 
     def place(self) -> None:
