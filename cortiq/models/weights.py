@@ -129,11 +129,10 @@ def _converted(
     tensors: Sequence[StoredTensor], size: tuple[int, int], target: str, start: int, stop: int
 ) -> dict[str, npt.NDArray[Any]]:
     """Return parts of rows of tensors in a format, the rows of all one after the other."""
-    done = []
+    done: list[Parts] = []
     for index, tensor in enumerate(tensors):
-        first = max(start - index * size[0], 0)
-        last = min(stop - index * size[0], size[0])
-        if first < last or len(tensors) == 1:
+        first, last = (min(max(n - index * size[0], 0), size[0]) for n in (start, stop))
+        if first < last or (index == len(tensors) - 1 and not done):
             rows = raw_weight(tensor, size).rows(first, last)
             done.append(convert(rows, target, tensor.name).parts)
     if len(done) == 1:

@@ -15,9 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import safetensors.numpy
+from click.testing import CliRunner
 from folders import write_llama
 
 import cortiq
+from cortiq.cli.list import list as list_command
+from cortiq.cli.rm import rm
 from cortiq.formats import kept_file, kept_writer
 from cortiq.formats import kept_folder as folder_module
 from cortiq.formats import kept_weights as module
@@ -442,3 +445,59 @@ def test_weights_that_are_unsound_are_never_kept(folder):
         with pytest.raises(cortiq.CortiqError, match="up_proj"):
             digest(folder, keep_weights=True)
     assert files() == []
+
+
+def test_rm_removes_kept_weights_and_list_shows_them(folder):
+    digest(folder, keep_weights=True)
+    shown = CliRunner().invoke(list_command, [])
+    assert "kept weights: 1, " in shown.output + shown.stderr
+    assert json.loads(CliRunner().invoke(list_command, ["--json"]).stdout)["kept"][0]["of"]
+    assert "freed" in CliRunner().invoke(rm, ["--kept"]).output
+    assert files() == []
+
+
+class _Stored:
+    """A tensor of a file, all in memory."""
+
+    def __init__(self, values):
+        self.name, self.type = "t", "F32"
+        self.raw = np.ascontiguousarray(values, "<f4").view(np.uint8)
+
+
+@pytest.mark.parametrize("target", ["w4", "w8", "w8b256", "w16"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_rows_converted_in_passing_are_those_of_the_whole_and_are_not_kept(target, count):
+    values = np.random.default_rng(3).standard_normal((count, 7, 512), np.float32)
+    weight = conversion.matrix_weight([_Stored(v) for v in values], values.shape, target)
+    passing = weight.once()
+    for start, stop in ((0, 7 * count), (0, 1), (3, 6), (6, 7), (5, 7 * count), (4, 4)):
+        got, right = passing.rows(start, stop), weight.rows(start, stop)
+        assert got.parts.keys() == right.parts.keys() and got.origin == right.origin
+        assert all(np.array_equal(got.parts[key], right.parts[key]) for key in right.parts)
+    assert passing.parts._parts is None
+
+
+def test_a_fault_found_in_passing_is_named_with_its_row():
+    values = np.ones((2, 7, 512), np.float32)
+    values[1, 3, 5] = np.inf
+    stored = [_Stored(v) for v in values]
+    with pytest.raises(cortiq.CortiqError, match="row 3 holds inf"):
+        conversion.matrix_weight(stored, values.shape, "w8").once().rows(8, 12)
+
+
+def test_loading_holds_little_more_than_a_piece_of_a_model(folder, monkeypatch):
+    """Neither the packed weights nor what is converted on the way stay in memory."""
+    made = []
+
+    def counted(*arguments):
+        parts = converted(*arguments)
+        made.append(sum(part.nbytes for part in parts.values()))
+        return parts
+
+    converted = conversion._converted
+    monkeypatch.setattr(conversion, "_converted", counted)
+    monkeypatch.setattr("cortiq_cpu.packing.SLICE_BYTES", 1024)
+    with cortiq.load(folder, backend="cpu", keep_weights=True, weights="mapped") as model:
+        weights = next(iter(model.executable.plans.values())).weights._matrices.values()
+        assert not any(matrix.data.flags.writeable for matrix in weights)
+        assert len(made) > len(weights) and max(made) < 1024
