@@ -6,7 +6,7 @@
 A Llama of random weights is written to FOLDER in each format: a GGUF file in Q4_K, or safetensors
 in bf16, FP8 (scales of 128 by 128) or NVFP4 (modelopt's). Every load and conversion is a process of
 its own; on the CPU backend the first one, which packs, the second, which finds packed weights, and
-with --not-kept one that keeps none. What it says is the largest `Anonymous` of /proc/self/smaps_rollup,
+with --not-kept one that keeps none. It prints the largest `Anonymous` of /proc/self/smaps_rollup,
 read fifty times a second, over what a process that has imported everything and loaded a tiny model
 has, and the seconds beside those of reading the file. Kept weights go to FOLDER, too.
 """
@@ -48,7 +48,7 @@ TABLE = VOCABULARY * WIDTH
 CHUNK = 1 << 22
 
 
-class Stored(NamedTuple):
+class FileTensor(NamedTuple):
     """A tensor of a folder, and the bytes that are repeated to fill it."""
 
     name: str
@@ -81,28 +81,30 @@ def _bytes(stop: int) -> bytes:
     return np.random.default_rng(0).integers(0, stop, CHUNK, np.uint8).tobytes()
 
 
-def bf16(name: str, shape: tuple[int, ...]) -> Iterator[Stored]:
+def bf16(name: str, shape: tuple[int, ...]) -> Iterator[FileTensor]:
     """Yield a tensor's entry in bf16."""
-    yield Stored(f"{name}.weight", "BF16", shape, _bf16(CHUNK))
+    yield FileTensor(f"{name}.weight", "BF16", shape, _bf16(CHUNK))
 
 
-def fp8(name: str, shape: tuple[int, ...]) -> Iterator[Stored]:
+def fp8(name: str, shape: tuple[int, ...]) -> Iterator[FileTensor]:
     """Yield a matrix's codes in E4M3, and a scale for 128 rows and columns."""
-    yield Stored(f"{name}.weight", "F8_E4M3", shape, _bytes(0x70))
+    yield FileTensor(f"{name}.weight", "F8_E4M3", shape, _bytes(0x70))
     blocks = tuple(-(-n // 128) for n in shape)
     scales = np.full(1 << 10, 1e-4, "<f4").tobytes()
-    yield Stored(f"{name}.weight_scale_inv", "F32", blocks, scales)
+    yield FileTensor(f"{name}.weight_scale_inv", "F32", blocks, scales)
 
 
-def nvfp4(name: str, shape: tuple[int, ...]) -> Iterator[Stored]:
+def nvfp4(name: str, shape: tuple[int, ...]) -> Iterator[FileTensor]:
     """Yield a matrix's codes in E2M1, an E4M3 scale for 16 columns, and one for all."""
     height, width = shape
-    yield Stored(f"{name}.weight", "U8", (height, width // 2), _bytes(256))
-    yield Stored(f"{name}.weight_scale", "F8_E4M3", (height, width // 16), b"\x38" * (1 << 16))
-    yield Stored(f"{name}.weight_scale_2", "F32", (), np.full(1, 1e-3, "<f4").tobytes())
+    yield FileTensor(f"{name}.weight", "U8", (height, width // 2), _bytes(256))
+    yield FileTensor(f"{name}.weight_scale", "F8_E4M3", (height, width // 16), b"\x38" * (1 << 16))
+    yield FileTensor(f"{name}.weight_scale_2", "F32", (), np.full(1, 1e-3, "<f4").tobytes())
 
 
-FOLDERS: Mapping[str, tuple[Callable[[str, tuple[int, ...]], Iterator[Stored]], dict[str, Any]]] = {
+FOLDERS: Mapping[
+    str, tuple[Callable[[str, tuple[int, ...]], Iterator[FileTensor]], dict[str, Any]]
+] = {
     "bf16": (bf16, {}),
     "fp8": (fp8, {"quant_method": "fp8", "weight_block_size": [128, 128]}),
     "nvfp4": (nvfp4, {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
@@ -115,7 +117,7 @@ def write_folder(folder: Path, gigabytes: float) -> Path:
     """Write a folder of so many bytes; its name is the format. The table and norms are in bf16."""
     entries, quantisation = FOLDERS[folder.name]
 
-    def stored(layers: int) -> list[Stored]:
+    def stored(layers: int) -> list[FileTensor]:
         return [
             part
             for name, shape in tensors(layers).items()

@@ -192,16 +192,12 @@ class LoadOptions(OptionSet):
         int, least=0,
     )  # fmt: skip
     strict_placement: bool = option(
-        False,
-        "Fail if the backend declines a node, instead of computing it on the reference.",
-        bool,
-    )
+        False, "Fail if the backend declines a node, instead of computing it on the reference.",
+        bool)  # fmt: skip
     keep_weights: bool = option(True, "Keep weights in the cache as the backend packs them.", bool)
     weights: str = option(
-        "auto", "Where kept weights are in a run: mapped from their file, in memory, or auto: "
-        "mapped in huge pages, or if they are large for the memory.",
-        choices=("auto", "mapped", "memory"),
-    )  # fmt: skip
+        "auto", "Where kept weights are: auto maps their file if it is large, or in huge pages.",
+        choices=("auto", "mapped", "memory"))  # fmt: skip
     full_windows: bool = option(
         False, "Keep all rows behind attention windows: more memory, prefixes of any length.", bool
     )

@@ -41,7 +41,7 @@ POPULATE_READ = 22
 """`MADV_POPULATE_READ` of Linux: an error where reading would end the process."""
 
 
-class Place(NamedTuple):
+class WeightPlace(NamedTuple):
     """A weight in a file: what its bytes mean, and where they are."""
 
     form: str
@@ -50,10 +50,10 @@ class Place(NamedTuple):
 
 
 class Table(NamedTuple):
-    """What a file says of itself: the model's first file, its weights, checksums, their end."""
+    """The table of a file: the model's first file, places of weights, checksums, where they end."""
 
     source: str
-    weights: dict[str, Place]
+    weights: dict[str, WeightPlace]
     checksums: list[int]
     end: int
 
@@ -82,7 +82,7 @@ def _table(number: int) -> Table | None:
     try:
         said = parse_object(data, "kept weights")
         source, sums = said["source"], said["checksums"]
-        weights = {name: Place(*place) for name, place in said["weights"].items()}
+        weights = {name: WeightPlace(*place) for name, place in said["weights"].items()}
     except (FormatError, KeyError, TypeError, AttributeError):
         return None
     right = isinstance(source, str) and isinstance(sums, list) and len(sums) == -(-end // PIECE)
@@ -92,7 +92,7 @@ def _table(number: int) -> Table | None:
     return Table(source, weights, sums, end)
 
 
-def _within(place: Place, end: int) -> bool:
+def _within(place: WeightPlace, end: int) -> bool:
     form, *numbers = place
     if not isinstance(form, str) or not all(type(n) is int and n >= 0 for n in numbers):
         return False

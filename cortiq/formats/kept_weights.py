@@ -39,7 +39,7 @@ CODE = ("formats", "models", "numerics", "ir", "backend")
 
 
 class KeptPolicy(NamedTuple):
-    """How weights are held.
+    """The choice where weights are in a run.
 
     Attributes
     ----------

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cortiq.formats import kept_file
-from cortiq.formats.kept_file import HEAD, MAGIC, START, MappedFile, Place
+from cortiq.formats.kept_file import HEAD, MAGIC, START, MappedFile, WeightPlace
 
 if TYPE_CHECKING:
     from cortiq.formats.kept_file import Bytes
@@ -48,7 +48,7 @@ class WeightsWriter:
             self._number = os.open(self._part, how | os.O_CREAT | os.O_EXCL, 0o600)
             self._is_named = True
         fcntl.flock(self._number, fcntl.LOCK_EX)
-        self.weights: dict[str, Place] = {}
+        self.weights: dict[str, WeightPlace] = {}
         self.end, self._written = START, 0
         self._staged = bytearray(START)
         self._checksums: list[int] = []
@@ -58,7 +58,7 @@ class WeightsWriter:
         gap = -self.end % START
         self._staged += bytes(gap)
         self.end += gap
-        self.weights[name] = Place(form, self.end, nbytes)
+        self.weights[name] = WeightPlace(form, self.end, nbytes)
 
     def append(self, data: Bytes) -> None:
         """Take the next bytes; after an error they are not lost either (`read`)."""
@@ -72,7 +72,7 @@ class WeightsWriter:
             self._written += piece
             del self._staged[:piece]
 
-    def read(self, place: Place, target: Bytes) -> None:
+    def read(self, place: WeightPlace, target: Bytes) -> None:
         """Fill an array with a weight's bytes as far as they were taken."""
         stop = min(place.offset + place.nbytes, self.end)
         middle = min(max(place.offset, self._written), stop)

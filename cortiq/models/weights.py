@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cortiq.errors import FormatError, RequestError
-from cortiq.numerics.layouts import LAYOUTS, PartsByRows, Weight, floats
+from cortiq.numerics.layouts import LAYOUTS, Weight, floats
+from cortiq.numerics.parts_by_rows import PartsByRows
 from cortiq.numerics.weights import TARGETS, convert, target_layout
 
 Parts = Mapping[str, npt.NDArray[Any]]

@@ -6,7 +6,6 @@ and tied tensors are views of it. `decode` gives the integers that the matmul is
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,6 +23,7 @@ from cortiq.numerics.contract import (
     magnitude_bits,
     snap,
 )
+from cortiq.numerics.parts_by_rows import PartsByRows
 from cortiq.numerics.quantise import from_planes
 from cortiq.numerics.unpacked_weights import (
     Bytes,
@@ -144,25 +144,6 @@ GGML_LAYOUTS: Mapping[int, Layout] = {
     layout.ggml_type: layout for layout in _GGUF if layout.ggml_type is not None
 }
 """Layouts by the type number in GGUF files."""
-
-
-class PartsByRows(Mapping[str, npt.NDArray[Any]]):
-    """Parts of a weight that are kept once they are made, or made row by row and not kept.
-
-    Attributes
-    ----------
-    in_passing : whether `rows` makes rows and keeps none.
-    """
-
-    in_passing: bool
-
-    @abstractmethod
-    def rows(self, start: int, stop: int) -> dict[str, npt.NDArray[Any]]:
-        """Make the parts of some rows."""
-
-    @abstractmethod
-    def once(self) -> PartsByRows:
-        """Return the same parts, rows of which are made whenever they are asked for."""
 
 
 @dataclass(frozen=True)
