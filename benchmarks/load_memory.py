@@ -1,25 +1,31 @@
-"""Anonymous memory of loading and converting a large checkpoint, made up for the purpose.
+"""Anonymous memory and time of loading and converting a large checkpoint, made up for the purpose.
 
-    python benchmarks/load_memory.py FOLDER --gigabytes 2 [--backends reference cpu]
+    python benchmarks/load_memory.py FOLDER --gigabytes 8 [--formats q4_k fp8 nvfp4 bf16]
+        [--backends reference cpu] [--convert w4 w8]
 
-A Llama of random weights is written to FOLDER as bf16 safetensors and as a GGUF file in Q4_K, and
-converted from the first to w4. Every load and conversion is a process of its own; what it says is
-the largest `Anonymous` of /proc/self/smaps_rollup, read fifty times a second, over what a process
-that has imported everything and loaded a tiny model has.
+A Llama of random weights is written to FOLDER in each format: a GGUF file in Q4_K, or safetensors
+in bf16, FP8 (scales of 128 by 128) or NVFP4 (modelopt's). Every load and conversion is a process of
+its own; on the CPU backend the first one, which packs, the second, which finds packed weights, and
+with --not-kept one that keeps none. It prints the largest `Anonymous` of /proc/self/smaps_rollup,
+read fifty times a second, over what a process that has imported everything and loaded a tiny model
+has, and the seconds beside those of reading the file. Kept weights go to FOLDER, too.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from math import prod
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import gguf
 import numpy as np
@@ -42,6 +48,20 @@ TABLE = VOCABULARY * WIDTH
 CHUNK = 1 << 22
 
 
+class FileTensor(NamedTuple):
+    """A tensor of a folder, and the bytes that are repeated to fill it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    pattern: bytes
+
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
+        return prod(self.shape) * BYTES[self.dtype]
+
+
 def tensors(layers: int) -> dict[str, tuple[int, ...]]:
     """Return shapes by name, as a folder has them."""
     found: dict[str, tuple[int, ...]] = {"model.embed_tokens": (VOCABULARY, WIDTH)}
@@ -50,29 +70,83 @@ def tensors(layers: int) -> dict[str, tuple[int, ...]]:
     return found | {"model.norm": (WIDTH,)}
 
 
-def write_bf16(folder: Path, gigabytes: float) -> Path:
-    """Write a folder of so many bytes in bf16."""
-    layers = max(1, round((gigabytes * 1e9 - 2 * TABLE) / (2 * LAYER)))
+@cache
+def _bf16(size: int) -> bytes:
+    values = np.random.default_rng(0).standard_normal(size).astype("<f4") * 0.02
+    return (values.view("<u4") >> 16).astype("<u2").tobytes()
+
+
+@cache
+def _bytes(stop: int) -> bytes:
+    return np.random.default_rng(0).integers(0, stop, CHUNK, np.uint8).tobytes()
+
+
+def bf16(name: str, shape: tuple[int, ...]) -> Iterator[FileTensor]:
+    """Yield a tensor's entry in bf16."""
+    yield FileTensor(f"{name}.weight", "BF16", shape, _bf16(CHUNK))
+
+
+def fp8(name: str, shape: tuple[int, ...]) -> Iterator[FileTensor]:
+    """Yield a matrix's codes in E4M3, and a scale for 128 rows and columns."""
+    yield FileTensor(f"{name}.weight", "F8_E4M3", shape, _bytes(0x70))
+    blocks = tuple(-(-n // 128) for n in shape)
+    scales = np.full(1 << 10, 1e-4, "<f4").tobytes()
+    yield FileTensor(f"{name}.weight_scale_inv", "F32", blocks, scales)
+
+
+def nvfp4(name: str, shape: tuple[int, ...]) -> Iterator[FileTensor]:
+    """Yield a matrix's codes in E2M1, an E4M3 scale for 16 columns, and one for all."""
+    height, width = shape
+    yield FileTensor(f"{name}.weight", "U8", (height, width // 2), _bytes(256))
+    yield FileTensor(f"{name}.weight_scale", "F8_E4M3", (height, width // 16), b"\x38" * (1 << 16))
+    yield FileTensor(f"{name}.weight_scale_2", "F32", (), np.full(1, 1e-3, "<f4").tobytes())
+
+
+FOLDERS: Mapping[
+    str, tuple[Callable[[str, tuple[int, ...]], Iterator[FileTensor]], dict[str, Any]]
+] = {
+    "bf16": (bf16, {}),
+    "fp8": (fp8, {"quant_method": "fp8", "weight_block_size": [128, 128]}),
+    "nvfp4": (nvfp4, {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
+}
+"""How a folder's matrices are stored, and what its configuration says of it."""
+BYTES = {"BF16": 2, "F32": 4, "F8_E4M3": 1, "U8": 1}
+
+
+def write_folder(folder: Path, gigabytes: float) -> Path:
+    """Write a folder of so many bytes; its name is the format. The table and norms are in bf16."""
+    entries, quantisation = FOLDERS[folder.name]
+
+    def stored(layers: int) -> list[FileTensor]:
+        return [
+            part
+            for name, shape in tensors(layers).items()
+            for part in (entries if "proj" in name else bf16)(name, shape)
+        ]
+
+    one, two = (sum(part.nbytes for part in stored(count)) for count in (1, 2))
+    layers = max(1, 1 + round((gigabytes * 1e9 - one) / (two - one)))
     folder.mkdir(parents=True)
     config = {
         "model_type": "llama", "vocab_size": VOCABULARY, "hidden_size": WIDTH,
         "intermediate_size": INNER, "num_hidden_layers": layers, "num_attention_heads": HEADS,
         "num_key_value_heads": KV_HEADS, "rms_norm_eps": 1e-5, "max_position_embeddings": 2048,
         "tie_word_embeddings": True,
+        **({"quantization_config": quantisation} if quantisation else {}),
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
-    header, end = {}, 0
-    for name, shape in tensors(layers).items():
-        start, end = end, end + 2 * prod(shape)
-        entry = {"dtype": "BF16", "shape": list(shape), "data_offsets": [start, end]}
-        header[f"{name}.weight"] = entry
+    header, end, parts = {}, 0, stored(layers)
+    for part in parts:
+        start, end = end, end + part.nbytes
+        entry = {"dtype": part.dtype, "shape": list(part.shape), "data_offsets": [start, end]}
+        header[part.name] = entry
     text = json.dumps(header).encode()
-    pattern = np.random.default_rng(0).standard_normal(CHUNK).astype("<f4") * 0.02
-    body = (pattern.view("<u4") >> 16).astype("<u2").tobytes()
+    text += b" " * (-len(text) % 64)
     with (folder / "model.safetensors").open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for start in range(0, end, len(body)):
-            file.write(body[: end - start])
+        for part in parts:
+            for start in range(0, part.nbytes, len(part.pattern)):
+                file.write(part.pattern[: part.nbytes - start])
     return folder
 
 
@@ -140,32 +214,51 @@ def most_anonymous(work: Callable[[], object]) -> int:
 
 
 def child(what: str, source: str, to: str) -> None:
-    """Do one thing; print what it takes over a process that has everything imported."""
+    """Do one thing; print what it takes over a process that has everything imported, and times."""
     import cortiq
     from cortiq.convert.run import convert_model
 
+    loaded: list[cortiq.Model] = []
     if what == "convert":
-        before, started = anonymous(), time.process_time()
-        most = most_anonymous(lambda: convert_model(source, to, "w4"))
+        before, started = anonymous(), (time.perf_counter(), time.process_time())
+        most = most_anonymous(lambda: convert_model(source, to, Path(to).name))
     else:
         cortiq.load("synthetic:tiny-llama", backend=what).close()
-        before, started = anonymous(), time.process_time()
-        most = most_anonymous(lambda: cortiq.load(source, backend=what))
-    print(json.dumps([most - before, time.process_time() - started]))
+        before, started = anonymous(), (time.perf_counter(), time.process_time())
+        most = most_anonymous(lambda: loaded.append(cortiq.load(source, backend=what)))
+    times = time.perf_counter() - started[0], time.process_time() - started[1]
+    print(json.dumps([most - before, *times]))
 
 
-def measured(what: str, source: Path, to: str = "") -> None:
+def reading(files: list[Path]) -> float:
+    """Return the seconds of reading files, which are dropped from the system's cache first."""
+    for file in files:
+        with file.open("rb") as opened:
+            os.fsync(opened.fileno())
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    started = time.perf_counter()
+    for file in files:
+        with file.open("rb", buffering=0) as opened:
+            while opened.read(CHUNK):
+                pass
+    return time.perf_counter() - started
+
+
+def measured(what: str, source: Path, to: str = "", keep: str = "1") -> None:
     """Measure in a process of its own, and print a line."""
-    command = [sys.executable, __file__, "--child", what, str(source), to]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        print(f"{what:10} {source.name:16} failed: {done.stderr.strip().splitlines()[-1]}")
-        return
-    taken, seconds = json.loads(done.stdout)
     files = [source] if source.is_file() else list(source.iterdir())
-    size = sum(file.stat().st_size for file in files)
-    print(f"{what:10} {source.name:16} {size / 1e9:.2f} GB: {taken / 1e9:.3f} GB anonymous,"
-          f" {taken / size:.3f} of it, {seconds:.0f} s of processor time", flush=True)  # fmt: skip
+    size, read = sum(file.stat().st_size for file in files), reading(files)
+    command = [sys.executable, __file__, "--child", what, str(source), to]
+    environment = {**os.environ, "CORTIQ_KEEP_WEIGHTS": keep}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    what = f"{what} {Path(to).name}" if to else what if keep == "1" else f"{what}, not kept"
+    if done.returncode:
+        print(f"{what:14} {source.name:10} failed: {done.stderr.strip().splitlines()[-1]}")
+        return
+    taken, wall, seconds = json.loads(done.stdout)
+    print(f"{what:14} {source.name:10} {size / 1e9:.2f} GB: {taken / 1e9:.3f} GB anonymous,"
+          f" {taken / size:.3f} of it; {wall:.1f} s, {seconds:.1f} s of processor time; reading it"
+          f" takes {read:.1f} s", flush=True)  # fmt: skip
 
 
 def main() -> None:
@@ -175,16 +268,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--gigabytes", type=float, default=2.0)
+    parser.add_argument("--formats", nargs="*", default=["q4_k", "fp8", "nvfp4", "bf16"])
     parser.add_argument("--backends", nargs="*", default=["reference", "cpu"])
+    parser.add_argument("--convert", nargs="*", default=["w4"])
+    parser.add_argument("--not-kept", action="store_true", help="load without kept weights, too")
     chosen = parser.parse_args()
-    places = [
-        write_bf16(chosen.folder / "bf16", chosen.gigabytes),
-        write_q4_k(chosen.folder / "q4_k" / "q4_k.gguf", chosen.gigabytes),
-    ]
-    measured("convert", places[0], str(chosen.folder / "w4"))
-    for source in (*places, chosen.folder / "w4"):
+    os.environ["CORTIQ_CACHE"] = str(chosen.folder / "cache")
+    for name in chosen.formats:
+        place = chosen.folder / name
+        write = write_folder if name in FOLDERS else write_q4_k
+        source = write(place if name in FOLDERS else place / "q4_k.gguf", chosen.gigabytes)
         for backend in chosen.backends:
             measured(backend, source)
+            if backend == "cpu":
+                measured(backend, source)
+                if chosen.not_kept:
+                    measured(backend, source, keep="0")
+        shutil.rmtree(chosen.folder / "cache", ignore_errors=True)
+        for form in chosen.convert:
+            measured("convert", source, str(chosen.folder / form))
+            shutil.rmtree(chosen.folder / form)
+        shutil.rmtree(place)
     shutil.rmtree(chosen.folder)
     return None
 

@@ -166,8 +166,7 @@ class LoadOptions(OptionSet):
     device: str | None = option(None, "Device of the backend.", metavar="NAME")
     context: int | None = option(
         None, "Longest sequence in tokens; by default the model's own.", int, least=1,
-        bits=True,
-    )  # fmt: skip
+        bits=True)  # fmt: skip
     weight_format: str | None = option(
         None, "Format of all matrices: w4, w4-5, w8, w8b256, w16, or f32 (only of floats).",
         bits=True, choices=("w4", "w4-5", "w8", "w8b256", "w16", "f32"),
@@ -192,11 +191,12 @@ class LoadOptions(OptionSet):
         int, least=0,
     )  # fmt: skip
     strict_placement: bool = option(
-        False,
-        "Fail if the backend declines a node, instead of computing it on the reference.",
-        bool,
+        False, "Fail if the backend declines a node instead of using the reference.", bool
     )
     keep_weights: bool = option(True, "Keep weights in the cache as the backend packs them.", bool)
+    weights: str = option(
+        "auto", "Where kept weights are: auto maps their file if it is large, or in huge pages.",
+        choices=("auto", "mapped", "memory"))  # fmt: skip
     full_windows: bool = option(
         False, "Keep all rows behind attention windows: more memory, prefixes of any length.", bool
     )

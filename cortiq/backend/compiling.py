@@ -47,6 +47,16 @@ class CheckedWeights(Mapping[str, Weight]):
             self._sound.add(id(whole))
         return weight
 
+    def once(self, name: str) -> Weight:
+        """Return a weight to be read once, by rows, by a caller who checks it as he reads.
+
+        What is converted is converted row by row then, and not kept.
+        """
+        weight = self._weights[name]
+        if weight.whole is None:
+            self._sound.add(id(weight))
+        return weight.once()
+
     def unchecked(self, name: str) -> Weight:
         """Return a weight without reading it: its shape and layout are what the program says."""
         return self._weights[name]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -62,22 +62,30 @@ Support = Supported | Declined
 class WeightKeeper(Protocol):
     """Weights as a backend prepared them, kept between runs.
 
-    A backend with `keeps_weights = True` gets one, when a model of files is loaded.
+    A backend with `keeps_weights = True` gets one, when a model of files is loaded. Of each weight
+    it asks `find`, and gives what is not there to `add`; after `place` it takes the bytes, which
+    are a mapped file's or in memory.
 
     Attributes
     ----------
-    taken : names whose bytes were read; what they were made of was checked when they were kept.
+    taken : names that were found; what they were made of was checked when they were kept.
     """
 
     taken: set[str]
 
-    def read(
-        self, name: str, form: str, target: npt.NDArray[np.uint8], pool: Executor | None = None
-    ) -> bool:
-        """Fill `target` with a weight of this form; return whether it was there, and whole."""
+    def find(self, name: str, form: str, nbytes: int, pool: Executor | None = None) -> bool:
+        """Return whether a weight of this form and size is there."""
 
-    def add(self, name: str, form: str, data: npt.NDArray[np.uint8]) -> None:
-        """Take a weight that was prepared, which stays as it is until the program is compiled."""
+    def add(
+        self, name: str, form: str, nbytes: int, parts: Iterable[npt.NDArray[np.uint8]]
+    ) -> None:
+        """Take a weight that is prepared now, its bytes part by part."""
+
+    def place(self, pool: Executor | None = None) -> None:
+        """Have the bytes of all weights so far where they stay."""
+
+    def data(self, name: str) -> npt.NDArray[np.uint8]:
+        """Return a weight's bytes, after `place`: at a multiple of 64, not to be changed."""
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,12 @@ def list(as_json: bool, known: bool) -> None:
     """List the models in the cache.
 
     Interrupted downloads are listed, too: `cortiq pull` resumes them, and `cortiq rm --unfinished`
-    removes them. A model of the kind "base" has no chat template: it continues texts.
+    removes them; `cortiq rm --kept` removes kept weights. A model of the kind "base" has no chat
+    template: it continues texts.
     """
     from cortiq.formats.cache import models_folder
     from cortiq.formats.fetch import list_cached, partial_downloads, size_of
+    from cortiq.formats.kept_folder import kept_files, kept_folder
 
     if known:
         _list_known(as_json)
@@ -33,13 +35,18 @@ def list(as_json: bool, known: bool) -> None:
              "licence": _licence(n), "commit": _commit(n)}
             for n, path in list_cached().items()
         ]  # fmt: skip
-        print_json({"folder": str(models_folder()), "models": models, "unfinished": parts})
+        kept = [{"path": str(k.path), "bytes": k.nbytes, "of": k.source} for k in kept_files()]
+        print_json(
+            {"folder": str(models_folder()), "models": models, "unfinished": parts, "kept": kept}
+        )
         return
     rows = [(n, _kind(path), byte_count(sizes[n]), str(path)) for n, path in list_cached().items()]
     if rows:
         print_table(("model", "kind", "size", "path"), rows, whole=True)
     for name, size in parts.items():
         note(f"unfinished: {name}, {byte_count(size)}")
+    if kept_sizes := [entry.nbytes for entry in kept_files()]:
+        note(f"kept weights: {len(kept_sizes)}, {byte_count(sum(kept_sizes))} in {kept_folder()}")
     if not sizes:
         note(f"no models in {models_folder()}; `cortiq list --known` shows what can be pulled")
 

@@ -15,7 +15,7 @@ from cortiq.formats.cache import PARTIAL_SUFFIX, Progress, models_folder, worksp
 from cortiq.formats.hash_records import first_mismatch, remove_record
 from cortiq.formats.hub_models import HUB_MODELS, HubModel
 from cortiq.formats.hub_names import FORM, names_in_cache
-from cortiq.formats.kept_weights import drop_orphans, kept_folder
+from cortiq.formats.kept_folder import drop_orphans, kept_folder
 from cortiq.formats.known_models import KNOWN_MODELS, KnownModel
 
 __all__ = [

@@ -1,62 +1,60 @@
-"""Weights as a backend prepared them, kept in the cache between runs.
+"""Weights as a backend prepared them, kept in the cache between runs, and mapped from there.
 
 One file for each model and form, `kept/NAME-KEY.weights` beside the folder of models. The key
 covers what the bytes follow from: the model's files (device, inode, size, times of change), how
-they were loaded, and the code that prepares them. A file is hostile until it is checked: bounds
-before anything is allocated, a checksum of every piece, and it must be this user's. Whatever is
-wrong with one, the weights are prepared anew.
+they were loaded, and the code that prepares them. A file is hostile until it is checked, and is
+read as a whole first: one that differs from what was written is made anew.
+
+Weights that are prepared go to the file one by one, so that a model never lies in memory twice, nor
+in memory that the system cannot take back. Where nothing can be written they lie in memory.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import re
-import shutil
-import struct
-import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cortiq.atomic import write_atomically
 from cortiq.errors import FormatError
-from cortiq.formats.cache import models_folder
-from cortiq.formats.strict_json import parse_object
+from cortiq.formats.kept_file import START, MappedFile, WeightsFile, opened
+from cortiq.formats.kept_folder import SUFFIX, has_room, kept_folder, make_room
+from cortiq.formats.kept_writer import WeightsWriter
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+    from cortiq.formats.kept_file import Bytes
 
-    Bytes = npt.NDArray[np.uint8]
-
-MAGIC = b"cortiqw1"
-SUFFIX = ".weights"
 LEAST_BYTES = 1 << 20
-"""Fewer are prepared sooner than they are written."""
-MOST_BYTES = 16 << 30
-"""Most bytes of all kept files; those unused for longest go first."""
-MOST_HEADER = 16 << 20
-PIECE = 4 << 20
-"""Bytes under one checksum, which one thread reads."""
+"""A smaller model is prepared sooner than a file is written."""
+HUGE_SHARE = 0.75
+"""Least share of huge pages with which mapped weights are read as fast as those in memory."""
+MEMORY_SHARE = 0.25
+"""Weights of a larger share of the free memory are mapped in any case."""
 CODE = ("formats", "models", "numerics", "ir", "backend")
 """Packages whose code decides what is prepared."""
 
 
-class _Entry(NamedTuple):
-    """A weight's place in the file, and the checksums of its pieces."""
+class KeptPolicy(NamedTuple):
+    """The choice where weights are in a run.
 
-    form: str
-    offset: int
-    nbytes: int
-    checksums: list[int]
+    Attributes
+    ----------
+    where : "mapped"; "memory", into which they are copied; or "auto", which maps what the system
+        maps in huge pages, or is large for the memory.
+    size : bytes of the model's files. free : bytes of memory that are free, None if unknown.
+    """
+
+    where: str = "auto"
+    size: int = 0
+    free: int | None = None
 
 
 class KeptWeights:
-    """The prepared weights of one model: those of the last run, and those for the next.
+    """The prepared weights of one model: those of the last run, or those for the next.
 
     Parameters
     ----------
@@ -64,130 +62,174 @@ class KeptWeights:
 
     Attributes
     ----------
-    taken : names that were read and found as they were written.
+    taken : names that were found as they were written.
+    notes : what keeps the weights from being kept, if something does.
     """
 
-    def __init__(self, path: Path, source: Path) -> None:
-        self._path, self._source = path, source
+    def __init__(self, path: Path, source: Path, policy: KeptPolicy | None = None) -> None:
+        self._path, self._source, self._policy = path, source, policy or KeptPolicy()
         self.taken: set[str] = set()
-        self._held: dict[str, tuple[str, Bytes]] = {}
-        self._made = False
-        self._file, self._entries = _opened(path)
+        self.notes: tuple[str, ...] = ()
+        self._file: WeightsFile | None = opened(path)
+        self._is_checked = self._is_new = False
+        self._writer: WeightsWriter | None = None
+        self._data: dict[str, Bytes] = {}
 
-    def read(self, name: str, form: str, target: Bytes, pool: Executor | None = None) -> bool:
-        """Fill `target` with a weight; return whether it is there, in this form and whole.
+    def find(self, name: str, form: str, nbytes: int, pool: Executor | None = None) -> bool:
+        """Return whether a weight is there, in this form.
 
         Parameters
         ----------
-        form : what the bytes mean: another form is another weight.
-        pool : whose threads read.
+        form : what the bytes mean: another form is another weight. pool : whose threads read.
         """
-        entry = self._entries.get(name)
-        if entry is None or (entry.form, entry.nbytes) != (form, target.nbytes):
+        if self._file is not None and not self._is_checked:
+            self._is_checked = True
+            if not self._file.is_whole(pool):
+                self._file = None
+        weights = self._writer.weights if self._writer is not None else {}
+        if name in weights or name in self._data:
+            return True
+        place = self._file.weights.get(name) if self._file is not None else None
+        if self._is_new or place is None or (place.form, place.nbytes) != (form, nbytes):
             return False
-        number = self._file.fileno()
+        self.taken.add(name)
+        return True
 
-        def piece(index: int) -> bool:
-            part = target.data[index * PIECE : (index + 1) * PIECE]
-            at, got = entry.offset + index * PIECE, 0
-            while got < len(part):
-                count = os.preadv(number, [part[got:]], at + got)
-                if not count:
-                    return False
-                got += count
-            return zlib.crc32(part) == entry.checksums[index]
+    def add(self, name: str, form: str, nbytes: int, parts: Iterable[Bytes]) -> None:
+        """Take a weight that is prepared now, its bytes part by part."""
+        if not self._is_new:
+            self._begin()
+        if self._writer is not None:
+            self._writer.start(name, form, nbytes)
+        else:
+            self._data[name] = _aligned(nbytes)
+        done = 0
+        for part in parts:
+            if self._writer is None:
+                self._data[name][done : done + part.nbytes] = part
+            else:
+                self._append(part)
+            done += part.nbytes
 
-        pieces = range(len(entry.checksums))
-        try:
-            whole = all(list(map(piece, pieces) if pool is None else pool.map(piece, pieces)))
-        except OSError:
-            whole = False
-        if whole:
-            self.taken.add(name)
-            self._held[name] = form, target
-        return whole
+    def place(self, pool: Executor | None = None) -> None:
+        """Map the weights that were found or taken, or copy them to memory."""
+        if self._writer is not None:
+            try:
+                mapped, places = self._writer.map(), self._writer.weights
+            except OSError as error:
+                return self._to_memory(error)
+        elif self._file is not None and not self._is_new:
+            mapped = self._file.mapped
+            places = {name: self._file.weights[name] for name in self.taken}
+        else:
+            return None
+        new = {name: place for name, place in places.items() if name not in self._data}
+        views = {name: mapped.bytes[p.offset : p.offset + p.nbytes] for name, p in new.items()}
+        if not self._is_mapped(mapped):
+            copies = (
+                map(_copied, views.values()) if pool is None else pool.map(_copied, views.values())
+            )
+            views = dict(zip(views, copies, strict=True))
+        self._data |= views
+        return None
 
-    def add(self, name: str, form: str, data: Bytes) -> None:
-        """Take a weight that was prepared, for the next run; it must not change until `finish`."""
-        self._held[name], self._made = (form, data), True
+    def data(self, name: str) -> Bytes:
+        """Return a weight's bytes once they are placed: at a multiple of 64, not to be changed."""
+        return self._data[name]
 
     def finish(self) -> None:
-        """Write what was prepared, if it was not all read; forget the arrays.
+        """Give what was prepared its name in the cache."""
+        try:
+            if self._writer is None:
+                if self._file is not None and self.taken:
+                    os.utime(self._path)  # used: others go first
+            elif make_room(self._path.parent, self._writer.end, self._path):
+                self._writer.seal(str(self._source))
+                self._writer.rename(self._path)
+        except OSError as error:
+            self._note(error)
+        self.close()
 
-        A cache that cannot be written, or a full disk, keeps nothing.
-        """
-        held, self._held = self._held, {}
+    def close(self) -> None:
+        """Forget everything; what was not finished leaves nothing behind."""
+        if self._writer is not None:
+            self._writer.close()
+        self._writer = self._file = None
+        self._data = {}
+
+    def _begin(self) -> None:
+        """Open a file for what is prepared, and move there what was found of an older one."""
+        self._is_new = True
+        try:
+            if not has_room(self._path.parent, self._policy.size):
+                raise OSError("too little space for it, or it is too large")
+            self._writer = WeightsWriter(self._path.parent)
+        except OSError as error:
+            self._note(error)
         if self._file is not None:
-            self._file.close()
-            self._file = None
-        with contextlib.suppress(OSError):
-            if not self._made:
-                os.utime(self._path)  # used: others go first
-                return
-            size = sum(data.nbytes for _, data in held.values())
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if size >= LEAST_BYTES and make_room(self._path.parent, size, self._path):
-                write_atomically(self._path, _written(held, str(self._source)))
+            for name in sorted(self.taken):
+                place = self._file.weights[name]
+                part = self._file.mapped.bytes[place.offset : place.offset + place.nbytes]
+                self.add(name, place.form, place.nbytes, [part])
+
+    def _append(self, part: Bytes) -> None:
+        assert self._writer is not None
+        try:
+            self._writer.append(part)
+        except OSError as error:
+            self._to_memory(error)
+
+    def _to_memory(self, error: OSError) -> None:
+        """Take what was written to memory, since no more can be written."""
+        writer, self._writer = self._writer, None
+        assert writer is not None
+        self._note(error)
+        for name, place in writer.weights.items():
+            if name not in self._data:
+                self._data[name] = _aligned(place.nbytes)
+                writer.read(place, self._data[name])
+        writer.close()
+
+    def _note(self, error: OSError) -> None:
+        why = error.strerror or str(error)
+        self.notes = (f"weights are not kept in {self._path.parent}: {why}",)
+
+    def _is_mapped(self, mapped: MappedFile) -> bool:
+        """Decide whether weights stay mapped; have them read then, if they fit in the memory."""
+        where, free, size = self._policy.where, self._policy.free, len(mapped.bytes)
+        if where == "memory":
+            return False
+        if free is None or size < free:
+            mapped.populate(0, size)
+        is_large = free is not None and size > MEMORY_SHARE * free
+        return where == "mapped" or is_large or mapped.huge_bytes() >= HUGE_SHARE * size
 
 
-def kept_weights(name: str, files: Sequence[Path], facts: Mapping[str, Any]) -> KeptWeights | None:
+def kept_weights(
+    name: str, files: Sequence[Path], facts: Mapping[str, Any], where: str, free: int | None
+) -> KeptWeights | None:
     """Return the kept weights of a model's files; None where nothing can be kept.
 
     Parameters
     ----------
     facts : what else decides the bytes: options of loading, the backend.
+    where, free : see `KeptPolicy`.
     """
     if not files or not hasattr(os, "preadv"):
         return None
     try:
         told = [_identity(file) for file in files]
+        size = sum(file.stat().st_size for file in files)
         facts = {**facts, "files": told, "code": _code()}
         key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
         stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(name).name)[:60]
         folder = kept_folder()
     except (OSError, FormatError):
         return None
-    return KeptWeights(folder / f"{stem}-{key}{SUFFIX}", files[0].resolve())
-
-
-def kept_folder() -> Path:
-    """Return the folder of kept weights."""
-    return models_folder().parent / "kept"
-
-
-def make_room(folder: Path, size: int, path: Path) -> bool:
-    """Remove files of models that are gone, then the least recently used ones over the limit.
-
-    Return whether `size` bytes more fit below the limit, and twice on the disk.
-    """
-    with contextlib.suppress(OSError):
-        drop_orphans(folder)
-        others = sorted(
-            (p.stat().st_mtime_ns, p.stat().st_size, p)
-            for p in folder.glob(f"*{SUFFIX}")
-            if p != path
-        )
-        total = sum(nbytes for _, nbytes, _ in others) + size
-        for _, nbytes, other in others if size <= MOST_BYTES else ():
-            if total <= MOST_BYTES:
-                break
-            other.unlink()
-            total -= nbytes
-        return total <= MOST_BYTES and shutil.disk_usage(folder).free > 2 * size
-    return False
-
-
-def drop_orphans(folder: Path) -> int:
-    """Remove kept files whose model is gone, or that are none; return the bytes freed."""
-    freed = 0
-    for path in folder.glob(f"*{SUFFIX}"):
-        with contextlib.suppress(OSError):
-            with path.open("rb") as file:
-                source = _header(file, path.stat().st_size).get("source")
-            if not (isinstance(source, str) and os.path.exists(source)):
-                freed += path.stat().st_size
-                path.unlink()
-    return freed
+    if size < LEAST_BYTES:
+        return None
+    policy = KeptPolicy(where, size, free)
+    return KeptWeights(folder / f"{stem}-{key}{SUFFIX}", files[0].resolve(), policy)
 
 
 def _identity(file: Path) -> list[Any]:
@@ -208,59 +250,16 @@ def _code() -> str:
     return digest.hexdigest()
 
 
-def _opened(path: Path) -> tuple[Any, dict[str, _Entry]]:
-    """Open a file and read its header; nothing of a file that is not whole, or another user's."""
-    try:
-        file = path.open("rb")
-    except OSError:
-        return None, {}
-    try:
-        found = os.fstat(file.fileno())
-        if found.st_uid == os.geteuid():
-            header = _header(file, found.st_size)
-            return file, dict(_entries(header, file.tell(), found.st_size))
-    except (OSError, ValueError, TypeError, KeyError):
-        pass
-    file.close()
-    return None, {}
+def _aligned(nbytes: int) -> Bytes:
+    """Allocate uint8 at a multiple of 64."""
+    import numpy as np
+
+    raw = np.empty(nbytes + START, np.uint8)
+    first = -raw.ctypes.data % START
+    return raw[first : first + nbytes]
 
 
-def _header(file: Any, size: int) -> dict[str, Any]:
-    """Return the header of a file; empty if it has none."""
-    start = file.read(len(MAGIC) + 12)
-    if len(start) < len(MAGIC) + 12 or not start.startswith(MAGIC):
-        return {}
-    length, checksum = struct.unpack("<QI", start[len(MAGIC) :])
-    if length > min(MOST_HEADER, size):
-        return {}
-    data = file.read(length)
-    try:
-        return parse_object(data, "kept weights") if zlib.crc32(data) == checksum else {}
-    except FormatError:
-        return {}
-
-
-def _entries(header: Mapping[str, Any], start: int, size: int) -> Iterator[tuple[str, _Entry]]:
-    """Yield the entries of a header, each within the file; bytes begin at `start`."""
-    for name, (form, offset, nbytes, checksums) in header.get("weights", {}).items():
-        numbers = [offset, nbytes, *checksums]
-        right = isinstance(form, str) and all(type(n) is int and n >= 0 for n in numbers)
-        if right and start + offset + nbytes <= size and len(checksums) == -(-nbytes // PIECE):
-            yield name, _Entry(form, start + offset, nbytes, checksums)
-
-
-def _written(held: Mapping[str, tuple[str, Bytes]], source: str) -> Iterator[bytes]:
-    """Yield the bytes of a file; offsets are counted from the end of the header."""
-    offset, weights = 0, {}
-    for name, (form, data) in held.items():
-        checksums = [zlib.crc32(piece) for piece in _pieces(data)]
-        weights[name] = [form, offset, data.nbytes, checksums]
-        offset += data.nbytes
-    header = json.dumps({"source": source, "weights": weights}).encode()
-    yield MAGIC + struct.pack("<QI", len(header), zlib.crc32(header)) + header
-    for _, data in held.values():
-        yield from _pieces(data)
-
-
-def _pieces(data: Bytes) -> Iterable[Any]:
-    return (data.data[at : at + PIECE] for at in range(0, data.nbytes, PIECE))
+def _copied(view: Bytes) -> Bytes:
+    copy = _aligned(view.nbytes)
+    copy[:] = view
+    return copy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,7 @@ from cortiq.errors import OptionError
 from cortiq.formats.cache import Progress
 from cortiq.formats.fetch import check_there
 from cortiq.formats.kept_weights import KeptWeights, kept_weights
+from cortiq.model.machine import memory
 from cortiq.model.model import Model
 from cortiq.model.source import ModelSource, model_name, open_source
 from cortiq.numerics.layouts import Weight
@@ -70,13 +72,18 @@ def model_of(
     backend, device = placed
     try:
         kept = _kept_weights(name, source, backend, options)
-        executable = compile_source(source, backend, device, options, extra, progress, kept)
-        if kept is not None:
-            kept.finish()
+        with contextlib.ExitStack() as stack:
+            if kept is not None:
+                stack.callback(kept.close)
+            executable = compile_source(source, backend, device, options, extra, progress, kept)
+            if kept is not None:
+                kept.finish()
     except BaseException:
         source.close()
         raise
-    return Model(name, source, executable, backend.name, device, options)
+    model = Model(name, source, executable, backend.name, device, options)
+    model.notes += kept.notes if kept is not None else ()
+    return model
 
 
 def choose_backend(options: LoadOptions) -> tuple[Backend, str]:
@@ -131,7 +138,7 @@ def _kept_weights(
         "vocabulary": options.draft_vocabulary,
         "ignored": list(options.ignore_unknown_config),
     }
-    return kept_weights(name, source.files, facts)
+    return kept_weights(name, source.files, facts, options.weights, memory()["free"])
 
 
 class CountedWeights(Mapping[str, Weight]):

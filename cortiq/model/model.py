@@ -45,6 +45,7 @@ class Model(PrefixCacheMixin, ScoringMixin):
     executable : the compiled program. backend, device : names of what computes it.
     options : how it was loaded. usual : sampling where a call says nothing. drafts : its drafters.
     file_type : the quantisation that its files name, such as Q4_K_M; empty where they name none.
+    notes : lines about what its files ask for and is not done, or why its weights are not kept.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Model(PrefixCacheMixin, ScoringMixin):
         self.backend, self.device, self.options = backend, device, options
         self._source, self.usual, self.drafts = source, source.usual, DrafterFactory(self)
         self.file_type, self.load_seconds = source.file_type, 0.0
+        self.notes: tuple[str, ...] = source.notes
         self._busy, self._closed = threading.Lock(), False
 
     @property
@@ -85,11 +87,6 @@ class Model(PrefixCacheMixin, ScoringMixin):
     def model_hash(self) -> str:
         """SHA-256, in hex, of the model's files (or of a synthetic model's definition)."""
         return self._source.model_hash()
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Lines about what the model's files ask for and is not done."""
-        return self._source.notes
 
     @property
     def fingerprint(self) -> str:

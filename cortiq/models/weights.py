@@ -12,7 +12,10 @@ import numpy.typing as npt
 
 from cortiq.errors import FormatError, RequestError
 from cortiq.numerics.layouts import LAYOUTS, Weight, floats
+from cortiq.numerics.parts_by_rows import PartsByRows
 from cortiq.numerics.weights import TARGETS, convert, target_layout
+
+Parts = Mapping[str, npt.NDArray[Any]]
 
 FLOAT_TARGET = "f32"
 """The format that only float matrices are converted to: codes are exact as they are."""
@@ -34,23 +37,43 @@ class StoredTensor(Protocol):
         """Bytes, rows in order; the last axis may be split."""
 
 
-class LazyParts(Mapping[str, npt.NDArray[np.generic]]):
+class LazyParts(PartsByRows):
     """Parts of a weight that are made on first use, and then kept.
 
     Loading a model reads nothing; a tensor with NaN or infinity is named when it is converted.
+
+    Parameters
+    ----------
+    make : makes all. make_rows : makes those of some rows; None where only all can be made.
     """
 
-    def __init__(self, make: Callable[[], Mapping[str, npt.NDArray[np.generic]]]) -> None:
-        self._make, self._lock = make, Lock()
-        self._parts: Mapping[str, npt.NDArray[np.generic]] | None = None
+    def __init__(
+        self, make: Callable[[], Parts], make_rows: Callable[[int, int], Parts] | None = None
+    ) -> None:
+        self._make, self._make_rows, self._lock = make, make_rows, Lock()
+        self._parts: Parts | None = None
+        self.in_passing = False
 
-    def _made(self) -> Mapping[str, npt.NDArray[np.generic]]:
+    def once(self) -> LazyParts:
+        """Return the same parts, rows of which are made whenever they are asked for."""
+        if self._parts is not None or self._make_rows is None:
+            return self
+        found = LazyParts(self._make, self._make_rows)
+        found.in_passing = True
+        return found
+
+    def rows(self, start: int, stop: int) -> dict[str, npt.NDArray[Any]]:
+        """Make the parts of some rows."""
+        assert self._make_rows is not None
+        return dict(self._make_rows(start, stop))
+
+    def _made(self) -> Parts:
         with self._lock:
             if self._parts is None:
                 self._parts = self._make()
         return self._parts
 
-    def __getitem__(self, key: str) -> npt.NDArray[np.generic]:
+    def __getitem__(self, key: str) -> npt.NDArray[Any]:
         return self._made()[key]
 
     def __iter__(self) -> Iterator[str]:
@@ -104,10 +127,15 @@ def _rows_of(parts: Sequence[Any]) -> Callable[[int, int], npt.NDArray[np.uint8]
 
 
 def _converted(
-    tensors: Sequence[StoredTensor], size: tuple[int, int], target: str
-) -> dict[str, npt.NDArray[np.generic]]:
-    """Return parts of tensors in a format, the rows of all one after the other."""
-    done = [convert(raw_weight(t, size), target, t.name).parts for t in tensors]
+    tensors: Sequence[StoredTensor], size: tuple[int, int], target: str, start: int, stop: int
+) -> dict[str, npt.NDArray[Any]]:
+    """Return parts of rows of tensors in a format, the rows of all one after the other."""
+    done: list[Parts] = []
+    for index, tensor in enumerate(tensors):
+        first, last = (min(max(n - index * size[0], 0), size[0]) for n in (start, stop))
+        if first < last or (index == len(tensors) - 1 and not done):
+            rows = raw_weight(tensor, size).rows(first, last)
+            done.append(convert(rows, target, tensor.name).parts)
     if len(done) == 1:
         return dict(done[0])
     return {key: np.concatenate([parts[key] for parts in done]) for key in done[0]}
@@ -135,8 +163,12 @@ def matrix_weight(
     exact = layouts == {layout} or (target == FLOAT_TARGET and len(kinds) == 1)
     if exact or not (floating or requantise):
         return _stacked([raw_weight(t, size) for t in tensors])
-    parts = LazyParts(lambda: _converted(tensors, size, target))
-    return Weight(layout, (rows * len(tensors), columns), parts)
+    count = rows * len(tensors)
+
+    def make_rows(start: int, stop: int) -> Parts:
+        return _converted(tensors, size, target, start, stop)
+
+    return Weight(layout, (count, columns), LazyParts(lambda: make_rows(0, count), make_rows))
 
 
 def _stacked(weights: Sequence[Weight]) -> Weight:

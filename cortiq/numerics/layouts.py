@@ -7,7 +7,7 @@ and tied tensors are views of it. `decode` gives the integers that the matmul is
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from cortiq.numerics.contract import (
     magnitude_bits,
     snap,
 )
+from cortiq.numerics.parts_by_rows import PartsByRows
 from cortiq.numerics.quantise import from_planes
 from cortiq.numerics.unpacked_weights import (
     Bytes,
@@ -186,10 +187,19 @@ class Weight:
         """Return rows start…stop−1 as views: a slice, or expert e of a stack at e·N…(e+1)·N."""
         if not 0 <= start <= stop <= self.shape[0]:
             raise ValueError(f"rows {start}:{stop} of a weight of {self.shape[0]} rows")
-        parts = {name: part[start:stop] for name, part in self.parts.items()}
+        if isinstance(self.parts, PartsByRows) and self.parts.in_passing:
+            parts = self.parts.rows(start, stop)
+        else:
+            parts = {name: part[start:stop] for name, part in self.parts.items()}
         origin = self.origin
         origin = origin[start:stop] if isinstance(origin, np.ndarray) else origin + start
         return Weight(self.layout, (stop - start, self.shape[1]), parts, origin)
+
+    def once(self) -> Weight:
+        """Return the weight for one pass over its rows (`rows`), of which nothing is kept."""
+        if not isinstance(self.parts, PartsByRows):
+            return self
+        return replace(self, parts=self.parts.once())
 
     def take(self, ids: npt.NDArray[np.integer]) -> Weight:
         """Copy the rows named by `ids`."""

@@ -22,6 +22,7 @@ from cortiq.numerics.weights import convert
 from cortiq.placement.place import place, place_split
 from cortiq_conformance.case_weights import MATRIX_LAYOUTS
 from cortiq_cpu.backend import CpuBackend
+from cortiq_cpu.packing import PackedMatrix
 from cortiq_reference.backend import ReferenceBackend
 
 LIMIT = 2.0**50
@@ -205,24 +206,35 @@ def test_every_backend_refuses_at_load_in_the_same_words(layout, backend):
 
 
 def test_every_weight_of_a_program_is_looked_at_once(monkeypatch):
-    """Also where two backends share it: the bytes that are looked at are those of the weights."""
+    """Also where two backends share it; the CPU backend looks at matrices as it packs them."""
     program, weights = bound(small_program())
-    looked = []
+    looked, packed, pack = [], [], PackedMatrix.pack
+
+    def counted_pack(self, weight, name, pool=None):
+        packed.append(name)
+        pack(self, weight, name, pool)
 
     def counted(weight, name):
         looked.append(name)
         check_finite(weight, name)
 
     monkeypatch.setattr("cortiq.backend.compiling.check_finite", counted)
-    place(CpuBackend(), program, weights).close()
+    place(ReferenceBackend(), program, weights).close()
     assert sorted(looked) == sorted(program.weights)
+    monkeypatch.setattr(PackedMatrix, "pack", counted_pack)
     looked.clear()
+    place(CpuBackend(), program, weights).close()
+    assert len(packed) > 10 and sorted(looked + packed) == sorted(program.weights)
+    looked.clear()
+    packed.clear()
     parts = [(CpuBackend(), CompileOptions()), (ReferenceBackend(), CompileOptions())]
     place_split(parts, program, weights, ["layers.1"]).close()
-    assert sorted(looked) == sorted(program.weights)
+    assert packed and sorted({*looked, *packed}) == sorted(program.weights)
+    assert len(looked) == len(set(looked)) and len(packed) == len(set(packed))
 
 
-def test_every_weight_that_is_spoilt_is_found_by_name():
+@pytest.mark.parametrize("backend", [ReferenceBackend(), CpuBackend()], ids=lambda b: b.name)
+def test_every_weight_that_is_spoilt_is_found_by_name(backend):
     program, weights = bound(small_program())
     for name, weight in weights.items():
         key = "scale" if "scale" in weight.parts else "raw"
@@ -230,7 +242,7 @@ def test_every_weight_that_is_spoilt_is_found_by_name():
         part.view("<f4").reshape(-1)[-1] = np.inf
         bad = replace(weight, parts={**weight.parts, key: part})
         with pytest.raises(FormatError, match=f"^{name}: row {weight.shape[0] - 1} holds inf"):
-            place(ReferenceBackend(), program, {**weights, name: bad})
+            place(backend, program, {**weights, name: bad})
 
 
 def test_slices_end_where_the_weight_does(monkeypatch):

@@ -62,6 +62,7 @@ class CpuExecutable(PagedExecutable[CpuState, CpuPlan]):
         with ThreadPoolExecutor(threads) as packers:
             packed = PackedWeights(weights, packers, options.kept)
             plans = {n: CpuPlan(g, packed, layout, self.pool, given) for n, g in graphs.items()}
+            packed.place()
         super().__init__(program, options, plans)
         self.use_memory(CpuStateMemory(layout, self.pool, poison))
         for plan in plans.values():

@@ -10,10 +10,13 @@ from __future__ import annotations
 import copy
 import ctypes
 import hashlib
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from math import prod
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +33,11 @@ PANEL = 16
 ALIGNMENT = 64
 SLICE_BYTES = 1 << 22
 """Packed bytes of a piece of work."""
+AHEAD = 4
+"""Pieces that threads pack before they are taken."""
+
+Piece = TypeVar("Piece")
+Result = TypeVar("Result")
 
 
 @cache
@@ -78,17 +86,17 @@ class PackedMatrix:
         FormatError : a scale or value is not finite, or is 2⁵⁰ or more; it names the tensor.
         UnsupportedError : more than 32768 columns in codes.
         """
-        self._allocate(weight, matrices)
+        self._describe(weight, matrices)
         self.pack(weight, name, pool)
 
     @classmethod
     def unpacked(cls, weight: Weight, matrices: int = 1) -> PackedMatrix:
         """Return a matrix for a weight of this shape and layout, whose bytes are still to come."""
         made = cls.__new__(cls)
-        made._allocate(weight, matrices)
+        made._describe(weight, matrices)
         return made
 
-    def _allocate(self, weight: Weight, matrices: int) -> None:
+    def _describe(self, weight: Weight, matrices: int) -> None:
         layout = native_layout(weight)
         self.matrices, self.width = matrices, weight.shape[1]
         self.height = weight.shape[0] // matrices
@@ -97,17 +105,60 @@ class PackedMatrix:
         if layout != "f32":
             check_columns(self.width)
         self.nbytes = library().cortiq_matrix_init(self.address)
-        self.data = aligned(self.nbytes)
-        self._struct.data = self.data.ctypes.data
+        self._views: list[PackedMatrix] = []
         rows = f"{matrices}x{self.height}x{self.width}"
         self.form = f"cpu {packing_hash()} {weight.layout.name} {rows}"
 
     def pack(self, weight: Weight, name: str, pool: ThreadPoolExecutor | None = None) -> None:
-        """Pack the weight's codes or floats; errors as of the constructor."""
+        """Pack the weight's codes or floats into memory; errors as of the constructor."""
+        data, done = aligned(self.nbytes), 0
+        for part in self.parts(weight, name, pool, data):
+            if part.base is not data.base:
+                data[done : done + part.nbytes] = part
+            done += part.nbytes
+        self.place(data)
+
+    def place(self, data: npt.NDArray[np.uint8]) -> None:
+        """Say where the packed bytes are: at a multiple of 64."""
+        self.data = data
+        for matrix in (self, *self._views):
+            matrix._struct.data = data.ctypes.data
+
+    def parts(
+        self,
+        weight: Weight,
+        name: str,
+        pool: ThreadPoolExecutor | None = None,
+        data: npt.NDArray[np.uint8] | None = None,
+    ) -> Iterator[npt.NDArray[np.uint8]]:
+        """Yield the packed bytes in order, part by part; errors as of the constructor.
+
+        Parameters
+        ----------
+        data : where they all go; None for arrays of their own.
+        """
         if native_layout(weight) == "f32":
-            self._copy_floats(weight, name)
-        else:
-            self._pack(weight, name, pool)
+            rows = max(1, SLICE_BYTES // (4 * self.width))
+            for start in range(0, weight.shape[0], rows):
+                stop = min(start + rows, weight.shape[0])
+                yield floats(weight.rows(start, stop), name).view(np.uint8).reshape(-1)
+            return
+        step = max(1, SLICE_BYTES // self._struct.panel_bytes)
+        pieces = [
+            (matrix, first, min(step, self._struct.panels - first))
+            for matrix in range(self.matrices)
+            for first in range(0, self._struct.panels, step)
+        ]
+
+        def pack(piece: tuple[int, int, int]) -> tuple[npt.NDArray[np.uint8], int]:
+            return self._pack_panels(weight, name, data, *piece)
+
+        failed = 0
+        for part, failure in in_order(pack, pieces, pool):
+            failed |= failure
+            yield part
+        if failed:
+            self._explain(weight, name)
 
     def first_rows(self, count: int) -> PackedMatrix:
         """Return the first rows, whole panels, as a matrix over the same bytes."""
@@ -117,47 +168,40 @@ class PackedMatrix:
         view.address = ctypes.addressof(view._struct)
         view.nbytes = library().cortiq_matrix_init(view.address)
         view._struct.data = self._struct.data
+        self._views.append(view)
         return view
 
-    def _copy_floats(self, weight: Weight, name: str) -> None:
-        rows = max(1, SLICE_BYTES // (4 * self.width))
-        values = self.data.view(np.float32).reshape(weight.shape)
-        for start in range(0, weight.shape[0], rows):
-            stop = min(start + rows, weight.shape[0])
-            values[start:stop] = floats(weight.rows(start, stop), name)
-
-    def _pack(self, weight: Weight, name: str, pool: ThreadPoolExecutor | None) -> None:
-        step = max(1, SLICE_BYTES // self._struct.panel_bytes)
-        pieces = [
-            (matrix, first, min(step, self._struct.panels - first))
-            for matrix in range(self.matrices)
-            for first in range(0, self._struct.panels, step)
-        ]
-
-        def pack(piece: tuple[int, int, int]) -> int:
-            return self._pack_panels(weight, name, *piece)
-
-        failures = list(map(pack, pieces) if pool is None else pool.map(pack, pieces))
-        if any(failures):
-            self._explain(weight, name)
-
-    def _pack_panels(self, weight: Weight, name: str, matrix: int, first: int, count: int) -> int:
-        """Pack some panels of one matrix; nonzero if a scale is not canonical."""
+    def _pack_panels(
+        self,
+        weight: Weight,
+        name: str,
+        data: npt.NDArray[np.uint8] | None,
+        matrix: int,
+        first: int,
+        count: int,
+    ) -> tuple[npt.NDArray[np.uint8], int]:
+        """Pack some panels of one matrix: their bytes, and nonzero if a scale is not canonical."""
         start, stop = first * PANEL, min((first + count) * PANEL, self.height)
-        before = matrix * self.height
+        before, size = matrix * self.height, self._struct.panel_bytes
+        at, nbytes = (matrix * self._struct.panels + first) * size, count * size
+        target = aligned(nbytes) if data is None else data[at : at + nbytes]
+        # The kernel counts panels and rows from the matrix's first, which these arrays do not hold.
+        packed = MatrixArgs.from_buffer_copy(self._struct)
+        packed.data = target.ctypes.data - at
         part = native_parts(weight.rows(before + start, before + stop), name)
         codes = next(part[key] for key in ("raw", "codes", "hi") if key in part)
         given = [_contiguous(codes), _contiguous(part.get("lo"))]
         given.append(_contiguous(part.get("scale"), np.float32))
-        # The kernel counts rows from the matrix's first, which these arrays do not hold.
         pointers = [
             None if array is None else array.ctypes.data - start * array.strides[0]
             for array in given
         ]
-        failed = library().cortiq_matrix_pack(self.address, matrix, first, count, *pointers)
+        failed = library().cortiq_matrix_pack(
+            ctypes.addressof(packed), matrix, first, count, *pointers
+        )
         for array in part.values():
             release_pages(array)
-        return failed
+        return target, failed
 
     def _explain(self, weight: Weight, name: str) -> None:
         """Raise what the contract's own check says is wrong."""
@@ -165,3 +209,19 @@ class PackedMatrix:
         for start in range(0, weight.shape[0], rows):
             unpack(weight.rows(start, min(start + rows, weight.shape[0])), name)
         raise AssertionError(f"{name}: the kernels refused scales that the contract accepts")
+
+
+def in_order(
+    work: Callable[[Piece], Result], pieces: Iterable[Piece], pool: ThreadPoolExecutor | None
+) -> Iterator[Result]:
+    """Yield the results of all pieces in order; threads are at most `AHEAD` pieces ahead."""
+    if pool is None:
+        yield from map(work, pieces)
+        return
+    ahead: deque[Future[Result]] = deque()
+    for piece in pieces:
+        ahead.append(pool.submit(work, piece))
+        if len(ahead) > AHEAD:
+            yield ahead.popleft().result()
+    while ahead:
+        yield ahead.popleft().result()

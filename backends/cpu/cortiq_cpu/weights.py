@@ -38,9 +38,11 @@ class PackedWeights:
         kept: WeightKeeper | None = None,
     ) -> None:
         self._source, self._pool, self._kept = source, pool, kept
-        # Those of a loaded model are read and checked when they are taken: not for their shape.
+        # Those of a loaded model are read, and checked, when they are packed: not for their shape.
         self._form = source.unchecked if isinstance(source, CheckedWeights) else source.__getitem__
+        self._once = source.once if isinstance(source, CheckedWeights) else source.__getitem__
         self._matrices: dict[str, PackedMatrix] = {}
+        self._unplaced: list[str] = []
         self._vectors: dict[tuple[str, float, str], np.ndarray] = {}
         self._taps: dict[str, np.ndarray] = {}
         self._scorings: dict[ops.Attend, ScoreConstants] = {}
@@ -77,10 +79,20 @@ class PackedWeights:
         *lead, _, _ = next(iter(op.weight_shapes().values()))
         matrix = PackedMatrix.unpacked(weight, prod(lead))
         self._matrices[name] = matrix
-        if self._kept is None or not self._kept.read(name, matrix.form, matrix.data, self._pool):
-            matrix.pack(self._source[name], name, self._pool)
-            if self._kept is not None:
-                self._kept.add(name, matrix.form, matrix.data)
+        if self._kept is None:
+            matrix.pack(self._once(name), name, self._pool)
+            return
+        self._unplaced.append(name)
+        if not self._kept.find(name, matrix.form, matrix.nbytes, self._pool):
+            parts = matrix.parts(self._once(name), name, self._pool)
+            self._kept.add(name, matrix.form, matrix.nbytes, parts)
+
+    def place(self) -> None:
+        """Have all matrices where they stay, once every node's are prepared."""
+        if self._kept is not None:
+            self._kept.place(self._pool)
+            for name in self._unplaced:
+                self._matrices[name].place(self._kept.data(name))
 
     def _prepare_vector(self, name: str, offset: float, form: str) -> None:
         values = floats(self._source[name], name).reshape(-1)

@@ -20,17 +20,19 @@ int64_t cortiq_matrix_init(cortiq_matrix *matrix)
 }
 
 /* Four codes as a dword in the byte order 0 2 1 3. */
-static uint32_t four(const uint8_t *codes)
+FOLDED uint32_t four(const uint8_t *codes)
 {
-    return codes[0] | (uint32_t)codes[2] << 8 | (uint32_t)codes[1] << 16 | (uint32_t)codes[3] << 24;
+    uint32_t w;
+    memcpy(&w, codes, 4); /* little-endian */
+    return (w & 0xff0000ffu) | (w >> 8 & 0xff00u) | (w << 8 & 0xff0000u);
 }
 
-static void put(uint8_t *vectors, int vector, int output, uint32_t dword)
+FOLDED void put(uint8_t *vectors, int vector, int output, uint32_t dword)
 {
     memcpy(vectors + 64 * vector + 4 * output, &dword, 4);
 }
 
-static void put_or(uint8_t *vector, int output, uint32_t dword)
+FOLDED void put_or(uint8_t *vector, int output, uint32_t dword)
 {
     uint32_t old;
     memcpy(&old, vector + 4 * output, 4);
@@ -38,7 +40,7 @@ static void put_or(uint8_t *vector, int output, uint32_t dword)
 }
 
 /* The 16 codes of one output and one unit. `extra` must be zero where bits are or-ed in. */
-static void put_unit(int layout, uint8_t *main, uint8_t *extra, int unit, int output,
+FOLDED void put_unit(int layout, uint8_t *main, uint8_t *extra, int unit, int output,
                      const uint8_t *codes)
 {
     uint32_t w[4];
@@ -69,7 +71,7 @@ static void put_unit(int layout, uint8_t *main, uint8_t *extra, int unit, int ou
         put_or(extra + 64 * (size_t)(unit / 2), output, high);
 }
 
-static void put_side(int layout, uint8_t *side, int output, const cortiq_block *block)
+FOLDED void put_side(int layout, uint8_t *side, int output, const cortiq_block *block)
 {
     int bytes = layout_scale_bytes(layout);
     memcpy(side + bytes * output, &block->scale, (size_t)bytes); /* little-endian */
@@ -84,9 +86,10 @@ static void put_side(int layout, uint8_t *side, int output, const cortiq_block *
     }
 }
 
-static int pack_blocks(const cortiq_matrix *matrix, uint8_t *panel, int output, const uint8_t *raw)
+FOLDED int pack_blocks_as(int layout, const cortiq_matrix *matrix, uint8_t *panel, int output,
+                          const uint8_t *raw)
 {
-    int layout = matrix->layout, units = layout_block(layout) / UNIT, failed = 0;
+    int units = layout_block(layout) / UNIT, failed = 0;
     cortiq_block block;
     for (int32_t b = 0; b < matrix->blocks; b++) {
         failed |= cortiq_unpack_block(layout, raw + (size_t)b * cortiq_block_bytes(layout), &block);
@@ -100,19 +103,70 @@ static int pack_blocks(const cortiq_matrix *matrix, uint8_t *panel, int output, 
     return failed;
 }
 
+/* Each layout's loop by itself: what the layout says is known when it is compiled. */
+#define PACK(layout)                                                                               \
+    case layout:                                                                                   \
+        return pack_blocks_as(layout, matrix, panel, output, raw);
+
+static int pack_blocks(const cortiq_matrix *matrix, uint8_t *panel, int output, const uint8_t *raw)
+{
+    switch (matrix->layout) {
+        PACK(CORTIQ_Q4_0)
+        PACK(CORTIQ_Q4_1)
+        PACK(CORTIQ_Q5_0)
+        PACK(CORTIQ_Q5_1)
+        PACK(CORTIQ_Q8_0)
+        PACK(CORTIQ_I4)
+        PACK(CORTIQ_I4M)
+        PACK(CORTIQ_E2M1)
+        PACK(CORTIQ_E4M3)
+        PACK(CORTIQ_Q4_K)
+        PACK(CORTIQ_Q5_K)
+        PACK(CORTIQ_Q6_K)
+    default:
+        return pack_blocks_as(matrix->layout, matrix, panel, output, raw);
+    }
+}
+
+/* 16 int8 codes, of which so many there are, 128 added; the others are zeros. */
+FOLDED void shift_unit(const uint8_t *codes, int32_t count, uint8_t *shifted)
+{
+    uint64_t words[2];
+    memset(shifted, 0, UNIT);
+    memcpy(shifted, codes, (size_t)(count < UNIT ? count : UNIT));
+    memcpy(words, shifted, sizeof words);
+    words[0] ^= 0x8080808080808080u;
+    words[1] ^= 0x8080808080808080u;
+    memcpy(shifted, words, sizeof words);
+}
+
 /* A row of int8 codes as 8-bit units; columns beyond the width are zeros. */
+FOLDED void pack_plane_as(int layout, const cortiq_matrix *matrix, uint8_t *panel, int output,
+                          int low, const uint8_t *codes)
+{
+    int32_t chunks = chunks_of(matrix), width = matrix->width;
+    for (int32_t c = 0; c < chunks; c++) {
+        cortiq_chunk chunk = chunk_at(layout, matrix, panel, c);
+        for (int32_t u = 0, k = c * CHUNK_UNITS * UNIT; u < chunk.units; u++, k += UNIT) {
+            uint8_t shifted[UNIT];
+            if (k + UNIT <= width)
+                shift_unit(codes + k, UNIT, shifted);
+            else
+                shift_unit(codes + k, k < width ? width - k : 0, shifted);
+            put_unit(CORTIQ_W8, low ? chunk.main_low : chunk.main, NULL, u, output, shifted);
+        }
+    }
+}
+
 static void pack_plane(const cortiq_matrix *matrix, uint8_t *panel, int output, int low,
                        const uint8_t *codes)
 {
-    for (int32_t k = 0; k < cortiq_padded(matrix->width); k += UNIT) {
-        uint8_t shifted[UNIT];
-        for (int32_t i = 0; i < UNIT; i++)
-            shifted[i] = k + i < matrix->width ? codes[k + i] ^ 128 : 128;
-        int32_t unit = k / UNIT;
-        cortiq_chunk chunk = chunk_at(matrix->layout, matrix, panel, unit / CHUNK_UNITS);
-        put_unit(CORTIQ_W8, low ? chunk.main_low : chunk.main, NULL, unit % CHUNK_UNITS, output,
-                 shifted);
-    }
+    if (matrix->layout == CORTIQ_W8)
+        pack_plane_as(CORTIQ_W8, matrix, panel, output, low, codes);
+    else if (matrix->layout == CORTIQ_W16)
+        pack_plane_as(CORTIQ_W16, matrix, panel, output, low, codes);
+    else
+        pack_plane_as(CORTIQ_W8B256, matrix, panel, output, low, codes);
 }
 
 static int pack_scales(const cortiq_matrix *matrix, uint8_t *panel, int output, const float *scales)
