@@ -191,6 +191,11 @@ def _choose_blocks(call: _Call, q: Quantised, position: Ints) -> Ints:
     return key_blocks.choose_blocks(q, keys, position, op.block, op.top, op.local)
 
 
+def _choose_keys(call: _Call, q: Quantised, position: Ints, weights: Floats) -> Ints:
+    keys, _ = call.slots[call.roles["kv"]]
+    return key_blocks.choose_keys(q, keys, weights, position, call.op.top)
+
+
 def _attend(call: _Call, q: Quantised, position: Ints, chosen: Ints | None = None) -> Floats:
     keys, values = call.slots[call.roles["kv"]]
     op = call.op
@@ -292,6 +297,7 @@ FUNCTIONS: dict[type[Op], Callable[..., Any]] = {
     ops.L2Norm: lambda c, x: norms.l2_norm(x, c.op.eps, c.faults),
     ops.Softmax: lambda c, x: route.softmax(x, faults=c.faults),
     ops.ChooseBlocks: _choose_blocks,
+    ops.ChooseKeys: _choose_keys,
     ops.DeltaRule: lambda c, *rows: _recurrent(c, recurrent.delta_step, *rows),
     ops.StateSpace: lambda c, *rows: _recurrent(c, recurrent.state_space_step, *rows),
     ops.ExpertGain: _expert_gain,
