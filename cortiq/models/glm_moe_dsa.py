@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from cortiq.errors import FormatError
+from cortiq.errors import UnsupportedError
 from cortiq.models import deepseek_v32
 from cortiq.models.config import Amount
 from cortiq.models.layer_kinds import layer_list
 
 ARCHITECTURES = ("glm_moe_dsa",)
 GGUF: tuple[str, ...] = ()
-KEYS = replace(
-    deepseek_v32.KEYS, only={**deepseek_v32.KEYS.only, "indexer_rope_interleave": True}
-)
+KEYS = replace(deepseek_v32.KEYS, only={**deepseek_v32.KEYS.only, "indexer_rope_interleave": True})
 NAMES = deepseek_v32.NAMES
 build = deepseek_v32.build
 FULL, SHARED = "full", "shared"
@@ -51,5 +49,5 @@ class Config(deepseek_v32.Config):
             kinds = tuple(SHARED if max(n - start, 0) % every else FULL for n in range(layers))
         listed = layer_list(kinds, layers, (FULL, SHARED), "indexer_types")
         if listed[0] != FULL:
-            raise FormatError("the first layer shares the choice of none before it", where="config")
+            raise UnsupportedError("a first layer that shares a choice", where="config")
         return tuple(kind == FULL for kind in listed)

@@ -23,7 +23,10 @@ _LATENT = _WITHOUT_HEAD | {
     "qk_rope_head_dim": 8, "v_head_dim": 16,
 }  # fmt: skip
 _INDEXED = {
-    "first_k_dense_replace": 1, "index_n_heads": 4, "index_head_dim": 16, "index_topk": 24,
+    "first_k_dense_replace": 1,
+    "index_n_heads": 4,
+    "index_head_dim": 16,
+    "index_topk": 24,
 }
 _HYBRID = ["linear_attention", "full_attention"]
 _LINEAR = {

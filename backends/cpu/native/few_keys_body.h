@@ -6,9 +6,9 @@
 struct few_keys {
     uint64_t keys; /* which; 0: none yet */
     int count, vectors, pairs;
-    int32_t index[FEW], place[FEW];       /* in the tile; among the pairs: 2·pair + side */
-    int32_t pair[FEW];                    /* of the tile's positions: those that hold a key */
-    int32_t key_exponent[FEW], value_exponent[FEW];
+    int32_t index[FEW_KEYS], place[FEW_KEYS];       /* in the tile; among the pairs: 2·pair + side */
+    int32_t pair[FEW_KEYS];                    /* of the tile's positions: those that hold a key */
+    int32_t key_exponent[FEW_KEYS], value_exponent[FEW_KEYS];
     int16_t *gathered; /* [pairs of dimensions][vectors·CQ_LANES][2] */
 };
 typedef struct few_keys few_keys;
@@ -97,7 +97,7 @@ static void place_weights(const few_keys *f, const tile_weights *from, tile_weig
     to->take = from->take;
 }
 
-/* `count` queries (1 to 3) against the keys that any of them sees, at most FEW. */
+/* `count` queries (1 to 3) against the keys that any of them sees, at most FEW_KEYS. */
 INLINE void few_of_queries(int count, const block *b, few_keys *f, const cortiq_attend *a,
                            const visitors *q)
 {
