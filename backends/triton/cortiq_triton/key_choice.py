@@ -73,7 +73,7 @@ def select_keys(
     else:
         least = tl.full((1,), 0, tl.int64) - 2147483648
         for bit in range(32):
-            tried = least + (2147483648 >> bit)
+            tried = least + (tl.full((1,), 1, tl.int64) << (31 - bit))
             reached = tl.full((1,), 0, tl.int32)
             for start in range(0, count, WIDTH):
                 score = tl.load(at + start + i, mask=start + i < count, other=-2147483648)
