@@ -186,14 +186,11 @@ def _store_kv(call: _Call, keys: Quantised, values: Quantised | None = None) -> 
     return ()
 
 
-def _choose_blocks(call: _Call, q: Quantised, position: Ints) -> Ints:
+def _choose(call: _Call, q: Quantised, position: Ints, *weights: Floats) -> Ints:
     op, (keys, _) = call.op, call.slots[call.roles["kv"]]
+    if weights:
+        return key_blocks.choose_keys(q, keys, *weights, position, op.top)
     return key_blocks.choose_blocks(q, keys, position, op.block, op.top, op.local)
-
-
-def _choose_keys(call: _Call, q: Quantised, position: Ints, weights: Floats) -> Ints:
-    keys, _ = call.slots[call.roles["kv"]]
-    return key_blocks.choose_keys(q, keys, weights, position, call.op.top)
 
 
 def _attend(call: _Call, q: Quantised, position: Ints, chosen: Ints | None = None) -> Floats:
@@ -296,8 +293,8 @@ FUNCTIONS: dict[type[Op], Callable[..., Any]] = {
     ops.Clamp: lambda c, x: scaling.clamp(x, c.op.low, c.op.high),
     ops.L2Norm: lambda c, x: norms.l2_norm(x, c.op.eps, c.faults),
     ops.Softmax: lambda c, x: route.softmax(x, faults=c.faults),
-    ops.ChooseBlocks: _choose_blocks,
-    ops.ChooseKeys: _choose_keys,
+    ops.ChooseBlocks: _choose,
+    ops.ChooseKeys: _choose,
     ops.DeltaRule: lambda c, *rows: _recurrent(c, recurrent.delta_step, *rows),
     ops.StateSpace: lambda c, *rows: _recurrent(c, recurrent.state_space_step, *rows),
     ops.ExpertGain: _expert_gain,
