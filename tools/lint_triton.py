@@ -39,6 +39,7 @@ from cortiq_triton.rows import quantise_rows
 MODELS = {
     "tiny-llama": "w8", "tiny-gemma3": "Q8_0", "tiny-mixtral": "w16", "tiny-lfm2": "Q4_1",
     "tiny-mimo": "f32", "tiny-mtp": "w8b256", "mini-qwen3_next": "w8", "mini-minicpm3": "w8",
+    "mini-deepseek_v32": "w8",
 }  # fmt: skip
 """Models and layouts that reach most kernels."""
 LAYOUTS_MULTIPLIED = "w8,Q4_0,Q4_1,Q8_0,Q4_K,Q6_K,Q3_K,MXFP4"

@@ -15,6 +15,7 @@ from cortiq.ir.layers import (
     GatedMLP,
     Gating,
     Indexer,
+    KeyIndexer,
     LatentAttention,
     Mamba2,
     MoE,
@@ -40,6 +41,7 @@ EXPERTS = MoE(width=64, inner=32, experts=8, router=Router(3, renormalise=True))
 NET = GatedDeltaNet(64, heads=4, key_heads=2, key_dim=16, value_dim=32, kernel=4, eps=EPS)
 KIMI = KDA(64, heads=2, key_dim=16, value_dim=32, kernel=4, eps=EPS, decay_rank=32)
 SPACE = Mamba2(64, heads=4, head_dim=16, state_dim=16, groups=2, kernel=4, eps=EPS)
+KEYS = KeyIndexer(64, 32, heads=4, dim=32, top=9, eps=EPS, key_eps=EPS, rope=TABLE)
 
 OPTIONS: tuple[Op, ...] = (
     replace(ATTENTION, qk_norm=QKNorm(EPS, after_rope=True)),
@@ -78,5 +80,9 @@ OPTIONS: tuple[Op, ...] = (
     Blend(0.3),
     Blend(0.8),
     XieluMLP(256, 320),
+    replace(LATENT, query_latent=32, chosen=True),
+    replace(LATENT, chosen=True, rope=RopeTable(10000.0, 8), pairing="half"),
+    KEYS,
+    replace(KEYS, heads=3, top=70, rope=None, biased=True),
 )
 """Each option at least once, over a layout that fits."""

@@ -17,6 +17,7 @@ from cortiq.ir.layers import (
     Embedding,
     GatedDeltaNet,
     GatedMLP,
+    KeyIndexer,
     LatentAttention,
     LayerNorm,
     Linear,
@@ -59,6 +60,8 @@ DRIVES: dict[str, Drive] = {
 STATEFUL = ("Attention", "LatentAttention", "ShortConv", "GatedDeltaNet", "KDA", "Mamba2")
 TURNS = 200
 """Positions of the axes of mRoPE are below it."""
+CHOSEN_KEYS = 9
+"""Keys that rows of latent attention list, if they are chosen."""
 
 
 class _Dice:
@@ -246,6 +249,8 @@ def _inputs(op: Op) -> dict[str, Type]:
     if isinstance(op, Attention):
         found |= {"turns": Type((op.sections.count,), "i32")} if op.sections else {}
         found |= {"values": width} if op.value_input else {}
+    if isinstance(op, LatentAttention) and op.chosen:
+        found["keys"] = Type((1, CHOSEN_KEYS), "i32")
     if isinstance(op, MoE) and op.router_input:
         found["routed"] = width
     if isinstance(op, PerLayerGate):
@@ -260,12 +265,12 @@ def layer_probe(op: Op, layout: str, source: CaseData) -> ProbeProgram:
     taken = [b.input(name, kind.shape, kind.dtype) for name, kind in inputs.items()]
     if isinstance(op, Embedding | PerLayerInputs):
         taken.insert(0, token)
-    if isinstance(op, Attention | LatentAttention | Rope):
+    if isinstance(op, Attention | LatentAttention | KeyIndexer | Rope):
         taken.insert(1, position)
     roles = {role: role for role in weights}
     slots = {role: role for role in op.slot_kinds()}
     b.add(op, *taken, name=OUTPUT, weights=roles, slots=slots)
-    limits = {"token": _vocabulary(op), "turns": TURNS}
+    limits = {"token": _vocabulary(op), "turns": TURNS, "keys": ROWS}
     return ProbeProgram(bound(b.program((OUTPUT,)), weights), weights, inputs, limits)
 
 

@@ -186,14 +186,14 @@ def _store_kv(call: _Call, keys: Quantised, values: Quantised | None = None) -> 
     return ()
 
 
-def _choose_blocks(call: _Call, q: Quantised, position: Ints) -> Ints:
-    op, (keys, _) = call.op, call.slots[call.roles["kv"]]
-    return key_blocks.choose_blocks(q, keys, position, op.block, op.top, op.local)
+def _choose(call: _Call, q: Quantised, position: Ints, *weights: Floats) -> Ints:
+    op, keys = call.op, call.slots[call.roles["kv"]][0]
+    how = (*weights, position, op.top) if weights else (position, op.block, op.top, op.local)
+    return (key_blocks.choose_keys if weights else key_blocks.choose_blocks)(q, keys, *how)
 
 
 def _attend(call: _Call, q: Quantised, position: Ints, chosen: Ints | None = None) -> Floats:
-    keys, values = call.slots[call.roles["kv"]]
-    op = call.op
+    op, (keys, values) = call.op, call.slots[call.roles["kv"]]
     return attention.attend(
         q, keys, values, position, op.scale, window=op.window or 0, soft_cap=op.soft_cap,
         sinks=_vector(call, "sinks"), faults=call.faults,
@@ -291,7 +291,7 @@ FUNCTIONS: dict[type[Op], Callable[..., Any]] = {
     ops.Clamp: lambda c, x: scaling.clamp(x, c.op.low, c.op.high),
     ops.L2Norm: lambda c, x: norms.l2_norm(x, c.op.eps, c.faults),
     ops.Softmax: lambda c, x: route.softmax(x, faults=c.faults),
-    ops.ChooseBlocks: _choose_blocks,
+    **dict.fromkeys((ops.ChooseBlocks, ops.ChooseKeys), _choose),
     ops.DeltaRule: lambda c, *rows: _recurrent(c, recurrent.delta_step, *rows),
     ops.StateSpace: lambda c, *rows: _recurrent(c, recurrent.state_space_step, *rows),
     ops.ExpertGain: _expert_gain,

@@ -171,7 +171,7 @@ ARRAY_KERNELS: Kernels = {
     ops.ExpertGain: snapped(_expert_gain),
     ops.ExpertBias: snapped(lambda call, x, index: x + call.weights["bias"][index]),
 }
-"""By primitive; missing are `HeadMatMul`, `ExpertMatMul`, `Attend`, `ChooseBlocks`, `Recall`."""
+"""By primitive; missing are products of stacks, and those of `ATTENTION_KERNELS`."""
 ARRAY_OPTIONS = frozenset(
     {*ACTIVATIONS, "step", "missing", "sections", "groups", "mask", "tau", "keys only"}
 )

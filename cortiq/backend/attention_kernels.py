@@ -13,10 +13,12 @@ from cortiq.backend.array_routing import first
 from cortiq.backend.kernel_walk import KernelCall
 from cortiq.backend.plan import Kernels
 from cortiq.ir import ops
+from cortiq.numerics import key_blocks
 from cortiq.numerics.attention import scoring
 
 LOWEST = -(2.0**126)
 """Below the score of every key."""
+SMALLEST, LARGEST = float(key_blocks.SMALLEST_SCORE), float(key_blocks.LARGEST_SCORE)
 SCORES = 1 << 21
 """Scores of queries against keys held at a time, about."""
 _constants = cache(scoring)
@@ -43,6 +45,30 @@ def choose_blocks(
     late = library.where(index >= behind, 2, library.where(index >= behind - op.local, 0, 1))
     late = library.spread(late, best.shape)
     return first(library, library.descending(best), op.top, late)
+
+
+def choose_keys(
+    library: ExactProducts, q: Any, keys: Any, weights: Any, positions: Any, last: int, top: int
+) -> Any:
+    """Return the keys with the largest weighted scores, ascending: int32 [rows, 1, top].
+
+    See `cortiq.numerics.key_blocks.choose_keys`; `last` is the highest position.
+    """
+    seen = last + 1
+    keys = type(keys)(*(part[:seen] for part in keys))
+    exponents = q.e[..., None] + library.cast(keys.e[:, 0], "i32")
+    s = library.block_scores(q, keys) * library.exp2_int(exponents)
+    bounded = library.where(s > LARGEST, LARGEST, s)
+    terms = weights[..., None] * library.where(s >= SMALLEST, bounded, 0.0)
+    while terms.shape[1] > 1:  # of at most 256 heads: lanes of the canonical sum
+        half = 1 << (terms.shape[1] - 1).bit_length() - 1
+        terms = library.padded(terms, 0, 2 * half - terms.shape[1], 1)
+        low, high = library.split(terms, [half] * 2, axis=1)
+        terms = low + high
+    scores = terms[:, 0] + 0.0  # no -0
+    scores = library.where(library.counted(seen) > positions[:, None], LOWEST, scores)
+    scores = library.padded(scores, 0, top, 1, LOWEST)  # the list may go on past them
+    return first(library, library.descending(scores), top)[:, None]
 
 
 def attend_kernel(call: KernelCall, q: Any, position: Any, chosen: Any = None) -> Any:
@@ -80,6 +106,21 @@ def choose_kernel(call: KernelCall, q: Any, position: Any) -> Any:
     return call.library.concatenate(found)
 
 
+def choose_keys_kernel(call: KernelCall, q: Any, position: Any, weights: Any) -> Any:
+    """Choose the keys that rows attend to, with so many rows at a time that scores stay bounded."""
+    found, op = [], call.op
+    for segment in call.segments:
+        keys, _ = segment.state.stores[call.slots["kv"]].read()
+        step = max(1, SCORES // (op.heads * (segment.positions[-1] + 1)))
+        for start in range(segment.start, segment.stop, step):
+            cut = slice(start, min(start + step, segment.stop))
+            last = segment.positions[cut.stop - 1 - segment.start]
+            part = type(q)(q.q[cut], q.e[cut])
+            given = (part, keys, weights[cut], position[cut], last, op.top)
+            found.append(choose_keys(call.library, *given))
+    return call.library.concatenate(found)
+
+
 def recall_kernel(call: KernelCall, position: Any) -> Any:
     """Return key rows as floats; rows past the last one are supplied by their rows."""
     library, parts = call.library, []
@@ -97,6 +138,7 @@ def recall_kernel(call: KernelCall, position: Any) -> Any:
 ATTENTION_KERNELS: Kernels = {
     ops.Attend: attend_kernel,
     ops.ChooseBlocks: choose_kernel,
+    ops.ChooseKeys: choose_keys_kernel,
     ops.Recall: recall_kernel,
 }
 """By primitive."""

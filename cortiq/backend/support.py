@@ -14,7 +14,7 @@ from cortiq.ir import Graph, Node, Op, Program, ops, primitives_within
 
 Refusal: TypeAlias = Callable[[Node, Graph, Program], str]
 """Says why a primitive is declined; empty if it is not."""
-POSITIONED = (ops.Rope, ops.Attend, ops.ChooseBlocks, ops.Recall)
+POSITIONED = (ops.Rope, ops.Attend, ops.ChooseBlocks, ops.ChooseKeys, ops.Recall)
 """Primitives that take positions."""
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cortiq.ir import Program
+from cortiq.ir import Program, Value
 from cortiq.ir.layers import GatedMLP, LatentAttention, MoE
 from cortiq.models.config import Amount, Keys
 from cortiq.models.mla import JOINT, LatentConfig, latent_attention, names_of
@@ -55,6 +56,11 @@ class Config(LatentConfig):
         pairing = "interleaved" if self.rope_interleave else "half"
         return latent_attention(self, rope_table(self, context), pairing)
 
+    def mixing(self, decoder: Decoder, context: int) -> Callable[[Value, int], Value]:
+        """Return what writes a layer's attention."""
+        mixer, names = self.mixer(context), names_of(self)
+        return lambda x, n: decoder.mixer(x, n, mixer, table=names)
+
     def router(self) -> Router:
         """Return the choice of experts."""
         scaling, norm = self.routed_scaling_factor, self.norm_topk_prob
@@ -67,7 +73,7 @@ def build(config: Config, context: int) -> Program:
     """Build the trunk."""
     width, act = config.hidden_size, activation(config.hidden_act)
     decoder = Decoder(config, context, family=config.family, eps=config.rms_norm_eps)
-    mixer, names = config.mixer(context), names_of(config)
+    mixed = config.mixing(decoder, context)
     mlp = GatedMLP(width, config.intermediate_size, act)
     experts = MoE(
         width=width,
@@ -80,7 +86,7 @@ def build(config: Config, context: int) -> Program:
     )
     x = decoder.embed()
     for n, sparse in enumerate(config.sparse()):
-        x = decoder.mixer(x, n, mixer, table=names)
+        x = mixed(x, n)
         if sparse:
             x = decoder.feed_forward(x, n, experts, table=MOE)
         else:

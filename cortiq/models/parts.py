@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cortiq.errors import UnsupportedError
@@ -149,6 +149,7 @@ class Decoder:
         after: str | None = None,
         out: str,
         read: Value | None = None,
+        others: Sequence[Value] = (),
     ) -> Value:
         """Write one residual branch: x + norm?(op(norm?(x))).
 
@@ -159,12 +160,13 @@ class Decoder:
         out : name of the sum.
         read : row that the branch reads in place of x: of a parallel layer, whose MLP does not see
             what attention adds.
+        others : what the operator takes besides.
         """
         source = x if read is None else read
         inputs = [self.norm(source, f"{name}_norm", before) if before else source]
         if slots and "kv" in slots:
             inputs.append(self.position)
-        y = self.builder.add(op, *inputs, name=name, weights=weights, slots=slots)
+        y = self.builder.add(op, *inputs, *others, name=name, weights=weights, slots=slots)
         if after:
             y = self.norm(y, f"{name}_after_norm", after)
         return self.builder.add(self.residual, x, y, name=out)
@@ -182,6 +184,7 @@ class Decoder:
         after: str | None = None,
         out: str = "middle",
         read: Value | None = None,
+        others: Sequence[Value] = (),
     ) -> Value:
         """Write the branch of a layer's attention (or another mixer) under the usual names.
 
@@ -191,14 +194,14 @@ class Decoder:
         tensors, table : prefix of the operator's tensors within the layer, and the rest by role.
         before, after : norms of the layer, `None` where there is none.
         out : of the sum, `out` where the layer is this branch only.
-        read : see `branch`.
+        read, others : see `branch`.
         """
         file, here = f"model.layers.{layer}", f"layers.{layer}"
         return self.branch(
             x, op, f"{here}.{name}", before=_within(file, before), after=_within(file, after),
             weights=named(op, f"{file}.{tensors}", table),
             slots={role: f"{here}.{role}" for role in op.slot_kinds()}, out=f"{here}.{out}",
-            read=read,
+            read=read, others=others,
         )  # fmt: skip
 
     def feed_forward(

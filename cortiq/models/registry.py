@@ -34,6 +34,8 @@ OWN = (
     "deepseek_v2",
     "deepseek_v3",
     "deepseek2",
+    "deepseek_v32",
+    "glm_moe_dsa",
     "lfm2_moe",
     "gpt_oss",
     "mimo_v2_flash",

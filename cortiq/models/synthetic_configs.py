@@ -22,6 +22,12 @@ _LATENT = _WITHOUT_HEAD | {
     "num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 32, "qk_nope_head_dim": 16,
     "qk_rope_head_dim": 8, "v_head_dim": 16,
 }  # fmt: skip
+_INDEXED = {
+    "first_k_dense_replace": 1,
+    "index_n_heads": 4,
+    "index_head_dim": 16,
+    "index_topk": 24,
+}
 _HYBRID = ["linear_attention", "full_attention"]
 _LINEAR = {
     "layer_types": _HYBRID, "linear_key_head_dim": 8, "linear_value_head_dim": 16,
@@ -50,6 +56,8 @@ MINI: Mapping[str, Mapping[str, Any]] = {
     "glm4_moe": _MINI | _ROUTED | {"use_qk_norm": True},
     "deepseek_v2": _LATENT | _ROUTED | {"topk_method": "group_limited_greedy", "q_lora_rank": None},
     "deepseek_v3": _LATENT | _ROUTED | {"first_k_dense_replace": 1},
+    "deepseek_v32": _LATENT | _ROUTED | _INDEXED,
+    "glm_moe_dsa": _LATENT | _ROUTED | _INDEXED | {"indexer_types": ["full", "shared"]},
     "lfm2_moe": _WITHOUT_HEAD | _EXPERTS | {
         "num_experts": 4, "num_dense_layers": 1, "layer_types": ["conv", "full_attention"],
     },

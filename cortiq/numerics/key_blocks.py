@@ -1,12 +1,27 @@
-"""Block-sparse attention: the choice of the key blocks that a query attends to."""
+"""Sparse attention: the choice of the blocks of keys, or of the keys, that a query attends to."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 
-from cortiq.numerics.contract import Ints, exp2_int, round_to_f32
+from cortiq.numerics.contract import (
+    F32,
+    SMALLEST_EXPONENT,
+    Floats,
+    Ints,
+    exp2_int,
+    round_to_f32,
+)
 from cortiq.numerics.quantise import Quantised
+from cortiq.numerics.sums import canonical_sum
+
+MOST_HEADS = 256
+"""Heads whose scores of a key are added up: as many as a canonical sum has lanes."""
+SMALLEST_SCORE = F32(2.0**SMALLEST_EXPONENT)
+"""A head's score counts as 0 below this."""
+LARGEST_SCORE = F32(2.0**50)
+"""A head's score counts as no more: products with weights stay finite."""
 
 
 def choose_blocks(
@@ -41,4 +56,48 @@ def choose_blocks(
             chosen = np.lexsort((index, -best, index < count - local))[:top]
             more = np.arange(count, count + top - len(chosen))
             out[row, head] = np.sort(np.concatenate([chosen, more]))
+    return out
+
+
+def key_scores(q: Quantised, keys: Quantised, weights: Floats) -> Floats:
+    """Score keys for one query, float32 [keys]: S = canonical_sum over heads of RN(w·r).
+
+    r = min(s, 2⁵⁰) where s ≥ 2⁻⁴⁰, else +0; s = RN(I)·2^(eq+ek), I = Σ q·k the exact integer.
+
+    Parameters
+    ----------
+    q : rows [H, D]; keys : rows [keys, D]; weights : float32 [H].
+    """
+    dot = q.q.astype(np.int64) @ keys.q.astype(np.int64).T
+    s = round_to_f32(dot) * exp2_int(q.e[:, None] + keys.e)
+    relu = np.where(s >= SMALLEST_SCORE, np.minimum(s, LARGEST_SCORE), F32(0))
+    return canonical_sum(weights[:, None] * relu, axis=-2)
+
+
+def choose_keys(
+    q: Quantised, keys: Quantised, weights: Floats, positions: npt.NDArray[np.integer], top: int
+) -> Ints:
+    """Choose the keys of each query, ascending: int32 [rows, 1, top].
+
+    Of the keys j = 0 … p of a query at position p, take the `top` with the largest `key_scores`,
+    the lower position first on equality. Where there are fewer, take all, and the list goes on with
+    p + 1, p + 2, …, which are no visible keys.
+
+    Parameters
+    ----------
+    q : rows [rows, H, D], H at most `MOST_HEADS`; keys : rows [S, 1, D], S > every position.
+    weights : canonical float32 [rows, H].
+
+    Source: the lightning indexer of DeepSeek V3.2, section 2.1. Its scores have positive factors
+    besides, which change no order.
+    """
+    out = np.zeros((len(q.e), 1, top), np.int32)
+    for row, position in enumerate(positions):
+        seen = int(position) + 1
+        if seen <= top:
+            out[row, 0] = np.arange(top)
+            continue
+        visible = Quantised(keys.q[:seen, 0], keys.e[:seen, 0])
+        scores = key_scores(Quantised(q.q[row], q.e[row]), visible, weights[row])
+        out[row, 0] = np.sort(np.argsort(-scores, kind="stable")[:top])
     return out

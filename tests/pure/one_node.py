@@ -32,7 +32,7 @@ PRIMITIVES = (
     ops.Gain(8), ops.Gain(1, "all"), ops.ScaleRows(), ops.Shift(0.5), ops.Clamp(-1.0, 1.0),
     ops.Clamp(), ops.L2Norm(8, 1e-6), ops.Softmax(8), ops.ExpertGain(4), ops.ExpertBias(4, 8),
     ops.DeltaRule(2, 8, 4), ops.DeltaRule(2, 8, 4, 1), ops.StateSpace(2, 8, 4),
-    ops.ChooseBlocks(2, 8, 4, 2), ops.Recall(2, 8),
+    ops.ChooseBlocks(2, 8, 4, 2), ops.ChooseKeys(2, 8, 4), ops.Recall(2, 8),
 )  # fmt: skip
 SPECIMENS = (
     *PRIMITIVES,
@@ -75,6 +75,8 @@ TAKES = {
     ops.StateSpace: lambda op: {"x": f32(op.heads, op.head_dim), "b": f32(op.groups, op.state_dim),
         "c": f32(op.groups, op.state_dim), "alpha": f32(op.heads), "delta": f32(op.heads)},
     ops.ChooseBlocks: lambda op: {"q.q": f32(op.heads, op.key_dim), "position": Type((), "i32")},
+    ops.ChooseKeys: lambda op: {"q.q": f32(op.heads, op.key_dim), "position": Type((), "i32"),
+        "w": f32(op.heads)},
     ops.Recall: lambda op: {"position": Type((), "i32")},
 }  # fmt: skip
 """Inputs by name; `q.` before one that passes through Quantise."""

@@ -52,6 +52,7 @@ class OpKind(IntEnum):
     CHOOSE_BLOCKS = 29
     RECALL = 30
     PACKAGE = 31
+    CHOOSE_KEYS = 32
 
 
 def _fields(**groups: str) -> tuple[tuple[str, type], ...]:
@@ -163,6 +164,12 @@ class ChooseBlocksArgs(ctypes.Structure):
     """`cortiq_choose`: CHOOSE_BLOCKS."""
 
     _fields_ = (("kv", KVSlotArgs), *_fields(p="q out", i="heads block top local"))
+
+
+class ChooseKeysArgs(ctypes.Structure):
+    """`cortiq_choose_keys`: CHOOSE_KEYS."""
+
+    _fields_ = (("kv", KVSlotArgs), *_fields(p="q weights out", i="heads top"))
 
 
 class RecallArgs(ctypes.Structure):

@@ -27,6 +27,7 @@ from cortiq_cpu.bind_scaling import bind_l2_norm, bind_scaled
 from cortiq_cpu.bind_sequence import (
     bind_attend,
     bind_choose,
+    bind_choose_keys,
     bind_conv,
     bind_qkv_prologue,
     bind_recall,
@@ -55,6 +56,7 @@ BINDERS: dict[type, Callable[[OpBinder, LoweredStep], OpArgs]] = {
     ops.StoreKV: bind_store_kv,
     FusedAttention: bind_attend,
     ops.ChooseBlocks: bind_choose,
+    ops.ChooseKeys: bind_choose_keys,
     ops.Recall: bind_recall,
     ops.CausalConv: bind_conv,
     ops.DeltaRule: bind_recurrence,

@@ -122,6 +122,15 @@ def bind_choose(b: OpBinder, step: LoweredStep) -> OpArgs:
     return [(OpKind.CHOOSE_BLOCKS, args)]
 
 
+def bind_choose_keys(b: OpBinder, step: LoweredStep) -> OpArgs:
+    """Bind CHOOSE_KEYS."""
+    op: ops.ChooseKeys = step.op  # type: ignore[assignment]
+    query, weights = (b.at(step.inputs[i]) for i in (0, 2))
+    kv = b.kv(step.nodes[0].slots["kv"])
+    args = arguments.ChooseKeysArgs(kv, query, weights, b.at(step.outputs[0]), op.heads, op.top)
+    return [(OpKind.CHOOSE_KEYS, args)]
+
+
 def bind_recall(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind RECALL."""
     kv, (out,) = b.kv(step.nodes[0].slots["kv"]), step.outputs

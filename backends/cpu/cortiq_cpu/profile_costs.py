@@ -48,7 +48,7 @@ def op_label(binder: OpBinder, step: LoweredStep) -> OpLabel:
         return OpLabel(step.label, _experts(binder, step), looks=True)
     if isinstance(step.op, FusedAttention):
         return OpLabel(step.label, _attention(binder, step))
-    if isinstance(step.op, ops.ChooseBlocks):
+    if isinstance(step.op, ops.ChooseBlocks | ops.ChooseKeys):
         return OpLabel(step.label, _choice(binder, step))
     moved = sum(row_bytes(binder.lowered.types[n]) for n in (*step.inputs, *step.outputs))
     if isinstance(step.op, RECURRENCES):
@@ -133,7 +133,7 @@ def _attention(binder: OpBinder, step: LoweredStep) -> Callable[[int], OpCost]:
 
 
 def _choice(binder: OpBinder, step: LoweredStep) -> Callable[[int], OpCost]:
-    op: ops.ChooseBlocks = step.op
+    op: ops.ChooseBlocks | ops.ChooseKeys = step.op
     nbytes = _stored_bytes(binder, step.nodes[0])
     return partial(attended, binder.rows, None, nbytes, INSTRUCTIONS * op.heads * op.key_dim)
 

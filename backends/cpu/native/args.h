@@ -167,6 +167,17 @@ typedef struct {
     int32_t heads, block, top, local;
 } cortiq_choose;
 
+/* CHOOSE_KEYS (numerics.key_blocks): as CHOOSE_BLOCKS, with weights [rows][heads], at most
+ * MOST_INDEX_HEADS heads; out [rows][top], ascending. */
+enum { MOST_INDEX_HEADS = 256 };
+typedef struct {
+    cortiq_kv kv;
+    const void *q;
+    const float *weights;
+    int32_t *out;
+    int32_t heads, top;
+} cortiq_choose_keys;
+
 /* RECALL: out [rows][heads][key_dim] takes the keys of each row's position, as snap(q·2^e). Pages
  * of all positions are there; what lies at one that was never written is not known, but finite. */
 typedef struct {

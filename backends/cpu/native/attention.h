@@ -9,6 +9,7 @@ enum {
     TILE = 64,       /* keys of a tile, at absolute positions */
     RUN_TILES = 16,  /* tiles of a run */
     BLOCK = 32,      /* queries of a task: so many share what is loaded of a tile */
+    FEW_KEYS = 32,   /* keys of a tile up to which those that are seen are taken out of it */
     NONE = -(1 << 20) /* exponent of an empty sum: below every real one */
 };
 
@@ -67,10 +68,11 @@ typedef struct {
     int32_t index;
 } ranked;
 
-/* Scratch of a task: planes of the queries, and the run's partials. */
+/* Scratch of a task: planes of the queries, few keys of a tile, and the run's partials. */
 static inline size_t task_scratch(int32_t key_dim, int32_t value_dim)
 {
-    return BLOCK * (4 * (size_t)sixteens(key_dim) + partial_bytes(value_dim)) + 64;
+    size_t keys = FEW_KEYS * 2 * (size_t)sixteens(key_dim);
+    return BLOCK * (4 * (size_t)sixteens(key_dim) + partial_bytes(value_dim)) + keys + 64;
 }
 
 #endif

@@ -36,6 +36,13 @@ INLINE float power(int32_t n, int32_t lowest) { return n < lowest ? 0.0f : exp2_
 
 INLINE int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
 
+/* Keys of a run of tiles that queries see, where they are chosen: bits by set and tile. */
+typedef struct {
+    uint64_t keys[BLOCK][RUN_TILES];
+    int32_t set[BLOCK]; /* of each query, among those of the task */
+    int32_t run;        /* -1: none yet */
+} sight;
+
 /* What a block of queries is computed with. */
 typedef struct {
     int32_t pairs, value_width; /* padded */
@@ -44,6 +51,8 @@ typedef struct {
     int32_t key_exponent[TILE], value_exponent[TILE];
     const int16_t *keys, *values; /* of the tile at hand */
     ptrdiff_t ahead; /* bytes from there to the next tile */
+    sight *sight;    /* where keys are chosen */
+    struct few_keys *few;
 } block;
 
 /* What the softmax of a tile gives one query, besides a partial's head. */
@@ -141,31 +150,34 @@ INLINE vi scaled(vf g, vi n)
     return i_rint(from_bits(bits_of(g) + (i_max(n, i_all(-60)) << 23)));
 }
 
-/* Steps 1 to 6 of a tile for one query whose visible keys are low … stop − 1 of it, or those whose
- * bits are set in `seen` where that isn't NULL (it is known where this is inlined); the tile's head
+/* Steps 1 to 6 for one query and `vectors` of keys, of which low … stop − 1 are visible, or those
+ * whose bits are set in `seen` where that isn't NULL (it is known where this is inlined); the head
  * (mass, m, n) is merged into the run's. */
-INLINE void softmax_of(const block *b, int query, const cortiq_attend *a, const float *dots,
-                       int low, int stop, const uint64_t *seen, partial *run, tile_weights *w)
+INLINE void softmax_of(int32_t query_exponent, const int32_t *key_exponent,
+                       const int32_t *value_exponent, int vectors, const cortiq_attend *a,
+                       const float *dots, int low, int stop, const uint64_t *seen, partial *run,
+                       tile_weights *w)
 {
-    vf g[VECTORS];
-    vi kappa[VECTORS], total[VECTORS], sum = {0};
+    vf g[VECTORS] = {{0}};
+    vi kappa[VECTORS] = {{0}}, total[VECTORS] = {{0}}, sum = {0};
     vm visible[VECTORS];
+    memset(visible, 0, sizeof visible);
     vi peak = i_all(NONE), output_peak = i_all(NONE);
-    UNROLL for (int v = 0; v < VECTORS; v++) {
+    UNROLL for (int v = 0; v < vectors; v++) {
         int at = v * CQ_LANES;
-        vi exponent = i_load(b->key_exponent + at) + i_all(b->exponent[query]);
+        vi exponent = i_load(key_exponent + at) + i_all(query_exponent);
         vf s = scores_of(f_load(dots + at), exponent, a), whole = f_rint(s);
         g[v] = f_exp2_fraction(s - whole);
         visible[v] = seen ? m_bits((int32_t)(*seen >> at))
                           : u_less(i_iota() + i_all(at - low), i_all(stop - low));
         vi k = __builtin_convertvector(whole, vi);
         kappa[v] = i_select(visible[v], k, i_all(NONE));
-        total[v] = i_select(visible[v], k + i_load(b->value_exponent + at), i_all(NONE));
+        total[v] = i_select(visible[v], k + i_load(value_exponent + at), i_all(NONE));
         peak = i_max(peak, kappa[v]);
         output_peak = i_max(output_peak, total[v]);
     }
     int32_t m = i_highest(peak), n = i_highest(output_peak);
-    UNROLL for (int v = 0; v < VECTORS; v++) {
+    UNROLL for (int v = 0; v < vectors; v++) {
         sum = sum + i_keep(visible[v], scaled(g[v], kappa[v] - i_all(m - 21)));
         vi x = i_keep(visible[v], scaled(g[v], total[v] - i_all(n - 14)));
         i16_store_part(w->high + v * CQ_LANES, x >> 8, CQ_LANES);
@@ -183,28 +195,32 @@ INLINE void softmax_of(const block *b, int query, const cortiq_attend *a, const 
 static void tile_softmax(const block *b, int query, const cortiq_attend *a, const float *dots,
                          int low, int stop, partial *run, tile_weights *w)
 {
-    softmax_of(b, query, a, dots, low, stop, NULL, run, w);
+    softmax_of(b->exponent[query], b->key_exponent, b->value_exponent, VECTORS, a, dots, low, stop,
+               NULL, run, w);
 }
 
 static void tile_softmax_seen(const block *b, int query, const cortiq_attend *a,
                               const float *dots, const uint64_t *seen, partial *run,
                               tile_weights *w)
 {
-    softmax_of(b, query, a, dots, 0, 0, seen, run, w);
+    softmax_of(b->exponent[query], b->key_exponent, b->value_exponent, VECTORS, a, dots, 0, 0, seen,
+               run, w);
 }
 
 /* o = o·keep + RN(w·v)·take for `count` queries and `abreast` vectors of value dimensions, over
- * pairs of keys from … stop − 1. */
+ * pairs of keys from … stop − 1, the values of which are those of pair[p] where that isn't NULL. */
 INLINE void add_values(int count, int abreast, const tile_weights *w, const int16_t *values,
-                       ptrdiff_t ahead, int width, int from, int stop, float *const *o)
+                       ptrdiff_t ahead, int width, const int32_t *pair, int from, int stop,
+                       float *const *o)
 {
     pair_sums h[3][ABREAST], l[3][ABREAST];
     vi value[ABREAST];
     memset(h, 0, sizeof h);
     memset(l, 0, sizeof l);
     for (int p = from; p < stop; p++) {
+        const int16_t *at = values + 2 * (pair ? pair[p] : p) * width;
         UNROLL for (int v = 0; v < abreast; v++)
-            value[v] = load_and_ask(values + 2 * (p * width + v * CQ_LANES), ahead);
+            value[v] = load_and_ask(at + 2 * v * CQ_LANES, ahead);
         UNROLL for (int i = 0; i < count; i++) {
             vi a = pair_at(w[i].high, p), b = pair_at(w[i].low, p);
             UNROLL for (int v = 0; v < abreast; v++) {
@@ -228,52 +244,17 @@ INLINE void add_value_rows(int count, const block *b, const tile_weights *w, int
     float *o[3];
     for (; d + ABREAST * CQ_LANES <= b->value_width; d += ABREAST * CQ_LANES) {
         for (int i = 0; i < count; i++) o[i] = runs[i]->o + d;
-        add_values(count, ABREAST, w, b->values + 2 * d, b->ahead, b->value_width, from, stop, o);
+        add_values(count, ABREAST, w, b->values + 2 * d, b->ahead, b->value_width, NULL, from, stop,
+                   o);
     }
     for (; d < b->value_width; d += CQ_LANES) {
         for (int i = 0; i < count; i++) o[i] = runs[i]->o + d;
-        add_values(count, 1, w, b->values + 2 * d, b->ahead, b->value_width, from, stop, o);
+        add_values(count, 1, w, b->values + 2 * d, b->ahead, b->value_width, NULL, from, stop, o);
     }
 }
 
-/* Queries against a tile: query who[i] sees its keys low[i] … stop[i] − 1, and of these, where
- * `seen` isn't NULL, those whose bits are set in seen[i]. */
-typedef struct {
-    int who[3], low[3], stop[3];
-    uint64_t seen[3];
-    partial *runs[3];
-} visitors;
-
-/* `count` of them (1 to 3); `chosen` says whether `seen` counts. */
-INLINE void tile_of_queries(int count, int chosen, const block *b, const cortiq_attend *a,
-                            const visitors *q)
-{
-    float dots[3 * TILE];
-    tile_weights w[3];
-    int first = TILE, last = 0;
-    dots_rounded(count, b, q->who, dots);
-    for (int i = 0; i < count; i++) {
-        const float *of = dots + i * TILE;
-        if (chosen) tile_softmax_seen(b, q->who[i], a, of, &q->seen[i], q->runs[i], &w[i]);
-        else tile_softmax(b, q->who[i], a, of, q->low[i], q->stop[i], q->runs[i], &w[i]);
-        first = q->low[i] < first ? q->low[i] : first;
-        last = q->stop[i] > last ? q->stop[i] : last;
-    }
-    add_value_rows(count, b, w, first / 2, (last + 1) / 2, q->runs);
-}
-
-#define TILE_OF(name, count, chosen)                                                               \
-    static void name(const block *b, const cortiq_attend *a, const visitors *q)                    \
-    {                                                                                              \
-        tile_of_queries(count, chosen, b, a, q);                                                   \
-    }
-TILE_OF(one_query, 1, 0)
-TILE_OF(two_queries, 2, 0)
-TILE_OF(three_queries, 3, 0)
-TILE_OF(one_query_seen, 1, 1)
-TILE_OF(two_queries_seen, 2, 1)
-TILE_OF(three_queries_seen, 3, 1)
-
+#include "attention_tile_body.h"
+#include "few_keys_body.h"
 #include "attention_task_body.h"
 
 #endif

@@ -46,6 +46,7 @@ static void take_queries(const attention_task *t, block *b)
 
 static void take_tile(const attention_task *t, block *b, int32_t tile)
 {
+    if (b->few) b->few->keys = 0;
     const cortiq_kv *kv = &t->args->kv;
     const uint8_t *base = tile_of(kv, t->pages, tile, t->head), *next = t->after;
     if (tile + 1 < t->tile_stop) next = tile_of(kv, t->pages, tile + 1, t->head);
@@ -63,7 +64,12 @@ static void take_tile(const attention_task *t, block *b, int32_t tile)
 
 static void attend_some(int count, const block *b, const cortiq_attend *a, const visitors *q)
 {
-    if (a->chosen) {
+    if (a->chosen && count) {
+        uint64_t any = q->seen[0] | (count > 1 ? q->seen[1] : 0) | (count > 2 ? q->seen[2] : 0);
+        if (__builtin_popcountll(any) <= FEW_KEYS) {
+            attend_few(count, b, a, q);
+            return;
+        }
         if (count == 3) three_queries_seen(b, a, q);
         if (count == 2) two_queries_seen(b, a, q);
         if (count == 1) one_query_seen(b, a, q);
@@ -80,41 +86,57 @@ INLINE uint64_t bits_between(int64_t low, int64_t stop)
     return ~(uint64_t)0 >> (TILE - (stop - low)) << low;
 }
 
-/* Whether query i sees keys of the tile from `start`: narrows low … stop − 1 to the first and the
- * last of those in its blocks. */
-static int sees_blocks(const attention_task *t, int32_t i, int32_t start, int *low, int *stop,
-                       uint64_t *seen)
+/* Keys of the run that is at hand which block `index` holds, by tile. */
+static void see_block(uint64_t *keys, int64_t start, int64_t index, int64_t size)
 {
-    const cortiq_attend *a = t->args;
-    size_t row = (size_t)(t->row + (t->first + i) / t->group);
-    int32_t head = t->head * t->group + (t->first + i) % t->group;
-    size_t set = row * (size_t)a->sets + (size_t)(head / (a->heads / a->sets));
-    const int32_t *chosen = a->chosen + set * (size_t)a->chosen_count;
-    int32_t first = start / a->block, last = (start + TILE - 1) / a->block;
-    *seen = 0;
-    for (int32_t c = 0; c < a->chosen_count; c++) {
-        if (chosen[c] < first || chosen[c] > last) continue;
-        int64_t from = (int64_t)chosen[c] * a->block - start, to = from + a->block;
-        from = from > *low ? from : *low;
-        to = to < *stop ? to : *stop;
-        if (from < to) *seen |= bits_between(from, to);
+    int64_t from = index * size - start, stop = from + size;
+    from = from > 0 ? from : 0;
+    stop = stop < RUN_TILES * TILE ? stop : RUN_TILES * TILE;
+    for (; from < stop; from = (from / TILE + 1) * TILE) {
+        int64_t end = (from / TILE + 1) * TILE;
+        keys[from / TILE] |= bits_between(from % TILE, (stop < end ? stop - 1 : end - 1) % TILE + 1);
     }
-    if (!*seen) return 0;
-    *low = __builtin_ctzll(*seen);
-    *stop = TILE - __builtin_clzll(*seen);
-    return 1;
 }
 
-/* Whether query i sees keys of the tile from `start`, and which: as visitor `found`. */
-static int visits(const attention_task *t, const block *b, int32_t i, int32_t start, visitors *q,
+/* Keys of a run's tiles that each query chose; neighbours have a set in common. */
+static void look_at_run(const attention_task *t, sight *s, int32_t run)
+{
+    const cortiq_attend *a = t->args;
+    int64_t before = -1;
+    int32_t found = -1;
+    s->run = run;
+    for (int32_t i = 0; i < t->count; i++) {
+        int64_t row = t->row + (t->first + i) / t->group;
+        int32_t head = t->head * t->group + (t->first + i) % t->group;
+        int64_t set = row * a->sets + head / (a->heads / a->sets);
+        if (set != before) {
+            const int32_t *chosen = a->chosen + set * a->chosen_count;
+            memset(s->keys[++found], 0, sizeof s->keys[0]);
+            for (int32_t c = 0; c < a->chosen_count; c++)
+                see_block(s->keys[found], (int64_t)run * RUN_TILES * TILE, chosen[c], a->block);
+        }
+        before = set;
+        s->set[i] = found;
+    }
+}
+
+/* Whether query i sees keys of a tile, and which: as visitor `found`. */
+static int visits(const attention_task *t, const block *b, int32_t i, int32_t tile, visitors *q,
                   int found)
 {
-    int32_t position = b->position[i], window = t->args->window;
+    int32_t position = b->position[i], window = t->args->window, start = tile * TILE;
     int32_t from = window ? larger(0, position - window + 1) : 0;
     int low = larger(from - start, 0);
     int stop = position + 1 - start < TILE ? position + 1 - start : TILE;
     if (low >= stop) return 0;
-    if (t->args->chosen && !sees_blocks(t, i, start, &low, &stop, &q->seen[found])) return 0;
+    if (t->args->chosen) {
+        uint64_t seen = b->sight->keys[b->sight->set[i]][tile % RUN_TILES];
+        seen &= bits_between(low, stop);
+        if (!seen) return 0;
+        q->seen[found] = seen;
+        low = __builtin_ctzll(seen);
+        stop = TILE - __builtin_clzll(seen);
+    }
     q->who[found] = i;
     q->low[found] = low;
     q->stop[found] = stop;
@@ -126,14 +148,15 @@ static int visits(const attention_task *t, const block *b, int32_t i, int32_t st
 static void attend_tile(const attention_task *t, block *b, int32_t tile, void *runs)
 {
     visitors q;
-    int found = 0, taken = 0;
+    int found = 0, taken = 0, run = tile / RUN_TILES;
+    if (t->args->chosen && b->sight->run != run) look_at_run(t, b->sight, run);
     for (int i = 0; i < t->count; i++) {
         int left = t->count - i;
         if (found == 3 || (found == 2 && left == 2)) {
             attend_some(found, b, t->args, &q);
             found = 0;
         }
-        if (!visits(t, b, i, tile * TILE, &q, found)) continue;
+        if (!visits(t, b, i, tile, &q, found)) continue;
         if (!taken++) take_tile(t, b, tile);
         q.runs[found++] = partial_at(runs, (size_t)i, t->args->kv.value_dim);
     }
@@ -154,14 +177,20 @@ static void attend_separately(const attention_task *t, block *b)
 
 static void attend_task(const attention_task *t)
 {
+    sight seen;
+    few_keys few;
     block b;
     int32_t value_dim = t->args->kv.value_dim;
+    seen.run = -1;
+    b.sight = &seen;
+    b.few = &few;
     b.pairs = even(t->args->kv.key_dim) / 2;
     b.value_width = sixteens(value_dim);
     uintptr_t aligned = ((uintptr_t)t->scratch + 63) & ~(uintptr_t)63;
     void *runs = (void *)aligned;
     b.high = (int16_t *)(void *)((uint8_t *)runs + BLOCK * partial_bytes(value_dim));
     b.low = b.high + BLOCK * 2 * b.pairs;
+    few.gathered = b.low + BLOCK * 2 * b.pairs;
     take_queries(t, &b);
     if (t->separate) {
         attend_separately(t, &b);

@@ -78,6 +78,7 @@ typedef struct {
     void (*attend)(const attention_task *task);
     void (*merge)(partial *before, const partial *after, int32_t value_dim);
     int (*finish)(const cortiq_attend *args, partial *total, float *out, int head);
+    void (*score)(const attention_task *task, const float *weights, float *scores);
     void (*choose)(const attention_task *task, const cortiq_choose *how);
 } cortiq_kernels;
 

@@ -10,6 +10,7 @@
 #include "tail_body.h"
 #include "attention_body.h"
 #include "blocks_body.h"
+#include "keys_body.h"
 
 const cortiq_kernels CQ_NAME(cortiq_kernels) = {
     .row = {
@@ -31,6 +32,7 @@ const cortiq_kernels CQ_NAME(cortiq_kernels) = {
     .attend = attend_task,
     .merge = merge_partial,
     .finish = attend_finish,
+    .score = score_task,
     .choose = choose_task,
 };
 

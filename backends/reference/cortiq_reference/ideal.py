@@ -157,6 +157,17 @@ def _choose_blocks(
     return out
 
 
+def _choose_keys(
+    node: IdealCall, q: Doubles, position: npt.NDArray[np.int64], weights: Doubles
+) -> npt.NDArray[np.int64]:
+    """Choose for each position the best keys, then keys beyond its own."""
+    top, keys = node.op.top, _read(node)[0][:, 0]
+    scores = np.einsum("qh,qhk->qk", weights, np.maximum(q @ keys.T, 0))
+    scores = np.where(np.arange(len(keys)) <= position[:, None], scores, -np.inf)
+    scores = np.pad(scores, ((0, 0), (0, top)), constant_values=-np.inf)
+    return np.sort(np.argsort(-scores, axis=-1, kind="stable")[:, None, :top])
+
+
 def _attend(
     node: IdealCall,
     q: Doubles,
@@ -271,6 +282,7 @@ FORMULAS: dict[type[Op], Callable[..., Any]] = {
     ops.L2Norm: lambda node, x: ideal.l2_norm(x, node.op.eps),
     ops.Softmax: lambda node, x: ideal.softmax(x),
     ops.ChooseBlocks: _choose_blocks,
+    ops.ChooseKeys: _choose_keys,
     ops.DeltaRule: _delta_rule,
     ops.StateSpace: _state_space,
     ops.ExpertGain: _expert_gain,

@@ -14,7 +14,7 @@ from cortiq.numerics import norms, recurrent, rope, route, scalar, scaling
 from cortiq.numerics.attention import scoring
 from cortiq.numerics.contract import Floats, Ints
 from cortiq.numerics.dequantise import embedding_rows
-from cortiq.numerics.key_blocks import choose_blocks
+from cortiq.numerics.key_blocks import choose_blocks, choose_keys
 from cortiq.numerics.layouts import Weight, floats
 from cortiq.numerics.quantise import Quantised, no_values, quantise_rows, recalled
 from cortiq_reference.attention import TileGeometry, attend
@@ -134,6 +134,16 @@ def _choose_blocks(call: Call, q: Quantised, position: Ints) -> Ints:
     return out
 
 
+def _choose_keys(call: Call, q: Quantised, position: Ints, weights: Floats) -> Ints:
+    out = np.zeros((len(q.q), 1, call.op.top), np.int32)
+    for segment in call.segments:
+        cut = segment.cut
+        keys, _ = segment.state.stores[call.slots["kv"]].read()
+        part = Quantised(q.q[cut], q.e[cut])
+        out[cut] = choose_keys(part, keys, weights[cut], position[cut], call.op.top)
+    return out
+
+
 def _recall(call: Call, position: Ints) -> Floats:
     op = call.op
     out = np.zeros((len(position), op.heads, op.dim), np.float32)
@@ -219,6 +229,7 @@ KERNELS: Kernels = {
     ops.L2Norm: lambda call, x: norms.l2_norm(x, call.op.eps, call.faults),
     ops.Softmax: lambda call, x: route.softmax(x, faults=call.faults),
     ops.ChooseBlocks: _choose_blocks,
+    ops.ChooseKeys: _choose_keys,
     ops.DeltaRule: _recurrent(recurrent.delta_step),
     ops.StateSpace: _recurrent(recurrent.state_space_step),
     ops.ExpertGain: _expert_gain,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from cortiq.numerics.attention import LOG2_E_F32, scoring
-from cortiq_triton import attention, kv_cache_kernels, split_kv_attention
+from cortiq_triton import attention, key_choice, kv_cache_kernels, split_kv_attention
 from cortiq_triton.call import LaunchCall
 from cortiq_triton.language import INTERPRETED, ceil_div, launch, pow2
 from cortiq_triton.rows import Rows, quantise_parts
@@ -46,6 +46,8 @@ class SpanTuning:
 
 
 SPANS = SpanTuning()
+SCORED_TILES, CHOICE_WIDTH = 4, 4096
+"""Tiles that a program scores, and scores that a program chooses from at a time, at most."""
 STREAM_ROWS = 16
 """Rows of a sequence from which its tiles are streamed."""
 
@@ -207,4 +209,27 @@ def choose_blocks(call: LaunchCall, q: Rows, position: torch.Tensor) -> torch.Te
         KP=max(32, pow2(op.key_dim)), HP=max(16, pow2(op.heads)), BLOCK=op.block, TOP=op.top,
         LOCAL=op.local, BP=room,
     )  # fmt: skip
+    return out
+
+
+def choose_keys(
+    call: LaunchCall, q: Rows, position: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
+    """The keys that each query takes: int32 [rows, 1, top]."""
+    op, rows = call.op, call.rows
+    _, offset = call.slot("kv")
+    tiles = rows.last // 64 + 1
+    room = 64 * tiles
+    out = torch.empty((rows.count, 1, op.top), dtype=torch.int32, device=rows.device)
+    scores = torch.empty((rows.count, room), dtype=torch.int32, device=rows.device)
+    launch(
+        key_choice.score_keys, (rows.count, ceil_div(tiles, SCORED_TILES)), *q[:3], weights,
+        rows.table, rows.owners, position, scores,
+        q.high.shape[-1], rows.pages, offset, room, H=op.heads, DK=op.key_dim,
+        KP=max(32, pow2(op.key_dim)), HP=max(16, pow2(op.heads)), SPAN=SCORED_TILES,
+    )  # fmt: skip
+    width = min(CHOICE_WIDTH, pow2(room))
+    launch(
+        key_choice.select_keys, (rows.count,), scores, position, out, room, TOP=op.top, WIDTH=width
+    )
     return out

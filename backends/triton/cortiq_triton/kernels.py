@@ -15,7 +15,7 @@ from cortiq.numerics.norms import offset_weight
 from cortiq.numerics.scaling import gain
 from cortiq_triton import elementwise as ew
 from cortiq_triton import mixers, products, recurrences, rotary, routing
-from cortiq_triton.attend import attend, choose_blocks, recall, store_kv
+from cortiq_triton.attend import attend, choose_blocks, choose_keys, recall, store_kv
 from cortiq_triton.call import LaunchCall
 from cortiq_triton.language import INTERPRETED, ceil_div, launch, pow2
 from cortiq_triton.products import EXPERTS, HEADS, PLAIN, Stack
@@ -201,6 +201,7 @@ KERNELS: Mapping[type[Op], Callable[..., Any]] = {
     ops.StoreKV: store_kv,
     ops.Attend: attend,
     ops.ChooseBlocks: choose_blocks,
+    ops.ChooseKeys: choose_keys,
     ops.Recall: recall,
     ops.CausalConv: _causal_conv,
     ops.DeltaRule: recurrences.delta_rule,

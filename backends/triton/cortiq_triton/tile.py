@@ -199,13 +199,18 @@ def unseen_away(
     kappa: Tensor, tile: Tensor, position: Tensor, lowest: Tensor, chosen: Tensor,
     BM: tl.constexpr, BLOCK: tl.constexpr, CHOSEN: tl.constexpr,
 ) -> Tensor:  # fmt: skip
-    """κ near NONE where a query [BM] does not see a key. chosen : [BM] pointers to its blocks."""
+    """κ near NONE where a query [BM] does not see a key. chosen : [BM] pointers to its blocks,
+    which ascend."""
     j = tile * 64 + tl.arange(0, 64)
     seen = (j[None, :] <= position[:, None]) & (j[None, :] >= lowest[:, None])
     if BLOCK > 0:
-        admitted = tl.full((BM, 64), 0, tl.int32)
-        for c in range(CHOSEN):
-            block = tl.load(chosen + c)
-            admitted |= (block[:, None] == (j // BLOCK)[None, :]).to(tl.int32)
-        seen = seen & (admitted > 0)
+        mine, before = j // BLOCK, tl.full((BM, 64), 0, tl.int32)
+        for n in tl.static_range(24):  # how many blocks of the list are lower
+            if (8388608 >> n) <= CHOSEN:
+                further = before + (8388608 >> n)
+                within = seen & (further <= CHOSEN)
+                block = tl.load(chosen[:, None] + further - 1, mask=within, other=2147483647)
+                before = tl.where(block < mine[None, :], further, before)
+        within = seen & (before < CHOSEN)
+        seen = within & (tl.load(chosen[:, None] + before, mask=within, other=-1) == mine[None, :])
     return tl.where(seen, kappa, MAGIC_BITS + NONE)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cortiq.backend.stored import StoredState
+from cortiq_conformance.faults.choices import WRONG_CHOICES
 from cortiq_conformance.faults.fault import Fault
 from cortiq_conformance.faults.kernels import WRONG_KERNELS, Wrong
 from cortiq_conformance.faults.ordered import (
@@ -28,7 +29,7 @@ SEQUENCES, ROBUSTNESS = 2, 3
 """Stages of level 0, after the foundations (0) and the primitives (1)."""
 WRONG: Mapping[str, Wrong] = {
     **WRONG_KERNELS, **WRONG_ROUNDINGS, **WRONG_RECURRENCES, **WRONG_SUMS, **WRONG_PRODUCTS,
-    **WRONG_ORDERS,
+    **WRONG_ORDERS, **WRONG_CHOICES,
 }  # fmt: skip
 """Wrong kernels by fault."""
 ANSWERS: Mapping[str, dict[type, Callable[[Any, Any, int], Any]]] = {
@@ -71,6 +72,9 @@ FAULTS: Mapping[str, Fault] = {
     "top-p before top-k": Fault(("Draw",), "Draw"),
     "a rotary table of 4096 positions": Fault(("Rope",), "Rope"),
     "the last of equal blocks": Fault(("ChooseBlocks",), "ChooseBlocks"),
+    "the last of equal keys": Fault(("ChooseKeys", "Attend keys"), "ChooseKeys"),
+    "heads added one after the other": Fault(("ChooseKeys", "Attend keys"), "ChooseKeys"),
+    "negative scores of heads": Fault(("ChooseKeys", "Attend keys"), "ChooseKeys"),
     "a row that sees its batch neighbour": Fault(("batch",), "Attend", SEQUENCES),
     "a position-independent random key": Fault(("Draw",), "Draw"),
     "a mask that is a bias": Fault(("Draw",), "Draw"),

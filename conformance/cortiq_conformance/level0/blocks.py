@@ -47,8 +47,13 @@ CHOICES = {
 }
 
 
-def block_attention(op: ops.ChooseBlocks, kv_heads: int = 2, heads: int = 4) -> ProbeProgram:
-    """Build a probe whose rows supply q, k, v and the query and key that choose blocks."""
+def block_attention(
+    op: ops.ChooseBlocks | ops.ChooseKeys,
+    kv_heads: int = 2,
+    heads: int = 4,
+    window: int | None = None,
+) -> ProbeProgram:
+    """Build a probe whose rows supply q, k, v and the query and key that choose blocks, or keys."""
     b = Builder(context=CONTEXT)
     b.input("token")
     position = b.input("position")
@@ -56,15 +61,21 @@ def block_attention(op: ops.ChooseBlocks, kv_heads: int = 2, heads: int = 4) -> 
         "q": floats(heads, DIM), "k": floats(kv_heads, DIM), "v": floats(kv_heads, DIM),
         "index_q": floats(op.heads, DIM), "index_k": floats(1, DIM),
     }  # fmt: skip
+    one = isinstance(op, ops.ChooseKeys)
+    if one:
+        shapes["index_w"] = floats(op.heads)
     rows = {n: b.input(n, kind.shape, "f32") for n, kind in shapes.items()}
+    weights = [rows.pop("index_w")] if one else []
     coded = {n: b.add(ops.Quantise(), x, name=f"{n}.quantised") for n, x in rows.items()}
     keys_only = ops.StoreKV(1, DIM, 0)
     b.add_node(keys_only, coded["index_k"], name="store_index", slots={"kv": "index"})
     b.add_node(
         ops.StoreKV(kv_heads, DIM, DIM), coded["k"], coded["v"], name="store", slots={"kv": "kv"}
     )
-    chosen = b.add(op, coded["index_q"], position, name=CHOSEN, slots={"kv": "index"})
-    attend = ops.Attend(heads, kv_heads, DIM, DIM, DIM**-0.5, block=op.block)
+    query = coded["index_q"]
+    chosen = b.add(op, query, position, *weights, name=CHOSEN, slots={"kv": "index"})
+    block = getattr(op, "block", 1)
+    attend = ops.Attend(heads, kv_heads, DIM, DIM, DIM**-0.5, window, block=block)
     b.add(attend, coded["q"], position, chosen, name=OUTPUT, slots={"kv": "kv"})
     return ProbeProgram(b.program((OUTPUT, CHOSEN)), {}, shapes)
 

@@ -29,6 +29,8 @@ FEW = (1, 5)
 """Rows that choose blocks."""
 FORTY = ops.ChooseBlocks(2, DIM, 16, 40)
 """Forty blocks of a sequence, from every run of its tiles."""
+HUNDREDS = ops.ChooseKeys(4, DIM, 300)
+"""Three hundred keys of a sequence, from every run of its tiles."""
 MADE: Mapping[str, tuple[str, Callable[[int, CaseData], ProbeProgram]]] = {
     "Attend": ("", lambda runs, s: attention((6, 1, 8, 12) if runs == 4 else (4, 2, 16, 16))),
     "Attend window": ("", lambda runs, s: attention((2, 1, 8, 8), window=WINDOWS[runs])),
@@ -36,6 +38,7 @@ MADE: Mapping[str, tuple[str, Callable[[int, CaseData], ProbeProgram]]] = {
     "Attend soft cap": ("", lambda runs, s: attention(soft_cap=5.0)),
     "Attend block": (", all rows of a step", lambda runs, s: until()),
     "Attend blocks": (", 40 blocks of 16 keys", lambda runs, s: block_attention(FORTY)),
+    "Attend keys": (", 300 keys", lambda runs, s: block_attention(HUNDREDS)),
 }
 """By family: what else an id says, and the program."""
 PAGED: Mapping[str, Any] = {"page_rows": 64, "extra": {"poison": True}}
@@ -48,7 +51,10 @@ def cases() -> Iterator[Case]:
             what = f"{runs} runs of tiles{more}"
             yield _case(family, "Attend", what, partial(_imported, make, runs, keys, {}))
         what = f"40 of the blocks of 16 in {keys} keys"
-        yield _case("ChooseBlocks", "ChooseBlocks", what, partial(_choosing, keys))
+        yield _case("ChooseBlocks", "ChooseBlocks", what, partial(_choosing, FORTY, keys))
+        yield _case(
+            "ChooseKeys", "ChooseKeys", f"300 of {keys}", partial(_choosing, HUNDREDS, keys)
+        )
         build = partial(_imported, MADE["Attend"][1], runs, keys, PAGED)
         what = f"attention, {runs} runs of tiles, poisoned pages of 64 rows"
         yield replace(_case("unused memory", "Attend", what, build), stage=STAGE)
@@ -90,8 +96,8 @@ def _continued(
     return ImportScenario(probe, feed, before, steps, (Named(OUTPUT),), options or {})
 
 
-def _choosing(keys: int, source: CaseData) -> ImportScenario:
-    probe = block_attention(FORTY)
+def _choosing(op: ops.ChooseBlocks | ops.ChooseKeys, keys: int, source: CaseData) -> ImportScenario:
+    probe = block_attention(op)
     return replace(_continued(probe, keys, FEW, source), wants=(Named(CHOSEN),))
 
 

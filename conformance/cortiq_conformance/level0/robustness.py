@@ -19,7 +19,15 @@ from cortiq_conformance.case_weights import extreme, typical
 from cortiq_conformance.compare import Divergence
 from cortiq_conformance.drives import BatchedDrive, SequenceInput
 from cortiq_conformance.flush import available
-from cortiq_conformance.level0 import blocks, elementwise, matrices, recurrences, scaling, sequences
+from cortiq_conformance.level0 import (
+    blocks,
+    elementwise,
+    keys,
+    matrices,
+    recurrences,
+    scaling,
+    sequences,
+)
 from cortiq_conformance.outputs import Observations
 from cortiq_conformance.probes import ProbeProgram, floats, one, through_quantise
 from cortiq_conformance.subject import Subject
@@ -53,6 +61,7 @@ PROBES: dict[str, Callable[[CaseData], ProbeProgram]] = {
     "Route": lambda s: matrices.route(s, Router(3), False),
     "CombineExperts": matrices.combine,
     "ChooseBlocks": blocks.choosing,
+    "ChooseKeys": keys.choosing,
     "DeltaRule": lambda s: recurrences.PROBES["DeltaRule"](),
     "StateSpace": lambda s: recurrences.PROBES["StateSpace"](),
     "Gain": lambda s: scaling.gain(s, 48, "value", (2, 48)),
@@ -83,7 +92,8 @@ def _case(family: str, op: str, what: str, build: Callable) -> Case:
 
 
 def _wants(op: str) -> tuple[Named, ...]:
-    names = {"Route": ("y.0", "y.1"), "ChooseBlocks": (blocks.CHOSEN,)}.get(op, ("y",))
+    choices = dict.fromkeys(("ChooseBlocks", "ChooseKeys"), (blocks.CHOSEN,))
+    names = {"Route": ("y.0", "y.1"), **choices}.get(op, ("y",))
     return tuple(map(Named, names))
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from cortiq_conformance.case import Case, Scenario
 from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.drives import BatchedDrive, ChunkedDrive, Drive
+from cortiq_conformance.level0 import keys
 from cortiq_conformance.level0.blocks import sparse
 from cortiq_conformance.level0.recurrences import PROBES
 from cortiq_conformance.level0.sequences import attention, conv
@@ -37,13 +38,14 @@ def probes() -> dict[str, Callable[[CaseData], ProbeProgram]]:
         "attention": lambda source: attention((2, 1, 8, 8)),
         "convolution": lambda source: conv(source),
         "block attention": sparse,
+        "key attention": keys.sparse,
         "delta rule": lambda source: PROBES["DeltaRule"](),
         "state space": lambda source: PROBES["StateSpace"](),
     }
 
 
 OPERATORS = {
-    "attention": "Attend", "block attention": "Attend",
+    "attention": "Attend", "block attention": "Attend", "key attention": "Attend",
     "convolution": "CausalConv",
     "delta rule": "DeltaRule", "state space": "StateSpace",
 }  # fmt: skip

@@ -11,6 +11,7 @@ from cortiq.ir.layers.basic import Blend, Embedding, Layer, Linear, Residual
 from cortiq.ir.layers.delta import KDA, GatedDeltaNet
 from cortiq.ir.layers.experts import MoE, RouterNorm
 from cortiq.ir.layers.indexer import Indexer
+from cortiq.ir.layers.key_indexer import KeyIndexer
 from cortiq.ir.layers.latent import LatentAttention
 from cortiq.ir.layers.mixers import ShortConv
 from cortiq.ir.layers.mlp import MLP, GatedMLP, Gating, XieluMLP
@@ -22,7 +23,7 @@ from cortiq.ir.ops import LayerNorm, RMSNorm, Rope
 LAYERS: tuple[type[Op], ...] = (
     Embedding, Linear, RMSNorm, LayerNorm, Rope, Attention, LatentAttention, ShortConv,
     GatedDeltaNet, KDA, Mamba2, GatedMLP, MLP, XieluMLP, MoE, PerLayerInputs, PerLayerGate,
-    Residual, Blend,
+    Residual, Blend, KeyIndexer,
 )  # fmt: skip
 """Every layer of the catalogue."""
 
@@ -38,6 +39,7 @@ __all__ = [
     "GatedMLP",
     "Gating",
     "Indexer",
+    "KeyIndexer",
     "LatentAttention",
     "Layer",
     "LayerNorm",

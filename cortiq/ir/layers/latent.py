@@ -14,9 +14,20 @@ from cortiq.ir.slots import KVRows, Slot
 from cortiq.numerics.rope import RopeTable
 
 
+def compressed_query(
+    scope: Scope, x: Value, width: int, latent: int, eps: float, biased: bool
+) -> Value:
+    """Write the latent of a layer's queries: Linear and RMSNorm, the roles q_a and q_a_norm."""
+    x = linear(scope, x, "q_a", width, latent, biased)
+    norm = ops.RMSNorm(latent, eps)
+    return scope.add(norm, x, name="q_a.norm", weights={"weight": "q_a_norm"})
+
+
 @dataclass(frozen=True)
 class LatentAttention(Layer):
     """Multi-head latent attention in its absorbed form: f32[width], position → f32[width].
+
+    If keys are `chosen`, a third input i32[1, n] lists those that a row sees (`KeyIndexer`).
 
     The slot holds one row [latent | rotary key] per position, of which the latent is also the
     value. Per head: q = [nope | rope]; q' = [nope·W_k[h] | RoPE(rope)]; attend over the slot;
@@ -45,6 +56,7 @@ class LatentAttention(Layer):
     output_biased: bool = False
     query_rope: RopeTable | None = None
     nope_rope: RopeTable | None = None
+    chosen: bool = False
     writes_slots = True
     relations = (
         Relation(
@@ -63,9 +75,10 @@ class LatentAttention(Layer):
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """Keep the width."""
-        x, position = inputs
+        x, position, *keys = inputs
         expect_last(self, x, self.width)
         expect(position == Type((), "i32"), f"LatentAttention takes a position, got {position}")
+        expect(len(keys) == self.chosen, f"LatentAttention takes chosen keys or none: {inputs}")
         return (Type((self.width,)),)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -92,13 +105,14 @@ class LatentAttention(Layer):
 
     def decompose(self, scope: Scope, *inputs: Value) -> Value:
         """Write Linear, RMSNorm, Slice, Rope, HeadMatMul, StoreKV, Attend, HeadMatMul, Linear."""
-        x, position = inputs
+        x, position, *keys = inputs
         self._store(scope, x, position)
         q = self._query(scope, x, position)
         q = scope.add(ops.Quantise(), q, name="q.quantised")
         width = self.latent + self.rope_dim
-        attend = ops.Attend(self.heads, 1, width, self.latent, self.scale)
-        y = scope.add(attend, q, position, name="attend", slots={"kv": "kv"})
+        block = 1 if self.chosen else 0
+        attend = ops.Attend(self.heads, 1, width, self.latent, self.scale, block=block)
+        y = scope.add(attend, q, position, *keys, name="attend", slots={"kv": "kv"})
         y = self._per_head(scope, y, "v_b", self.latent, self.value_dim)
         merged = self.heads * self.value_dim
         y = scope.add(ops.Reshape((merged,)), y, name="merged")
@@ -125,9 +139,7 @@ class LatentAttention(Layer):
         dim, inner = self.nope_dim + self.rope_dim, self.width
         if self.query_latent:
             inner = self.query_latent
-            x = linear(scope, x, "q_a", self.width, inner, self.biased)
-            norm = ops.RMSNorm(inner, self.eps)
-            x = scope.add(norm, x, name="q_a.norm", weights={"weight": "q_a_norm"})
+            x = compressed_query(scope, x, self.width, inner, self.eps, self.biased)
         q = linear(scope, x, "q", inner, self.heads * dim)
         q = scope.add(ops.Reshape((self.heads, dim)), q, name="q.heads")
         nope = scope.add(ops.Slice(0, self.nope_dim), q, name="q.nope")

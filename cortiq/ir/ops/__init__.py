@@ -34,6 +34,7 @@ from cortiq.ir.ops.sequence import (
     Attend,
     CausalConv,
     ChooseBlocks,
+    ChooseKeys,
     Recall,
     Rope,
     StoreKV,
@@ -43,7 +44,7 @@ PRIMITIVES: tuple[type[Op], ...] = (
     EmbedRows, Quantise, MatMul, HeadMatMul, ExpertMatMul, Add, Multiply, Scale, Bias, Activation,
     SoftCap, RMSNorm, LayerNorm, Rope, StoreKV, Attend, CausalConv, Route, CombineExperts, Slice,
     Concat, Reshape, Gain, ScaleRows, Shift, Clamp, L2Norm, Softmax, ExpertGain, ExpertBias,
-    DeltaRule, StateSpace, ChooseBlocks, Recall,
+    DeltaRule, StateSpace, ChooseBlocks, Recall, ChooseKeys,
 )  # fmt: skip
 """Every primitive a backend can be asked for."""
 
@@ -55,6 +56,7 @@ __all__ = [
     "Bias",
     "CausalConv",
     "ChooseBlocks",
+    "ChooseKeys",
     "Clamp",
     "CombineExperts",
     "Concat",

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from cortiq.domains import Count, Relation, Size, at_most, divides
+from cortiq.domains import Count, Integer, Relation, Size, at_most, divides
 from cortiq.ir.op import Op, Type, expect
 from cortiq.ir.options import Pairing, ScoreCap, ScoreScale
 from cortiq.ir.slots import KVRows, Ring, Slot
+from cortiq.numerics.key_blocks import MOST_HEADS
 from cortiq.numerics.rope import RopeTable, Sections
+
+IndexHeads = Annotated[int, Integer(1, MOST_HEADS)]
+"""Heads whose scores of a key are added up."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +90,7 @@ class Attend(Op):
     Output f32[heads, value_dim]. `sinks` adds one value-less logit per head to the denominator.
 
     With `block` there is a third input, i32[sets, n]: of the visible keys a head sees those in the
-    blocks j // block that its set names. Head h has set h // (heads / sets).
+    blocks j // block that its set names, in ascending order. Head h has set h // (heads / sets).
     """
 
     heads: Count
@@ -151,6 +156,31 @@ class ChooseBlocks(Op):
         wanted = (Type((self.heads, self.key_dim), "q16"), Type((), "i32"))
         expect(inputs == wanted, f"ChooseBlocks takes {wanted}, got {inputs}")
         return (Type((self.heads, self.top), "i32"),)
+
+    def slot_kinds(self) -> dict[str, Slot]:
+        """Declare one key a position, for all heads, and no values."""
+        return {"kv": KVRows(1, self.key_dim, 0)}
+
+
+@dataclass(frozen=True)
+class ChooseKeys(Op):
+    """The keys that a query scores best (`numerics.key_blocks.choose_keys`).
+
+    Inputs: q q16[heads, key_dim], the position t, and a weight of each head f32[heads]. A key's
+    score is the sum over the heads of weight·ReLU(q·k); of the keys up to the query's own the best
+    `top` are taken, in ascending order. Output i32[1, top]: blocks of one key for `Attend`.
+    """
+
+    heads: IndexHeads
+    key_dim: Count
+    top: Count
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """Infer one list for all heads of the attention."""
+        query, weights = Type((self.heads, self.key_dim), "q16"), Type((self.heads,))
+        wanted = (query, Type((), "i32"), weights)
+        expect(inputs == wanted, f"ChooseKeys takes {wanted}, got {inputs}")
+        return (Type((1, self.top), "i32"),)
 
     def slot_kinds(self) -> dict[str, Slot]:
         """Declare one key a position, for all heads, and no values."""

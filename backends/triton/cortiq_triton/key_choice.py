@@ -1,0 +1,97 @@
+"""The keys that queries choose one by one: their scores, tile by tile, and the best of them."""
+
+from __future__ import annotations
+
+import triton.language as tl
+
+from cortiq_triton.attention import load_queries
+from cortiq_triton.language import Tensor, device, kernel
+from cortiq_triton.scalar import exp2_int
+from cortiq_triton.tile import dot_planes, page_of
+
+
+@device
+def sum_of_heads(terms: Tensor, COUNT: tl.constexpr, WIDTH: tl.constexpr) -> Tensor:
+    """The canonical sum of [COUNT, WIDTH] over the first axis, COUNT a power of two up to 256."""
+    if COUNT > 1:
+        halves = tl.permute(tl.reshape(terms, (2, COUNT // 2, WIDTH)), (1, 2, 0))
+        first, second = tl.split(halves)
+        return sum_of_heads(first + second, COUNT // 2, WIDTH)
+    else:  # noqa: RET505 - a branch that is compiled
+        return tl.reshape(terms, (WIDTH,))
+
+
+@kernel
+def score_keys(
+    qh: Tensor, ql: Tensor, qe: Tensor, weights: Tensor, table: Tensor, owners: Tensor,
+    positions: Tensor, scores: Tensor, stride: Tensor, pages: Tensor, slot: Tensor, room: Tensor,
+    H: tl.constexpr, DK: tl.constexpr, KP: tl.constexpr, HP: tl.constexpr, SPAN: tl.constexpr,
+) -> None:  # fmt: skip
+    """Scores of a row's keys in SPAN tiles to scores [R, room], as integers in their order."""
+    r, span = tl.program_id(0), tl.program_id(1)
+    position, sequence = tl.load(positions + r), tl.load(owners + r)
+    h, t, d = tl.arange(0, HP), tl.arange(0, 64), tl.arange(0, KP)
+    live = h < H
+    row = tl.full((HP,), 0, tl.int32) + r
+    high, low, exponent = load_queries(
+        qh, ql, qe, row, tl.where(live, h, 0), live, stride, H, DK, KP
+    )
+    weight = tl.load(weights + r * H + h, mask=live, other=0.0)
+    keys = t[:, None] * DK + d[None, :]
+    inside = (d < DK)[None, :] & (t >= 0)[:, None]
+    for tile in range(span * SPAN, tl.minimum((span + 1) * SPAN, position // 64 + 1)):
+        page = page_of(table, sequence, pages, tile, slot)
+        kh = tl.load(page + keys, mask=inside, other=0)
+        kl = tl.load(page + keys + 64 * DK, mask=inside, other=0)
+        seen = tile * 64 + t <= position
+        ke = tl.where(seen, tl.load(page + 128 * DK + t).to(tl.int32), 0)
+        dots = dot_planes(high, low, tl.trans(kh), tl.trans(kl), HP, 64, False)
+        s = dots * exp2_int(exponent[:, None] + ke[None, :])
+        relu = tl.where(s >= 2.0**-40, tl.minimum(s, 2.0**50), 0.0)
+        total = sum_of_heads(relu * weight[:, None], HP, 64)
+        total = tl.where(total == 0.0, 0.0, total)  # no -0
+        bits = total.to(tl.int32, bitcast=True)
+        order = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+        tl.store(scores + r.to(tl.int64) * room + tile * 64 + t, order, mask=seen)
+
+
+@kernel
+def select_keys(
+    scores: Tensor, positions: Tensor, out: Tensor, room: Tensor, TOP: tl.constexpr,
+    WIDTH: tl.constexpr,
+) -> None:  # fmt: skip
+    """The best TOP keys of a row, ascending, to out [R, TOP]; of equal ones the first.
+
+    The TOP-th largest score is found bit by bit, by counting.
+    """
+    r, i = tl.program_id(0), tl.arange(0, WIDTH)
+    count = tl.load(positions + r) + 1
+    at, place = scores + r.to(tl.int64) * room, out + r.to(tl.int64) * TOP
+    if count <= TOP:
+        for start in range(0, TOP, WIDTH):
+            tl.store(place + start + i, start + i, mask=start + i < TOP)
+    else:
+        least = tl.full((1,), 0, tl.int64) - 2147483648
+        for bit in range(32):
+            tried = least + (tl.full((1,), 1, tl.int64) << (31 - bit))
+            reached = tl.full((1,), 0, tl.int32)
+            for start in range(0, count, WIDTH):
+                score = tl.load(at + start + i, mask=start + i < count, other=-2147483648)
+                found = (start + i < count) & (score.to(tl.int64) >= tried)
+                reached += tl.sum(found.to(tl.int32), 0)
+            least = tl.where(reached >= TOP, tried, least)
+        more = tl.full((1,), 0, tl.int32)
+        for start in range(0, count, WIDTH):
+            score = tl.load(at + start + i, mask=start + i < count, other=-2147483648)
+            larger = (start + i < count) & (score.to(tl.int64) > least)
+            more += tl.sum(larger.to(tl.int32), 0)
+        kept, equal = tl.full((1,), 0, tl.int32), tl.full((1,), 0, tl.int32)
+        for start in range(0, count, WIDTH):
+            score = tl.load(at + start + i, mask=start + i < count, other=-2147483648).to(tl.int64)
+            same = ((start + i < count) & (score == least)).to(tl.int32)
+            rank = equal + tl.cumsum(same, 0)
+            taken = (start + i < count) & ((score > least) | ((same > 0) & (rank <= TOP - more)))
+            where = kept + tl.cumsum(taken.to(tl.int32), 0) - 1
+            tl.store(place + where, start + i, mask=taken)
+            kept += tl.sum(taken.to(tl.int32), 0)
+            equal += tl.sum(same, 0)

@@ -1,0 +1,58 @@
+"""Faults of kernels that choose what attention sees."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cortiq.ir import ops
+from cortiq.numerics import key_blocks
+from cortiq.numerics.contract import Floats, Ints, exp2_int, round_to_f32
+from cortiq.numerics.key_blocks import choose_keys
+from cortiq.numerics.quantise import Quantised
+from cortiq_conformance.faults.folds import ReplacedFunction, with_replaced
+from cortiq_conformance.faults.kernels import Wrong
+from cortiq_reference import kernels
+from cortiq_reference.kernels import KERNELS
+
+
+def _highest_key(q: Quantised, keys: Quantised, weights: Floats, positions: Ints, top: int) -> Ints:
+    """Choose the last of keys with equal scores."""
+    out = choose_keys(q, keys, weights, positions, top)
+    for row, position in enumerate(positions):
+        seen = Quantised(keys.q[: position + 1, 0], keys.e[: position + 1, 0])
+        query = Quantised(q.q[row], q.e[row])
+        scores = key_blocks.key_scores(query, seen, weights[row])
+        if position >= top:
+            out[row, 0] = np.sort(np.lexsort((-np.arange(position + 1), -scores))[:top])
+    return out
+
+
+def _terms(q: Quantised, keys: Quantised, weights: Floats, relu: bool) -> Floats:
+    dot = q.q.astype(np.int64) @ keys.q.astype(np.int64).T
+    s = round_to_f32(dot) * exp2_int(q.e[:, None] + keys.e)
+    sized = np.where(np.abs(s) >= key_blocks.SMALLEST_SCORE, s, np.float32(0))
+    bounded = np.minimum(sized, key_blocks.LARGEST_SCORE)
+    return weights[:, None] * (np.maximum(bounded, np.float32(0)) if relu else bounded)
+
+
+def _head_after_head(q: Quantised, keys: Quantised, weights: Floats) -> Floats:
+    """Add ((s0 + s1) + s2) + … over the heads."""
+    return np.add.accumulate(_terms(q, keys, weights, True))[-1]
+
+
+def _signed(q: Quantised, keys: Quantised, weights: Floats) -> Floats:
+    """Add scores that are negative, too."""
+    return _terms(q, keys, weights, False).sum(0)
+
+
+def _with(owner: object, name: str, wrong: object) -> Wrong:
+    part = ReplacedFunction(owner, name, wrong)  # type: ignore[arg-type]
+    return {ops.ChooseKeys: with_replaced(KERNELS[ops.ChooseKeys], part)}
+
+
+WRONG_CHOICES: dict[str, Wrong] = {
+    "the last of equal keys": _with(kernels, "choose_keys", _highest_key),
+    "heads added one after the other": _with(key_blocks, "key_scores", _head_after_head),
+    "negative scores of heads": _with(key_blocks, "key_scores", _signed),
+}
+"""Wrong kernels by fault."""
