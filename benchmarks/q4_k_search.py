@@ -12,7 +12,7 @@ import gguf
 import numpy as np
 
 from cortiq.numerics.contract import Floats
-from cortiq.numerics.four_bits import pack_q4_k
+from cortiq.numerics.four_bit_packing import pack_q4_k
 from cortiq.numerics.unpacked_weights import Bytes
 
 STEPS = 15.0 + np.arange(-10, 11) / 10

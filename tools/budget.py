@@ -48,7 +48,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/ir": 2530,
     "cortiq/model": 1790,
     "cortiq/models": 3500,
-    "cortiq/numerics": 3000,
+    "cortiq/numerics": 3030,
     "cortiq/placement": 710,
     "cortiq/plugins": 660,
     "cortiq/receipts": 910,

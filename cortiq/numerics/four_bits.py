@@ -11,13 +11,14 @@ at least 2⁻⁶³: no square is subnormal, and flushing to zero changes no choi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from cortiq.numerics.blockquants import BLOCK
 from cortiq.numerics.contract import F32, Floats
+from cortiq.numerics.four_bit_packing import nibbles_of, pack_q4_k
 from cortiq.numerics.kquants import BLOCK as WIDE
 from cortiq.numerics.sums import canonical_sum
 from cortiq.numerics.unpacked_weights import Bytes, half_to_float
@@ -106,12 +107,6 @@ def _as_half(values: Floats) -> Floats:
     return np.where(np.isfinite(halves), halves, values)
 
 
-def _nibbles(codes: Floats, run: int) -> Bytes:
-    """Pack codes [..., 2·run]: the first run in low nibbles, the second in high ones."""
-    whole = codes.astype(np.uint8)
-    return whole[..., :run] | (whole[..., run:] << np.uint8(4))
-
-
 class NarrowBlocks:
     """Blocks of Q4_1 for values [n, 32].
 
@@ -142,7 +137,7 @@ class NarrowBlocks:
     def raw(self, codes: Floats) -> Bytes:
         """Return blocks with these codes: uint8 [n, 20]."""
         halves = [_half(part[:, 0]) for part in (self.scale, self.low)]
-        return np.concatenate([*halves, _nibbles(codes, BLOCK // 2)], axis=1)
+        return np.concatenate([*halves, nibbles_of(codes, BLOCK // 2)], axis=1)
 
 
 class WideBlocks:
@@ -224,21 +219,6 @@ def _integers(values: Floats, unit: Floats) -> Floats:
     return np.minimum(steps, LARGEST_PART)
 
 
-def _six_bits(scales: Bytes, minima: Bytes) -> Bytes:
-    """Pack eight 6-bit scales and minima [n, 8] as Q4_K does, uint8 [n, 12]."""
-    early = scales[:, :4] | (scales[:, 4:] >> 4 << 6)
-    late = minima[:, :4] | (minima[:, 4:] >> 4 << 6)
-    return np.concatenate([early, late, scales[:, 4:] & 15 | (minima[:, 4:] & 15) << 4], axis=1)
-
-
-def pack_q4_k(halves: Sequence[Bytes], parts: Sequence[Bytes], codes: Floats) -> Bytes:
-    """Return blocks of Q4_K, uint8 [n, 144], of d and dmin as byte pairs, two times eight integers
-    of six bits, and codes [n, 256].
-    """
-    nibbles = _nibbles(codes.reshape(-1, SUBS // 2, 2 * BLOCK), BLOCK).reshape(len(codes), -1)
-    return np.concatenate([*halves, _six_bits(*parts), nibbles], axis=1)
-
-
 class FiveBitBlocks:
     """Blocks of Q5_0 for values [n, 32]: (code − 16)·scale, codes 0 … 31, a scale of either sign.
 
@@ -290,7 +270,7 @@ class FiveBitBlocks:
         """Return blocks with these codes: uint8 [n, 22]."""
         whole = codes.astype(np.uint8)
         fifth = np.packbits(whole >> 4, axis=1, bitorder="little")
-        nibbles = _nibbles((whole & 15).astype(F32), BLOCK // 2)
+        nibbles = nibbles_of((whole & 15).astype(F32), BLOCK // 2)
         return np.concatenate([_half(self.scale[:, 0]), fifth, nibbles], axis=1)
 
 

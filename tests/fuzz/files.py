@@ -25,6 +25,7 @@ from cortiq.errors import CortiqError
 from cortiq.tokenizer.byte_level import byte_alphabet
 
 from .mutants import main, mutated_text, rounds
+from .packed import mixed_parts, other_parts, packed_parts, quark_parts
 
 MEBIBYTES = 1024
 """Address space that loading a mutant may take: the model has a few hundred KiB."""
@@ -118,91 +119,36 @@ def _stored(values: dict[str, tuple[str, np.ndarray]]) -> bytes:
     return len(text).to_bytes(8, "little") + text + body
 
 
-def _packed_parts(stem: str, height: int, width: int) -> dict[str, tuple[str, np.ndarray]]:
-    """A matrix quantised in the way that its name chooses: several methods in one folder."""
-    rng = np.random.default_rng(len(stem))
-
-    def numbers(high: int, *shape: int) -> np.ndarray:
-        return rng.integers(0, high, shape)
-
-    ones = np.full((height, width // 32), 0.01, "<f4")
-    if "q_proj" in stem:
-        words = numbers(1 << 31, height, width // 8).astype("<i4")
-        parts = {"weight_packed": ("I32", words), "weight_scale": ("F32", ones),
-                 "weight_shape": ("I64", np.array([height, width], "<i8"))}  # fmt: skip
-    elif "gate" in stem:
-        words = numbers(1 << 31, width // 8, height).astype("<i4")
-        parts = {"qweight": ("I32", words), "scales": ("F32", ones.T),
-                 "qzeros": ("I32", numbers(1 << 31, width // 32, height // 8).astype("<i4")),
-                 "g_idx": ("I32", (np.arange(width) // 32).astype("<i4"))}  # fmt: skip
-    elif "up" in stem:
-        parts = {"weight_packed": ("U8", numbers(256, height, width // 2).astype("u1")),
-                 "weight_scale": ("F8_E4M3", numbers(0x70, height, width // 16).astype("u1")),
-                 "weight_global_scale": ("F32", np.array([900.0], "<f4"))}  # fmt: skip
-    else:
-        parts = {"weight": ("F8_E4M3", numbers(0x70, height, width).astype("u1")),
-                 "weight_scale_inv": ("BF16", np.full((1, 1), 0x3C00, "<u2"))}  # fmt: skip
-    return {f"{stem}.{end}": part for end, part in parts.items()}
-
-
-def _other_parts(stem: str, height: int, width: int) -> dict[str, tuple[str, np.ndarray]]:
-    """A matrix quantised by one of four other programs."""
-    rng = np.random.default_rng(len(stem))
-
-    def codes(*shape: int) -> np.ndarray:
-        return rng.integers(0, 256, shape).astype("u1")
-
-    if "q_proj" in stem or "gate" in stem:
-        parts = _table_parts(codes(height * width // 2, 1), height, width)
-    elif "k_proj" in stem:
-        parts = {"weight": ("I8", codes(height, width)),
-                 "SCB": ("F32", np.full(height, 0.5, "<f4"))}  # fmt: skip
-    elif "v_proj" in stem or "up" in stem:
-        parts = _hqq_parts(codes(height // 2, width), height, width)
-    else:
-        parts = {"weight": ("F8_E5M2", codes(height, width) & np.uint8(0xBF)),
-                 "weight_scale": ("F32", np.full((height, 1), 0.1, "<f4"))}  # fmt: skip
-    return {f"{stem}.{end}": part for end, part in parts.items()}
-
-
-def _table_parts(codes: np.ndarray, height: int, width: int) -> dict[str, tuple[str, np.ndarray]]:
-    """A matrix of bitsandbytes with scales of scales."""
-    table = np.array([0, 0.0625, 8, 12, 4, 6, 2, 3]) / 12
-    said = {"quant_type": "fp4", "blocksize": 32, "shape": [height, width],
-            "nested_blocksize": 256, "nested_offset": 0.1}  # fmt: skip
-    text = np.frombuffer(json.dumps(said).encode(), "u1")
-    runs = height * width // 32
-    return {
-        "weight": ("U8", codes.astype("u1")),
-        "weight.absmax": ("U8", np.arange(runs, dtype="u1")),
-        "weight.quant_map": ("F32", np.concatenate([table, -table]).astype("<f4")),
-        "weight.nested_absmax": ("F32", np.full(-(-runs // 256), 0.01, "<f4")),
-        "weight.nested_quant_map": ("F32", np.linspace(-1, 1, 256).astype("<f4")),
-        "weight.quant_state.bitsandbytes__fp4": ("U8", text),
-    }
-
-
-def _hqq_parts(codes: np.ndarray, height: int, width: int) -> dict[str, tuple[str, np.ndarray]]:
-    """A matrix of HQQ's."""
-    groups = height * width // 32
-    return {
-        "W_q": ("U8", codes.astype("u1")), "scale": ("F16", np.full((groups, 1), 0.01, "<f2")),
-        "zero": ("F16", np.full((groups, 1), 7.5, "<f2")),
-        "shape": ("I64", np.array([height, width], "<i8")),
-        "group_size": ("I32", np.array(32, "<i4")), "axis": ("I32", np.array(1, "<i4")),
-        "packing": ("U8", np.frombuffer(b"4bit_u8", "u1")),
+def mixed_files() -> dict[str, bytes]:
+    """The folder with matrices of two precisions, as compressed-tensors says it."""
+    kinds = {"float-quantized": (8, "re:.*self_attn.*"), "nvfp4-pack-quantized": (4, "Linear")}
+    groups = {
+        f"group_{i}": {"targets": [target], "format": form,
+                       "weights": {"num_bits": bits, "type": "float"}}
+        for i, (form, (bits, target)) in enumerate(kinds.items())
     }  # fmt: skip
+    said = {"quant_method": "compressed-tensors", "format": "mixed-precision",
+            "config_groups": groups, "ignore": ["lm_head"]}  # fmt: skip
+    return _packed_files(mixed_parts, {"quantization_config": said})
+
+
+def quark_files() -> dict[str, bytes]:
+    """The folder with matrices that Quark quantised."""
+    codes = {"dtype": "uint4", "qscheme": "per_group"}
+    said = {"quant_method": "quark", "export": {"pack_method": "order"}, "exclude": ["lm_head"],
+            "global_quant_config": {"weight": codes}}  # fmt: skip
+    return _packed_files(quark_parts, {"quantization_config": said})
 
 
 def quantised_files() -> dict[str, bytes]:
     """The folder with matrices that four programs quantised."""
     said = {"quantization_config": {"quant_method": "auto-round", "bits": 4}}
-    return _packed_files(_packed_parts, said)
+    return _packed_files(packed_parts, said)
 
 
 def other_files() -> dict[str, bytes]:
     """The folder with matrices that four other programs quantised, without a word of it."""
-    return _packed_files(_other_parts, {})
+    return _packed_files(other_parts, {})
 
 
 def _packed_files(parts_of: Callable[..., Any], said: Mapping[str, Any]) -> dict[str, bytes]:
@@ -290,7 +236,7 @@ def gguf_adapter_files() -> dict[str, bytes]:
 
 SEEDS = (
     gguf_files, folder_files, quantised_files, other_files, adapter_files, gguf_adapter_files,
-    own_files, own_gguf_files,
+    own_files, own_gguf_files, mixed_files, quark_files,
 )  # fmt: skip
 
 
