@@ -5,10 +5,10 @@
 
 OBJECT is a compiled `matmul_*.o` (by default that of AVX2 among `backends/cpu/build`); `objdump`
 takes it apart, that of the cross compiler for aarch64. Of each layout's kernel (`direct`: one row;
-`planes`, `rows`: many) the inner loop that has dot products in it is taken; nothing is run. Many
-rows: for 16 products of a weight and a row instead of 16 weights; layouts whose kernels are the
-same appear once. `bound` is what 16 weights cost if codes were there already: dot products, sums
-that are apart from them, and with AVX2 the load of the row's pair.
+`planes`, `rows`, `block`: many) the inner loop that has dot products in it is taken; nothing is
+run. Many rows: for 16 products of a weight and a row instead of 16 weights; layouts whose kernels
+are the same appear once. `bound` is what 16 weights cost if codes were there already: the dot
+products, their sums where these are apart, and with AVX2 the load of the row's pair.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("object", nargs="?", type=Path, help="a compiled matmul_*.o")
     parser.add_argument("--dot", nargs="*", default=["vpmaddwd"], choices=DOTS)
-    parser.add_argument("--kernels", default="direct", choices=("direct", "planes", "rows"))
+    kinds = ("direct", "planes", "rows", "block")
+    parser.add_argument("--kernels", default="direct", choices=kinds)
     given = parser.parse_args()
     built = Path(__file__).parent.parent / "backends" / "cpu" / "build"
     path = given.object or next(built.rglob("matmul_avx2.o"))

@@ -4,6 +4,7 @@
  */
 
 /* total[i][v] += column pairs start … stop − 1 of a chunk's codes */
+#ifndef CORTIQ_OWN_DOT_PAIRS
 INLINE void dot_pairs(const int rows, const int16_t (*codes)[TILE][2], const int16_t *const *q,
                       int start, int stop, vi total[][TILE_VECTORS])
 {
@@ -21,6 +22,7 @@ INLINE void dot_pairs(const int rows, const int16_t (*codes)[TILE][2], const int
         }
     }
 }
+#endif
 
 /* 32-blocks: a chunk is a run. */
 INLINE void block_32(const int layout, const int rows, const chunk *c)

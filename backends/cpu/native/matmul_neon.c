@@ -18,6 +18,8 @@
 
 #include "kernel_walk.h"
 
+#include "kernel_block_pairs.h"
+
 #include "kernel_block.h"
 
 #include "kernel_float.h"
