@@ -55,6 +55,7 @@ def _sources() -> list[str]:
 
 setup(
     cmdclass={"build_ext": ParallelBuild},
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},  # one wheel a platform
     ext_modules=[
         Extension(
             "cortiq_cpu._native",
@@ -64,6 +65,8 @@ setup(
                 "cortiq_cpu/include/cortiq_kernel.h",
             ],
             include_dirs=["native", "cortiq_cpu/include"],
+            define_macros=[("Py_LIMITED_API", "0x030B0000")],
+            py_limited_api=True,
             extra_compile_args=FLAGS,
             extra_link_args=["-pthread"],
             optional=True,

@@ -48,3 +48,13 @@ def test_a_library_older_than_the_sources_of_a_checkout_is_refused(tmp_path):
     os.utime(sources / "run.c", (1000, 1000))
     native.refuse_older(library, sources)
     native.refuse_older(library, tmp_path / "installed")  # no checkout: nothing to compare with
+
+
+def test_a_library_left_behind_under_another_name_is_not_taken(tmp_path):
+    names = ["_native.cpython-311.so", "_native.abi3.so", "_native.so"]
+    paths = [tmp_path / name for name in names]
+    assert native.newest(paths) is None
+    for path, when in zip(paths[:2], (1000, 1100), strict=True):
+        path.write_text("")
+        os.utime(path, (when, when))
+    assert native.newest(paths) == paths[1]

@@ -48,16 +48,21 @@ def _path() -> Path:
     named = os.environ.get(NATIVE_VARIABLE)
     folder = Path(__file__).parent
     candidates = [Path(named)] if named else [folder / f"_native{s}" for s in EXTENSION_SUFFIXES]
-    for candidate in candidates:
-        if candidate.exists():
-            if named is None:
-                refuse_older(candidate, folder.parent / "native")
-            return candidate
+    if found := newest(candidates):
+        if named is None:
+            refuse_older(found, folder.parent / "native")
+        return found
     raise BackendError(
         "the native kernels of cortiq-cpu were not built",
         where=str(candidates[0]),
         hint="Install a C compiler and reinstall cortiq-cpu, or use the reference backend.",
     )
+
+
+def newest(candidates: Sequence[Path]) -> Path | None:
+    """Return the library that was built last: others were left behind under another name."""
+    built = [path for path in candidates if path.exists()]
+    return max(built, key=lambda path: path.stat().st_mtime, default=None)
 
 
 def refuse_older(library: Path, sources: Path) -> None:
