@@ -29,7 +29,14 @@ class ParallelBuild(build_ext):
     """Compiles the sources of an extension side by side, which setuptools does in turn."""
 
     def build_extension(self, extension: Extension) -> None:
-        """Build one extension, a source a core at a time."""
+        """Build one extension, a source a core at a time.
+
+        What an earlier version built in the checkout under another name goes.
+        """
+        built = Path(self.get_ext_filename(extension.name)).name
+        for left in (NATIVE.parent / "cortiq_cpu").glob("_native.*"):
+            if left.name != built and left.suffix in (".so", ".pyd"):
+                left.unlink()
         one_by_one = self.compiler.compile
 
         def compile_all(sources: list[str], **options: Any) -> list[str]:
