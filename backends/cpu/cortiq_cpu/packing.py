@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from cortiq.numerics.layouts import Weight, floats, unpack
 from cortiq.numerics.matmul import check_columns
+from cortiq_cpu.huge_pages import SLABS
 from cortiq_cpu.matmul_arguments import LAYOUT_NAMES, MatrixArgs
 from cortiq_cpu.native import library, library_hash
 from cortiq_cpu.release_pages import release_pages
@@ -111,7 +112,8 @@ class PackedMatrix:
 
     def pack(self, weight: Weight, name: str, pool: ThreadPoolExecutor | None = None) -> None:
         """Pack the weight's codes or floats into memory; errors as of the constructor."""
-        data, done = aligned(self.nbytes), 0
+        together, done = SLABS.take(self.nbytes), 0
+        data = aligned(self.nbytes) if together is None else together
         for part in self.parts(weight, name, pool, data):
             if part.base is not data.base:
                 data[done : done + part.nbytes] = part

@@ -61,10 +61,6 @@ typedef struct {
     float keep, take;              /* factors of the run's numerator and of the tile's */
 } tile_weights;
 
-typedef int32_t pair_word __attribute__((may_alias, aligned(2)));
-
-INLINE vi pair_at(const int16_t *p, int index) { return i_all(((const pair_word *)p)[index]); }
-
 /* Memory asked for what lies `ahead` bytes after p, into the second-level cache: asked into the
  * first, lines wait for the few places that loads need as well. */
 #define ASK(p, ahead) __builtin_prefetch((const uint8_t *)(p) + (ahead), 0, 2)
@@ -89,11 +85,8 @@ INLINE void dots_of(int count, const int16_t *const *high, const int16_t *const 
         UNROLL for (int v = 0; v < ABREAST; v++)
             key[v] = load_and_ask(keys + 2 * (p * TILE + v * CQ_LANES), ahead);
         UNROLL for (int i = 0; i < count; i++) {
-            vi a = pair_at(high[i], p), b = pair_at(low[i], p);
-            UNROLL for (int v = 0; v < ABREAST; v++) {
-                h[i][v] = add_pairs(h[i][v], a, key[v]);
-                l[i][v] = add_pairs(l[i][v], b, key[v]);
-            }
+            add_pair_of(ABREAST, h[i], high[i], p, key);
+            add_pair_of(ABREAST, l[i], low[i], p, key);
         }
     }
     UNROLL for (int i = 0; i < count; i++)
@@ -222,11 +215,8 @@ INLINE void add_values(int count, int abreast, const tile_weights *w, const int1
         UNROLL for (int v = 0; v < abreast; v++)
             value[v] = load_and_ask(at + 2 * v * CQ_LANES, ahead);
         UNROLL for (int i = 0; i < count; i++) {
-            vi a = pair_at(w[i].high, p), b = pair_at(w[i].low, p);
-            UNROLL for (int v = 0; v < abreast; v++) {
-                h[i][v] = add_pairs(h[i][v], a, value[v]);
-                l[i][v] = add_pairs(l[i][v], b, value[v]);
-            }
+            add_pair_of(abreast, h[i], w[i].high, p, value);
+            add_pair_of(abreast, l[i], w[i].low, p, value);
         }
     }
     UNROLL for (int i = 0; i < count; i++)

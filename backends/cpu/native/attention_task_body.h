@@ -154,7 +154,7 @@ static void attend_tile(const attention_task *t, block *b, int32_t tile, void *r
         int left = t->count - i;
         if (found == 3 || (found == 2 && left == 2)) {
             attend_some(found, b, t->args, &q);
-            found = 0;
+            b->ahead = found = 0; /* the next tile was asked for */
         }
         if (!visits(t, b, i, tile, &q, found)) continue;
         if (!taken++) take_tile(t, b, tile);

@@ -3,6 +3,17 @@
  * rows. What a row has summed so far waits between two such chunks in `state`.
  */
 
+/* With each block of 32 columns its part of the rows that follow those at hand is asked for: all rows
+ * of a pass exceed the first-level cache, wide ones the second. Measured with 8 lanes: 5% of the time.
+ */
+INLINE void ask_rows(const int rows, const chunk *c, int b)
+{
+    const cortiq_tile *t = c->tile;
+    int row = c->row + 2 * rows <= t->count ? c->row + rows : c->row;
+    for (int i = 0; LANES == 8 && i < rows; i++)
+        __builtin_prefetch(cortiq_record_q(t->x[row + i]) + c->column + 32 * b);
+}
+
 /* total[i][v] += column pairs start … stop − 1 of a chunk's codes */
 #ifndef CORTIQ_OWN_DOT_PAIRS
 INLINE void dot_pairs(const int rows, const int16_t (*codes)[TILE][2], const int16_t *const *q,
@@ -43,6 +54,7 @@ INLINE void block_32(const int layout, const int rows, const chunk *c)
         for (int i = 0; i < rows; i++)
             for (int v = 0; v < TILE_VECTORS; v++)
                 total[i][v] = vi_zero();
+        ask_rows(rows, c, b);
         dot_pairs(rows, scratch->codes, q, 16 * b, 16 * b + 16, total);
         for (int v = 0; v < TILE_VECTORS; v++) {
             vf scale = vf_load(scratch->scale[b] + v * LANES);
@@ -70,7 +82,7 @@ INLINE void block_16(const int rows, const chunk *c)
     for (int i = 0; i < rows; i++) {
         q[i] = cortiq_record_q(c->tile->x[c->row + i]) + c->column;
         for (int v = 0; v < TILE_VECTORS; v++)
-            y[i][v] = c->first ? vf_zero() : kept(c, 0, c->row + i, v);
+            y[i][v] = run[i][v] = c->first ? vf_zero() : kept(c, 0, c->row + i, v);
     }
     for (int b = 0; b < c->units; b++) {
         vi total[MOST_ROWS][TILE_VECTORS];
@@ -202,6 +214,7 @@ INLINE void block_rows(const int layout, const int rows, const chunk *c)
     TARGET static void rows_##name(chunk *c)                                                       \
     {                                                                                              \
         ROWS_AT_A_TIME(CORTIQ_##name, 6)                                                           \
+        ROWS_AT_A_TIME(CORTIQ_##name, 4)                                                           \
         ROWS_AT_A_TIME(CORTIQ_##name, 3)                                                           \
         ROWS_AT_A_TIME(CORTIQ_##name, 2)                                                           \
         ROWS_AT_A_TIME(CORTIQ_##name, 1)                                                           \

@@ -4,7 +4,7 @@ enum {
     TILE_VECTORS = LANES == 4 ? 4 : 2,
     TILE = TILE_VECTORS * LANES,
     CHUNK = 256, /* columns: a run of 32-blocks, or a 256-block */
-    MOST_ROWS = LANES == 16 ? 6 : LANES == 8 ? 3 : 2
+    MOST_ROWS = LANES == 16 ? 6 : LANES == 8 ? 4 : 2
 };
 
 typedef struct {

@@ -280,7 +280,7 @@ INLINE void finish_row(const cortiq_tile *tile, int row, int lane, vf y)
 {
     if (lane >= tile->outputs)
         return;
-    int32_t e = *cortiq_record_e(tile->x[row], tile->matrix->width);
+    int32_t e = *(const int32_t *)((const uint8_t *)tile->x[row] + tile->exponent_at);
     uint32_t fault = 0;
     y = vf_snap(vf_multiply(y, vf_bits(vi_set((e + 127) << 23))), &fault);
     int32_t left = tile->outputs - lane;

@@ -37,6 +37,7 @@ typedef struct {
     int (*rope)(const float *x, const float *cos, const float *sin, float *out, int pairs,
                 int width, int interleaved);
     int32_t (*quantise)(const float *x, int16_t *q, int n);
+    void (*finish)(void *record, int32_t width);
     int (*softmax)(const float *x, float *out, int n);
     int (*sigmoid)(const float *x, float *out, int n);
     void (*conv)(const conv_rows *rows);

@@ -17,7 +17,8 @@ const cortiq_kernels CQ_NAME(cortiq_kernels) = {
         .add = row_add, .multiply = row_multiply, .scale = row_scale, .snap = row_snap,
         .activation = row_activation, .soft_cap = row_soft_cap, .rms_norm = row_rms_norm,
         .l2_norm = row_l2_norm, .layer_norm = row_layer_norm, .rope = row_rope,
-        .quantise = row_quantise, .softmax = row_softmax, .sigmoid = row_sigmoid,
+        .quantise = row_quantise, .finish = row_finish,
+        .softmax = row_softmax, .sigmoid = row_sigmoid,
         .conv = rows_conv, .weighted_sum = row_weighted_sum,
     },
     .tail = {

@@ -35,19 +35,35 @@ INLINE vi i_load(const int32_t *p)
 
 INLINE void i_store(int32_t *p, vi x) { memcpy(p, &x, sizeof x); }
 
+/* Copy the n (1 to CQ_LANES − 1) values of `bytes` each, in pieces of known sizes: a call, of memcpy,
+ * would take a loop's constants out of its registers, also where it is never made. */
+INLINE void copy_part(void *to, const void *from, int n, const int bytes)
+{
+    uint8_t *a = to;
+    const uint8_t *b = from;
+#define PIECE(count)                                                                               \
+    if (CQ_LANES > count && n & count) {                                                           \
+        memcpy(a, b, (size_t)(count * bytes));                                                     \
+        a += count * bytes;                                                                        \
+        b += count * bytes;                                                                        \
+    }
+    PIECE(8) PIECE(4) PIECE(2) PIECE(1)
+#undef PIECE
+}
+
 /* The first n (1 to CQ_LANES) floats at p; the rest are +0. */
 INLINE vf f_load_part(const float *p, int n)
 {
     if (n >= CQ_LANES) return f_load(p);
     vf x = {0};
-    memcpy(&x, p, (size_t)n * sizeof(float));
+    copy_part(&x, p, n, sizeof *p);
     return x;
 }
 
 INLINE void f_store_part(float *p, vf x, int n)
 {
     if (n >= CQ_LANES) f_store(p, x);
-    else memcpy(p, &x, (size_t)n * sizeof(float));
+    else copy_part(p, &x, n, sizeof *p);
 }
 
 INLINE vf f_all(float x) { return x - (vf){0}; }

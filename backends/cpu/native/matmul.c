@@ -106,6 +106,7 @@ void cortiq_multiply(cortiq_worker *worker, const row_group *group, int32_t firs
     }
     int direct = group->count <= set->direct_rows[m->layout];
     int32_t step = direct ? 1 : set->panels, *starts[DIRECT_ROWS];
+    size_t exponent_at = cortiq_record_exponent_at(m->width);
     if (direct && m->layout != CORTIQ_F32)
         ready = direct_rows(set, group, worker->scratch, starts);
     for (int32_t panel = first; panel < stop; panel += step) {
@@ -115,7 +116,7 @@ void cortiq_multiply(cortiq_worker *worker, const row_group *group, int32_t firs
         for (int32_t i = 0; i < group->count; i++)
             out[i] = group->out[i] + (size_t)panel * PANEL;
         cortiq_tile tile = {m, panel_at(m, group->index, panel), outputs, group->count, group->x,
-                            out, group->faults, starts, ready, worker->scratch};
+                            out, group->faults, starts, ready, worker->scratch, exponent_at};
         (direct ? set->direct : set->block)[m->layout](&tile);
     }
 }

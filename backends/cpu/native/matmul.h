@@ -71,6 +71,7 @@ typedef struct {
     const uint8_t *ready;   /* the rows in the form that the set's `ready` gave them, or for a
                              * direct kernel `row_ready` */
     uint8_t *scratch;
+    size_t exponent_at; /* where a record has it, in bytes */
 } cortiq_tile;
 
 typedef void (*cortiq_tile_kernel)(const cortiq_tile *tile);

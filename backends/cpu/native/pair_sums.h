@@ -43,4 +43,28 @@ INLINE vi add_pairs(vi sum, vi a, vi b)
 }
 #endif
 
+typedef int32_t pair_word __attribute__((may_alias, aligned(2)));
+
+INLINE vi pair_at(const int16_t *p, int index) { return i_all(((const pair_word *)p)[index]); }
+
+/* sums[v] = add_pairs(sums[v], pair `index` of q, with[v]) for the first `abreast` v. */
+INLINE void add_pair_of(int abreast, pair_sums *sums, const int16_t *q, int index, const vi *with)
+{
+    vi x = pair_at(q, index);
+#if defined(CQ_ISA_AVX2)
+    /* Written out: three queries' sums leave four registers, and GCC 12 wants a fifth, so that a sum
+     * goes through memory with every pair. */
+    if (abreast == 2) {
+        vi first = sums[0], second = sums[1], product;
+        __asm__("vpmaddwd %4, %2, %3\n\tvpmaddwd %5, %2, %2\n\t"
+                "vpaddd %3, %0, %0\n\tvpaddd %2, %1, %1"
+                : "+x"(first), "+x"(second), "+x"(x), "=&x"(product) : "x"(with[0]), "x"(with[1]));
+        sums[0] = first;
+        sums[1] = second;
+        return;
+    }
+#endif
+    _Pragma("GCC unroll 4") for (int v = 0; v < abreast; v++) sums[v] = add_pairs(sums[v], x, with[v]);
+}
+
 #endif

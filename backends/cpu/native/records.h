@@ -10,8 +10,9 @@ static inline void cortiq_quantise_to(void *records, int64_t index, const float 
 {
     uint8_t *record = (uint8_t *)records + (size_t)index * cortiq_record_stride(n);
     int16_t *q = cortiq_record_q(record);
-    *cortiq_record_e(record, n) = cortiq_kernels_of(isa)->row.quantise(x, q, n);
-    cortiq_record_finish(record, n);
+    const cortiq_row_kernels *k = &cortiq_kernels_of(isa)->row;
+    *cortiq_record_e(record, n) = k->quantise(x, q, n);
+    k->finish(record, n);
 }
 
 #endif

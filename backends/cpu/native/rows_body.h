@@ -207,34 +207,7 @@ static int row_rope(const float *x, const float *cos, const float *sin, float *o
     return has_fault(worst);
 }
 
-/* Low 16 bits of the first n lanes. */
-INLINE void i16_store_part(int16_t *p, vi x, int n)
-{
-    v16 y = __builtin_convertvector(x, v16);
-    memcpy(p, &y, n >= CQ_LANES ? sizeof y : (size_t)n * sizeof(int16_t));
-}
-
-/* Exponent of a row of canonical values: see numerics.quantise. */
-static int32_t row_exponent(const float *x, int n)
-{
-    vi worst = {0};
-    EACH(i, count, n)
-        worst = i_max(worst, bits_of(f_load_part(x + i, count)) & i_all(MAGNITUDE));
-    int32_t m = i_highest(worst);
-    return m < SMALLEST_BITS ? ZERO_ROW_EXPONENT : ((m + 0x20000) >> 23) - 141;
-}
-
-/* q = rint(x*2^-e) as int16. A row of zeros needs no case of its own: its q are 0. */
-static int32_t row_quantise(const float *x, int16_t *q, int n)
-{
-    int32_t e = row_exponent(x, n);
-    vf factor = f_all(exp2_int(-e));
-    EACH(i, count, n) {
-        vi whole = i_rint(f_load_part(x + i, count) * factor);
-        i16_store_part(q + i, whole, count);
-    }
-    return e;
-}
+#include "record_body.h"
 
 /* Of scores no larger than canonical values: p = exp(x - max), p/sum; see numerics.route. */
 static int row_softmax(const float *x, float *out, int n)

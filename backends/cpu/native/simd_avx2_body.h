@@ -29,12 +29,18 @@ INLINE vi vi_or_masked(vi a, vi b, vi mask) { return vi_or(a, vi_and(b, mask)); 
 INLINE vi vi_set16(int16_t a) { return _mm256_set1_epi16(a); }
 INLINE vi vi_sub16(vi a, vi b) { return _mm256_sub_epi16(a, b); }
 INLINE vi vi_multiply16(vi a, vi b) { return _mm256_mullo_epi16(a, b); }
+/* total + a0·b0 + a1·b1 for the int16 pairs of each lane. The sum is written out: GCC 12 takes sums of
+ * integers apart and puts them together in another order, which needs more registers than there are,
+ * and gives a loop's sums other registers than it began with.
+ */
 INLINE vi vi_dot(vi total, vi a, vi b)
 {
 #if CORTIQ_VNNI
     return _mm256_dpwssd_avx_epi32(total, a, b);
 #else
-    return vi_add(total, _mm256_madd_epi16(a, b));
+    vi product = _mm256_madd_epi16(a, b);
+    __asm__("vpaddd %1, %0, %0" : "+x"(total) : "x"(product));
+    return total;
 #endif
 }
 
