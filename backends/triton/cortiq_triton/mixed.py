@@ -250,7 +250,7 @@ class Mixed:
             shape.run.refill(shape.buffer, rows, pages)
             shape.replay()
             return shape, False
-        wants = (Argmax(), *map(Named, names)) if asking else ()
+        wants: tuple[Want, ...] = (Argmax(), *map(Named, names)) if asking else ()
         run = MixedRun(plan, entry, rows, wants, self.owner.shared, self.drawn)
         buffer = RowBuffer(self.owner.device)
         run.place(buffer, rows.sources, pages)

@@ -151,7 +151,7 @@ class StepRun(Run):
         return super().parts(sources, pages) | _padded(self.given, len(self.rows))
 
     def _replaced(self, name: str, value: Any, group: Group, faults: torch.Tensor) -> torch.Tensor:
-        """What all rows supply in place of a value."""
+        """Return what all rows supply in place of a value."""
         return self.snap(self.there[GIVEN + name].view(torch.float32), faults)
 
 
