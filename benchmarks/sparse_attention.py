@@ -68,18 +68,19 @@ def main() -> None:
         shapes = {n: program.trunk.values[n].shape for n in program.trunk.inputs}
         shapes = {n: shape for n, shape in shapes.items() if n not in ("token", "position")}
 
-        def fed(count: int, executable=executable, state=state, shapes=shapes, wanted=False):
-            start = state.length()
-            rows = [
-                Row(
-                    state, start + i, 0, (Named("y"),) if wanted and i == count - 1 else (),
-                    inputs={n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()},
-                )
-                for i in range(count)
-            ]  # fmt: skip
-            batch = Batch(rows)
+        queries = {n: np.zeros(s, np.float32) for n, s in shapes.items() if n[-1] in "qw"}
+
+        def fed(count: int, executable=executable, state=state, shapes=shapes, queries=queries):
+            start, rows = state.length(), []
+            for i in range(count):
+                last = count == 1
+                given = {
+                    n: rng.standard_normal(s, np.float32) if last or n not in queries
+                    else queries[n] for n, s in shapes.items()
+                }  # fmt: skip
+                rows.append(Row(state, start + i, 0, (Named("y"),) if last else (), given))
             begun = time.process_time()
-            executable.forward(batch).result()
+            executable.forward(Batch(rows)).result()
             return time.process_time() - begun
 
         while state.length() < options.positions:
@@ -87,7 +88,7 @@ def main() -> None:
         steps[name] = fed
     for _ in range(options.rounds):
         for name, fed in steps.items():
-            least[name] = min(least.get(name, 9e9), fed(1, wanted=True))
+            least[name] = min(least.get(name, 9e9), fed(1))
     ratio = least["chosen keys"] / least["every key"]
     for name, seconds in least.items():
         print(f"{name}: {1e3 * seconds:.1f} ms")

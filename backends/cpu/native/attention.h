@@ -71,7 +71,7 @@ typedef struct {
 /* Scratch of a task: planes of the queries, few keys of a tile, and the run's partials. */
 static inline size_t task_scratch(int32_t key_dim, int32_t value_dim)
 {
-    size_t keys = FEW_KEYS * 2 * (size_t)sixteens(key_dim);
+    size_t keys = FEW_KEYS * 2 * ((size_t)sixteens(key_dim) + 32);
     return BLOCK * (4 * (size_t)sixteens(key_dim) + partial_bytes(value_dim)) + keys + 64;
 }
 

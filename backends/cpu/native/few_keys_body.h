@@ -9,7 +9,7 @@ struct few_keys {
     int32_t index[FEW_KEYS], place[FEW_KEYS];       /* in the tile; among the pairs: 2·pair + side */
     int32_t pair[FEW_KEYS];                    /* of the tile's positions: those that hold a key */
     int32_t key_exponent[FEW_KEYS], value_exponent[FEW_KEYS];
-    int16_t *gathered; /* [pairs of dimensions][vectors·CQ_LANES][2] */
+    int16_t *gathered; /* a row for each key, filled up to whole vectors with zeros */
 };
 typedef struct few_keys few_keys;
 
@@ -34,54 +34,44 @@ static void gather_keys(few_keys *f, const block *b, uint64_t keys)
 {
     list_keys(f, b, keys);
     const pair_word *from = (const pair_word *)b->keys;
-    pair_word *to = (pair_word *)f->gathered;
-    int width = f->vectors * CQ_LANES;
-    for (int p = 0; p < b->pairs; p++, from += TILE, to += width) {
-        for (int i = 0; i < f->count; i++) to[i] = from[f->index[i]];
-        for (int i = f->count; i < width; i++) to[i] = 0;
+    int width = (b->pairs + CQ_LANES - 1) / CQ_LANES * CQ_LANES;
+    for (int i = 0; i < f->count; i++) {
+        pair_word *to = (pair_word *)f->gathered + i * width;
+        for (int p = 0; p < b->pairs; p++) to[p] = from[p * TILE + f->index[i]];
+        for (int p = b->pairs; p < width; p++) to[p] = 0;
     }
 }
 
-/* Plane products of `count` queries with vector v of the keys, over pairs from … stop − 1. */
-INLINE void few_dots(int count, const block *b, const few_keys *f, const int *who, int v, int from,
-                     int stop, vi *h, vi *l)
+INLINE int64_t total_of(vi x)
 {
-    int width = f->vectors * CQ_LANES;
-    memset(h, 0, 3 * sizeof *h);
-    memset(l, 0, 3 * sizeof *l);
-    for (int p = from; p < stop; p++) {
-        const int16_t *at = f->gathered + 2 * (p * width + v * CQ_LANES);
-        vi key = i_load((const int32_t *)(const void *)at);
-        UNROLL for (int i = 0; i < count; i++) {
-            h[i] = add_pairs(h[i], pair_at(b->high + who[i] * 2 * b->pairs, p), key);
-            l[i] = add_pairs(l[i], pair_at(b->low + who[i] * 2 * b->pairs, p), key);
-        }
-    }
+    int64_t total = 0;
+    for (int lane = 0; lane < CQ_LANES; lane++) total += x[lane];
+    return total;
 }
 
-/* RN(q·k) of `count` queries with the keys: dots [count][TILE]. */
+/* RN(q·k) of `count` queries with the keys: dots [count][TILE]. Dimensions lie along the lanes, whose
+ * sums fit int32 up to WIDEST pairs a lane; what follows a query's row meets zeros of the key. */
 INLINE void few_rounded(int count, const block *b, const few_keys *f, const int *who, float *dots)
 {
-    vi h[3], l[3];
-    for (int v = 0; v < f->vectors; v++) {
-        if (b->pairs <= WIDEST) {
-            few_dots(count, b, f, who, v, 0, b->pairs, h, l);
-            for (int i = 0; i < count; i++)
-                f_store(dots + i * TILE + v * CQ_LANES, round_planes(h[i], l[i]));
-            continue;
+    int width = (b->pairs + CQ_LANES - 1) / CQ_LANES * CQ_LANES;
+    for (int key = 0; key < f->count; key++) {
+        const int16_t *row = f->gathered + 2 * key * width;
+        vi h[3], l[3];
+        memset(h, 0, sizeof h);
+        memset(l, 0, sizeof l);
+        for (int p = 0; p < width; p += CQ_LANES) {
+            vi k = i_load((const int32_t *)(const void *)(row + 2 * p));
+            UNROLL for (int i = 0; i < count; i++) {
+                int at = 2 * (who[i] * b->pairs + p);
+                h[i] = add_pairs(h[i], i_load((const int32_t *)(const void *)(b->high + at)), k);
+                l[i] = add_pairs(l[i], i_load((const int32_t *)(const void *)(b->low + at)), k);
+            }
         }
-        int64_t sums[3][CQ_LANES] = {{0}};
-        for (int from = 0; from < b->pairs; from += WIDEST) {
-            int stop = b->pairs - from < WIDEST ? b->pairs : from + WIDEST;
-            few_dots(count, b, f, who, v, from, stop, h, l);
-            for (int i = 0; i < count; i++)
-                for (int lane = 0; lane < CQ_LANES; lane++)
-                    sums[i][lane] += (int64_t)h[i][lane] * 256 + l[i][lane];
-        }
-        for (int i = 0; i < count; i++)
-            for (int lane = 0; lane < CQ_LANES; lane++)
-                dots[i * TILE + v * CQ_LANES + lane] = (float)sums[i][lane];
+        UNROLL for (int i = 0; i < count; i++)
+            dots[i * TILE + key] = (float)(total_of(h[i]) * 256 + total_of(l[i]));
     }
+    for (int key = f->count; key < f->vectors * CQ_LANES; key++)
+        for (int i = 0; i < count; i++) dots[i * TILE + key] = 0;
 }
 
 /* Weights of the keys in the places of their pairs. */
