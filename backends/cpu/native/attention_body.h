@@ -91,8 +91,8 @@ INLINE void dots_of(int count, const int16_t *const *high, const int16_t *const 
     }
     UNROLL for (int i = 0; i < count; i++)
         UNROLL for (int v = 0; v < ABREAST; v++) {
-            i_store(sum_high + i * TILE + v * CQ_LANES, total_of(h[i][v]));
-            i_store(sum_low + i * TILE + v * CQ_LANES, total_of(l[i][v]));
+            i_store(sum_high + i * TILE + v * CQ_LANES, joined(h[i][v]));
+            i_store(sum_low + i * TILE + v * CQ_LANES, joined(l[i][v]));
         }
 }
 
@@ -223,7 +223,7 @@ INLINE void add_values(int count, int abreast, const tile_weights *w, const int1
         UNROLL for (int v = 0; v < abreast; v++) {
             float *to = o[i] + v * CQ_LANES;
             f_store(to, f_load(to) * f_all(w[i].keep) +
-                            round_planes(total_of(h[i][v]), total_of(l[i][v])) * f_all(w[i].take));
+                            round_planes(joined(h[i][v]), joined(l[i][v])) * f_all(w[i].take));
         }
 }
 

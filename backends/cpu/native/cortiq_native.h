@@ -37,6 +37,16 @@ typedef enum {
 #define CORTIQ_TILES
 #endif
 
+/* Whether the compiler has SDOT and SMMLA for functions that say so, whatever it compiles for:
+ * GCC 10, LLVM 16 and Apple's of it. */
+#if defined(__aarch64__) && defined(__clang__)
+#if __clang_major__ >= 16 || (defined(__apple_build_version__) && __clang_major__ >= 15)
+#define CORTIQ_NEON_PLANES
+#endif
+#elif defined(__aarch64__) && __GNUC__ >= 10
+#define CORTIQ_NEON_PLANES
+#endif
+
 CORTIQ_API int cortiq_isa_supported(int isa); /* 1 if this machine (and system) runs it */
 CORTIQ_API int cortiq_isa_best(void);
 

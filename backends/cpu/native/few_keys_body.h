@@ -56,7 +56,7 @@ INLINE void few_rounded(int count, const block *b, const few_keys *f, const int 
     int width = (b->pairs + CQ_LANES - 1) / CQ_LANES * CQ_LANES;
     for (int key = 0; key < f->count; key++) {
         const int16_t *row = f->gathered + 2 * key * width;
-        vi h[3], l[3];
+        pair_sums h[3], l[3];
         memset(h, 0, sizeof h);
         memset(l, 0, sizeof l);
         for (int p = 0; p < width; p += CQ_LANES) {
@@ -68,7 +68,7 @@ INLINE void few_rounded(int count, const block *b, const few_keys *f, const int 
             }
         }
         UNROLL for (int i = 0; i < count; i++)
-            dots[i * TILE + key] = (float)(total_of(h[i]) * 256 + total_of(l[i]));
+            dots[i * TILE + key] = (float)(total_of(joined(h[i])) * 256 + total_of(joined(l[i])));
     }
     for (int key = f->count; key < f->vectors * CQ_LANES; key++)
         for (int i = 0; i < count; i++) dots[i * TILE + key] = 0;

@@ -73,7 +73,8 @@ int cortiq_isa_supported(int isa)
     }
 }
 #elif defined(__aarch64__)
-#if defined(__linux__)
+#if !defined(CORTIQ_NEON_PLANES)
+#elif defined(__linux__)
 #include <sys/auxv.h>
 
 /* The kernel's names for these bits may be missing from older headers. */
@@ -102,10 +103,12 @@ int cortiq_isa_supported(int isa)
     case CORTIQ_PORTABLE:
     case CORTIQ_NEON:
         return 1;
+#if defined(CORTIQ_NEON_PLANES)
     case CORTIQ_NEON_DOTPROD:
         return has_dotprod();
     case CORTIQ_NEON_I8MM:
         return has_dotprod() && has_i8mm();
+#endif
     default:
         return 0;
     }

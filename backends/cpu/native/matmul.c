@@ -22,10 +22,12 @@ const cortiq_matmul_set *cortiq_matmul_set_of(const cortiq_worker *worker)
     switch (worker->isa) {
     case CORTIQ_NEON:
         return &cortiq_matmul_neon;
+#if defined(CORTIQ_NEON_PLANES)
     case CORTIQ_NEON_DOTPROD:
         return &cortiq_matmul_neon_dotprod;
     case CORTIQ_NEON_I8MM:
         return &cortiq_matmul_neon_i8mm;
+#endif
     }
 #endif
     (void)worker;

@@ -1,5 +1,7 @@
 /* The matmul kernels in planes of int8, compiled for neon-i8mm. */
-#if defined(__aarch64__)
+#include "cortiq_native.h"
+
+#if defined(CORTIQ_NEON_PLANES)
 #define CORTIQ_I8MM 1
 #if defined(__clang__)
 #define TARGET __attribute__((target("dotprod,i8mm")))

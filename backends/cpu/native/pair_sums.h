@@ -19,11 +19,11 @@ INLINE pair_sums add_pairs(pair_sums sum, vi a, vi b)
     return sum;
 }
 
-INLINE vi total_of(pair_sums sum) { return vpaddq_s32(sum.low, sum.high); }
+INLINE vi joined(pair_sums sum) { return vpaddq_s32(sum.low, sum.high); }
 #else
 typedef vi pair_sums;
 
-INLINE vi total_of(pair_sums sum) { return sum; }
+INLINE vi joined(pair_sums sum) { return sum; }
 
 /* sum + a[2i]·b[2i] + a[2i+1]·b[2i+1] in lane i. */
 INLINE vi add_pairs(vi sum, vi a, vi b)
