@@ -37,7 +37,7 @@ LIMITS: Mapping[str, int] = {
     "benchmarks": 4000,
     "conformance": 7470,
     "cortiq": 710,
-    "cortiq/backend": 4940,
+    "cortiq/backend": 5030,
     "cortiq/bench": 540,
     "cortiq/cli": 2540,
     "cortiq/convert": 840,
