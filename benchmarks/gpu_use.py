@@ -18,6 +18,7 @@ from gpu_golden import MODEL, WANTS, completed, ids_of
 from gpu_models import ours
 
 from cortiq.backend import Batch, Drawn, Row
+from cortiq.backend.row_runs import RowRun, RowRuns
 from cortiq.engine.drafting import Draft, FixedDepth, Speculation, Task
 from cortiq.engine.engine import Engine
 from cortiq.engine.request import Request, make_request
@@ -138,14 +139,10 @@ class Use:
             state.release()
         return middle - start, end - middle
 
-    def _pieces(self, states: Sequence[Any], length: int) -> Iterator[list[Row]]:
+    def _pieces(self, states: Sequence[Any], length: int) -> Iterator[Sequence[Row]]:
         """Yield the rows of all prompts, `batch_rows` of them at a time."""
         ids = ids_of(length, self.executable.vocabulary)
-        rows = [
-            Row(state, i, token, WANTS if i == length - 1 else ())
-            for state in states
-            for i, token in enumerate(ids)
-        ]
+        rows = RowRuns([RowRun(state, 0, ids, [WANTS]) for state in states])
         most = self.executable.batch_rows
         yield from (rows[at : at + most] for at in range(0, len(rows), most))
 

@@ -98,6 +98,7 @@ class LaunchRecorder:
         warps: int = 4,
         stages: int = 3,
         early: bool = False,
+        registers: int = 0,
         **how: Any,
     ) -> None:
         """Record a launch."""
@@ -117,7 +118,8 @@ class LaunchRecorder:
             else:
                 types[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
                 aligned += [at] if value % 16 == 0 else []
-        options = (("num_warps", warps), ("num_stages", stages))
+        limit = (("maxnreg", registers),) if registers else ()
+        options = (("num_warps", warps), ("num_stages", stages), *limit)
         found = (tuple(types.items()), tuple(aligned), tuple(constants.items()), options)
         self.launches[Launch(kernel, *found)] = None
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from cortiq.backend import Argmax, Digest, Draw, DrawnLogit, Named, Top, Want
-from cortiq.backend.admission import value_of
 from cortiq.backend.answers import drawing_want
+from cortiq.backend.wants import value_of
 from cortiq.numerics import digest, sampling
 from cortiq.numerics.contract import F32
 from cortiq_conformance.oracle import Evaluation

@@ -7,8 +7,9 @@ for values that leave the domain.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -16,31 +17,21 @@ import numpy as np
 from cortiq.backend.batch import (
     Argmax,
     Batch,
-    Digest,
     Draw,
     Drawn,
-    DrawnLogit,
-    LateMask,
     Row,
-    Top,
     Want,
 )
 from cortiq.backend.known_wants import KnownWants
+from cortiq.backend.row_runs import RowRun, RowRuns
+from cortiq.backend.wants import LARGEST_VOCABULARY, unanswerable, undrawn
 from cortiq.errors import BackendError
 from cortiq.ir import Graph, Program
 from cortiq.ir.layers import Embedding
 from cortiq.ir.ops import Attend, EmbedRows, Recall
-from cortiq.numerics.masks import mask_fault
 
 BY_ROW = ("token", "position")
 """Inputs that a row has fields for."""
-LARGEST_VOCABULARY = 2**31
-LEAST_CALIBRATION = 2.0**-20
-
-
-def value_of(want: Want) -> str:
-    """Return the name of the value that a want is computed from."""
-    return "logits" if isinstance(want, Top | DrawnLogit) else want.name
 
 
 def groups_of(batch: Batch, owns: Callable[[Any], bool]) -> dict[Any, range]:
@@ -55,17 +46,23 @@ def groups_of(batch: Batch, owns: Callable[[Any], bool]) -> dict[Any, range]:
     BackendError : a sequence is not the executable's, or its rows are no neighbours.
     """
     groups: dict[Any, range] = {}
-    start, last = 0, len(batch.rows) - 1
-    for index, row in enumerate(batch.rows):
+    rows: Sequence[RowRun | Row] = batch.rows
+    lengths: Iterable[int] = repeat(1)
+    if isinstance(batch.rows, RowRuns):
+        rows = batch.rows.runs
+        lengths = (len(run.tokens) for run in batch.rows.runs)
+    start, stop, last = 0, 0, len(rows) - 1
+    for index, (row, length) in enumerate(zip(rows, lengths, strict=False)):
         state: Any = row.state
-        if index < last and batch.rows[index + 1].state is state:
+        stop += length
+        if index < last and rows[index + 1].state is state:
             continue
         if state in groups:
             raise BackendError("rows of one sequence must be neighbours in a batch")
         if not owns(state):
             raise BackendError("a row belongs to a sequence that is released or not ours")
-        groups[state] = range(start, index + 1)
-        start = index + 1
+        groups[state] = range(start, stop)
+        start = stop
     return groups
 
 
@@ -114,6 +111,9 @@ def refusals(
     known : wants that the graph answers; those that are found to have an answer are added.
     """
     supplied = [name for name in graph.inputs if name not in BY_ROW]
+    if isinstance(rows, RowRuns) and not supplied:
+        yield from _refusals_of_runs(graph, rows, tokens, start, vocabulary, known)
+        return
     for place, (row, token) in enumerate(zip(rows, tokens, strict=True)):
         if row.position != start + place:
             yield f"positions must go on from {start} one by one"
@@ -126,11 +126,31 @@ def refusals(
             given = row.inputs.items()
             yield from (r for name, value in given if (r := _unfit(graph, name, value, context)))
         if row.wants not in known:
-            found = [r for want in row.wants if (r := _unanswerable(graph, want))]
-            found += [r for want in row.wants if (r := _undrawn(want, row.wants))]
-            yield from found
-            if not found:
-                known.add(row.wants)
+            yield from _refusals_of_wants(graph, row.wants, known)
+
+
+def _refusals_of_runs(
+    graph: Graph, rows: RowRuns, tokens: Sequence[int], start: int, vocabulary: int,
+    known: KnownWants,
+) -> Iterator[str]:  # fmt: skip
+    """List what `refusals` does of rows that supply nothing, without a look at each."""
+    for first, run in zip(rows.starts, rows.runs, strict=True):
+        if run.position != start + first:
+            yield f"positions must go on from {start} one by one"
+    least, most = min(tokens), max(tokens)
+    if not 0 <= least <= most < vocabulary:
+        yield f"token id {least if least < 0 else most} is out of range"
+    for wants in (wants for run in rows.runs for wants in run.wants if wants not in known):
+        yield from _refusals_of_wants(graph, wants, known)
+
+
+def _refusals_of_wants(graph: Graph, wants: tuple[Want, ...], known: KnownWants) -> Iterator[str]:
+    """List reasons why a row's wants have no answer; note those that have."""
+    found = [r for want in wants if (r := unanswerable(graph, want))]
+    found += [r for want in wants if (r := undrawn(want, wants))]
+    yield from found
+    if not found:
+        known.add(wants)
 
 
 @dataclass(frozen=True)
@@ -251,46 +271,3 @@ def _unfit(graph: Graph, name: str, value: object, context: int) -> str | None:
     if whole and given.max(initial=0) >= context:
         return f"a row supplies the position {given.max()}, the context is of {context}"
     return None
-
-
-def _unanswerable(graph: Graph, want: Want) -> str | None:
-    """Return why a want has no answer."""
-    if not isinstance(want, Want):
-        return f"nothing answers the want {want!r}"
-    name = value_of(want)
-    type_ = graph.values.get(name)
-    if type_ is None:
-        return f"the graph has no value {name!r}"
-    if isinstance(want, Digest) and type_.dtype != "f32":
-        return f"{name!r} is {type_}; digests are of f32 values"
-    width = type_.shape[-1] if type_.shape else 1
-    if isinstance(want, Argmax | Draw) and (type_.dtype != "f32" or len(type_.shape) != 1):
-        return f"{name!r} is {type_}; tokens are drawn from a row of f32 logits"
-    if isinstance(want, DrawnLogit) and len(type_.shape) != 1:
-        return f"{name!r} is {type_}; tokens are drawn from a row of f32 logits"
-    if isinstance(want, Top) and not (type(want.count) is int and 1 <= want.count <= width):
-        return f"the top {want.count} of {width} logits"
-    return _undrawable(want, width) if isinstance(want, Draw) else None
-
-
-def _undrawn(want: Want, wants: Sequence[Want]) -> str | None:
-    """Return why there is no logit of a drawn token."""
-    if not isinstance(want, DrawnLogit):
-        return None
-    if not LEAST_CALIBRATION <= want.calibration <= 2.0**100:
-        return f"a calibration of {want.calibration!r}"
-    draws = any(isinstance(other, Draw | Argmax) for other in wants)
-    return None if draws else "the logit of a drawn token, in a row that draws none"
-
-
-def _undrawable(want: Draw, width: int) -> str | None:
-    """Return why nothing can be drawn from this many logits."""
-    for what, ids in (("logit_bias", want.sampling.logit_bias), ("history", want.history or ())):
-        unknown = [token for token in ids if not 0 <= token < width]
-        if unknown:
-            return f"{what} names token {unknown[0]} of {width}"
-    if not (type(want.ahead) is int and 0 <= want.ahead < LARGEST_VOCABULARY):
-        return f"a token {want.ahead!r} positions ahead"
-    if isinstance(want.mask, LateMask):
-        return "masks that come later are for executables and batches that take them"
-    return (mask_fault(want.mask, width) or None) if want.mask is not None else None

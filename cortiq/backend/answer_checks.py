@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from cortiq.backend.admission import value_of
 from cortiq.backend.batch import Argmax, Digest, Draw, DrawnLogit, Named, Top, Want
+from cortiq.backend.wants import value_of
 from cortiq.errors import shown
 from cortiq.ir import Type
 from cortiq.numerics.quantise import Quantised

@@ -22,18 +22,10 @@ from cortiq.backend.admission import (
     unseen_key,
     vocabulary_of,
 )
-from cortiq.backend.batch import (
-    FAULT,
-    Batch,
-    BatchResult,
-    Finished,
-    Outcome,
-    Status,
-    Ticket,
-    Want,
-)
+from cortiq.backend.batch import FAULT, Batch, BatchResult, Finished, Outcome, Status, Ticket, Want
 from cortiq.backend.known_wants import KnownWants
 from cortiq.backend.protocol import BATCH_ROWS, CompileOptions, OptionalCapabilities
+from cortiq.backend.row_runs import known_ids
 from cortiq.backend.state import ExportedState, State, check_exported
 from cortiq.backend.windows import PIECE_ROWS, Extent, windows_of
 from cortiq.errors import RequestError
@@ -225,14 +217,15 @@ class BaseExecutable(OptionalCapabilities, ABC, Generic[S, P]):
         outcomes: dict[State, Outcome] = {}
         accepted: list[Accepted[S]] = []
         for state, indices in groups_of(batch, self.owns).items():
-            tokens = [token_of(batch.rows[index], self.drawn) for index in indices]
+            rows = batch.rows[indices.start : indices.stop]
+            tokens = known_ids(rows) or [token_of(row, self.drawn) for row in rows]
             sequence = Accepted(state, indices, tokens)
             reason = self.refusal(plan, batch, sequence)
             if reason is None:
                 accepted.append(sequence)
             else:
                 outcomes[state] = Outcome(Status.DECLINED, reason)
-        brought: list[Brought] = [{} for _ in batch.rows]
+        brought: list[Brought] = [{} for _ in range(len(batch.rows))]
         if accepted:
             self._settle(plan, batch, accepted, outcomes, brought)
         self.drawn = [drawn_token(wants) for wants in brought]

@@ -9,11 +9,11 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from cortiq.backend.admission import value_of
 from cortiq.backend.answers import drawing_want
 from cortiq.backend.batch import Batch, Draw, DrawnLogit, Row, Want
 from cortiq.backend.executable import Accepted, Brought
 from cortiq.backend.requests import RequestPlan, penalises
+from cortiq.backend.wants import value_of
 from cortiq.numerics import sampling
 from cortiq.numerics.contract import OutOfDomainError
 

@@ -11,10 +11,11 @@ from typing import ClassVar, Generic, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from cortiq.backend.admission import BY_ROW, last_keys_of, value_of
+from cortiq.backend.admission import BY_ROW, last_keys_of
 from cortiq.backend.batch import Argmax, Digest, Draw, Row, Top, Want
 from cortiq.backend.plan import always_known, needed
 from cortiq.backend.rotary import RotaryTables, reach
+from cortiq.backend.wants import value_of
 from cortiq.ir import Graph
 from cortiq.numerics.masks import Mask
 

@@ -30,6 +30,7 @@ from cortiq.backend.protocol import (
     Support,
     Supported,
 )
+from cortiq.backend.row_runs import answered_rows
 from cortiq.backend.state import ExportedState, State
 from cortiq.errors import BackendError, shown
 from cortiq.ir import Graph, Node, Program
@@ -200,13 +201,13 @@ class CheckedExecutable:
             raise breach(self._backend, call, what, "a row for each row of the batch")
         values = self.inner.program.graphs[batch.entry].values
         outcomes = result.outcomes
-        for at, (row, brought) in enumerate(zip(batch.rows, result.rows, strict=True)):
-            outcome = outcomes.get(row.state)
+        for at, state, wants in answered_rows(batch.rows):
+            outcome = outcomes.get(state)
             if not isinstance(outcome, Outcome) or not isinstance(outcome.status, Status):
                 wanted = "a cortiq.backend.Outcome for each"
                 raise breach(self._backend, call, f"{shown(outcome)} for a sequence", wanted)
-            if row.wants and outcome.status is Status.COMPLETED:
-                fault = unlike(row.wants, brought, values)
+            if wants and outcome.status is Status.COMPLETED:
+                fault = unlike(wants, result.rows[at], values)
                 if fault is not None:
                     what, wanted = fault
                     raise breach(self._backend, call, f"{what} in row {at}", wanted)

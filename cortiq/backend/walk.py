@@ -11,13 +11,14 @@ from typing import Any, Generic
 import numpy as np
 import numpy.typing as npt
 
-from cortiq.backend.admission import BY_ROW, value_of
+from cortiq.backend.admission import BY_ROW
 from cortiq.backend.answers import ON_HOST, Answers
 from cortiq.backend.batch import Batch, Row
 from cortiq.backend.executable import Accepted, Brought, S
 from cortiq.backend.outputs import Specimens, check_outputs, kernel_error, specimens_of
 from cortiq.backend.plan import KernelPlan, Step
 from cortiq.backend.segments import Segment, restricted, segments_of
+from cortiq.backend.wants import value_of
 from cortiq.errors import CortiqError
 from cortiq.numerics.contract import OutOfDomainError
 from cortiq.numerics.quantise import Quantised

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Several
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from cortiq.backend import Drawn, Row, State, Ticket, Want
+from cortiq.backend.row_runs import RowRun, RowRuns
 from cortiq.backend.windows import ROLLBACK_ROWS
 from cortiq.engine.drafting import NOTHING, Draft
 from cortiq.engine.row_budget import RowDemand, RowGrant, divide_rows, urgency
@@ -71,13 +72,15 @@ class ScheduledRows:
         return range(end - self.draws, end)
 
     def wants(self) -> list[tuple[Want, ...]]:
-        """Return the outputs that each row requests: the same object in every plain step."""
+        """Return the outputs that each of the last rows requests, those before none: the same
+        object in every plain step.
+        """
         sequence, request = self.sequence, self.sequence.request
         more = sequence.drafting.wants if sequence.drafting else ()
-        silent: list[tuple[Want, ...]] = [more] * (len(self.tokens) - self.draws)
+        before: list[tuple[Want, ...]] = [more] * (len(self.tokens) - self.draws) if more else []
         known = request.late_wants if self.is_late else request.wants
         want = known[0]
-        return silent + [
+        return before + [
             known if mine is want and not more else (mine, *request.captures, *more)
             for mine in self.drawing_wants or [want] * self.draws
         ]
@@ -86,10 +89,14 @@ class ScheduledRows:
         """Return the rows of the batch."""
         if len(self.tokens) == 1 and self.sequence.request.embeddings is None:
             return [Row(self.state, self.start, self.tokens[0], self.wants()[0])]
-        rows = enumerate(zip(self.tokens, self.wants(), strict=True), self.start)
-        if self.sequence.request.embeddings is None:
-            return [Row(self.state, at, token, wants) for at, (token, wants) in rows]
-        return [Row(self.state, at, token, wants, self._inputs(at)) for at, (token, wants) in rows]
+        wants = self.wants()
+        every = [()] * (len(self.tokens) - len(wants)) + wants
+        rows = enumerate(zip(self.tokens, every, strict=True), self.start)
+        return [Row(self.state, at, token, mine, self._inputs(at)) for at, (token, mine) in rows]
+
+    def run(self) -> RowRun:
+        """Return the rows as one run, of a sequence without embeddings."""
+        return RowRun(self.state, self.start, self.tokens, self.wants())
 
     def _inputs(self, position: int) -> dict[str, np.ndarray]:
         embeddings = self.sequence.request.embeddings
@@ -111,13 +118,19 @@ class InFlightBatch:
 
     scheduled: list[ScheduledRows]
     started: float
-    rows: list[Row] = field(default_factory=list)
+    rows: Several[Row] = ()
     ticket: Ticket | None = None
 
     def __post_init__(self) -> None:
+        count = 0
         for scheduled in self.scheduled:
-            scheduled.first = len(self.rows)
-            self.rows += scheduled.rows()
+            scheduled.first = count
+            count += len(scheduled.tokens)
+        supplied = any(s.sequence.request.embeddings is not None for s in self.scheduled)
+        if supplied or count == len(self.scheduled):
+            self.rows = [row for scheduled in self.scheduled for row in scheduled.rows()]
+        else:
+            self.rows = RowRuns([scheduled.run() for scheduled in self.scheduled])
         self._by_sequence = {scheduled.sequence: scheduled for scheduled in self.scheduled}
         self.late = [scheduled for scheduled in self.scheduled if scheduled.is_late]
 

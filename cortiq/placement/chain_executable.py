@@ -21,8 +21,9 @@ from cortiq.backend import (
     Status,
     Want,
 )
-from cortiq.backend.admission import drawn_token, token_of, value_of
+from cortiq.backend.admission import drawn_token, token_of
 from cortiq.backend.error_attribution import attributed_to
+from cortiq.backend.wants import value_of
 from cortiq.errors import BackendError, RequestError
 from cortiq.placement.chain_state import ChainState, open_all, split_exported
 from cortiq.placement.partition import GraphSegment, Partition

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from cortiq.backend import DrawnLogit
-from cortiq.backend.admission import value_of
 from cortiq.backend.answers import drawing_want
 from cortiq.backend.executable import Brought
 from cortiq.backend.kernel_walk import KernelWalk
+from cortiq.backend.wants import value_of
 from cortiq.ir import ops
 from cortiq_mlx.library import mx
 from cortiq_mlx.plan import MlxPlan

@@ -11,11 +11,11 @@ import torch
 import triton.language as tl
 
 from cortiq.backend import Argmax, Digest, Draw, DrawnLogit, Named, Top, Want
-from cortiq.backend.admission import value_of
 from cortiq.backend.answers import drawing_want
 from cortiq.backend.executable import Brought
 from cortiq.backend.requests import penalises
 from cortiq.backend.walk import Group
+from cortiq.backend.wants import value_of
 from cortiq.numerics.quantise import Quantised
 from cortiq_triton import draw, tail, top_logprobs
 from cortiq_triton.draw_numbers import Drawing, Stored, arrays_of

@@ -168,12 +168,10 @@ def attended(
     at = (q.high.shape[-1], rows.pages, offset, window, *factors)
     sink = out if sinks is None else sinks
     if stream:
-        limited = how.registers and not INTERPRETED
-        limit: dict[str, Any] = {"maxnreg": how.registers} if limited else {}
         launch(
             attention.attend_stream, (programs, len(blocks)), *queries, sink, listed, out,
             largest, call.faults, *at, SINK=sinks is not None, STAGES=how.stages,
-            warps=how.warps, **limit, **sizes,
+            warps=how.warps, registers=how.registers, **sizes,
         )  # fmt: skip
         return out, largest
     most = rows.most_tiles(window) + (16 if window else 0)

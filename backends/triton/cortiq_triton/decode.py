@@ -26,6 +26,7 @@ from cortiq.backend import (
 )
 from cortiq.backend.admission import token_of
 from cortiq.backend.executable import Accepted
+from cortiq.backend.row_runs import RowRuns, known_ids
 from cortiq.numerics.masks import Mask
 from cortiq_triton.asking import Askings
 from cortiq_triton.capture import Captured
@@ -101,6 +102,8 @@ class StepDecoder:
     def takes(self, plan: Plan, batch: Batch) -> list[WantFacts] | None:
         """Facts of the rows' wants, if the batch is a step; None if it is another kind of batch."""
         rows = batch.rows
+        if isinstance(rows, RowRuns) and len(rows.runs) < len(rows):
+            return None
         if not (0 < len(rows) <= MOST_ROWS and set(plan.graph.inputs) <= {"token", "position"}):
             return None
         if not all(self.owner.owns(row.state) for row in rows):
@@ -142,6 +145,14 @@ class StepDecoder:
         if before is None or not isinstance(token, Drawn):
             return token_of(row, self.owner.drawn), -1
         return (0, token.row) if before.draws(token.row) else (-1, -1)
+
+    def tokens(self, batch: Batch, indices: range) -> tuple[list[int], np.ndarray]:
+        """Return ids of a sequence's rows, and for each the row that draws it, as `token` does."""
+        ids = known_ids(batch.rows[indices.start : indices.stop])
+        if ids is not None:
+            return ids, np.full(len(ids), -1, np.int32)
+        pairs = [self.token(batch.rows[index]) for index in indices]
+        return [token for token, _ in pairs], np.array([at for _, at in pairs], np.int32)
 
     def _launch(self, plan: Plan, batch: Batch, rows: StepRows) -> DecodingStep:
         pages = table_width(rows.states)

@@ -99,7 +99,13 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
         if self.device == "cpu":
             return super().device_bytes()
         free = torch.cuda.mem_get_info(self.device)[0]
-        idle = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        known = torch.cuda.memory_stats_as_nested_dict(
+            self.device
+        )  # a tenth of the flat one's time
+        idle = sum(
+            sign * known[f"{kind}_bytes"]["all"]["current"]
+            for kind, sign in (("reserved", 1), ("allocated", -1))
+        )
         graphs = self.decoder.graphs
         if graphs != self._graphs_idle[0]:
             self._graphs_idle = graphs, graph_memory.idle_bytes(self.device)

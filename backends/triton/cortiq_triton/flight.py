@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from cortiq.backend import FAULT, Batch, BatchResult, Draw, Outcome, State, Status
@@ -17,9 +18,10 @@ from cortiq.backend.admission import drawn_token, groups_of
 from cortiq.backend.batch import COMPLETED
 from cortiq.backend.executable import Accepted, Brought
 from cortiq.backend.requests import penalises
+from cortiq.backend.row_runs import asking_rows
 from cortiq_triton.answers import Fetched
 from cortiq_triton.decode import DRAWN_ROWS, StepDecoder
-from cortiq_triton.mixed import MixedFetched
+from cortiq_triton.mixed import SILENT, MixedFetched
 from cortiq_triton.plan import Plan
 from cortiq_triton.rowset import RowBuffer
 from cortiq_triton.run import Run
@@ -43,7 +45,7 @@ class Flight:
     decoder: StepDecoder
     batch: Batch
     accepted: Sequence[Accepted[TritonState]]
-    sources: Sequence[Sequence[int]]
+    sources: Sequence[np.ndarray]
     fetched: Fetched | MixedFetched | None
     declined: Mapping[State, Outcome]
     lost: set[TritonState] = field(default_factory=set)
@@ -71,7 +73,7 @@ class Flight:
     def finish(self, before: Sequence[int | None]) -> None:
         """Read the answers; `before` is what the batch before drew."""
         outcomes: dict[State, Outcome] = dict(self.declined)
-        brought: list[Brought] = [{} for _ in self.batch.rows]
+        brought: list[Brought] = [SILENT] * len(self.batch.rows)
         found = self.fetched.read() if self.fetched is not None else []
         for sequence, sources, rows in zip(self.accepted, self.sources, found, strict=True):
             state = sequence.state
@@ -83,19 +85,22 @@ class Flight:
             self._name(sequence, sources, before)
             outcomes[state] = COMPLETED
             brought[sequence.indices.start : sequence.indices.stop] = rows
-        self.drawn = [drawn_token(wants) for wants in brought]
+        tokens: list[int | None] = [None] * len(brought)
+        for row in self._drawing:
+            tokens[row] = drawn_token(brought[row])
+        self.drawn = tokens
         self.outcome = BatchResult(outcomes, brought)
 
     def _name(
         self,
         sequence: Accepted[TritonState],
-        sources: Sequence[int],
+        sources: np.ndarray,
         before: Sequence[int | None],
     ) -> None:
         """Let the sequence know the ids that the batch before drew for it."""
-        if self.batch.entry != "trunk":
+        if self.batch.entry != "trunk" or sources.max() < 0:
             return
-        for index, source in zip(sequence.indices, sources, strict=True):
+        for index, source in zip(sequence.indices, sources.tolist(), strict=True):
             if source >= 0:
                 position = self.batch.rows[index].position
                 sequence.state.tokens[position] = before[source]  # type: ignore[assignment]
@@ -114,21 +119,23 @@ def submit(decoder: StepDecoder, plan: Plan, batch: Batch) -> Flight | None:
     if decoder.under_way and _needs_history(batch):
         owner.settle()
     accepted: list[Accepted[TritonState]] = []
-    sources: list[list[int]] = []
+    sources: list[np.ndarray] = []
     declined: dict[State, Outcome] = {}
     for state, indices in groups_of(batch, owner.owns).items():
-        known = [decoder.token(batch.rows[index]) for index in indices]
-        sequence = Accepted(state, indices, [token for token, _ in known])
+        tokens, drawn = decoder.tokens(batch, indices)
+        sequence = Accepted(state, indices, tokens)
         reason = owner.refusal(plan, batch, sequence)
         if reason is not None:
             declined[state] = Outcome(Status.DECLINED, reason)
             continue
         accepted.append(sequence)
-        sources.append([source for _, source in known])
+        sources.append(drawn)
     fetched = _launched(decoder, plan, batch, accepted, sources) if accepted else None
     for sequence, drawn in zip(accepted, sources, strict=True):
-        pairs = zip(sequence.tokens, drawn, strict=True)
-        ids = [UNKNOWN if source >= 0 else token for token, source in pairs]
+        ids = sequence.tokens
+        if drawn.max() >= 0:
+            pairs = zip(ids, drawn.tolist(), strict=True)
+            ids = [UNKNOWN if source >= 0 else token for token, source in pairs]
         sequence.state.advance(batch.entry, ids)
     flight = Flight(decoder, batch, accepted, sources, fetched, declined)
     decoder.under_way.append(flight)
@@ -137,7 +144,7 @@ def submit(decoder: StepDecoder, plan: Plan, batch: Batch) -> Flight | None:
 
 def _needs_history(batch: Batch) -> bool:
     """Whether a draw depends on ids so far, which only the host knows."""
-    asked = {wants for wants in {row.wants for row in batch.rows} if wants}
+    asked = {batch.rows[index].wants for index in asking_rows(batch.rows)}
     return any(
         isinstance(want, Draw) and want.history is None and penalises(want)
         for wants in asked
@@ -150,7 +157,7 @@ def _launched(
     plan: Plan,
     batch: Batch,
     accepted: Sequence[Accepted[TritonState]],
-    sources: Sequence[Sequence[int]],
+    sources: Sequence[np.ndarray],
 ) -> Fetched | MixedFetched:
     """Queue the launches; where that raises, nothing is under way and the sequences are empty."""
     owner = decoder.owner
@@ -159,7 +166,7 @@ def _launched(
         if captured is not None:
             return captured
         run = Run(plan, batch, accepted, owner.shared, decoder.drawn)
-        flat = [source for each in sources for source in each]
+        flat = np.concatenate(sources)
         pages = table_width(sequence.state for sequence in accepted)
         run.place(RowBuffer(owner.device, turns=1), flat, pages, fixed=False)
         places = [index for sequence in accepted for index in sequence.indices]

@@ -25,6 +25,7 @@ from cortiq_triton.language import (
 )
 from cortiq_triton.rows import Rows, empty_rows, exponent_of, quantise_parts, quantised
 from cortiq_triton.scalar import (
+    LARGEST_BITS,
     fold,
     inverse_root,
     magnitude_bits,
@@ -40,6 +41,10 @@ FEW_ROWS = 2 if INTERPRETED else 128
 """Rows up to which a gated row is for several programs."""
 PART = 1024
 """Columns of such a program."""
+REGISTERS, LIMITED = 64, 16384
+"""Registers of a thread that quantises a gated row of up to LIMITED columns: two programs of 16
+warps fit a processor, one of which loads while the other computes.
+"""
 WIDEST = 32768
 """Columns up to which a gated row is quantised in registers."""
 
@@ -132,9 +137,9 @@ def gated(
     u = tl.load(up + at, mask=inside, other=0.0)
     a = FUNCTION(g, g, 0.0, 0.0)
     y = snapped(a) * u
-    bad = tl.max((inside & (outside(a) | outside(y))).to(tl.int32), 1)
-    tl.store(faults + m, 1, mask=(m < M) & (bad > 0))
-    return tl.where(inside, snapped(y), 0.0)
+    worst = tl.max(tl.maximum(magnitude_bits(a), magnitude_bits(y)), 1)
+    tl.store(faults + m, 1, mask=(m < M) & (worst >= LARGEST_BITS))
+    return snapped(y)  # +0 outside, where `up` is
 
 
 @kernel
@@ -183,5 +188,6 @@ def gated_rows(
     launch(
         gate_quantise, (ceil_div(count, size),), gate, up, *rows[:4], faults, count, n,
         rows.high.shape[-1], FUNCTION=function, ROWS=size, WIDTH=width, warps=16, early=True,
+        registers=REGISTERS if width <= LIMITED else 0,
     )  # fmt: skip
     return rows

@@ -131,9 +131,12 @@ def launch(
     warps: int = 4,
     stages: int = 3,
     early: bool = False,
+    registers: int = 0,
     **how: Any,
 ) -> None:
     """Run a kernel; `how` are its compile-time constants. An empty grid runs nothing.
+
+    registers : of a thread at most; 0 for as many as the compiler likes.
 
     early : it may start while the launch before it ends (CUDA's programmatic dependent launch,
         compute capability 9.0 and later); the kernel calls `begin`.
@@ -149,4 +152,6 @@ def launch(
         "enable_fp_fusion": False,
         "launch_pdl": early and starts_early(),
     }
+    if registers:
+        options["maxnreg"] = registers
     compiled.launch(which, grid, arguments, how, options)

@@ -13,12 +13,14 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 
 from cortiq.backend import Argmax, Batch, Draw, Named, Row, Want
 from cortiq.backend.answers import drawing_want
 from cortiq.backend.executable import Accepted, Brought
 from cortiq.backend.requests import penalises
+from cortiq.backend.row_runs import asking_rows, supplies
 from cortiq_triton.asking import Askings
 from cortiq_triton.draw_numbers import Stored
 from cortiq_triton.mixed_run import MixedRows, MixedRun, Tail, filled_up
@@ -157,7 +159,7 @@ class Mixed:
         plan: Plan,
         batch: Batch,
         accepted: Sequence[Accepted[TritonState]],
-        sources: Sequence[Sequence[int]],
+        sources: Sequence[np.ndarray],
     ) -> MixedFetched | None:
         """Launch a batch; None if it is of another kind, or of a shape that has to come again."""
         each = max(len(sequence.indices) for sequence in accepted) < STREAMED
@@ -206,15 +208,15 @@ class Mixed:
         most = MOST_EACH if each else MOST_ROWS
         if len(batch.rows) > most or not set(plan.graph.inputs) <= {"token", "position"}:
             return False
-        if any(row.inputs for row in batch.rows):
+        if supplies(batch.rows):
             return False
-        asking = _asking(accepted, each)
-        wanting = [index for index, row in enumerate(batch.rows) if row.wants]
-        mine = {index for sequence in accepted for index in sequence.indices}
-        if not set(wanting) & mine <= set(asking):
+        wanting = set(asking_rows(batch.rows))
+        if sum(len(sequence.indices) for sequence in accepted) < len(batch.rows):
+            wanting &= {index for sequence in accepted for index in sequence.indices}
+        if not wanting <= set(_asking(accepted, each)):
             return False
         there = LOGITS in plan.graph.values
-        rows = [batch.rows[at] for at in wanting if at in mine]
+        rows = [batch.rows[at] for at in wanting]
         if not all(there and answerable(row) for row in rows):
             return False
         named, values = {names_of(row.wants) for row in rows}, plan.graph.values

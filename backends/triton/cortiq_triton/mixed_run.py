@@ -14,7 +14,7 @@ from cortiq.backend.walk import Group, Segment
 from cortiq_triton.call import Shared
 from cortiq_triton.language import ceil_div
 from cortiq_triton.plan import Plan
-from cortiq_triton.rowset import RowBuffer, RowSet, arrays, uploaded
+from cortiq_triton.rowset import Ids, RowBuffer, RowSet, arrays, uploaded
 from cortiq_triton.run import Run
 from cortiq_triton.shapes import MixedSize, Scratch
 from cortiq_triton.step_answers import LOGITS
@@ -57,8 +57,8 @@ class MixedRows(NamedTuple):
     """
 
     segments: Sequence[Segment[Any]]
-    tokens: Sequence[int]
-    sources: Sequence[int]
+    tokens: np.ndarray
+    sources: np.ndarray
     tail: Sequence[int]
     places: np.ndarray
 
@@ -71,7 +71,7 @@ class MixedRows(NamedTuple):
 def filled_up(
     batch: Batch,
     accepted: Sequence[Accepted[Any]],
-    sources: Sequence[Sequence[int]],
+    sources: Sequence[np.ndarray],
     size: MixedSize,
     scratch: Scratch,
     dummy: int,
@@ -83,22 +83,20 @@ def filled_up(
     dummy : the place of a row that wants nothing.
     """
     segments: list[Segment[Any]] = []
-    tokens: list[int] = []
-    flat: list[int] = []
+    tokens, flat = np.zeros(size.rows, np.int32), np.full(size.rows, -1, np.int32)
+    stop = 0
     for sequence, mine in zip(accepted, sources, strict=True):
-        first, start = batch.rows[sequence.indices.start].position, len(tokens)
-        tokens += sequence.tokens
-        flat += mine
+        first, start, stop = batch.rows[sequence.indices.start].position, stop, stop + len(mine)
+        tokens[start:stop], flat[start:stop] = sequence.tokens, mine
         positions = range(first, first + len(mine))
-        segments.append(Segment(sequence.state, start, len(tokens), positions))
+        segments.append(Segment(sequence.state, start, stop, positions))
     while len(segments) < size.sequences:
-        start, count = len(tokens), min(size.filling, size.rows - len(tokens))
-        segments.append(Segment(scratch, start, start + count, range(count)))
-        tokens += [0] * count
-        flat += [-1] * count
+        start, stop = stop, min(stop + size.filling, size.rows)
+        segments.append(Segment(scratch, start, stop, range(stop - start)))
     tail: Sequence[int] = range(size.rows)
-    asking = [index for sequence in accepted for index in sequence.indices]
-    if not size.each:
+    if size.each:
+        asking = [index for sequence in accepted for index in sequence.indices]
+    else:
         tail = [max(segment.start, segment.stop - 1) % size.rows for segment in segments]
         asking = [sequence.indices[-1] for sequence in accepted]
     places = np.full(len(tail), dummy, np.int64)
@@ -123,7 +121,7 @@ class MixedRun(Run):
         for segment in rows.segments:
             if segment.positions:
                 places = range(segment.start, segment.stop)
-                ids = list(rows.tokens[segment.start : segment.stop])
+                ids = rows.tokens[segment.cut].tolist()
                 everyone.append(Accepted(segment.state, places, ids))
                 batch += [Row(segment.state, position, 0, ()) for position in segment.positions]
                 batch[-1] = Row(segment.state, segment.positions[-1], 0, wants)
@@ -133,12 +131,12 @@ class MixedRun(Run):
             self.late = [self.late[0]] * len(rows.tail)
             self.tail_places = list(rows.tail)
 
-    def parts(self, sources: Sequence[int], pages: int) -> dict[str, np.ndarray]:
+    def parts(self, sources: Ids, pages: int) -> dict[str, np.ndarray]:
         """Row metadata as arrays, and the places of the rows that draw."""
         return self.mixed_rows.arrays(pages, self.shared.table_groups)
 
     def place(
-        self, buffer: RowBuffer, sources: Sequence[int] = (), pages: int = 0, fixed: bool = True
+        self, buffer: RowBuffer, sources: Ids = (), pages: int = 0, fixed: bool = True
     ) -> dict[str, Any]:
         """Upload row metadata, keep its places, and return it."""
         parts = super().place(buffer, sources, pages, fixed)

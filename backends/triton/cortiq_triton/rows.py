@@ -30,7 +30,7 @@ from cortiq_triton.scalar import (
     inverse_root,
     magnitude_bits,
     outside,
-    rint,
+    rounded,
     snapped,
     split_planes,
 )
@@ -205,8 +205,8 @@ def exponent_of(largest: Tensor) -> Tensor:
 @device
 def quantised(value: Tensor, largest: Tensor, e: Tensor) -> Tensor:
     """q = rint(x·2^−e), 0 in a row of zeros."""
-    q = rint(value * exp2_int(-e)).to(tl.int32)
-    return tl.where(largest < SMALLEST_BITS, 0, q)
+    scale = tl.where(largest < SMALLEST_BITS, 0.0, exp2_int(-e))
+    return rounded(value * scale)
 
 
 @kernel

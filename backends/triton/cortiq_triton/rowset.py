@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ import torch
 from cortiq.backend.walk import Segment
 from cortiq_triton.grouping import Groups
 from cortiq_triton.language import pow2
+
+Ids: TypeAlias = Sequence[int] | np.ndarray
+"""A number for each row."""
 
 
 class RowBuffer:
@@ -145,8 +148,8 @@ class RowSet:
 
 def arrays(
     segments: Sequence[Segment[Any]],
-    tokens: Sequence[int],
-    sources: Sequence[int],
+    tokens: Ids,
+    sources: Ids,
     tail: Sequence[int],
     pages: int,
     groups: int = 1,

@@ -19,7 +19,7 @@ from cortiq_triton.answers import Answers, Fetched, resolve
 from cortiq_triton.call import LaunchCall, Shared
 from cortiq_triton.plan import Plan
 from cortiq_triton.rows import Rows, empty_rows
-from cortiq_triton.rowset import RowBuffer, RowSet, arrays, row_sets, uploaded
+from cortiq_triton.rowset import Ids, RowBuffer, RowSet, arrays, row_sets, uploaded
 from cortiq_triton.state import TritonState
 
 
@@ -46,19 +46,19 @@ class Run(Walk[TritonState]):
         super().__init__(plan, batch, accepted)
         self.shared, self.drawn = shared, drawn
 
-    def fill(self, buffer: RowBuffer, sources: Sequence[int], pages: int = 0) -> dict[str, Any]:
+    def fill(self, buffer: RowBuffer, sources: Ids, pages: int = 0) -> dict[str, Any]:
         """Upload row metadata; with `pages`, pad page tables to so many."""
         parts = self.parts(sources, pages)
         buffer.fill(parts)
         return parts
 
-    def parts(self, sources: Sequence[int], pages: int) -> dict[str, np.ndarray]:
+    def parts(self, sources: Ids, pages: int) -> dict[str, np.ndarray]:
         """Row metadata as arrays."""
         groups = self.shared.table_groups
         return arrays(self.segments, self.tokens, sources, self.tail_places, pages, groups)
 
     def place(
-        self, buffer: RowBuffer, sources: Sequence[int] = (), pages: int = 0, fixed: bool = True
+        self, buffer: RowBuffer, sources: Ids = (), pages: int = 0, fixed: bool = True
     ) -> dict[str, Any]:
         """Upload row metadata, keep its places, and return it; with `pages`, so that launches
         captured from this can be replayed after `fill`, unless what positions there are is not

@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton.language as tl
 
 from cortiq.numerics import scalar as contract
-from cortiq_triton.language import Tensor, constant, device, exact
+from cortiq_triton.language import INTERPRETED, Tensor, constant, device, exact
 
 LOG2_E = constant(float(contract.LOG2_E))
 LN2_HIGH = constant(float(contract.LN2_HIGH))
@@ -52,6 +52,28 @@ def inverse(x: Tensor) -> Tensor:
 
 
 @device
+def inverse_by_steps(x: Tensor) -> Tensor:
+    """RN(1/x) for 1 ≤ x ≤ 2: an approximation and a Newton step, exact for all of them, which the
+    self test of a device makes sure of. A division has a branch for each element besides.
+    """
+    return tl.inline_asm_elementwise(
+        """{
+        // exact
+        .reg .f32 y, rest;
+        rcp.approx.ftz.f32 y, $1;
+        neg.f32 rest, $1;
+        fma.rn.f32 rest, rest, y, 0f3F800000;
+        fma.rn.f32 $0, y, rest, y;
+        }""",
+        "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1,
+    )  # fmt: skip
+
+
+inverse_of_normal = inverse if INTERPRETED else inverse_by_steps
+"""RN(1/x) for 1 ≤ x ≤ 2."""
+
+
+@device
 def inverse_root(x: Tensor) -> Tensor:
     """RN(1/RN(√x))."""
     return inverse(tl.sqrt_rn(x))
@@ -61,6 +83,12 @@ def inverse_root(x: Tensor) -> Tensor:
 def rint(a: Tensor) -> Tensor:
     """Half to even for |a| < 2²²: adding 1.5·2²³ leaves no bits below one."""
     return (a + 12582912.0) - 12582912.0
+
+
+@device
+def rounded(a: Tensor) -> Tensor:
+    """rint(a) as int32: what is added for that leaves it in the lowest bits."""
+    return (a + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000
 
 
 @device
@@ -82,13 +110,15 @@ def horner(x: Tensor, terms: tl.constexpr, count: tl.constexpr) -> Tensor:
 def exp(a: Tensor) -> Tensor:
     """e^a for a ≤ 0, clamped at −80."""
     x = tl.maximum(a, -80.0)
-    k = rint(x * LOG2_E)
+    moved = x * LOG2_E + 12582912.0
+    k = moved - 12582912.0  # rint, whose lowest nine bits `moved` ends in
     r = x - k * LN2_HIGH
     r = r - k * LN2_LOW
     y = horner(r, EXP, EXP_TERMS)
     y = y * (r * r)
     y = (y + r) + 1.0
-    return (y.to(tl.int32, bitcast=True) + (k.to(tl.int32) << 23)).to(tl.float32, bitcast=True)
+    power = moved.to(tl.int32, bitcast=True) << 23
+    return (y.to(tl.int32, bitcast=True) + power).to(tl.float32, bitcast=True)
 
 
 @device
@@ -101,7 +131,7 @@ def exp2g(f: Tensor) -> Tensor:
 def sigmoid(x: Tensor) -> Tensor:
     """σ(x)."""
     e = exp(-tl.abs(x))
-    r = inverse(1.0 + e)
+    r = inverse_of_normal(1.0 + e)
     return tl.where(x >= 0.0, r, e * r)
 
 
@@ -189,13 +219,15 @@ def softplus(x: Tensor) -> Tensor:
 
 @device
 def round_two_planes(high: Tensor, low: Tensor) -> Tensor:
-    """RN(high·256 + low): both parts of the result's sum are exact, so it rounds once."""
-    carry = (low + 128) >> 8
-    high += carry
-    low -= carry << 8
-    a = (high + 16384) >> 15
-    rest = ((high - (a << 15)) << 8) + low
-    return a.to(tl.float32) * 8388608.0 + rest.to(tl.float32)
+    """RN(high·256 + low), |high| < 2³⁰, rounded once: both summands of the last sum are exact.
+
+    The number is a·2²² + rest, 0 ≤ rest < 2²², of which bits of floats are made:
+    (1.5·2²³ + a)·2²² and 1.5·2²³ + rest, whose constants the first subtraction takes away.
+    """
+    high += low >> 8
+    rest = (((high << 8) & 0x3FFF00) | 0x4B400000) | (low & 0xFF)
+    a = (high >> 14) + 0x56400000
+    return (a.to(tl.float32, bitcast=True) - 52776570716160.0) + rest.to(tl.float32, bitcast=True)
 
 
 @device

@@ -13,8 +13,10 @@ from cortiq.numerics import matmul, norms, quantise, scalar
 from cortiq.numerics.layouts import W8, Weight, decode
 from cortiq.numerics.philox import philox
 from cortiq_triton import elementwise, products
+from cortiq_triton.language import INTERPRETED, Tensor, device
 from cortiq_triton.products import PLAIN, Stack
 from cortiq_triton.rows import LAYER, normalised, quantise_rows
+from cortiq_triton.scalar import inverse_of_normal
 from cortiq_triton.weights import pack
 
 COUNT = 1 << 12
@@ -44,6 +46,21 @@ def _activation(name: str) -> Check:
     return check
 
 
+@device
+def _inverse(x: Tensor, y: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """1/x."""
+    return inverse_of_normal(x)
+
+
+def _inverses(x: np.ndarray, device: str) -> tuple[np.ndarray, np.ndarray]:
+    """1/x of every x from 1 to 2: of every 4,096th in the interpreter, which divides."""
+    step = 1 << 12 if INTERPRETED else 1
+    given = np.arange(0x3F800000, 0x40000001, step, dtype=np.int32).view(np.float32)[None]
+    there = torch.tensor(given, device=device)
+    y = elementwise.apply(_inverse, there, _flags(1, device))
+    return y.cpu().numpy(), np.float32(1) / given
+
+
 def _norm(x: np.ndarray, device: str) -> tuple[np.ndarray, np.ndarray]:
     """Sums in order, division and square root."""
     ones, zeros = np.ones(x.shape[1], np.float32), np.zeros(x.shape[1], np.float32)
@@ -69,6 +86,7 @@ def _dots(rows: int) -> Check:
 
 
 CHECKS: dict[str, Check] = {
+    "1/x": _inverses,
     "σ": _activation("sigmoid"),
     "tanh": _activation("tanh"),
     "ln(1 + e^x)": _activation("softplus"),

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from cortiq.backend import Argmax, Digest, Draw, DrawnLogit, Named, Row, Top, Want
-from cortiq.backend.admission import value_of
+from cortiq.backend.wants import value_of
 from cortiq.numerics.contract import TILE
 from cortiq_triton import draw, tail, top_logprobs
 from cortiq_triton.draw_numbers import (

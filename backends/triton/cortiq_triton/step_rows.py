@@ -16,6 +16,7 @@ from cortiq.backend.executable import Accepted
 from cortiq.backend.requests import penalises
 from cortiq.backend.walk import Group
 from cortiq_triton.plan import Plan
+from cortiq_triton.rowset import Ids
 from cortiq_triton.run import Run
 from cortiq_triton.state import TritonState
 from cortiq_triton.step_answers import answerable, names_of
@@ -146,7 +147,7 @@ class StepRun(Run):
 
     given: Mapping[str, np.ndarray] = MappingProxyType({})
 
-    def parts(self, sources: Sequence[int], pages: int) -> dict[str, np.ndarray]:
+    def parts(self, sources: Ids, pages: int) -> dict[str, np.ndarray]:
         """Row metadata as arrays, and what rows supply."""
         return super().parts(sources, pages) | _padded(self.given, len(self.rows))
 

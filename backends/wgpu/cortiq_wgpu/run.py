@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from cortiq.backend import Batch, DrawnLogit, Named
-from cortiq.backend.admission import BY_ROW, chunks_of, value_of
+from cortiq.backend.admission import BY_ROW, chunks_of
 from cortiq.backend.executable import Accepted, Brought
 from cortiq.backend.flat_rows import FlatBatch
 from cortiq.backend.paged import PagedState
 from cortiq.backend.requests import Ask, asked_by
+from cortiq.backend.wants import value_of
 from cortiq_wgpu.compiled_dispatches import CompiledDispatches
 from cortiq_wgpu.dispatch import Dispatch
 from cortiq_wgpu.pass_records import PassRecords
