@@ -151,7 +151,7 @@ def package_lines(root: Path) -> Counter[str]:
             if path.suffix == ".py":
                 source = path.read_text()
                 found[package_of(path.relative_to(root))] += code_lines(source, ast.parse(source))
-            elif path.suffix in (".c", ".h", ".wgsl"):
+            elif path.suffix in (".c", ".h", ".wgsl", ".cu", ".cuh", ".cpp"):
                 text = COMMENT.sub("", path.read_text())
                 lines = sum(bool(line.strip()) for line in text.splitlines())
                 found[package_of(path.relative_to(root))] += lines
