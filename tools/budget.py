@@ -32,7 +32,7 @@ LIMITS: Mapping[str, int] = {
     "backends/cpu": 10400,
     "backends/mlx": 1760,
     "backends/reference": 950,
-    "backends/triton": 8850,
+    "backends/triton": 10500,
     "backends/wgpu": 6000,
     "benchmarks": 4000,
     "conformance": 7470,

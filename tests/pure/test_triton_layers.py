@@ -1,4 +1,4 @@
-"""Decoder layers in one launch: the CUDA source, compiled for the CPU with every thread a coroutine,
+"""Decoder layers in one launch: the CUDA source, compiled for the CPU with each thread a coroutine,
 has the CPU backend's bits; and which steps become such a launch.
 """
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # overflows t
 
 CUDA = Path(cortiq_triton.__file__).parent / "cuda"
 EMULATOR = Path(__file__).parents[1] / "cuda"
-LAYERS, BLOCKS, CONTEXT = 3, 5, 2048
+LAYERS, BLOCKS, CONTEXT = 3, 4, 2048
 CONFIG = {
     "model_type": "llama", "vocab_size": 800, "hidden_size": 256, "intermediate_size": 704,
     "num_hidden_layers": LAYERS, "num_attention_heads": 8, "num_key_value_heads": 2,
@@ -92,9 +92,9 @@ def steps_from(executable, state, position, count):
     return found
 
 
-@pytest.mark.parametrize(("position", "count"), [(62, 4), (1090, 1)])  # tiles; 18 of them, 2 runs
+@pytest.mark.parametrize(("position", "count"), [(62, 3), (1090, 1)])  # tiles; 18 of them, 2 runs
 def test_bits_are_the_cpu_backends(emulated, loaded, position, count):
-    """18 tiles are spans of 16 by two blocks a head, and one that has no tile waits for them."""
+    """18 tiles are spans of 16 by two blocks for each head of keys."""
     cpu = CpuBackend().compile(loaded.program, loaded.weights, CompileOptions())
     state = cpu.open(position + count)
     cpu.forward(Batch([Row(state, i, (7 * i + 13) % 800) for i in range(position)])).result()
@@ -167,5 +167,5 @@ def test_nvrtc_compiles_it_for_hopper():
     options = ["--gpu-architecture=sm_90", *nvrtc.FLAGS]
     options += [f"-D{name}={value}" for name, value in constants.items()]
     assert nvrtc.compiled("layers.cu", nvrtc.sources(), options).startswith(b"\x7fELF")
-    with pytest.raises(nvrtc.NotCompiledError, match="static assertion|error"):
+    with pytest.raises(nvrtc.NotCompiledError, match="stages enough"):
         nvrtc.compiled("layers.cu", nvrtc.sources(), [*options, "-DSTAGES=2"])

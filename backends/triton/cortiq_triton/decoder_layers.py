@@ -17,10 +17,12 @@ from cortiq.backend.fuse import FusedAttention, FusedElementwise, FusedProduct, 
 from cortiq.backend.plan import Step
 from cortiq.ir import Node, ops
 from cortiq_triton import layer_launch
-from cortiq_triton.layer_launch import Geometry, Head, Layer, Layers, Rows
+from cortiq_triton.host_codes import BYTES
+from cortiq_triton.layer_launch import Geometry, Head, Layers, LayerWeights, MatrixRows
 from cortiq_triton.qkv_prologue import Way
+from cortiq_triton.scales import F32S
 from cortiq_triton.steps import Fused
-from cortiq_triton.weights import BYTES, F32S, Packed
+from cortiq_triton.weights import Packed
 
 
 class _Other(Exception):
@@ -31,7 +33,7 @@ class _Other(Exception):
 class _Found:
     """A layer, its steps, the value that leaves it, its sizes and its rotation."""
 
-    layer: Layer
+    layer: LayerWeights
     steps: list[Step]
     out: str
     geometry: Geometry
@@ -44,7 +46,7 @@ def _need(fact: Any) -> None:
 
 
 def _detail(step: Step, kind: type) -> Any:
-    """What a fused step of this kind is made of."""
+    """Return what a fused step of this kind is made of."""
     detail = step.node.op.detail if isinstance(step.node.op, Fused) else None
     _need(isinstance(detail, kind))
     return detail
@@ -84,7 +86,7 @@ class _Reader:
                 return step, (step.weights["weight"], chain.norm.op.eps)
         raise _Other
 
-    def products(self, step: Step, count: int) -> tuple[list[Step], dict[str, Rows]]:
+    def products(self, step: Step, count: int) -> tuple[list[Step], dict[str, MatrixRows]]:
         """The products of what a norm quantised, and the rows of each value."""
         steps, rows = self.readers[step.node.outputs[0]], {}
         _need(step.node.outputs[0] not in self.wanted)
@@ -94,7 +96,7 @@ class _Reader:
             _need(is_one or product.node.op == Fused("Products"))
             heights = (weight.height,) if is_one else product.node.op.detail
             for name, height in zip(product.node.outputs, heights, strict=True):
-                rows[name] = Rows(weight, first)
+                rows[name] = MatrixRows(weight, first)
                 first += height
         _need(len(rows) == count)
         return steps, rows
@@ -106,7 +108,9 @@ class _Reader:
         _need(detail.bias is None and step.node.inputs == (record, residual))
         return step
 
-    def heads(self, rows: dict[str, Rows]) -> tuple[list[Step], dict[str, str], dict[str, Way]]:
+    def heads(
+        self, rows: dict[str, MatrixRows]
+    ) -> tuple[list[Step], dict[str, str], dict[str, Way]]:
         """The steps of heads on their way into attention, what role each value has, and how."""
         steps: list[Step] = []
         roles: dict[str, str] = {}
@@ -154,18 +158,16 @@ class _Reader:
         _need(op.key_dim == op.value_dim)
         weights = _matrix(output), _matrix(down)
         used = (
-            rows[roles["query"]], rows[roles["key"]], Rows(weights[0]),
-            *(gate_rows[name] for name in gate.node.inputs), Rows(weights[1]),
+            rows[roles["query"]], rows[roles["key"]], MatrixRows(weights[0]),
+            *(gate_rows[name] for name in gate.node.inputs), MatrixRows(weights[1]),
         )  # fmt: skip
         key, value = rows[roles["key"]], rows[roles["value"]]
-        _need(value == Rows(key.weight, key.first + op.kv_heads * op.key_dim))
-        size = Geometry(
-            weights[1].height, op.heads, op.kv_heads, op.key_dim, weights[1].width
-        )
+        _need(value == MatrixRows(key.weight, key.first + op.kv_heads * op.key_dim))
+        size = Geometry(weights[1].height, op.heads, op.kv_heads, op.key_dim, weights[1].width)
         _need(size.fits() and weights[0].height == size.hidden)
         _need(layer_launch.function_of(size))
         steps = [norm, *products, *heads, attend, output, mlp_norm, *gates, gate, down]
-        layer = Layer((first, second), used, slot, op.scale)
+        layer = LayerWeights((first, second), used, slot, op.scale)
         return _Found(layer, steps, down.node.outputs[0], size, turn)
 
     def head(self, x: str) -> tuple[list[Step], Head]:

@@ -115,7 +115,7 @@ class Launches:
         return [Step(node, kernel, weights, step.tail)]
 
     def _detail(self, step: lower.LoweredStep) -> Any:
-        """What a step is made of: the ways of heads by their roles, else its operator."""
+        """Return what a step is made of: the ways of heads by their roles, else its operator."""
         if isinstance(step.op, QKVPrologue):
             return self._ways(step.op)
         return step.op

@@ -32,7 +32,7 @@ GRID_COUNTERS = 32
 
 @dataclass(frozen=True)
 class Geometry:
-    """What is compiled into the kernel: widths of rows, query heads, heads of keys and their
+    """Sizes that are compiled into the kernel: widths of rows, query heads, heads of keys and their
     width, gates.
     """
 
@@ -75,7 +75,8 @@ class Geometry:
             and each * self.groups == self.heads
             and each <= 4
             and all(width % 64 == 0 and width <= 32768 for width in widths)
-            and self.hidden <= 4 * SLOTS and self.wide <= 8 * SLOTS
+            and self.hidden <= 4 * SLOTS
+            and self.wide <= 8 * SLOTS
             and self.stages >= FEWEST_STAGES
         )
 
@@ -107,7 +108,7 @@ def function_of(geometry: Geometry) -> nvrtc.Function | None:
 
 
 @dataclass(frozen=True)
-class Rows:
+class MatrixRows:
     """Some rows of a weight of one scale a row, from `first` on."""
 
     weight: Packed
@@ -115,13 +116,13 @@ class Rows:
 
     @property
     def places(self) -> tuple[int, int]:
-        """Where their codes and scales lie."""
+        """Return where their codes and scales lie."""
         codes, scale = self.weight.codes, self.weight.scale
         return codes[self.first].data_ptr(), scale[self.first].data_ptr()
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerWeights:
     """A decoder layer's weights.
 
     Attributes
@@ -131,7 +132,7 @@ class Layer:
     """
 
     norms: tuple[tuple[torch.Tensor, float], tuple[torch.Tensor, float]]
-    rows: tuple[Rows, ...]
+    rows: tuple[MatrixRows, ...]
     slot: str
     scale: float
 
@@ -186,7 +187,7 @@ class Layers:
     """
 
     geometry: Geometry
-    layers: Sequence[Layer]
+    layers: Sequence[LayerWeights]
     turn: Any
     head: Head | None
     _table: list[torch.Tensor] = field(default_factory=list)
@@ -239,7 +240,7 @@ class Layers:
 
 
 def _places(head: Head | None) -> tuple[int, int, int]:
-    """Where a head's norm, scales and codes lie; nowhere if there is none."""
+    """Return where a head's norm, scales and codes lie; nowhere if there is none."""
     if head is None:
         return 0, 0, 0
     return head.norm.data_ptr(), head.weight.scale.data_ptr(), head.weight.codes.data_ptr()

@@ -27,10 +27,10 @@ class NotCompiledError(RuntimeError):
 
 
 def _folders() -> list[Path]:
-    """Where packages of CUDA's libraries lie."""
+    """Return where packages of CUDA's libraries lie."""
     found = []
     for place in map(Path, sys.path):
-        found += sorted(place.glob("nvidia/cu*/lib")) + [place / "nvidia/cuda_nvrtc/lib"]
+        found += [*sorted(place.glob("nvidia/cu*/lib")), place / "nvidia/cuda_nvrtc/lib"]
     return found
 
 
@@ -50,7 +50,7 @@ def library() -> ctypes.CDLL:
 
 
 def _text(size: Any, read: Any, program: ctypes.c_void_p) -> bytes:
-    """What NVRTC says in two calls."""
+    """Return what NVRTC says in two calls."""
     count = ctypes.c_size_t()
     size(program, ctypes.byref(count))
     text = ctypes.create_string_buffer(count.value)
@@ -140,9 +140,7 @@ class Function:
         torch.cuda.current_stream()  # the device's context is there, and current
         checked(driver().cuModuleLoadData(ctypes.byref(self._module), code))
         checked(
-            driver().cuModuleGetFunction(
-                ctypes.byref(self._function), self._module, name.encode()
-            )
+            driver().cuModuleGetFunction(ctypes.byref(self._function), self._module, name.encode())
         )
         checked(driver().cuFuncSetAttribute(self._function, MOST_SHARED, shared))
         held = ctypes.c_int()
