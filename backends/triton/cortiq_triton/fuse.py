@@ -108,11 +108,17 @@ class Launches:
         if made is None:
             return self._primitives(step)
         kernel, weights, inputs, slots = made
-        op, outputs = Fused(step.kind), step.outputs
+        op, outputs = Fused(step.kind, self._detail(step)), step.outputs
         if isinstance(step.op, FusedAttention):
             outputs = outputs[1:]
         node = Node(step.nodes[0].name, op, tuple(inputs), outputs, slots=slots)
         return [Step(node, kernel, weights, step.tail)]
+
+    def _detail(self, step: lower.LoweredStep) -> Any:
+        """Return what a step is made of: the ways of heads by their roles, else its operator."""
+        if isinstance(step.op, QKVPrologue):
+            return self._ways(step.op)
+        return step.op
 
     def _primitives(self, step: lower.LoweredStep) -> list[Step]:
         """The steps that a step stands for, where there is no kernel for all of them at once."""
@@ -173,7 +179,7 @@ class Launches:
         norms = {role: part.norm for role, part in parts.items() if part.norm is not None}
         known = {role: self._weights(norm).get("weight") for role, norm in norms.items()}
         weights = {role: weight for role, weight in known.items() if weight is not None}
-        ways = {role: self._way(part) for role, part in parts.items()}
+        ways = self._ways(op)
         inputs = [self._source(part.x) for part in parts.values()]
         return launches.heads(ways), weights, inputs, op.store.slots if op.store else {}
 
@@ -182,6 +188,11 @@ class Launches:
         while name in self.views and name not in self.exposed:
             name = self.lowered.aliases[name]
         return name
+
+    def _ways(self, op: QKVPrologue) -> dict[str, qkv_prologue.Way]:
+        """Describe the ways of heads, by their roles."""
+        parts = {ROLES[part.target]: part for part in op.parts}
+        return {role: self._way(parts[role]) for role in ROLES.values() if role in parts}
 
     def _way(self, part: HeadGroup) -> qkv_prologue.Way:
         """Describe the way of heads into attention."""
@@ -218,6 +229,6 @@ def _joined(steps: list[Step], known: Mapping[str, Step], joined: Joined) -> lis
         elif step.node.name == names[0]:
             heights = tuple(part.node.op.out_width for part in group)  # type: ignore[attr-defined]
             outputs = tuple(output for part in group for output in part.node.outputs)
-            node = Node(names[0], Fused("Products"), step.node.inputs, outputs)
+            node = Node(names[0], Fused("Products", heights), step.node.inputs, outputs)
             found.append(Step(node, launches.products_of(heights), {"weight": whole}, step.late))
     return found

@@ -13,7 +13,9 @@ from cortiq.backend.plan import Prepared, Step, used_up
 from cortiq.backend.rotary import reach, supplied_positions, turns_of
 from cortiq.ir import Graph, Op, ops
 from cortiq.numerics.layouts import Weight
+from cortiq_triton import layer_launch
 from cortiq_triton.attend import factors_of
+from cortiq_triton.decoder_layers import in_one_launch
 from cortiq_triton.fuse import Launches
 from cortiq_triton.kernels import KERNELS, MATRICES, prepare
 from cortiq_triton.rotary import Angles
@@ -70,15 +72,20 @@ class Plan(Steps):
         self.fused = lru_cache(maxsize=256)(self._fused)
 
     def _fused(
-        self, wanted: frozenset[str], supplied: frozenset[str]
+        self, wanted: frozenset[str], supplied: frozenset[str], alone: bool = False
     ) -> Sequence[tuple[Step, tuple[str, ...]]]:
-        """Steps for rows that all want these values and supply those, fused where they can be."""
+        """Steps for rows that all want these values and supply those, fused where they can be.
+
+        alone : there is one row, which wants late values: its layers may be one launch.
+        """
         chosen = self.select(wanted)
         if self.joined is None:
             return chosen
         steps = [step for step, _ in chosen]
         exposed = wanted | supplied
         fused = Launches(steps, self.graph, exposed, supplied, self.given).fuse(self.joined)
+        if alone and layer_launch.available():
+            fused = in_one_launch(fused, exposed)
         return used_up(fused, wanted)
 
     def prepare(self, positions: int) -> None:

@@ -14,7 +14,7 @@ from cortiq.backend.outputs import Specimens
 from cortiq.backend.plan import Step
 from cortiq.backend.walk import Group, Walk
 from cortiq.numerics.contract import TILE
-from cortiq_triton import elementwise
+from cortiq_triton import elementwise, layer_launch
 from cortiq_triton.answers import Answers, Fetched, resolve
 from cortiq_triton.call import LaunchCall, Shared
 from cortiq_triton.plan import Plan
@@ -111,7 +111,9 @@ class Run(Walk[TritonState]):
         """The steps of this batch: fused, unless rows differ in what their faults concern."""
         if self.mixed:
             return super().steps()
-        return self.plan.fused(self.wanted, frozenset(self.supplied))
+        alone = all(rows.count == 1 for rows in self.row_sets)
+        alone = alone and self.row_sets[0].most_tiles(0) <= layer_launch.MOST_TILES
+        return self.plan.fused(self.wanted, frozenset(self.supplied), alone)
 
     def call(self, step: Step, group: Group, faults: torch.Tensor) -> Any:
         """Make the call of a step's kernel."""

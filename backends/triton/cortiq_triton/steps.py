@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from cortiq.backend.plan import Step
@@ -14,9 +14,10 @@ from cortiq_triton.weights import Packed, join
 
 @dataclass(frozen=True)
 class Fused(Op):
-    """Stands for several primitives."""
+    """Stands for several primitives; `detail` says what of, and takes no part in comparisons."""
 
     name: str
+    detail: Any = field(default=None, compare=False)
 
 
 def joinable(steps: Iterable[Step]) -> list[list[Step]]:

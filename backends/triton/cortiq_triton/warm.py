@@ -21,6 +21,7 @@ from cortiq.backend import Argmax, Batch, Digest, Draw, DrawnLogit, Row, Top, Wa
 from cortiq.backend.executable import Accepted
 from cortiq.backend.plan import Step
 from cortiq.numerics.sampling import Sampling
+from cortiq_triton import layer_launch
 from cortiq_triton.answers import Answers
 from cortiq_triton.asking import ask
 from cortiq_triton.draw_numbers import Stored
@@ -57,6 +58,8 @@ WANTS: tuple[tuple[Want, ...], ...] = (
 """What rows may want, so that every kernel of answers is met."""
 DECODING = (1, 16, 32, 64, 128, 256)
 """Sequences of a decoding step: others have the kernels of the next larger number."""
+FAR_PAGES = 2 * layer_launch.MOST_TILES
+"""Pages of a step whose layers are launches of their own, alone in its batch."""
 PIECES = (2, 3, 5, 9, 16, 32, 64, 128, 512, 1024, 2048)
 """Rows of a batch in few sequences: drafts that are verified, and pieces of prompts."""
 ANSWERED = 2
@@ -84,7 +87,8 @@ def facts_of(value: Any) -> Hashable:
     if isinstance(value, dict):
         return tuple((name, facts_of(part)) for name, part in value.items())
     if is_dataclass(value):
-        return type(value), *(facts_of(getattr(value, field.name)) for field in fields(value))
+        names = [field.name for field in fields(value) if field.compare]
+        return type(value), *(facts_of(getattr(value, name)) for name in names)
     return value if isinstance(value, Hashable) else repr(value)
 
 
@@ -125,6 +129,8 @@ def walk(executable: Any) -> None:
 
 def _walk(executable: Any, name: str, answered: bool) -> None:
     wants: tuple[Want, ...] = PLAIN if answered else ()
+    if layer_launch.available():
+        _placed(executable, name, 1, 1, wants, pages=FAR_PAGES).launch()
     for sequences in DECODING:
         run = _placed(executable, name, sequences, 1, wants)
         run.launch()
@@ -159,7 +165,7 @@ def _answer(run: Run, every: Sequence[tuple[Want, ...]]) -> None:
 
 def _placed(
     executable: Any, name: str, sequences: int, rows: int, wants: tuple[Want, ...],
-    everywhere: bool = False,
+    everywhere: bool = False, pages: int = FEWEST_PAGES,
 ) -> Run:  # fmt: skip
     """Make a run whose rows are on the device; the last of each sequence has wants, or all."""
     accepted, batch = [], []
@@ -173,5 +179,5 @@ def _placed(
     run = WarmingRun(plan, Batch(batch, name), accepted, executable.shared, drawn)
     run.made = {}
     buffer = RowBuffer(executable.device, turns=1)
-    run.place(buffer, [-1] * len(batch), FEWEST_PAGES, fixed=rows == 1)
+    run.place(buffer, [-1] * len(batch), pages, fixed=rows == 1)
     return run
