@@ -81,7 +81,7 @@ class _Reader:
         """The norm that quantises x, its weight and eps."""
         for step in self.readers[x]:
             if isinstance(step.node.op, Fused) and isinstance(step.node.op.detail, NormChain):
-                chain = step.node.op.detail
+                chain: Any = step.node.op.detail
                 _need(chain.out is None and chain.norm is not None and "weight" in step.weights)
                 return step, (step.weights["weight"], chain.norm.op.eps)
         raise _Other
@@ -92,9 +92,10 @@ class _Reader:
         _need(step.node.outputs[0] not in self.wanted)
         for product in steps:
             weight, first = _matrix(product), 0
-            is_one = isinstance(product.node.op, ops.MatMul)
-            _need(is_one or product.node.op == Fused("Products"))
-            heights = (weight.height,) if is_one else product.node.op.detail
+            op: Any = product.node.op
+            is_one = isinstance(op, ops.MatMul)
+            _need(is_one or op == Fused("Products"))
+            heights = (weight.height,) if is_one else op.detail
             for name, height in zip(product.node.outputs, heights, strict=True):
                 rows[name] = MatrixRows(weight, first)
                 first += height
