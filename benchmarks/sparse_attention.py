@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 
-from cortiq.backend import Batch, CompileOptions, Named, Row
+from cortiq.backend import Batch, CompileOptions, Executable, Named, Row
 from cortiq.ir import Builder, ops
 from cortiq.ir.graph import Program
 from cortiq_cpu.backend import CpuBackend
@@ -27,7 +27,7 @@ def attention_over(heads: int, index_heads: int, dim: int, top: int, context: in
     position = b.input("position")
     width = LATENT + ROTARY
 
-    def coded(name: str, rows: int, columns: int):
+    def coded(name: str, rows: int, columns: int) -> str:
         value = b.input(name, (rows, columns), "f32")
         return b.add(ops.Quantise(), value, name=f"{name}.quantised")
 
@@ -47,6 +47,39 @@ def attention_over(heads: int, index_heads: int, dim: int, top: int, context: in
     return b.program(("y",))
 
 
+class Steps:
+    """One sequence of a program whose inputs are drawn; only the last row's output is asked for."""
+
+    def __init__(self, executable: Executable, capacity: int) -> None:
+        self.executable, self.state = executable, executable.open(capacity)
+        inputs = executable.program.trunk.inputs
+        values = executable.program.trunk.values
+        self.shapes = {n: values[n].shape for n in inputs if n not in ("token", "position")}
+        self.queries = {n: np.zeros(s, np.float32) for n, s in self.shapes.items() if n[-1] in "qw"}
+        self.rng = np.random.default_rng(0)
+
+    def fill(self, positions: int) -> None:
+        """Feed rows until there are so many positions."""
+        while self.state.length() < positions:
+            self.fed(min(512, positions - self.state.length()))
+
+    def fed(self, count: int) -> float:
+        """Feed rows, a single one with an answer; return seconds of the processor."""
+        start, last = self.state.length(), count == 1
+        rows = []
+        for i in range(count):
+            given = {
+                n: self.rng.standard_normal(s, np.float32)
+                if last or n not in self.queries
+                else self.queries[n]
+                for n, s in self.shapes.items()
+            }
+            rows.append(Row(self.state, start + i, 0, (Named("y"),) if last else (), given))
+        begun = time.process_time()
+        self.executable.forward(Batch(rows)).result()
+        return time.process_time() - begun
+
+
 def main() -> None:
     """Print processor seconds of a step at the end of the prompt."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -57,38 +90,18 @@ def main() -> None:
     parser.add_argument("--positions", type=int, default=32768)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    rng, least = np.random.default_rng(0), {}
-    steps = {}
+    least: dict[str, float] = {}
+    steps: dict[str, Steps] = {}
     for name, top in (("every key", 0), ("chosen keys", options.top)):
         program = attention_over(
             options.heads, options.index_heads, options.index_dim, top, options.positions + 64
         )
         executable = CpuBackend().compile(program, {}, CompileOptions(threads=1))
-        state = executable.open(options.positions + 64)
-        shapes = {n: program.trunk.values[n].shape for n in program.trunk.inputs}
-        shapes = {n: shape for n, shape in shapes.items() if n not in ("token", "position")}
-
-        queries = {n: np.zeros(s, np.float32) for n, s in shapes.items() if n[-1] in "qw"}
-
-        def fed(count: int, executable=executable, state=state, shapes=shapes, queries=queries):
-            start, rows = state.length(), []
-            for i in range(count):
-                last = count == 1
-                given = {
-                    n: rng.standard_normal(s, np.float32) if last or n not in queries
-                    else queries[n] for n, s in shapes.items()
-                }  # fmt: skip
-                rows.append(Row(state, start + i, 0, (Named("y"),) if last else (), given))
-            begun = time.process_time()
-            executable.forward(Batch(rows)).result()
-            return time.process_time() - begun
-
-        while state.length() < options.positions:
-            fed(min(512, options.positions - state.length()))
-        steps[name] = fed
+        steps[name] = Steps(executable, options.positions + 64)
+        steps[name].fill(options.positions)
     for _ in range(options.rounds):
-        for name, fed in steps.items():
-            least[name] = min(least.get(name, 9e9), fed(1))
+        for name, one in steps.items():
+            least[name] = min(least.get(name, 9e9), one.fed(1))
     ratio = least["chosen keys"] / least["every key"]
     for name, seconds in least.items():
         print(f"{name}: {1e3 * seconds:.1f} ms")
