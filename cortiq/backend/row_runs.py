@@ -4,7 +4,7 @@ rows are few objects to make, to check and to read.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain
 from typing import Any, NamedTuple, overload
@@ -77,11 +77,17 @@ class RowRuns(Sequence[Row]):
             return self.runs[number].row(places - self.starts[number])
         if places.step != 1:
             return [self[place] for place in places]
-        pairs = zip(self.starts, self.runs, strict=True)
+        if not places:
+            return RowRuns([])
+        # A batch is looked at sequence by sequence, so a slice must not walk over all runs.
+        first = bisect_right(self.starts, places.start) - 1
+        last = bisect_left(self.starts, places.stop)
         return RowRuns(
             [
-                run.cut(max(0, places.start - start), max(0, places.stop - start))
-                for start, run in pairs
+                self.runs[number].cut(
+                    max(0, places.start - self.starts[number]), places.stop - self.starts[number]
+                )
+                for number in range(first, last)
             ]
         )
 

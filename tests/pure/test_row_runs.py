@@ -40,6 +40,26 @@ def test_runs_are_their_rows():
     assert list(RowRuns([])) == [] and not RowRuns([RowRun("one", 0, [])])
 
 
+class Looked(list):
+    """Runs that count how often one is looked at, and cannot be walked over."""
+
+    looks = 0
+
+    def __getitem__(self, at):
+        self.looks += 1
+        return super().__getitem__(at)
+
+    def __iter__(self):
+        raise AssertionError("all runs were walked over")
+
+
+def test_a_slice_looks_at_its_own_runs_only():
+    runs = RowRuns([RowRun(f"{number}", 0, [1, 2, 3]) for number in range(1000)])
+    runs.runs = looked = Looked(runs.runs)
+    assert len(runs[300:306]) == 6 and looked.looks == 2
+    assert len(runs[301:304]) == 3 and looked.looks == 4
+
+
 def test_what_is_found_of_runs_is_what_is_found_of_rows():
     runs = RowRuns(RUNS)
     owns = STATES.__contains__
