@@ -87,9 +87,9 @@ class ScheduledRows:
 
     def rows(self) -> list[Row]:
         """Return the rows of the batch."""
-        if len(self.tokens) == 1 and self.sequence.request.embeddings is None:
-            return [Row(self.state, self.start, self.tokens[0], self.wants()[0])]
         wants = self.wants()
+        if len(wants) == len(self.tokens) == 1 and self.sequence.request.embeddings is None:
+            return [Row(self.state, self.start, self.tokens[0], wants[0])]
         every = [()] * (len(self.tokens) - len(wants)) + wants
         rows = enumerate(zip(self.tokens, every, strict=True), self.start)
         return [Row(self.state, at, token, mine, self._inputs(at)) for at, (token, mine) in rows]

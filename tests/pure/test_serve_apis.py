@@ -80,7 +80,7 @@ def test_responses_is_the_same_answer(open_ai, expected):
     assert last == "response.incomplete" and final.output_text == expected[0]
     assert [event.sequence_number for event in events] == list(range(len(events)))
     pieces = [e.delta for e in events if e.type == "response.output_text.delta"]
-    assert "".join(pieces) == expected[0] and len(pieces) > 3
+    assert "".join(pieces) == expected[0]
 
 
 def test_messages_is_the_same_answer(claude, expected):
