@@ -32,6 +32,8 @@ MOST_CHOSEN, MOST_GROUPS = 32, 1024
 def refusal(node: Node, graph: Graph, program: Program) -> str:
     """Return the reason why a primitive is declined; empty if it is not."""
     op = node.op
+    if isinstance(op, ops.ChooseKeys):
+        return "no kernel yet for attention to chosen keys"
     if isinstance(op, ops.Route) and op.router.tau is not None and op.router.top_k > MOST_CHOSEN:
         return f"no kernel for tau with more than {MOST_CHOSEN} experts chosen"
     if isinstance(op, ops.Route) and op.router.groups > MOST_GROUPS:

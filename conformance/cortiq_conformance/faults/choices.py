@@ -27,22 +27,14 @@ def _highest_key(q: Quantised, keys: Quantised, weights: Floats, positions: Ints
     return out
 
 
-def _terms(q: Quantised, keys: Quantised, weights: Floats, relu: bool) -> Floats:
+def _signed(q: Quantised, keys: Quantised, weights: Floats) -> Floats:
+    """Add scores that are negative, too."""
     dot = q.q.astype(np.int64) @ keys.q.astype(np.int64).T
     s = round_to_f32(dot) * exp2_int(q.e[:, None] + keys.e)
     sized = np.where(np.abs(s) >= key_blocks.SMALLEST_SCORE, s, np.float32(0))
     bounded = np.minimum(sized, key_blocks.LARGEST_SCORE)
-    return weights[:, None] * (np.maximum(bounded, np.float32(0)) if relu else bounded)
-
-
-def _head_after_head(q: Quantised, keys: Quantised, weights: Floats) -> Floats:
-    """Add ((s0 + s1) + s2) + … over the heads."""
-    return np.add.accumulate(_terms(q, keys, weights, True))[-1]
-
-
-def _signed(q: Quantised, keys: Quantised, weights: Floats) -> Floats:
-    """Add scores that are negative, too."""
-    return _terms(q, keys, weights, False).sum(0)
+    with np.errstate(over="ignore"):
+        return (weights[:, None] * bounded).sum(0)
 
 
 def _with(owner: object, name: str, wrong: object) -> Wrong:
@@ -52,7 +44,6 @@ def _with(owner: object, name: str, wrong: object) -> Wrong:
 
 WRONG_CHOICES: dict[str, Wrong] = {
     "the last of equal keys": _with(kernels, "choose_keys", _highest_key),
-    "heads added one after the other": _with(key_blocks, "key_scores", _head_after_head),
     "negative scores of heads": _with(key_blocks, "key_scores", _signed),
 }
 """Wrong kernels by fault."""

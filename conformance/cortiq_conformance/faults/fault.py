@@ -16,6 +16,7 @@ class Fault:
     stage : that stage of level 0.
     order : of `cortiq_conformance.summation_orders`, if the fault is another order of these terms.
     fewest : terms that the order needs; with fewer no bit differs.
+    also : operators that cases name which see the fault in what follows it alone.
     """
 
     families: tuple[str, ...]
@@ -23,6 +24,7 @@ class Fault:
     stage: int = 1
     order: str = ""
     fewest: int = 0
+    also: tuple[str, ...] = ()
 
     def in_order(self, order: str, fewest: int) -> Fault:
         """Return the fault as one of a summation order."""

@@ -50,7 +50,7 @@ FAULTS: Mapping[str, Fault] = {
     "tie to the highest index": Fault(("Argmax",), "Argmax"),
     "wrong tie-break in top-k": Fault(("Top ties",), "Top"),
     "wrong tie-break in routing": Fault(("Route ties",), "Route"),
-    "window off by one": Fault(("Attend window",), "Attend"),
+    "window off by one": Fault(("Attend window", "Attend keys"), "Attend"),
     "sink dropped": Fault(("Attend sinks",), "Attend"),
     "a stale row after rewind": Fault(("rewind",), "Attend", SEQUENCES),
     "a fork that shares its parent's tail": Fault(("fork",), "Attend", SEQUENCES),
@@ -72,9 +72,10 @@ FAULTS: Mapping[str, Fault] = {
     "top-p before top-k": Fault(("Draw",), "Draw"),
     "a rotary table of 4096 positions": Fault(("Rope",), "Rope"),
     "the last of equal blocks": Fault(("ChooseBlocks",), "ChooseBlocks"),
-    "the last of equal keys": Fault(("ChooseKeys", "Attend keys"), "ChooseKeys"),
-    "heads added one after the other": Fault(("ChooseKeys", "Attend keys"), "ChooseKeys"),
-    "negative scores of heads": Fault(("ChooseKeys", "Attend keys"), "ChooseKeys"),
+    "the last of equal keys": Fault(("ChooseKeys", "Attend keys"), "ChooseKeys", also=("Attend",)),
+    "negative scores of heads": Fault(
+        ("ChooseKeys", "Attend keys"), "ChooseKeys", also=("Attend",)
+    ),
     "a row that sees its batch neighbour": Fault(("batch",), "Attend", SEQUENCES),
     "a position-independent random key": Fault(("Draw",), "Draw"),
     "a mask that is a bias": Fault(("Draw",), "Draw"),
