@@ -1,4 +1,4 @@
-"""What the lint of PTX leaves out is what is marked as exact, and nothing beside it."""
+"""The lint of PTX leaves out blocks marked as exact, and nothing beside them."""
 
 from __future__ import annotations
 

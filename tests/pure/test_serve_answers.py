@@ -79,8 +79,9 @@ def test_the_end_is_said_once_and_usage_before_it():
     made = events(job(ChoiceUpdate(0, "all"), ChoiceUpdate(0, finish="length")), include_usage=True)
     assert made[-1] == "data: [DONE]" and made.count("data: [DONE]") == 1
     objects = [json.loads(event[6:]) for event in made[:-1]]
-    assert [one["usage"] is None for one in objects[-2:]] == [True, False]
-    assert objects[-1]["choices"] == [] and objects[-2]["choices"][0]["finish_reason"] == "length"
+    assert [one["usage"] is None for one in objects] == [True, False]
+    assert objects[-1]["choices"] == [] and objects[0]["choices"][0]["finish_reason"] == "length"
+    assert objects[0]["choices"][0]["text"] == "all"
 
 
 def test_updates_that_wait_are_one_piece_and_never_across_choices_or_an_end():

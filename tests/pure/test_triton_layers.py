@@ -116,7 +116,7 @@ def planes(state, other):
 
 
 def launches_of(executable, wanted=("logits",), alone=True):
-    """How many launches of layers there are, and of layers in them."""
+    """Count the launches of layers, and the layers in them."""
     steps = executable.plans["trunk"].fused(frozenset(wanted), frozenset(), alone)
     made = [step.kernel for step, _ in steps if isinstance(step.kernel, layer_launch.Layers)]
     return [(len(found.layers), found.head is not None) for found in made]

@@ -11,11 +11,11 @@ from cortiq.numerics.unpacked_weights import UnpackedWeight
 from cortiq_triton import packing
 
 BYTES, NIBBLES, PLANES, FLOATS, WIDE = range(5)
-"""How codes lie: int8; as `packing` says; two int8 planes (w16); none, a `FloatMatrix`; as bytes
+"""Layouts of codes: int8; as `packing` says; two int8 planes (w16); none, a `FloatMatrix`; as bytes
 that stand for integers of more than 8 bits.
 """
 WIDE_CODES = {"e4m3b32": 1, "nf4b32": 2, "fp4b32": 3}
-"""What such bytes are, by layout: E4M3, or places of a table (`wide_codes`)."""
+"""Kinds of such bytes by layout: E4M3, or places of a table (`wide_codes`)."""
 OFFSET_CODES = {
     "Q4_0": 8, "Q4_1": 0, "Q4_K": 0, "Q2_K": 0, "Q3_K": 4, "Q5_0": 16, "Q5_1": 0, "Q5_K": 0,
     "Q6_K": 32, "i4b32": 8, "i4b32m": 0,

@@ -21,12 +21,12 @@ from cortiq.numerics.layouts import Weight
 from cortiq.numerics.unpacked_weights import Bytes
 
 F32S, HALVES, UPPER, E4M3S = range(4)
-"""How scales lie: float32; f16 bits; the upper half of float32; E4M3 bytes, with factors."""
+"""Layouts of scales: float32; f16 bits; the upper half of float32; E4M3 bytes, with factors."""
 SHARES = (8, 4, 2)
 """Blocks that may share a scale, the most first."""
 LARGEST_BYTE, MANTISSAS = 126, 16
 SLACK = 2.0**-21
-"""How far the quotient of two scales may be off that of their bytes: each is rounded once."""
+"""Bound on the error of a quotient of scales beside that of their bytes: each is rounded once."""
 SAMPLE = 64
 
 

@@ -28,7 +28,7 @@ from cortiq_triton.scales import E4M3S, F32S, HALVES, UPPER, Held, e4m3_scales, 
 GROUPED = [layout for layout in LAYOUTS.values() if layout.block == 32 and layout.words == "f32"]
 """Layouts of 32 columns with float32 scales, of which neighbours may be equal."""
 SIGNED = {torch.uint16: torch.int16, torch.uint8: torch.int8}
-"""What bits are kept as."""
+"""The type that holds bits."""
 PARTS = ("codes", "bits", "scale", "minimum", "sub_scales", "offsets", "factors")
 """What of a weight lies in memory."""
 NARROW = {"Q2_K"}

@@ -42,7 +42,7 @@ def refusal(node: Node, graph: Graph, program: Program) -> str:
 
 
 class WgpuBackend(TakesKernels):
-    """WGSL kernels on whatever wgpu finds: every primitive, and every layer through them.
+    """WGSL kernels on whatever wgpu finds: primitives but `ChooseKeys`, and layers through them.
 
     The `function` of a package's kernel (`cortiq.backend.Kernel`) is a `cortiq_wgpu.RowShader`.
     """
