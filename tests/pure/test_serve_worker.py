@@ -172,24 +172,31 @@ def test_more_than_may_wait_are_refused_and_a_free_place_is_no_waiting(model):
 
 
 def test_of_those_that_wait_the_most_urgent_comes_first(model):
-    """One place, and requests that are all there before the first step."""
+    """One place, and requests that are all there before the first step.
+
+    The order is that of the worker's deliveries: a task that waits for an update may wake late.
+    """
+    order = []
+
+    class Updates(asyncio.Queue):
+        def __init__(self, name):
+            super().__init__()
+            self.name = name
+
+        def put_nowait(self, update):
+            if update.last:
+                order.append(self.name)
+            super().put_nowait(update)
 
     async def run():
-        worker, order = Worker(model, EngineOptions(sequences=1), 4), []
-
-        async def wait(name, made):
-            await ended(made)
-            order.append(name)
-
+        worker = Worker(model, EngineOptions(sequences=1), 4)
         jobs = {name: job(model, tokens=2) for name in (-50, 0, 50)}
         for priority, made in jobs.items():
-            made.priority = priority
+            made.priority, made.updates = priority, Updates(priority)
             worker.submit(made)
-        waits = [asyncio.create_task(wait(*one)) for one in jobs.items()]
-        await asyncio.sleep(0)  # all wait: a loop that comes late would see them end in this order
         worker.start(asyncio.get_running_loop())
-        await asyncio.wait_for(asyncio.gather(*waits), 60)
+        await asyncio.wait_for(asyncio.gather(*map(ended, jobs.values())), 60)
         await asyncio.to_thread(worker.stop)
-        return order
 
-    assert asyncio.run(run()) == [50, 0, -50]
+    asyncio.run(run())
+    assert order == [50, 0, -50]
