@@ -9,7 +9,7 @@ from cortiq.numerics import key_blocks
 from cortiq.numerics.contract import Floats, Ints, exp2_int, round_to_f32
 from cortiq.numerics.key_blocks import choose_keys
 from cortiq.numerics.quantise import Quantised
-from cortiq_conformance.faults.folds import ReplacedFunction, with_replaced
+from cortiq_conformance.faults.folds import ReplacedFunction, in_pairs, with_replaced
 from cortiq_conformance.faults.kernels import Wrong
 from cortiq_reference import kernels
 from cortiq_reference.kernels import KERNELS
@@ -27,14 +27,28 @@ def _highest_key(q: Quantised, keys: Quantised, weights: Floats, positions: Ints
     return out
 
 
-def _signed(q: Quantised, keys: Quantised, weights: Floats) -> Floats:
-    """Add scores that are negative, too."""
+def _terms(q: Quantised, keys: Quantised, weights: Floats, relu: bool = True) -> Floats:
     dot = q.q.astype(np.int64) @ keys.q.astype(np.int64).T
     s = round_to_f32(dot) * exp2_int(q.e[:, None] + keys.e)
     sized = np.where(np.abs(s) >= key_blocks.SMALLEST_SCORE, s, np.float32(0))
     bounded = np.minimum(sized, key_blocks.LARGEST_SCORE)
+    return weights[:, None] * (np.maximum(bounded, np.float32(0)) if relu else bounded)
+
+
+def _head_after_head(q: Quantised, keys: Quantised, weights: Floats) -> Floats:
+    """Add ((s0 + s1) + s2) + … over the heads."""
+    return np.add.accumulate(_terms(q, keys, weights))[-1]
+
+
+def _neighbours(q: Quantised, keys: Quantised, weights: Floats) -> Floats:
+    """Add (s0 + s1) + (s2 + s3) …, and neighbours of those."""
+    return in_pairs(np.add, list(_terms(q, keys, weights)))
+
+
+def _signed(q: Quantised, keys: Quantised, weights: Floats) -> Floats:
+    """Add scores that are negative, too."""
     with np.errstate(over="ignore"):
-        return (weights[:, None] * bounded).sum(0)
+        return _terms(q, keys, weights, relu=False).sum(0)
 
 
 def _with(owner: object, name: str, wrong: object) -> Wrong:
@@ -44,6 +58,8 @@ def _with(owner: object, name: str, wrong: object) -> Wrong:
 
 WRONG_CHOICES: dict[str, Wrong] = {
     "the last of equal keys": _with(kernels, "choose_keys", _highest_key),
+    "heads added one after the other": _with(key_blocks, "key_scores", _head_after_head),
+    "heads added in pairs": _with(key_blocks, "key_scores", _neighbours),
     "negative scores of heads": _with(key_blocks, "key_scores", _signed),
 }
 """Wrong kernels by fault."""

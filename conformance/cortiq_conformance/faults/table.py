@@ -73,6 +73,8 @@ FAULTS: Mapping[str, Fault] = {
     "a rotary table of 4096 positions": Fault(("Rope",), "Rope"),
     "the last of equal blocks": Fault(("ChooseBlocks",), "ChooseBlocks"),
     "the last of equal keys": Fault(("ChooseKeys", "Attend keys"), "ChooseKeys", also=("Attend",)),
+    "heads added one after the other": Fault(("ChooseKeys",), "ChooseKeys"),
+    "heads added in pairs": Fault(("ChooseKeys",), "ChooseKeys"),
     "negative scores of heads": Fault(
         ("ChooseKeys", "Attend keys"), "ChooseKeys", also=("Attend",)
     ),

@@ -27,6 +27,10 @@ CHOICES: Mapping[str, ops.ChooseKeys] = {
 WINDOW = 40
 Changed = Callable[[CaseData, Mapping[str, Floats]], Mapping[str, Floats]]
 """Other rows than random ones, by name."""
+Term = tuple[int, float]
+"""The element of the keys that a head looks at, and its weight."""
+SCALES = (2.0**-36, 2.0**-5, 2.0**26)
+"""Of weights: a term of one is lost beside one of the next."""
 
 
 def cases() -> Iterator[Case]:
@@ -70,6 +74,54 @@ def _cancelling(source: CaseData, rows: Mapping[str, Floats]) -> Mapping[str, Fl
     return {"index_w": np.where(large == 0, weights, large.astype(F32))}
 
 
+def _parts_cancel(source: CaseData, rows: Mapping[str, Floats]) -> Mapping[str, Floats]:
+    """Return rows whose partial sums over heads cancel in the contract's order alone.
+
+    Every head looks at one element of the keys, which are small integers, so that terms are exact.
+    """
+    count, heads = rows["index_w"].shape
+    query, weights = np.zeros(rows["index_q"].shape, F32), np.zeros((count, heads), F32)
+    for row in range(count):
+        terms = _terms(source, heads)
+        query[row, np.arange(heads), [element for element, _ in terms]] = 1
+        weights[row] = [weight for _, weight in terms]
+    keys = source.integers(0, 63, *rows["index_k"].shape).astype(F32)
+    return {"index_q": query, "index_w": weights, "index_k": keys}
+
+
+def _terms(source: CaseData, heads: int) -> list[Term]:
+    """Return each head's element and weight, from the root of the tree of a canonical sum down.
+
+    A node that is to be a term is that and a node that is to be 0, in either order; one that is to
+    be 0 is a term and its negative, of the next larger scale. Added in another order, small terms
+    meet large ones before these have cancelled, and are lost.
+    """
+    found: list[Term] = [(0, 0.0)] * heads
+    nodes: list[tuple[int, int, int, Term | None]] = [(0, 1, 0, _term(source, 0))]
+    while nodes:
+        at, half, scale, term = nodes.pop()
+        below = 2 * half, min(scale + 1, len(SCALES) - 1)
+        if half >= heads:
+            found[at] = term or found[at]
+        elif at + half >= heads:
+            nodes.append((at, *below, term))
+        else:
+            first, second = term, None
+            if term is None:
+                first = element, weight = _term(source, scale)
+                second = element, -weight
+            elif source.integers(0, 2, 1)[0]:
+                first, second = None, term
+            nodes += [(at, *below, first), (at + half, *below, second)]
+    return found
+
+
+def _term(source: CaseData, scale: int) -> Term:
+    """Return an element of the keys and a weight of this scale."""
+    element, factor = source.integers(0, DIM, 1), source.integers(1, 4, 1)
+    return int(element[0]), float(factor[0]) * SCALES[scale]
+
+
 def _extreme(source: CaseData, rows: Mapping[str, Floats]) -> Mapping[str, Floats]:
     """Return queries, keys and weights of all sizes: products beyond the domain on both sides."""
     names = ("index_q", "index_k", "index_w")
@@ -82,6 +134,10 @@ ROWS_OF: Mapping[str, tuple[ops.ChooseKeys, Changed]] = {
     "weights that cancel, 3 heads": (ops.ChooseKeys(3, DIM, 9), _cancelling),
     "weights that cancel, 7 heads": (ops.ChooseKeys(7, DIM, 9), _cancelling),
     "weights that cancel, 256 heads": (ops.ChooseKeys(256, DIM, 9), _cancelling),
+    **{
+        f"partial sums that cancel, {n} heads": (ops.ChooseKeys(n, DIM, 9), _parts_cancel)
+        for n in (3, 7, 256)
+    },
     "all sizes": (ops.ChooseKeys(3, DIM, 30), _extreme),
 }
 
