@@ -291,10 +291,12 @@ typedef struct {
     int32_t width, count;
 } cortiq_tail;
 
-/* PACKAGE: the kernel of another package, with the call that it is given. */
+/* PACKAGE: the kernel of another package, with the call that it is given; `whole`: one thread calls
+ * it once, with all rows. */
 typedef struct {
     cortiq_kernel_function function;
     cortiq_kernel_call call;
+    int32_t whole;
 } cortiq_package;
 
 #endif
