@@ -15,7 +15,10 @@ from cortiq.errors import BackendError
 
 TIMEOUT_VARIABLE = "CORTIQ_RANK_TIMEOUT"
 TIMEOUT_SECONDS = 300.0
-"""How long a rank waits for another before it counts as lost, unless the variable says."""
+"""How long a rank waits for another in a batch before it counts as lost, unless the variable says."""
+COMPILE_SECONDS = 3600.0
+"""How long for a command or its answer: preparing a large model's weights takes a while. A rank
+whose process ends is missed at once."""
 
 
 def timeout_seconds() -> float:
@@ -64,17 +67,22 @@ class World:
     Attributes
     ----------
     rank, size : this rank, and how many there are. timeout : seconds until one counts as lost.
-    lost : why the ranks cannot go on, once they cannot.
+    ranks_here : how many of them run on this host.
+    lost : why the ranks cannot go on, once they cannot. exchanges : how many there were.
     """
 
     rank: int
     size: int
     timeout: float
+    ranks_here: int = 1
     lost: str = ""
+    exchanges: int = 0
     _groups: dict[tuple[int, ...], Any] = field(default_factory=dict)
 
     @staticmethod
-    def join(rank: int, size: int, address: str, timeout: float | None = None) -> World:
+    def join(
+        rank: int, size: int, address: str, timeout: float | None = None, ranks_here: int = 1
+    ) -> World:
         """Connect with the other ranks; waits until all are there, however late they start.
 
         Parameters
@@ -86,16 +94,20 @@ class World:
         BackendError : they did not all come in time.
         """
         dist, seconds = distributed(), timeout or timeout_seconds()
+        host, _, port = address.rpartition(":")
         try:
+            store = dist.TCPStore(
+                host, int(port), size, rank == 0, datetime.timedelta(seconds=seconds)
+            )
+            command_wait = datetime.timedelta(seconds=max(seconds, COMPILE_SECONDS))
             dist.init_process_group(
-                "gloo", init_method=f"tcp://{address}", rank=rank, world_size=size,
-                timeout=datetime.timedelta(seconds=seconds),
-            )  # fmt: skip
+                "gloo", store=store, rank=rank, world_size=size, timeout=command_wait
+            )
         except Exception as error:
             what = f"rank {rank} of {size} did not meet the others at {address}: {error}"
             hint = f"start all ranks within {seconds:g} seconds, or set {TIMEOUT_VARIABLE}"
             raise BackendError(what, hint=hint) from None
-        return World(rank, size, seconds)
+        return World(rank, size, seconds, ranks_here)
 
     def group(self, ranks: Sequence[int]) -> RankGroup:
         """Return the group of these ranks; all ranks of the world call this in one order."""
@@ -167,6 +179,7 @@ class RankGroup:
     def _gather(self, part: npt.NDArray[Any], whole: npt.NDArray[Any]) -> None:
         if self.world.lost:
             return
+        self.world.exchanges += 1
         if self.size == 1:
             whole[0] = part
             return
