@@ -18,7 +18,7 @@ from cortiq.ranks.stage import StageBackend
 
 @dataclass(frozen=True)
 class DeviceSplit:
-    """How ranks divide a program.
+    """A division of a program among ranks.
 
     Attributes
     ----------
@@ -45,7 +45,9 @@ class DeviceSplit:
         """
         count = {"tensor": 1, "layer": ranks}.get(kind, max(1, stages))
         if ranks % count:
-            raise OptionError("split", f"is {kind!r}, and {count} hosts do not divide {ranks} ranks")
+            raise OptionError(
+                "split", f"is {kind!r}, and {count} hosts do not divide {ranks} ranks"
+            )
         if points and count == 1:
             raise OptionError("split_at", "needs a layer split", hint="--split layer")
         each = ranks // count

@@ -15,15 +15,15 @@ from cortiq.ranks.shares import Split
 
 
 class Exchange(Protocol):
-    """What kernels need of a group of ranks.
+    """A group of ranks, as far as kernels need it."""
 
-    Attributes
-    ----------
-    rank, size : this rank, and how many there are.
-    """
+    @property
+    def rank(self) -> int:
+        """This rank."""
 
-    rank: int
-    size: int
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
 
     def gather(self, part: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Return every rank's array of this shape, one after the other, [ranks, ...]."""

@@ -1,4 +1,4 @@
-"""Which values of a program are cut, and where: families of values that are cut alike.
+"""Values of a program that are cut, and where: families of values that are cut alike.
 
 A product's outputs can be divided among ranks, since each depends on its own row of the matrix.
 What follows value by value, or head by head, stays divided; where a row is needed whole, the parts
@@ -8,11 +8,11 @@ sum is ever divided: that is why a split changes no bit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 
-from cortiq.ir import Graph, KVRows, Node, Program, Type, ops
+from cortiq.ir import Graph, KVRows, Node, Op, Program, Type, ops
 from cortiq.ranks.shares import Range, Split, common_units, divided, refined, scaled
 
 Key = tuple[str, str]
@@ -129,7 +129,7 @@ def _ranges(
 
 def _join(families: Families, graph: Graph, node: Node, program: Program) -> None:
     """Let a node's outputs and slots be cut, where its operator allows it."""
-    ways = {
+    ways: dict[type[Op], Callable[[Site], bool]] = {
         ops.MatMul: _matmul, ops.HeadMatMul: _heads, ops.ExpertMatMul: _experts,
         ops.Reshape: _reshape, ops.Slice: _slice, ops.StoreKV: _store, ops.Attend: _attend,
         ops.CombineExperts: _combine, ops.Gain: _gain, ops.ScaleRows: _scale_rows,
@@ -270,5 +270,3 @@ def _attend(site: Site) -> bool:
     queries = (site.graph.name, site.node.inputs[0])
     site.families.heads.append((queries, key))
     return site.cut(0, 0)
-
-

@@ -15,7 +15,8 @@ from cortiq.errors import BackendError
 
 TIMEOUT_VARIABLE = "CORTIQ_RANK_TIMEOUT"
 TIMEOUT_SECONDS = 300.0
-"""How long a rank waits for another in a batch before it counts as lost, unless the variable says."""
+"""How long a rank waits for another in a batch before it counts as lost, where the variable is not
+set."""
 COMPILE_SECONDS = 3600.0
 """How long for a command or its answer: preparing a large model's weights takes a while. A rank
 whose process ends is missed at once."""
@@ -81,33 +82,40 @@ class World:
 
     @staticmethod
     def join(
-        rank: int, size: int, address: str, timeout: float | None = None, ranks_here: int = 1
+        rank: int, size: int, address: str | None, timeout: float | None = None, ranks_here: int = 1
     ) -> World:
         """Connect with the other ranks; waits until all are there, however late they start.
 
         Parameters
         ----------
-        address : HOST:PORT where rank 0 listens.
+        address : HOST:PORT where rank 0 listens; None where torchrun's variables say it.
+        ranks_here : how many ranks run on this host.
 
         Raises
         ------
         BackendError : they did not all come in time.
         """
         dist, seconds = distributed(), timeout or timeout_seconds()
-        host, _, port = address.rpartition(":")
+        store = None
         try:
-            store = dist.TCPStore(
-                host, int(port), size, rank == 0, datetime.timedelta(seconds=seconds)
-            )
-            command_wait = datetime.timedelta(seconds=max(seconds, COMPILE_SECONDS))
-            dist.init_process_group(
-                "gloo", store=store, rank=rank, world_size=size, timeout=command_wait
-            )
+            if address is not None:
+                host, _, port = address.rpartition(":")
+                meeting = datetime.timedelta(seconds=seconds)
+                store = dist.TCPStore(host, int(port), size, rank == 0, meeting)
+            wait = datetime.timedelta(seconds=max(seconds, COMPILE_SECONDS))
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=wait)
         except Exception as error:
             what = f"rank {rank} of {size} did not meet the others at {address}: {error}"
             hint = f"start all ranks within {seconds:g} seconds, or set {TIMEOUT_VARIABLE}"
             raise BackendError(what, hint=hint) from None
         return World(rank, size, seconds, ranks_here)
+
+    @property
+    def threads(self) -> int:
+        """Threads of this rank: its share of the host's cores; 0, all, where it is alone there."""
+        if self.ranks_here < 2:
+            return 0
+        return max(1, (os.cpu_count() or 1) // self.ranks_here)
 
     def group(self, ranks: Sequence[int]) -> RankGroup:
         """Return the group of these ranks; all ranks of the world call this in one order."""
@@ -193,4 +201,5 @@ class RankGroup:
         """Return for each flag whether a rank has set it; see `cortiq.backend.peers.Peers`."""
         found = self.gather(np.array([*flags, False], np.uint8).astype(np.float32))
         self.world.check()
-        return [bool(flag) for flag in found.any(axis=0)[: len(flags)]]
+        together: npt.NDArray[np.bool_] = np.any(found != 0, axis=0)
+        return together[: len(flags)].tolist()

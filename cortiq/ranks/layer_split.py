@@ -1,4 +1,4 @@
-"""Where a program is cut for a layer split: contiguous stretches of layers."""
+"""Cuts of a program for a layer split: contiguous stretches of layers."""
 
 from __future__ import annotations
 

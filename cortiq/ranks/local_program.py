@@ -19,7 +19,7 @@ PART = "@part"
 
 @dataclass(frozen=True)
 class LocalProgram:
-    """What one rank runs.
+    """The program that one rank runs.
 
     Attributes
     ----------
@@ -149,7 +149,9 @@ class _GraphWriter:
 
     def _input(self, node: Node, name: str) -> str:
         """Return an input as a node that computes a part takes it."""
-        if self.split(name) is None or (isinstance(node.op, NEED_WHOLE) and not self._by_head(node)):
+        if self.split(name) is None or (
+            isinstance(node.op, NEED_WHOLE) and not self._by_head(node)
+        ):
             return self.whole(name)
         return name + PART
 
@@ -288,5 +290,3 @@ LOCAL: Mapping[type[Op], Callable[[Part], dict[str, Any]]] = {
     ops.StoreKV: _store, ops.Attend: _attend,
 }  # fmt: skip
 """What changes about an operator's options where a part of its output is computed."""
-
-

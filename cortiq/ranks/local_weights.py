@@ -15,7 +15,7 @@ from cortiq.ranks.shares import Range
 
 @dataclass(frozen=True)
 class WeightCut:
-    """Where a part of a weight lies: indices of one axis of its shape.
+    """A part of a weight: indices of one axis of its shape.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What a rank does: executables, sequences and batches, by the commands of rank 0.
+"""The work of a rank: executables, sequences and batches, by the commands of rank 0.
 
 Rank 0 runs the same commands on itself, so that all ranks of a stage do the same in one order.
 """
@@ -34,8 +34,8 @@ SentRow = tuple[int, int, Any, tuple[Any, ...], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What the ranks of a stage compile.
+class StagePlan:
+    """A program that the ranks of a stage compile.
 
     Attributes
     ----------
@@ -93,11 +93,13 @@ class Member:
         layout, shape, parts = sent
         self._sent[name] = Weight(LAYOUTS[layout], shape, parts)
 
-    def do_compile(self, number: int, plan: Plan) -> Any:
+    def do_compile(self, number: int, plan: StagePlan) -> Any:
         """Compile this rank's share of a program; return its windows and rows of a batch."""
         local = self.share(plan)
         backend = self.given_exchange(self._find(plan.backend), plan)
-        options = replace(plan.options, peers=self.world.group(plan.members), kept=None)
+        threads = plan.options.threads or self.world.threads
+        peers = self.world.group(plan.members)
+        options = replace(plan.options, threads=threads, peers=peers, kept=None)
         names = tuple(local.program.weights)
         weights: Mapping[str, Weight] = self._sent
         if plan.source is not None:
@@ -114,14 +116,14 @@ class Member:
         self._places[number] = plan.members.index(self.world.rank)
         return dict(made.windows), made.batch_rows, dict(made.provenance)
 
-    def share(self, plan: Plan) -> LocalProgram:
+    def share(self, plan: StagePlan) -> LocalProgram:
         """Return this rank's share of a plan's program: all of it, if the rank is alone."""
         if len(plan.members) == 1:
             return LocalProgram(plan.program, {}, {})
         rank = plan.members.index(self.world.rank)
         return local_program(plan.program, rank, len(plan.members))
 
-    def given_exchange(self, backend: Backend, plan: Plan) -> Backend:
+    def given_exchange(self, backend: Backend, plan: StagePlan) -> Backend:
         """Return the backend with the kernel by which ranks exchange their parts."""
         if len(plan.members) == 1:
             return backend

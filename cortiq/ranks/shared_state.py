@@ -37,7 +37,9 @@ def share_of(exported: ExportedState, splits: Mapping[Key, Split], rank: int) ->
         split = splits.get(("", name))
         if split is not None and isinstance(planes, KVPlanes):
             start, stop = split.ranges[rank]
-            slots[name] = KVPlanes(*(getattr(planes, f.name)[:, start:stop] for f in fields(planes)))
+            slots[name] = KVPlanes(
+                *(getattr(planes, f.name)[:, start:stop] for f in fields(planes))
+            )
     return replace(exported, slots=slots)
 
 

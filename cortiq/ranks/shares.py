@@ -1,9 +1,10 @@
-"""Which part of a value, or of a weight, each rank has."""
+"""Shares: the part of a value, or of a weight, that each rank has."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import gcd
 
 Range = tuple[int, int]
@@ -54,7 +55,7 @@ def divided(units: int, ranks: int) -> tuple[Range, ...]:
         return tuple((first, first + 1) for first in firsts)
     unit = ALIGNED if units % ALIGNED == 0 and units >= 2 * ALIGNED * ranks else 1
     cuts = [rank * (units // unit) // ranks * unit for rank in range(ranks + 1)]
-    return tuple(zip(cuts[:-1], cuts[1:], strict=True))
+    return tuple(pairwise(cuts))
 
 
 def refined(coarse: Sequence[Range], parts: int) -> tuple[Range, ...]:

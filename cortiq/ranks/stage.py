@@ -28,7 +28,7 @@ from cortiq.ranks.driver import Command, Driver
 from cortiq.ranks.families import Key, splits_of
 from cortiq.ranks.local_program import local_program
 from cortiq.ranks.local_weights import LocalWeights
-from cortiq.ranks.member import Plan
+from cortiq.ranks.member import StagePlan
 from cortiq.ranks.shared_state import put_together, share_of
 from cortiq.ranks.shares import Split
 
@@ -65,7 +65,7 @@ class StageBackend:
     ) -> StageExecutable:
         """Compile each rank's share on that rank."""
         self.driver.ask(range(self.driver.world.size), ("group", self.members))
-        plan = Plan(program, self.members, self.name, replace(options, kept=None), self.source)
+        plan = StagePlan(program, self.members, self.name, replace(options, kept=None), self.source)
         if self.source is None:
             self._send(plan, weights)
         number = next(self.driver.numbers)
@@ -77,7 +77,7 @@ class StageBackend:
             raise
         return StageExecutable(self, program, number, facts[0])
 
-    def _send(self, plan: Plan, weights: Mapping[str, Weight]) -> None:
+    def _send(self, plan: StagePlan, weights: Mapping[str, Weight]) -> None:
         """Send each rank its parts of the weights."""
         for place, rank in enumerate(self.members):
             program, cuts = plan.program, {}
@@ -105,12 +105,12 @@ class StageExecutable(OptionalCapabilities):
         self.program, self.number = program, number
         self._backend, self.driver, self.members = backend, backend.driver, backend.members
         self._windows, self._batch_rows, self._provenance = facts
-        primitive = primitives_of(program)
-        nodes = [node for graph in primitive.graphs.values() for node in graph.nodes]
-        nodes += [node for graph in program.graphs.values() for node in graph.nodes]
+        nodes = [node for graph in program.graphs.values() for node in graph.nodes]
         self.placement: Mapping[str, str] = {node.name: backend.name for node in nodes}
         size = len(self.members)
-        self.splits: Mapping[Key, Split] = splits_of(primitive, size) if size > 1 else {}
+        self.splits: Mapping[Key, Split] = (
+            splits_of(primitives_of(program), size) if size > 1 else {}
+        )
         self._open = True
 
     @property
@@ -125,7 +125,7 @@ class StageExecutable(OptionalCapabilities):
 
     @property
     def provenance(self) -> Mapping[str, str]:
-        """What the first rank says of itself, for receipts."""
+        """Facts of the first rank, for receipts."""
         return self._provenance
 
     def ask(self, command: Any) -> list[Any]:
@@ -178,11 +178,13 @@ class StageExecutable(OptionalCapabilities):
             states[state.number] = state
         if batch.entry not in self.program.graphs:
             there = ", ".join(self.program.graphs)
-            raise RequestError(f"no entry graph is named {batch.entry!r}", hint=f"There are {there}")
+            raise RequestError(
+                f"no entry graph is named {batch.entry!r}", hint=f"There are {there}"
+            )
         outcomes, lengths, rows = self.ask(("forward", self.number, *_sent(batch)))[0]
         for number, found in lengths.items():
             states[number].lengths = found
-        by_state = {states[number]: outcome for number, outcome in outcomes.items()}
+        by_state: dict[Any, Any] = {states[number]: outcome for number, outcome in outcomes.items()}
         return Finished(BatchResult(by_state, [dict(row) for row in rows]))
 
 

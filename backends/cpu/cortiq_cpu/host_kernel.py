@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,9 +13,7 @@ from cortiq.ir import Op
 from cortiq_cpu.native_kernel import NativeKernel
 from cortiq_cpu.package import KernelRows, PackageArgs
 
-FUNCTION = ctypes.CFUNCTYPE(
-    None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32
-)
+FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
 """`cortiq_kernel_function`."""
 CALL_OFFSET: int = PackageArgs.version.offset
 """Where `cortiq_kernel_call` begins in `cortiq_package`."""
@@ -47,7 +44,7 @@ class HostKernel:
         _array(output, stop)[:] = self._function(op, *inputs).reshape(stop, -1)
 
 
-def _rows(address: int, count: int) -> Sequence[KernelRows]:
+def _rows(address: int, count: int) -> ctypes.Array[KernelRows]:
     return (KernelRows * count).from_address(address)
 
 
