@@ -161,13 +161,13 @@ QUICK = (
 )
 
 
-@pytest.mark.parametrize("split", ["tensor of three", "layers"])
+@pytest.mark.parametrize("split", ["tensor of two", "layers"])
 def test_conformance(ranks: Ranks, split: str) -> None:
-    """Golden digests: a cancelled request, penalties and filters in one batch, a draft head."""
+    """Golden digests: a cancelled request that is begun again, several filters in one batch."""
     backend = RanksBackend(ranks.driver, CPU, DeviceSplit(SPLITS[split]))
     report = run(backend, levels=(3, 4), only=QUICK)
     assert {str(result.outcome) for result in report.results} == {"same"}
-    assert len(report.results) >= 3
+    assert len(report.results) == 2
 
 
 @pytest.mark.slow
