@@ -48,6 +48,7 @@ class _Call:
     weights: Mapping[str, Any]
     slots: dict[str, Any]
     faults: Flags
+    positions: Ints
     roles: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -83,7 +84,7 @@ class OracleSequence:
 
     def _run(self, node: Node, values: dict[str, Any], faults: Flags) -> None:
         weights = {role: self.weights[name] for role, name in node.weights.items()}
-        call = _Call(node.op, weights, self.slots, faults, node.slots)
+        call = _Call(node.op, weights, self.slots, faults, values["position"], node.slots)
         with np.errstate(all="ignore"):
             function = FUNCTIONS.get(type(node.op), _packaged)
             result = function(call, *(values[name] for name in node.inputs))
@@ -196,7 +197,7 @@ def _attend(call: _Call, q: Quantised, position: Ints, chosen: Ints | None = Non
     op, (keys, values) = call.op, call.slots[call.roles["kv"]]
     return attention.attend(
         q, keys, values, position, op.scale, window=op.window or 0, soft_cap=op.soft_cap,
-        sinks=_vector(call, "sinks"), faults=call.faults,
+        sinks=_vector(call, "sinks"), faults=call.faults, own=call.positions,
         blocks=None if chosen is None else attention.ChosenBlocks(op.block, chosen),
     )  # fmt: skip
 

@@ -192,28 +192,22 @@ def last_keys_of(graph: Graph) -> tuple[str, ...]:
 def chunks_of(rows: Sequence[Row], names: Sequence[str], size: int) -> Iterator[tuple[int, int]]:
     """Yield begin and end of chunks of at most `size` rows; none cuts a row off from one it sees.
 
+    A chunk is longer where more rows than that see one another.
+
     Parameters
     ----------
     rows : of a batch, as `unseen_key` lets them pass. names : see `last_keys`.
-
-    Raises
-    ------
-    BackendError : more rows than that see one another.
     """
     number = np.arange(len(rows))
     seen = number.copy()  # the last row of the batch that each row sees
     for name in names:
         ahead = [int(row.inputs[name]) - row.position for row in rows]
         seen = np.maximum(seen, number + ahead)
-    start = 0
+    start, reach = 0, np.maximum.accumulate(seen)
     while start < len(rows):
-        stop = min(start + size, len(rows))
-        reach = np.maximum.accumulate(seen[start:stop])
-        whole = np.flatnonzero(reach == number[start:stop])
-        if not len(whole):
-            hint = "Draft fewer tokens at a time."
-            raise BackendError(f"a block of more than {size} rows that see one another", hint=hint)
-        stop = start + int(whole[-1]) + 1
+        whole = start + 1 + np.flatnonzero(reach[start:] == number[start:])
+        most = max(1, int(np.searchsorted(whole, start + size, side="right")))
+        stop = int(whole[most - 1])
         yield start, stop
         start = stop
 
