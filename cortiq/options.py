@@ -294,7 +294,8 @@ class EmbedOptions(OptionSet):
     """Options of embedding: `cortiq.model.embed`."""
 
     pooling: str = option(
-        "mean", "Mean of all tokens' hidden states, or the last token's.",
-        choices=("mean", "last"), bits=True,
+        "auto", "Mean of all tokens' hidden states, the first one's or the last one's; auto: what "
+        "the model's files say, else the mean.",
+        choices=("auto", "mean", "cls", "last"), bits=True,
     )  # fmt: skip
     normalise: bool = option(True, "Scale the vector to length 1.", bool, bits=True)

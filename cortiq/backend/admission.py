@@ -27,7 +27,7 @@ from cortiq.backend.row_runs import RowRun, RowRuns
 from cortiq.backend.wants import LARGEST_VOCABULARY, unanswerable, undrawn
 from cortiq.errors import BackendError
 from cortiq.ir import Graph, Program
-from cortiq.ir.layers import Embedding
+from cortiq.ir.layers import Attention, Embedding
 from cortiq.ir.ops import Attend, EmbedRows, Recall
 
 BY_ROW = ("token", "position")
@@ -89,7 +89,7 @@ def drawn_token(wants: Mapping[Want, Any]) -> int | None:
 def vocabulary_of(program: Program) -> int:
     """Return the smallest vocabulary of the tables of tokens: ids from there on are refused."""
     nodes = [node for graph in program.graphs.values() for node in graph.nodes]
-    nodes = [node for node in nodes if node.inputs[:1] != ("position",)]
+    nodes = [node for node in nodes if node.inputs[:1] == ("token",)]
     known = [node.op for node in nodes if isinstance(node.op, Embedding | EmbedRows)]
     tables = [op.vocab for op in known if not getattr(op, "missing", False)]
     return min([*tables, program.facts.get("vocab_size", LARGEST_VOCABULARY)])
@@ -185,8 +185,9 @@ def last_keys(program: Program) -> dict[str, tuple[str, ...]]:
 
 def last_keys_of(graph: Graph) -> tuple[str, ...]:
     """List these inputs of one graph."""
-    attends = (n for n in graph.nodes if isinstance(n.op, Attend) and n.op.until)
-    return tuple(dict.fromkeys(node.inputs[1] for node in attends))
+    places = ((node, 1 if isinstance(node.op, Attend) else 2) for node in graph.nodes)
+    given = (n.inputs[at] for n, at in places if isinstance(n.op, Attend | Attention) and n.op.until)
+    return tuple(dict.fromkeys(given))
 
 
 def chunks_of(rows: Sequence[Row], names: Sequence[str], size: int) -> Iterator[tuple[int, int]]:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from cortiq.arguments import path_of
 from cortiq.errors import NoTokenizerError, TokenizerError, shown
 from cortiq.tokenizer.decoders import ByteStream
+from cortiq.tokenizer.frames import FramedText, framed
 from cortiq.tokenizer.special_tokens import SpecialTokens
 
 __all__ = ["TextStream", "Tokenizer", "Vocabulary", "byte_tokenizer"]
@@ -79,6 +80,7 @@ class Tokenizer:
         self.eos_ids = special.eos_ids
         self.unknown_id = special.unknown_id
         self.add_bos_default = special.add_bos
+        self._frames = special.frames
         self.chat_templates = dict(chat_templates or {})
 
     def __repr__(self) -> str:
@@ -128,6 +130,24 @@ class Tokenizer:
         if self.add_bos_default if add_bos is None else add_bos:
             ids.insert(0, self._require_bos())
         return ids
+
+    def framed(self, text: str, second: str | None = None) -> FramedText:
+        """Return the ids of a text, or of a pair, with all that the file puts around them.
+
+        Raises
+        ------
+        TokenizerError : the file has no form for pairs; or a text cannot be encoded.
+        """
+        if self._frames is None:
+            if second is not None:
+                what = "the tokenizer has no form for a pair of texts"
+                raise TokenizerError(what, hint="its post-processor would say it")
+            ids = self.encode(text)
+            return FramedText(tuple(ids), (0,) * len(ids))
+        texts = {"A": self.encode(text, add_bos=False)}
+        if second is None:
+            return framed(self._frames.single, texts)
+        return framed(self._frames.pair, texts | {"B": self.encode(second, add_bos=False)})
 
     def decode(
         self, ids: Iterable[int], *, skip_special: bool = True, continuation: bool = False

@@ -55,8 +55,9 @@ class Attention(Layer):
 
     q, k, v = Linear(x); per head: [RMSNorm]; RoPE; keys and values to the slot; softmax over the
     visible rows (`window`, `sinks`, `soft_cap`); [gates]; Linear. All geometry is per layer.
-    Further inputs, in this order, if the options ask for them: the positions i32[axes] that RoPE
-    turns by (`sections`), and the row f32[width] that values are projected from (`value_input`).
+    Further inputs, in this order, if the options ask for them: the last key i32[] that the row sees
+    (`until`), the positions i32[axes] that RoPE turns by (`sections`), and the row f32[width] that
+    values are projected from (`value_input`).
 
     Attributes
     ----------
@@ -73,6 +74,7 @@ class Attention(Layer):
     value_input : values are projected from another row (value residual).
     shares_kv : the layer projects no keys and values and reads a slot that another layer writes.
     indexer : chooses the blocks of keys that are visible.
+    until : rows see keys after themselves, up to one that they supply (`ops.Attend`).
     """
 
     width: Count
@@ -98,6 +100,7 @@ class Attention(Layer):
     sections: Sections | None = None
     indexer: Indexer | None = None
     query_rope: RopeTable | None = None
+    until: bool = False
     relations = (
         divides("kv_heads", "heads"),
         Relation(
@@ -133,6 +136,10 @@ class Attention(Layer):
             "an indexer goes with keys and positions of the layer's own",
             lambda a: a.indexer is None or not (a.shares_kv or a.sections),
         ),
+        Relation(
+            ("indexer", "until"), "an indexer chooses among keys before the row",
+            lambda a: a.indexer is None or not a.until,
+        ),
     )  # fmt: skip
 
     @property
@@ -166,7 +173,8 @@ class Attention(Layer):
         x, position, *others = inputs
         expect_last(self, x, self.width)
         expect(position == Type((), "i32"), f"Attention takes a position, got {position}")
-        wanted = [Type((self.sections.count,), "i32")] if self.sections else []
+        wanted = [Type((), "i32")] if self.until else []
+        wanted += [Type((self.sections.count,), "i32")] if self.sections else []
         wanted += [Type((self.width,))] if self.value_input else []
         expect(others == wanted, f"Attention takes {wanted} after the position, got {others}")
         return (Type((self.width,)),)
@@ -206,7 +214,7 @@ class Attention(Layer):
         Linear, Reshape, RMSNorm, Rope, Quantise, StoreKV, [Indexer], Attend, gates, Linear.
         """
         x, position = inputs[:2]
-        turned = inputs[2] if self.sections else position
+        turned = inputs[2 + self.until] if self.sections else position
         q = self._project(scope, x, "q")
         gate = None
         if self.output_gate:
@@ -216,7 +224,7 @@ class Attention(Layer):
         if not self.shares_kv:
             self._store(scope, x, turned, inputs[-1] if self.value_input else x)
         q = scope.add(ops.Quantise(), q, name="q.quantised")
-        y = self._gated(scope, x, self._attend(scope, q, x, position), gate)
+        y = self._gated(scope, x, self._attend(scope, q, x, inputs[2] if self.until else position), gate)
         width = self.heads * self.value_width
         y = scope.add(ops.Reshape((width,)), y, name="merged")
         return linear(scope, y, "o", width, self.width, self.output_biased)
@@ -234,6 +242,7 @@ class Attention(Layer):
             self.soft_cap,
             self.sinks,
             self.indexer.block if self.indexer else 0,
+            self.until,
         )
         inputs = [q, position]
         if self.indexer:
