@@ -294,8 +294,7 @@ class EmbedOptions(OptionSet):
     """Options of embedding: `cortiq.model.embed`."""
 
     pooling: str = option(
-        "auto", "Mean of all tokens' hidden states, the first one's or the last one's; auto: what "
-        "the model's files say, else the mean.",
+        "auto", "Mean of all tokens' hidden states, the first or the last; auto: as the files say.",
         choices=("auto", "mean", "cls", "last"), bits=True,
     )  # fmt: skip
     normalise: bool = option(True, "Scale the vector to length 1.", bool, bits=True)

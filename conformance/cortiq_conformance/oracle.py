@@ -24,7 +24,7 @@ from cortiq.numerics import (
     route,
     scalar,
     scaling,
-)
+)  # fmt: skip
 from cortiq.numerics.contract import F32, Flags, Floats, Ints, snap
 from cortiq.numerics.dequantise import embedding_rows
 from cortiq.numerics.layouts import Weight, decode, floats

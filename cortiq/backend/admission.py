@@ -111,6 +111,9 @@ def refusals(
     known : wants that the graph answers; those that are found to have an answer are added.
     """
     supplied = [name for name in graph.inputs if name not in BY_ROW]
+    tables: dict[str, int] = {}
+    if supplied:
+        tables = {n.inputs[0]: n.op.vocab for n in graph.nodes if isinstance(n.op, EmbedRows)}
     if isinstance(rows, RowRuns) and not supplied:
         yield from _refusals_of_runs(graph, rows, tokens, start, vocabulary, known)
         return
@@ -124,7 +127,11 @@ def refusals(
             if lacking:
                 yield f"rows lack the inputs {sorted(lacking)}"
             given = row.inputs.items()
-            yield from (r for name, value in given if (r := _unfit(graph, name, value, context)))
+            yield from (
+                r
+                for name, value in given
+                if (r := _unfit(graph, name, value, tables.get(name, context)))
+            )
         if row.wants not in known:
             yield from _refusals_of_wants(graph, row.wants, known)
 
@@ -186,7 +193,9 @@ def last_keys(program: Program) -> dict[str, tuple[str, ...]]:
 def last_keys_of(graph: Graph) -> tuple[str, ...]:
     """List these inputs of one graph."""
     places = ((node, 1 if isinstance(node.op, Attend) else 2) for node in graph.nodes)
-    given = (n.inputs[at] for n, at in places if isinstance(n.op, Attend | Attention) and n.op.until)
+    given = (
+        n.inputs[at] for n, at in places if isinstance(n.op, Attend | Attention) and n.op.until
+    )
     return tuple(dict.fromkeys(given))
 
 
@@ -264,5 +273,5 @@ def _unfit(graph: Graph, name: str, value: object, context: int) -> str | None:
     if whole and given.min(initial=0) < 0:
         return f"{name!r} counts from 0, a row supplies {given.min()}"
     if whole and given.max(initial=0) >= context:
-        return f"a row supplies the position {given.max()}, the context is of {context}"
+        return f"a row supplies the position {given.max()}, {name!r} has {context}"
     return None

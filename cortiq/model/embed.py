@@ -132,7 +132,9 @@ def encoded_rows(
     encoder, context = encoder_of(executable.program), executable.program.context
     assert encoder is not None
     if len(text.ids) + encoder.places > context:
-        what = f"the text has {len(text.ids)} tokens, the model {context - encoder.places} positions"
+        what = (
+            f"the text has {len(text.ids)} tokens, the model {context - encoder.places} positions"
+        )
         raise RequestError(what, hint="give a shorter text")
     inputs = encoder.inputs(text.segments)
     for row, more in zip(inputs, given or (), strict=False):

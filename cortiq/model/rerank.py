@@ -62,7 +62,9 @@ def method_for(model: Model, method: str) -> str:
     """Return how a model reranks; `RequestError` if it cannot do what is asked."""
     encoder = encoder_of(model.program)
     if method not in METHODS:
-        raise RequestError(f"there is no method {shown(method)}", hint=f"it is {', '.join(METHODS)}")
+        raise RequestError(
+            f"there is no method {shown(method)}", hint=f"it is {', '.join(METHODS)}"
+        )
     if encoder is not None and encoder.scores and method != YES_NO:
         labels = model.program.trunk.values[encoder.scores].shape[-1]
         if labels != 1:

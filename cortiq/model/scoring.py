@@ -121,7 +121,7 @@ class ScoringMixin:
         return np.stack(made) if several else made[0]
 
     def pooling(self, asked: str = "auto") -> str:
-        """Return how hidden rows become one vector: what is asked, or what the model's files say."""
+        """Return how hidden rows become a vector: as asked, or as the model's files say."""
         model = cast("Model", self)
         return pooling_for(model.program, asked if asked != "auto" else model._source.pooling)
 

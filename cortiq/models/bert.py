@@ -24,9 +24,10 @@ KEYS = Keys(
     }),
 )  # fmt: skip
 NAMES = Names(unread=r"cls\..*|lm_head\..*|.*position_ids|(\w+\.)?pooler\..*")
+QKV: Mapping[str, str] = {"q": "self.query", "k": "self.key", "v": "self.value"}
 ATTENTION: Mapping[str, str] = {
-    **{r: f"self.{n}.weight" for r, n in zip("qkv", ("query", "key", "value"), strict=True)},
-    **{f"{r}_bias": f"self.{n}.bias" for r, n in zip("qkv", ("query", "key", "value"), strict=True)},
+    **{role: f"{tensor}.weight" for role, tensor in QKV.items()},
+    **{f"{role}_bias": f"{tensor}.bias" for role, tensor in QKV.items()},
     "o": "output.dense.weight", "o_bias": "output.dense.bias",
 }  # fmt: skip
 FEED_FORWARD: Mapping[str, str] = {
@@ -51,12 +52,18 @@ class Config(EncoderConfig):
         """Whether this is RoBERTa, with other positions and another classifier."""
         return self.model_type != "bert"
 
+    @property
+    def first_position(self) -> int:
+        """Number of the first row of a text in the table of positions."""
+        pad = 1 if self.pad_token_id is None else self.pad_token_id
+        return pad + 1 if self.roberta else 0
+
 
 def build(config: Config, context: int) -> Program:
     """Build the trunk, and the classifier if the file has one."""
     trunk, name = EncoderTrunk(config, context, "bert"), "roberta" if config.roberta else "bert"
     prefix = "" if config.bare else f"{name}."
-    shift = 0 if not config.roberta else 1 + (1 if config.pad_token_id is None else config.pad_token_id)
+    shift = config.first_position
     x = _embedded(trunk, config, f"{prefix}embeddings", shift)
     for n in range(config.num_hidden_layers):
         x = _layer(trunk, config, x, n, f"{prefix}encoder.layer.{n}")

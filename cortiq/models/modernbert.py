@@ -28,7 +28,8 @@ KEYS = Keys(
     same_as={"layer_norm_eps": "norm_eps"},
 )  # fmt: skip
 ATTENTION: Mapping[str, str] = {
-    **{role: f"{role}.weight" for role in "qkv"}, **{f"{role}_bias": f"{role}.bias" for role in "qkv"},
+    **{role: f"{role}.weight" for role in "qkv"},
+    **{f"{role}_bias": f"{role}.bias" for role in "qkv"},
     "o": "Wo.weight", "o_bias": "Wo.bias",
 }  # fmt: skip
 FEED_FORWARD: Mapping[str, str] = {
@@ -46,7 +47,7 @@ TENSORS = Names(
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
-def NAMES(config: BaseConfig) -> Names:  # noqa: N802 - a family's name for it
+def NAMES(config: BaseConfig) -> Names:
     """Return tensor names: files of the trunk only have no prefix."""
     assert isinstance(config, Config)
     names = replace(TENSORS, unread=r"decoder\..*") if config.classifies else TENSORS
@@ -120,9 +121,7 @@ def _norm(config: Config) -> LayerNorm:
     return LayerNorm(config.hidden_size, config.norm_eps, biased=config.norm_bias)
 
 
-def _layer(
-    trunk: EncoderTrunk, config: Config, x: Value, n: int, op: object, last: Value
-) -> Value:
+def _layer(trunk: EncoderTrunk, config: Config, x: Value, n: int, op: object, last: Value) -> Value:
     here, file, b = f"layers.{n}", f"model.layers.{n}", trunk.builder
     y = trunk.apply(_norm(config), x, f"{here}.attention_norm", f"{file}.attn_norm") if n else x
     y = b.add(

@@ -35,9 +35,7 @@ def find_tensors(
     """Find the tensors, or parts of them, of each weight; `FormatError` lists every problem."""
     names = names_of(family, config)
     shapes = {name: spec.shape for name, spec in program.weights.items()}
-    places = {
-        name: _pieces(name, shapes, checkpoint, names, config.source) for name in shapes
-    }
+    places = {name: _pieces(name, shapes, checkpoint, names, config.source) for name in shapes}
     wanted = {piece.tensor: piece for pieces in places.values() for piece in pieces}
     problems = [p for piece in wanted.values() for p in _tensor_problems(piece, checkpoint)]
     problems += _left_over(places, checkpoint, config, names)

@@ -126,13 +126,12 @@ def added_to(
 @kernel
 def attend_stream(
     qh: Tensor, ql: Tensor, qe: Tensor, table: Tensor, owners: Tensor, positions: Tensor,
-    own: Tensor,
-    blocks: Tensor, sink: Tensor, chosen: Tensor, out: Tensor, largest: Tensor, faults: Tensor,
-    stride: Tensor, pages: Tensor, slot: Tensor, window: Tensor, factor: Tensor, cap: Tensor,
-    inverse_cap: Tensor, log2_e: Tensor, H: tl.constexpr, G: tl.constexpr, HB: tl.constexpr,
-    DK: tl.constexpr, DV: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, BM: tl.constexpr,
-    SINK: tl.constexpr, CAPPED: tl.constexpr, BLOCK: tl.constexpr, SETS: tl.constexpr,
-    CHOSEN: tl.constexpr, STAGES: tl.constexpr,
+    own: Tensor, blocks: Tensor, sink: Tensor, chosen: Tensor, out: Tensor, largest: Tensor,
+    faults: Tensor, stride: Tensor, pages: Tensor, slot: Tensor, window: Tensor, factor: Tensor,
+    cap: Tensor, inverse_cap: Tensor, log2_e: Tensor, H: tl.constexpr, G: tl.constexpr,
+    HB: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr,
+    BM: tl.constexpr, SINK: tl.constexpr, CAPPED: tl.constexpr, BLOCK: tl.constexpr,
+    SETS: tl.constexpr, CHOSEN: tl.constexpr, STAGES: tl.constexpr,
 ) -> None:  # fmt: skip
     """Queries [R, H, DK] of one sequence a block to out [R, H, DV], tile after tile.
 

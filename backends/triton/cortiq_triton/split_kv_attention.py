@@ -99,10 +99,9 @@ def is_last(counter: Tensor, expected: Tensor) -> Tensor:
 @kernel
 def attend_spans(
     qh: Tensor, ql: Tensor, qe: Tensor, table: Tensor, owners: Tensor, positions: Tensor,
-    own: Tensor,
-    blocks: Tensor, sink: Tensor, chosen: Tensor, out: Tensor, largest: Tensor, faults: Tensor,
-    sums: Tensor, numbers: Tensor, counters: Tensor, stride: Tensor, pages: Tensor, slot: Tensor,
-    window: Tensor, factor: Tensor, cap: Tensor, inverse_cap: Tensor, log2_e: Tensor,
+    own: Tensor, blocks: Tensor, sink: Tensor, chosen: Tensor, out: Tensor, largest: Tensor,
+    faults: Tensor, sums: Tensor, numbers: Tensor, counters: Tensor, stride: Tensor, pages: Tensor,
+    slot: Tensor, window: Tensor, factor: Tensor, cap: Tensor, inverse_cap: Tensor, log2_e: Tensor,
     most: Tensor, serial: Tensor, H: tl.constexpr, G: tl.constexpr, HB: tl.constexpr,
     DK: tl.constexpr, DV: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, BM: tl.constexpr,
     MQ: tl.constexpr, AHEAD: tl.constexpr, SINK: tl.constexpr, CAPPED: tl.constexpr,

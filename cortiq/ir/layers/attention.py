@@ -56,24 +56,22 @@ class Attention(Layer):
     q, k, v = Linear(x); per head: [RMSNorm]; RoPE; keys and values to the slot; softmax over the
     visible rows (`window`, `sinks`, `soft_cap`); [gates]; Linear. All geometry is per layer.
     Further inputs, in this order, if the options ask for them: the last key i32[] that the row sees
-    (`until`), the positions i32[axes] that RoPE turns by (`sections`), and the row f32[width] that
-    values are projected from (`value_input`).
+    (`until`), the positions i32[axes] that RoPE turns by (`sections`), and the row f32[width] of
+    the values (`value_input`).
 
     Attributes
     ----------
     value_dim : width of a value head; `None` means `head_dim`.
     scale : factor on q·k; `None` means head_dim^(-1/2).
-    rope : table, or `None` for a layer that rotates nothing.
-    query_rope : table of queries where it is another one: its amplitude grows (`Growth`).
+    rope : table, `None` for none. query_rope : that of queries if its amplitude grows (`Growth`).
     sections : rotary pairs by the axis whose position turns them (mRoPE).
-    value_norm : eps of an RMSNorm without weight on every value head.
-    value_scale : factor on the values.
+    value_norm : eps of a norm without weight on value heads. value_scale : factor on values.
     biased : q, k and v have biases; or the names of those that have one.
     output_gate : q is twice as wide, [q | gate] in every head: the head's output times σ(gate).
     gate : a further gate, with a matrix of its own.
     value_input : values are projected from another row (value residual).
-    shares_kv : the layer projects no keys and values and reads a slot that another layer writes.
-    indexer : chooses the blocks of keys that are visible.
+    shares_kv : the layer projects no keys and values: it reads a slot that another layer writes.
+    indexer : chooses the blocks of visible keys.
     until : rows see keys after themselves, up to one that they supply (`ops.Attend`).
     """
 
@@ -132,13 +130,9 @@ class Attention(Layer):
             lambda a: not (a.shares_kv and a.value_input),
         ),
         Relation(
-            ("indexer", "shares_kv", "sections"),
-            "an indexer goes with keys and positions of the layer's own",
-            lambda a: a.indexer is None or not (a.shares_kv or a.sections),
-        ),
-        Relation(
-            ("indexer", "until"), "an indexer chooses among keys before the row",
-            lambda a: a.indexer is None or not a.until,
+            ("indexer", "shares_kv", "sections", "until"),
+            "an indexer goes with earlier keys, and positions, of the layer's own",
+            lambda a: a.indexer is None or not (a.shares_kv or a.sections or a.until),
         ),
     )  # fmt: skip
 
@@ -224,7 +218,9 @@ class Attention(Layer):
         if not self.shares_kv:
             self._store(scope, x, turned, inputs[-1] if self.value_input else x)
         q = scope.add(ops.Quantise(), q, name="q.quantised")
-        y = self._gated(scope, x, self._attend(scope, q, x, inputs[2] if self.until else position), gate)
+        y = self._gated(
+            scope, x, self._attend(scope, q, x, inputs[2] if self.until else position), gate
+        )
         width = self.heads * self.value_width
         y = scope.add(ops.Reshape((width,)), y, name="merged")
         return linear(scope, y, "o", width, self.width, self.output_biased)
