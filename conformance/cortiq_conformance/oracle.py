@@ -1,7 +1,6 @@
 """Expected values: a program evaluated with the plain functions of `cortiq.numerics`.
 
-One sequence, node by node, with no tiles, batches or chunks: the definition that every backend is
-compared with, the reference too.
+One sequence, node by node, without batches: what every backend is compared with.
 """
 
 from __future__ import annotations

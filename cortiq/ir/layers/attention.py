@@ -56,8 +56,7 @@ class Attention(Layer):
     q, k, v = Linear(x); per head: [RMSNorm]; RoPE; keys and values to the slot; softmax over the
     visible rows (`window`, `sinks`, `soft_cap`); [gates]; Linear. All geometry is per layer.
     Further inputs, in this order, if the options ask for them: the last key i32[] that the row sees
-    (`until`), the positions i32[axes] that RoPE turns by (`sections`), and the row f32[width] of
-    the values (`value_input`).
+    (`until`), positions i32[axes] of RoPE (`sections`), the values' row f32[width] (`value_input`).
 
     Attributes
     ----------
