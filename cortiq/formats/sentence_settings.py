@@ -1,4 +1,4 @@
-"""What sentence-transformers keeps beside a model: how hidden rows become one vector."""
+"""Settings of sentence-transformers beside a model: how hidden rows become one vector."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ LAST, NEAR, SEGMENT, PLACE = "last", "last.near", "segment", "place"
 
 @dataclass(frozen=True)
 class Encoder(Described):
-    """What the rows of an encoder supply, and what its outputs are.
+    """Inputs that the rows of an encoder supply, and names of its outputs.
 
     Attributes
     ----------

@@ -17,7 +17,7 @@ Part = tuple[str | tuple[int, ...], int]
 
 @dataclass(frozen=True)
 class Frames:
-    """What stands around one text, and around a pair of them."""
+    """Tokens around one text, and around a pair of texts."""
 
     single: tuple[Part, ...]
     pair: tuple[Part, ...]
