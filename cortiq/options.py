@@ -268,7 +268,7 @@ class EmbedOptions(OptionSet):
     """Options of embedding: `cortiq.model.embed`."""
 
     pooling: str = option(
-        "mean", "Mean of all tokens' hidden states, or the last token's.",
-        choices=("mean", "last"), bits=True,
+        "auto", "Mean of all tokens' hidden states, the first or the last; auto: as the files say.",
+        choices=("auto", "mean", "cls", "last"), bits=True,
     )  # fmt: skip
     normalise: bool = option(True, "Scale the vector to length 1.", bool, bits=True)

@@ -31,8 +31,8 @@ def unplaced(node: Node, graph: Graph) -> str:
     batch runs; empty if it knows them.
     """
     op = node.op
-    if isinstance(op, ops.EmbedRows) and node.inputs[0] not in BY_ROW:
-        return "rows of a table are looked up for the row's token or position only"
+    if isinstance(op, ops.EmbedRows) and node.inputs[0] not in graph.inputs:
+        return "rows of a table are looked up for what rows have or supply only"
     if isinstance(op, POSITIONED):
         supplied = getattr(op, "until", False) or getattr(op, "sections", None)
         position = node.inputs[0 if isinstance(op, ops.Recall) else 1]

@@ -16,6 +16,7 @@ from cortiq.formats.adapter import Adapter, open_adapter, split_scale
 from cortiq.formats.cache import Progress
 from cortiq.formats.checkpoint import Checkpoint, open_checkpoint
 from cortiq.formats.fetch import resolve
+from cortiq.formats.sentence_settings import pooling_of
 from cortiq.ir import Program
 from cortiq.model.default_sampling import CORTIQ_SAMPLING, DefaultSampling, usual_sampling
 from cortiq.models import load_program
@@ -47,6 +48,7 @@ class ModelSource:
     files : all that its weights follow from, read by code of ours; else none.
     where : the file or folder. hashed : whether its files hold their own hashes.
     damaged : gives what of them differs from those; reads everything.
+    pooling : how its files say that hidden rows become one vector; empty where they say nothing.
     """
 
     program: Program
@@ -63,6 +65,7 @@ class ModelSource:
     where: str = ""
     hashed: bool = False
     damaged: Callable[[], Iterator[str]] = lambda: iter(())
+    pooling: str = ""
 
 
 def model_name(name: object) -> str:
@@ -129,7 +132,14 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
         str(getattr(checkpoint, "path", name)),
         own is not None,
         (lambda: iter(())) if own is None else own.damaged,
+        _pooling(checkpoint),
     )
+
+
+def _pooling(checkpoint: Any) -> str:
+    path = getattr(checkpoint, "path", None)
+    folder = None if path is None else Path(path)
+    return pooling_of(folder) if folder is not None and folder.is_dir() else ""
 
 
 def _files_of(checkpoint: Any, extra: Sequence[ModuleType]) -> tuple[Path, ...]:

@@ -26,6 +26,7 @@ from cortiq.tokenizer.decode_base import MIDDLE, TextEdges
 from cortiq.tokenizer.decoders import DecoderChain, PieceStream, decoder_steps
 from cortiq.tokenizer.encoders import TextEncoder, open_encoder
 from cortiq.tokenizer.encoding_cost import flattened
+from cortiq.tokenizer.frames import frames_of
 from cortiq.tokenizer.special_tokens import SpecialTokens, find_end_tokens
 
 __all__ = ["load_folder"]
@@ -50,6 +51,7 @@ class _FolderVocabulary:
         self.control = {text: token for token, text, special in described["added"] if special}
         self._steps = decoder_steps(described["decoder"], where)
         self._first = leading_id(described["post_processor"], where)
+        self.frames = frames_of(described["post_processor"], where)
         byte_level = all(step["type"] == "ByteLevel" for step in self._steps)
         check = byte_level and not described["has_unknown"]
         self._missing = missing_bytes(self._ids) if check else frozenset()
@@ -129,6 +131,7 @@ def _special_tokens(
         hidden_ids=frozenset(hidden),
         # Like transformers, which reads `add_bos_token` only when it builds tokenizer.json itself.
         add_bos=bos is not None and vocabulary.begins_with(bos),
+        frames=vocabulary.frames,
     )
 
 

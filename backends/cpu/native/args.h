@@ -139,7 +139,7 @@ typedef struct {
  * out [rows][heads][value_dim]; record (may be NULL) takes each row of heads·value_dim quantised;
  * then out may not be NULL either. workspace of cortiq_attend_workspace bytes.
  * last (NULL: a row's own position) [rows]: the last key a row sees, ascending within a sequence;
- * windows count back from it.
+ * windows count back from its own position.
  * chosen (NULL: all keys are seen): blocks [rows][sets][chosen_count]; of its visible keys j a head
  * sees those whose j / block its set h / (heads / sets) names. */
 typedef struct {

@@ -76,7 +76,8 @@ def _by_blocks(order: str, what: str) -> Iterator[tuple[str, OrderedTerms]]:
 
 
 ATTEND = (
-    "Attend", "Attend window", "Attend sinks", "Attend soft cap", "Attend block", "Attend blocks",
+    "Attend", "Attend window", "Attend sinks", "Attend soft cap", "Attend block", "Attend span",
+    "Attend blocks",
 )  # fmt: skip
 """Families of attention past a run of tiles."""
 PRODUCTS = _families("MatMul", CODE_LAYOUTS)
