@@ -109,7 +109,7 @@ ORDERED: Mapping[str, OrderedTerms] = {
         lambda fold: {ops.Attend: products.attend(tiles=fold)},
     ),
     "runs of tiles": OrderedTerms(
-        "runs of tiles", Fault(ATTEND, "Attend"),
+        "runs of tiles", Fault((*ATTEND, "Attend keys"), "Attend"),
         lambda fold: {ops.Attend: products.attend(runs=fold)},
     ),
     "taps": OrderedTerms(
