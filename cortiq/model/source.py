@@ -17,6 +17,7 @@ from cortiq.formats.cache import Progress
 from cortiq.formats.checkpoint import Checkpoint, open_checkpoint
 from cortiq.formats.fetch import resolve
 from cortiq.formats.sentence_settings import pooling_of
+from cortiq.formats.tokenizer_files import TokenizerFiles
 from cortiq.ir import Program
 from cortiq.model.default_sampling import CORTIQ_SAMPLING, DefaultSampling, usual_sampling
 from cortiq.models import load_program
@@ -195,17 +196,23 @@ def open_sidecar(checkpoint: Any, heads: str) -> Any:
     return open_checkpoint(beside) if os.path.lexists(beside) else None
 
 
-def open_tokenizer(source: Mapping[str, Any] | Path | str, program: Program) -> Tokenizer:
+def open_tokenizer(
+    source: Mapping[str, Any] | TokenizerFiles | Path | str, program: Program
+) -> Tokenizer:
     """Make the tokenizer that a checkpoint's `tokenizer_source` describes.
 
     Parameters
     ----------
-    source : GGUF metadata, a folder with tokenizer.json, or "bytes" for synthetic models. One
-        that has no tokenizer at all gives an `MissingTokenizer`.
+    source : GGUF metadata, a folder with tokenizer.json, what a file holds of one, or "bytes" for
+        synthetic models. One that has no tokenizer at all gives an `MissingTokenizer`.
     """
     if source == "bytes":
         return byte_tokenizer(vocabulary_size(program))
     try:
+        if isinstance(source, TokenizerFiles):
+            from cortiq.tokenizer.from_folder import load_files
+
+            return Tokenizer(*load_files(source))
         if isinstance(source, Path):
             return Tokenizer.from_folder(source)
         return Tokenizer.from_gguf(source)  # type: ignore[arg-type]
