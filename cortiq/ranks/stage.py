@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +27,7 @@ from cortiq.ir import Graph, Node, Program, primitives_of
 from cortiq.numerics.layouts import Weight
 from cortiq.ranks.driver import Command, Driver
 from cortiq.ranks.families import Key, splits_of
+from cortiq.ranks.group import RankLostError
 from cortiq.ranks.local_program import local_program
 from cortiq.ranks.local_weights import LocalWeights
 from cortiq.ranks.member import StagePlan
@@ -164,9 +166,15 @@ class StageExecutable(OptionalCapabilities):
 
     def close(self) -> None:
         """Release weights and sequences on every rank."""
-        if self._open and not self.driver.world.lost:
-            self.ask(("close", self.number))
+        if self._open:
+            self.tell_living(("close", self.number))
         self._open = False
+
+    def tell_living(self, command: Command) -> None:
+        """Have ranks execute a command that gives memory back; lost ones hold none."""
+        if not self.driver.world.lost:
+            with suppress(RankLostError):
+                self.ask(command)
 
     def forward(self, batch: Batch) -> Finished:
         """Compute a batch on all ranks of the stage."""
@@ -262,6 +270,6 @@ class StageState:
 
     def release(self) -> None:
         """Give the memory back on every rank."""
-        if self.alive and not self.owner.driver.world.lost:
-            self.owner.ask(("release", self.number))
+        if self.alive:
+            self.owner.tell_living(("release", self.number))
         self.alive = False
