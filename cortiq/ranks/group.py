@@ -209,6 +209,23 @@ class RankGroup:
         own = torch.from_numpy(np.ascontiguousarray(part).reshape(-1))
         distributed().all_gather(parts, own, group=self.handle)
 
+    def add(self, bits: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """Return the sum of every rank's array; it does not raise, as `gather`."""
+        total = np.ascontiguousarray(bits)
+        try:
+            if not self.world.lost:
+                self.world.exchanges += 1
+                self._add(total)
+        except BaseException as error:
+            self.world.lose("an exchange failed", error)
+        return total
+
+    def _add(self, total: npt.NDArray[np.int32]) -> None:
+        if self.size > 1:
+            import torch
+
+            distributed().all_reduce(torch.from_numpy(total.reshape(-1)), group=self.handle)
+
     def any_of(self, flags: Sequence[bool]) -> Sequence[bool]:
         """Return for each flag whether a rank has set it; see `cortiq.backend.peers.Peers`."""
         found = self.gather(np.array([*flags, False], np.uint8).astype(np.float32))
