@@ -139,6 +139,7 @@ class LoadOptions(OptionSet):
     split_at: tuple[int, ...] = option(
         (), "First layer of the second device of a layer split, of the third, and so on; may be "
         "repeated.", int, least=1, repeated=True)  # fmt: skip
+    ray: bool = option(False, "Start the ranks as actors of a Ray cluster (pip install ray).", bool)
     context: int | None = option(
         None, "Longest sequence in tokens; by default the model's own.", int, least=1,
         bits=True)  # fmt: skip

@@ -48,9 +48,8 @@ class DeviceSplit:
         """
         count = {"tensor": 1, "expert": 1, "layer": ranks}.get(kind, max(1, stages))
         if ranks % count:
-            raise OptionError(
-                "split", f"is {kind!r}, and {count} hosts do not divide {ranks} ranks"
-            )
+            what = f"is {kind!r}, and {count} hosts do not divide {ranks} ranks"
+            raise OptionError("split", what, hint="--split tensor, or --split layer")
         if points and count == 1:
             raise OptionError("split_at", "needs a layer split", hint="--split layer")
         each = ranks // count
