@@ -26,10 +26,12 @@ from cortiq.ir.layers import (
     XieluMLP,
 )
 from cortiq.numerics.rope import RopeTable, Sections
+from cortiq.numerics.rope_scaling import Growth, Proportional
 from cortiq.numerics.route import Router
 
 EPS = 1e-6
 TABLE = RopeTable(10000.0, 16)
+GROWN = Growth(Proportional(0.0), 0.1, 20, 1)
 CLAMPED = Gating(limit=1.5, steepness=1.702, up_shift=1.0)
 CAPPED = Gating(gate_cap=2.0, up_cap=3.0)
 
@@ -82,6 +84,11 @@ OPTIONS: tuple[Op, ...] = (
     XieluMLP(256, 320),
     replace(LATENT, query_latent=32, chosen=True),
     replace(LATENT, chosen=True, rope=RopeTable(10000.0, 8), pairing="half"),
+    replace(ATTENTION, chunk=9, qk_norm=QKNorm(EPS, after_rope=True, weighted=False)),
+    replace(ATTENTION, chunk=70, rope=None, query_rope=RopeTable(10000.0, 16, GROWN)),
+    replace(ATTENTION, joint=True, biased=True),
+    replace(ATTENTION, joint=True, kv_heads=1, output_biased=True),
+    replace(EXPERTS, weighs_gate=True, shared_inner=32, router=Router(2, "sigmoid")),
     KEYS,
     replace(KEYS, heads=3, top=70, rope=None, biased=True),
 )

@@ -161,7 +161,7 @@ def _vector(call: _Call, role: str) -> Floats | None:
 
 
 def _layer_norm(call: _Call, x: Floats) -> Floats:
-    weight = floats(call.weights["weight"])[0]
+    weight = norms.offset_weight(floats(call.weights["weight"])[0], call.op.offset)
     return norms.layer_norm(x, weight, _vector(call, "bias"), call.op.eps, call.faults)
 
 
@@ -279,6 +279,7 @@ FUNCTIONS: dict[type[Op], Callable[..., Any]] = {
     ops.StoreKV: _store_kv,
     ops.Attend: _attend,
     ops.Recall: _recall,
+    ops.OwnBlock: lambda c, position: key_blocks.own_block(position, c.op.block),
     ops.CausalConv: _causal_conv,
     ops.Route: _route,
     ops.CombineExperts: lambda c, w, y: route.combine_experts(w, y, c.faults),

@@ -77,6 +77,10 @@ OWN = (
     "gpt2",
     "bert",
     "modernbert",
+    "llama4",
+    "phi",
+    "gpt_neox",
+    "nemotron",
 )
 """Modules of this package, in the order they are listed."""
 

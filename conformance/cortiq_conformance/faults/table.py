@@ -82,6 +82,9 @@ FAULTS: Mapping[str, Fault] = {
     "negative scores of heads": Fault(
         ("ChooseKeys", "Attend keys"), "ChooseKeys", also=("Attend",)
     ),
+    "a chunk that ends one key early": Fault(
+        ("OwnBlock", "Attend blocks"), "OwnBlock", also=("Attend",)
+    ),
     "a row that sees its batch neighbour": Fault(("batch",), "Attend", SEQUENCES),
     "a position-independent random key": Fault(("Draw",), "Draw"),
     "a mask that is a bias": Fault(("Draw",), "Draw"),

@@ -1,0 +1,60 @@
+"""Options of attention that are more than a number, and the split of a joint projection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from cortiq.domains import OneOf
+from cortiq.ir import ops
+from cortiq.ir.graph import Scope, Value
+from cortiq.ir.op import Described
+from cortiq.ir.options import Constant, Epsilon, Function
+
+PROJECTIONS = ("q", "k", "v")
+Projection = Annotated[str, OneOf(PROJECTIONS)]
+
+
+@dataclass(frozen=True)
+class QKNorm(Described):
+    """RMSNorm of queries and keys.
+
+    Attributes
+    ----------
+    after_rope : the norm comes after RoPE, not before it (HunYuan).
+    full_width : one norm over all heads together, before they are split (OLMo 2).
+    weighted : it has a weight (Llama 4's has none).
+    """
+
+    eps: Epsilon
+    offset: Constant = 0.0
+    after_rope: bool = False
+    full_width: bool = False
+    weighted: bool = True
+
+
+@dataclass(frozen=True)
+class AttentionGate(Described):
+    """A factor on the output of every head, f(W·x).
+
+    Attributes
+    ----------
+    function : f, an activation.
+    per_head : one factor a head, W [heads, width]; else one an element, W [heads·value_dim, width].
+    """
+
+    function: Function = "softplus"
+    per_head: bool = False
+
+
+def parted(scope: Scope, joint: Value, heads: int, kv_heads: int, dim: int) -> dict[str, Value]:
+    """Write the heads of q, k and v that one row holds, by KV head: its queries, its key, its value.
+
+    `joint` is f32[(heads + 2·kv_heads)·dim]; the values are f32[heads or kv_heads, dim].
+    """
+    group = heads // kv_heads
+    rows = scope.add(ops.Reshape((kv_heads, (group + 2) * dim)), joint, name="qkv.heads")
+    q = scope.add(ops.Slice(0, group * dim), rows, name="q.groups")
+    ends = {role: (group + n) * dim for n, role in enumerate("kv")}
+    found = {r: scope.add(ops.Slice(e, e + dim), rows, name=f"{r}.heads") for r, e in ends.items()}
+    return {"q": scope.add(ops.Reshape((heads, dim)), q, name="q.heads"), **found}
