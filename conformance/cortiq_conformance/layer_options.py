@@ -77,6 +77,8 @@ OPTIONS: tuple[Op, ...] = (
     replace(KIMI, decay_per="channel", decay_form="plain"),
     replace(SPACE, groups=1, norm_groups=4, biased=True, step_low=0.1, step_high=1.0),
     replace(SPACE, decay_form="plain"),
+    replace(SPACE, normed=False, scales=(0.3, 0.5, 1.0, 2.0, 0.7), output_biased=True),
+    replace(SPACE, gates_last=True, norm_groups=2),
     PerLayerInputs(40, 64, layers=3, dim=32, eps=EPS),
     PerLayerGate(64, layers=3, dim=32, layer=1),
     Blend(0.3),

@@ -39,7 +39,8 @@ NAMES = Names(
 )  # fmt: skip
 TENSORS: Mapping[str, str] = {
     "qkv": "query_key_value.weight", "qkv_bias": "query_key_value.bias",
-    **{role: f"{role}.weight" for role in "qkv"}, **{f"{role}_bias": f"{role}.bias" for role in "qkv"},
+    **{role: f"{role}.weight" for role in "qkv"},
+    **{f"{role}_bias": f"{role}.bias" for role in "qkv"},
     "o": "dense.weight", "o_bias": "dense.bias",
 }  # fmt: skip
 FEED_FORWARD: Mapping[str, str] = {

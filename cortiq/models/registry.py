@@ -81,6 +81,8 @@ OWN = (
     "phi",
     "gpt_neox",
     "nemotron",
+    "falcon_h1",
+    "qwen3_vl_moe",
 )
 """Modules of this package, in the order they are listed."""
 

@@ -119,11 +119,9 @@ Constant: TypeAlias = (
 
 @dataclass(frozen=True)
 class Growth:
-    """A scaling of one amplitude, with one that grows by steps.
+    """A scaling of one amplitude that grows by steps, times 1 + beta·ln(1 + ⌊(p + ahead)/every⌋).
 
-    Times 1 + beta·ln(1 + ⌊(p + ahead)/every⌋). A table of queries, so that far scores keep apart.
-    Source: Llama 4's attention temperature, which is ahead by 1.
-    """
+    A table of queries. Source: Llama 4's attention temperature, ahead by 1."""
 
     inner: Constant
     beta: float

@@ -42,7 +42,8 @@ LLAMA4 = Family(
     },
     moves=[
         *USUAL, {"attention_chunk_size": 8}, {"attn_scale": 0.5},
-        {"attn_scale": 0.4, "floor_scale": 6}, {"attn_scale": 0.4, "layer_types": ["full_attention"] * 3},
+        {"attn_scale": 0.4, "floor_scale": 6},
+        {"attn_scale": 0.4, "layer_types": ["full_attention"] * 3},
         {"attn_scale": 0.4, "attn_temperature_tuning": False},
         {"no_rope_layers": ..., "no_rope_layer_interval": 3},
     ],

@@ -15,7 +15,19 @@ from cortiq_cpu.arguments import OpKind, address
 from cortiq_cpu.binder import OpArgs, OpBinder
 
 F32 = np.float32
-HOW = ("value", "head", "all", "row", "expert", "bias", "shift", "clamp", "softmax", "every", "divided")
+HOW = (
+    "value",
+    "head",
+    "all",
+    "row",
+    "expert",
+    "bias",
+    "shift",
+    "clamp",
+    "softmax",
+    "every",
+    "divided",
+)
 """What is done to a part of a row, by the number the native core gives it."""
 
 

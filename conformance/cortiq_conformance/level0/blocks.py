@@ -32,7 +32,6 @@ def cases() -> Iterator[Case]:
         )
         yield _case("Attend blocks", what, build)
 
-
     for block in CHUNKS:
         what = f"chunks of {block} keys"
         yield _case("OwnBlock", what, partial(_chunked, block, CHOSEN))
@@ -53,7 +52,7 @@ CHOICES = {
 }
 
 
-CHUNKS = (1, 20, 64, 100)
+CHUNKS = (1, 20, 64, 70)
 """Keys of a chunk: one, some within a tile, a tile, some over its border."""
 
 

@@ -21,6 +21,7 @@ from cortiq.ir.options import Constant, Epsilon, Pairing, ScoreCap, ScoreScale
 from cortiq.ir.slots import KVRows, Slot
 from cortiq.numerics.rope import RopeTable, Sections
 
+
 @dataclass(frozen=True)
 class Attention(Layer):
     """Grouped-query attention with its projections: f32[width], position → f32[width].
@@ -298,9 +299,6 @@ class Attention(Layer):
             y = scope.add(ops.Multiply(), y, gate, name="output_gated")
         if self.gate is None:
             return y
-        rows = self._gate_rows(self.gate)
-        factor = linear(scope, x, "gate", self.width, rows)
-        factor = scope.add(ops.Activation(self.gate.function), factor, name="gate.activation")
-        factor = scope.add(ops.Reshape((self.heads, rows // self.heads)), factor, name="gate.heads")
+        factor = self.gate.factors(scope, x, self.width, self.heads, self._gate_rows(self.gate))
         op = ops.ScaleRows() if self.gate.per_head else ops.Multiply()
         return scope.add(op, y, factor, name="gated")

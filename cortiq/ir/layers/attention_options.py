@@ -8,6 +8,7 @@ from typing import Annotated
 from cortiq.domains import OneOf
 from cortiq.ir import ops
 from cortiq.ir.graph import Scope, Value
+from cortiq.ir.layers.basic import linear
 from cortiq.ir.op import Described
 from cortiq.ir.options import Constant, Epsilon, Function
 
@@ -46,9 +47,15 @@ class AttentionGate(Described):
     function: Function = "softplus"
     per_head: bool = False
 
+    def factors(self, scope: Scope, x: Value, width: int, heads: int, rows: int) -> Value:
+        """Write f(W·x) by head, f32[heads, rows / heads], of the layer's row f32[width]."""
+        y = linear(scope, x, "gate", width, rows)
+        y = scope.add(ops.Activation(self.function), y, name="gate.activation")
+        return scope.add(ops.Reshape((heads, rows // heads)), y, name="gate.heads")
+
 
 def parted(scope: Scope, joint: Value, heads: int, kv_heads: int, dim: int) -> dict[str, Value]:
-    """Write the heads of q, k and v that one row holds, by KV head: its queries, its key, its value.
+    """Write the heads of q, k and v that one row holds by KV head: queries, key, value.
 
     `joint` is f32[(heads + 2·kv_heads)·dim]; the values are f32[heads or kv_heads, dim].
     """
