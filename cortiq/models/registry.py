@@ -83,6 +83,8 @@ OWN = (
     "nemotron",
     "falcon_h1",
     "qwen3_vl_moe",
+    "mamba",
+    "jamba",
 )
 """Modules of this package, in the order they are listed."""
 

@@ -50,7 +50,7 @@ OTHER_NAMES = {
         TEXT
         | EXPERTS
         | NARROW
-        | {"n_routed_experts": 4, "rope_parameters": SECTIONS | {"mrope_section": [2, 1, 1]}},
+        | {"n_routed_experts": 4, "num_experts": ..., "rope_parameters": HALF},
         QWEN_SIGHT | {"out_hidden_size": 64},
         {},
     ),

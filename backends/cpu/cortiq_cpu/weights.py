@@ -129,8 +129,9 @@ class PackedWeights:
 
 def vector_form(op: Op, role: str) -> tuple[float, str]:
     """Return what an operator adds to its weights, and in which form they are."""
-    normed = isinstance(op, ops.RMSNorm | ops.LayerNorm) and role == "weight"
-    offset = op.offset if normed else 0.0
+    offset = 0.0
+    if isinstance(op, ops.RMSNorm | ops.LayerNorm) and role == "weight":
+        offset = op.offset
     return offset, op.form if isinstance(op, ops.Gain) else "plain"
 
 
