@@ -45,7 +45,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/domains": 270,
     "cortiq/engine": 4220,
     "cortiq/formats": 4640,
-    "cortiq/ir": 2700,
+    "cortiq/ir": 2800,
     "cortiq/model": 2050,
     "cortiq/models": 3600,
     "cortiq/numerics": 3100,

@@ -85,6 +85,7 @@ OWN = (
     "qwen3_vl_moe",
     "mamba",
     "jamba",
+    "jais2",
 )
 """Modules of this package, in the order they are listed."""
 

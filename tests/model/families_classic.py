@@ -71,4 +71,11 @@ NEMOTRON = Family(
         "rope.dimension_count": turned(config),
     })],
 )  # fmt: skip
-FAMILIES = [PHI, GPT_NEOX, NEMOTRON]
+JAIS2 = Family(
+    "jais2",
+    "Jais2Config",
+    base={**NORMED},
+    switches={"attention_bias": False, "mlp_bias": False, "tie_word_embeddings": True},
+    moves=LAYER_NORM[:3],
+)
+FAMILIES = [JAIS2, PHI, GPT_NEOX, NEMOTRON]

@@ -201,7 +201,7 @@ class Attention(Layer):
         """
         x, position = inputs[:2]
         turned = inputs[2 + self.until] if self.sections else position
-        given = self._given(scope, x)
+        given = parted(scope, x, self) if self.joint else {}
         q = given.get("q") or self._project(scope, x, "q")
         gate = None
         if self.output_gate:
@@ -240,14 +240,6 @@ class Attention(Layer):
             inputs.append(scope.add(ops.OwnBlock(self.chunk), position, name="chunk"))
         sinks = {"sinks": "sinks"} if self.sinks else {}
         return scope.add(attend, *inputs, name="attend", weights=sinks, slots={"kv": "kv"})
-
-    def _given(self, scope: Scope, x: Value) -> dict[str, Value]:
-        """Return the heads of a joint projection by role; nothing without one."""
-        if not self.joint:
-            return {}
-        rows = (self.heads + 2 * self.kv_heads) * self.head_dim
-        y = linear(scope, x, "qkv", self.width, rows, "qkv" in self.biases)
-        return parted(scope, y, self.heads, self.kv_heads, self.head_dim)
 
     def _store(
         self, scope: Scope, x: Value, position: Value, values: Value, given: dict[str, Value]

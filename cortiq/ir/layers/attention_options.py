@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from cortiq.domains import OneOf
 from cortiq.ir import ops
@@ -54,14 +54,16 @@ class AttentionGate(Described):
         return scope.add(ops.Reshape((heads, rows // heads)), y, name="gate.heads")
 
 
-def parted(scope: Scope, joint: Value, heads: int, kv_heads: int, dim: int) -> dict[str, Value]:
-    """Write the heads of q, k and v that one row holds by KV head: queries, key, value.
+def parted(scope: Scope, x: Value, how: Any) -> dict[str, Value]:
+    """Write the joint projection of x for an attention `how`, and the heads of q, k and v in it.
 
-    `joint` is f32[(heads + 2·kv_heads)·dim]; the values are f32[heads or kv_heads, dim].
+    A row of the projection is, by KV head, its queries, its key, its value.
     """
-    group = heads // kv_heads
-    rows = scope.add(ops.Reshape((kv_heads, (group + 2) * dim)), joint, name="qkv.heads")
+    dim, group = how.head_dim, how.heads // how.kv_heads
+    width = (group + 2) * dim
+    y = linear(scope, x, "qkv", how.width, how.kv_heads * width, bool(how.biased))
+    rows = scope.add(ops.Reshape((how.kv_heads, width)), y, name="qkv.heads")
     q = scope.add(ops.Slice(0, group * dim), rows, name="q.groups")
     ends = {role: (group + n) * dim for n, role in enumerate("kv")}
     found = {r: scope.add(ops.Slice(e, e + dim), rows, name=f"{r}.heads") for r, e in ends.items()}
-    return {"q": scope.add(ops.Reshape((heads, dim)), q, name="q.heads"), **found}
+    return {"q": scope.add(ops.Reshape((how.heads, dim)), q, name="q.heads"), **found}
