@@ -82,6 +82,7 @@ SAMPLES: Mapping[type[Op], tuple[Sequence[Op], Sequence[Type]]] = {
     ops.ChooseBlocks: ([ops.ChooseBlocks(5, 7, 16, 3)], [Type((5, 7), "q16"), TOKEN]),
     ops.Recall: ([ops.Recall(5, 7)], [TOKEN]),
     ops.ChooseKeys: ([ops.ChooseKeys(5, 7, 3)], [Type((5, 7), "q16"), TOKEN, Type((5,))]),
+    ops.OwnBlock: ([ops.OwnBlock(16)], [TOKEN]),
 }
 """Geometries of each primitive in which different sizes differ: one with all weights, then others
 with as few as there may be; and the inputs."""

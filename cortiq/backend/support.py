@@ -14,7 +14,7 @@ from cortiq.ir import Graph, Node, Op, Program, ops, primitives_within
 
 Refusal: TypeAlias = Callable[[Node, Graph, Program], str]
 """Says why a primitive is declined; empty if it is not."""
-POSITIONED = (ops.Rope, ops.Attend, ops.ChooseBlocks, ops.ChooseKeys, ops.Recall)
+POSITIONED = (ops.Rope, ops.Attend, ops.ChooseBlocks, ops.ChooseKeys, ops.Recall, ops.OwnBlock)
 """Primitives that take positions."""
 
 
@@ -35,7 +35,7 @@ def unplaced(node: Node, graph: Graph) -> str:
         return "rows of a table are looked up for what rows have or supply only"
     if isinstance(op, POSITIONED):
         supplied = getattr(op, "until", False) or getattr(op, "sections", None)
-        position = node.inputs[0 if isinstance(op, ops.Recall) else 1]
+        position = node.inputs[0 if isinstance(op, ops.Recall | ops.OwnBlock) else 1]
         if position not in (graph.inputs if supplied else ("position",)):
             return f"{op.kind} is computed at positions that rows have or supply only"
     return ""

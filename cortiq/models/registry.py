@@ -77,6 +77,15 @@ OWN = (
     "gpt2",
     "bert",
     "modernbert",
+    "llama4",
+    "phi",
+    "gpt_neox",
+    "nemotron",
+    "falcon_h1",
+    "qwen3_vl_moe",
+    "mamba",
+    "jamba",
+    "jais2",
 )
 """Modules of this package, in the order they are listed."""
 

@@ -33,6 +33,7 @@ PRIMITIVES = (
     ops.Clamp(), ops.L2Norm(8, 1e-6), ops.Softmax(8), ops.ExpertGain(4), ops.ExpertBias(4, 8),
     ops.DeltaRule(2, 8, 4), ops.DeltaRule(2, 8, 4, 1), ops.StateSpace(2, 8, 4),
     ops.ChooseBlocks(2, 8, 4, 2), ops.ChooseKeys(2, 8, 4), ops.Recall(2, 8),
+    ops.OwnBlock(4),
 )  # fmt: skip
 SPECIMENS = (
     *PRIMITIVES,
@@ -78,6 +79,7 @@ TAKES = {
     ops.ChooseKeys: lambda op: {"q.q": f32(op.heads, op.key_dim), "position": Type((), "i32"),
         "w": f32(op.heads)},
     ops.Recall: lambda op: {"position": Type((), "i32")},
+    ops.OwnBlock: lambda op: {"position": Type((), "i32")},
 }  # fmt: skip
 """Inputs by name; `q.` before one that passes through Quantise."""
 

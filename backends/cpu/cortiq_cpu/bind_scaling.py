@@ -11,11 +11,23 @@ import numpy as np
 from cortiq.backend.lower import LoweredStep
 from cortiq.ir import ops
 from cortiq_cpu import arguments
-from cortiq_cpu.arguments import OpKind
+from cortiq_cpu.arguments import OpKind, address
 from cortiq_cpu.binder import OpArgs, OpBinder
 
 F32 = np.float32
-HOW = ("value", "head", "all", "row", "expert", "bias", "shift", "clamp", "softmax", "every")
+HOW = (
+    "value",
+    "head",
+    "all",
+    "row",
+    "expert",
+    "bias",
+    "shift",
+    "clamp",
+    "softmax",
+    "every",
+    "divided",
+)
 """What is done to a part of a row, by the number the native core gives it."""
 
 
@@ -46,6 +58,15 @@ def bind_scaled(b: OpBinder, step: LoweredStep) -> OpArgs:
         how=HOW.index(how),
         **{**b.split(out), **special},
     )
+    return [(OpKind.SCALED, args)]
+
+
+def bind_own_block(b: OpBinder, step: LoweredStep) -> OpArgs:
+    """Bind SCALED: integers, the rows' positions divided by the block."""
+    args = arguments.ScaledArgs(
+        x=address(b.rows.positions), out=b.at(step.outputs[0]), x_stride=1, out_stride=1,
+        inner=1, width=1, how=HOW.index("divided"), step=step.op.block,
+    )  # fmt: skip
     return [(OpKind.SCALED, args)]
 
 

@@ -42,10 +42,12 @@ typedef struct {
  *     BETWEEN       bounded by low and high (infinite for none), exact
  *     SOFTMAX_OF    softmax of each part
  *     EVERY         values first, first + step, … of parts of `from_width`; exact
+ *     DIVIDED       x and out are int32: x / step
  * index has `inner` values a row. */
 enum {
     CORTIQ_BY_VALUE, CORTIQ_BY_PART, CORTIQ_BY_ONE, CORTIQ_BY_ROW, CORTIQ_BY_EXPERT,
-    CORTIQ_PLUS_EXPERT, CORTIQ_PLUS, CORTIQ_BETWEEN, CORTIQ_SOFTMAX_OF, CORTIQ_EVERY
+    CORTIQ_PLUS_EXPERT, CORTIQ_PLUS, CORTIQ_BETWEEN, CORTIQ_SOFTMAX_OF, CORTIQ_EVERY,
+    CORTIQ_DIVIDED
 };
 typedef struct {
     const float *x, *factor;

@@ -17,6 +17,14 @@ static int plus(const cortiq_row_kernels *k, const float *x, float amount, float
     return k->add(x, scratch, out, n);
 }
 
+/* Integers not below 0, divided. */
+static int divide(const void *x, void *out, int32_t divisor, int n)
+{
+    const int32_t *from = x;
+    for (int32_t i = 0, *to = out; i < n; i++) to[i] = from[i] / divisor;
+    return 0;
+}
+
 static int scaled_part(const cortiq_scaled *a, cortiq_worker *worker, int32_t row, int32_t part)
 {
     const cortiq_row_kernels *k = &cortiq_kernels_of(worker->isa)->row;
@@ -34,6 +42,7 @@ static int scaled_part(const cortiq_scaled *a, cortiq_worker *worker, int32_t ro
     case CORTIQ_PLUS: return plus(k, x, a->low, (float *)(void *)worker->scratch, out, n);
     case CORTIQ_SOFTMAX_OF: return k->softmax(x, out, n);
     case CORTIQ_BETWEEN: bound(x, a->low, a->high, out, n); return 0;
+    case CORTIQ_DIVIDED: return divide(x, out, a->step, n);
     default:
         for (int32_t i = 0; i < n; i++) out[i] = x[a->first + i * a->step];
         return 0;

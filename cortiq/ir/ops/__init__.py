@@ -35,6 +35,7 @@ from cortiq.ir.ops.sequence import (
     CausalConv,
     ChooseBlocks,
     ChooseKeys,
+    OwnBlock,
     Recall,
     Rope,
     StoreKV,
@@ -44,7 +45,7 @@ PRIMITIVES: tuple[type[Op], ...] = (
     EmbedRows, Quantise, MatMul, HeadMatMul, ExpertMatMul, Add, Multiply, Scale, Bias, Activation,
     SoftCap, RMSNorm, LayerNorm, Rope, StoreKV, Attend, CausalConv, Route, CombineExperts, Slice,
     Concat, Reshape, Gain, ScaleRows, Shift, Clamp, L2Norm, Softmax, ExpertGain, ExpertBias,
-    DeltaRule, StateSpace, ChooseBlocks, Recall, ChooseKeys,
+    DeltaRule, StateSpace, ChooseBlocks, Recall, ChooseKeys, OwnBlock,
 )  # fmt: skip
 """Every primitive a backend can be asked for."""
 
@@ -71,6 +72,7 @@ __all__ = [
     "LayerNorm",
     "MatMul",
     "Multiply",
+    "OwnBlock",
     "Quantise",
     "RMSNorm",
     "Recall",
