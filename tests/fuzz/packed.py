@@ -6,6 +6,8 @@ import json
 
 import numpy as np
 
+from cortiq.formats.packed_tables import NF4
+
 
 def packed_parts(stem: str, height: int, width: int) -> dict[str, tuple[str, np.ndarray]]:
     """A matrix quantised in the way that its name chooses: several methods in one folder."""
@@ -54,20 +56,23 @@ def other_parts(stem: str, height: int, width: int) -> dict[str, tuple[str, np.n
     return {f"{stem}.{end}": part for end, part in parts.items()}
 
 
-def table_parts(codes: np.ndarray, height: int, width: int) -> dict[str, tuple[str, np.ndarray]]:
+def table_parts(
+    codes: np.ndarray, height: int, width: int, kind: str = "fp4"
+) -> dict[str, tuple[str, np.ndarray]]:
     """A matrix of bitsandbytes with scales of scales."""
-    table = np.array([0, 0.0625, 8, 12, 4, 6, 2, 3]) / 12
-    said = {"quant_type": "fp4", "blocksize": 32, "shape": [height, width],
+    fp4 = np.array([0, 0.0625, 8, 12, 4, 6, 2, 3]) / 12
+    table = np.array(NF4) / 31908 if kind == "nf4" else np.concatenate([fp4, -fp4])
+    said = {"quant_type": kind, "blocksize": 32, "shape": [height, width],
             "nested_blocksize": 256, "nested_offset": 0.1}  # fmt: skip
     text = np.frombuffer(json.dumps(said).encode(), "u1")
     runs = height * width // 32
     return {
         "weight": ("U8", codes.astype("u1")),
         "weight.absmax": ("U8", np.arange(runs, dtype="u1")),
-        "weight.quant_map": ("F32", np.concatenate([table, -table]).astype("<f4")),
+        "weight.quant_map": ("F32", np.asarray(table, "<f4")),
         "weight.nested_absmax": ("F32", np.full(-(-runs // 256), 0.01, "<f4")),
         "weight.nested_quant_map": ("F32", np.linspace(-1, 1, 256).astype("<f4")),
-        "weight.quant_state.bitsandbytes__fp4": ("U8", text),
+        f"weight.quant_state.bitsandbytes__{kind}": ("U8", text),
     }
 
 
@@ -107,4 +112,25 @@ def quark_parts(stem: str, height: int, width: int) -> dict[str, tuple[str, np.n
     parts = {"weight": _words(rng, width, height // 8),
              "weight_scale": ("BF16", np.full((groups, height), 0x3C00, "<u2")),
              "weight_zero_point": _words(rng, groups, height // 8)}  # fmt: skip
+    return {f"{stem}.{end}": part for end, part in parts.items()}
+
+
+def late_parts(stem: str, height: int, width: int) -> dict[str, tuple[str, np.ndarray]]:
+    """A matrix of bitsandbytes' NF4, of GPTQ with its columns in an order of its own, of HQQ with a
+    scale a column, or of MLX's floats.
+    """
+    rng = np.random.default_rng(len(stem))
+    if "q_proj" in stem or "o_proj" in stem:
+        codes = rng.integers(0, 256, (height * width // 2, 1)).astype("u1")
+        parts = table_parts(codes, height, width, "nf4")
+    elif "gate" in stem or "k_proj" in stem:
+        groups = width // 16
+        parts = {"qweight": _words(rng, width // 8, height),
+                 "scales": ("F16", np.full((groups, height), 0.01, "<f2")),
+                 "qzeros": _words(rng, groups, height // 8),
+                 "g_idx": ("I32", rng.permutation(np.arange(width) // 16).astype("<i4"))}  # fmt: skip
+    else:
+        packed, scales = rng.integers(0, 1 << 31, (height, width // 8)), (height, width // 32)
+        parts = {"weight": ("U32", packed.astype("<u4")),
+                 "scales": ("U8", np.full(scales, 120, "u1"))}  # fmt: skip
     return {f"{stem}.{end}": part for end, part in parts.items()}
