@@ -5,12 +5,13 @@
 
 A Llama of random weights is written to FOLDER in each format: a GGUF file in Q4_K, or safetensors
 in bf16, FP8 (scales of 128 by 128) or NVFP4 (modelopt's); `experts` is a Mixtral in bf16. Every
-load and conversion is a process of its own; on the CPU backend the first one, which packs, the second, which finds packed weights, and
-with --not-kept one that keeps none. It prints the largest `Anonymous` of /proc/self/smaps_rollup,
-read fifty times a second, over what a process that has imported everything and loaded a tiny model
-has, and the seconds beside those of reading the file. Kept weights go to FOLDER, too. A conversion
-is left after --seconds; with --kill one is killed (SIGKILL) after so many, and the same command
-goes on. Folders that were converted are loaded, too, and checked against their hashes.
+load and conversion is a process of its own; on the CPU backend the first one, which packs, the
+second, which finds packed weights, and with --not-kept one that keeps none. It prints the largest
+`Anonymous` of /proc/self/smaps_rollup, read fifty times a second, over what a process that has
+imported everything and loaded a tiny model has, and the seconds beside those of reading the file.
+Kept weights go to FOLDER, too. A conversion is left after --seconds; with --kill one is killed
+(SIGKILL) after so many, and the same command goes on. Folders that were converted are loaded, too,
+and checked against their hashes.
 """
 
 from __future__ import annotations

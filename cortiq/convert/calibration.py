@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cortiq.backend import CompileOptions, Executable, Kernel, Named
-from cortiq.convert.scratch import Scratch, panels
+from cortiq.convert.scratch import ScratchArrays, panels
 from cortiq.engine.request import check_prompt
 from cortiq.engine.session import Session
 from cortiq.errors import BackendError, RequestError
@@ -68,7 +68,7 @@ def moments_of(
     weights: Mapping[str, Weight],
     ids: Sequence[int],
     names: set[str],
-    scratch: Scratch,
+    scratch: ScratchArrays,
     progress: Progress | None = None,
 ) -> Iterator[tuple[list[str], Moments]]:
     """Yield matrices that meet the same rows, and the second moments of those: float32 [K, K].
@@ -165,7 +165,7 @@ class _Reading:
         as parts have them.
     """
 
-    def __init__(self, scratch: Scratch, values: Collection[str]) -> None:
+    def __init__(self, scratch: ScratchArrays, values: Collection[str]) -> None:
         self.sums: dict[str, Moments] = {}
         self.looked_at: set[str] = set()
         self._scratch, self._left = scratch, set(values)

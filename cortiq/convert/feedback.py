@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from cortiq.convert.scratch import Scratch, panels
+from cortiq.convert.scratch import ScratchArrays, panels
 from cortiq.numerics.contract import F32, Floats
 from cortiq.numerics.dequantise import dequantise_codes
 from cortiq.numerics.four_bits import BLOCKS, four_bit_rows
@@ -25,7 +25,7 @@ DAMPING = 0.01
 """Part of the mean of H's diagonal that is added to it."""
 
 
-def inverse_factor(moments: npt.NDArray[np.float32], scratch: Scratch) -> Floats:
+def inverse_factor(moments: npt.NDArray[np.float32], scratch: ScratchArrays) -> Floats:
     """Return the upper Cholesky factor of the damped moments' inverse: float32 [K, K].
 
     A column that no row reaches has a diagonal of zero, and gets 1. With H = R·Rᵀ and R upper
@@ -71,7 +71,7 @@ class Feedback(NamedTuple):
     factor: Floats
 
 
-def feedback_of(moments: Floats, scratch: Scratch) -> Feedback:
+def feedback_of(moments: Floats, scratch: ScratchArrays) -> Feedback:
     """Return what codes are chosen by."""
     return Feedback(moments, inverse_factor(moments, scratch))
 

@@ -19,7 +19,7 @@ PANEL = 256
 """Rows, or columns, of a large array that are worked on at a time."""
 
 
-class Scratch:
+class ScratchArrays:
     """Room for arrays of a computation.
 
     Parameters

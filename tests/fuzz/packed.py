@@ -76,14 +76,16 @@ def table_parts(
     }
 
 
-def hqq_parts(codes: np.ndarray, height: int, width: int) -> dict[str, tuple[str, np.ndarray]]:
+def hqq_parts(
+    codes: np.ndarray, height: int, width: int, group: int = 32, axis: int = 1
+) -> dict[str, tuple[str, np.ndarray]]:
     """A matrix of HQQ's."""
-    groups = height * width // 32
+    groups = height * width // group
     return {
         "W_q": ("U8", codes.astype("u1")), "scale": ("F16", np.full((groups, 1), 0.01, "<f2")),
         "zero": ("F16", np.full((groups, 1), 7.5, "<f2")),
         "shape": ("I64", np.array([height, width], "<i8")),
-        "group_size": ("I32", np.array(32, "<i4")), "axis": ("I32", np.array(1, "<i4")),
+        "group_size": ("I32", np.array(group, "<i4")), "axis": ("I32", np.array(axis, "<i4")),
         "packing": ("U8", np.frombuffer(b"4bit_u8", "u1")),
     }  # fmt: skip
 
@@ -116,21 +118,34 @@ def quark_parts(stem: str, height: int, width: int) -> dict[str, tuple[str, np.n
 
 
 def late_parts(stem: str, height: int, width: int) -> dict[str, tuple[str, np.ndarray]]:
-    """A matrix of bitsandbytes' NF4, of GPTQ with its columns in an order of its own, of HQQ with a
-    scale a column, or of MLX's floats.
+    """A matrix of bitsandbytes' NF4, of GPTQ with its columns in an order of its own, or of HQQ
+    with groups across the rows.
     """
     rng = np.random.default_rng(len(stem))
     if "q_proj" in stem or "o_proj" in stem:
         codes = rng.integers(0, 256, (height * width // 2, 1)).astype("u1")
         parts = table_parts(codes, height, width, "nf4")
-    elif "gate" in stem or "k_proj" in stem:
-        groups = width // 16
+    elif "down" in stem:
+        groups, column = width // 32, np.arange(width)
         parts = {"qweight": _words(rng, width // 8, height),
                  "scales": ("F16", np.full((groups, height), 0.01, "<f2")),
                  "qzeros": _words(rng, groups, height // 8),
-                 "g_idx": ("I32", rng.permutation(np.arange(width) // 16).astype("<i4"))}  # fmt: skip
+                 "g_idx": ("I32", rng.permutation(column // 32).astype("<i4"))}  # fmt: skip
     else:
-        packed, scales = rng.integers(0, 1 << 31, (height, width // 8)), (height, width // 32)
-        parts = {"weight": ("U32", packed.astype("<u4")),
-                 "scales": ("U8", np.full(scales, 120, "u1"))}  # fmt: skip
+        codes = rng.integers(0, 256, (8, height * width // 16))
+        parts = hqq_parts(codes, height, width, group=16, axis=0)
     return {f"{stem}.{end}": part for end, part in parts.items()}
+
+
+def stacked_parts(stem: str) -> dict[str, tuple[str, np.ndarray]]:
+    """The matrices of an expert: w1 in NVFP4, w3 in FP8, w2 in plain floats."""
+    rng = np.random.default_rng(len(stem))
+    codes, scales = rng.integers(0, 256, (64, 16)), rng.integers(0, 0x70, (64, 2))
+    return {
+        f"{stem}.w1.weight": ("U8", codes.astype("u1")),
+        f"{stem}.w1.weight_scale": ("F8_E4M3", scales.astype("u1")),
+        f"{stem}.w1.weight_scale_2": ("F32", np.array(0.01, "<f4")),
+        f"{stem}.w3.weight": ("F8_E4M3", rng.integers(0, 0x70, (64, 32)).astype("u1")),
+        f"{stem}.w3.weight_scale_inv": ("F32", np.full((1, 1), 0.01, "<f4")),
+        f"{stem}.w2.weight": ("F32", rng.standard_normal((32, 64)).astype("<f4")),
+    }
