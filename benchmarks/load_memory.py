@@ -58,6 +58,10 @@ def most_anonymous(work: Callable[[], object]) -> tuple[int, object]:
     return max(most[-1], anonymous()), result
 
 
+class LeftError(Exception):
+    """A conversion is left: no error of files, which conversions report in their own way."""
+
+
 def child(
     what: str, source: str, to: str, text: str = "", tokens: str = "0", limit: str = "0"
 ) -> None:
@@ -67,14 +71,14 @@ def child(
 
     def progress(*report: object) -> None:
         if float(limit) and time.perf_counter() - started[0] > float(limit):
-            raise TimeoutError(*report)
+            raise LeftError(*report)
 
     def conversion() -> str:
         calibration = Calibration(Path(text), int(tokens)) if text else None
         form = Path(to).name
         try:
             made = convert_model(source, to, form, calibration=calibration, progress=progress)
-        except TimeoutError as error:
+        except LeftError as error:
             label, done, total = error.args
             return f"left: {label}, {done} of {total}"
         return f"{made.resumed} tensors were there" if made.resumed else ""

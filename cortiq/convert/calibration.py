@@ -170,9 +170,9 @@ class _Reading:
         self.looked_at: set[str] = set()
         self._scratch, self._left = scratch, set(values)
         backend, self._device = find_backend("reference")
-        self._backend: Any = copy.copy(backend)
         if not hasattr(backend, "use_kernel"):
             raise BackendError("takes no kernels of others", where=backend.name)
+        self._backend: Any = copy.copy(backend)
         self._backend.use_kernel(Kernel("reference", ObservedQuantise, self._kernel, "moments"))
 
     def _kernel(self, call: Any, x: Floats) -> Quantised:

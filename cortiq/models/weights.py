@@ -201,7 +201,8 @@ def _held(weight: Weight) -> Sequence[Any]:
 
 def _rows_of_weights(weights: Sequence[Weight], start: int, stop: int) -> Parts:
     """Return the parts of some rows of weights that lie one below the other."""
-    found, first = [], 0
+    found: list[Parts] = []
+    first = 0
     for weight in weights:
         low, high = (min(max(n - first, 0), weight.shape[0]) for n in (start, stop))
         if low < high or (weight is weights[-1] and not found):

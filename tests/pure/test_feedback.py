@@ -110,9 +110,7 @@ def all_moments(source, ids):
     return [(held, moments.tobytes()) for held, moments in found]
 
 
-@pytest.mark.parametrize(
-    "model", ["folder", "synthetic:mini-gemma4_text", "synthetic:mini-qwen3_next"]
-)
+@pytest.mark.parametrize("model", ["folder", "mini-gemma4_text", "mini-qwen3_next"])
 def test_moments_are_the_same_however_many_layers_are_read_at_a_time(model, folder, monkeypatch):
     source = opened(folder if model == "folder" else f"synthetic:{model}")
     ids = list(range(2, 60))
