@@ -132,7 +132,8 @@ def killed(source: Path, to: Path, seconds: float) -> None:
     with subprocess.Popen(command) as process:
         time.sleep(seconds)
         process.kill()
-    whole = (to.with_name(f".{to.name}.converting") / "journal").read_text().count("\n")
+    journal = to.with_name(f".{to.name}.converting") / "journal"
+    whole = journal.read_text().count("\n") if journal.exists() else 0
     there = "is there" if to.exists() else "is not there"
     print(f"killed after {seconds:.0f} s: {to.name} {there}, {whole} tensors are whole", flush=True)
 
