@@ -34,7 +34,7 @@ LIMITS: Mapping[str, int] = {
     "backends/reference": 950,
     "backends/triton": 10700,
     "backends/wgpu": 6000,
-    "benchmarks": 4000,
+    "benchmarks": 4100,
     "conformance": 7470,
     "cortiq": 710,
     "cortiq/backend": 5150,
