@@ -34,7 +34,7 @@ LIMITS: Mapping[str, int] = {
     "backends/reference": 950,
     "backends/triton": 10700,
     "backends/wgpu": 6000,
-    "benchmarks": 4000,
+    "benchmarks": 4100,
     "conformance": 7470,
     "cortiq": 710,
     "cortiq/backend": 5150,
@@ -59,7 +59,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-null": 210,
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-torch": 190,
-    "tests": 45000,
+    "tests": 45400,
     "tools": 2100,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""
