@@ -86,6 +86,7 @@ OWN = (
     "mamba",
     "jamba",
     "jais2",
+    "gptj",
 )
 """Modules of this package, in the order they are listed."""
 

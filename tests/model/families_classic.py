@@ -78,4 +78,20 @@ JAIS2 = Family(
     switches={"attention_bias": False, "mlp_bias": False, "tie_word_embeddings": True},
     moves=LAYER_NORM[:3],
 )
-FAMILIES = [JAIS2, PHI, GPT_NEOX, NEMOTRON]
+GPTJ = Family(
+    "gptj",
+    "GPTJConfig",
+    base={
+        "layer_norm_epsilon": 0.02, "rms_norm_eps": ..., "head_dim": ...,
+        "num_key_value_heads": ..., "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1,
+        "intermediate_size": ..., "n_inner": 56, "max_position_embeddings": ...,
+        "n_positions": 256, "resid_pdrop": 0.0, "rotary_dim": 6, "num_hidden_layers": 2,
+    },
+    shapes={"odd": {"n_inner": None}},
+    switches={"tie_word_embeddings": True, "rotary_dim": 4},
+    moves=[
+        {"layer_norm_epsilon": 0.021}, {"activation_function": "relu"}, {"rotary_dim": 2},
+    ],
+    unread=("num_attention_heads",),
+)  # fmt: skip
+FAMILIES = [JAIS2, GPTJ, PHI, GPT_NEOX, NEMOTRON]
