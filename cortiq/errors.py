@@ -141,6 +141,10 @@ class BackendError(CortiqError):
     """A backend is unknown, unavailable, of another version, or broke its contract."""
 
 
+class ExecutableLostError(BackendError):
+    """An executable cannot compute any more; the model must be loaded anew."""
+
+
 class DeviceMemoryError(BackendError, MemoryError):
     """A model's weights do not fit the memory of a device."""
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cortiq.errors import BackendError
+from cortiq.errors import BackendError, ExecutableLostError
 
 TIMEOUT_VARIABLE = "CORTIQ_RANK_TIMEOUT"
 TIMEOUT_SECONDS = 300.0
@@ -58,7 +58,7 @@ def distributed() -> Any:
     return found
 
 
-class RankLostError(BackendError):
+class RankLostError(ExecutableLostError):
     """A rank does not answer any more; requests that were under way cannot go on."""
 
 

@@ -256,7 +256,7 @@ class Service:
         return Response(self.metrics.text(), media_type=CONTENT_TYPE)
 
     async def health(self, request: HttpRequest) -> Response:
-        """Handle `GET /health`: 503 if a model's engine thread has ended."""
+        """Handle `GET /health`: 503 if a model's engine cannot compute any more."""
         served = [model.served for model in self.models.loaded()]
         dead = [one.name for one in served if one is not None and one.worker.failed]
         status = {"status": "engine stopped" if dead else "ok", "models": list(self.models)}

@@ -15,7 +15,7 @@ from typing import Any
 from cortiq.engine.drafting import Speculation
 from cortiq.engine.engine import Engine
 from cortiq.engine.scheduler import EngineOptions
-from cortiq.errors import BackendError
+from cortiq.errors import BackendError, ExecutableLostError
 from cortiq.model.model import Model
 from cortiq.serve.errors import queue_full
 from cortiq.serve.generation_job import ChoiceUpdate, GenerationJob
@@ -36,7 +36,8 @@ class Worker:
     ----------
     late_steps : the most steps that computed rows of a cancelled job although they began after the
         cancellation.
-    failed : the exception that ended the thread; None while it runs.
+    failed : the exception that ended the thread, or after which nothing can be computed; None
+        while there is none.
     """
 
     def __init__(
@@ -199,6 +200,9 @@ class Worker:
                 self.late_steps = max(self.late_steps, job.late_steps)
         self._jobs = [job for job in self._jobs if not job.done]
         batch, self._outbox = self._outbox, []
+        for _, update in batch:
+            if isinstance(update.error, ExecutableLostError):
+                self.failed = update.error
         if batch:
             self._post(partial(_deliver, batch))
 

@@ -11,7 +11,7 @@ from serving import TINY
 import cortiq
 from cortiq.engine.request import make_request
 from cortiq.engine.scheduler import EngineOptions
-from cortiq.errors import BackendError
+from cortiq.errors import BackendError, ExecutableLostError
 from cortiq.options import GenerateOptions
 from cortiq.serve.errors import ApiError
 from cortiq.serve.generation_job import GenerationJob
@@ -76,6 +76,22 @@ def test_a_step_that_fails_ends_its_sequences_and_nothing_else(model):
     update, (_, text), failed = working(model, script)
     assert isinstance(update.error, BackendError) and failed is None
     assert text == model.generate("hello", max_tokens=6, ignore_eos=True).text
+
+
+def test_an_executable_that_is_lost_is_told_by_the_worker(model):
+    """What `GET /health` reports: the thread goes on, and nothing can be computed."""
+
+    async def script(worker):
+        def lost(before):
+            raise ExecutableLostError("a rank is gone")
+
+        worker.engine._submit = lost
+        made = job(model)
+        worker.submit(made)
+        return (await ended(made))[0].error, worker.failed
+
+    error, failed = working(model, script)
+    assert isinstance(error, ExecutableLostError) and failed is error
 
 
 def test_a_thread_that_ends_tells_everybody_then_and_later(model):
