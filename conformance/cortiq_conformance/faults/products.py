@@ -31,7 +31,8 @@ def _multiplying(kind: type[Op], total: Any) -> Kernel:
     def wrong(self: TiledMatrix, x: Quantised | Floats, faults: Flags) -> Floats:
         if not isinstance(x, Quantised):
             return MULTIPLY(self, x, faults)
-        return finish(total(x.q, decode(self.weight, self.name))[None], x.e, faults)
+        weight = self.weight.rows(self.rows.start, self.rows.stop)
+        return finish(total(x.q, decode(weight, self.name))[None], x.e, faults)
 
     return with_replaced(KERNELS[kind], ReplacedFunction(TiledMatrix, "multiply", wrong))
 
