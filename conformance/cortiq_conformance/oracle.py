@@ -16,6 +16,7 @@ from cortiq.backend import Kernel
 from cortiq.ir import KVRows, Node, Op, Program, Recurrent, ops, primitives_of
 from cortiq.numerics import (
     attention,
+    compression,
     key_blocks,
     matmul,
     norms,
@@ -24,6 +25,7 @@ from cortiq.numerics import (
     route,
     scalar,
     scaling,
+    streams,
 )
 from cortiq.numerics.contract import F32, Flags, Floats, Ints, snap
 from cortiq.numerics.dequantise import embedding_rows
@@ -188,17 +190,20 @@ def _store_kv(call: _Call, keys: Quantised, values: Quantised | None = None) -> 
 
 def _choose(call: _Call, q: Quantised, position: Ints, *weights: Floats) -> Ints:
     op, keys = call.op, call.slots[call.roles["kv"]][0]
-    how = (*weights, position, op.top) if weights else (position, op.block, op.top, op.local)
-    return (key_blocks.choose_keys if weights else key_blocks.choose_blocks)(q, keys, *how)
+    if weights:
+        return key_blocks.choose_keys(q, keys, *weights, position, op.top, op.every)
+    how = position, op.block, op.top, op.local
+    return key_blocks.choose_blocks(q, keys, *how)
 
 
-def _attend(call: _Call, q: Quantised, position: Ints, chosen: Ints | None = None) -> Floats:
+def _attend(call: _Call, q: Quantised, position: Ints, chosen: Ints | None = None) -> Any:
     op, (keys, values) = call.op, call.slots[call.roles["kv"]]
-    return attention.attend(
+    out, mass = attention.attend_with_mass(
         q, keys, values, position, op.scale, window=op.window or 0, soft_cap=op.soft_cap,
         sinks=_vector(call, "sinks"), faults=call.faults,
         blocks=None if chosen is None else attention.ChosenBlocks(op.block, chosen),
     )  # fmt: skip
+    return (out, mass[..., None]) if op.mass else out
 
 
 def _recall(call: _Call, position: Ints) -> Floats:
@@ -240,6 +245,14 @@ def _expert_bias(call: _Call, x: Floats, index: Ints) -> Floats:
 def _route(call: _Call, scores: Floats) -> tuple[Ints, Floats]:
     bias, mask = _vector(call, "bias"), _vector(call, "mask")
     return route.route(scores, call.op.router, bias, call.faults, mask)
+
+
+def _compress(call: _Call, rows: Floats, position: Ints, gates: Floats) -> Floats:
+    name, bias = call.roles["ring"], floats(call.weights["bias"])
+    before, given = call.slots[name], (rows, gates, position, bias, call.op.width, call.faults)
+    out, kept = compression.compress(before, *given)
+    call.slots[name] = recurrent.conv_history(before, kept)
+    return out
 
 
 def _recurrent(call: _Call, step: recurrent.StepFunction, *rows: Floats) -> Floats:
@@ -292,6 +305,10 @@ FUNCTIONS: dict[type[Op], Callable[..., Any]] = {
     ops.L2Norm: lambda c, x: norms.l2_norm(x, c.op.eps, c.faults),
     ops.Softmax: lambda c, x: route.softmax(x, faults=c.faults),
     **dict.fromkeys((ops.ChooseBlocks, ops.ChooseKeys), _choose),
+    ops.ListKeys: lambda c, position: key_blocks.list_keys(position, c.op.every, c.op.top),
+    ops.Compress: _compress,
+    ops.Sinkhorn: lambda c, x: streams.sinkhorn(x, c.op.rounds, c.op.eps, c.faults),
+    ops.KeepListed: lambda c, x, token: route.keep_listed(x, token, floats(c.weights["table"])),
     ops.DeltaRule: lambda c, *rows: _recurrent(c, recurrent.delta_step, *rows),
     ops.StateSpace: lambda c, *rows: _recurrent(c, recurrent.state_space_step, *rows),
     ops.ExpertGain: _expert_gain,

@@ -29,6 +29,7 @@ from cortiq.formats.quantisation_config import read_quantisation
 from cortiq.formats.quantised import read_quantised
 from cortiq.formats.recommended import Sampling, of_generation_config, of_gguf
 from cortiq.formats.safetensors import (
+    INTEGERS,
     PICKLED_SUFFIXES,
     SafetensorsFolder,
     open_safetensors,
@@ -45,6 +46,10 @@ from cortiq.formats.text_model import (
 )
 
 _PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
+
+
+MOST_WHOLE = 1 << 24
+"""All integers below this are numbers of float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +133,19 @@ class Checkpoint:
         joined = getattr(self._tensors, "joined", lambda name: None)(name)
         if joined is not None:
             return joined
-        return RawTensor(name, info.shape, info.type, self._tensors.raw(name))
+        raw = self._tensors.raw(name)
+        if info.type in INTEGERS:
+            return RawTensor(name, info.shape, "F32", self._whole_numbers(name, info.type, raw))
+        return RawTensor(name, info.shape, info.type, raw)
+
+    def _whole_numbers(
+        self, name: str, type_: str, raw: npt.NDArray[np.uint8]
+    ) -> npt.NDArray[np.uint8]:
+        """Return the bytes of float32 of integers, such as indices of experts, which it holds."""
+        values = raw.view(f"<{INTEGERS[type_]}")
+        if values.size and max(abs(int(values.min())), int(values.max())) >= MOST_WHOLE:
+            raise FormatError(f"{name} has integers of {MOST_WHOLE} or more", where=str(self.path))
+        return values.astype("<f4").view(np.uint8)
 
     @property
     def notes(self) -> tuple[str, ...]:

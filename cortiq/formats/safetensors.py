@@ -27,6 +27,8 @@ from cortiq.formats.strict_json import parse_object, read_object
 
 WEIGHT_TYPES = ("F32", "F16", "BF16")
 """Types that weights may have; tensors of other types may be present but not be read."""
+INTEGERS: Mapping[str, str] = {"I64": "i8", "I32": "i4"}
+"""Types of whole numbers that are read as floats, such as indices of experts; NumPy's names."""
 
 ITEM_BYTES: dict[str, int] = {
     "BOOL": 1,
@@ -78,7 +80,7 @@ class SafetensorsFolder(MappedTensors):
     def raw(self, name: str) -> npt.NDArray[np.uint8]:
         """Return a tensor's bytes; raise UnsupportedError for a type that weights cannot have."""
         tensor = self.tensors.get(name)
-        if tensor is not None and tensor.type not in WEIGHT_TYPES:
+        if tensor is not None and tensor.type not in (*WEIGHT_TYPES, *INTEGERS):
             message = f"tensor {name!r} has type {tensor.type}"
             hint = f"supported: {', '.join(WEIGHT_TYPES)}"
             raise UnsupportedError(message, where=str(self.paths[tensor.part]), hint=hint)

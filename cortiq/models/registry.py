@@ -74,6 +74,7 @@ OWN = (
     "mamba2",
     "apertus",
     "gpt2",
+    "deepseek_v4",
 )
 """Modules of this package, in the order they are listed."""
 

@@ -8,7 +8,7 @@ whole, so that no bit depends on where a chunk, a page or a shard begins.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,11 +27,14 @@ from cortiq.numerics.contract import (
     snap,
 )
 from cortiq.numerics.quantise import Quantised
-from cortiq.numerics.scalar import exp2_fraction, tanh
+from cortiq.numerics.scalar import exp2_fraction, log, tanh
 
 LOG2_E = 1.4426950408889634
 """log₂ e in float64; RN of it where float32 is needed."""
 LOG2_E_F32 = F32(LOG2_E)
+LN_2_F32 = F32(0.6931471805599453)
+NO_MASS = F32(-(2.0**15))
+"""The logarithm of a sum of no terms, for merging: all others are above −2¹⁴."""
 SCORE_LIMIT = F32(16384.0)
 """Scores are clamped here, inside the range where rint and the exponents are exact."""
 TOTAL_BITS = 21
@@ -185,6 +188,15 @@ def normalise(state: PartialAttention) -> Floats:
     return (state.output * inverse[:, None]) * power(shift, lowest=-126)[:, None]
 
 
+def log_mass(state: PartialAttention) -> Floats:
+    """Return the logarithm of the sum of e^score, float32 [heads]: what merges parts of attention.
+
+    snap(RN(log(total) + RN(f32(M − 21)·RN(ln 2)))); of no key it is −2¹⁵, below every other.
+    """
+    exponent = (state.peak - np.int32(TOTAL_BITS)).astype(F32)
+    return snap(log(state.total) + exponent * LN_2_F32)
+
+
 def first_visible(position: int, window: int) -> int:
     """Return the first key visible at `position`: max(0, position − window + 1); 0 = no window."""
     return max(0, position - window + 1) if window else 0
@@ -231,14 +243,28 @@ def attend(
     values: Quantised,
     positions: npt.NDArray[np.integer],
     scale: float,
+    **how: Any,
+) -> Floats:
+    """Compute causal attention of one sequence's rows, float32 [rows, H, Dv]: the first of what
+    `attend_with_mass` returns, with the same parameters.
+    """
+    return attend_with_mass(q, keys, values, positions, scale, **how)[0]
+
+
+def attend_with_mass(
+    q: Quantised,
+    keys: Quantised,
+    values: Quantised,
+    positions: npt.NDArray[np.integer],
+    scale: float,
     *,
     window: int = 0,
     soft_cap: float | None = None,
     sinks: Floats | None = None,
     blocks: ChosenBlocks | None = None,
     faults: Flags | None = None,
-) -> Floats:
-    """Compute causal attention of one sequence's rows: float32 [rows, H, Dv].
+) -> tuple[Floats, Floats]:
+    """Compute causal attention of one sequence's rows: float32 [rows, H, Dv], `log_mass` [rows, H].
 
     Row i sees keys max(0, p−window+1) … p, p = positions[i]; whatever else the cache holds is not
     read. Query head h uses KV head h // (H/KV). A row that sees no key (p < 0) is +0. With
@@ -256,6 +282,7 @@ def attend(
     kv_heads, sets = keys.q.shape[1], blocks.chosen.shape[1] if blocks else 1
     parts = max(kv_heads, sets)
     out = np.zeros((rows, heads, values.q.shape[2]), F32)
+    mass = np.full((rows, heads), NO_MASS, F32)
     for row, part in np.ndindex(rows, parts):
         head = slice(part * heads // parts, (part + 1) * heads // parts)
         kv = part * kv_heads // parts
@@ -272,5 +299,5 @@ def attend(
             continue
         if sinks is not None:
             state = add_sinks(state, np.asarray(sinks, F32)[head])
-        out[row, head] = normalise(state)
-    return snap(out, faults)
+        out[row, head], mass[row, head] = normalise(state), log_mass(state)
+    return snap(out, faults), mass

@@ -18,11 +18,15 @@ from cortiq.ir import Op, Program, ops, primitives_of
 from cortiq.numerics import ideal
 from cortiq.numerics.ideal_mixers import (
     causal_conv_ideal,
+    compress_ideal,
     delta_rule_ideal,
+    sinkhorn_ideal,
     state_space_ideal,
     weight_ideal,
 )
+from cortiq.numerics.key_blocks import list_keys
 from cortiq.numerics.layouts import Weight, decode, floats
+from cortiq.numerics.route import NEVER
 
 Doubles = npt.NDArray[np.float64]
 
@@ -161,11 +165,15 @@ def _choose_keys(
     node: IdealCall, q: Doubles, position: npt.NDArray[np.int64], weights: Doubles
 ) -> npt.NDArray[np.int64]:
     """Choose for each position the best keys, then keys beyond its own."""
-    top, keys = node.op.top, _read(node)[0][:, 0]
+    top, every, keys = node.op.top, node.op.every, _read(node)[0][:, 0]
     scores = np.einsum("qh,qhk->qk", weights, np.maximum(q @ keys.T, 0))
-    scores = np.where(np.arange(len(keys)) <= position[:, None], scores, -np.inf)
-    scores = np.pad(scores, ((0, 0), (0, top)), constant_values=-np.inf)
-    return np.sort(np.argsort(-scores, axis=-1, kind="stable")[:, None, :top])
+    at = np.arange(len(keys) + top * every)
+    scores = np.pad(scores, ((0, 0), (0, top * every)), constant_values=-np.inf)
+    scores = np.where((at <= position[:, None]) & ((at + 1) % every == 0), scores, -np.inf)
+    chosen = np.argsort(-scores, axis=-1, kind="stable")[:, :top]
+    beyond = np.isneginf(np.take_along_axis(scores, chosen, axis=-1))
+    chosen = np.where(beyond, len(keys) + np.arange(top), chosen)
+    return np.sort(chosen)[:, None]
 
 
 def _attend(
@@ -173,7 +181,7 @@ def _attend(
     q: Doubles,
     position: npt.NDArray[np.int64],
     chosen: npt.NDArray[np.int64] | None = None,
-) -> Doubles:
+) -> Any:
     op = node.op
     keys, values = (np.repeat(x, op.heads // op.kv_heads, 1) for x in _read(node))
     scores = np.einsum("qhd,khd->hqk", q, keys) * op.scale
@@ -187,16 +195,28 @@ def _attend(
         visible = visible & np.repeat(there, op.heads // chosen.shape[1], 1).transpose(1, 0, 2)
     scores, sinks = np.where(visible, scores, -np.inf), node.vector("sinks")
     sink = np.full((op.heads, 1, 1), -np.inf) if sinks is None else sinks[:, None, None]
-    top = np.maximum(scores.max(axis=-1, keepdims=True), sink)
+    top = np.maximum(np.maximum(scores.max(axis=-1, keepdims=True), sink), -(2.0**15))
     p = np.exp(scores - top)
-    p = p / (p.sum(axis=-1, keepdims=True) + np.exp(sink - top))
-    return np.einsum("hqk,khd->qhd", p, values)
+    total = p.sum(axis=-1, keepdims=True) + np.exp(sink - top)
+    y = np.einsum("hqk,khd->qhd", p / np.where(total == 0, 1, total), values)
+    mass = top + np.log(np.where(total == 0, 1, total))
+    return (y, mass.transpose(1, 0, 2)) if op.mass else y
 
 
 def _conv(node: IdealCall, x: Doubles) -> Doubles:
     taps = dequantise(node.weights["weight"])
     history = np.zeros((node.op.kernel - 1, node.op.width))
     return causal_conv_ideal(history, x, taps, node.vector("bias"))
+
+
+def _compress(node: IdealCall, rows: Doubles, position: Any, gates: Doubles) -> Doubles:
+    return compress_ideal(rows, gates, dequantise(node.weights["bias"]), node.op.width)
+
+
+def _keep_listed(node: IdealCall, scores: Doubles, token: npt.NDArray[np.int64]) -> Doubles:
+    table = dequantise(node.weights["table"])
+    listed = (table[token][..., None] == np.arange(node.op.experts)).any(axis=1)
+    return np.where(listed, scores, float(NEVER))
 
 
 def _delta_rule(node: IdealCall, *rows: Doubles) -> Doubles:
@@ -283,6 +303,10 @@ FORMULAS: dict[type[Op], Callable[..., Any]] = {
     ops.Softmax: lambda node, x: ideal.softmax(x),
     ops.ChooseBlocks: _choose_blocks,
     ops.ChooseKeys: _choose_keys,
+    ops.ListKeys: lambda node, position: list_keys(position, node.op.every, node.op.top),
+    ops.Compress: _compress,
+    ops.Sinkhorn: lambda node, x: sinkhorn_ideal(x, node.op.rounds, node.op.eps),
+    ops.KeepListed: _keep_listed,
     ops.DeltaRule: _delta_rule,
     ops.StateSpace: _state_space,
     ops.ExpertGain: _expert_gain,

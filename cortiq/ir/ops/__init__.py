@@ -23,11 +23,12 @@ from cortiq.ir.ops.matrices import (
     EmbedRows,
     ExpertMatMul,
     HeadMatMul,
+    KeepListed,
     MatMul,
     Quantise,
     Route,
 )
-from cortiq.ir.ops.norms import L2Norm, LayerNorm, RMSNorm, Softmax
+from cortiq.ir.ops.norms import L2Norm, LayerNorm, RMSNorm, Sinkhorn, Softmax
 from cortiq.ir.ops.recurrent import DeltaRule, StateSpace
 from cortiq.ir.ops.scaling import Clamp, ExpertBias, ExpertGain, Gain, ScaleRows, Shift
 from cortiq.ir.ops.sequence import (
@@ -35,6 +36,8 @@ from cortiq.ir.ops.sequence import (
     CausalConv,
     ChooseBlocks,
     ChooseKeys,
+    Compress,
+    ListKeys,
     Recall,
     Rope,
     StoreKV,
@@ -44,7 +47,8 @@ PRIMITIVES: tuple[type[Op], ...] = (
     EmbedRows, Quantise, MatMul, HeadMatMul, ExpertMatMul, Add, Multiply, Scale, Bias, Activation,
     SoftCap, RMSNorm, LayerNorm, Rope, StoreKV, Attend, CausalConv, Route, CombineExperts, Slice,
     Concat, Reshape, Gain, ScaleRows, Shift, Clamp, L2Norm, Softmax, ExpertGain, ExpertBias,
-    DeltaRule, StateSpace, ChooseBlocks, Recall, ChooseKeys,
+    DeltaRule, StateSpace, ChooseBlocks, Recall, ChooseKeys, Sinkhorn,
+    Compress, ListKeys, KeepListed,
 )  # fmt: skip
 """Every primitive a backend can be asked for."""
 
@@ -59,6 +63,7 @@ __all__ = [
     "ChooseKeys",
     "Clamp",
     "CombineExperts",
+    "Compress",
     "Concat",
     "DeltaRule",
     "EmbedRows",
@@ -67,8 +72,10 @@ __all__ = [
     "ExpertMatMul",
     "Gain",
     "HeadMatMul",
+    "KeepListed",
     "L2Norm",
     "LayerNorm",
+    "ListKeys",
     "MatMul",
     "Multiply",
     "Quantise",
@@ -80,6 +87,7 @@ __all__ = [
     "Scale",
     "ScaleRows",
     "Shift",
+    "Sinkhorn",
     "Slice",
     "SoftCap",
     "Softmax",

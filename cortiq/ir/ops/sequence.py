@@ -9,6 +9,7 @@ from cortiq.domains import Count, Integer, Relation, Size, at_most, divides
 from cortiq.ir.op import Op, Type, expect
 from cortiq.ir.options import Pairing, ScoreCap, ScoreScale
 from cortiq.ir.slots import KVRows, Ring, Slot
+from cortiq.numerics.compression import Rate
 from cortiq.numerics.key_blocks import MOST_HEADS
 from cortiq.numerics.rope import RopeTable, Sections
 
@@ -89,6 +90,9 @@ class Attend(Op):
     before the row's own and lies within the batch: rows of a block see one another.
     Output f32[heads, value_dim]. `sinks` adds one value-less logit per head to the denominator.
 
+    `mass` adds an output f32[heads, 1], the logarithm of the sum of e^score
+    (`numerics.attention.log_mass`), by which parts of one softmax are merged.
+
     With `block` there is a third input, i32[sets, n]: of the visible keys a head sees those in the
     blocks j // block that its set names, in ascending order. Head h has set h // (heads / sets).
     """
@@ -103,11 +107,13 @@ class Attend(Op):
     sinks: bool = False
     block: Size = 0
     until: bool = False
+    mass: bool = False
     relations = (divides("kv_heads", "heads"),)
 
     def options(self) -> frozenset[str]:
-        """Return chosen blocks and last keys supplied by the row, if they are used."""
-        return frozenset(["blocks"] * (self.block > 0) + ["until"] * self.until)
+        """Return chosen blocks, last keys supplied by the row, and masses, if they are used."""
+        used = {"blocks": self.block > 0, "until": self.until, "mass": self.mass}
+        return frozenset(name for name, there in used.items() if there)
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """Infer one output row a head."""
@@ -118,7 +124,8 @@ class Attend(Op):
         for chosen in blocks:
             self._check_sets(chosen)
         expect(position == Type((), "i32"), f"Attend takes a position, got {position}")
-        return (Type((self.heads, self.value_dim)),)
+        out = Type((self.heads, self.value_dim))
+        return (out, Type((self.heads, 1))) if self.mass else (out,)
 
     def _check_sets(self, chosen: Type) -> None:
         fits = chosen.dtype == "i32" and len(chosen.shape) == 2
@@ -169,11 +176,17 @@ class ChooseKeys(Op):
     Inputs: q q16[heads, key_dim], the position t, and a weight of each head f32[heads]. A key's
     score is the sum over the heads of weight·ReLU(q·k); of the keys up to the query's own the best
     `top` are taken, in ascending order. Output i32[1, top]: blocks of one key for `Attend`.
+    With `every` above 1 keys are the rows that close a window of so many (`Compress`).
     """
 
     heads: IndexHeads
     key_dim: Count
     top: Count
+    every: Count = 1
+
+    def options(self) -> frozenset[str]:
+        """Return `every` if it is above 1."""
+        return frozenset({"every"}) if self.every > 1 else frozenset()
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """Infer one list for all heads of the attention."""
@@ -185,6 +198,59 @@ class ChooseKeys(Op):
     def slot_kinds(self) -> dict[str, Slot]:
         """Declare one key a position, for all heads, and no values."""
         return {"kv": KVRows(1, self.key_dim, 0)}
+
+
+@dataclass(frozen=True)
+class ListKeys(Op):
+    """The last keys that close a window of `every` rows (`numerics.key_blocks.list_keys`).
+
+    Input: the position i32[]. Output i32[1, top], in ascending order: blocks of one key for
+    `Attend`.
+    """
+
+    every: Count
+    top: Count
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """Infer one list for all heads of the attention."""
+        expect(inputs == (Type((), "i32"),), f"ListKeys takes a position, got {inputs}")
+        return (Type((1, self.top), "i32"),)
+
+
+@dataclass(frozen=True)
+class Compress(Op):
+    """An entry of keys and values for every `rate` rows (`numerics.compression.compress`).
+
+    Inputs: rows f32[parts·width], the position i32[], and gates f32[parts·width]; with `overlap`
+    parts is 2: entries are of two windows. A weight `bias` [rate, parts·width] is added to the
+    gates, by the place in the window. Output f32[width]: the entry where the row closes a window,
+    zeros elsewhere.
+    """
+
+    width: Count
+    rate: Rate
+    overlap: bool = False
+    writes_slots = True
+
+    @property
+    def parts(self) -> int:
+        """Windows that an entry is made of."""
+        return 2 if self.overlap else 1
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """Infer one entry."""
+        row = Type((self.parts * self.width,))
+        wanted = (row, Type((), "i32"), row)
+        expect(inputs == wanted, f"Compress takes {wanted}, got {inputs}")
+        return (Type((self.width,)),)
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Declare a bias for each place in a window."""
+        return {"bias": (self.rate, self.parts * self.width)}
+
+    def slot_kinds(self) -> dict[str, Slot]:
+        """Declare the rows before, and what their weights are made from."""
+        return {"ring": Ring(2 * self.parts * self.width, self.parts * self.rate - 1)}
 
 
 @dataclass(frozen=True)
