@@ -191,7 +191,7 @@ def _store_kv(call: _Call, keys: Quantised, values: Quantised | None = None) -> 
 def _choose(call: _Call, q: Quantised, position: Ints, *weights: Floats) -> Ints:
     op, keys = call.op, call.slots[call.roles["kv"]][0]
     if weights:
-        return key_blocks.choose_keys(q, keys, *weights, position, op.top, op.every)
+        return key_blocks.choose_keys(q, keys, weights[0], position, op.top, op.every)
     how = position, op.block, op.top, op.local
     return key_blocks.choose_blocks(q, keys, *how)
 

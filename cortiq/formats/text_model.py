@@ -81,8 +81,9 @@ BARE: tuple[Mapping[str, str], ...] = (
     {"transformer.": ""},
     {
         "layers.": "model.layers.", "embed_tokens.": "model.embed_tokens.", "norm.": "model.norm.",
-        "embed.": "model.embed_tokens.", "hc_head_": "model.hc_head.hc_",
+        "embed.": "model.embed_tokens.", "hc_head_": "model.hc_head.hc_", "head.": "lm_head.",
     },
+    {"head.": "lm_head."},
 )  # fmt: skip
 """Prefixes of a model without a head, which folders have or lack: what begins so, and the name that
 families know it by."""
@@ -103,8 +104,11 @@ def with_usual_prefix(tensors: MappedTensors) -> MappedTensors:
     return tensors
 
 
+TABLES = ("wte.weight", "embed_tokens.weight", "embed.weight", "model.embed_tokens.weight")
+
+
 def _is_table(name: str) -> bool:
-    return name.removeprefix("transformer.") in ("wte.weight", "embed_tokens.weight", "embed.weight")
+    return name.removeprefix("transformer.") in TABLES
 
 
 def _replaced(name: str, form: Mapping[str, str]) -> str:

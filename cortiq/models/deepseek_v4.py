@@ -43,14 +43,13 @@ KEYS = Keys(
     harmless=frozenset({"expert_dtype", "scale_fmt"}),
     only={
         "attention_bias": False, "first_k_dense_replace": 0, "hidden_act": "silu", "mlp_bias": False,
-        "n_group": 1, "n_shared_experts": 1, "norm_topk_prob": True, "num_key_value_heads": 1,
+        "n_group": 1, "n_shared_experts": 1, "norm_topk_prob": True,
         "scoring_func": "sqrtsoftplus", "topk_group": 1, "topk_method": "noaux_tc",
     },
 )  # fmt: skip
 ROLES = ("pre", "post", "comb")
 """Of the weights that streams are read and written with, in the order of the file."""
 NAMES = Names(
-    folder={"lm_head.": "head."},
     fused=(
         FusedTensor("attn.norm", ("attn.kv_norm",)),  # as transformers writes it
         *(
@@ -143,7 +142,7 @@ class Config(BaseConfig):
         usual = {name: ratio for ratio, name in RATIOS.items()}[kind]
         rate = (self.compress_rates or {}).get(kind, usual)
         if type(rate) is not int or rate < 2:
-            raise FormatError(f"compress_rates has {rate!r} for {kind}", where="config")
+            raise UnsupportedError(f"compress_rates has {rate!r} for {kind}", where="config")
         return rate
 
     def entries(self, kind: str, context: int) -> Entries | None:
@@ -176,12 +175,17 @@ class Config(BaseConfig):
     def attention(self, kind: str, context: int) -> CompressedAttention:
         """Return a layer's attention."""
         rope = rope_table(self, context, MAIN if kind == LOCAL else FAR)
-        if self.qk_rope_head_dim not in (None, rope.dim):
-            message = f"turns {rope.dim} elements, and qk_rope_head_dim is {self.qk_rope_head_dim}"
-            raise FormatError(message, where="config")
-        if self.index_head_dim < rope.dim:
-            message = f"index_head_dim = {self.index_head_dim}, less than is turned"
-            raise UnsupportedError(message, where="config")
+        rules = {
+            f"qk_rope_head_dim is {self.qk_rope_head_dim}, and {rope.dim} elements are turned":
+                self.qk_rope_head_dim not in (None, rope.dim),
+            f"index_head_dim = {self.index_head_dim}, less than is turned":
+                self.index_head_dim < rope.dim,
+            f"num_key_value_heads = {self.num_key_value_heads}":
+                self.num_key_value_heads not in (None, 1),
+        }  # fmt: skip
+        for what, broken in rules.items():
+            if broken:
+                raise UnsupportedError(what, where="config")
         return CompressedAttention(
             width=self.hidden_size, heads=self.num_attention_heads, dim=self.head_width,
             query_latent=self.q_lora_rank, groups=self.o_groups, group_dim=self.o_lora_rank,

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cortiq.domains import Integer
-from cortiq.numerics.contract import F32, Flags, Floats, Ints, snap
+from cortiq.numerics.contract import F32, Flags, Floats, snap
 from cortiq.numerics.scalar import exp
 
 MOST_ROWS = 1024
@@ -17,7 +17,9 @@ Rate = Annotated[int, Integer(2, MOST_ROWS)]
 """Rows from one entry to the next."""
 
 
-def gated_bias(gates: Floats, bias: Floats, positions: Ints, faults: Flags | None) -> Floats:
+def gated_bias(
+    gates: Floats, bias: Floats, positions: npt.NDArray[np.integer], faults: Flags | None
+) -> Floats:
     """Return z = snap(RN(gate + bias[p mod rate])), what a row's weights are made from."""
     return snap(gates + bias[np.asarray(positions) % len(bias)], faults)
 
@@ -63,7 +65,8 @@ def compress(
         own = [(values[-1][-rate:], z[-1][-rate:])]
         found = (first if parts > 1 else []) + own
         flags = None if faults is None else faults[i : i + 1]
-        out[i] = _entry(*(np.concatenate(x) for x in zip(*found, strict=True)), flags)
+        entry = (np.concatenate([part[which] for part in found]) for which in (0, 1))
+        out[i] = _entry(next(entry), next(entry), flags)
     return out, kept
 
 

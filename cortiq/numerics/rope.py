@@ -139,7 +139,7 @@ class RopeTable:
 
         With `Growth` the amplitude is RN(amplitude·(1 + beta·ln(1 + ⌊position/every⌋))).
 
-        The phase is (position − lag)·phase_steps modulo 2⁶⁴, and sines of an `inverse` table have the
+        The phase is (position − lag)·phase_steps modulo 2⁶⁴; an `inverse` table's sines have the
         other sign; with amplitude 1 nothing is multiplied.
         """
         where = np.asarray(positions, np.uint64)[:, None]

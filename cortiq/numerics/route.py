@@ -188,7 +188,7 @@ def route(
     """Choose experts and weigh them; one primitive.
 
     1. p: "softmax" softmax(scores); "sigmoid" snap(σ(scores)); "sqrt_softplus"
-       snap(RN(√softplus(scores))); "softmax_topk" the scores.
+       RN(√snap(softplus(scores))); "softmax_topk" the scores.
     2. Keys: the raw scores without a bias (p saturates and would tie where scores differ), else
        snap(RN(p + bias)). The top_k largest keys of the experts that `admit` allows are chosen
        (a group's values for "top2" are p, or the keys with a bias), the lower index first on
@@ -225,7 +225,7 @@ def route(
     elif router.kind == "sigmoid":
         p = snap(sigmoid(scores), faults)
     elif router.kind == "sqrt_softplus":
-        p = snap(np.sqrt(softplus(scores)), faults)
+        p = np.sqrt(snap(softplus(scores), faults))
     biased = p if selection_bias is None else snap(p + selection_bias, faults)
     keys = scores if selection_bias is None else biased
     admitted = admit(biased, keys, router, mask)
