@@ -14,6 +14,7 @@ from cortiq.ir.layers import (
     MLP,
     Attention,
     Blend,
+    CompressedAttention,
     Embedding,
     GatedDeltaNet,
     GatedMLP,
@@ -265,7 +266,7 @@ def layer_probe(op: Op, layout: str, source: CaseData) -> ProbeProgram:
     taken = [b.input(name, kind.shape, kind.dtype) for name, kind in inputs.items()]
     if isinstance(op, Embedding | PerLayerInputs):
         taken.insert(0, token)
-    if isinstance(op, Attention | LatentAttention | KeyIndexer | Rope):
+    if isinstance(op, Attention | LatentAttention | KeyIndexer | CompressedAttention | Rope):
         taken.insert(1, position)
     roles = {role: role for role in weights}
     slots = {role: role for role in op.slot_kinds()}

@@ -31,7 +31,8 @@ def is_table(op: Op, role: str) -> bool:
 def float_weight(op: Op, role: str, weight: Weight, name: str) -> Floats:
     """Return a weight of floats as the kernel of `op` takes it, on the host.
 
-    That is one row, or a table of several (`is_table`). A norm's offset and a gain's form are worked in.
+    That is one row, or a table of several (`is_table`). Offsets of norms and forms of gains are
+    worked in.
 
     Parameters
     ----------

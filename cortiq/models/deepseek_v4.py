@@ -42,8 +42,8 @@ KEYS = Keys(
     aliases={"moe_intermediate_size": "intermediate_size", "num_local_experts": "n_routed_experts"},
     harmless=frozenset({"expert_dtype", "scale_fmt"}),
     only={
-        "attention_bias": False, "first_k_dense_replace": 0, "hidden_act": "silu", "mlp_bias": False,
-        "n_group": 1, "n_shared_experts": 1, "norm_topk_prob": True,
+        "attention_bias": False, "first_k_dense_replace": 0, "hidden_act": "silu",
+        "mlp_bias": False, "n_group": 1, "n_shared_experts": 1, "norm_topk_prob": True,
         "scoring_func": "sqrtsoftplus", "topk_group": 1, "topk_method": "noaux_tc",
     },
 )  # fmt: skip
@@ -53,9 +53,8 @@ NAMES = Names(
     fused=(
         FusedTensor("attn.norm", ("attn.kv_norm",)),  # as transformers writes it
         *(
-            FusedTensor(f"hc_{of}_{what}", tuple(f"hc_{of}_{what}.{role}" for role in ROLES), bare=True)
-            for of in ("attn", "ffn")
-            for what in ("base", "scale")
+            FusedTensor(name, tuple(f"{name}.{role}" for role in ROLES), bare=True)
+            for name in ("hc_attn_base", "hc_attn_scale", "hc_ffn_base", "hc_ffn_scale")
         ),
     ),
     unread=r"model\.layers\.\d+\.attn\.indexer\..*",

@@ -33,6 +33,9 @@ PRIMITIVES = (
     ops.Clamp(), ops.L2Norm(8, 1e-6), ops.Softmax(8), ops.ExpertGain(4), ops.ExpertBias(4, 8),
     ops.DeltaRule(2, 8, 4), ops.DeltaRule(2, 8, 4, 1), ops.StateSpace(2, 8, 4),
     ops.ChooseBlocks(2, 8, 4, 2), ops.ChooseKeys(2, 8, 4), ops.Recall(2, 8),
+    ops.ChooseKeys(2, 8, 4, 3), ops.Attend(2, 2, 8, 4, 0.3, mass=True), ops.Sinkhorn(3, 4, 0.01),
+    ops.Compress(8, 3), ops.Compress(8, 2, True), ops.ListKeys(3, 4), ops.KeepListed(4, 5, 2),
+    ops.Route(4, Router(2, "sqrt_softplus")), ops.Rope(RopeTable(1e4, 8, lag=3, inverse=True)),
 )  # fmt: skip
 SPECIMENS = (
     *PRIMITIVES,
@@ -77,6 +80,11 @@ TAKES = {
     ops.ChooseBlocks: lambda op: {"q.q": f32(op.heads, op.key_dim), "position": Type((), "i32")},
     ops.ChooseKeys: lambda op: {"q.q": f32(op.heads, op.key_dim), "position": Type((), "i32"),
         "w": f32(op.heads)},
+    ops.Sinkhorn: lambda op: {"x": f32(op.streams, op.streams)},
+    ops.Compress: lambda op: {"x": f32(op.parts * op.width), "position": Type((), "i32"),
+        "gates": f32(op.parts * op.width)},
+    ops.ListKeys: lambda op: {"position": Type((), "i32")},
+    ops.KeepListed: lambda op: {"x": f32(op.experts), "token": Type((), "i32")},
     ops.Recall: lambda op: {"position": Type((), "i32")},
 }  # fmt: skip
 """Inputs by name; `q.` before one that passes through Quantise."""

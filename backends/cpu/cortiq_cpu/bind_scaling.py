@@ -42,7 +42,9 @@ def bind_scaled(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind SCALED."""
     node, out = step.nodes[0], step.outputs[0]
     how, special = _SPECIAL[type(step.op)](b, step)
-    source = {"x": b.at(step.inputs[0]), "x_stride": b.stride(node.inputs[0])}
+    source = {}
+    if step.inputs[0] != "position":  # which is no value of the arena
+        source = {"x": b.at(step.inputs[0]), "x_stride": b.stride(node.inputs[0])}
     args = arguments.ScaledArgs(
         out=b.at(out),
         out_stride=b.stride(out),
@@ -113,8 +115,7 @@ def _listed(b: OpBinder, step: LoweredStep) -> Special:
 
 def _keys(b: OpBinder, step: LoweredStep) -> Special:
     op: ops.ListKeys = step.op  # type: ignore[assignment]
-    row = {"x": b.at(step.outputs[0]), "x_stride": 0}
-    return "keys", {"index": address(b.rows.positions), "step": op.every, **row}
+    return "keys", {"index": address(b.rows.positions), "step": op.every}
 
 
 _SPECIAL: Mapping[type, Callable[[OpBinder, LoweredStep], Special]] = {
