@@ -198,7 +198,16 @@ ARRAY_KERNELS: Kernels = {
 }
 """By primitive; missing are products of stacks, and those of `ATTENTION_KERNELS`."""
 ARRAY_OPTIONS = frozenset(
-    {*ACTIVATIONS, "step", "missing", "sections", "groups", "mask", "tau", "keys only",
-     "sqrt_softplus"}
+    {
+        *ACTIVATIONS,
+        "step",
+        "missing",
+        "sections",
+        "groups",
+        "mask",
+        "tau",
+        "keys only",
+        "sqrt_softplus",
+    }
 )
 """Options that they know."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton.language as tl
 
 from cortiq_triton.language import Tensor, device, kernel
-from cortiq_triton.scalar import exp2_int, inverse, magnitude_bits, outside, snapped
+from cortiq_triton.scalar import exp2_int, inverse, log, magnitude_bits, outside, snapped
 from cortiq_triton.tile import (
     MAGIC_BITS,
     NONE,
@@ -93,6 +93,20 @@ def result(
 
 
 @device
+def log_mass(
+    total: Tensor, M: Tensor, sink: Tensor, head: Tensor, log2_e: Tensor, SINK: tl.constexpr
+) -> Tensor:
+    """The logarithm of l·2^(M−21), with the head's sink in l; −2¹⁵ where no key was seen."""
+    some = M > NONE
+    if SINK:
+        kappa, fraction = weight_of(tl.load(sink + head)[:, None] * log2_e)
+        total, M = combine(total, M, fraction * 2097152.0, kappa - MAGIC_BITS)
+    exponent = tl.where(some, M - 21, 0).to(tl.float32)
+    y = log(tl.where(some, total, 1.0)) + exponent * 0.6931471805599453
+    return tl.where(some, snapped(y), -32768.0)
+
+
+@device
 def answer(
     y: Tensor, out: Tensor, faults: Tensor, at: Tensor, row: Tensor, live: Tensor,
     DV: tl.constexpr, FIRST: tl.constexpr, WIDTH: tl.constexpr,
@@ -125,17 +139,17 @@ def added_to(
 @kernel
 def attend_stream(
     qh: Tensor, ql: Tensor, qe: Tensor, table: Tensor, owners: Tensor, positions: Tensor,
-    blocks: Tensor, sink: Tensor, chosen: Tensor, out: Tensor, largest: Tensor, faults: Tensor,
-    stride: Tensor, pages: Tensor, slot: Tensor, window: Tensor, factor: Tensor, cap: Tensor,
-    inverse_cap: Tensor, log2_e: Tensor, H: tl.constexpr, G: tl.constexpr, HB: tl.constexpr,
+    blocks: Tensor, sink: Tensor, chosen: Tensor, out: Tensor, largest: Tensor, logs: Tensor,
+    faults: Tensor, stride: Tensor, pages: Tensor, slot: Tensor, window: Tensor,
+    factor: Tensor, cap: Tensor, inverse_cap: Tensor, log2_e: Tensor, H: tl.constexpr, G: tl.constexpr, HB: tl.constexpr,
     DK: tl.constexpr, DV: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, BM: tl.constexpr,
     SINK: tl.constexpr, CAPPED: tl.constexpr, BLOCK: tl.constexpr, SETS: tl.constexpr,
-    CHOSEN: tl.constexpr, STAGES: tl.constexpr,
+    CHOSEN: tl.constexpr, MASS: tl.constexpr, STAGES: tl.constexpr,
 ) -> None:  # fmt: skip
     """Queries [R, H, DK] of one sequence a block to out [R, H, DV], tile after tile.
 
-    largest : int32 [R, H], bits of the largest magnitudes. Values are multiplied a half of their
-    columns at a time: sums of three planes of all are more than a program has registers for, and
+    largest : int32 [R, H], bits of the largest magnitudes. logs : [R, H], masses with MASS.
+    Values are multiplied a half of their columns at a time: sums of three planes of all are more than a program has registers for, and
     sums of earlier runs wait in `out`.
     """
     block = tl.num_programs(1) - 1 - tl.program_id(1)  # long rows come last and begin first
@@ -180,6 +194,8 @@ def attend_stream(
             tl.debug_barrier()
     o0 = result(total, M, o0, N, sink, head, log2_e, SINK)
     o1 = result(total, M, o1, N, sink, head, log2_e, SINK)
+    if MASS:
+        tl.store(logs + at[:, None], log_mass(total, M, sink, head, log2_e, SINK), live[:, None])
     most = answer(o0, out, faults, at, row, live, DV, 0, HALF)
     most = tl.maximum(most, answer(o1, out, faults, at, row, live, DV, HALF, HALF))
     tl.store(largest + at, most, mask=live)

@@ -12,6 +12,7 @@ import triton.language as tl
 from cortiq_triton.attention import (
     answer,
     load_queries,
+    log_mass,
     queries_of,
     result,
     sight,
@@ -99,13 +100,15 @@ def is_last(counter: Tensor, expected: Tensor) -> Tensor:
 @kernel
 def attend_spans(
     qh: Tensor, ql: Tensor, qe: Tensor, table: Tensor, owners: Tensor, positions: Tensor,
-    blocks: Tensor, sink: Tensor, chosen: Tensor, out: Tensor, largest: Tensor, faults: Tensor,
-    sums: Tensor, numbers: Tensor, counters: Tensor, stride: Tensor, pages: Tensor, slot: Tensor,
+    blocks: Tensor, sink: Tensor, chosen: Tensor, out: Tensor, largest: Tensor, logs: Tensor,
+    faults: Tensor, sums: Tensor, numbers: Tensor, counters: Tensor, stride: Tensor,
+    pages: Tensor, slot: Tensor,
     window: Tensor, factor: Tensor, cap: Tensor, inverse_cap: Tensor, log2_e: Tensor,
     most: Tensor, serial: Tensor, H: tl.constexpr, G: tl.constexpr, HB: tl.constexpr,
     DK: tl.constexpr, DV: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, BM: tl.constexpr,
     MQ: tl.constexpr, AHEAD: tl.constexpr, SINK: tl.constexpr, CAPPED: tl.constexpr,
-    BLOCK: tl.constexpr, SETS: tl.constexpr, CHOSEN: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK: tl.constexpr, SETS: tl.constexpr, CHOSEN: tl.constexpr, MASS: tl.constexpr,
+    STAGES: tl.constexpr,
 ) -> None:  # fmt: skip
     """Queries [R, H, DK] of one sequence a block, of which the first MQ live, to out [R, H, DV].
 
@@ -149,22 +152,27 @@ def attend_spans(
                 place = (row * H + head).to(tl.int64)
                 bits = answer(y, out, faults, place, row, live, DV, 0, VP)
                 tl.store(largest + place, bits, mask=live)
+                if MASS:
+                    y = log_mass(mass, M, sink, head, log2_e, SINK)
+                    tl.store(logs + place[:, None], y, live[:, None])
             else:
                 if length == 16:
                     store_state(sums, numbers, at + span - base, live, mass, M, o, N, DV, VP)
                 add_up(
-                    blocks, block, part, sink, out, largest, faults, sums, numbers, counter, span,
+                    blocks, block, part, sink, out, largest, logs, faults, sums, numbers, counter,
+                    span,
                     first, last, length, most, log2_e, H, G, HB, DV, VP, MQ, AHEAD, SINK,
+                    MASS,
                 )  # fmt: skip
 
 
 @device
 def add_up(
     blocks: Tensor, block: Tensor, part: Tensor, sink: Tensor, out: Tensor, largest: Tensor,
-    faults: Tensor, sums: Tensor, numbers: Tensor, counter: Tensor, span: Tensor,
+    logs: Tensor, faults: Tensor, sums: Tensor, numbers: Tensor, counter: Tensor, span: Tensor,
     first: Tensor, last: Tensor, length: Tensor, most: Tensor, log2_e: Tensor, H: tl.constexpr,
     G: tl.constexpr, HB: tl.constexpr, DV: tl.constexpr, VP: tl.constexpr, MQ: tl.constexpr,
-    AHEAD: tl.constexpr, SINK: tl.constexpr,
+    AHEAD: tl.constexpr, SINK: tl.constexpr, MASS: tl.constexpr,
 ) -> None:  # fmt: skip
     """After a span's states are stored: its run's if no other span is missing, then all runs."""
     _, row, head, live, _ = queries_of(blocks, block, part, H, G, HB, MQ)
@@ -191,3 +199,6 @@ def add_up(
             place = (row * H + head).to(tl.int64)
             bits = answer(y, out, faults, place, row, live, DV, 0, VP)
             tl.store(largest + place, bits, mask=live)
+            if MASS:
+                y = log_mass(mass, M, sink, head, log2_e, SINK)
+                tl.store(logs + place[:, None], y, live[:, None])

@@ -14,7 +14,16 @@ from cortiq.numerics.contract import F32
 from cortiq_conformance.case import Case, Scenario
 from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.level0.blocks import CHOSEN, DIM, block_attention
-from cortiq_conformance.probes import CONTEXT, OUTPUT, TOKEN, ProbeProgram, bound, floats, one, vector
+from cortiq_conformance.probes import (
+    CONTEXT,
+    OUTPUT,
+    TOKEN,
+    ProbeProgram,
+    bound,
+    floats,
+    one,
+    vector,
+)
 
 ROWS = 150
 COMPRESSIONS: Mapping[str, ops.Compress] = {

@@ -74,7 +74,7 @@ PROBES: dict[str, Callable[[CaseData], ProbeProgram]] = {
     "ExpertGain": lambda s: scaling.expert_gain(s, 40),
     "ExpertBias": scaling.expert_bias,
     "Sinkhorn": lambda s: compressed.sinkhorn(),
-    "Compress": lambda s: compressed.compress(s),
+    "Compress": lambda s: compressed.compress(s, compressed.COMPRESSIONS["2 rows, overlapping"]),
     "ListKeys": lambda s: compressed.list_keys(),
     "KeepListed": compressed.keep_listed,
 }
