@@ -141,7 +141,8 @@ def attend_stream(
     qh: Tensor, ql: Tensor, qe: Tensor, table: Tensor, owners: Tensor, positions: Tensor,
     blocks: Tensor, sink: Tensor, chosen: Tensor, out: Tensor, largest: Tensor, logs: Tensor,
     faults: Tensor, stride: Tensor, pages: Tensor, slot: Tensor, window: Tensor,
-    factor: Tensor, cap: Tensor, inverse_cap: Tensor, log2_e: Tensor, H: tl.constexpr, G: tl.constexpr, HB: tl.constexpr,
+    factor: Tensor, cap: Tensor, inverse_cap: Tensor, log2_e: Tensor, H: tl.constexpr,
+    G: tl.constexpr, HB: tl.constexpr,
     DK: tl.constexpr, DV: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, BM: tl.constexpr,
     SINK: tl.constexpr, CAPPED: tl.constexpr, BLOCK: tl.constexpr, SETS: tl.constexpr,
     CHOSEN: tl.constexpr, MASS: tl.constexpr, STAGES: tl.constexpr,
@@ -149,7 +150,8 @@ def attend_stream(
     """Queries [R, H, DK] of one sequence a block to out [R, H, DV], tile after tile.
 
     largest : int32 [R, H], bits of the largest magnitudes. logs : [R, H], masses with MASS.
-    Values are multiplied a half of their columns at a time: sums of three planes of all are more than a program has registers for, and
+    Values are multiplied a half of their
+    columns at a time: sums of three planes of all are more than a program has registers for, and
     sums of earlier runs wait in `out`.
     """
     block = tl.num_programs(1) - 1 - tl.program_id(1)  # long rows come last and begin first

@@ -53,7 +53,7 @@ def compress_rows(
         begun = position - (row - tl.load(starts + sequence))
         wide = PARTS * width
         most = tl.full((BC,), -1125899906842624.0, tl.float32)
-        for step in range(0, position + 1 - first):
+        for step in range(position + 1 - first):
             at = first + step
             most = tl.maximum(most, part_of(
                 kept, held, row - (position - at), at, begun, ring, wide, own, width, c, inside, 1,
@@ -61,7 +61,7 @@ def compress_rows(
             ))  # fmt: skip
         total = tl.full((BC,), 0.0, tl.float32)
         y = tl.full((BC,), 0.0, tl.float32)
-        for step in range(0, position + 1 - first):
+        for step in range(position + 1 - first):
             at = first + step
             there = row - (position - at)
             z = part_of(kept, held, there, at, begun, ring, wide, own, width, c, inside, 1, PARTS)
