@@ -5,6 +5,7 @@ COMMANDS = {
     "list": "List the models in the cache.",
     "rm": "Remove models from the cache.",
     "convert": "Convert a model to other formats, once.",
+    "requant": "Encode matrices of a CMF file anew.",
     "run": "Answer a prompt, or chat.",
     "warm": "Compile ahead what a backend compiles to serve a model.",
     "chat": "Chat with a model.",
@@ -27,7 +28,7 @@ COMMANDS = {
 """Built-in commands, each in the module and under the attribute of its name."""
 GROUPS = {
     "Use a model": ("run", "chat", "generate", "serve"),
-    "Models": ("pull", "list", "rm", "inspect", "convert"),
+    "Models": ("pull", "list", "rm", "inspect", "convert", "requant"),
     "Measure and verify": ("score", "bench", "verify", "replay", "prefix"),
     "This machine": ("backends", "doctor", "warm", "completion"),
     "For authors of backends": ("conform", "bisect", "matrix", "new-backend"),

@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cortiq.errors import OptionError, shown
+from cortiq.errors import OptionError, RequestError, shown
 
+TRUE_WORDS = ("1", "true", "yes", "on")
+FALSE_WORDS = ("0", "false", "no", "off")
 FLOAT_LIMIT = 2**1023
 """Bound on integers given for floats, so that their conversion cannot overflow."""
 
@@ -106,3 +108,37 @@ def value_description(spec: OptionSpec) -> str:
     bounds = [f"{word} {_plain(limit)}" for word, limit in limits if limit is not None]
     instead = f"or {spec.instead[0]}" if spec.instead else ""
     return " ".join(filter(None, [kind[spec.type], " and ".join(bounds), instead]))
+
+
+def from_text(name: str, spec: OptionSpec, text: str, where: str) -> Any:
+    """Parse an option's value from a text, such as an environment variable.
+
+    Parameters
+    ----------
+    where : source of the text, for the message.
+
+    Raises
+    ------
+    RequestError : the option cannot have this value.
+    """
+    parts = text.split(",") if spec.repeated or spec.bias else [text]
+    try:
+        values = parse_bias(parts) if spec.bias else tuple(_word(spec, part) for part in parts)
+        return checked_value(name, spec, values if spec.repeated or spec.bias else values[0])
+    except (ValueError, OptionError):
+        raise RequestError(f"{shown(text)} is not {value_description(spec)}", where=where) from None
+
+
+def _word(spec: OptionSpec, text: str) -> Any:
+    if spec.type is not bool:
+        return spec.type(text)
+    word = text.strip().lower()
+    if word not in (*TRUE_WORDS, *FALSE_WORDS):
+        raise ValueError(text)
+    return word in TRUE_WORDS
+
+
+def parse_bias(pairs: Sequence[str]) -> dict[int, float]:
+    """Parse `ID=VALUE` pairs; raise ValueError if one is no pair of numbers."""
+    split = (pair.partition("=") for pair in pairs)
+    return {int(token): float(value) for token, _, value in split}

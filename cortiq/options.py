@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cortiq.errors import OptionError, RequestError, shown
+from cortiq.errors import RequestError
 from cortiq.option_names import option_hint
-from cortiq.option_values import OptionSpec, checked_value, value_description
+from cortiq.option_values import OptionSpec, checked_value, from_text, value_description
 
 if TYPE_CHECKING:
     from cortiq.backend import Backend
 
 ENVIRONMENT_PREFIX = "CORTIQ_"
-TRUE_WORDS = ("1", "true", "yes", "on")
-FALSE_WORDS = ("0", "false", "no", "off")
 RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Options that models recommend values of; where nobody gives one, those are taken."""
 ANSWER_TOKENS = 1024
@@ -120,40 +118,6 @@ def select(options: type[OptionSet], given: Mapping[str, Any]) -> dict[str, Any]
     return {name: value for name, value in given.items() if name in specs(options)}
 
 
-def from_text(name: str, spec: OptionSpec, text: str, where: str) -> Any:
-    """Parse an option's value from a text, such as an environment variable.
-
-    Parameters
-    ----------
-    where : source of the text, for the message.
-
-    Raises
-    ------
-    RequestError : the option cannot have this value.
-    """
-    parts = text.split(",") if spec.repeated or spec.bias else [text]
-    try:
-        values = parse_bias(parts) if spec.bias else tuple(_word(spec, part) for part in parts)
-        return checked_value(name, spec, values if spec.repeated or spec.bias else values[0])
-    except (ValueError, OptionError):
-        raise RequestError(f"{shown(text)} is not {value_description(spec)}", where=where) from None
-
-
-def _word(spec: OptionSpec, text: str) -> Any:
-    if spec.type is not bool:
-        return spec.type(text)
-    word = text.strip().lower()
-    if word not in (*TRUE_WORDS, *FALSE_WORDS):
-        raise ValueError(text)
-    return word in TRUE_WORDS
-
-
-def parse_bias(pairs: Sequence[str]) -> dict[int, float]:
-    """Parse `ID=VALUE` pairs; raise ValueError if one is no pair of numbers."""
-    split = (pair.partition("=") for pair in pairs)
-    return {int(token): float(value) for token, _, value in split}
-
-
 @documented
 @dataclass(frozen=True)
 class LoadOptions(OptionSet):
@@ -164,6 +128,16 @@ class LoadOptions(OptionSet):
         metavar="NAME[:DEVICE]", instead=("a backend", ("devices", "supports", "compile")),
     )  # fmt: skip
     device: str | None = option(None, "Device of the backend.", metavar="NAME")
+    devices: int = option(
+        0, "Devices, or processes on CPUs, that compute the model together; 0: one, or as many as "
+        "torchrun started.", int, least=0, most=1024)  # fmt: skip
+    split: str = option(
+        "auto", "How devices divide it: each its heads and columns (tensor), or a stretch of "
+        "layers (layer). auto: tensor on one host, layers between hosts.",
+        choices=("auto", "tensor", "layer"))  # fmt: skip
+    split_at: tuple[int, ...] = option(
+        (), "First layer of the second device of a layer split, of the third, and so on; may be "
+        "repeated.", int, least=1, repeated=True)  # fmt: skip
     context: int | None = option(
         None, "Longest sequence in tokens; by default the model's own.", int, least=1,
         bits=True)  # fmt: skip
@@ -294,7 +268,7 @@ class EmbedOptions(OptionSet):
     """Options of embedding: `cortiq.model.embed`."""
 
     pooling: str = option(
-        "mean", "Mean of all tokens' hidden states, or the last token's.",
-        choices=("mean", "last"), bits=True,
+        "auto", "Mean of all tokens' hidden states, the first or the last; auto: as the files say.",
+        choices=("auto", "mean", "cls", "last"), bits=True,
     )  # fmt: skip
     normalise: bool = option(True, "Scale the vector to length 1.", bool, bits=True)

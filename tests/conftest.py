@@ -58,6 +58,12 @@ def smollm2_path() -> Path:
 
 
 @pytest.fixture(scope="session")
+def minilm_path() -> Path:
+    """all-MiniLM-L6-v2: a BERT whose rows are pooled by their mean."""
+    return fetch.pull("minilm")
+
+
+@pytest.fixture(scope="session")
 def gemma3_path() -> Path:
     """Gemma 3 270M, Q4_K_M: windows, norms around each block, score-based vocabulary."""
     return fetch.pull("gemma3-270m")

@@ -58,6 +58,7 @@ FLOORS: tuple[tuple[str, Mapping[str, str]], ...] = (
     ("hooks", {"hookspecs": "the plugin contract"}),
     ("plugins", {"plugins": "finding, checking and calling packages"}),
     ("placement", {"placement": "which backend computes which node; chains of executables"}),
+    ("ranks", {"ranks": "one program on several devices: shares, exchanges, commands"}),
     (
         "model",
         {

@@ -1,7 +1,6 @@
 """Expected values: a program evaluated with the plain functions of `cortiq.numerics`.
 
-One sequence, node by node, with no tiles, batches or chunks: the definition that every backend is
-compared with, the reference too.
+One sequence, node by node, without batches: what every backend is compared with.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from cortiq.numerics import (
     scalar,
     scaling,
     streams,
-)
+)  # fmt: skip
 from cortiq.numerics.contract import F32, Flags, Floats, Ints, snap
 from cortiq.numerics.dequantise import embedding_rows
 from cortiq.numerics.layouts import Weight, decode, floats
@@ -50,6 +49,7 @@ class _Call:
     weights: Mapping[str, Any]
     slots: dict[str, Any]
     faults: Flags
+    positions: Ints
     roles: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -85,7 +85,7 @@ class OracleSequence:
 
     def _run(self, node: Node, values: dict[str, Any], faults: Flags) -> None:
         weights = {role: self.weights[name] for role, name in node.weights.items()}
-        call = _Call(node.op, weights, self.slots, faults, node.slots)
+        call = _Call(node.op, weights, self.slots, faults, values["position"], node.slots)
         with np.errstate(all="ignore"):
             function = FUNCTIONS.get(type(node.op), _packaged)
             result = function(call, *(values[name] for name in node.inputs))
@@ -200,7 +200,7 @@ def _attend(call: _Call, q: Quantised, position: Ints, chosen: Ints | None = Non
     op, (keys, values) = call.op, call.slots[call.roles["kv"]]
     out, mass = attention.attend_with_mass(
         q, keys, values, position, op.scale, window=op.window or 0, soft_cap=op.soft_cap,
-        sinks=_vector(call, "sinks"), faults=call.faults,
+        sinks=_vector(call, "sinks"), faults=call.faults, own=call.positions,
         blocks=None if chosen is None else attention.ChosenBlocks(op.block, chosen),
     )  # fmt: skip
     return (out, mass[..., None]) if op.mass else out

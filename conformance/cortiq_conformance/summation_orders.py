@@ -47,10 +47,16 @@ def _inside_runs(found: SumSite) -> Iterator[int]:
 
 
 def _tiles(found: SumSite) -> Iterator[Counter[int]]:
-    """Yield the visible tiles of each position, counted by run."""
+    """Yield the visible tiles of each position, counted by run.
+
+    Rows with a last key and a window see as many keys after themselves as before, as far as there
+    are rows: those are the cases.
+    """
+    window = found.op.window or 0
+    ahead = window - 1 if window and getattr(found.op, "until", False) else 0
     for position in found.positions:
-        first = first_visible(position, found.op.window or 0)
-        yield Counter(i // RUN_TILES for i in range(first // TILE, position // TILE + 1))
+        first, last = first_visible(position, window), min(position + ahead, found.positions[-1])
+        yield Counter(i // RUN_TILES for i in range(first // TILE, last // TILE + 1))
 
 
 def _sinks(found: SumSite) -> Iterator[int]:

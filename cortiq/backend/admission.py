@@ -27,7 +27,7 @@ from cortiq.backend.row_runs import RowRun, RowRuns
 from cortiq.backend.wants import LARGEST_VOCABULARY, unanswerable, undrawn
 from cortiq.errors import BackendError
 from cortiq.ir import Graph, Program
-from cortiq.ir.layers import Embedding
+from cortiq.ir.layers import Attention, Embedding
 from cortiq.ir.ops import Attend, EmbedRows, Recall
 
 BY_ROW = ("token", "position")
@@ -89,7 +89,7 @@ def drawn_token(wants: Mapping[Want, Any]) -> int | None:
 def vocabulary_of(program: Program) -> int:
     """Return the smallest vocabulary of the tables of tokens: ids from there on are refused."""
     nodes = [node for graph in program.graphs.values() for node in graph.nodes]
-    nodes = [node for node in nodes if node.inputs[:1] != ("position",)]
+    nodes = [node for node in nodes if node.inputs[:1] == ("token",)]
     known = [node.op for node in nodes if isinstance(node.op, Embedding | EmbedRows)]
     tables = [op.vocab for op in known if not getattr(op, "missing", False)]
     return min([*tables, program.facts.get("vocab_size", LARGEST_VOCABULARY)])
@@ -111,6 +111,9 @@ def refusals(
     known : wants that the graph answers; those that are found to have an answer are added.
     """
     supplied = [name for name in graph.inputs if name not in BY_ROW]
+    tables: dict[str, int] = {}
+    if supplied:
+        tables = {n.inputs[0]: n.op.vocab for n in graph.nodes if isinstance(n.op, EmbedRows)}
     if isinstance(rows, RowRuns) and not supplied:
         yield from _refusals_of_runs(graph, rows, tokens, start, vocabulary, known)
         return
@@ -124,7 +127,11 @@ def refusals(
             if lacking:
                 yield f"rows lack the inputs {sorted(lacking)}"
             given = row.inputs.items()
-            yield from (r for name, value in given if (r := _unfit(graph, name, value, context)))
+            yield from (
+                r
+                for name, value in given
+                if (r := _unfit(graph, name, value, tables.get(name, context)))
+            )
         if row.wants not in known:
             yield from _refusals_of_wants(graph, row.wants, known)
 
@@ -185,35 +192,32 @@ def last_keys(program: Program) -> dict[str, tuple[str, ...]]:
 
 def last_keys_of(graph: Graph) -> tuple[str, ...]:
     """List these inputs of one graph."""
-    attends = (n for n in graph.nodes if isinstance(n.op, Attend) and n.op.until)
-    return tuple(dict.fromkeys(node.inputs[1] for node in attends))
+    places = ((node, 1 if isinstance(node.op, Attend) else 2) for node in graph.nodes)
+    given = (
+        n.inputs[at] for n, at in places if isinstance(n.op, Attend | Attention) and n.op.until
+    )
+    return tuple(dict.fromkeys(given))
 
 
 def chunks_of(rows: Sequence[Row], names: Sequence[str], size: int) -> Iterator[tuple[int, int]]:
     """Yield begin and end of chunks of at most `size` rows; none cuts a row off from one it sees.
 
+    A chunk is longer where more rows than that see one another.
+
     Parameters
     ----------
     rows : of a batch, as `unseen_key` lets them pass. names : see `last_keys`.
-
-    Raises
-    ------
-    BackendError : more rows than that see one another.
     """
     number = np.arange(len(rows))
     seen = number.copy()  # the last row of the batch that each row sees
     for name in names:
         ahead = [int(row.inputs[name]) - row.position for row in rows]
         seen = np.maximum(seen, number + ahead)
-    start = 0
+    start, reach = 0, np.maximum.accumulate(seen)
     while start < len(rows):
-        stop = min(start + size, len(rows))
-        reach = np.maximum.accumulate(seen[start:stop])
-        whole = np.flatnonzero(reach == number[start:stop])
-        if not len(whole):
-            hint = "Draft fewer tokens at a time."
-            raise BackendError(f"a block of more than {size} rows that see one another", hint=hint)
-        stop = start + int(whole[-1]) + 1
+        whole = start + 1 + np.flatnonzero(reach[start:] == number[start:])
+        most = max(1, int(np.searchsorted(whole, start + size, side="right")))
+        stop = int(whole[most - 1])
         yield start, stop
         start = stop
 
@@ -269,5 +273,5 @@ def _unfit(graph: Graph, name: str, value: object, context: int) -> str | None:
     if whole and given.min(initial=0) < 0:
         return f"{name!r} counts from 0, a row supplies {given.min()}"
     if whole and given.max(initial=0) >= context:
-        return f"a row supplies the position {given.max()}, the context is of {context}"
+        return f"a row supplies the position {given.max()}, {name!r} has {context}"
     return None

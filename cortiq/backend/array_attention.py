@@ -137,6 +137,7 @@ def attend(
     shared: dict[object, Any],
     chosen: Any = None,
     base: int = 0,
+    own: Sequence[int] | None = None,
 ) -> Any:
     """Return one sequence's attention, not snapped, and its mass, [rows, heads, 1], snapped.
 
@@ -146,15 +147,17 @@ def attend(
     shared : what layers of a batch have in common, by whatever it depends on.
     chosen : the blocks that each set of heads sees, int32 [rows, sets, n]; None for all.
     base : position of the first key and value, where a tile begins; no window reaches behind it.
+    own : the rows' positions, that windows count back from, where they are not their last keys.
     """
     rows, heads, _ = q.q.shape
     groups = keys.e.shape[1]
+    own = positions if own is None else own
     each = heads // groups
-    first_key = 0 if how.window is None else max(0, min(positions) - how.window + 1)
+    first_key = 0 if how.window is None else max(0, min(own) - how.window + 1)
     tiles = range(first_key // TILE, max(positions) // TILE + 1)
-    key = (*positions, tiles, how.window, each)
+    key = (*positions, own[0], tiles, how.window, each)
     if key not in shared:
-        shared[key] = library.array(_visible(positions, tiles, how.window, each))
+        shared[key] = library.array(_visible(positions, own, tiles, how.window, each))
     visible = shared[key]
     if chosen is not None:
         where = library.counted(tiles.stop * TILE)[tiles.start * TILE :]
@@ -174,14 +177,15 @@ def attend(
 
 
 def _visible(
-    positions: Sequence[int], tiles: range, window: int | None, each: int
+    positions: Sequence[int], own: Sequence[int], tiles: range, window: int | None, each: int
 ) -> npt.NDArray[np.bool_]:
     """Return the keys that a query of each row sees: bool [tiles, 1, rows·each, 64]."""
     at = np.repeat(np.array(positions, np.int32), each)[:, None]
+    back = np.repeat(np.array(own, np.int32), each)[:, None]
     keys = np.arange(tiles.start * TILE, tiles.stop * TILE, dtype=np.int32)
     where = keys.reshape(-1, 1, 1, TILE)
     visible = where <= at
-    return visible if window is None else visible & (where > at - window)
+    return visible if window is None else visible & (where > back - window)
 
 
 def _admitted(

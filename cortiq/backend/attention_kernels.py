@@ -92,13 +92,13 @@ def attend_kernel(call: KernelCall, q: Any, position: Any, chosen: Any = None) -
         step = max(1, SCORES // (op.heads * (segment.positions[-1] + 1)))
         for start in range(segment.start, segment.stop, step):
             cut = slice(start, min(start + step, segment.stop))
-            at = segment.positions[cut.start - segment.start : cut.stop - segment.start]
+            own = at = segment.positions[cut.start - segment.start : cut.stop - segment.start]
             if op.until:  # an input of the batch: nothing that is under way has to be computed
                 at = library.host(position[cut]).tolist()
             whole = len(at) == len(q.e)
             part = q if whole else type(q)(q.q[cut], q.e[cut])
             blocks = chosen if chosen is None or whole else chosen[cut]
-            given = (part, keys, values, at, how, call.shared, blocks, store.base)
+            given = (part, keys, values, at, how, call.shared, blocks, store.base, own)
             out.append(attend(library, *given))
     parts = [y for y, _ in out]
     y = library.snap(parts[0] if len(out) == 1 else library.concatenate(parts), call.faults)

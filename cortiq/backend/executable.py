@@ -33,6 +33,7 @@ from cortiq.ir import Graph, Program
 
 Brought = Mapping[Want, Any]
 """What a row brought, by want."""
+NO_ROOM_THERE = "another device has no room for its rows"
 
 
 class EntryPlan(Protocol):
@@ -215,16 +216,18 @@ class BaseExecutable(OptionalCapabilities, ABC, Generic[S, P]):
         """Compute a batch: let in what has an answer, run it, settle each sequence's outcome."""
         plan = self._plan(batch.entry)
         outcomes: dict[State, Outcome] = {}
-        accepted: list[Accepted[S]] = []
+        asking: list[Accepted[S]] = []
+        reasons: list[str | None] = []
         for state, indices in groups_of(batch, self.owns).items():
             rows = batch.rows[indices.start : indices.stop]
             tokens = known_ids(rows) or [token_of(row, self.drawn) for row in rows]
-            sequence = Accepted(state, indices, tokens)
-            reason = self.refusal(plan, batch, sequence)
-            if reason is None:
-                accepted.append(sequence)
-            else:
-                outcomes[state] = Outcome(Status.DECLINED, reason)
+            asking.append(Accepted(state, indices, tokens))
+            reasons.append(self.refusal(plan, batch, asking[-1]))
+        refused = self.options.peers.any_of([reason is not None for reason in reasons])
+        for sequence, reason, no in zip(asking, reasons, refused, strict=True):
+            if no:
+                outcomes[sequence.state] = Outcome(Status.DECLINED, reason or NO_ROOM_THERE)
+        accepted = [sequence for sequence, no in zip(asking, refused, strict=True) if not no]
         brought: list[Brought] = [{} for _ in range(len(batch.rows))]
         if accepted:
             self._settle(plan, batch, accepted, outcomes, brought)
@@ -244,8 +247,10 @@ class BaseExecutable(OptionalCapabilities, ABC, Generic[S, P]):
             while waiting:
                 pieces = [self._first_piece(batch, sequence) for sequence in waiting]
                 computed = self.compute(plan, batch, pieces)
-                for piece, answers in zip(pieces, computed, strict=True):
-                    outcomes[piece.state] = _settled(batch.entry, piece, answers, brought)
+                failed = self.options.peers.any_of([answers is None for answers in computed])
+                for piece, answers, no in zip(pieces, computed, failed, strict=True):
+                    found = None if no else answers
+                    outcomes[piece.state] = _settled(batch.entry, piece, found, brought)
                 waiting = [
                     sequence.cut(len(piece.tokens), len(sequence.tokens))
                     for sequence, piece in zip(waiting, pieces, strict=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -46,6 +46,8 @@ class Kernel:
         return f"{self.backend}/{self.name}"
 
 
+HostFunction = Callable[..., Any]
+"""Of an operator and its inputs as float32 arrays [rows, ...]: its output."""
 GivenKernels = Mapping[type[Op], Kernel]
 NO_KERNELS: GivenKernels = MappingProxyType({})
 
@@ -84,6 +86,22 @@ class TakesKernels:
             what = f"{kernel.owner} and {other.name} are both for {kernel.op.__name__}"
             raise BackendError(what, hint="Load one of them only: CORTIQ_PLUGINS")
         self.given = {**self.given, kernel.op: kernel}
+
+    def host_kernel(self, function: HostFunction) -> Any:
+        """Return a `Kernel.function` that hands all rows of a batch to a function at once.
+
+        Parameters
+        ----------
+        function : must not raise; its output has one array.
+        """
+
+        def computed(call: Any, *inputs: Any) -> Any:
+            library = getattr(call, "library", None)
+            if library is None:
+                return function(call.op, *inputs)
+            return library.array(function(call.op, *map(library.host, inputs)))
+
+        return computed
 
     def drop_kernel(self, kernel: Kernel) -> None:
         """Go back to the backend's own kernel."""

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cortiq.backend.batch import Batch, Ticket
+from cortiq.backend.peers import ALONE, Peers
 from cortiq.backend.state import ExportedState, State
 from cortiq.ir import IR_VERSION, Graph, Node, Program
 from cortiq.numerics.contract import CONTRACT_VERSION
@@ -102,6 +103,7 @@ class CompileOptions:
     extra : options of the backend's own, by name.
     kept : weights as this backend prepared them before, and where it leaves them for the next run;
         None keeps nothing.
+    peers : the devices that compute the program together with this one.
     """
 
     device: str | None = None
@@ -111,6 +113,7 @@ class CompileOptions:
     full_windows: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
     kept: WeightKeeper | None = None
+    peers: Peers = ALONE
 
 
 class OptionalCapabilities:

@@ -33,8 +33,8 @@ def unplaced(node: Node, graph: Graph) -> str:
     batch runs; empty if it knows them.
     """
     op = node.op
-    if isinstance(op, ops.EmbedRows) and node.inputs[0] not in BY_ROW:
-        return "rows of a table are looked up for the row's token or position only"
+    if isinstance(op, ops.EmbedRows) and node.inputs[0] not in graph.inputs:
+        return "rows of a table are looked up for what rows have or supply only"
     if isinstance(op, ops.KeepListed) and node.inputs[1] != "token":
         return "lists of experts are looked up for the row's token only"
     if isinstance(op, POSITIONED):

@@ -40,7 +40,7 @@ def _views(graph: Graph, program: Program) -> list[tuple[str, int | None]]:
     """Yield the slots of rows that nodes read, each with the window it is read through."""
     readers: list[Any] = [n for n in graph.nodes if not n.op.writes_slots]
     return [
-        (slot, getattr(node.op, "window", None))
+        (slot, None if getattr(node.op, "until", False) else getattr(node.op, "window", None))
         for node in readers
         for slot in node.slots.values()
         if isinstance(program.slots[slot], KVRows)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cortiq.cli.render import counted, note
 from cortiq.errors import RequestError
 from cortiq.option_names import option_hint
-from cortiq.options import GenerateOptions, from_text, specs
+from cortiq.option_values import from_text
+from cortiq.options import GenerateOptions, specs
 
 if TYPE_CHECKING:
     from cortiq.cli.chat import ChatSession

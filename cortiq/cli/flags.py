@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from cortiq.option_values import parse_bias
 from cortiq.options import (
     RECOMMENDED,
     OptionSet,
@@ -15,7 +16,6 @@ from cortiq.options import (
     defaults,
     environment_name,
     flag,
-    parse_bias,
     specs,
 )
 

@@ -76,7 +76,7 @@ def _list_known(as_json: bool) -> None:
     """List the known names: size, licence, source."""
     from cortiq.formats.fetch import HUB_MODELS, KNOWN_MODELS
 
-    rows = [(m.name, m.size / 1e9, m.licence, m.pieces[0].package) for m in KNOWN_MODELS.values()]
+    rows = [(m.name, m.total / 1e9, m.licence, m.pieces[0].package) for m in KNOWN_MODELS.values()]
     rows += [(m.name, m.size, m.licence, m.source) for m in HUB_MODELS.values()]
     if as_json:
         names = ("name", "gigabytes", "licence", "source")

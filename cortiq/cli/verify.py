@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -33,6 +34,10 @@ NOT_IDENTICAL = 1
     help="Have this server recompute it; the signature is checked here. CORTIQ_API_KEY is its key.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option(
+    "--lenient", is_flag=True,
+    help="Of a CMF file: refuse only what the original engine refuses, too.",
+)  # fmt: skip
 @options_of(LoadOptions, without=("context", "weight_format", "heads", "draft_vocabulary"))
 @click.pass_context
 def verify(
@@ -42,15 +47,32 @@ def verify(
     key: str | None,
     url: str | None,
     as_json: bool,
+    lenient: bool,
     **options: Any,
 ) -> None:
-    """Recompute a receipt's generation and compare every bit.
+    """Recompute a receipt's generation and compare every bit; or check a CMF file's hashes.
 
     All rows are computed at once. MODEL is the file that the receipt was made with; by default the
     known model that the receipt names. Exits with 0 if everything is identical, with 1 if something
     differs (the first step or field is named), and with 2 if there is no verdict.
+
+    Of a CMF file in the receipt's place, every hash in it and the signature beside it are checked;
+    --key is then the key that must have signed it.
     """
     import cortiq
+    from cortiq.formats.cmf.model import is_cmf
+
+    if is_cmf(Path(receipt)):
+        from cortiq.cli.verify_container import verify_container
+
+        given = [flag(name) for name, value in options.items() if value is not None]
+        if model is not None or url is not None or given:
+            raise RequestError("a CMF file is checked by itself", where="verify")
+        if not verify_container(Path(receipt), key, not lenient, as_json):
+            ctx.exit(NOT_IDENTICAL)
+        return
+    if lenient:
+        raise RequestError("is for CMF files", where="--lenient")
 
     read = cortiq.Receipt.read(receipt)
     if url is not None:

@@ -9,6 +9,7 @@ from cortiq.errors import UnsupportedError
 from cortiq.formats.checkpoint import Checkpoint
 from cortiq.formats.gguf_metadata import GGUFMetadata
 from cortiq.formats.own_layout import GGUF_HEADER
+from cortiq.formats.tokenizer_files import TokenizerFiles
 
 COPIED = (
     "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
@@ -36,9 +37,19 @@ def files_beside(checkpoint: Checkpoint) -> dict[str, bytes]:
     if checkpoint.eos_token_ids:
         config["eos_token_id"] = list(checkpoint.eos_token_ids)
     found = {"config.json": json.dumps(config, ensure_ascii=False, indent=2).encode()}
+    if isinstance(source, TokenizerFiles):
+        return found | _unpacked(source)
     for path in (source / name for name in COPIED):
         if path.is_file():
             found[path.name] = _content(path)
+    return found
+
+
+def _unpacked(source: TokenizerFiles) -> dict[str, bytes]:
+    """Return the files of a folder that hold what a file holds of a tokenizer."""
+    found = {"tokenizer.json": source.data} if source.data else {}
+    if source.chat_template is not None:
+        found["chat_template.jinja"] = source.chat_template.encode()
     return found
 
 

@@ -7,7 +7,7 @@ the format's authors, quantises to, Q4_K by our own search, or stay as they are.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -149,6 +149,10 @@ class GGUFContainer:
             return convert(part, rule, tensor.name).parts
         raw = quantise_of(name)(weight_values(part, tensor.name))
         return {"raw": raw.reshape(part.shape[0], -1)}
+
+    def pieces(self, tensor: PlannedTensor) -> Iterator[Sequence[npt.NDArray[Any]]]:
+        """Yield the rows of a tensor in order, as the file has them, by part."""
+        yield from (list(self.rows(part, tensor).values()) for part in tensor.slices())
 
     def publish(self, work: WorkFolder, out: Path) -> None:
         """Give the finished file its name; the work folder goes after it."""

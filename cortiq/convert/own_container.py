@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,10 @@ class OwnContainer:
         if tensor.target == "keep":
             return part.parts
         return convert(part, tensor.target, tensor.name).parts
+
+    def pieces(self, tensor: PlannedTensor) -> Iterator[Sequence[npt.NDArray[Any]]]:
+        """Yield the rows of a tensor in order, as the file has them, by part."""
+        yield from (list(self.rows(part, tensor).values()) for part in tensor.slices())
 
     def publish(self, work: WorkFolder, out: Path) -> None:
         """Make the finished work folder the model's."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -16,7 +16,10 @@ from cortiq.models.bind import LoadedProgram
 from cortiq.models.tensor_pieces import TensorSlice
 from cortiq.models.weight_rules import delicate_names, matrix_names
 from cortiq.models.weights import raw_weight
+from cortiq.numerics.contract import Floats
+from cortiq.numerics.four_bits import BLOCKS
 from cortiq.numerics.layouts import LAYOUTS, Layout, Weight
+from cortiq.numerics.weights import SEARCHED, weight_values
 
 LayoutOf = Callable[[str, int, str], Layout]
 Rows = Callable[[Weight, "PlannedTensor"], Mapping[str, npt.NDArray[Any]]]
@@ -60,6 +63,27 @@ class PlannedTensor:
     def weight(self) -> Weight:
         """Return the old tensor as a weight; rows of it are read when they are asked for."""
         return raw_weight(self.source, (self.rows, self.columns))
+
+    def slices(self) -> Iterator[Weight]:
+        """Yield all rows of the old tensor in order, some at a time."""
+        weight = self.weight()
+        for start in range(0, self.rows, self.step):
+            yield weight.rows(start, min(start + self.step, self.rows))
+
+    def values(self) -> Iterator[Floats]:
+        """Yield all rows of the old tensor in order, as floats."""
+        for part in self.slices():
+            yield weight_values(part, self.name)
+
+    @property
+    def searched(self) -> str:
+        """The layout of four-bit blocks whose codes are searched for; empty for other formats."""
+        found = self.target in SEARCHED and self.layout.name in BLOCKS
+        return self.layout.name if found else ""
+
+    def laid_out(self, raw: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        """Return rows of the searched layout as the new file has them."""
+        return raw
 
     def described(self) -> list[object]:
         """Return what of the plan decides the new bytes."""

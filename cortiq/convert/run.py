@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy.typing as npt
 
@@ -20,15 +20,16 @@ from cortiq.convert.recipes import Recipe, read_recipe
 from cortiq.convert.work_folder import Place, WorkFolder, remove, work_folder
 from cortiq.errors import RequestError
 from cortiq.formats.checkpoint import Checkpoint, open_checkpoint
+from cortiq.formats.cmf.reader import SUFFIX as CMF_SUFFIX
 from cortiq.formats.fetch import SYNTHETIC, resolve
 from cortiq.model.source import open_lora, open_tokenizer
 from cortiq.models import load_program
 from cortiq.models.adapters import FACT as ADAPTERS
 from cortiq.models.bind import LoadedProgram
+from cortiq.models.weights import FLOAT_TARGET
 from cortiq.numerics.contract import CONTRACT_VERSION
-from cortiq.numerics.four_bits import BLOCKS
-from cortiq.numerics.layouts import Weight
-from cortiq.numerics.weights import SEARCHED, refuse_large, weight_values
+from cortiq.numerics.layouts import LAYOUTS
+from cortiq.numerics.weights import refuse_large
 from cortiq.plugins import default_plugins
 
 GGUF_SUFFIX = ".gguf"
@@ -45,8 +46,8 @@ class Container(Protocol):
     def header(self, hashes: Mapping[str, Mapping[str, str]]) -> bytes:
         """Return the file's first bytes."""
 
-    def rows(self, part: Weight, tensor: PlannedTensor) -> Mapping[str, npt.NDArray[Any]]:
-        """Return some rows of a tensor, by part."""
+    def pieces(self, tensor: PlannedTensor) -> Iterator[Sequence[npt.NDArray[Any]]]:
+        """Yield the rows of a tensor in order, as the file has them, by part."""
 
     def publish(self, work: WorkFolder, out: Path) -> None:
         """Give the finished file its name."""
@@ -60,12 +61,23 @@ class ConvertedModel:
     ----------
     path : of the new model. nbytes : of its tensors' file.
     layouts : bytes by layout. resumed : tensors that an earlier start had left.
+    files : of a model in several, all of them.
     """
 
     path: Path
     nbytes: int
     layouts: Mapping[str, int]
     resumed: int
+    files: tuple[Path, ...] = ()
+
+
+class Wanted(NamedTuple):
+    """The wishes of a caller: where to, the recipe and its patterns, and sizes of files."""
+
+    out: Path
+    recipe: str
+    patterns: Sequence[str]
+    shard_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -125,16 +137,11 @@ class _Conversion:
         places = self._places(tensor)
         digests = [hashlib.sha256() for _ in places]
         at = [place.start for place in places]
-        weight = tensor.weight()
-        for start in range(0, tensor.rows, tensor.step):
-            part = weight.rows(start, min(start + tensor.step, tensor.rows))
-            if feedback is None:
-                arrays = list(self.container.rows(part, tensor).values())
-            else:
-                values = weight_values(part, tensor.name)
-                raw = best_rows(tensor.layout.name, values, feedback)
-                refuse_large(tensor.layout, raw, values, tensor.name)
-                arrays = [raw]
+        if feedback is None:
+            pieces = self.container.pieces(tensor)
+        else:
+            pieces = _with_least_loss(tensor, feedback)
+        for arrays in pieces:
             for i, array in enumerate(arrays):
                 data = contiguous_bytes(array)
                 self.work.write(at[i], data)
@@ -145,9 +152,20 @@ class _Conversion:
         self.work.finish_tensor(tensor.name, hashes)
 
 
+def _with_least_loss(
+    tensor: PlannedTensor, feedback: Feedback
+) -> Iterator[Sequence[npt.NDArray[Any]]]:
+    """Yield the rows of a tensor in order, with the codes that lose less."""
+    layout = tensor.searched
+    for values in tensor.values():
+        raw = best_rows(layout, values, feedback)
+        refuse_large(LAYOUTS[layout], raw, values, tensor.name)
+        yield [tensor.laid_out(raw)]
+
+
 def takes_feedback(tensor: PlannedTensor) -> bool:
     """Return whether a tensor becomes one matrix, or some side by side, of four-bit codes."""
-    return tensor.target in SEARCHED and tensor.layout.name in BLOCKS and len(tensor.shape) == 2
+    return bool(tensor.searched) and len(tensor.shape) == 2
 
 
 def convert_model(
@@ -159,8 +177,9 @@ def convert_model(
     calibration: Calibration | None = None,
     lora: Sequence[str] = (),
     progress: Progress | None = None,
+    shard_bytes: int = 0,
 ) -> ConvertedModel:
-    """Convert a model, and write it to a new folder, or to a GGUF file where `out` ends so.
+    """Convert a model, and write it to a new folder, or a GGUF or CMF file where `out` ends so.
 
     Parameters
     ----------
@@ -169,6 +188,7 @@ def convert_model(
     calibration : a text on which the errors of w4 are fed back.
     lora : adapters that are merged first, as `cortiq.LoadOptions.lora` names them.
     progress : called while a model is fetched, read and written.
+    shard_bytes : of CMF, most bytes of tensors in a file; 0 for one file.
 
     Raises
     ------
@@ -183,9 +203,14 @@ def convert_model(
     adapters = [open_lora(text, progress) for text in lora]
     try:
         families = default_plugins().families
-        loaded = load_program(checkpoint, heads="auto", families=families, adapters=adapters)
+        is_cmf = out.suffix == CMF_SUFFIX
+        loaded = load_program(
+            checkpoint, heads="off" if is_cmf else "auto", families=families, adapters=adapters,
+            weight_format=FLOAT_TARGET if is_cmf else None,
+        )  # fmt: skip
         ids = _ids(calibration, loaded, checkpoint)
-        planned, container, plan = _planned(loaded, checkpoint, out, recipe, tensors, ids)
+        asked = Wanted(out, recipe, tensors, shard_bytes)
+        planned, container, plan = _planned(loaded, checkpoint, asked, ids)
         with work_folder(out, plan) as work:
             work.resume(container.places)
             work.set_size(container.size)
@@ -201,7 +226,8 @@ def convert_model(
     for tensor in planned:
         size = sum(place.nbytes for place in container.places[tensor.name])
         layouts[tensor.layout.name] = layouts.get(tensor.layout.name, 0) + size
-    return ConvertedModel(out, container.size, layouts, resumed)
+    files = tuple(getattr(container, "files", (out,)))
+    return ConvertedModel(files[0], container.size, layouts, resumed, files)
 
 
 def _ids(
@@ -223,19 +249,26 @@ def _ids(
 def _planned(
     loaded: LoadedProgram,
     checkpoint: Checkpoint,
-    out: Path,
-    name: str,
-    patterns: Sequence[str],
+    asked: Wanted,
     ids: Sequence[int],
 ) -> tuple[Sequence[PlannedTensor], Container, str]:
     """Return the planned tensors, the file that takes them, and a text that tells plans apart."""
     container: Container
-    if out.suffix == GGUF_SUFFIX:
+    planned: Sequence[PlannedTensor]
+    if asked.out.suffix == GGUF_SUFFIX:
         from cortiq.convert.gguf_container import gguf_container
 
-        planned, container, recipe = gguf_container(loaded, checkpoint, name, patterns)
+        planned, container, recipe = gguf_container(
+            loaded, checkpoint, asked.recipe, asked.patterns
+        )
+    elif asked.out.suffix == CMF_SUFFIX:
+        from cortiq.convert.cmf_container import cmf_container
+
+        planned, container, recipe = cmf_container(
+            loaded, checkpoint, asked.out, asked.recipe, asked.patterns, asked.shard_bytes
+        )
     else:
-        recipe = read_recipe(name, patterns)
+        recipe = read_recipe(asked.recipe, asked.patterns)
         planned = plan_tensors(loaded, recipe, own_layout_of)
         said = {"source": checkpoint.model_hash(), "rule": _rule(recipe, planned, ids, loaded)}
         container = OwnContainer(planned, said, files_beside(checkpoint))

@@ -18,6 +18,7 @@ from cortiq.engine.masks import checked_masks
 from cortiq.engine.prompt_embeddings import check_embeddings, copied_embeddings
 from cortiq.errors import RequestError, shown
 from cortiq.ir import Program
+from cortiq.ir.encoders import ENCODER
 from cortiq.numerics.sampling import Sampling
 from cortiq.options import GenerateOptions
 
@@ -115,20 +116,27 @@ class Request:
 
 def vocabulary_size(program: Program) -> int:
     """Return the number of token ids that the trunk has logits for."""
-    return program.trunk.values["logits"].shape[0]
+    logits = program.trunk.values.get("logits")
+    return int(program.facts["vocab_size"]) if logits is None else logits.shape[0]
 
 
-def check_prompt(ids: Iterable[int], program: Program, longest: int = 0) -> tuple[int, ...]:
+def check_prompt(
+    ids: Iterable[int], program: Program, longest: int = 0, *, encoder: bool = False
+) -> tuple[int, ...]:
     """Return token ids as a tuple of int.
 
     Parameters
     ----------
     longest : context the model can be loaded with, for the hint.
+    encoder : whether the program may be an encoder, which predicts no tokens.
 
     Raises
     ------
     RequestError : there are none, one is no id of the vocabulary, or they exceed the context.
     """
+    if ENCODER in program.facts and not encoder:
+        hint = "Model.embed and Model.rerank, /v1/embeddings and /v1/rerank are what it is for"
+        raise RequestError("the model is an encoder, which predicts no tokens", hint=hint)
     prompt = tuple(_as_id(token) for token in ids)
     vocabulary = vocabulary_size(program)
     if not prompt:

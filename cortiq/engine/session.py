@@ -18,6 +18,7 @@ from cortiq.backend import (
     Ticket,
     Want,
 )
+from cortiq.backend.batch import NO_INPUTS
 from cortiq.backend.error_attribution import attributed_to, backend_names, failure_hint
 from cortiq.errors import BackendError, DeclinedError, RequestError, SequenceFailedError
 
@@ -112,10 +113,17 @@ class Session:
         return self.feed_each(ids, [wants if every or i == last else () for i in range(len(ids))])
 
     def feed_each(
-        self, ids: Sequence[int | Drawn], wants: Sequence[tuple[Want, ...]]
+        self,
+        ids: Sequence[int | Drawn],
+        wants: Sequence[tuple[Want, ...]],
+        inputs: Sequence[Mapping[str, Any]] | None = None,
     ) -> PendingBatch:
-        """Submit one batch of rows, each with its own wants."""
-        rows = [Row(self.state, self.length + i, token, wants[i]) for i, token in enumerate(ids)]
+        """Submit one batch of rows, each with its own wants, and with what it supplies."""
+        given = [NO_INPUTS] * len(ids) if inputs is None else inputs
+        rows = [
+            Row(self.state, self.length + i, token, wants[i], given[i])
+            for i, token in enumerate(ids)
+        ]
         with attributed_to(backend_names(self.executable)):
             ticket = self.executable.forward(Batch(rows))
         self.length += len(ids)

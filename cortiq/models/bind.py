@@ -27,7 +27,7 @@ from cortiq.models.head_names import (
 from cortiq.models.head_tensors import HeadTensors
 from cortiq.models.heads import HeadPlan, is_like, layer_count, with_heads
 from cortiq.models.open_checkpoint import OpenCheckpoint
-from cortiq.models.registry import family_for, family_name, location_of, read_config
+from cortiq.models.registry import family_for, family_name, location_of, names_of, read_config
 from cortiq.models.sidecar import WithSidecar, check_sidecar
 from cortiq.models.synthetic import SyntheticCheckpoint, synthetic_program, synthetic_weights
 from cortiq.models.tensor_pieces import TensorSlice, read_piece
@@ -121,7 +121,7 @@ def load_program(
         theirs = read_config(family, sidecar)
         config = check_sidecar(checkpoint, config, sidecar, theirs)
         checkpoint = WithSidecar(checkpoint, sidecar)
-    head_tensors = CheckpointTensors(checkpoint, family.NAMES, config.source)
+    head_tensors = CheckpointTensors(checkpoint, names_of(family, config), config.source)
     plan = find_plan(heads, config.num_hidden_layers, head_tensors.has)
     program = _headed(program, plan, head_tensors, heads, checkpoint)
     trunk, program = program, _drafted(program, drafter)

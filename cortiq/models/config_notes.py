@@ -24,8 +24,9 @@ MODEL = frozenset({
 """
 
 TRAINING = frozenset({
-    "attention_dropout", "attn_dropout", "attn_pdrop", "aux_loss_alpha", "aux_loss_coef",
-    "classifier_dropout", "embd_pdrop", "embedding_dropout", "ffn_dropout", "freeze_router",
+    "attention_dropout", "attention_probs_dropout_prob", "attn_dropout", "attn_pdrop",
+    "aux_loss_alpha", "aux_loss_coef", "classifier_dropout",
+    "embd_pdrop", "embedding_dropout", "ffn_dropout", "freeze_router",
     "gradient_checkpointing", "hidden_dropout", "hidden_dropout_prob", "init_method",
     "init_std", "initializer_range", "label_smoothing", "output_router_logits", "resid_pdrop",
     "residual_dropout", "router_aux_loss_coef", "router_jitter_noise", "router_z_loss_coef",

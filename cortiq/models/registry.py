@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
@@ -11,6 +11,7 @@ from types import ModuleType
 from cortiq.errors import UnsupportedError
 from cortiq.models.config import BaseConfig, config_from_json
 from cortiq.models.gguf_config import config_from_gguf
+from cortiq.models.names import Names
 from cortiq.models.open_checkpoint import OpenCheckpoint
 
 OWN = (
@@ -75,6 +76,8 @@ OWN = (
     "apertus",
     "gpt2",
     "deepseek_v4",
+    "bert",
+    "modernbert",
 )
 """Modules of this package, in the order they are listed."""
 
@@ -168,6 +171,12 @@ def _named_alike(architecture: str, extra: Sequence[ModuleType]) -> dict[str, Mo
         return {}
     module = import_module(f"cortiq.models.{architecture}")
     return {architecture: module} if architecture in module.ARCHITECTURES else {}
+
+
+def names_of(family: ModuleType, config: BaseConfig) -> Names:
+    """Return a family's tensor names, which may depend on the configuration."""
+    names: Names | Callable[[BaseConfig], Names] = family.NAMES
+    return names if isinstance(names, Names) else names(config)
 
 
 def location_of(checkpoint: OpenCheckpoint) -> str:

@@ -15,7 +15,7 @@ from cortiq.models.gguf_rope import ROPE_TENSORS
 from cortiq.models.names import IGNORED, Names
 from cortiq.models.open_checkpoint import OpenCheckpoint
 from cortiq.models.parts import HEAD, TABLE
-from cortiq.models.registry import location_of
+from cortiq.models.registry import location_of, names_of
 from cortiq.models.tensor_pieces import TensorSlice, fused_of, locate_piece, split_name
 
 DRAFT_NAME = re.compile(r"(?:model\.)?mtp\.")
@@ -33,14 +33,13 @@ def find_tensors(
     program: Program, checkpoint: OpenCheckpoint, family: ModuleType, config: BaseConfig
 ) -> dict[str, list[TensorSlice]]:
     """Find the tensors, or parts of them, of each weight; `FormatError` lists every problem."""
+    names = names_of(family, config)
     shapes = {name: spec.shape for name, spec in program.weights.items()}
-    places = {
-        name: _pieces(name, shapes, checkpoint, family.NAMES, config.source) for name in shapes
-    }
+    places = {name: _pieces(name, shapes, checkpoint, names, config.source) for name in shapes}
     wanted = {piece.tensor: piece for pieces in places.values() for piece in pieces}
     problems = [p for piece in wanted.values() for p in _tensor_problems(piece, checkpoint)]
-    problems += _left_over(places, checkpoint, config, family.NAMES)
-    problems += untied(checkpoint, config, family.NAMES.in_file(TABLE, config.source))
+    problems += _left_over(places, checkpoint, config, names)
+    problems += untied(checkpoint, config, names.in_file(TABLE, config.source))
     if problems:
         size = -(-len(problems) // PROBLEM_LINES)  # a message has few lines, and names all of them
         lines = ("; ".join(problems[i : i + size]) for i in range(0, len(problems), size))

@@ -202,9 +202,16 @@ def first_visible(position: int, window: int) -> int:
     return max(0, position - window + 1) if window else 0
 
 
-def visible_tiles(position: int, window: int) -> list[list[tuple[int, int]]]:
-    """Return ranges [start, stop) of visible keys, one a tile, grouped by run, none empty."""
-    first = first_visible(position, window)
+def visible_tiles(
+    position: int, window: int, own: int | None = None
+) -> list[list[tuple[int, int]]]:
+    """Return ranges [start, stop) of visible keys, one a tile, grouped by run, none empty.
+
+    Parameters
+    ----------
+    position : the last visible key. own : position that the window counts back from, if another.
+    """
+    first = first_visible(position if own is None else own, window)
     runs: dict[int, list[tuple[int, int]]] = {}
     for index in range(first // TILE, position // TILE + 1):
         start, stop = max(first, index * TILE), min(position + 1, (index + 1) * TILE)
@@ -220,10 +227,11 @@ def attend_keys(
     constants: ScoreConstants,
     window: int = 0,
     blocks: ChosenBlocks | None = None,
+    own: int | None = None,
 ) -> PartialAttention | None:
     """Attend to all visible keys for the query heads [heads, Dk] of a KV head; None for none."""
     state: PartialAttention | None = None
-    for run in visible_tiles(position, window):
+    for run in visible_tiles(position, window, own):
         partial: PartialAttention | None = None
         for start, stop in run:
             seen = np.arange(start, stop)
@@ -263,11 +271,13 @@ def attend_with_mass(
     sinks: Floats | None = None,
     blocks: ChosenBlocks | None = None,
     faults: Flags | None = None,
+    own: npt.NDArray[np.integer] | None = None,
 ) -> tuple[Floats, Floats]:
-    """Compute causal attention of one sequence's rows: float32 [rows, H, Dv], `log_mass` [rows, H].
+    """Compute attention of one sequence's rows: float32 [rows, H, Dv], `log_mass` [rows, H].
 
-    Row i sees keys max(0, p−window+1) … p, p = positions[i]; whatever else the cache holds is not
-    read. Query head h uses KV head h // (H/KV). A row that sees no key (p < 0) is +0. With
+    Row i sees keys max(0, o−window+1) … p, p = positions[i], o = own[i], which is p where rows see
+    nothing after themselves; whatever else the cache holds is not read. Query head h uses KV head
+    h // (H/KV). A row that sees no key (p < 0) is +0. With
     `blocks`, chosen int [rows, sets, n], a head sees only keys of the blocks that its set
     h // (H/sets) names.
 
@@ -294,6 +304,7 @@ def attend_with_mass(
             constants,
             window,
             blocks and ChosenBlocks(blocks.size, blocks.chosen[row, part * sets // parts]),
+            None if own is None else int(own[row]),
         )
         if state is None:
             continue

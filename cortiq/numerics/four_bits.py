@@ -1,5 +1,4 @@
-"""Floats to four or five bits: blocks of Q4_K, Q4_1 and Q5_0 with the least squares error that a
-search finds.
+"""Floats to four or five bits: blocks of Q4_K, Q4_1, Q4_0, Q5_0 whose least error a search finds.
 
 A block of 32 is code·scale + low, with codes 0 … 15. Steps a little finer or coarser than the
 block's range are tried; for the codes of each, scale and low are those of least squares. Q4_K keeps
@@ -24,11 +23,9 @@ from cortiq.numerics.sums import canonical_sum
 from cortiq.numerics.unpacked_weights import Bytes, half_to_float
 
 FINER = (-1.0, -0.5, 0.0, 0.5)
-"""What is added to the 15 steps of a block's range."""
-LARGEST_CODE, LARGEST_PART, MIDDLE = F32(15), F32(63), F32(16)
-SUBS = WIDE // BLOCK
+"""What is added to the 15 steps of a block's range, and (`NEIGHBOURS`) to a block's integers."""
+LARGEST_CODE, LARGEST_PART, SUBS = F32(15), F32(63), WIDE // BLOCK
 NEIGHBOURS = tuple((a, b) for a in (0, -1, 1) for b in (0, -1, 1))
-"""What is added to a block's integers."""
 
 
 class LeastSquares(NamedTuple):
@@ -219,23 +216,23 @@ def _integers(values: Floats, unit: Floats) -> Floats:
     return np.minimum(steps, LARGEST_PART)
 
 
-class FiveBitBlocks:
+class SignedBlocks:
     """Blocks of Q5_0 for values [n, 32]: (code − 16)·scale, codes 0 … 31, a scale of either sign.
 
     Attributes
     ----------
-    scale, low : what a code is multiplied by and what is added, −16·scale: float32 [n, 1].
+    scale, low : what a code is multiplied by and what is added, −middle·scale: float32 [n, 1].
     """
 
-    largest = F32(31)
+    middle, largest = F32(16), F32(31)
 
     def __init__(self, values: Floats) -> None:
         self._x = x = values
         low, high = x.min(axis=-1), x.max(axis=-1)
         extreme = np.where(-low >= high, low, high)
-        found = self._fitted(self._codes(extreme * (F32(-1) / MIDDLE)))
+        found = self._fitted(self._codes(extreme * (F32(-1) / self.middle)))
         for finer in FINER:
-            step = extreme * (F32(-1) / (MIDDLE + F32(finer)))
+            step = extreme * (F32(-1) / (self.middle + F32(finer)))
             found = found.better(self._fitted(self._codes(step)))
         best: LeastSquares | None = None
         for _ in range(2):
@@ -247,18 +244,18 @@ class FiveBitBlocks:
         self.scale, self.low = best.scale[:, None], best.low[:, None]
 
     def _codes(self, scale: Floats) -> Floats:
-        """Return clip(rint(RN(x·RN(1/scale))), −16, 15) + 16, 16 for a scale of 0."""
+        """Return clip(rint(RN(x·RN(1/scale))), −m, m − 1) + m, m the middle, which is that of 0."""
         inverse = np.where(scale != 0, F32(1) / np.where(scale != 0, scale, F32(1)), F32(0))
         steps = np.rint(self._x * inverse[:, None])
-        return np.minimum(np.maximum(steps, -MIDDLE), MIDDLE - F32(1)) + MIDDLE
+        return np.minimum(np.maximum(steps, -self.middle), self.middle - F32(1)) + self.middle
 
     def _of_scale(self, scale: Floats, codes: Floats) -> LeastSquares:
-        low = -(MIDDLE * scale)
+        low = -self.middle * scale
         return LeastSquares(scale, low, _error(self._x, codes, scale, low))
 
     def _fitted(self, codes: Floats) -> LeastSquares:
         """Return the scale of least squares for these codes."""
-        steps = codes - MIDDLE
+        steps = codes - self.middle
         scale = _ratio(canonical_sum(steps * self._x), canonical_sum(steps * steps))
         return self._of_scale(scale, codes)
 
@@ -274,12 +271,23 @@ class FiveBitBlocks:
         return np.concatenate([_half(self.scale[:, 0]), fifth, nibbles], axis=1)
 
 
-BLOCKS: Mapping[str, tuple[int, type[NarrowBlocks | WideBlocks | FiveBitBlocks]]] = {
+class SignedNibbles(SignedBlocks):
+    """Blocks of Q4_0: as those of Q5_0, (code − 8)·scale, codes 0 … 15."""
+
+    middle, largest = F32(8), LARGEST_CODE
+
+    def raw(self, codes: Floats) -> Bytes:
+        """Return blocks with these codes: uint8 [n, 18]."""
+        return np.concatenate([_half(self.scale[:, 0]), nibbles_of(codes, BLOCK // 2)], axis=1)
+
+
+BLOCKS: Mapping[str, tuple[int, type[NarrowBlocks | WideBlocks | SignedBlocks]]] = {
     "Q4_K": (WIDE, WideBlocks),
     "Q4_1": (BLOCK, NarrowBlocks),
-    "Q5_0": (BLOCK, FiveBitBlocks),
+    "Q4_0": (BLOCK, SignedNibbles),
+    "Q5_0": (BLOCK, SignedBlocks),
 }
-"""Columns of a block, and what computes it, by layout."""
+"""Columns of a block, and what computes it."""
 
 
 def four_bit_rows(layout: str, values: Floats) -> Bytes:

@@ -28,7 +28,7 @@ def load_private_key(path: Path) -> Ed25519PrivateKey:
     FormatError : the file holds no such key.
     CortiqError : the package `cryptography` is missing.
     """
-    _require_cryptography()
+    require_cryptography()
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -50,7 +50,7 @@ def load_private_key(path: Path) -> Ed25519PrivateKey:
 
 def load_public_key(path: Path) -> str:
     """Load a public Ed25519 key as hex, from PEM, OpenSSH (`ssh-ed25519 ...`), or hex."""
-    _require_cryptography()
+    require_cryptography()
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -79,7 +79,7 @@ def sign(receipt: Receipt, key: Ed25519PrivateKey) -> Signature:
 
 def is_valid(receipt: Receipt, signature: Signature) -> bool:
     """Return whether a signature of this receipt is valid for the key it names."""
-    _require_cryptography()
+    require_cryptography()
     if is_weak(bytes.fromhex(signature.public_key)):
         return False
     from cryptography.exceptions import InvalidSignature
@@ -118,7 +118,8 @@ def _key_error(path: Path, what: str) -> FormatError:
     return FormatError(what, where=str(path), hint=hint)
 
 
-def _require_cryptography() -> None:
+def require_cryptography() -> None:
+    """Raise CortiqError, with the command that installs it, if `cryptography` is missing."""
     try:
         import cryptography  # noqa: F401
     except ImportError:

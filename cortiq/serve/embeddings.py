@@ -9,14 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from cortiq.model.embed import embedding_steps
+from cortiq.model.embed import embedding_steps, framed_prompt
 from cortiq.options import EmbedOptions
 from cortiq.serve.errors import invalid, too_long
 from cortiq.serve.fields import Fields
 from cortiq.serve.parsed_request import parse_prompts
 from cortiq.serve.served_model import ServedModel
+from cortiq.tokenizer.frames import FramedText
 
-POOLINGS = ("mean", "last")
+POOLINGS = ("auto", "mean", "cls", "last")
 
 
 @dataclass(frozen=True)
@@ -25,24 +26,30 @@ class EmbeddingRequest:
 
     Attributes
     ----------
-    ids : token ids of each text. encoding : `float`, or `base64` of little-endian float32.
+    texts : ids of each text, as the tokenizer frames it.
+    encoding : `float`, or `base64` of little-endian float32.
     """
 
     served: ServedModel
-    ids: Sequence[Sequence[int]]
+    texts: Sequence[FramedText]
     options: EmbedOptions
     encoding: str
 
     def steps(self) -> Generator[np.ndarray | None, None, None]:
         """Compute the vectors one by one; yield None between steps and all of them at the end."""
         made = []
-        for ids in self.ids:
-            for vector in embedding_steps(self.served.model.executable, ids, self.options):
+        for text in self.texts:
+            for vector in embedding_steps(self.served.model.executable, text, self.options):
                 if vector is None:
                     yield None
                 else:
                     made.append(vector)
         yield np.stack(made)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all texts."""
+        return sum(len(text.ids) for text in self.texts)
 
     def response(self, vectors: np.ndarray) -> dict[str, Any]:
         """Return the response object."""
@@ -50,14 +57,13 @@ class EmbeddingRequest:
             {"object": "embedding", "index": index, "embedding": self._encoded(vector)}
             for index, vector in enumerate(vectors)
         ]
-        count = sum(map(len, self.ids))
         return {
             "object": "list",
             "data": data,
             "model": self.served.name,
             "pooling": self.options.pooling,
             "system_fingerprint": self.served.fingerprint,
-            "usage": {"prompt_tokens": count, "total_tokens": count},
+            "usage": {"prompt_tokens": self.tokens, "total_tokens": self.tokens},
         }
 
     def _encoded(self, vector: np.ndarray) -> Any:
@@ -67,13 +73,13 @@ class EmbeddingRequest:
 
 
 def parse_embeddings(served: ServedModel, fields: Fields) -> EmbeddingRequest:
-    """Parse an embedding request; `pooling` (`mean` or `last`) is our own field."""
+    """Parse an embedding request; `pooling` is our own field."""
     fields.text("model")
     fields.belongs("input")
     prompts = parse_prompts(fields, "input")
     encoding = fields.choice("encoding_format", ("float", "base64"), "float")
     options = EmbedOptions(
-        pooling=fields.choice("pooling", POOLINGS, "mean"),
+        pooling=served.model.pooling(fields.choice("pooling", POOLINGS, "auto")),
         normalise=fields.flag("normalise", True),
     )
     width = fields.integer("dimensions", 1, 2**31)
@@ -84,8 +90,8 @@ def parse_embeddings(served: ServedModel, fields: Fields) -> EmbeddingRequest:
     for prompt in prompts:
         if isinstance(prompt, str):
             served.check_size(prompt, "input")
-    ids = [model.ids(prompt) for prompt in prompts]
-    for one in ids:
-        if len(one) > model.context:
-            raise too_long(len(one), model.context, "input")
-    return EmbeddingRequest(served, ids, options, encoding)
+    texts = [framed_prompt(model, prompt) for prompt in prompts]
+    for one in texts:
+        if len(one.ids) > model.context:
+            raise too_long(len(one.ids), model.context, "input")
+    return EmbeddingRequest(served, texts, options, encoding)

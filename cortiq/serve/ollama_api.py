@@ -75,7 +75,7 @@ class OllamaApi:
         served = await self._held(request, fields)
         parsed = await self.service.read(request, lambda: parse_embeddings(served, Fields(made)))
         vectors = await self.service.vectors(request, parsed)
-        count = sum(map(len, parsed.ids))
+        count = parsed.tokens
         answer = {"model": fields.asked, "embeddings": vectors.tolist(), "total_duration": 0}
         return JSONResponse({**answer, "load_duration": 0, "prompt_eval_count": count})
 

@@ -16,8 +16,10 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from cortiq.model.embed import encoder_of
 from cortiq.model.harness_requests import EvaluationModel, Pair
 from cortiq.model.prompt_logprobs import prompt_logprob_steps
+from cortiq.model.rerank import AUTO, METHODS, YES_NO, method_for, reranked, yes_no_ids
 from cortiq.serve.completion_params import model_name
 from cortiq.serve.errors import invalid, too_long
 from cortiq.serve.fields import Fields, object_fields
@@ -26,6 +28,8 @@ from cortiq.serve.service import Service
 
 SCORE_ENDPOINTS = ("/v1/score", "/v1/rerank")
 MOST_PAIRS = 1024
+LIKELIHOOD = "likelihood"
+"""Method of reranking that any model has."""
 BETWEEN = "\n\n"
 """Text between a document and the query whose likelihood after it is the document's relevance."""
 
@@ -73,6 +77,34 @@ class ScoreRequest:
         yield made
 
 
+@dataclass(frozen=True)
+class RelevanceRequest:
+    """Documents whose relevance a reranker gives, by one of `cortiq.model.rerank`'s methods."""
+
+    served: ServedModel
+    query: str
+    documents: Sequence[str]
+    method: str
+    instruction: str
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all pairs, as the model sees them."""
+        model = self.served.model
+        if self.method == YES_NO:
+            made = [yes_no_ids(model, self.query, d, self.instruction) for d in self.documents]
+            return sum(map(len, made))
+        return sum(len(model.tokenizer.framed(self.query, d).ids) for d in self.documents)
+
+    def steps(self) -> Generator[list[float] | None, None, None]:
+        """Compute the scores; yield None between steps, and all of them at last."""
+        model, made = self.served.model, []
+        for found in reranked(model, self.query, self.documents, self.method, self.instruction):
+            made += [] if found is None else [found]
+            yield None
+        yield made
+
+
 class ScoreApi:
     """Handlers of the two paths."""
 
@@ -93,16 +125,19 @@ class ScoreApi:
         return JSONResponse({**_head("score", parsed), "object": "list", "data": data})
 
     async def rerank(self, request: HttpRequest) -> Response:
-        """Handle `POST /v1/rerank`: documents by how likely the query is after them."""
+        """Handle `POST /v1/rerank`: documents by their relevance to the query."""
         fields = await self.service.body(request)
         served = await self.service.hold(request, model_name(fields))
         documents = read_documents(fields)
         top, shown = fields.integer("top_n", 1, 2**31), fields.flag("return_documents", True)
         parsed = await self.service.read(request, lambda: parse_rerank(served, fields, documents))
-        scores = await self._scores(request, parsed)
-        order = sorted(range(len(scores)), key=lambda index: (-scores[index].mean, index))
+        if isinstance(parsed, RelevanceRequest):
+            scores = await self.service.compute(request, served.worker, parsed.steps())
+        else:
+            scores = [one.mean for one in await self._scores(request, parsed)]
+        order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
         results = [
-            {"index": index, "relevance_score": scores[index].mean,
+            {"index": index, "relevance_score": scores[index],
              **({"document": {"text": documents[index]}} if shown else {})}
             for index in order[:top]
         ]  # fmt: skip
@@ -138,13 +173,26 @@ def parse_score(served: ServedModel, fields: Fields) -> ScoreRequest:
     return _score_request(served, pairs, ("text_1", "text_2"))
 
 
-def parse_rerank(served: ServedModel, fields: Fields, documents: Sequence[str]) -> ScoreRequest:
-    """Parse the rest of a request of `/v1/rerank`."""
+def parse_rerank(
+    served: ServedModel, fields: Fields, documents: Sequence[str]
+) -> ScoreRequest | RelevanceRequest:
+    """Parse the rest of a request of `/v1/rerank`; `method` and `instruction` are our own fields.
+
+    `auto` is the classifier of a cross-encoder, and the query's likelihood with any other model.
+    """
     fields.text("model")
     query = fields.text("query")
     if not query:
         raise fields.wrong("query", "a string, not empty")
+    method = fields.choice("method", (*METHODS, LIKELIHOOD), AUTO)
+    instruction = fields.text("instruction") or ""
     fields.close()
+    encoder = encoder_of(served.model.program)
+    if method not in (AUTO, LIKELIHOOD) or (method == AUTO and encoder is not None):
+        for text in (query, *documents):
+            served.check_size(text, "documents")
+        method = method_for(served.model, method)
+        return RelevanceRequest(served, query, documents, method, instruction)
     return _score_request(
         served, [(document + BETWEEN, query) for document in documents], ("documents", "query")
     )
@@ -195,11 +243,12 @@ def _score_request(
     return ScoreRequest(served, found)
 
 
-def _head(kind: str, parsed: ScoreRequest) -> dict[str, Any]:
+def _head(kind: str, parsed: ScoreRequest | RelevanceRequest) -> dict[str, Any]:
     """Return the parts that both responses have."""
+    by = parsed.method if isinstance(parsed, RelevanceRequest) else "log-likelihood"
     return {
         "id": f"{kind}-{secrets.token_hex(12)}", "model": parsed.served.name,
-        "created": int(time.time()), "method": "log-likelihood",
+        "created": int(time.time()), "method": by,
         "system_fingerprint": parsed.served.fingerprint,
         "usage": {"prompt_tokens": parsed.tokens, "total_tokens": parsed.tokens},
     }  # fmt: skip

@@ -211,7 +211,7 @@ class Service:
 
     async def vectors(self, request: HttpRequest, parsed: EmbeddingRequest) -> np.ndarray:
         """Compute the vectors of an embedding request."""
-        request.state.facts["prompt_tokens"] = sum(map(len, parsed.ids))
+        request.state.facts["prompt_tokens"] = parsed.tokens
         return await self.compute(request, parsed.served.worker, parsed.steps())
 
     async def compute(

@@ -21,11 +21,13 @@ from cortiq.errors import (
     shown,
 )
 from cortiq.formats.strict_json import parse_object, read_bytes, read_optional, read_text
+from cortiq.formats.tokenizer_files import TokenizerFiles
 from cortiq.tokenizer.byte_level import missing_bytes, refuse_missing_bytes
 from cortiq.tokenizer.decode_base import MIDDLE, TextEdges
 from cortiq.tokenizer.decoders import DecoderChain, PieceStream, decoder_steps
 from cortiq.tokenizer.encoders import TextEncoder, open_encoder
 from cortiq.tokenizer.encoding_cost import flattened
+from cortiq.tokenizer.frames import frames_of
 from cortiq.tokenizer.special_tokens import SpecialTokens, find_end_tokens
 
 __all__ = ["load_folder"]
@@ -50,6 +52,7 @@ class _FolderVocabulary:
         self.control = {text: token for token, text, special in described["added"] if special}
         self._steps = decoder_steps(described["decoder"], where)
         self._first = leading_id(described["post_processor"], where)
+        self.frames = frames_of(described["post_processor"], where)
         byte_level = all(step["type"] == "ByteLevel" for step in self._steps)
         check = byte_level and not described["has_unknown"]
         self._missing = missing_bytes(self._ids) if check else frozenset()
@@ -78,6 +81,11 @@ class _FolderVocabulary:
     def find(self, text: str) -> int | None:
         return self._ids.get(text)
 
+    @property
+    def first_id(self) -> int | None:
+        """The token that the post-processor puts in front of a text."""
+        return self._first
+
     def begins_with(self, token_id: int) -> bool:
         """Return whether the post-processor puts this token in front of a text."""
         return self._first == token_id
@@ -91,6 +99,32 @@ def load_folder(path: Path) -> tuple[_FolderVocabulary, SpecialTokens, dict[str,
     return vocabulary, _special_tokens(path, vocabulary, settings), _templates(path, settings)
 
 
+def load_files(
+    files: TokenizerFiles,
+) -> tuple[_FolderVocabulary, SpecialTokens, dict[str, str]]:
+    """Load vocabulary, special tokens and chat template of a tokenizer that lies in a file."""
+    if not files.data:
+        raise NoTokenizerError(
+            "the file holds no tokenizer: give token ids instead of text", where=files.where,
+            hint="On the command line with --ids. Or put its tokenizer.json beside it.",
+        )  # fmt: skip
+    with _as_tokenizer_errors():
+        vocabulary = _FolderVocabulary(_engine_of(files.data, files.where), files.where)
+    first = vocabulary.first_id
+    bos = files.bos_id if first is None else first
+    hidden = {*vocabulary.control.values(), *(() if bos is None else (bos,))}
+    special = SpecialTokens(
+        bos_id=bos,
+        eos_id=files.eos_ids[0] if files.eos_ids else None,
+        eos_ids=find_end_tokens([*files.eos_ids], vocabulary.control),
+        unknown_id=None,
+        hidden_ids=frozenset(hidden),
+        add_bos=bos is not None and (files.add_bos or bos == first),
+    )
+    template = files.chat_template
+    return vocabulary, special, {} if template is None else {"default": template}
+
+
 def _open_engine(file: Path) -> TextEncoder:
     if not file.is_file():
         raise NoTokenizerError(
@@ -100,13 +134,17 @@ def _open_engine(file: Path) -> TextEncoder:
             "AutoTokenizer.from_pretrained(...).save_pretrained().",
         )
     with _as_tokenizer_errors():
-        data = read_bytes(file)
-        described = parse_object(data, str(file))
+        return _engine_of(read_bytes(file), str(file))
+
+
+def _engine_of(data: bytes, where: str) -> TextEncoder:
+    """Open the engine that the bytes of a tokenizer.json describe."""
+    described = parse_object(data, where)
     model = described.get("model")
     if isinstance(model, dict) and model.get("dropout"):
         message = "the tokenizer drops merges at random (dropout): a text has no definite ids"
-        raise UnsupportedError(message, where=str(file), hint="set model.dropout to null")
-    return open_encoder(data.decode(), described, str(file))
+        raise UnsupportedError(message, where=where, hint="set model.dropout to null")
+    return open_encoder(data.decode(), described, where)
 
 
 def _special_tokens(
@@ -129,6 +167,7 @@ def _special_tokens(
         hidden_ids=frozenset(hidden),
         # Like transformers, which reads `add_bos_token` only when it builds tokenizer.json itself.
         add_bos=bos is not None and vocabulary.begins_with(bos),
+        frames=vocabulary.frames,
     )
 
 

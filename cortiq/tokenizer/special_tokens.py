@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
+from cortiq.tokenizer.frames import Frames
+
 __all__ = [
     "END_OF_TURN_TEXTS",
     "IMAGE_TEXTS",
@@ -60,7 +62,8 @@ class SpecialTokens:
     """The ids a runtime has to know, and whether the file puts BOS before a text.
 
     `eos_ids` are all tokens that end an answer, `eos_id` the one the file calls EOS; `hidden_ids`
-    are those that decoding skips (control and unknown tokens).
+    are those that decoding skips (control and unknown tokens). `frames` is what the file puts
+    around one text and around a pair, None where it says nothing of that.
     """
 
     bos_id: int | None = None
@@ -69,6 +72,7 @@ class SpecialTokens:
     unknown_id: int | None = None
     hidden_ids: frozenset[int] = frozenset()
     add_bos: bool = False
+    frames: Frames | None = None
 
 
 def find_end_tokens(named: Iterable[int | None], control: Mapping[str, int]) -> tuple[int, ...]:

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 from cortiq.arguments import path_of
 from cortiq.errors import NoTokenizerError, TokenizerError, shown
-from cortiq.tokenizer.decoders import ByteStream
+from cortiq.tokenizer.byte_vocabulary import ByteVocabulary
+from cortiq.tokenizer.frames import FramedText, framed
 from cortiq.tokenizer.special_tokens import SpecialTokens
 
 __all__ = ["TextStream", "Tokenizer", "Vocabulary", "byte_tokenizer"]
@@ -79,6 +80,7 @@ class Tokenizer:
         self.eos_ids = special.eos_ids
         self.unknown_id = special.unknown_id
         self.add_bos_default = special.add_bos
+        self._frames = special.frames
         self.chat_templates = dict(chat_templates or {})
 
     def __repr__(self) -> str:
@@ -128,6 +130,24 @@ class Tokenizer:
         if self.add_bos_default if add_bos is None else add_bos:
             ids.insert(0, self._require_bos())
         return ids
+
+    def framed(self, text: str, second: str | None = None) -> FramedText:
+        """Return the ids of a text, or of a pair, with all that the file puts around them.
+
+        Raises
+        ------
+        TokenizerError : the file has no form for pairs; or a text cannot be encoded.
+        """
+        if self._frames is None:
+            if second is not None:
+                what = "the tokenizer has no form for a pair of texts"
+                raise TokenizerError(what, hint="its post-processor would say it")
+            ids = self.encode(text)
+            return FramedText(tuple(ids), (0,) * len(ids))
+        texts = {"A": self.encode(text, add_bos=False)}
+        if second is None:
+            return framed(self._frames.single, texts)
+        return framed(self._frames.pair, texts | {"B": self.encode(second, add_bos=False)})
 
     def decode(
         self, ids: Iterable[int], *, skip_special: bool = True, continuation: bool = False
@@ -239,51 +259,6 @@ def check_unicode(text: str) -> None:
         ) from None
 
 
-class _ByteVocabulary:
-    """Token i is byte i; then `<bos>`, `<eos>`, and placeholders up to the size."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self._names = {"<bos>": 256, "<eos>": 257}
-        self._names |= {f"<{token}>": token for token in range(258, size)}
-        self._texts = {token: name for name, token in self._names.items()}
-
-    def encode(self, text: str, parse_special: bool) -> list[int]:
-        if not parse_special:
-            return self._encode_bytes(text)
-        ids: list[int] = []
-        for index, part in enumerate(_split_bos_eos(text)):
-            ids += [self._names[part]] if index % 2 else self._encode_bytes(part)
-        return ids
-
-    def _encode_bytes(self, text: str) -> list[int]:
-        data = text.encode("utf-8")
-        if data and max(data) >= self.size:
-            raise TokenizerError(
-                f"byte 0x{max(data):02X} of the text is out of a vocabulary of {self.size} ids"
-            )
-        return list(data)
-
-    def piece_bytes(self, token_id: int) -> bytes:
-        return bytes([token_id]) if token_id < 256 else self._texts[token_id].encode()
-
-    def stream(self, continuation: bool) -> TextStream:
-        return ByteStream(self.piece_bytes)
-
-    def own_text(self, token_id: int) -> str:
-        return self._texts.get(token_id, chr(token_id))
-
-    def find(self, text: str) -> int | None:
-        token = self._names.get(text)
-        return token if token is not None and token < self.size else None
-
-
-def _split_bos_eos(text: str) -> list[str]:
-    import re
-
-    return re.split("(<bos>|<eos>)", text)
-
-
 def byte_tokenizer(vocab_size: int = 258) -> Tokenizer:
     """Return the tokenizer of synthetic models: ids 0-255 are bytes, 256 `<bos>`, 257 `<eos>`.
 
@@ -293,8 +268,8 @@ def byte_tokenizer(vocab_size: int = 258) -> Tokenizer:
     if vocab_size < 1:
         raise TokenizerError(f"a vocabulary of {vocab_size} ids is empty")
     if vocab_size < 258:
-        return Tokenizer(_ByteVocabulary(vocab_size), SpecialTokens())
+        return Tokenizer(ByteVocabulary(vocab_size), SpecialTokens())
     special = SpecialTokens(
         bos_id=256, eos_id=257, eos_ids=(257,), hidden_ids=frozenset({256, 257})
     )
-    return Tokenizer(_ByteVocabulary(vocab_size), special)
+    return Tokenizer(ByteVocabulary(vocab_size), special)

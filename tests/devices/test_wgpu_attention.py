@@ -114,6 +114,14 @@ def test_a_block_of_rows_is_not_cut_where_a_chunk_ends():
     np.testing.assert_array_equal(in_blocks(WgpuBackend(), 20, 17), expected)
 
 
-def test_a_block_larger_than_a_chunk_is_refused():
-    with pytest.raises(BackendError, match="rows that see one another"):
-        in_blocks(WgpuBackend(), 1, plan.TRUNK_ROWS + 1)
+def test_a_block_larger_than_a_chunk_is_one_chunk():
+    size = plan.TRUNK_ROWS + 1
+    np.testing.assert_array_equal(
+        in_blocks(WgpuBackend(), 1, size), in_blocks(ReferenceBackend(), 1, size)
+    )
+
+
+def test_a_block_larger_than_a_dispatch_is_refused(monkeypatch):
+    monkeypatch.setattr(plan, "MOST_GROUPS", 256)
+    with pytest.raises(BackendError, match="257 rows see one another"):
+        in_blocks(WgpuBackend(), 1, 257)

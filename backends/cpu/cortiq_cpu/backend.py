@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from cortiq.backend import CompileOptions, Device, Kernel, Support, TakesKernels, Versions
+from cortiq.backend.kernel import HostFunction
 from cortiq.backend.support import check_extra, refusal_with, supported_within
 from cortiq.ir import Graph, Node, Program
 from cortiq.numerics.layouts import Weight
 from cortiq_cpu import native
 from cortiq_cpu.executable import CpuExecutable
+from cortiq_cpu.host_kernel import HostKernel
+from cortiq_cpu.native_kernel import NativeKernel
 from cortiq_cpu.package import check_native
 from cortiq_cpu.supported_ops import refusal
 
@@ -38,6 +41,10 @@ class CpuBackend(TakesKernels):
     def check_kernel(self, kernel: Kernel) -> None:
         """Refuse a kernel that is no `NativeKernel`."""
         check_native(kernel)
+
+    def host_kernel(self, function: HostFunction) -> NativeKernel:
+        """Return a kernel that hands all rows to a function of Python, which must not raise."""
+        return HostKernel(function).native
 
     def compile(
         self, program: Program, weights: Mapping[str, Weight], options: CompileOptions

@@ -19,8 +19,10 @@ ROUTERS = ("softmax", "sigmoid", "softmax_topk", "sqrt_softplus")
 def bind_embed(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind EMBED_ROWS."""
     matrix = b.weights.matrix(step.nodes[0].weights["table"])
-    ids = b.rows.tokens if step.inputs[0] == "token" else b.rows.positions
-    args = EmbedArgs(matrix, address(ids), b.at(step.outputs[0]))
+    of_rows = {"token": b.rows.tokens, "position": b.rows.positions}
+    ids = of_rows.get(step.inputs[0])
+    place = b.at(step.inputs[0]) if ids is None else address(ids)
+    args = EmbedArgs(matrix, place, b.at(step.outputs[0]))
     return [(OpKind.EMBED_ROWS, args)]
 
 

@@ -24,10 +24,12 @@ class NativeKernel:
     ----------
     function : of a library that ctypes has loaded; its type is `cortiq_kernel_function`.
     constants : makes of the operator the struct that the function finds in `call->constants`.
+    whole : whether one thread calls it once for all rows of a batch, rather than several for some.
     """
 
     function: Any
     constants: Callable[[Any], ctypes.Structure | None] = lambda op: None
+    whole: bool = False
 
     @property
     def address(self) -> int:

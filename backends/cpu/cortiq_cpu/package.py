@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 from cortiq.backend import Kernel
+from cortiq.backend.admission import BY_ROW
 from cortiq.backend.lower import LoweredStep, PackageOp
 from cortiq.backend.support import check_package_kernel
-from cortiq_cpu.arguments import OpKind
+from cortiq_cpu.arguments import OpKind, address
 from cortiq_cpu.binder import OpArgs, OpBinder
 from cortiq_cpu.native_kernel import NativeKernel
 
@@ -34,7 +36,7 @@ class KernelVector(ctypes.Structure):
 
 
 class PackageArgs(ctypes.Structure):
-    """`cortiq_package`: the function, then the `cortiq_kernel_call`."""
+    """`cortiq_package`: the function, the `cortiq_kernel_call`, and whether it is called once."""
 
     _fields_ = (
         ("function", ctypes.c_void_p),
@@ -46,6 +48,7 @@ class PackageArgs(ctypes.Structure):
         ("outputs", ctypes.c_void_p),
         ("weights", ctypes.c_void_p),
         ("constants", ctypes.c_void_p),
+        ("whole", ctypes.c_int32),
     )
 
 
@@ -77,13 +80,21 @@ def bind_package(b: OpBinder, step: LoweredStep) -> OpArgs:
         outputs=ctypes.addressof(outputs),
         weights=ctypes.addressof(weights),
         constants=None if constants is None else ctypes.addressof(constants),
+        whole=native.whole,
     )
     return [(OpKind.PACKAGE, args)]
 
 
 def _rows(b: OpBinder, names: Sequence[str]) -> ctypes.Array[KernelRows]:
-    rows = [KernelRows(b.at(name), b.stride(name), b.stride(name)) for name in names]
+    rows = [KernelRows(_address(b, name), b.stride(name), b.stride(name)) for name in names]
     return (KernelRows * len(rows))(*rows)
+
+
+def _address(b: OpBinder, name: str) -> Any:
+    """Return where a value's rows are; those that the host knows lie apart."""
+    if name in BY_ROW:
+        return address(b.rows.tokens if name == "token" else b.rows.positions)
+    return b.at(name)
 
 
 def _weights(b: OpBinder, step: LoweredStep) -> ctypes.Array[KernelVector]:

@@ -96,6 +96,14 @@ class CpuPlan(RequestPlan[CompiledOps]):
         self.workspace = Arena(self._workspace_bytes())
         self.arena = Arena(0)
 
+    def hold(self, rows: int) -> None:
+        """Have room for chunks of so many rows, which see one another; op lists are made anew."""
+        more = -(-rows // TRUNK_ROWS) * TRUNK_ROWS
+        if more > self.sets[0].capacity:
+            self._compiled.clear()
+            self.angles.forget()
+            self.sets = RowArrays(more, self.layout), self.sets[1]
+
     def _workspace_bytes(self) -> int:
         """Count the workspace bytes of attention and answers."""
         native, threads = library(), self.pool.threads

@@ -18,6 +18,10 @@ class RotaryArrays(RotaryTables):
         super().__init__(nodes)
         self._rows: dict[int, dict[Turn, Pair]] = {}
 
+    def forget(self) -> None:
+        """Drop the arrays of sets of rows that are no longer used."""
+        self._rows = {}
+
     def place(self, node: Node, rows: RowArrays) -> tuple[int, int]:
         """Return the addresses of the cosines and sines that a `Rope` turns a set's rows by."""
         turn, known = Turn.of(node), self._rows.setdefault(id(rows), {})

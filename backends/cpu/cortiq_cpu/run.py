@@ -49,8 +49,10 @@ class CpuRun(FlatBatch[CpuPlan]):
 
     def compute(self) -> list[Sequence[Brought] | None]:
         """Run all chunks and return the outputs of each sequence's rows."""
-        size = self.plan.sets[0].capacity
-        for start, stop in chunks_of(self.rows, self.plan.until, size):
+        chunks = list(chunks_of(self.rows, self.plan.until, self.plan.sets[0].capacity))
+        self.plan.hold(max(stop - start for start, stop in chunks))
+        self.compiled = self.plan.compiled(self.request)
+        for start, stop in chunks:
             self._chunk(np.arange(start, stop))
         return self.outcome()
 

@@ -143,7 +143,7 @@ typedef struct {
  * out [rows][heads][value_dim]; record (may be NULL) takes each row of heads·value_dim quantised;
  * then out may not be NULL either. workspace of cortiq_attend_workspace bytes.
  * last (NULL: a row's own position) [rows]: the last key a row sees, ascending within a sequence;
- * windows count back from it.
+ * windows count back from its own position.
  * chosen (NULL: all keys are seen): blocks [rows][sets][chosen_count]; of its visible keys j a head
  * sees those whose j / block its set h / (heads / sets) names.
  * mass (NULL: not wanted) [rows][heads]: the logarithm of the sum of e^score. */
@@ -309,10 +309,12 @@ typedef struct {
     int32_t width, count;
 } cortiq_tail;
 
-/* PACKAGE: the kernel of another package, with the call that it is given. */
+/* PACKAGE: the kernel of another package, with the call that it is given; `whole`: one thread calls
+ * it once, with all rows. */
 typedef struct {
     cortiq_kernel_function function;
     cortiq_kernel_call call;
+    int32_t whole;
 } cortiq_package;
 
 #endif

@@ -53,7 +53,7 @@ static plan make_plan(const cortiq_attend *a, int32_t threads)
         p.queries = queries > p.queries ? queries : p.queries;
         p.items += blocks_of(s, p.group) * a->kv.heads;
         int32_t tiles = last_key(a, s, s->stop - s->start - 1) / TILE + 1;
-        tiles -= first_tile(a, last_key(a, s, 0));
+        tiles -= first_tile(a, s->position);
         last = tiles > last ? tiles : last;
     }
     if (threads == 1 || p.items >= 4 * threads) return p;
@@ -83,7 +83,7 @@ static void find_item(const plan *p, int32_t index, attention_task *t, int32_t *
     t->position = s->position;
     t->first = index / a->kv.heads * BLOCK;
     t->count = least(BLOCK, queries - t->first);
-    t->tile = first_tile(a, last_key(a, s, t->first / p->group));
+    t->tile = first_tile(a, s->position + t->first / p->group);
     t->tile_stop = last_key(a, s, (t->first + t->count - 1) / p->group) / TILE + 1;
     *row = t->row = s->start;
     size_t record = (size_t)s->start * a->heads + (size_t)t->head * p->group;

@@ -47,7 +47,7 @@ typedef struct {
 typedef struct {
     int32_t pairs, value_width; /* padded */
     int16_t *high, *low;        /* planes of the queries, [BLOCK][2·pairs] */
-    int32_t exponent[BLOCK], position[BLOCK];
+    int32_t exponent[BLOCK], position[BLOCK], first[BLOCK]; /* last and first key they see */
     int32_t key_exponent[TILE], value_exponent[TILE];
     const int16_t *keys, *values; /* of the tile at hand */
     ptrdiff_t ahead; /* bytes from there to the next tile */

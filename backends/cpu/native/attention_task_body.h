@@ -41,6 +41,7 @@ static void take_queries(const attention_task *t, block *b)
         }
         b->exponent[i] = *cortiq_record_e(record, dim);
         b->position[i] = a->last ? a->last[t->row + row] : t->position + row;
+        b->first[i] = a->window ? larger(0, t->position + row - a->window + 1) : 0;
     }
 }
 
@@ -124,9 +125,8 @@ static void look_at_run(const attention_task *t, sight *s, int32_t run)
 static int visits(const attention_task *t, const block *b, int32_t i, int32_t tile, visitors *q,
                   int found)
 {
-    int32_t position = b->position[i], window = t->args->window, start = tile * TILE;
-    int32_t from = window ? larger(0, position - window + 1) : 0;
-    int low = larger(from - start, 0);
+    int32_t position = b->position[i], start = tile * TILE;
+    int low = larger(b->first[i] - start, 0);
     int stop = position + 1 - start < TILE ? position + 1 - start : TILE;
     if (low >= stop) return 0;
     if (t->args->chosen) {

@@ -46,11 +46,13 @@ def attend(
     faults: Flags,
     chosen: Ints | None = None,
     base: int = 0,
+    own: Ints | None = None,
 ) -> tuple[Floats, Floats]:
     """Attend for one sequence: q [rows, heads, key_dim] over rows [n, kv_heads, dim].
 
     Parameters
     ----------
+    positions : the last key that each row sees. own : what windows count back from, if another.
     chosen : the blocks that each set of heads sees, [rows, sets, n]; None for all.
     base : position of the first key and value, where a tile begins; no window reaches behind it.
 
@@ -62,9 +64,10 @@ def attend(
     groups = keys.q.shape[1]
     per_group = heads // groups
     stacked = _by_group(q, groups)
-    where = np.repeat(positions, per_group)
+    own = positions if own is None else own
+    where = np.repeat(positions, per_group), np.repeat(own, per_group)
     admitted = None if chosen is None else _admitted(chosen, heads, groups, how.block, positions)
-    first = 0 if how.window is None else max(0, int(positions[0]) - how.window + 1)
+    first = 0 if how.window is None else max(0, int(own[0]) - how.window + 1)
     run = TILE * RUN_TILES
     total = PartialSums((groups, rows * per_group), values.q.shape[2])
     for start in range(first // run * run, int(positions[-1]) + 1, run):
@@ -129,7 +132,7 @@ def _run(
     q: _Integers,
     keys: Quantised,
     values: Quantised,
-    where: Ints,
+    where: tuple[Ints, Ints],
     span: tuple[int, int],
     how: TileGeometry,
     admitted: Flags | None,
@@ -140,9 +143,9 @@ def _run(
     k, v = (_tiles(rows, low - base, stop - base, tiles) for rows in (keys, values))
     scores = _scores(q, k, how)
     at = (low + np.arange(tiles * TILE, dtype=np.int32)).reshape(tiles, 1, 1, TILE)
-    visible = at <= where[None, None, :, None]
+    visible = at <= where[0][None, None, :, None]
     if how.window is not None:
-        visible &= at > where[None, None, :, None] - np.int32(how.window)
+        visible &= at > where[1][None, None, :, None] - np.int32(how.window)
     if admitted is not None:
         blocks = np.minimum(at.ravel() // how.block, admitted.shape[-1] - 1)
         there = admitted[:, :, blocks].reshape(*admitted.shape[:2], tiles, TILE)

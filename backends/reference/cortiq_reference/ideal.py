@@ -187,8 +187,9 @@ def _attend(
     scores = np.einsum("qhd,khd->hqk", q, keys) * op.scale
     if op.soft_cap:
         scores = ideal.soft_cap(scores, op.soft_cap)
-    past = position[:, None] - position[None, :]
-    visible = (past >= 0) & (past < (op.window or len(q)))
+    own = np.arange(len(q))
+    past = own[:, None] - own
+    visible = (own <= position[:, None]) & (past < (op.window or len(q)))
     if chosen is not None:
         blocks = np.arange(len(q)) // op.block
         there = (chosen[:, :, None, :] == blocks[:, None]).any(axis=-1)

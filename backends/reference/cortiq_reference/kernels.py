@@ -121,7 +121,11 @@ def _attend(call: Call, q: Quantised, position: Ints, chosen: Ints | None = None
             part = Quantised(q.q[cut], q.e[cut])
             blocks = None if chosen is None else chosen[cut]
             flags, at = call.faults[cut], position[cut]
-            found = attend(part, keys, values, at, how, flags, blocks, store.base)
+            own = None
+            if op.until:
+                first = segment.positions[0] - segment.start
+                own = np.arange(cut.start + first, cut.stop + first, dtype=np.int32)
+            found = attend(part, keys, values, at, how, flags, blocks, store.base, own)
             out[cut], mass[cut] = found
     return (out, mass[..., None]) if op.mass else out
 

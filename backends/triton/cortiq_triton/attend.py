@@ -174,7 +174,7 @@ def attended(
         sizes |= {"SETS": chosen.shape[1], "CHOSEN": chosen.shape[2]}
     blocks, sinks = rows.blocks(each), call.weights.get("sinks")
     listed = blocks if chosen is None else chosen
-    queries = (*q[:3], call.table("kv"), rows.owners, position, blocks)
+    queries = (*q[:3], call.table("kv"), rows.owners, position, rows.positions, blocks)
     at = (q.high.shape[-1], rows.pages, offset, window, *factors)
     sink = out if sinks is None else sinks
     if stream:
@@ -184,7 +184,7 @@ def attended(
             warps=how.warps, registers=how.registers, **sizes,
         )  # fmt: skip
         return out, largest
-    most = rows.most_tiles(window) + (16 if window else 0)
+    most = rows.most_tiles(0 if op.until else window) + (16 if window else 0)
     sums = torch.empty((rows.count, op.heads, most, op.value_dim), device=rows.device)
     numbers = torch.empty((rows.count, op.heads, most, 4), dtype=torch.int32, device=rows.device)
     counters = call.shared.counters.of(len(blocks) * programs * (most // 16 + 2))

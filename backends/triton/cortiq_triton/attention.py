@@ -46,11 +46,12 @@ def queries_of(
 
 @device
 def sight(
-    positions: Tensor, row: Tensor, live: Tensor, window: Tensor
+    positions: Tensor, own: Tensor, row: Tensor, live: Tensor, window: Tensor
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Positions of queries, which are their last keys, and their first keys; −1 and 0 if dead."""
+    """Last and first keys of queries, −1 and 0 if dead; windows count back from `own` positions."""
     position = tl.where(live, tl.load(positions + row), -1)
-    return position, tl.where(window > 0, tl.maximum(position - window + 1, 0), 0)
+    behind = tl.where(live, tl.load(own + row), -1) - window + 1
+    return position, tl.where(window > 0, tl.maximum(behind, 0), 0)
 
 
 @device
@@ -139,13 +140,13 @@ def added_to(
 @kernel
 def attend_stream(
     qh: Tensor, ql: Tensor, qe: Tensor, table: Tensor, owners: Tensor, positions: Tensor,
-    blocks: Tensor, sink: Tensor, chosen: Tensor, out: Tensor, largest: Tensor, logs: Tensor,
-    faults: Tensor, stride: Tensor, pages: Tensor, slot: Tensor, window: Tensor,
+    own: Tensor, blocks: Tensor, sink: Tensor, chosen: Tensor, out: Tensor, largest: Tensor,
+    logs: Tensor, faults: Tensor, stride: Tensor, pages: Tensor, slot: Tensor, window: Tensor,
     factor: Tensor, cap: Tensor, inverse_cap: Tensor, log2_e: Tensor, H: tl.constexpr,
-    G: tl.constexpr, HB: tl.constexpr,
-    DK: tl.constexpr, DV: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, BM: tl.constexpr,
-    SINK: tl.constexpr, CAPPED: tl.constexpr, BLOCK: tl.constexpr, SETS: tl.constexpr,
-    CHOSEN: tl.constexpr, MASS: tl.constexpr, STAGES: tl.constexpr,
+    G: tl.constexpr, HB: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, KP: tl.constexpr,
+    VP: tl.constexpr, BM: tl.constexpr, SINK: tl.constexpr, CAPPED: tl.constexpr,
+    BLOCK: tl.constexpr, SETS: tl.constexpr, CHOSEN: tl.constexpr, MASS: tl.constexpr,
+    STAGES: tl.constexpr,
 ) -> None:  # fmt: skip
     """Queries [R, H, DK] of one sequence a block to out [R, H, DV], tile after tile.
 
@@ -156,7 +157,7 @@ def attend_stream(
     """
     block = tl.num_programs(1) - 1 - tl.program_id(1)  # long rows come last and begin first
     first_row, row, head, live, g = queries_of(blocks, block, tl.program_id(0), H, G, HB, BM)
-    position, lowest = sight(positions, row, live, window)
+    position, lowest = sight(positions, own, row, live, window)
     first, last, begun, whole = tiles_of(position, lowest, live)
     high, low, exponent = load_queries(qh, ql, qe, row, head, live, stride, H, DK, KP)
     scale = factors(exponent, factor, KP)

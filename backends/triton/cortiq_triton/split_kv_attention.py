@@ -100,10 +100,10 @@ def is_last(counter: Tensor, expected: Tensor) -> Tensor:
 @kernel
 def attend_spans(
     qh: Tensor, ql: Tensor, qe: Tensor, table: Tensor, owners: Tensor, positions: Tensor,
-    blocks: Tensor, sink: Tensor, chosen: Tensor, out: Tensor, largest: Tensor, logs: Tensor,
-    faults: Tensor, sums: Tensor, numbers: Tensor, counters: Tensor, stride: Tensor,
-    pages: Tensor, slot: Tensor,
-    window: Tensor, factor: Tensor, cap: Tensor, inverse_cap: Tensor, log2_e: Tensor,
+    own: Tensor, blocks: Tensor, sink: Tensor, chosen: Tensor, out: Tensor, largest: Tensor,
+    logs: Tensor, faults: Tensor, sums: Tensor, numbers: Tensor, counters: Tensor, stride: Tensor,
+    pages: Tensor, slot: Tensor, window: Tensor, factor: Tensor, cap: Tensor, inverse_cap: Tensor,
+    log2_e: Tensor,
     most: Tensor, serial: Tensor, H: tl.constexpr, G: tl.constexpr, HB: tl.constexpr,
     DK: tl.constexpr, DV: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, BM: tl.constexpr,
     MQ: tl.constexpr, AHEAD: tl.constexpr, SINK: tl.constexpr, CAPPED: tl.constexpr,
@@ -117,7 +117,7 @@ def attend_spans(
     """
     part, block, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first_row, row, head, live, g = queries_of(blocks, block, part, H, G, HB, BM)
-    position, lowest = sight(positions, row, live, window)
+    position, lowest = sight(positions, own, row, live, window)
     first, last, _, _ = tiles_of(position, lowest, live)
     highest, base = tl.max(position, 0), first // 16 * 16
     length = span_of(last - base, tl.num_programs(2), serial)

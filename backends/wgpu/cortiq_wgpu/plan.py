@@ -14,6 +14,7 @@ from cortiq.backend.admission import BY_ROW
 from cortiq.backend.kernel import GivenKernels
 from cortiq.backend.lower import Admit, LoweredStep, lower
 from cortiq.backend.requests import Ask, RequestedOutputs, RequestPlan, asked_by
+from cortiq.errors import BackendError
 from cortiq.ir import Graph, ops
 from cortiq.numerics.attention import scoring
 from cortiq_wgpu.binder import DispatchBinder
@@ -68,7 +69,7 @@ class WgpuPlan(RequestPlan[CompiledDispatches]):
         self.memory = SharedBuffers(gpu)
         late = (row_words(t) for n, t in self.graph.values.items() if n not in self.always)
         inner = (prod(t.shape[:-1]) for t in self.graph.values.values() if t.shape)
-        most = max(1, MOST_GROUPS // max(inner, default=1))
+        self.most_rows = most = max(1, MOST_GROUPS // max(inner, default=1))
         self.few = FEW_ROWS if tuning is None else tuning.few
         self.rows = min(TRUNK_ROWS * (1 + (tuning is not None)), most)
         room = max(1, TAIL_BYTES // (4 * max(late, default=1)))
@@ -76,6 +77,20 @@ class WgpuPlan(RequestPlan[CompiledDispatches]):
         self.attends = [n.op for n in graph.nodes if isinstance(n.op, ops.Attend)]
         self.scoring = {op: scoring(op.scale, op.soft_cap) for op in self.attends}
         self.blocks = [n.op.block for n in graph.nodes if isinstance(n.op, ops.ChooseBlocks)]
+
+    def hold(self, rows: int) -> None:
+        """Have room for passes of so many rows, which see one another; dispatches are made anew.
+
+        Raises
+        ------
+        BackendError : a dispatch cannot have so many.
+        """
+        if rows > self.most_rows:
+            what = f"{rows} rows see one another, more than {self.most_rows}"
+            raise BackendError(what, hint="give a shorter text, or draft fewer at a time")
+        if rows > self.rows:
+            self._compiled.clear()
+            self.rows = min(-(-rows // TRUNK_ROWS) * TRUNK_ROWS, self.most_rows)
 
     def request_of(self, rows: Sequence[Row]) -> RequestedOutputs:
         """Collect the requests of rows, drawn logits among them."""

@@ -201,7 +201,8 @@ def _stacked(
 
 
 def embed_rows(binder: DispatchBinder, step: LoweredStep) -> list[Dispatch]:
-    """Make the look-up of each row's token, or position, in a table."""
+    """Make the look-up of each row's token, position or supplied number in a table."""
+    given = step.inputs[0] not in BY_ROW
     matrix, out = binder.matrix(step, "table"), step.outputs[0]
     text = embed_kernel(matrix.form, binder.dot)
     works = []
@@ -212,7 +213,8 @@ def embed_rows(binder: DispatchBinder, step: LoweredStep) -> list[Dispatch]:
             "stop": part.stop,
             "n": matrix.width,
             "vocabulary": matrix.height,
-            "by": BY_ROW.index(step.inputs[0]),
+            "by": len(BY_ROW) if given else BY_ROW.index(step.inputs[0]),
+            "ids": binder.at(step.inputs[0]) if given else 0,
             "out": binder.at(out),
         }
         lines = matrix.width if matrix.form.bits == 32 else matrix.groups

@@ -75,6 +75,21 @@ def _window(call: Call, q: Quantised, position: Ints, *chosen: Ints) -> Floats:
     return KERNELS[ops.Attend](call, q, position, *chosen)
 
 
+def _window_of_last(call: Call, q: Quantised, position: Ints, *chosen: Ints) -> Floats:
+    """Count windows back from the last key that a row sees, not from its own position."""
+    if call.op.window:
+        call.op = _with(call.op, until=False)
+    return KERNELS[ops.Attend](call, q, position, *chosen)
+
+
+def _causal(call: Call, q: Quantised, position: Ints, *chosen: Ints) -> Floats:
+    """Let no row see keys after itself."""
+    if call.op.until:
+        own = [np.array(segment.positions, np.int32) for segment in call.segments]
+        position = np.concatenate(own)
+    return KERNELS[ops.Attend](call, q, position, *chosen)
+
+
 def _with(op: Any, **changes: Any) -> Any:
     from dataclasses import replace
 
@@ -161,6 +176,8 @@ WRONG_KERNELS: dict[str, Wrong] = {
     "planes swapped": {ops.MatMul: _planes_swapped},
     "float matmul in the f32 format": {ops.MatMul: _float_matmul},
     "window off by one": {ops.Attend: _window},
+    "a window counted from the last key": {ops.Attend: _window_of_last},
+    "rows that see nothing after themselves": {ops.Attend: _causal},
     "sink dropped": {ops.Attend: _no_sinks},
     "a tile counted from the chunk's start": {ops.Attend: _relative_tiles},
     "a row that sees its batch neighbour": {ops.Attend: _neighbour(ops.Attend)},

@@ -76,7 +76,8 @@ def _by_blocks(order: str, what: str) -> Iterator[tuple[str, OrderedTerms]]:
 
 
 ATTEND = (
-    "Attend", "Attend window", "Attend sinks", "Attend soft cap", "Attend block", "Attend blocks",
+    "Attend", "Attend window", "Attend sinks", "Attend soft cap", "Attend block", "Attend span",
+    "Attend blocks",
 )  # fmt: skip
 """Families of attention past a run of tiles."""
 PRODUCTS = _families("MatMul", CODE_LAYOUTS)
@@ -108,7 +109,7 @@ ORDERED: Mapping[str, OrderedTerms] = {
         lambda fold: {ops.Attend: products.attend(tiles=fold)},
     ),
     "runs of tiles": OrderedTerms(
-        "runs of tiles", Fault(ATTEND, "Attend"),
+        "runs of tiles", Fault((*ATTEND, "Attend keys"), "Attend"),
         lambda fold: {ops.Attend: products.attend(runs=fold)},
     ),
     "taps": OrderedTerms(

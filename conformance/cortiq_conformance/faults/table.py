@@ -50,12 +50,16 @@ FAULTS: Mapping[str, Fault] = {
     "tie to the highest index": Fault(("Argmax",), "Argmax"),
     "wrong tie-break in top-k": Fault(("Top ties",), "Top"),
     "wrong tie-break in routing": Fault(("Route ties",), "Route"),
-    "window off by one": Fault(("Attend window", "Attend keys"), "Attend"),
+    "window off by one": Fault(("Attend window", "Attend keys", "Attend span"), "Attend"),
+    "a window counted from the last key": Fault(("Attend span",), "Attend"),
+    "rows that see nothing after themselves": Fault(("Attend block", "Attend span"), "Attend"),
     "sink dropped": Fault(("Attend sinks",), "Attend"),
     "a stale row after rewind": Fault(("rewind",), "Attend", SEQUENCES),
     "a fork that shares its parent's tail": Fault(("fork",), "Attend", SEQUENCES),
     "a tile counted from the chunk's start": Fault(ATTEND[:-1], "Attend"),
-    "tiles added without runs": Fault(ATTEND, "Attend").in_order("runs of tiles", 2),
+    "tiles added without runs": Fault((*ATTEND, "Attend keys"), "Attend").in_order(
+        "runs of tiles", 2
+    ),
     "a sink before the keys": Fault(("Attend sinks",), "Attend").in_order(
         "runs of tiles and the sink", 3
     ),

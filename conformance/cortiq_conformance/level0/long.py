@@ -37,6 +37,7 @@ MADE: Mapping[str, tuple[str, Callable[[int, CaseData], ProbeProgram]]] = {
     "Attend sinks": ("", lambda runs, s: attention(sinks=sink_values(s, 4))),
     "Attend soft cap": ("", lambda runs, s: attention(soft_cap=5.0)),
     "Attend block": (", all rows of a step", lambda runs, s: until()),
+    "Attend span": (", a window and all rows of a step", lambda runs, s: until(WINDOWS[runs])),
     "Attend blocks": (", 40 blocks of 16 keys", lambda runs, s: block_attention(FORTY)),
     "Attend keys": (", 300 keys", lambda runs, s: block_attention(HUNDREDS)),
 }

@@ -51,6 +51,8 @@ def cases() -> Iterator[Case]:
     for layout in ("f32", "w16", "Q4_K"):
         build = partial(_by_position, layout)
         yield _case("EmbedRows", layout, "rows by position", build)
+        build = partial(_by_number, layout)
+        yield _case("EmbedRows", layout, "rows by a number that the row supplies", build)
     yield Case("level0/CombineExperts[3 of 6 experts]", 0, "CombineExperts", "CombineExperts",
                _combine)  # fmt: skip
 
@@ -127,6 +129,14 @@ def _by_position(layout: str, source: CaseData) -> Scenario:
     weight = typical(source, layout, 80, _columns(layout, 64))
     probe = one(ops.EmbedRows(*weight.shape), {"position": TOKEN}, {"table": weight})
     return probe.scenario(source, 70)
+
+
+def _by_number(layout: str, source: CaseData) -> Scenario:
+    """Return rows of a table of numbers that rows supply: kinds of tokens, shifted positions."""
+    weight = typical(source, layout, 80, _columns(layout, 64))
+    inputs = {"kind": Type((), "i32")}
+    op = ops.EmbedRows(*weight.shape)
+    return one(op, inputs, {"table": weight}, limits={"kind": 80}).scenario(source, 70)
 
 
 def _missing(source: CaseData) -> Scenario:

@@ -40,6 +40,9 @@ def cases() -> Iterator[Case]:
     for rows, size in BLOCKS:
         what = f"{rows} rows, then a block of {size}"
         yield _case("Attend block", "Attend", what, partial(_in_block, rows, size))
+    for window, rows in SPANS:
+        what = f"{window} keys back and {window - 1} ahead, of {rows}"
+        yield _case("Attend span", "Attend", what, partial(_span, window, rows))
     for cap in (5.0, 50.0):
         yield _case("Attend soft cap", "Attend", f"{cap:g}", partial(_capped, cap))
     for heads, dim in STORED:
@@ -151,9 +154,10 @@ def _window(window: int, source: CaseData) -> Scenario:
 
 
 BLOCKS = ((0, 5), (60, 7), (1, 130), (100, 16))
+SPANS = ((2, 9), (3, 70), (64, 200), (65, 330), (100, 1300))
 
 
-def until() -> ProbeProgram:
+def until(window: int | None = None) -> ProbeProgram:
     """Build an Attend whose rows supply the last key they see, as `last`."""
     b = Builder(context=CONTEXT)
     b.input("token")
@@ -163,7 +167,7 @@ def until() -> ProbeProgram:
     last = b.input("last")
     q, k, v = (b.add(ops.Quantise(), x, name=f"{n}.quantised") for n, x in given.items())
     b.add_node(ops.StoreKV(2, 8, 8), k, v, name="store", slots={"kv": "kv"})
-    op = ops.Attend(4, 2, 8, 8, 8**-0.5, until=True)
+    op = ops.Attend(4, 2, 8, 8, 8**-0.5, window, until=True)
     b.add(op, q, last, name=OUTPUT, slots={"kv": "kv"})
     return ProbeProgram(b.program((OUTPUT,)), {}, shapes)
 
@@ -175,6 +179,15 @@ def _in_block(rows: int, size: int, source: CaseData) -> Scenario:
     ends = np.minimum(np.arange(rows + size), rows - 1)
     ends[rows:] = rows + size - 1
     feed = SequenceInput(feed.tokens, {**feed.inputs, "last": ends.astype(np.int32)})
+    return Scenario(probe.program, {}, [feed])
+
+
+def _span(window: int, rows: int, source: CaseData) -> Scenario:
+    """Return rows that see as many keys after themselves as before, where there are so many."""
+    probe = until(window)
+    feed = probe.feed(source, rows, 2.0)
+    last = np.minimum(np.arange(rows) + window - 1, rows - 1).astype(np.int32)
+    feed = SequenceInput(feed.tokens, {**feed.inputs, "last": last})
     return Scenario(probe.program, {}, [feed])
 
 

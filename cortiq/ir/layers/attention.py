@@ -55,24 +55,23 @@ class Attention(Layer):
 
     q, k, v = Linear(x); per head: [RMSNorm]; RoPE; keys and values to the slot; softmax over the
     visible rows (`window`, `sinks`, `soft_cap`); [gates]; Linear. All geometry is per layer.
-    Further inputs, in this order, if the options ask for them: the positions i32[axes] that RoPE
-    turns by (`sections`), and the row f32[width] that values are projected from (`value_input`).
+    Further inputs, in this order, if the options ask for them: the last key i32[] that the row sees
+    (`until`), positions i32[axes] of RoPE (`sections`), the values' row f32[width] (`value_input`).
 
     Attributes
     ----------
     value_dim : width of a value head; `None` means `head_dim`.
     scale : factor on q·k; `None` means head_dim^(-1/2).
-    rope : table, or `None` for a layer that rotates nothing.
-    query_rope : table of queries where it is another one: its amplitude grows (`Growth`).
+    rope : table, `None` for none. query_rope : that of queries if its amplitude grows (`Growth`).
     sections : rotary pairs by the axis whose position turns them (mRoPE).
-    value_norm : eps of an RMSNorm without weight on every value head.
-    value_scale : factor on the values.
+    value_norm : eps of a norm without weight on value heads. value_scale : factor on values.
     biased : q, k and v have biases; or the names of those that have one.
     output_gate : q is twice as wide, [q | gate] in every head: the head's output times σ(gate).
     gate : a further gate, with a matrix of its own.
     value_input : values are projected from another row (value residual).
-    shares_kv : the layer projects no keys and values and reads a slot that another layer writes.
-    indexer : chooses the blocks of keys that are visible.
+    shares_kv : the layer projects no keys and values: it reads a slot that another layer writes.
+    indexer : chooses the blocks of visible keys.
+    until : rows see keys after themselves, up to one that they supply (`ops.Attend`).
     """
 
     width: Count
@@ -98,6 +97,7 @@ class Attention(Layer):
     sections: Sections | None = None
     indexer: Indexer | None = None
     query_rope: RopeTable | None = None
+    until: bool = False
     relations = (
         divides("kv_heads", "heads"),
         Relation(
@@ -129,9 +129,9 @@ class Attention(Layer):
             lambda a: not (a.shares_kv and a.value_input),
         ),
         Relation(
-            ("indexer", "shares_kv", "sections"),
-            "an indexer goes with keys and positions of the layer's own",
-            lambda a: a.indexer is None or not (a.shares_kv or a.sections),
+            ("indexer", "shares_kv", "sections", "until"),
+            "an indexer goes with earlier keys, and positions, of the layer's own",
+            lambda a: a.indexer is None or not (a.shares_kv or a.sections or a.until),
         ),
     )  # fmt: skip
 
@@ -166,7 +166,8 @@ class Attention(Layer):
         x, position, *others = inputs
         expect_last(self, x, self.width)
         expect(position == Type((), "i32"), f"Attention takes a position, got {position}")
-        wanted = [Type((self.sections.count,), "i32")] if self.sections else []
+        wanted = [Type((), "i32")] if self.until else []
+        wanted += [Type((self.sections.count,), "i32")] if self.sections else []
         wanted += [Type((self.width,))] if self.value_input else []
         expect(others == wanted, f"Attention takes {wanted} after the position, got {others}")
         return (Type((self.width,)),)
@@ -206,7 +207,7 @@ class Attention(Layer):
         Linear, Reshape, RMSNorm, Rope, Quantise, StoreKV, [Indexer], Attend, gates, Linear.
         """
         x, position = inputs[:2]
-        turned = inputs[2] if self.sections else position
+        turned = inputs[2 + self.until] if self.sections else position
         q = self._project(scope, x, "q")
         gate = None
         if self.output_gate:
@@ -216,7 +217,9 @@ class Attention(Layer):
         if not self.shares_kv:
             self._store(scope, x, turned, inputs[-1] if self.value_input else x)
         q = scope.add(ops.Quantise(), q, name="q.quantised")
-        y = self._gated(scope, x, self._attend(scope, q, x, position), gate)
+        y = self._gated(
+            scope, x, self._attend(scope, q, x, inputs[2] if self.until else position), gate
+        )
         width = self.heads * self.value_width
         y = scope.add(ops.Reshape((width,)), y, name="merged")
         return linear(scope, y, "o", width, self.width, self.output_biased)
@@ -234,6 +237,7 @@ class Attention(Layer):
             self.soft_cap,
             self.sinks,
             self.indexer.block if self.indexer else 0,
+            self.until,
         )
         inputs = [q, position]
         if self.indexer:

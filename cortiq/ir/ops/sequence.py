@@ -86,8 +86,9 @@ class Attend(Op):
     """Base-2 softmax attention over a slot's rows (`numerics.attention.attend`).
 
     Inputs: q q16[heads, key_dim] and the position t; visible keys are max(0, t−window+1) ≤ j ≤ t.
-    With `until` the position is the last key that a row sees, an input of the entry that is not
-    before the row's own and lies within the batch: rows of a block see one another.
+    With `until` the input is the last key that a row sees, an input of the entry that is not
+    before the row's own position t and lies within the batch: rows of a block see one another. A
+    window counts back from t all the same.
     Output f32[heads, value_dim]. `sinks` adds one value-less logit per head to the denominator.
 
     `mass` adds an output f32[heads, 1], the logarithm of the sum of e^score

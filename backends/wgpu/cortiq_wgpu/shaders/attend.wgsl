@@ -58,7 +58,8 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_id) local
   let kv_head = head / ($heads / $kv_heads);
   let pages = pages_of(row, $group);
   let last = {{LAST}} + 1u;
-  let first = select(0u, max(last, $window) - $window, $window > 0u);
+  let own = about(row, 1u) + 1u;
+  let first = select(0u, max(own, $window) - $window, $window > 0u);
   let one = parts > 1u;
   // Runs side by side, or (parts is 1) one after the other, going on from what scratch holds.
   let from_run = select($begin * 1024u, first / 1024u * 1024u + group.z * 1024u, one);

@@ -1,4 +1,4 @@
-// The table's row of each token, or of each position: scale*code, with a minimum added to it.
+// The table's row of each token, or of each position or number that its row supplies: scale*code, with a minimum added to it.
 
 @group(0) @binding(5) var<storage, read> codes: array<vec4u>;
 @group(0) @binding(6) var<storage, read> s: array<u32>;
@@ -8,7 +8,7 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_id) local
   zero = m[0];
   let g = group.x * 64u + local.x;  // a group of 32 values
   let row = group.y;
-  let token = about(row, $by);
+  let token = select(about(row, min($by, 1u)), x[$ids + row], $by > 1u);
   if (g >= $groups) { return; }
   let to = $out + row * $n;
   if (token >= $vocabulary && $start == 0u) {

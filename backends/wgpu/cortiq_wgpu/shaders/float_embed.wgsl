@@ -7,7 +7,7 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_id) local
   zero = m[0];
   let i = group.x * 64u + local.x;
   let row = group.y;
-  let token = about(row, $by);
+  let token = select(about(row, min($by, 1u)), x[$ids + row], $by > 1u);
   if (i >= $n) { return; }
   if (token >= $vocabulary && $start == 0u) { x[$out + row * $n + i] = 0u; }
   if (token < $start || token >= $stop) { return; }

@@ -1,0 +1,36 @@
+"""`cortiq requant`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from cortiq.cli.flags import grouped_command
+from cortiq.cli.inputs import MODEL
+from cortiq.cli.render import byte_count, echo, note, progress_bar
+
+KINDS = ("q4tp", "q4tp-quantize", "q2tp-draft")
+
+
+@grouped_command()
+@click.argument("model", type=MODEL)
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option(
+    "--kind", type=click.Choice(KINDS), default="q4tp", show_default=True,
+    help="q4tp: matrices in q4_tiled and q4_block. q4tp-quantize: those of floats, but for tables, "
+    "heads and routers. q2tp-draft: of a draft head's experts, gate and up in q4tp become q2tp.",
+)  # fmt: skip
+def requant(model: str, out: Path, kind: str) -> None:
+    """Encode some matrices of a CMF file anew; all others keep their bytes.
+
+    OUT is a new CMF file. Prints the path.
+    """
+    from cortiq.convert.requant import requantise
+
+    with progress_bar(in_bytes=True) as bar:
+        made, changed = requantise(model, out, kind, bar)
+    note(f"{changed} matrices are encoded anew")
+    for layout, size in sorted(made.layouts.items(), key=lambda pair: -pair[1]):
+        note(f"{layout}: {byte_count(size)}")
+    echo(made.path)

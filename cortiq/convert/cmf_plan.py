@@ -1,0 +1,199 @@
+"""The plan of a CMF file: its tensors, under the format's names, and the encoding of each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+
+from cortiq.convert.plan import PlannedTensor
+from cortiq.convert.recipes import KEEP, Recipe
+from cortiq.formats.checkpoint import Checkpoint
+from cortiq.formats.cmf.dtypes import BY_NAME, GROUP, fits
+from cortiq.formats.cmf.families import LFM2, MIXTRAL
+from cortiq.models.bind import LoadedProgram
+from cortiq.models.weight_rules import delicate_names, matrix_names
+from cortiq.models.weights import raw_weight
+from cortiq.numerics.contract import Floats
+from cortiq.numerics.four_bits import four_bit_rows
+from cortiq.numerics.layouts import LAYOUTS, Layout, Weight
+from cortiq.numerics.weights import refuse_large, weight_values
+
+FORMATS = (
+    "q8_row", "q8_2f", "q4_block", "q4_tiled", "q4_fit", "q4tp", "q2tp", "vbit", "vbit_ro", "q1",
+    "q1p", "q1s", "q1t", "f16", "f32", KEEP,
+)  # fmt: skip
+FINE = ("q8_row", "q8_2f", "f16", "f32", KEEP)
+RECIPES: Mapping[str, tuple[str, str]] = {
+    "w4": ("q4_fit", "q8_row"),
+    "w8": ("q8_row", "q8_row"),
+    **{name: (name, name if name in FINE else "q8_row") for name in FORMATS},
+}
+"""As `recipes.RECIPES`: tables and heads get at least eight bits."""
+FITTED = "Q4_0"
+MADE_OTHERWISE = {"q1p": "q1", "q4_fit": "q4_tiled"}
+"""Encodings of formats that are named after how their codes are found."""
+BROKEN_GROUPS = "q8_row"
+"""What rows that are no whole groups of 32 get in place of an encoding that takes only such."""
+PLAIN = re.compile(r".*\.(mlp\.gate|shared_expert_gate|linear_attn\.in_proj_[ab])\.weight")
+"""Small matrices that stay f16."""
+TAPS = re.compile(r".*\.conv(1d)?\.weight")
+BACK = {
+    "lfm2": {theirs: mine for mine, theirs in LFM2.items()},
+    "lfm2_moe": {theirs: mine for mine, theirs in LFM2.items()},
+    "mixtral": {theirs: mine for mine, theirs in MIXTRAL.items()},
+}
+"""Names of the format by a family's, where they differ."""
+
+
+@dataclass(frozen=True)
+class EncodedTensor(PlannedTensor):
+    """A tensor of a CMF file.
+
+    Attributes
+    ----------
+    held : the weight that it is made of: of floats, or in the source's codes.
+    heads : heads whose rows change places, of GGUF files that hold pairs of rows; 0 for none.
+    payload : its bytes, if it stays as a CMF file has it.
+    """
+
+    held: Weight | None = None
+    heads: int = 0
+    payload: npt.NDArray[np.uint8] | None = None
+
+    @property
+    def encoding(self) -> str:
+        """Its encoding in the directory."""
+        return self.layout.name
+
+    def weight(self) -> Weight:
+        """Return the source; rows of it are read when they are asked for."""
+        assert self.held is not None
+        return self.held.once()
+
+    @property
+    def searched(self) -> str:
+        """The layout whose codes are searched for: that of q4_tiled's."""
+        return FITTED if self.target == "q4_fit" else ""
+
+    def laid_out(self, raw: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        """Return rows of Q4_0 as tiles, whose nibbles are neighbours."""
+        blocks = raw.reshape(-1, 18)
+        codes = np.concatenate([blocks[:, 2:] & 15, blocks[:, 2:] >> 4], axis=1)
+        packed = codes[:, 0::2] | codes[:, 1::2] << 4
+        return np.concatenate([blocks[:, :2], packed], axis=1).reshape(-1)
+
+    def fitted(self) -> Iterator[npt.NDArray[np.uint8]]:
+        """Yield all rows in order, with scales of least squares."""
+        for values in self.values():
+            raw = four_bit_rows(FITTED, values)
+            refuse_large(LAYOUTS[FITTED], raw, values, self.name)
+            yield self.laid_out(raw)
+
+    def rows_of(self, start: int, stop: int) -> Floats:
+        """Return rows as floats, in the order of the new file."""
+        weight = self.weight()
+        if not self.heads:
+            return weight_values(weight.rows(start, stop), self.name)
+        size = self.rows // self.heads
+        row = np.arange(start, stop)
+        inside = row % size
+        paired = np.where(inside < size // 2, 2 * inside, 2 * (inside - size // 2) + 1)
+        return weight_values(weight.take(row - inside + paired), self.name)
+
+    def values(self) -> Iterator[Floats]:
+        """Yield all rows in order, as floats."""
+        for start in range(0, self.rows, self.step):
+            yield self.rows_of(start, min(start + self.step, self.rows))
+
+
+def planned_tensors(
+    loaded: LoadedProgram, checkpoint: Checkpoint, recipe: Recipe
+) -> Iterator[EncodedTensor]:
+    """Yield the tensors of the new file; those of a CMF file in its order, its skills included."""
+    if checkpoint.container is not None:
+        return _requantised(loaded, checkpoint, recipe)
+    return _encoded(loaded, recipe)
+
+
+def _encoded(loaded: LoadedProgram, recipe: Recipe) -> Iterator[EncodedTensor]:
+    """Yield the tensors of a model of another format."""
+    matrices, delicate = matrix_names(loaded.program), delicate_names(loaded.program)
+    paired = loaded.config is not None and loaded.config.source == "gguf"
+    paired = paired and loaded.family in ("llama", "mixtral")
+    for name, spec in loaded.program.weights.items():
+        weight = loaded.weights[name]
+        chosen = "f32"
+        if name in matrices:
+            chosen = recipe.format_of((name,), name in delicate)[0]
+        heads = 0
+        if paired and re.search(r"\.self_attn\.[qk]_proj\.", name):
+            heads = loaded.config.kv_heads  # type: ignore[union-attr]
+            if ".q_proj." in name:
+                heads = loaded.config.num_attention_heads  # type: ignore[union-attr]
+        for own, part, shape in _parts(loaded.family, name, spec.shape, weight):
+            found = encoding_of(own, shape, chosen, name in matrices)
+            layout = Layout(found, "parts", 0, 0)
+            target = chosen if MADE_OTHERWISE.get(chosen) == found else found
+            yield EncodedTensor(own, shape, layout, target, (name,), None, part, heads)
+
+
+def _parts(
+    family: str, name: str, shape: tuple[int, ...], weight: Weight
+) -> Iterator[tuple[str, Weight, tuple[int, ...]]]:
+    """Yield the name, rows and shape of each tensor that a weight becomes: an expert each."""
+    own = name
+    for theirs, mine in BACK.get(family, {}).items():
+        own = re.sub(rf"(^|\.){re.escape(theirs)}", rf"\g<1>{mine}", own, count=1)
+    if len(shape) == 3 and ".experts." in own:
+        for expert in range(shape[0]):
+            one = own.replace(".experts.", f".experts.{expert}.")
+            yield one, weight.rows(expert * shape[1], (expert + 1) * shape[1]), shape[1:]
+        return
+    if TAPS.fullmatch(own) and len(shape) == 2:
+        shape = (shape[0], 1, shape[1])
+    yield own, weight, shape
+
+
+def encoding_of(name: str, shape: tuple[int, ...], chosen: str, matrix: bool) -> str:
+    """Return the encoding that a tensor gets where a format was chosen for its matrices."""
+    if not matrix or chosen == KEEP:
+        return "f32"
+    if PLAIN.fullmatch(name) or prod(shape) < GROUP:
+        return "f16"
+    wanted = MADE_OTHERWISE.get(chosen, chosen)
+    return BROKEN_GROUPS if fits(BY_NAME[wanted], shape) else wanted
+
+
+def _requantised(
+    loaded: LoadedProgram, checkpoint: Checkpoint, recipe: Recipe
+) -> Iterator[EncodedTensor]:
+    """Yield the tensors of a CMF file: matrices in new encodings, everything else as it is."""
+    matrices, delicate = matrix_names(loaded.program), delicate_names(loaded.program)
+    container = checkpoint.container
+    assert container is not None
+    users = {
+        checkpoint.info(piece.tensor).name: weight
+        for weight, pieces in loaded.pieces.items()
+        for piece in pieces
+    }
+    for name, (part, entry) in container.entries.items():
+        weight, own = users.get(name, ""), Layout(entry.dtype.name, "parts", 0, 0)
+        chosen, asked = KEEP, False
+        if len(entry.shape) == 2 and entry.dtype.decodes:
+            chosen, asked = recipe.format_of((name, weight), weight in delicate)
+        if not asked and weight not in matrices:
+            chosen = KEEP
+        found = entry.dtype.name if chosen == KEEP else encoding_of(name, entry.shape, chosen, True)
+        if found == entry.dtype.name:
+            raw = part.payload(entry)
+            yield EncodedTensor(name, entry.shape, own, KEEP, (weight,), None, payload=raw)
+            continue
+        target = chosen if MADE_OTHERWISE.get(chosen) == found else found
+        held = raw_weight(container.tensor(name), (entry.shape[0], entry.shape[1]))
+        layout = Layout(found, "parts", 0, 0)
+        yield EncodedTensor(name, entry.shape, layout, target, (weight,), None, held)

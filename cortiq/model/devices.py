@@ -1,0 +1,84 @@
+"""Models on several devices: the ranks of this process, shared by all models that it loads."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from cortiq.backend import Backend
+from cortiq.errors import OptionError
+from cortiq.model.source import open_source
+from cortiq.numerics.layouts import Weight
+from cortiq.options import LoadOptions
+from cortiq.plugins.selection import find_backend
+from cortiq.ranks.backend import DeviceSplit, RanksBackend
+from cortiq.ranks.start import Ranks, device_count, start_ranks
+
+
+class _Running:
+    """The ranks of this process, and how many models they hold."""
+
+    ranks: Ranks | None = None
+    models: int = 0
+
+
+def shared_backend(
+    name: str, backend: Backend, options: LoadOptions
+) -> tuple[Backend, Callable[[], None]]:
+    """Return a backend over the ranks that the options ask for, and what lets go of them.
+
+    In a rank that torchrun started it does not return: it works until rank 0 has ended.
+
+    Raises
+    ------
+    BackendError : the ranks did not meet.
+    OptionError : models with another number of devices are loaded; or the split is none.
+    """
+    count = device_count(options.devices)
+    if count == 1:
+        return backend, lambda: None
+    ranks = _ranks(count)
+    kind = "tensor" if options.split == "auto" and ranks.hosts == 1 else options.split
+    kind = "layer" if options.split == "auto" and options.split_at else kind
+    _Running.models += 1
+    try:
+        split = DeviceSplit.of(kind, count, options.split_at, ranks.hosts)
+        plain = dataclasses.replace(options, backend=None, devices=1, split="auto", split_at=())
+        return RanksBackend(ranks.driver, backend, split, (name, plain)), _let_go
+    except BaseException:
+        _let_go()
+        raise
+
+
+def _ranks(count: int) -> Ranks:
+    running = _Running.ranks
+    if running is not None and (running.driver.world.lost or not _Running.models):
+        running.close()
+        running = _Running.ranks = None
+    if running is None:
+        running = _Running.ranks = start_ranks(count, backend_named, weights_of)
+    size = running.driver.world.size
+    if size != count:
+        what = f"is {count}, and a model on {size} devices is loaded"
+        raise OptionError("devices", what, hint="close that model first")
+    return running
+
+
+def _let_go() -> None:
+    """Let one model go; with the last one the ranks end."""
+    _Running.models -= 1
+    if not _Running.models and _Running.ranks is not None:
+        _Running.ranks.close()
+        _Running.ranks = None
+
+
+def backend_named(name: str) -> Backend:
+    """Return a backend of this rank."""
+    return find_backend(name)[0]
+
+
+def weights_of(source: Any) -> Mapping[str, Weight]:
+    """Open a model's weights on this rank."""
+    name, options = source
+    return open_source(name, options).weights

@@ -1,0 +1,30 @@
+"""`python -m cortiq.model.follower RANK SIZE ADDRESS`: a rank that another process started."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+
+from cortiq.errors import CortiqError
+from cortiq.model.devices import backend_named, weights_of
+from cortiq.ranks.driver import follow
+from cortiq.ranks.group import World
+from cortiq.ranks.member import Member
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Work for rank 0 until it ends; return the exit status."""
+    rank, size, address = int(arguments[0]), int(arguments[1]), arguments[2]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides what an interrupt ends
+    try:
+        world = World.join(rank, size, address, ranks_here=size)
+        follow(Member(world, backend_named, weights_of))
+    except CortiqError as error:
+        print(f"rank {rank}: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""One program on several devices: each computes a share, and all of them the same bits."""

@@ -1,0 +1,107 @@
+"""A backend on several devices: programs are cut as a split says, and compiled on the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cortiq.backend import Backend, CompileOptions, Device, Executable, Support, Versions
+from cortiq.errors import OptionError
+from cortiq.ir import Graph, Node, Program
+from cortiq.numerics.layouts import Weight
+from cortiq.placement.place import place_split
+from cortiq.ranks.driver import Driver
+from cortiq.ranks.layer_split import cuts_at, even_cuts
+from cortiq.ranks.stage import StageBackend
+
+
+@dataclass(frozen=True)
+class DeviceSplit:
+    """A division of a program among ranks.
+
+    Attributes
+    ----------
+    stages : ranks that compute a stretch of layers together, each its heads and columns of it; one
+        stage is a tensor split, one rank a stage a layer split.
+    points : first layer of each stage but the first; none divides them evenly.
+    """
+
+    stages: tuple[tuple[int, ...], ...]
+    points: tuple[int, ...] = ()
+
+    @staticmethod
+    def of(kind: str, ranks: int, points: Sequence[int] = (), stages: int = 0) -> DeviceSplit:
+        """Return the split of a kind.
+
+        Parameters
+        ----------
+        kind : "tensor", "layer", or "auto": layers between hosts (`stages`), tensors within one.
+        stages : hosts, among which ranks are divided evenly.
+
+        Raises
+        ------
+        OptionError : there are points without a layer split.
+        """
+        count = {"tensor": 1, "layer": ranks}.get(kind, max(1, stages))
+        if ranks % count:
+            raise OptionError(
+                "split", f"is {kind!r}, and {count} hosts do not divide {ranks} ranks"
+            )
+        if points and count == 1:
+            raise OptionError("split_at", "needs a layer split", hint="--split layer")
+        each = ranks // count
+        made = (tuple(range(n * each, (n + 1) * each)) for n in range(count))
+        return DeviceSplit(tuple(made), tuple(points))
+
+
+class RanksBackend:
+    """A backend whose programs several ranks compute; see `cortiq.backend.Backend`.
+
+    Parameters
+    ----------
+    inner : the backend of every rank. source : how each rank opens a model's weights itself; None
+        sends them from rank 0.
+    """
+
+    def __init__(
+        self, driver: Driver, inner: Backend, split: DeviceSplit, source: Any = None
+    ) -> None:
+        self.driver, self.inner, self.split, self.source = driver, inner, split, source
+        self.name, self.priority = inner.name, inner.priority
+        self.versions: Versions = inner.versions
+
+    def devices(self) -> Sequence[Device]:
+        """Return the devices of a rank."""
+        return self.inner.devices()
+
+    def supports(self, node: Node, graph: Graph, program: Program) -> Support:
+        """Say whether the ranks execute a node."""
+        return self.inner.supports(node, graph, program)
+
+    def compile(
+        self, program: Program, weights: Mapping[str, Weight], options: CompileOptions
+    ) -> Executable:
+        """Compile a program on the ranks.
+
+        Raises
+        ------
+        DeviceMemoryError : its layers do not fit the ranks' memory.
+        """
+        options = replace(options, kept=None)
+        stages = [
+            StageBackend(self.driver, self.inner, members, self.source)
+            for members in self.split.stages
+        ]
+        if len(stages) == 1:
+            return stages[0].compile(program, weights, options)
+        cuts = self._cuts(program)
+        assignments = [(stage, options) for stage in stages[: len(cuts) + 1]]
+        return place_split(assignments, program, weights, cuts)
+
+    def _cuts(self, program: Program) -> Sequence[str]:
+        if self.split.points:
+            return cuts_at(program, self.split.points, len(self.split.stages))
+        free = self.driver.ask(range(self.driver.world.size), ("memory",))
+        budgets = [sum(free[rank] for rank in stage) for stage in self.split.stages]
+        return even_cuts(program, budgets)

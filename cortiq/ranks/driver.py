@@ -1,0 +1,194 @@
+"""Rank 0: it sends every command to the ranks concerned, does it too, and collects the answers."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from cortiq import errors
+from cortiq.errors import BackendError, CortiqError
+from cortiq.ranks.group import RankLostError
+from cortiq.ranks.member import Member
+from cortiq.ranks.wire import receive, send
+
+Command = tuple[Any, ...]
+STOP: Command = ("stop",)
+"""The command that ends a rank."""
+ANSWERED, REFUSED = "answered", "refused"
+
+
+class Driver:
+    """The ranks, as rank 0 drives them.
+
+    Attributes
+    ----------
+    member : rank 0's own share of the work. numbers : for executables, sequences, copies.
+    """
+
+    def __init__(self, member: Member) -> None:
+        self.member, self.world = member, member.world
+        self.numbers = itertools.count()
+        self._lock = threading.RLock()
+        self._dropped: list[int] = []
+        self._ended = threading.Event()
+        if self.world.size > 1:
+            threading.Thread(target=self._keep_awake, daemon=True).start()
+
+    def ask(self, ranks: Sequence[int], command: Callable[[int], Command] | Command) -> list[Any]:
+        """Have ranks execute a command at once; return the answer of each, in their order.
+
+        Parameters
+        ----------
+        command : the same for all, or by the rank's place among `ranks`.
+
+        Raises
+        ------
+        RankLostError : a rank is gone; nothing can be computed any more.
+        CortiqError : what the first rank that refused said.
+        """
+        with self._lock, uninterrupted():
+            self.world.check()
+            commands = [command(i) if callable(command) else command for i in range(len(ranks))]
+            others = [rank for rank in ranks if rank != 0]
+            for rank, own in zip(ranks, commands, strict=True):
+                if rank:
+                    send(self.world, rank, own)
+            answers: dict[int, Any] = {}
+            refusal: BaseException | None = None
+            if 0 in ranks:
+                try:
+                    answers[0] = self.member.execute(commands[list(ranks).index(0)])
+                except BaseException as error:
+                    refusal = self._own_failure(error)
+            refusal = self._collect(others, answers, refusal)
+            if refusal is not None:
+                raise refusal
+            return [answers[rank] for rank in ranks]
+
+    def _own_failure(self, error: BaseException) -> BaseException:
+        """Let the others go if they may wait for this rank in an exchange that never comes."""
+        if self.member.out_of_step(error) and not self.world.lost:
+            self.world.lose(f"rank 0 failed: {type(error).__name__}: {error}")
+            self.world.leave()
+        return error
+
+    def _collect(
+        self, others: Sequence[int], answers: dict[int, Any], refusal: BaseException | None
+    ) -> BaseException | None:
+        """Take the answers of other ranks; return the first refusal."""
+        for rank in others:
+            try:
+                kind, answer = receive(self.world, rank)
+            except RankLostError as lost:
+                return refusal if isinstance(refusal, RankLostError) else lost
+            if kind == ANSWERED:
+                answers[rank] = answer
+            else:
+                refusal = refusal or refusal_of(rank, *answer)
+        return refusal
+
+    def drop_later(self, snapshot: int) -> None:
+        """Have ranks forget a copy with their next command; it may be called by the collector."""
+        self._dropped.append(snapshot)
+
+    def drop(self, ranks: Sequence[int]) -> None:
+        """Have ranks forget copies that nobody holds any more."""
+        dropped, self._dropped = self._dropped, []
+        if dropped:
+            self.ask(ranks, ("drop", dropped))
+
+    def _keep_awake(self) -> None:
+        """Show waiting ranks from time to time that rank 0 is there."""
+        while not self._ended.wait(self.world.timeout / 3):
+            if self._lock.acquire(blocking=False):
+                try:
+                    for rank in range(1, self.world.size):
+                        send(self.world, rank, ("nothing",))
+                    for rank in range(1, self.world.size):
+                        receive(self.world, rank)
+                except CortiqError:
+                    return  # it is lost, and the next request will say so
+                finally:
+                    self._lock.release()
+
+    def close(self) -> None:
+        """End all ranks."""
+        self._ended.set()
+        with self._lock:
+            if not self.world.lost:
+                try:
+                    for rank in range(1, self.world.size):
+                        send(self.world, rank, STOP)
+                except RankLostError:
+                    pass
+            self.world.leave()
+
+
+def follow(member: Member) -> None:
+    """Execute rank 0's commands until it ends this rank.
+
+    Raises
+    ------
+    RankLostError : rank 0, or another rank, is gone.
+    Exception : this rank failed amid a batch; the others see at once that it is gone.
+    """
+    while True:
+        command = receive(member.world, 0)
+        if command == STOP:
+            member.world.leave()
+            return
+        try:
+            answer = ANSWERED, member.execute(command)
+        except Exception as error:
+            kind = type(error).__name__ if isinstance(error, CortiqError) else ""
+            sentence = str(error) if kind else f"{type(error).__name__}: {error}"
+            if member.out_of_step(error):
+                _leave_with(member, kind, sentence)
+                raise
+            answer = REFUSED, (kind, sentence)
+        send(member.world, 0, answer)
+
+
+def _leave_with(member: Member, kind: str, sentence: str) -> None:
+    """Say why, and close all connections, so that nobody waits for this rank."""
+    with contextlib.suppress(CortiqError):
+        send(member.world, 0, (REFUSED, (kind, sentence)))
+    member.world.leave()
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold an interrupt back until ranks are in step again; a second one is not held back."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    held: list[Any] = []
+
+    def hold(number: int, frame: Any) -> None:
+        if held:
+            raise KeyboardInterrupt
+        held.append((number, frame))
+
+    signal.signal(signal.SIGINT, hold)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if held:
+            before(*held[0])
+
+
+def refusal_of(rank: int, kind: str, sentence: str) -> BaseException:
+    """Return an error of another rank as one of this."""
+    known = getattr(errors, kind, None) if kind else None
+    what, _, hint = sentence.partition("\n  ")
+    taken = isinstance(known, type) and issubclass(known, CortiqError)
+    if not taken or kind in ("OptionError", "SeveralModelsError"):
+        return BackendError(f"rank {rank}: {what}", hint=hint or None)
+    assert isinstance(known, type)
+    return known(what, hint=hint or None)

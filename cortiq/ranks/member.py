@@ -1,0 +1,228 @@
+"""The work of a rank: executables, sequences and batches, by the commands of rank 0.
+
+Rank 0 runs the same commands on itself, so that all ranks of a stage do the same in one order.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cortiq.backend import Backend, Batch, CompileOptions, ExportedState, Row
+from cortiq.backend.compiling import CheckedWeights, compile_checked
+from cortiq.backend.row_runs import RowRun, RowRuns
+from cortiq.errors import BackendError, CortiqError
+from cortiq.ir import Program
+from cortiq.numerics.layouts import LAYOUTS, Weight
+from cortiq.ranks.exchange import GatherParts, gather_kernel
+from cortiq.ranks.families import Key
+from cortiq.ranks.group import World
+from cortiq.ranks.local_program import LocalProgram, local_program
+from cortiq.ranks.local_weights import LocalWeights
+from cortiq.ranks.shared_state import with_parts
+from cortiq.ranks.shares import Split
+
+OpenWeights = Callable[[Any], Mapping[str, Weight]]
+"""Opens the weights that a source describes, on this rank."""
+FindBackend = Callable[[str], Backend]
+SentRun = tuple[int, int, Sequence[Any], Sequence[Any]]
+SentRow = tuple[int, int, Any, tuple[Any, ...], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """A program that the ranks of a stage compile.
+
+    Attributes
+    ----------
+    members : ranks of the stage. backend : its name. source : what `OpenWeights` takes; None where
+        rank 0 sends the weights.
+    """
+
+    program: Program
+    members: tuple[int, ...]
+    backend: str
+    options: CompileOptions
+    source: Any = None
+
+
+class Member:
+    """A rank's executables and sequences, by the numbers that rank 0 gives them."""
+
+    def __init__(self, world: World, find_backend: FindBackend, open_weights: OpenWeights) -> None:
+        self.world, self._find, self._open = world, find_backend, open_weights
+        self._executables: dict[int, Any] = {}
+        self._splits: dict[int, Mapping[Key, Split]] = {}
+        self._places: dict[int, int] = {}
+        self._states: dict[int, Any] = {}
+        self._snapshots: dict[int, Any] = {}
+        self._sent: dict[str, Weight] = {}
+        self._exchanges = 0
+
+    def out_of_step(self, error: BaseException) -> bool:
+        """Say whether others may wait for this rank in an exchange, after a command raised this.
+
+        Our own errors before the first exchange are about the command: every rank raises them.
+        """
+        return not isinstance(error, CortiqError) or self._exchanges != self.world.exchanges
+
+    def execute(self, command: tuple[Any, ...]) -> Any:
+        """Execute a command: the name of a method, and its arguments."""
+        name, *arguments = command
+        self._exchanges = self.world.exchanges
+        return getattr(self, f"do_{name}")(*arguments)
+
+    def do_nothing(self) -> None:
+        """Show that rank 0 is there."""
+
+    def do_memory(self) -> int:
+        """Return the bytes that this rank may fill: its share of what its host has free."""
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return free // self.world.ranks_here
+
+    def do_group(self, members: tuple[int, ...]) -> None:
+        """Make a group of ranks; every rank does."""
+        self.world.group(members)
+
+    def do_weight(self, name: str, sent: tuple[str, tuple[int, int], Mapping[str, Any]]) -> None:
+        """Take a weight, or this rank's part of it, for the next program."""
+        layout, shape, parts = sent
+        self._sent[name] = Weight(LAYOUTS[layout], shape, parts)
+
+    def do_compile(self, number: int, plan: StagePlan) -> Any:
+        """Compile this rank's share of a program; return its windows and rows of a batch."""
+        local = self.share(plan)
+        backend = self.given_exchange(self._find(plan.backend), plan)
+        threads = plan.options.threads or self.world.threads
+        peers = self.world.group(plan.members)
+        options = replace(plan.options, threads=threads, peers=peers, kept=None)
+        names = tuple(local.program.weights)
+        weights: Mapping[str, Weight] = self._sent
+        if plan.source is not None:
+            weights = LocalWeights(self._open(plan.source), names, local.cuts)
+        checked = CheckedWeights(local.program, weights)
+        made = compile_checked(backend, local.program, checked, options)
+        self._sent = {}
+        if len(plan.members) > 1 and made.asynchronous:
+            made.close()
+            what = f"the backend {backend.name!r} computes batches while others are read"
+            raise BackendError(what, hint="It takes part in a layer split only: --split layer")
+        self._executables[number] = made
+        self._splits[number] = local.splits
+        self._places[number] = plan.members.index(self.world.rank)
+        return dict(made.windows), made.batch_rows, dict(made.provenance)
+
+    def share(self, plan: StagePlan) -> LocalProgram:
+        """Return this rank's share of a plan's program: all of it, if the rank is alone."""
+        if len(plan.members) == 1:
+            return LocalProgram(plan.program, {}, {})
+        rank = plan.members.index(self.world.rank)
+        return local_program(plan.program, rank, len(plan.members))
+
+    def given_exchange(self, backend: Backend, plan: StagePlan) -> Backend:
+        """Return the backend with the kernel by which ranks exchange their parts."""
+        if len(plan.members) == 1:
+            return backend
+        taking: Any = copy.copy(backend)
+        if not hasattr(taking, "host_kernel"):
+            what = f"the backend {backend.name!r} takes no kernel of the host"
+            raise BackendError(what, hint="It takes part in a layer split only: --split layer")
+        kernel = gather_kernel(taking, self.world.group(plan.members))
+        taking.given = {**taking.given, GatherParts: kernel}
+        return taking
+
+    def do_open(self, number: int, state: int, limit: int) -> None:
+        """Open a sequence."""
+        self._states[state] = self._executables[number].open(limit)
+
+    def do_import(self, number: int, state: int, exported: ExportedState, limit: int) -> Any:
+        """Open a sequence that continues this rank's share of an exported one."""
+        self._states[state] = self._executables[number].import_(exported, limit)
+        return self._lengths(number, state)
+
+    def _lengths(self, number: int, state: int) -> dict[str, int]:
+        entries = self._executables[number].program.graphs
+        return {entry: self._states[state].length(entry) for entry in entries}
+
+    def do_forward(
+        self, number: int, entry: str, runs: Sequence[SentRun] | None, rows: Sequence[SentRow]
+    ) -> Any:
+        """Compute a batch; return outcomes and lengths by sequence, and what each row brought."""
+        batch = Batch(self._rows(number, entry, runs, rows), entry)
+        result = self._executables[number].forward(batch).result()
+        known = {id(self._states[n]): n for n in _numbers(runs, rows)}
+        outcomes = {known[id(state)]: outcome for state, outcome in result.outcomes.items()}
+        lengths = {n: self._lengths(number, n) for n in outcomes}
+        return outcomes, lengths, [tuple(row.items()) if row else () for row in result.rows]
+
+    def _rows(
+        self, number: int, entry: str, runs: Sequence[SentRun] | None, rows: Sequence[SentRow]
+    ) -> Sequence[Row]:
+        if runs is not None:
+            return RowRuns([RowRun(self._states[run[0]], *run[1:]) for run in runs])
+        splits, place = self._splits[number], self._places[number]
+        return [
+            Row(self._states[n], position, token, wants, with_parts(inputs, entry, splits, place))
+            for n, position, token, wants, inputs in rows
+        ]
+
+    def do_reserve(self, state: int, rows: int) -> bool:
+        """Make room for rows."""
+        return self._states[state].reserve(rows)
+
+    def do_rewind(self, number: int, state: int, length: int, entry: str) -> Any:
+        """Drop rows; return the length reached, and all lengths."""
+        reached = self._states[state].rewind(length, entry)
+        return reached, self._lengths(number, state)
+
+    def do_fork(self, number: int, state: int, other: int, length: int | None) -> Any:
+        """Open a sequence that starts as another one."""
+        self._states[other] = self._states[state].fork(length)
+        return self._lengths(number, other)
+
+    def do_snapshot(self, state: int, snapshot: int) -> None:
+        """Copy what a sequence holds."""
+        self._snapshots[snapshot] = self._states[state].snapshot()
+
+    def do_restore(self, number: int, state: int, snapshot: int) -> Any:
+        """Restore a sequence."""
+        self._states[state].restore(self._snapshots[snapshot])
+        return self._lengths(number, state)
+
+    def do_drop(self, snapshots: Sequence[int]) -> None:
+        """Forget copies."""
+        for snapshot in snapshots:
+            self._snapshots.pop(snapshot, None)
+
+    def do_export(self, state: int) -> ExportedState:
+        """Return this rank's share of a sequence."""
+        return self._states[state].export()
+
+    def do_release(self, state: int) -> None:
+        """Give a sequence's memory back."""
+        self._states.pop(state).release()
+
+    def do_state_bytes(self, number: int, rows: int) -> int:
+        """Return the memory that this rank's share of a sequence takes."""
+        return self._executables[number].state_bytes(rows)
+
+    def do_free_bytes(self, number: int) -> int:
+        """Return the memory that this rank has left for sequences."""
+        return self._executables[number].free_bytes()
+
+    def do_close(self, number: int) -> None:
+        """Release a program's weights and sequences."""
+        executable = self._executables.pop(number, None)
+        if executable is not None:
+            executable.close()
+        self._splits.pop(number, None)
+        self._places.pop(number, None)
+        gc.collect()
+
+
+def _numbers(runs: Sequence[SentRun] | None, rows: Sequence[SentRow]) -> set[int]:
+    return {one[0] for one in (rows if runs is None else runs)}

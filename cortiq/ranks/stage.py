@@ -1,0 +1,267 @@
+"""A program on the ranks of a stage, as one executable; see `cortiq.backend.Executable`."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cortiq.backend import (
+    Backend,
+    Batch,
+    BatchResult,
+    CompileOptions,
+    Device,
+    ExportedState,
+    Finished,
+    OptionalCapabilities,
+    Support,
+    Versions,
+)
+from cortiq.backend.row_runs import RowRuns
+from cortiq.backend.state import check_exported
+from cortiq.errors import BackendError, RequestError
+from cortiq.ir import Graph, Node, Program, primitives_of
+from cortiq.numerics.layouts import Weight
+from cortiq.ranks.driver import Command, Driver
+from cortiq.ranks.families import Key, splits_of
+from cortiq.ranks.local_program import local_program
+from cortiq.ranks.local_weights import LocalWeights
+from cortiq.ranks.member import StagePlan
+from cortiq.ranks.shared_state import put_together, share_of
+from cortiq.ranks.shares import Split
+
+
+@dataclass
+class StageBackend:
+    """A backend whose programs the ranks of a stage compute together.
+
+    Attributes
+    ----------
+    inner : the backend of each of them. members : the ranks, ascending.
+    source : how each rank opens the weights itself; None: rank 0 sends them.
+    """
+
+    driver: Driver
+    inner: Backend
+    members: tuple[int, ...]
+    source: Any = None
+
+    def __post_init__(self) -> None:
+        self.name, self.priority = self.inner.name, self.inner.priority
+        self.versions: Versions = self.inner.versions
+
+    def devices(self) -> Sequence[Device]:
+        """Return the devices of a rank."""
+        return self.inner.devices()
+
+    def supports(self, node: Node, graph: Graph, program: Program) -> Support:
+        """Say whether the ranks execute a node."""
+        return self.inner.supports(node, graph, program)
+
+    def compile(
+        self, program: Program, weights: Mapping[str, Weight], options: CompileOptions
+    ) -> StageExecutable:
+        """Compile each rank's share on that rank."""
+        self.driver.ask(range(self.driver.world.size), ("group", self.members))
+        plan = StagePlan(program, self.members, self.name, replace(options, kept=None), self.source)
+        if self.source is None:
+            self._send(plan, weights)
+        number = next(self.driver.numbers)
+        try:
+            facts = self.driver.ask(self.members, ("compile", number, plan))
+        except BaseException:
+            if not self.driver.world.lost:
+                self.driver.ask(self.members, ("close", number))
+            raise
+        return StageExecutable(self, program, number, facts[0])
+
+    def _send(self, plan: StagePlan, weights: Mapping[str, Weight]) -> None:
+        """Send each rank its parts of the weights."""
+        for place, rank in enumerate(self.members):
+            program, cuts = plan.program, {}
+            if len(self.members) > 1:
+                local = local_program(plan.program, place, len(self.members))
+                program, cuts = local.program, dict(local.cuts)
+            for name, weight in LocalWeights(weights, tuple(program.weights), cuts).items():
+                sent = weight.layout.name, weight.shape, dict(weight.parts)
+                self.driver.ask((rank,), ("weight", name, sent))
+
+
+class StageExecutable(OptionalCapabilities):
+    """A program that the ranks of a stage hold in shares.
+
+    Attributes
+    ----------
+    checks_weights : every rank checks its own weights.
+    """
+
+    checks_weights = True
+
+    def __init__(
+        self, backend: StageBackend, program: Program, number: int, facts: tuple[Any, ...]
+    ) -> None:
+        self.program, self.number = program, number
+        self._backend, self.driver, self.members = backend, backend.driver, backend.members
+        self._windows, self._batch_rows, self._provenance = facts
+        nodes = [node for graph in program.graphs.values() for node in graph.nodes]
+        self.placement: Mapping[str, str] = {node.name: backend.name for node in nodes}
+        size = len(self.members)
+        self.splits: Mapping[Key, Split] = (
+            splits_of(primitives_of(program), size) if size > 1 else {}
+        )
+        self._open = True
+
+    @property
+    def windows(self) -> Mapping[str, int]:
+        """Windows of the slots whose rows are given up behind them."""
+        return self._windows
+
+    @property
+    def batch_rows(self) -> int:
+        """Rows of a batch that suit the ranks."""
+        return self._batch_rows
+
+    @property
+    def provenance(self) -> Mapping[str, str]:
+        """Facts of the first rank, for receipts."""
+        return self._provenance
+
+    def ask(self, command: Any) -> list[Any]:
+        """Have all ranks of the stage execute a command."""
+        self.driver.drop(self.members)
+        return self.driver.ask(self.members, command)
+
+    def open(self, limit: int) -> StageState:
+        """Open a new, empty sequence."""
+        number = next(self.driver.numbers)
+        self.ask(("open", self.number, number, limit))
+        return StageState(self, number, limit, dict.fromkeys(self.program.graphs, 0))
+
+    def import_(self, exported: ExportedState, limit: int) -> StageState:
+        """Open a sequence that continues an exported one; every rank takes its heads."""
+        check_exported(exported, self.program, limit)
+        number = next(self.driver.numbers)
+
+        def command(place: int) -> Command:
+            share = share_of(exported, self.splits, place)
+            return "import", self.number, number, share, limit
+
+        return StageState(self, number, limit, self.ask(command)[0])
+
+    def state_bytes(self, rows: int) -> int:
+        """Return the memory that a sequence of this many rows takes on all ranks together."""
+        return sum(self.ask(("state_bytes", self.number, rows)))
+
+    def free_bytes(self) -> int:
+        """Return the memory left for sequences: what fits before the first rank is full."""
+        rows = self.program.context
+        needs = self.ask(("state_bytes", self.number, rows))
+        free = self.ask(("free_bytes", self.number))
+        allowed = [f * sum(needs) // need for need, f in zip(needs, free, strict=True) if need]
+        return min(allowed, default=min(free))
+
+    def close(self) -> None:
+        """Release weights and sequences on every rank."""
+        if self._open and not self.driver.world.lost:
+            self.ask(("close", self.number))
+        self._open = False
+
+    def forward(self, batch: Batch) -> Finished:
+        """Compute a batch on all ranks of the stage."""
+        states: dict[int, StageState] = {}
+        for row in batch.rows.runs if isinstance(batch.rows, RowRuns) else batch.rows:
+            state: Any = row.state
+            if not isinstance(state, StageState) or state.owner is not self or not state.alive:
+                raise BackendError("a row belongs to no living sequence of this executable")
+            states[state.number] = state
+        if batch.entry not in self.program.graphs:
+            there = ", ".join(self.program.graphs)
+            raise RequestError(
+                f"no entry graph is named {batch.entry!r}", hint=f"There are {there}"
+            )
+        outcomes, lengths, rows = self.ask(("forward", self.number, *_sent(batch)))[0]
+        for number, found in lengths.items():
+            states[number].lengths = found
+        by_state: dict[Any, Any] = {states[number]: outcome for number, outcome in outcomes.items()}
+        return Finished(BatchResult(by_state, [dict(row) for row in rows]))
+
+
+def _sent(batch: Batch) -> tuple[str, Any, Any]:
+    """Return a batch as ranks take it, with numbers for sequences."""
+    if isinstance(batch.rows, RowRuns):
+        runs: list[Any] = [
+            (run.state.number, run.position, run.tokens, run.wants)  # type: ignore[attr-defined]
+            for run in batch.rows.runs
+        ]
+        return batch.entry, runs, []
+    rows: list[Any] = [
+        (row.state.number, row.position, row.token, row.wants, dict(row.inputs))  # type: ignore[attr-defined]
+        for row in batch.rows
+    ]
+    return batch.entry, None, rows
+
+
+class StageSnapshot:
+    """A copy of a sequence on every rank; ranks forget it once nobody holds this."""
+
+    def __init__(self, driver: Driver, number: int) -> None:
+        self.number = number
+        weakref.finalize(self, driver.drop_later, number)
+
+
+class StageState:
+    """One sequence, of which every rank holds its share; see `cortiq.backend.State`.
+
+    Attributes
+    ----------
+    owner : its executable. number : what ranks know it by. lengths : rows seen, by entry graph.
+    """
+
+    def __init__(
+        self, owner: StageExecutable, number: int, limit: int, lengths: dict[str, int]
+    ) -> None:
+        self.owner, self.number, self.limit, self.lengths = owner, number, limit, lengths
+        self.alive = True
+
+    def length(self, entry: str = "trunk") -> int:
+        """Return the rows that an entry graph has seen."""
+        return self.lengths[entry]
+
+    def reserve(self, rows: int) -> bool:
+        """Make room on every rank; room that some found stays theirs."""
+        return all(self.owner.ask(("reserve", self.number, rows)))
+
+    def rewind(self, length: int, entry: str = "trunk") -> int:
+        """Forget rows on every rank."""
+        answers = self.owner.ask(("rewind", self.owner.number, self.number, length, entry))
+        reached, self.lengths = answers[0]
+        return reached
+
+    def snapshot(self) -> StageSnapshot:
+        """Copy what the sequence holds, on every rank."""
+        number = next(self.owner.driver.numbers)
+        self.owner.ask(("snapshot", self.number, number))
+        return StageSnapshot(self.owner.driver, number)
+
+    def restore(self, snapshot: StageSnapshot) -> None:
+        """Restore the sequence on every rank."""
+        command = ("restore", self.owner.number, self.number, snapshot.number)
+        self.lengths = self.owner.ask(command)[0]
+
+    def fork(self, length: int | None = None) -> StageState:
+        """Open a sequence that starts as this one."""
+        number = next(self.owner.driver.numbers)
+        command = ("fork", self.owner.number, self.number, number, length)
+        return StageState(self.owner, number, self.limit, self.owner.ask(command)[0])
+
+    def export(self) -> ExportedState:
+        """Return the whole sequence, put together from the ranks' shares."""
+        return put_together(self.owner.ask(("export", self.number)), self.owner.splits)
+
+    def release(self) -> None:
+        """Give the memory back on every rank."""
+        if self.alive and not self.owner.driver.world.lost:
+            self.owner.ask(("release", self.number))
+        self.alive = False

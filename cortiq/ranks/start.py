@@ -1,0 +1,142 @@
+"""Starting ranks: processes on this host, or those that torchrun has started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cortiq.errors import BackendError, OptionError
+from cortiq.ranks.driver import Driver, follow
+from cortiq.ranks.group import World
+from cortiq.ranks.member import FindBackend, Member, OpenWeights
+
+LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""Variables that torchrun sets."""
+FOLLOWER = "cortiq.model.follower"
+"""The module that a process of this host runs as a rank: `python -m`, its rank, size, address."""
+INTERFACE, LOOPBACK = "GLOO_SOCKET_IFNAME", "lo"
+END_SECONDS = 10.0
+"""How long a rank may take to end before it is killed."""
+
+
+@dataclass(frozen=True)
+class TorchrunRank:
+    """A process of torchrun's, as its variables say."""
+
+    rank: int
+    size: int
+    ranks_here: int
+
+    @property
+    def hosts(self) -> int:
+        """Number of hosts, if all have as many ranks."""
+        return max(1, self.size // max(1, self.ranks_here))
+
+
+def launched(environment: Mapping[str, str] = os.environ) -> TorchrunRank | None:
+    """Return what torchrun says; None where it did not start this process.
+
+    Raises
+    ------
+    BackendError : its variables are not what it sets.
+    """
+    if not all(environment.get(name) for name in LAUNCHED):
+        return None
+    try:
+        rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+        here = int(environment.get("LOCAL_WORLD_SIZE", "1"))
+    except ValueError:
+        what = "RANK, WORLD_SIZE or LOCAL_WORLD_SIZE is no number"
+        raise BackendError(what, hint="start the ranks by torchrun") from None
+    return TorchrunRank(rank, size, here) if size > 1 else None
+
+
+def device_count(devices: int) -> int:
+    """Return how many ranks there are to be; 0 stands for what torchrun started, or one.
+
+    Raises
+    ------
+    OptionError : torchrun started another number.
+    """
+    launch = launched()
+    if launch is None:
+        return devices or 1
+    if devices not in (0, launch.size):
+        what = f"is {devices}, and torchrun started {launch.size} ranks"
+        raise OptionError("devices", what, hint="leave it out, or name that number")
+    return launch.size
+
+
+@dataclass
+class Ranks:
+    """Ranks that were started, and rank 0's hold on them.
+
+    Attributes
+    ----------
+    hosts : on how many hosts they run. processes : those that were started here.
+    """
+
+    driver: Driver
+    hosts: int = 1
+    processes: Sequence[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def close(self) -> None:
+        """End all ranks; one that does not end is killed."""
+        self.driver.close()
+        for process in self.processes:
+            try:
+                process.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def start_ranks(count: int, find_backend: FindBackend, open_weights: OpenWeights) -> Ranks:
+    """Start ranks, or meet those that torchrun started; in a rank of these but rank 0, work.
+
+    Raises
+    ------
+    SystemExit : this process was a rank, and rank 0 has ended it.
+    BackendError : the ranks did not meet.
+    """
+    launch = launched()
+    if launch is None:
+        return _start_here(count, find_backend, open_weights)
+    world = World.join(launch.rank, launch.size, None, ranks_here=launch.ranks_here)
+    member = Member(world, find_backend, open_weights)
+    if launch.rank:
+        follow(member)
+        raise SystemExit(0)
+    return Ranks(Driver(member), launch.hosts)
+
+
+def _start_here(count: int, find_backend: FindBackend, open_weights: OpenWeights) -> Ranks:
+    os.environ.setdefault(INTERFACE, LOOPBACK)
+    address = f"127.0.0.1:{free_port()}"
+    processes = [start_follower(rank, count, address) for rank in range(1, count)]
+    try:
+        world = World.join(0, count, address, ranks_here=count)
+    except BaseException:
+        for process in processes:
+            process.kill()
+            process.wait()
+        raise
+    return Ranks(Driver(Member(world, find_backend, open_weights)), 1, processes)
+
+
+def start_follower(rank: int, count: int, address: str) -> subprocess.Popen[bytes]:
+    """Start a rank on this host; it ends when rank 0 does."""
+    command = [sys.executable, "-m", FOLLOWER, str(rank), str(count), address]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+
+
+def free_port() -> int:
+    """Return a port of this host that nobody listens at now."""
+    with contextlib.closing(socket.socket()) as made:
+        made.bind(("127.0.0.1", 0))
+        return made.getsockname()[1]

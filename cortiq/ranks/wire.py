@@ -1,0 +1,65 @@
+"""Messages between rank 0 and the others: one object at a time, over the group of all ranks."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cortiq.ranks.group import World, distributed
+
+FIRST_BYTES = 8192
+"""Bytes of a message's first part, which most messages fit."""
+HEAD_BYTES = 8
+"""Of which these hold the message's length."""
+
+
+def send(world: World, rank: int, message: Any) -> None:
+    """Send an object to a rank.
+
+    Raises
+    ------
+    RankLostError : it is not there any more.
+    """
+    data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    first = np.zeros(FIRST_BYTES, np.uint8)
+    first[:HEAD_BYTES].view(np.int64)[0] = len(data)
+    whole = np.frombuffer(data, np.uint8)
+    rest = whole[FIRST_BYTES - HEAD_BYTES :]
+    first[HEAD_BYTES : HEAD_BYTES + len(whole) - len(rest)] = whole[: len(whole) - len(rest)]
+    _transfer(world, distributed().send, first, rank)
+    if len(rest):
+        _transfer(world, distributed().send, rest.copy(), rank)
+
+
+def receive(world: World, rank: int) -> Any:
+    """Wait for an object of a rank; it is one of this program's own, as torch.distributed's are.
+
+    Raises
+    ------
+    RankLostError : it is not there any more.
+    """
+    first = np.zeros(FIRST_BYTES, np.uint8)
+    _transfer(world, distributed().recv, first, rank)
+    length = int(first[:HEAD_BYTES].view(np.int64)[0])
+    data = first[HEAD_BYTES : HEAD_BYTES + length].tobytes()
+    if length > len(data):
+        rest = np.zeros(length - len(data), np.uint8)
+        _transfer(world, distributed().recv, rest, rank)
+        data += rest.tobytes()
+    return pickle.loads(data)
+
+
+def _transfer(
+    world: World, call: Callable[[Any, int], Any], block: npt.NDArray[np.uint8], rank: int
+) -> None:
+    import torch
+
+    world.check()
+    try:
+        call(torch.from_numpy(block), rank)
+    except RuntimeError as error:
+        raise world.lose(f"rank {rank} is gone ({error})") from None

@@ -1,0 +1,284 @@
+"""Encoders against transformers in double, on every backend, and as the server offers them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("transformers")
+
+import numpy as np
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+import cortiq
+from cortiq.backend import CompileOptions, Named
+from cortiq.errors import FormatError, RequestError, UnsupportedError
+from cortiq.formats.checkpoint import open_checkpoint
+from cortiq.model.embed import encoded_rows
+from cortiq.model.rerank import AFTER, BEFORE, INSTRUCTION
+from cortiq.models import load_program
+from cortiq.plugins import default_plugins
+from cortiq.tokenizer.frames import FramedText
+from cortiq_reference.ideal import evaluate
+
+TOLERANCE, BITES = 1e-5, 3e-4
+TOKENS = 40
+COMMON = {
+    "vocab_size": 96, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+}  # fmt: skip
+BERT = {**COMMON, "max_position_embeddings": 64, "layer_norm_eps": 0.02}
+ROBERTA = {**BERT, "type_vocab_size": 1, "pad_token_id": 1}
+MODERN = {
+    **COMMON, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2, "cls_token_id": 2,
+    "sep_token_id": 1, "local_attention": 14, "num_hidden_layers": 5, "norm_eps": 0.02,
+    "max_position_embeddings": 512,
+}  # fmt: skip
+BIASED = {"norm_bias": True, "attention_bias": True, "mlp_bias": True, "classifier_bias": True}
+CASES = {
+    "bert": ("Bert", "Model", BERT),
+    "bert classifier": ("Bert", "ForSequenceClassification", {**BERT, "num_labels": 3}),
+    "bert of odd widths": ("Bert", "Model", {
+        **BERT, "hidden_size": 40, "intermediate_size": 72, "num_attention_heads": 5,
+        "hidden_act": "relu"}),
+    "roberta": ("Roberta", "Model", ROBERTA),
+    "roberta classifier": ("Roberta", "ForSequenceClassification", {**ROBERTA, "num_labels": 1}),
+    "xlm-roberta": ("XLMRoberta", "ForSequenceClassification", {
+        **ROBERTA, "num_labels": 1, "pad_token_id": 3, "type_vocab_size": 2}),
+    "modernbert": ("ModernBert", "Model", MODERN),
+    "modernbert of odd widths": ("ModernBert", "Model", {
+        **MODERN, "hidden_size": 40, "intermediate_size": 72, "num_attention_heads": 4}),
+    "modernbert classifier": ("ModernBert", "ForSequenceClassification", {
+        **MODERN, **BIASED, "num_labels": 2, "classifier_activation": "silu"}),
+}  # fmt: skip
+MOVES = {
+    "bert": ({"layer_norm_eps": 0.021}, {"hidden_act": "relu"}),
+    "roberta": ({"pad_token_id": 2},),
+    "modernbert": (
+        {"local_attention": 12}, {"norm_eps": 0.021}, {"layer_types": ["full_attention"] * 5},
+        {"hidden_activation": "silu"},
+    ),
+}  # fmt: skip
+
+
+def written(folder, name, **changes):
+    """A random encoder's folder, and transformers' model in double."""
+    kind, end, options = CASES[name]
+    torch.manual_seed(3)
+    config = getattr(transformers, f"{kind}Config")(**options | changes)
+    model = getattr(transformers, f"{kind}{end}")(config).float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(folder)
+    return model.double()
+
+
+def ids_of(count=TOKENS):
+    return np.random.default_rng(1).integers(5, 90, count).tolist()
+
+
+def halves(count=TOKENS):
+    return [0] * (count // 2) + [1] * (count - count // 2)
+
+
+def ideal(folder, want):
+    """The value in float64, of every row."""
+    loaded = load_program(open_checkpoint(folder), weight_format="f32")
+    rows = loaded.program.facts["encoder"].inputs(halves())
+    inputs = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    return evaluate(loaded.program, loaded.weights, ids_of(), [want], inputs=inputs)[want]
+
+
+def expected(model, name):
+    with_types = "modernbert" not in name
+    kinds = torch.tensor([halves()])
+    if with_types:
+        kinds = kinds.clamp(max=model.config.type_vocab_size - 1)
+    with torch.no_grad():
+        out = model(torch.tensor([ids_of()]), **{"token_type_ids": kinds} if with_types else {})
+    return (out.logits if "logits" in out else out.last_hidden_state[0]).numpy()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_graph_is_transformers_model(tmp_path, name):
+    model = written(tmp_path, name)
+    wanted = expected(model, name)
+    classifies = len(wanted) == 1
+    made = ideal(tmp_path, "scores" if classifies else "hidden")
+    made = made[:1] if classifies else made
+    assert np.abs(made - wanted).max() < TOLERANCE * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize(("name", "change"), [(n, c) for n, all_ in MOVES.items() for c in all_])
+def test_an_option_of_the_config_moves_the_rows(tmp_path, name, change):
+    written(tmp_path, name)
+    before = ideal(tmp_path, "hidden")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | change))
+    assert np.abs(ideal(tmp_path, "hidden") - before).max() > BITES * np.abs(before).max()
+
+
+def test_what_is_not_supported_is_refused(tmp_path):
+    written(tmp_path, "bert")
+    config = json.loads((tmp_path / "config.json").read_text())
+    for change, kind in (
+        ({"position_embedding_type": "relative_key"}, UnsupportedError),
+        ({"is_decoder": True}, UnsupportedError), ({"type_vocab_size": 3}, FormatError),
+        ({"architectures": ["BertForSequenceClassification"]}, FormatError),
+    ):  # fmt: skip
+        (tmp_path / "config.json").write_text(json.dumps(config | change))
+        with pytest.raises(kind):
+            load_program(open_checkpoint(tmp_path))
+
+
+BACKENDS = [pytest.param(name, id=name) for name in ("cpu", "torch", "mlx")]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ["bert classifier", "modernbert classifier"])
+def test_every_backend_has_the_references_bits(tmp_path, backend, name):
+    """More rows than a chunk, and three tiles."""
+    long = {"max_position_embeddings": 300} if name.startswith("bert") else {}
+    written(tmp_path, name, **long)
+    loaded, made = load_program(open_checkpoint(tmp_path)), []
+    for one in ("reference", backend):
+        found = default_plugins().backends.get(one)
+        if found is None:
+            pytest.skip(f"no backend {one}")
+        executable = found.compile(loaded.program, loaded.weights, CompileOptions())
+        for wants in ((Named("hidden"), Named("scores")), (Named("scores"),)):
+            places = range(300) if len(wants) == 2 else range(1)
+            asked = [wants if i in places else () for i in range(300)]
+            text = FramedText(tuple(ids_of(300)), tuple(halves(300)))
+            rows = encoded_rows(executable, text, asked)
+            made.append([np.stack([row[want] for row in rows if row]) for want in wants])
+        executable.close()
+    first, few, again, less = made
+    for one, other in ((first, again), (few, less)):
+        assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+    assert np.array_equal(few[0][0], first[1][0]) and np.ptp(first[0]) > 0
+
+
+def with_tokenizer(folder):
+    """Words as tokens, in BERT's frame."""
+    listed = [
+        "[PAD]",
+        "[CLS]",
+        "[SEP]",
+        "[UNK]",
+        "what",
+        "is",
+        "paris",
+        "a",
+        "city",
+        "dog",
+        "it",
+        "barks",
+    ]
+    words = {word: n for n, word in enumerate(listed)}
+    engine = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    engine.pre_tokenizer = pre_tokenizers.Whitespace()
+    engine.add_special_tokens(["[PAD]", "[CLS]", "[SEP]"])
+    engine.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 1), ("[SEP]", 2)],
+    )  # fmt: skip
+    engine.save(str(folder / "tokenizer.json"))
+    return transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+
+
+def test_embeddings_pool_as_the_files_say(tmp_path):
+    model, tokenizer = written(tmp_path, "bert"), with_tokenizer(tmp_path)
+    encoded = tokenizer("what is paris", return_tensors="pt", return_token_type_ids=True)
+    with torch.no_grad():
+        rows = model(**encoded).last_hidden_state[0].numpy()
+    wanted = {"mean": rows.mean(0), "cls": rows[0], "last": rows[-1]}
+    with cortiq.load(str(tmp_path), backend="reference") as loaded:
+        assert loaded.pooling() == "mean"
+        for pooling, vector in wanted.items():
+            made = loaded.embed("what is paris", pooling=pooling)
+            np.testing.assert_allclose(made, vector / np.linalg.norm(vector), atol=1e-3)
+        with pytest.raises(RequestError, match="encoder"):
+            loaded.generate("what is")
+        with pytest.raises(RequestError, match="no reranker"):
+            loaded.rerank("what", ["paris"])
+    (tmp_path / "modules.json").write_text('[{"type": "a.Pooling", "path": "1_Pooling"}]')
+    (tmp_path / "1_Pooling").mkdir()
+    settings = tmp_path / "1_Pooling" / "config.json"
+    settings.write_text('{"pooling_mode_cls_token": true, "pooling_mode_mean_tokens": false}')
+    with cortiq.load(str(tmp_path), backend="cpu") as loaded:
+        same = loaded.embed("what is paris", pooling="cls")
+        assert loaded.pooling() == "cls" and np.array_equal(loaded.embed("what is paris"), same)
+    settings.write_text('{"pooling_mode_max_tokens": true}')
+    with pytest.raises(FormatError, match="pooling_mode_max_tokens"):
+        cortiq.load(str(tmp_path), backend="cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("bert classifier", {}), ("modernbert classifier", {"classifier_pooling": "mean"})],
+)
+def test_a_cross_encoder_reranks(tmp_path, name, changes):
+    model, tokenizer = written(tmp_path, name, num_labels=1, **changes), with_tokenizer(tmp_path)
+    query, documents = "what is paris", ["a city", "it is a dog it barks a dog it barks"]
+    wanted = []
+    for document in documents:
+        encoded = tokenizer(query, document, return_tensors="pt",
+                            return_token_type_ids="modern" not in name)  # fmt: skip
+        with torch.no_grad():
+            wanted.append(torch.sigmoid(model(**encoded).logits)[0, 0].item())
+    with cortiq.load(str(tmp_path), backend="cpu") as loaded:
+        np.testing.assert_allclose(loaded.rerank(query, documents), wanted, atol=2e-3)
+
+
+def test_a_classifier_of_several_labels_is_no_reranker(tmp_path):
+    written(tmp_path, "bert classifier")
+    with_tokenizer(tmp_path)
+    with (
+        cortiq.load(str(tmp_path), backend="cpu") as loaded,
+        pytest.raises(RequestError, match="this classifier 3"),
+    ):
+        loaded.rerank("what", ["paris"])
+
+
+def test_yes_or_no_is_asked_as_published():
+    """On a synthetic model whose tokens are bytes, with words of one byte for yes and no."""
+    with cortiq.load("synthetic:tiny-llama?seed=1", backend="reference") as loaded:
+        with pytest.raises(RequestError, match="yes and no"):
+            loaded.rerank("q", ["d"], method="yes-no")
+        usual = loaded.tokenizer.encode
+        loaded.tokenizer.encode = lambda text, **how: usual(
+            {"yes": "y", "no": "n"}.get(text, text), **how
+        )
+        (made,) = loaded.rerank("q", ["d"], method="yes-no")
+        text = f"{BEFORE}<Instruct>: {INSTRUCTION}\n<Query>: q\n<Document>: d{AFTER}"
+        logits = loaded.logits(usual(text, add_bos=False))[-1].astype(np.float64)
+        yes, no = logits[ord("y")], logits[ord("n")]
+        assert made == pytest.approx(1 / (1 + np.exp(no - yes)), rel=1e-6)
+
+
+TEXTS = (
+    "Paris is the capital of France.", "The cat sat on the mat, purring; 3.14 naïve façade!",
+    "How do I reverse a list in Python? " * 12,
+)  # fmt: skip
+
+
+def test_minilm_embeds_as_sentence_transformers_does(minilm_path):
+    """Its documented steps in double: mean of the rows of all tokens, scaled to length 1."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(minilm_path)
+    model = transformers.AutoModel.from_pretrained(minilm_path).double().eval()
+    with cortiq.load("minilm", backend="cpu") as loaded:
+        made = loaded.embed(list(TEXTS))
+        short = loaded.embed(TEXTS[0])
+        for text, vector in zip(TEXTS, made, strict=True):
+            encoded = tokenizer(text, return_tensors="pt", truncation=False)
+            assert list(loaded.tokenizer.framed(text).ids) == encoded["input_ids"][0].tolist()
+            with torch.no_grad():
+                mean = model(**encoded).last_hidden_state[0].mean(0).numpy()
+            assert np.abs(vector - mean / np.linalg.norm(mean)).max() < 1e-4
+    with cortiq.load("minilm", backend="reference") as loaded:
+        assert np.array_equal(loaded.embed(TEXTS[0]), short)

@@ -1,0 +1,148 @@
+"""Programs of ranks, run by threads that exchange in memory: every family, the bits of one."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cortiq.backend import Backend, Batch, CompileOptions, Digest, Row, Status
+from cortiq.backend.compiling import CheckedWeights, compile_checked
+from cortiq.ir import KVRows, Program
+from cortiq.model.source import open_source
+from cortiq.models.synthetic import FIXTURES
+from cortiq.models.synthetic_configs import CONFIGS
+from cortiq.numerics.layouts import Weight
+from cortiq.options import LoadOptions
+from cortiq.placement.place import place
+from cortiq.plugins.selection import find_backend
+from cortiq.ranks.exchange import GatherParts, gather_kernel
+from cortiq.ranks.local_program import local_program
+from cortiq.ranks.local_weights import LocalWeights
+
+CHUNKS = (5, 1, 1)
+IDS = [(37 * n + 11) % 60 for n in range(sum(CHUNKS))]
+SMALL = [name for name in (*CONFIGS, *FIXTURES) if name.startswith(("tiny", "mini"))]
+Streams = list[list[tuple[int, ...]]]
+
+
+class Table:
+    """Where threads lay their parts, and wait for one another."""
+
+    def __init__(self, ranks: int) -> None:
+        self.parts: list[Any] = [None] * ranks
+        self.barrier = threading.Barrier(ranks, timeout=60)
+
+
+class Seat:
+    """One thread's place at the table; see `cortiq.ranks.exchange.Exchange`."""
+
+    def __init__(self, table: Table, rank: int) -> None:
+        self.table, self.rank, self.size = table, rank, len(table.parts)
+
+    def gather(self, part: Any) -> Any:
+        """Return all parts."""
+        self.table.parts[self.rank] = part
+        self.table.barrier.wait()
+        whole = np.stack(self.table.parts)
+        self.table.barrier.wait()
+        return whole
+
+
+def streams(executable: Any, program: Program) -> Streams:
+    """Return the digests of hidden states and logits of every row, fed in chunks."""
+    state, done, found = executable.open(64), 0, []
+    wants = tuple(Digest(name) for name in ("hidden", "logits") if name in program.trunk.values)
+    for count in CHUNKS:
+        rows = [Row(state, at, IDS[at], wants) for at in range(done, done + count)]
+        result = executable.forward(Batch(rows)).result()
+        assert result.outcomes[state].status is Status.COMPLETED
+        found += [[tuple(row[want]) for want in wants] for row in result.rows]
+        done += count
+    return found
+
+
+def by_ranks(
+    backend: Backend, program: Program, weights: Mapping[str, Weight], ranks: int
+) -> Sequence[Streams]:
+    """Return the streams that each rank computes."""
+    table, found = Table(ranks), list[Any]([None] * ranks)
+
+    def work(rank: int) -> None:
+        try:
+            own: Any = copy.copy(backend)
+            own.given = {**own.given, GatherParts: gather_kernel(own, Seat(table, rank))}
+            local = local_program(program, rank, ranks)
+            parts = LocalWeights(weights, tuple(local.program.weights), local.cuts)
+            checked = CheckedWeights(local.program, parts)
+            made = compile_checked(own, local.program, checked, CompileOptions(threads=1))
+            found[rank] = streams(made, program)
+            made.close()
+        except BaseException as error:
+            found[rank] = error
+            table.barrier.abort()
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for one in found:
+        if isinstance(one, BaseException):
+            raise one
+    return found
+
+
+def assert_same(name: str, ranks: int, backend_name: str = "cpu") -> None:
+    """Check that so many ranks compute a model's bits."""
+    backend, source = find_backend(backend_name)[0], open_source(f"synthetic:{name}", LoadOptions())
+    options = CompileOptions(threads=1)
+    expected = streams(place(backend, source.program, source.weights, options), source.program)
+    for found in by_ranks(backend, source.program, source.weights, ranks):
+        assert found == expected
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_heads_columns_and_vocabulary(ranks: int) -> None:
+    """Four query heads of two key heads: shares that are even, uneven, and of one key head."""
+    assert_same("tiny-llama", ranks)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["tiny-gemma3", "mini-qwen3_moe", "mini-gpt_oss", "mini-deepseek_v3", "mini-qwen3_next",
+     "mini-gemma4_text", "mini-olmo2", "tiny-mtp"],
+)  # fmt: skip
+def test_three_ranks(name: str) -> None:
+    """Windows, experts, sinks, latent attention, recurrences, shared keys, norms over all heads."""
+    assert_same(name, 3)
+
+
+def test_the_reference_takes_the_same_exchange() -> None:
+    """A backend whose kernels are functions of Python."""
+    assert_same("tiny-llama", 2, "reference")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("name", SMALL)
+def test_every_family(name: str, ranks: int) -> None:
+    """Every model by formula."""
+    assert_same(name, ranks)
+
+
+def test_what_is_divided() -> None:
+    """Every matrix of a dense model but its table of tokens, and every slot."""
+    program = open_source("synthetic:tiny-llama", LoadOptions()).program
+    shares = [local_program(program, rank, 3) for rank in range(3)]
+    matrices = {name for name, spec in program.weights.items() if len(spec.shape) == 2}
+    cut = {one.name for one in shares[0].cuts.values()}
+    assert matrices - cut <= {"model.embed_tokens.weight"}
+    for name in program.slots:
+        kinds = [share.program.slots[name] for share in shares]
+        assert all(isinstance(kind, KVRows) for kind in kinds)
+        assert [kind.heads for kind in kinds if isinstance(kind, KVRows)] == [1, 1, 1]
