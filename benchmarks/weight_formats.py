@@ -25,6 +25,7 @@ import q4_k_search
 from cortiq.backend import CompileOptions
 from cortiq.convert.calibration import calibration_ids, moments_of
 from cortiq.convert.feedback import best_rows, feedback_of
+from cortiq.convert.scratch import ScratchArrays
 from cortiq.formats import fetch
 from cortiq.model.score import score_ids
 from cortiq.model.source import ModelSource, open_source
@@ -70,8 +71,9 @@ def fed_back(source: ModelSource, formats: Mapping[str, str], tokens: int) -> di
     ids = calibration_ids(source.tokenizer.encode(text, add_bos=False), tokens, "topics")
     found = {}
     wanted = {name for name, target in formats.items() if target in SEARCHED}
-    for held, moments in moments_of(source.program, source.weights, ids, wanted):
-        feedback = feedback_of(moments)
+    scratch = ScratchArrays()
+    for held, moments in moments_of(source.program, source.weights, ids, wanted, scratch):
+        feedback = feedback_of(moments, scratch)
         for name in held:
             weight = source.weights[name]
             layout = target_layout(formats[name], weight.shape[1]).name

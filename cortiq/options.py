@@ -132,12 +132,14 @@ class LoadOptions(OptionSet):
         0, "Devices, or processes on CPUs, that compute the model together; 0: one, or as many as "
         "torchrun started.", int, least=0, most=1024)  # fmt: skip
     split: str = option(
-        "auto", "How devices divide it: each its heads and columns (tensor), or a stretch of "
-        "layers (layer). auto: tensor on one host, layers between hosts.",
-        choices=("auto", "tensor", "layer"))  # fmt: skip
+        "auto", "How devices divide it: each its heads and columns (tensor), as that with whole "
+        "experts (expert), or a stretch of layers (layer). auto: tensor on one host, layers "
+        "between hosts.",
+        choices=("auto", "tensor", "expert", "layer"))  # fmt: skip
     split_at: tuple[int, ...] = option(
         (), "First layer of the second device of a layer split, of the third, and so on; may be "
         "repeated.", int, least=1, repeated=True)  # fmt: skip
+    ray: bool = option(False, "Start the ranks as actors of a Ray cluster (pip install ray).", bool)
     context: int | None = option(
         None, "Longest sequence in tokens; by default the model's own.", int, least=1,
         bits=True)  # fmt: skip

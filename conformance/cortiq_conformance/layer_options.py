@@ -20,6 +20,7 @@ from cortiq.ir.layers import (
     Indexer,
     KeyIndexer,
     LatentAttention,
+    Mamba1,
     Mamba2,
     MoE,
     PerLayerGate,
@@ -29,10 +30,12 @@ from cortiq.ir.layers import (
     XieluMLP,
 )
 from cortiq.numerics.rope import RopeTable, Sections
+from cortiq.numerics.rope_scaling import Growth, Proportional
 from cortiq.numerics.route import Router
 
 EPS = 1e-6
 TABLE = RopeTable(10000.0, 16)
+GROWN = Growth(Proportional(0.0), 0.1, 20, 1)
 CLAMPED = Gating(limit=1.5, steepness=1.702, up_shift=1.0)
 CAPPED = Gating(gate_cap=2.0, up_cap=3.0)
 
@@ -95,5 +98,15 @@ OPTIONS: tuple[Op, ...] = (
     replace(LATENT, chosen=True, rope=RopeTable(10000.0, 8), pairing="half"),
     KEYS,
     replace(KEYS, heads=3, top=70, rope=None, biased=True),
+    replace(ATTENTION, chunk=9, qk_norm=QKNorm(EPS, after_rope=True, weighted=False)),
+    replace(ATTENTION, chunk=70, rope=None, query_rope=RopeTable(10000.0, 16, GROWN)),
+    replace(ATTENTION, joint=True, biased=True),
+    replace(ATTENTION, joint=True, kv_heads=1, output_biased=True),
+    replace(EXPERTS, weighs_gate=True, shared_inner=32, router=Router(2, "sigmoid")),
+    replace(SPACE, normed=False, scales=(0.3, 0.5, 1.0, 2.0, 0.7), output_biased=True),
+    replace(SPACE, gates_last=True, norm_groups=2),
+    Mamba1(64, inner=96, state_dim=8, rank=5, kernel=4),
+    Mamba1(64, 64, 16, 8, 3, biased=True, conv_biased=False, inner_norm=EPS, decay_form="plain"),
+    Mamba1(64, 64, 16, 8, 3, inner_norm=EPS, weighted=False),
 )
 """Each option at least once, over a layout that fits."""

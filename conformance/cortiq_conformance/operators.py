@@ -86,6 +86,7 @@ SAMPLES: Mapping[type[Op], tuple[Sequence[Op], Sequence[Type]]] = {
     ops.ListKeys: ([ops.ListKeys(5, 3)], [TOKEN]),
     ops.KeepListed: ([ops.KeepListed(5, 11, 3)], [Type((5,)), TOKEN]),
     ops.ChooseKeys: ([ops.ChooseKeys(5, 7, 3)], [Type((5, 7), "q16"), TOKEN, Type((5,))]),
+    ops.OwnBlock: ([ops.OwnBlock(16)], [TOKEN]),
 }
 """Geometries of each primitive in which different sizes differ: one with all weights, then others
 with as few as there may be; and the inputs."""

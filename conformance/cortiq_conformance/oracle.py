@@ -163,7 +163,7 @@ def _vector(call: _Call, role: str) -> Floats | None:
 
 
 def _layer_norm(call: _Call, x: Floats) -> Floats:
-    weight = floats(call.weights["weight"])[0]
+    weight = norms.offset_weight(floats(call.weights["weight"])[0], call.op.offset)
     return norms.layer_norm(x, weight, _vector(call, "bias"), call.op.eps, call.faults)
 
 
@@ -238,10 +238,6 @@ def _expert_gain(call: _Call, x: Floats, index: Ints) -> Floats:
     return scalar.multiply(x, factor if x.ndim == 2 else factor[..., None], call.faults)
 
 
-def _expert_bias(call: _Call, x: Floats, index: Ints) -> Floats:
-    return scalar.add(x, floats(call.weights["bias"])[index], call.faults)
-
-
 def _route(call: _Call, scores: Floats) -> tuple[Ints, Floats]:
     bias, mask = _vector(call, "bias"), _vector(call, "mask")
     return route.route(scores, call.op.router, bias, call.faults, mask)
@@ -292,6 +288,7 @@ FUNCTIONS: dict[type[Op], Callable[..., Any]] = {
     ops.StoreKV: _store_kv,
     ops.Attend: _attend,
     ops.Recall: _recall,
+    ops.OwnBlock: lambda c, position: key_blocks.own_block(position, c.op.block),
     ops.CausalConv: _causal_conv,
     ops.Route: _route,
     ops.CombineExperts: lambda c, w, y: route.combine_experts(w, y, c.faults),
@@ -312,6 +309,6 @@ FUNCTIONS: dict[type[Op], Callable[..., Any]] = {
     ops.DeltaRule: lambda c, *rows: _recurrent(c, recurrent.delta_step, *rows),
     ops.StateSpace: lambda c, *rows: _recurrent(c, recurrent.state_space_step, *rows),
     ops.ExpertGain: _expert_gain,
-    ops.ExpertBias: _expert_bias,
+    ops.ExpertBias: lambda c, x, e: scalar.add(x, floats(c.weights["bias"])[e], c.faults),
 }
 """The definition of every primitive: (call, *inputs) to output, or a tuple of outputs."""

@@ -151,7 +151,8 @@ def state_space_step(
     """Take one step of a state space; see `cortiq.numerics.recurrent.state_space_step`."""
     b, c = (library.repeat(y, len(x) // len(y)) for y in (b, c))
     driven = _snapped(library, delta[:, None] * x, faults)
-    after = state * alpha[:, None, None] + b[:, :, None] * driven[:, None, :]
+    decay = alpha[:, None, None] if alpha.ndim == 1 else alpha[:, :, None]
+    after = state * decay + b[:, :, None] * driven[:, None, :]
     after = _snapped(library, after, faults)
     return after, _snapped(library, _read(library, after, c), faults)
 

@@ -151,6 +151,7 @@ ATTENTION_KERNELS: Kernels = {
     ops.ChooseBlocks: choose_kernel,
     ops.ChooseKeys: choose_keys_kernel,
     ops.Recall: recall_kernel,
+    ops.OwnBlock: lambda call, position: (position // call.op.block)[:, None, None],
 }
 """By primitive."""
 ATTENTION_OPTIONS = frozenset({"blocks", "until", "mass", "every"})

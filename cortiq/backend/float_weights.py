@@ -39,7 +39,7 @@ def float_weight(op: Op, role: str, weight: Weight, name: str) -> Floats:
     role : what the weight is to the operator. name : its name, for errors.
     """
     values = floats(weight, name)
-    if isinstance(op, ops.RMSNorm):
+    if isinstance(op, ops.RMSNorm | ops.LayerNorm) and role == "weight":
         return offset_weight(values[0], op.offset)
     if isinstance(op, ops.Gain):
         return gain(values[0], op.form, name)

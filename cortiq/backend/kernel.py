@@ -47,7 +47,8 @@ class Kernel:
 
 
 HostFunction = Callable[..., Any]
-"""Of an operator and its inputs as float32 arrays [rows, ...]: its output."""
+"""Of an operator and its inputs, arrays [rows, ...] of 32-bit numbers that may all be seen as
+float32: its output, float32 or int32."""
 GivenKernels = Mapping[type[Op], Kernel]
 NO_KERNELS: GivenKernels = MappingProxyType({})
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from cortiq.convert.scratch import ScratchArrays, panels
 from cortiq.numerics.contract import F32, Floats
 from cortiq.numerics.dequantise import dequantise_codes
 from cortiq.numerics.four_bits import BLOCKS, four_bit_rows
@@ -24,18 +25,43 @@ DAMPING = 0.01
 """Part of the mean of H's diagonal that is added to it."""
 
 
-def inverse_factor(moments: npt.NDArray[np.float32]) -> Floats:
+def inverse_factor(moments: npt.NDArray[np.float32], scratch: ScratchArrays) -> Floats:
     """Return the upper Cholesky factor of the damped moments' inverse: float32 [K, K].
 
-    A column that no row reaches has a diagonal of zero, and gets 1.
+    A column that no row reaches has a diagonal of zero, and gets 1. With H = R·Rᵀ and R upper
+    triangular, the factor is R⁻¹; both are made in place, a panel of columns at a time.
     """
-    h = moments.astype(np.float64)
+    size = len(moments)
+    h, factor = scratch.zeros((size, size), np.float64), scratch.zeros((size, size), F32)
+    for cut in panels(size):
+        h[cut] = moments[cut]
     diagonal = np.diagonal(h)
     dead = diagonal <= 0
     damping = DAMPING * float(diagonal.mean()) if not dead.all() else 1.0
-    h[np.diag_indices(len(h))] += np.where(dead, 1.0, damping)
-    inverse = np.linalg.inv(np.linalg.cholesky(h))
-    return np.ascontiguousarray(np.linalg.cholesky(inverse.T @ inverse).T, F32)
+    h[np.diag_indices(size)] += np.where(dead, 1.0, damping)
+    _factorise(h)
+    _invert(h)
+    for cut in panels(size):
+        factor[cut] = h[cut]
+    return factor
+
+
+def _factorise(h: npt.NDArray[np.float64]) -> None:
+    """Replace a symmetric matrix by the upper triangular R with H = R·Rᵀ."""
+    for cut in reversed(list(panels(len(h)))):
+        own = np.linalg.cholesky(h[cut, cut][::-1, ::-1])[::-1, ::-1]
+        above = np.linalg.solve(own, h[: cut.start, cut].T).T
+        h[cut, cut], h[: cut.start, cut], h[cut, : cut.start] = own, above, 0
+        for rows in panels(cut.start):
+            h[rows, : cut.start] -= above[rows] @ above.T
+
+
+def _invert(r: npt.NDArray[np.float64]) -> None:
+    """Replace an upper triangular matrix by its inverse."""
+    for cut in panels(len(r)):
+        own = np.triu(np.linalg.inv(r[cut, cut]))
+        above = r[: cut.start, : cut.start] @ r[: cut.start, cut]
+        r[: cut.start, cut], r[cut, cut] = -(above @ own), own
 
 
 class Feedback(NamedTuple):
@@ -45,9 +71,9 @@ class Feedback(NamedTuple):
     factor: Floats
 
 
-def feedback_of(moments: Floats) -> Feedback:
+def feedback_of(moments: Floats, scratch: ScratchArrays) -> Feedback:
     """Return what codes are chosen by."""
-    return Feedback(moments, inverse_factor(moments))
+    return Feedback(moments, inverse_factor(moments, scratch))
 
 
 def best_rows(layout: str, values: Floats, feedback: Feedback) -> Bytes:

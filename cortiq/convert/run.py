@@ -17,6 +17,7 @@ from cortiq.convert.feedback import Feedback, best_rows, feedback_of
 from cortiq.convert.own_container import OwnContainer, own_layout_of
 from cortiq.convert.plan import PlannedTensor, contiguous_bytes, described_plan, plan_tensors
 from cortiq.convert.recipes import Recipe, read_recipe
+from cortiq.convert.scratch import ScratchArrays
 from cortiq.convert.work_folder import Place, WorkFolder, remove, work_folder
 from cortiq.errors import RequestError
 from cortiq.formats.checkpoint import Checkpoint, open_checkpoint
@@ -121,11 +122,11 @@ class _Conversion:
         """Yield tensors with what error feedback takes, None for those without it."""
         fed = {n: t for t in left if ids and takes_feedback(t) for n in t.weights}
         done = set()
-        loaded = self.loaded
+        loaded, scratch = self.loaded, ScratchArrays(self.work.path)
         for held, moments in moments_of(
-            loaded.program, loaded.weights, ids, set(fed), self.progress
+            loaded.program, loaded.weights, ids, set(fed), scratch, self.progress
         ):
-            feedback = feedback_of(moments)
+            feedback = feedback_of(moments, scratch)
             for tensor in {fed[name].name: fed[name] for name in held}.values():
                 if set(tensor.weights) <= set(held):
                     done.add(tensor.name)

@@ -18,11 +18,14 @@ from cortiq.formats.packed_tensors import PackedTensor
 from cortiq.formats.quantisation import KEYS
 
 TEXT, SIGHT = "text_config", "vision_config"
+THINKER = "thinker_config"
+"""What Qwen Omni's folders call the model that reads and writes text, beside one that speaks."""
 TIED = "tie_word_embeddings"
 HEAD = "lm_head."
 NAME_PREFIXES: tuple[Mapping[str, str], ...] = (
     {"model.language_model.": "model.", HEAD: HEAD, "mtp.": "mtp."},
     {"language_model.model.": "model.", "language_model.lm_head.": HEAD, HEAD: HEAD},
+    {"thinker.model.": "model.", "thinker.lm_head.": HEAD},
     {
         **{f"model.{part}.": f"model.{part}." for part in ("layers", "embed_tokens", "norm")},
         HEAD: HEAD,
@@ -59,7 +62,13 @@ class RenamedTensors(MappedTensors):
 
 def has_text_model(config: Mapping[str, Any]) -> bool:
     """Return whether a config.json is of several models, one of them for text."""
-    return isinstance(config.get(TEXT), dict) or _is_flat(config)
+    return isinstance(_thinking(config).get(TEXT), dict) or _is_flat(config)
+
+
+def _thinking(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of a configuration that holds the text model's."""
+    part = config.get(THINKER)
+    return part if isinstance(part, Mapping) else config
 
 
 def _is_flat(config: Mapping[str, Any]) -> bool:
@@ -126,8 +135,10 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     if _is_flat(config):
         kept = {k: v for k, v in config.items() if k != SIGHT and not k.startswith(OF_IMAGES)}
         return kept | {"model_type": f"{config.get('model_type')}_text"}
-    whole = {key: config[key] for key in SHARED_KEYS if config.get(key) is not None}
-    return {**config[TEXT], **whole}
+    part = _thinking(config)
+    both = {**config, **part}
+    whole = {key: both[key] for key in SHARED_KEYS if both.get(key) is not None}
+    return {**part[TEXT], **whole}
 
 
 def text_tensors(tensors: MappedTensors) -> RenamedTensors:

@@ -13,6 +13,7 @@ from cortiq.numerics.layouts import Weight
 from cortiq.options import LoadOptions
 from cortiq.plugins.selection import find_backend
 from cortiq.ranks.backend import DeviceSplit, RanksBackend
+from cortiq.ranks.ray_actors import start_actors
 from cortiq.ranks.start import Ranks, device_count, start_ranks
 
 
@@ -38,26 +39,29 @@ def shared_backend(
     count = device_count(options.devices)
     if count == 1:
         return backend, lambda: None
-    ranks = _ranks(count)
+    ranks = _ranks(count, options.ray)
     kind = "tensor" if options.split == "auto" and ranks.hosts == 1 else options.split
     kind = "layer" if options.split == "auto" and options.split_at else kind
     _Running.models += 1
     try:
         split = DeviceSplit.of(kind, count, options.split_at, ranks.hosts)
-        plain = dataclasses.replace(options, backend=None, devices=1, split="auto", split_at=())
+        plain = dataclasses.replace(
+            options, backend=None, devices=1, split="auto", split_at=(), ray=False
+        )
         return RanksBackend(ranks.driver, backend, split, (name, plain)), _let_go
     except BaseException:
         _let_go()
         raise
 
 
-def _ranks(count: int) -> Ranks:
+def _ranks(count: int, ray: bool) -> Ranks:
     running = _Running.ranks
     if running is not None and (running.driver.world.lost or not _Running.models):
         running.close()
         running = _Running.ranks = None
     if running is None:
-        running = _Running.ranks = start_ranks(count, backend_named, weights_of)
+        start = start_actors if ray else start_ranks
+        running = _Running.ranks = start(count, backend_named, weights_of)
     size = running.driver.world.size
     if size != count:
         what = f"is {count}, and a model on {size} devices is loaded"

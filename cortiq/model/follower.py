@@ -17,8 +17,13 @@ def main(arguments: Sequence[str]) -> int:
     """Work for rank 0 until it ends; return the exit status."""
     rank, size, address = int(arguments[0]), int(arguments[1]), arguments[2]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides what an interrupt ends
+    return work(rank, size, address, size)
+
+
+def work(rank: int, size: int, address: str, ranks_here: int) -> int:
+    """Meet the other ranks and work for rank 0 until it ends; return an exit status."""
     try:
-        world = World.join(rank, size, address, ranks_here=size)
+        world = World.join(rank, size, address, ranks_here=ranks_here)
         follow(Member(world, backend_named, weights_of))
     except CortiqError as error:
         print(f"rank {rank}: {error}", file=sys.stderr)

@@ -90,8 +90,9 @@ def model_of(
 def _on_devices(name: str, source: ModelSource, backend: Backend, options: LoadOptions) -> Backend:
     """Return the backend over the devices that the options ask for; the source lets go of them."""
     alone = options.devices == 1 or (options.devices == 0 and "WORLD_SIZE" not in os.environ)
-    if alone and options.split_at:
-        raise OptionError("split_at", "needs several devices", hint="devices=2, --devices 2")
+    for given in ("split_at", "ray"):
+        if alone and getattr(options, given):
+            raise OptionError(given, "needs several devices", hint="devices=2, --devices 2")
     if alone:
         return backend
     from cortiq.model.devices import shared_backend

@@ -73,7 +73,7 @@ def method_for(model: Model, method: str) -> str:
     if encoder is None and method == YES_NO:
         return YES_NO
     hint = "a cross-encoder has a classifier; Qwen3-Reranker answers with method='yes-no'"
-    raise RequestError("the model is no reranker", where=model.name, hint=hint)
+    raise RequestError("the model is no reranker", where="rerank", hint=hint)
 
 
 def classified(model: Model, text: FramedText) -> float:

@@ -1,4 +1,4 @@
-"""GLM 4.5 and 4.6: half of every head rotated; experts in groups, chosen with a bias."""
+"""GLM 4.5, 4.5V and 4.6: half of every head rotated; experts in groups, chosen with a bias."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from cortiq.models.names import Names
 from cortiq.models.parts import MOE, Decoder, activation, grouped_router
 from cortiq.models.rope import rope_table
 
-ARCHITECTURES = ("glm4_moe", "glm4moe")
+ARCHITECTURES = ("glm4_moe", "glm4moe", "glm4v_moe_text")
 GGUF = ("glm4moe",)
 KEYS = Keys(
+    defaults={"glm4v_moe_text": {"attention_bias": True, "max_position_embeddings": 65536}},
     gguf={
         "expert_count": "n_routed_experts",
         "expert_feed_forward_length": "moe_intermediate_size",

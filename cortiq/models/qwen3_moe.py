@@ -1,4 +1,4 @@
-"""Qwen 3 MoE: Qwen 3 with a mixture of experts in place of the MLP."""
+"""Qwen 3 MoE, and Qwen 3 Omni's text model: Qwen 3 with experts in place of the MLP."""
 
 from __future__ import annotations
 
@@ -13,11 +13,19 @@ from cortiq.models.parts import MOE, Decoder, activation
 from cortiq.models.rope import rope_table
 from cortiq.numerics.route import Router
 
-ARCHITECTURES = ("qwen3_moe", "qwen3moe")
+ARCHITECTURES = ("qwen3_moe", "qwen3moe", "qwen3_omni_moe_text")
 GGUF = ("qwen3moe",)
 KEYS = Keys(
     aliases={"num_local_experts": "num_experts"},
     harmless=frozenset({"max_window_layers"}),
+    defaults={
+        "qwen3_omni_moe_text": {
+            "norm_topk_prob": True,
+            "rope_theta": 1e6,
+            "sliding_window": None,
+            "use_sliding_window": True,
+        },
+    },
     gguf={
         "attention.sliding_window": "",
         "expert_count": "num_experts",

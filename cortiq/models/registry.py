@@ -78,6 +78,16 @@ OWN = (
     "deepseek_v4",
     "bert",
     "modernbert",
+    "llama4",
+    "phi",
+    "gpt_neox",
+    "nemotron",
+    "falcon_h1",
+    "qwen3_vl_moe",
+    "mamba",
+    "jamba",
+    "jais2",
+    "gptj",
 )
 """Modules of this package, in the order they are listed."""
 

@@ -119,6 +119,11 @@ MINI: Mapping[str, Mapping[str, Any]] = {
     },
     "deepseek_v32": _LATENT | _ROUTED | _INDEXED,
     "glm_moe_dsa": _LATENT | _ROUTED | _INDEXED | {"indexer_types": ["full", "shared"]},
+    "llama4_text": _MINI | {
+        "num_local_experts": 4, "intermediate_size_mlp": 96, "attention_chunk_size": 20,
+        "floor_scale": 8, "no_rope_layers": [1, 0], "moe_layers": [1],
+    },
+    "gpt_neox": {k: v for k, v in _MINI.items() if k not in ("num_key_value_heads", "head_dim")},
 }  # fmt: skip
 """A small model of every family that brings something of its own and has no other here, by its
 `model_type`.

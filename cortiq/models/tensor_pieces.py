@@ -7,7 +7,7 @@ as one. `FusedTensor` declares this once for a family; every weight is then a `T
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -34,12 +34,20 @@ class FusedTensor:
     swapped : those whose matrices are the other way round in the file, [columns, rows]. A tensor
         all of whose parts are swapped holds them side by side.
     bare : the tensor's name has no `.weight` at its end.
+    either : files have its matrices one way round or the other: the shape decides, and what the
+        other fields say counts where both fit.
     """
 
     tensor: str
     parts: tuple[str, ...]
     swapped: tuple[str, ...] = ()
     bare: bool = False
+    either: bool = False
+
+    @property
+    def turned(self) -> FusedTensor:
+        """The tensor with all matrices the other way round."""
+        return replace(self, swapped=() if self.swapped else self.parts)
 
     @property
     def beside(self) -> bool:

@@ -148,7 +148,14 @@ def _fused_piece(
         return None
     parts = {part: shapes[f"{prefix}{part}.{suffix}"] for part in fused.parts}
     part = name.removeprefix(prefix).removesuffix(f".{suffix}")
-    return locate_piece(fused, part, parts, tensor)
+    piece = locate_piece(fused, part, parts, tensor)
+    if fused.either and tensor in checkpoint:
+        found, other = (
+            checkpoint.tensor(tensor).shape,
+            locate_piece(fused.turned, part, parts, tensor),
+        )
+        return other if tuple(found) == other.shape != piece.shape else piece
+    return piece
 
 
 def _tensor_problems(piece: TensorSlice, checkpoint: OpenCheckpoint) -> Iterator[str]:

@@ -172,18 +172,45 @@ def matrix_weight(
 
 
 def _stacked(weights: Sequence[Weight]) -> Weight:
-    """Return the rows of all weights one after the other; a single one stays a view."""
+    """Return the rows of all weights one after the other; a single one stays a view.
+
+    Rows that are asked for are views of the file where they are of one weight; all of them are
+    put together for callers only that ask for whole parts.
+    """
     if len(weights) == 1:
         return weights[0]
     first, rows = weights[0], sum(w.shape[0] for w in weights)
-    parts: dict[str, Any] = {}
-    for name in first.parts:
-        arrays: list[Any] = [w.parts[name] for w in weights]
-        if any(isinstance(array, MadeRows) for array in arrays):
-            parts[name] = MadeRows(_rows_of(arrays), (rows, arrays[0].shape[1]))
-        else:
-            parts[name] = np.concatenate(arrays)
-    return Weight(first.layout, (rows, first.shape[1]), parts)
+    size = (rows, first.shape[1])
+    if any(isinstance(part, MadeRows) for w in weights for part in _held(w)):
+        arrays = [w.parts["raw"] for w in weights]
+        made: Any = MadeRows(_rows_of(arrays), (rows, arrays[0].shape[1]))
+        return Weight(first.layout, size, {"raw": made})
+
+    def make_rows(start: int, stop: int) -> Parts:
+        return _rows_of_weights(weights, start, stop)
+
+    parts = LazyParts(lambda: make_rows(0, rows), make_rows)
+    parts.in_passing = True
+    return Weight(first.layout, size, parts)
+
+
+def _held(weight: Weight) -> Sequence[Any]:
+    """Return the parts of a weight, but none that would have to be made."""
+    return () if isinstance(weight.parts, LazyParts) else tuple(weight.parts.values())
+
+
+def _rows_of_weights(weights: Sequence[Weight], start: int, stop: int) -> Parts:
+    """Return the parts of some rows of weights that lie one below the other."""
+    found: list[Parts] = []
+    first = 0
+    for weight in weights:
+        low, high = (min(max(n - first, 0), weight.shape[0]) for n in (start, stop))
+        if low < high or (weight is weights[-1] and not found):
+            found.append(weight.rows(low, high).parts)
+        first += weight.shape[0]
+    if len(found) == 1:
+        return found[0]
+    return {name: np.concatenate([parts[name] for parts in found]) for name in found[0]}
 
 
 def vector_weight(tensors: Sequence[StoredTensor], shape: tuple[int, ...]) -> Weight:

@@ -130,7 +130,7 @@ def rope_table(table: RopeTable, positions: Array) -> tuple[Doubles, Doubles]:
     angles = (wide(positions)[:, None] - table.lag) * frequencies * (-1 if table.inverse else 1)
     amplitude = np.full((1, 1), float(table.amplitude))
     if isinstance(table.scaling, Growth):
-        steps = np.floor(np.asarray(positions, np.float64) / table.scaling.every)
+        steps = np.floor((wide(positions) + table.scaling.ahead) / table.scaling.every)
         amplitude = amplitude * (1 + table.scaling.beta * np.log1p(steps))[:, None]
     return np.cos(angles) * amplitude, np.sin(angles) * amplitude
 

@@ -143,7 +143,8 @@ def state_space_ideal(
     out, state = np.zeros(x.shape), state.astype(np.float64)
     b, c = (np.repeat(y, x.shape[1] // y.shape[1], axis=1).astype(np.float64) for y in (b, c))
     for i, driven in enumerate(delta.astype(np.float64)[:, :, None] * x):
-        state = alpha[i][:, None, None] * state + b[i][:, :, None] * driven[:, None, :]
+        decay = alpha[i].reshape(len(alpha[i]), -1, 1)
+        state = decay * state + b[i][:, :, None] * driven[:, None, :]
         out[i] = np.einsum("hn,hnp->hp", c[i], state)
     return state, out
 

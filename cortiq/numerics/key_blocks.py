@@ -59,6 +59,14 @@ def choose_blocks(
     return out
 
 
+def own_block(positions: npt.NDArray[np.integer], block: int) -> Ints:
+    """Return the block of `block` keys that each position is in, p // block: int32 [rows, 1, 1].
+
+    Source: Llama 4's chunked attention, whose rows see the keys of their chunk.
+    """
+    return (np.asarray(positions) // block).astype(np.int32)[:, None, None]
+
+
 def key_scores(q: Quantised, keys: Quantised, weights: Floats) -> Floats:
     """Score keys for one query, float32 [keys]: S = canonical_sum over heads of RN(w·r).
 

@@ -105,14 +105,15 @@ def state_space_step(
     Parameters
     ----------
     state : float32 [H, N, P]; x : float32 [H, P]; b, c : float32 [G, N], head h takes row
-        h // (H / G); alpha, delta : float32 [H]; canonical.
+        h // (H / G); alpha : float32 [H], or [H, N] for a decay a row; delta : float32 [H].
     faults : bool [1], the sequence's flag.
 
     Source: Dao and Gu, "Transformers are SSMs", 2024 (Mamba-2).
     """
     b, c = (np.repeat(y, len(x) // len(y), axis=0) for y in (b, c))
     driven = _snapped(delta[:, None] * x, faults)
-    after = _snapped(state * alpha[:, None, None] + b[:, :, None] * driven[:, None, :], faults)
+    decay = alpha[:, None, None] if alpha.ndim == 1 else alpha[:, :, None]
+    after = _snapped(state * decay + b[:, :, None] * driven[:, None, :], faults)
     return after, _snapped(_read(after, c), faults)
 
 

@@ -103,8 +103,10 @@ class RopeTable:
         if not Decimal(2) ** -40 <= exact < Decimal(2) ** 50 or not len(self.phase_steps):
             what = f"cosines and sines would be multiplied by {exact:.6g}"
             raise UnsupportedError(what, where="rope scaling")
-        if isinstance(self.scaling, Growth) and not (self.scaling.every > 0 <= self.scaling.beta):
-            what = f"an amplitude grows by {self.scaling.beta} every {self.scaling.every} positions"
+        grows = self.scaling if isinstance(self.scaling, Growth) else Growth(Default(), 0.0, 1)
+        if not (grows.every > 0 <= min(grows.beta, grows.ahead)):
+            what = f"an amplitude grows by {grows.beta} every {grows.every} positions"
+            what += f", from {-grows.ahead} on"
             raise UnsupportedError(what, where="rope scaling")
 
     def follows(self) -> bool:
@@ -137,7 +139,7 @@ class RopeTable:
     def compute(self, positions: npt.ArrayLike) -> tuple[Floats, Floats]:
         """Return (cos, sin), float32 [n, dim/2], of the positions: snap(RN(value·amplitude)).
 
-        With `Growth` the amplitude is RN(amplitude·(1 + beta·ln(1 + ⌊position/every⌋))).
+        With `Growth` the amplitude is RN(amplitude·(1 + beta·ln(1 + ⌊(position + ahead)/every⌋))).
 
         The phase is (position − lag)·phase_steps modulo 2⁶⁴; an `inverse` table's sines have the
         other sign; with amplitude 1 nothing is multiplied.
@@ -154,7 +156,8 @@ class RopeTable:
         """Return the factor of each position's values, [n, 1]: one for all without `Growth`."""
         if not isinstance(self.scaling, Growth):
             return np.full((1, 1), self.amplitude, F32)
-        steps, place = np.unique(where // np.uint64(self.scaling.every), return_inverse=True)
+        ahead, every = np.uint64(self.scaling.ahead), np.uint64(self.scaling.every)
+        steps, place = np.unique((where + ahead) // every, return_inverse=True)
         return self._grown(steps)[place].reshape(where.shape)
 
     def _grown(self, steps: npt.NDArray[np.uint64]) -> Floats:

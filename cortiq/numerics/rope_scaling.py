@@ -119,14 +119,14 @@ Constant: TypeAlias = (
 
 @dataclass(frozen=True)
 class Growth:
-    """A scaling of one amplitude, with one that grows by steps: times 1 + beta·ln(1 + ⌊p/every⌋).
+    """A scaling of one amplitude that grows by steps, times 1 + beta·ln(1 + ⌊(p + ahead)/every⌋).
 
-    A table of queries, so that far scores keep apart. Source: Llama 4's attention temperature.
-    """
+    A table of queries. Source: Llama 4's attention temperature, ahead by 1."""
 
     inner: Constant
     beta: float
     every: int
+    ahead: int = 0
 
 
 Scaling: TypeAlias = Constant | Growth

@@ -25,10 +25,12 @@ class DeviceSplit:
     stages : ranks that compute a stretch of layers together, each its heads and columns of it; one
         stage is a tensor split, one rank a stage a layer split.
     points : first layer of each stage but the first; none divides them evenly.
+    by_expert : whether a stage divides experts, rather than each one's columns.
     """
 
     stages: tuple[tuple[int, ...], ...]
     points: tuple[int, ...] = ()
+    by_expert: bool = False
 
     @staticmethod
     def of(kind: str, ranks: int, points: Sequence[int] = (), stages: int = 0) -> DeviceSplit:
@@ -36,23 +38,23 @@ class DeviceSplit:
 
         Parameters
         ----------
-        kind : "tensor", "layer", or "auto": layers between hosts (`stages`), tensors within one.
+        kind : "tensor", "expert" (that, with whole experts), "layer", or "auto": layers between
+            hosts (`stages`), tensors within one.
         stages : hosts, among which ranks are divided evenly.
 
         Raises
         ------
         OptionError : there are points without a layer split.
         """
-        count = {"tensor": 1, "layer": ranks}.get(kind, max(1, stages))
+        count = {"tensor": 1, "expert": 1, "layer": ranks}.get(kind, max(1, stages))
         if ranks % count:
-            raise OptionError(
-                "split", f"is {kind!r}, and {count} hosts do not divide {ranks} ranks"
-            )
+            what = f"is {kind!r}, and {count} hosts do not divide {ranks} ranks"
+            raise OptionError("split", what, hint="--split tensor, or --split layer")
         if points and count == 1:
             raise OptionError("split_at", "needs a layer split", hint="--split layer")
         each = ranks // count
         made = (tuple(range(n * each, (n + 1) * each)) for n in range(count))
-        return DeviceSplit(tuple(made), tuple(points))
+        return DeviceSplit(tuple(made), tuple(points), kind == "expert")
 
 
 class RanksBackend:
@@ -90,7 +92,7 @@ class RanksBackend:
         """
         options = replace(options, kept=None)
         stages = [
-            StageBackend(self.driver, self.inner, members, self.source)
+            StageBackend(self.driver, self.inner, members, self.source, self.split.by_expert)
             for members in self.split.stages
         ]
         if len(stages) == 1:

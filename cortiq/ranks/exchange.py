@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -9,9 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from cortiq.backend import Kernel
-from cortiq.ir import Op, Type
+from cortiq.ir import Op, Type, ops
 from cortiq.ir.op import expect
-from cortiq.ranks.shares import Split
+from cortiq.numerics.dequantise import embedding_rows
+from cortiq.numerics.layouts import Weight
+from cortiq.ranks.shares import Range, Split
 
 
 class Exchange(Protocol):
@@ -27,6 +30,9 @@ class Exchange(Protocol):
 
     def gather(self, part: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Return every rank's array of this shape, one after the other, [ranks, ...]."""
+
+    def add(self, bits: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """Return the sum of every rank's array."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,91 @@ class GatherParts(Op):
         return int(np.prod(self.shape[self.split.axis + 1 :], dtype=np.int64))
 
 
+@dataclass(frozen=True)
+class OwnExperts(Op):
+    """Numbers of chosen experts among this rank's own; `stop - start` for those of other ranks."""
+
+    range: Range
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """Keep the type."""
+        (index,) = inputs
+        expect(index.dtype == "i32", f"OwnExperts takes experts, got {index}")
+        return inputs
+
+
+def own_experts(op: OwnExperts, index: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+    """Return the numbers of experts on this rank."""
+    start, stop = op.range
+    chosen = index.view(np.int32)
+    mine = (chosen >= start) & (chosen < stop)
+    return np.where(mine, chosen - start, stop - start).astype(np.int32)
+
+
+@dataclass(frozen=True)
+class JoinExperts(Op):
+    """Rows of chosen experts, of each one from the rank that has it: a sum of bits with zeros.
+
+    Parameters
+    ----------
+    owned : experts of this rank.
+    """
+
+    owned: Range
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """Keep the type of the rows; the second input has their experts."""
+        rows, index = inputs
+        expect(rows.shape[:1] == index.shape, f"JoinExperts takes {rows} for {index}")
+        return (rows,)
+
+
+def joined_experts(
+    op: JoinExperts, rows: npt.NDArray[np.float32], index: npt.NDArray[Any], group: Exchange
+) -> npt.NDArray[np.float32]:
+    """Return every chosen expert's row."""
+    start, stop = op.owned
+    chosen = index.view(np.int32)
+    count = chosen.shape[1]
+    apart = rows.reshape(len(rows), count, -1)
+    mine = (chosen >= start) & (chosen < stop)
+    bits = np.where(mine[:, :, None], apart.view(np.int32), 0).astype(np.int32)
+    return group.add(bits).view(np.float32).reshape(rows.shape)
+
+
+@dataclass(frozen=True)
+class TableRows(ops.EmbedRows):
+    """Rows of a table of tokens of which every rank has some: a sum of bits with zeros.
+
+    Parameters
+    ----------
+    owned : ids of this rank. part : name of its part of the table.
+    """
+
+    owned: Range = (0, 1)
+    part: str = ""
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Declare nothing: the kernel has the table."""
+        return {}
+
+
+def looked_up(
+    op: TableRows, tokens: npt.NDArray[Any], table: Weight, group: Exchange
+) -> npt.NDArray[np.float32]:
+    """Return the rows of tokens; +0 for ids past the table, which only some operators let pass."""
+    start, stop = op.owned
+    ids = tokens.view(np.int32).reshape(-1)
+    mine = (ids >= start) & (ids < stop)
+    rows = np.zeros((len(ids), op.width), np.float32)
+    if mine.any():
+        faults = np.zeros(int(mine.sum()), np.bool_)
+        found = embedding_rows(table, ids[mine] - start, faults)
+        found[faults] = np.nan  # whatever takes the row raises its fault
+        rows[mine] = found
+    return group.add(rows.view(np.int32)).view(np.float32)
+
+
 def gathered(
     op: GatherParts, part: npt.NDArray[np.float32], group: Exchange
 ) -> npt.NDArray[np.float32]:
@@ -71,10 +162,17 @@ def gathered(
     return whole.reshape(rows, *op.shape)
 
 
-def gather_kernel(backend: Any, group: Exchange) -> Kernel:
-    """Return the kernel of `GatherParts` in the form that a backend takes."""
-
-    def computed(op: GatherParts, part: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        return gathered(op, part, group)
-
-    return Kernel(backend.name, GatherParts, backend.host_kernel(computed), "ranks")
+def exchange_kernels(
+    backend: Any, group: Exchange, tables: Mapping[str, Weight]
+) -> dict[type[Op], Kernel]:
+    """Return the kernels of this module's operators in the form that a backend takes."""
+    functions: dict[type[Op], Any] = {
+        GatherParts: lambda op, part: gathered(op, part, group),
+        TableRows: lambda op, tokens: looked_up(op, tokens, tables[op.part], group),
+        OwnExperts: own_experts,
+        JoinExperts: lambda op, rows, index: joined_experts(op, rows, index, group),
+    }
+    return {
+        op: Kernel(backend.name, op, backend.host_kernel(function), "ranks")
+        for op, function in functions.items()
+    }

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from cortiq.ir import Graph, KVRows, Node, Op, Program, Type, ops
-from cortiq.ranks.shares import Range, Split, common_units, divided, refined, scaled
+from cortiq.ranks.shares import EXPERTS, Range, Split, common_units, divided, refined, scaled
 
 Key = tuple[str, str]
 """A value by (graph, name), or a slot by ("", name)."""
@@ -30,6 +30,7 @@ class Families:
     Attributes
     ----------
     axes : of values and slots that can be cut: the axis. lengths : its size.
+    by_expert : whether experts are divided among ranks, rather than each one's columns.
     whole : of families (by root) that cannot be cut after all.
     heads : queries and the keys that they look at.
     """
@@ -37,6 +38,7 @@ class Families:
     axes: dict[Key, int] = field(default_factory=dict)
     lengths: dict[Key, int] = field(default_factory=dict)
     whole: set[Key] = field(default_factory=set)
+    by_expert: bool = False
     heads: list[tuple[Key, Key]] = field(default_factory=list)
     _roots: dict[Key, Key] = field(default_factory=dict)
 
@@ -68,14 +70,14 @@ class Families:
         return found
 
 
-def splits_of(program: Program, ranks: int) -> dict[Key, Split]:
+def splits_of(program: Program, ranks: int, by_expert: bool = False) -> dict[Key, Split]:
     """Return how each value and slot that is cut is cut.
 
     Parameters
     ----------
-    program : of primitives.
+    program : of primitives. by_expert : divide experts, not each one's columns.
     """
-    families = Families()
+    families = Families(by_expert=by_expert)
     for graph in program.graphs.values():
         for node in graph.nodes:
             _join(families, graph, node, program)
@@ -133,7 +135,7 @@ def _join(families: Families, graph: Graph, node: Node, program: Program) -> Non
         ops.MatMul: _matmul, ops.HeadMatMul: _heads, ops.ExpertMatMul: _experts,
         ops.Reshape: _reshape, ops.Slice: _slice, ops.StoreKV: _store, ops.Attend: _attend,
         ops.CombineExperts: _combine, ops.Gain: _gain, ops.ScaleRows: _scale_rows,
-        ops.ExpertBias: _expert_bias, ops.Concat: _concat,
+        ops.ExpertBias: _expert_bias, ops.ExpertGain: _expert_gain, ops.Concat: _concat,
         **dict.fromkeys((ops.Add, ops.Multiply), _pairwise),
         **dict.fromkeys(ALIKE, _first), **dict.fromkeys(LAST_AXIS, _by_head),
     }  # fmt: skip
@@ -167,6 +169,8 @@ class Site:
         keys = [(self.graph.name, self.node.inputs[which]) for which in inputs]
         for name in self.node.outputs:
             length = self.graph.values[name].shape[axis]
+            if axis == EXPERTS:
+                length = self.families.lengths[keys[0]] if keys else _experts_of(self.node)
             self.families.add((self.graph.name, name), axis, length, *keys)
         return True
 
@@ -191,7 +195,15 @@ def _heads(site: Site) -> bool:
 
 
 def _experts(site: Site) -> bool:
-    return site.cut(1)
+    if not site.families.by_expert:
+        return site.cut(1)
+    return site.cut(EXPERTS, *([0] if site.axis(0) == EXPERTS else []))
+
+
+def _experts_of(node: Node) -> int:
+    """Return the number of experts that a product chooses from."""
+    assert isinstance(node.op, ops.ExpertMatMul)
+    return node.op.experts
 
 
 def _first(site: Site) -> bool:
@@ -200,6 +212,8 @@ def _first(site: Site) -> bool:
 
 
 def _by_head(site: Site) -> bool:
+    if site.axis(0) == EXPERTS:
+        return site.cut(EXPERTS, 0)
     return site.axis(0) == 0 and len(site.type(0).shape) > 1 and site.cut(0, 0)
 
 
@@ -212,7 +226,7 @@ def _gain(site: Site) -> bool:
     op = site.node.op
     assert isinstance(op, ops.Gain)
     flat = op.per != "head" or len(site.type(0).shape) == 2
-    return flat and _first(site)
+    return flat and (op.per == "value" or site.axis(0) != EXPERTS) and _first(site)
 
 
 def _scale_rows(site: Site) -> bool:
@@ -221,7 +235,12 @@ def _scale_rows(site: Site) -> bool:
 
 
 def _expert_bias(site: Site) -> bool:
-    return site.axis(0) == 1 and site.cut(1, 0)
+    axis = site.axis(0)
+    return axis in (1, EXPERTS) and axis is not None and site.cut(axis, 0)
+
+
+def _expert_gain(site: Site) -> bool:
+    return site.axis(0) == EXPERTS and site.cut(EXPERTS, 0)
 
 
 def _combine(site: Site) -> bool:

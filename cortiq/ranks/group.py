@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -125,10 +126,15 @@ class World:
             self._groups[members] = dist.new_group(list(members), seconds, "gloo")
         return RankGroup(self, members, self._groups[members])
 
-    def lose(self, reason: object) -> RankLostError:
-        """Note that the ranks cannot go on, and return the error that says so."""
-        sentence = str(reason).strip().split("\n")[0]
-        self.lost = self.lost or f"the connection between the devices broke: {sentence}"
+    def lose(self, what: str, error: BaseException | None = None) -> RankLostError:
+        """Note that the ranks cannot go on, and return the error that says so.
+
+        Parameters
+        ----------
+        what : what happened. error : what torch.distributed, or a kernel, raised about it.
+        """
+        reason = f": {_first_sentence(error)}" if error is not None else ""
+        self.lost = self.lost or f"the connection between the devices broke: {what}{reason}"
         return self.error()
 
     def error(self) -> RankLostError:
@@ -147,6 +153,12 @@ class World:
         self._groups.clear()
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _first_sentence(error: BaseException) -> str:
+    """Return what an error says, without the place in its source."""
+    said = str(error).strip().split("\n")[0] or type(error).__name__
+    return re.sub(r"^\[[^\]]*\]\s*", "", said).split(". ")[0]
 
 
 @dataclass
@@ -181,7 +193,7 @@ class RankGroup:
         try:
             self._gather(part, whole)
         except BaseException as error:  # an interrupt, too, is raised where kernels are done
-            self.world.lose(error or type(error).__name__)
+            self.world.lose("an exchange failed", error)
         return whole
 
     def _gather(self, part: npt.NDArray[Any], whole: npt.NDArray[Any]) -> None:
@@ -196,6 +208,23 @@ class RankGroup:
         parts = [torch.from_numpy(one) for one in whole.reshape(self.size, -1)]
         own = torch.from_numpy(np.ascontiguousarray(part).reshape(-1))
         distributed().all_gather(parts, own, group=self.handle)
+
+    def add(self, bits: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """Return the sum of every rank's array; it does not raise, as `gather`."""
+        total = np.ascontiguousarray(bits)
+        try:
+            if not self.world.lost:
+                self.world.exchanges += 1
+                self._add(total)
+        except BaseException as error:
+            self.world.lose("an exchange failed", error)
+        return total
+
+    def _add(self, total: npt.NDArray[np.int32]) -> None:
+        if self.size > 1:
+            import torch
+
+            distributed().all_reduce(torch.from_numpy(total.reshape(-1)), group=self.handle)
 
     def any_of(self, flags: Sequence[bool]) -> Sequence[bool]:
         """Return for each flag whether a rank has set it; see `cortiq.backend.peers.Peers`."""

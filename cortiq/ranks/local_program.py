@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cortiq.errors import GraphError
 from cortiq.ir import Graph, KVRows, Node, Op, Program, Slot, Type, ops, primitives_of
-from cortiq.ranks.exchange import GatherParts
+from cortiq.ranks.exchange import GatherParts, JoinExperts, OwnExperts, TableRows
 from cortiq.ranks.families import Key, splits_of
+from cortiq.ranks.local_ops import BY_EXPERT, LOCAL, NEED_WHOLE, Part
 from cortiq.ranks.local_weights import WeightCut
-from cortiq.ranks.shares import Split
+from cortiq.ranks.shares import EXPERTS, Split, divided
 
 PART = "@part"
 """Suffix of a value's part, and of the node that computes it."""
@@ -26,31 +26,33 @@ class LocalProgram:
     program : of primitives. Whatever the whole program's values are named, rows can ask for them:
         a value that is cut is put together for whoever wants it.
     cuts : parts of weights, by their names in `program`.
-    splits : how values and slots are cut.
+    splits : how values and slots are cut. tables : parts of tables of tokens, by these names, which
+        `TableRows` reads.
     """
 
     program: Program
     cuts: Mapping[str, WeightCut]
     splits: Mapping[Key, Split]
-
-    def parts(self, entry: str) -> dict[str, Split]:
-        """Return how the values of an entry graph are cut."""
-        return {name: split for (graph, name), split in self.splits.items() if graph == entry}
+    tables: tuple[str, ...] = ()
 
 
-def local_program(program: Program, rank: int, ranks: int) -> LocalProgram:
+def local_program(program: Program, rank: int, ranks: int, by_expert: bool = False) -> LocalProgram:
     """Return the program of one rank."""
     whole = primitives_of(program)
-    splits = splits_of(whole, ranks)
-    writer = _Writer(whole, splits, rank)
+    splits = splits_of(whole, ranks, by_expert)
+    writer = _Writer(whole, splits, rank, ranks)
     graphs = {name: writer.graph(graph) for name, graph in whole.graphs.items()}
     specs = {
         **{name: whole.weights[name] for name in writer.weights - writer.cuts.keys()},
-        **{name: cut.spec(whole.weights[cut.name]) for name, cut in writer.cuts.items()},
+        **{
+            name: cut.spec(whole.weights[cut.name])
+            for name, cut in writer.cuts.items()
+            if name in writer.weights
+        },
     }
     slots = {name: writer.slot(name, slot) for name, slot in whole.slots.items()}
     made = replace(whole, graphs=graphs, weights=specs, slots=slots)
-    return LocalProgram(made, writer.cuts, splits)
+    return LocalProgram(made, writer.cuts, splits, tuple(sorted(writer.tables)))
 
 
 @dataclass
@@ -60,8 +62,10 @@ class _Writer:
     program: Program
     splits: Mapping[Key, Split]
     rank: int
+    ranks: int
     weights: set[str] = field(default_factory=set)
     cuts: dict[str, WeightCut] = field(default_factory=dict)
+    tables: set[str] = field(default_factory=set)
 
     def slot(self, name: str, slot: Slot) -> Slot:
         """Return a slot as this rank has it."""
@@ -79,7 +83,7 @@ class _Writer:
     def part_of_weight(self, name: str, axis: int, split: Split) -> str:
         """Return the name of this rank's part of a weight."""
         shape = self.program.weights[name].shape
-        cut = WeightCut(name, shape, axis, split.ranges[self.rank])
+        cut = WeightCut(name, shape, axis, split.ranges[self.rank], split.axis == EXPERTS)
         self.cuts[cut.local_name] = cut
         return cut.local_name
 
@@ -115,10 +119,34 @@ class _GraphWriter:
         if type_.dtype == "q16":
             node = replace(maker, inputs=tuple(map(self.whole, maker.inputs)))
         else:
-            op = GatherParts(type_.shape, split, self.writer.rank)
-            node = Node(f"{name}.gather", op, (name + PART,), (name,))
+            node = self._exchange(name, split)
         self._add(node, [type_])
         return name
+
+    def _exchange(self, name: str, split: Split) -> Node:
+        """Return the node that puts a value together."""
+        if split.axis == EXPERTS:
+            inputs = (name + PART, self.whole(self._experts_of(name)))
+            return Node(f"{name}.join", JoinExperts(split.owned[self.writer.rank]), inputs, (name,))
+        op = GatherParts(self.given.values[name].shape, split, self.writer.rank)
+        return Node(f"{name}.gather", op, (name + PART,), (name,))
+
+    def _experts_of(self, name: str) -> str:
+        """Return the value that says which experts the rows of a value are of."""
+        maker = self.makers[name]
+        return (
+            maker.inputs[1]
+            if isinstance(maker.op, BY_EXPERT)
+            else self._experts_of(maker.inputs[0])
+        )
+
+    def _own_experts(self, name: str, split: Split) -> str:
+        """Return chosen experts by their numbers on this rank."""
+        own = f"{self.whole(name)}@own"
+        if own not in self.values:
+            op = OwnExperts(split.ranges[self.writer.rank])
+            self._add(Node(own, op, (name,), (own,)), [self.given.values[name]])
+        return own
 
     def _add(self, node: Node, types: list[Type]) -> None:
         self.nodes.append(node)
@@ -126,6 +154,9 @@ class _GraphWriter:
         self.values.update(zip(node.outputs, types, strict=True))
 
     def _node(self, node: Node) -> None:
+        if self._is_table(node):
+            self._add(self._table_rows(node), [self.given.values[node.outputs[0]]])
+            return
         cut = [self.split(name) for name in node.outputs]
         slots = {role: self.writer.splits.get(("", name)) for role, name in node.slots.items()}
         if not any(cut) and not any(slots.values()):
@@ -136,6 +167,8 @@ class _GraphWriter:
             return
         op, weights = self._local(node, cut[0] if cut else None, slots.get("kv"))
         inputs = tuple(self._input(node, name) for name in node.inputs)
+        if cut and cut[0] is not None and cut[0].axis == EXPERTS and isinstance(node.op, BY_EXPERT):
+            inputs = (inputs[0], self._own_experts(node.inputs[1], cut[0]))
         types = [
             self.given.values[name]._replace(
                 shape=split.local(self.given.values[name].shape, self.writer.rank)
@@ -147,11 +180,28 @@ class _GraphWriter:
         name = node.name + PART if outputs else node.name
         self._add(Node(name, op, inputs, outputs, weights, node.slots), types)
 
+    def _is_table(self, node: Node) -> bool:
+        """Check whether a node looks up rows of tokens in a table that ranks can divide."""
+        writer = self.writer
+        tokens = isinstance(node.op, ops.EmbedRows) and node.inputs == ("token",)
+        return tokens and writer.ranks > 1 and node.op.vocab >= writer.ranks  # type: ignore[attr-defined]
+
+    def _table_rows(self, node: Node) -> Node:
+        """Return the node that looks up rows of which every rank has some."""
+        op, writer = node.op, self.writer
+        assert isinstance(op, ops.EmbedRows)
+        split = Split(0, op.vocab, divided(op.vocab, writer.ranks))
+        name = writer.part_of_weight(node.weights["table"], 0, split)
+        writer.tables.add(name)
+        rows = TableRows(op.vocab, op.width, op.missing, split.ranges[writer.rank], name)
+        return Node(node.name, rows, node.inputs, node.outputs)
+
     def _input(self, node: Node, name: str) -> str:
         """Return an input as a node that computes a part takes it."""
-        if self.split(name) is None or (
-            isinstance(node.op, NEED_WHOLE) and not self._by_head(node)
-        ):
+        split = self.split(name)
+        if split is not None and split.axis == EXPERTS:
+            return name + PART
+        if split is None or (isinstance(node.op, NEED_WHOLE) and not self._by_head(node)):
             return self.whole(name)
         return name + PART
 
@@ -166,127 +216,10 @@ class _GraphWriter:
         local = LOCAL.get(type(node.op))
         if local is None:
             return node.op, dict(node.weights)
-        given = Part(self, node, split, slot)
+        shape = self.given.values[node.outputs[0]].shape if node.outputs else ()
+        writer = self.writer
+        given = Part(node, writer.rank, shape, split, slot, writer.part_of_weight)
         changes = local(given)
         weights = {role: given.weights.get(role, name) for role, name in node.weights.items()}
         op: Any = node.op
         return replace(op, **changes), weights
-
-
-NEED_WHOLE = (ops.MatMul, ops.ExpertMatMul)
-"""Operators whose outputs are cut while they take rows that are whole."""
-
-
-@dataclass
-class Part:
-    """A node of which a rank computes a part.
-
-    Attributes
-    ----------
-    split, slot : of its output, and of its slot. weights : names of parts of weights, by role.
-    """
-
-    writer: _GraphWriter
-    node: Node
-    split: Split | None
-    slot: Split | None
-    weights: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def size(self) -> int:
-        """Indices that this rank has."""
-        return self._size(self.split)
-
-    @property
-    def slot_size(self) -> int:
-        """Heads that this rank has of the slot."""
-        return self._size(self.slot)
-
-    def _size(self, split: Split | None) -> int:
-        if split is None:
-            raise GraphError("a node is cut that has no cut value", where=self.node.name)
-        start, stop = split.ranges[self.writer.writer.rank]
-        return stop - start
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the whole output."""
-        return self.writer.given.values[self.node.outputs[0]].shape
-
-    @property
-    def last(self) -> bool:
-        """Whether the last axis is cut."""
-        assert self.split is not None
-        return self.split.axis == len(self.shape) - 1
-
-    def cut(self, role: str, axis: int) -> None:
-        """Take the part of a weight along an axis of it."""
-        assert self.split is not None
-        writer = self.writer.writer
-        self.weights[role] = writer.part_of_weight(self.node.weights[role], axis, self.split)
-
-
-def _matmul(part: Part) -> dict[str, Any]:
-    if not part.last:
-        return {}
-    part.cut("weight", 0)
-    return {"out_width": part.size}
-
-
-def _heads(part: Part) -> dict[str, Any]:
-    part.cut("weight", 0)
-    return {"heads": part.size}
-
-
-def _experts(part: Part) -> dict[str, Any]:
-    part.cut("weight", 1)
-    return {"out_width": part.size}
-
-
-def _bias(part: Part) -> dict[str, Any]:
-    if not part.last:
-        return {}
-    part.cut("bias", 0)
-    return {"width": part.size}
-
-
-def _expert_bias(part: Part) -> dict[str, Any]:
-    part.cut("bias", 1)
-    return {"width": part.size}
-
-
-def _gain(part: Part) -> dict[str, Any]:
-    op: Any = part.node.op
-    if op.per == "all" or part.last != (op.per == "value"):
-        return {}
-    part.cut("weight", 0)
-    return {"width": part.size}
-
-
-def _reshape(part: Part) -> dict[str, Any]:
-    return {"shape": (part.size, *part.shape[1:])}
-
-
-def _slice(part: Part) -> dict[str, Any]:
-    op: Any = part.node.op
-    return {"stop": part.size * op.step} if part.last else {}
-
-
-def _store(part: Part) -> dict[str, Any]:
-    return {"heads": part.slot_size}
-
-
-def _attend(part: Part) -> dict[str, Any]:
-    op: Any = part.node.op
-    if op.sinks:
-        part.cut("sinks", 0)
-    kv_heads = op.kv_heads if part.slot is None else part.slot_size
-    return {"heads": part.size, "kv_heads": kv_heads}
-
-
-LOCAL: Mapping[type[Op], Callable[[Part], dict[str, Any]]] = {
-    ops.MatMul: _matmul, ops.HeadMatMul: _heads, ops.ExpertMatMul: _experts, ops.Bias: _bias,
-    ops.ExpertBias: _expert_bias, ops.Gain: _gain, ops.Reshape: _reshape, ops.Slice: _slice,
-    ops.StoreKV: _store, ops.Attend: _attend,
-}  # fmt: skip
-"""What changes about an operator's options where a part of its output is computed."""

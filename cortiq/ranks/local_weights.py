@@ -20,24 +20,27 @@ class WeightCut:
     Attributes
     ----------
     name, shape : of the whole weight. axis : of that shape; vectors are cut along their only one.
+    padded : whether zeros follow, as the expert that stands for those of other ranks.
     """
 
     name: str
     shape: tuple[int, ...]
     axis: int
     range: Range
+    padded: bool = False
 
     @property
     def local_shape(self) -> tuple[int, ...]:
         """Shape of the part."""
         start, stop = self.range
+        stop += self.padded
         return (*self.shape[: self.axis], stop - start, *self.shape[self.axis + 1 :])
 
     @property
     def local_name(self) -> str:
         """Name of the part."""
         start, stop = self.range
-        return f"{self.name}[{':, ' * self.axis}{start}:{stop}]"
+        return f"{self.name}[{':, ' * self.axis}{start}:{stop}{'+' * self.padded}]"
 
     def spec(self, whole: WeightSpec) -> WeightSpec:
         """Return the part's specification."""
@@ -48,12 +51,22 @@ class WeightCut:
         start, stop = self.range
         if self.axis == len(self.shape) - 1:
             values = raw_floats(weight).reshape(-1, self.shape[-1])[:, start:stop]
-            return Weight.from_floats(values)
+            return Weight.from_floats(np.pad(values, ((0, 0), (0, int(self.padded)))))
         inner = prod(self.shape[self.axis + 1 : -1])
         if self.axis == 0:
-            return weight.once().rows(start * inner, stop * inner)
+            rows = weight.once().rows(start * inner, stop * inner)
+            return _with_zeros(rows, inner) if self.padded else rows
         numbers = np.arange(weight.shape[0]).reshape(self.shape[:-1])
         return weight.take(numbers[:, start:stop].reshape(-1))
+
+
+def _with_zeros(weight: Weight, count: int) -> Weight:
+    """Add rows whose scales and codes are 0: products with them are +0 in every layout."""
+    parts = {
+        name: np.concatenate([part, np.zeros((count, *part.shape[1:]), part.dtype)])
+        for name, part in weight.parts.items()
+    }
+    return Weight(weight.layout, (weight.shape[0] + count, weight.shape[1]), parts)
 
 
 class LocalWeights(Mapping[str, Weight]):

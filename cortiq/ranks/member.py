@@ -18,7 +18,8 @@ from cortiq.backend.row_runs import RowRun, RowRuns
 from cortiq.errors import BackendError, CortiqError
 from cortiq.ir import Program
 from cortiq.numerics.layouts import LAYOUTS, Weight
-from cortiq.ranks.exchange import GatherParts, gather_kernel
+from cortiq.numerics.soundness import check_finite
+from cortiq.ranks.exchange import exchange_kernels
 from cortiq.ranks.families import Key
 from cortiq.ranks.group import World
 from cortiq.ranks.local_program import LocalProgram, local_program
@@ -40,7 +41,7 @@ class StagePlan:
     Attributes
     ----------
     members : ranks of the stage. backend : its name. source : what `OpenWeights` takes; None where
-        rank 0 sends the weights.
+        rank 0 sends the weights. by_expert : whether experts are divided, not their columns.
     """
 
     program: Program
@@ -48,6 +49,7 @@ class StagePlan:
     backend: str
     options: CompileOptions
     source: Any = None
+    by_expert: bool = False
 
 
 class Member:
@@ -96,7 +98,6 @@ class Member:
     def do_compile(self, number: int, plan: StagePlan) -> Any:
         """Compile this rank's share of a program; return its windows and rows of a batch."""
         local = self.share(plan)
-        backend = self.given_exchange(self._find(plan.backend), plan)
         threads = plan.options.threads or self.world.threads
         peers = self.world.group(plan.members)
         options = replace(plan.options, threads=threads, peers=peers, kept=None)
@@ -104,6 +105,10 @@ class Member:
         weights: Mapping[str, Weight] = self._sent
         if plan.source is not None:
             weights = LocalWeights(self._open(plan.source), names, local.cuts)
+        tables = {name: weights[name] for name in local.tables}
+        for name, table in tables.items():
+            check_finite(table, name)
+        backend = self.given_exchange(self._find(plan.backend), plan, tables)
         checked = CheckedWeights(local.program, weights)
         made = compile_checked(backend, local.program, checked, options)
         self._sent = {}
@@ -121,9 +126,11 @@ class Member:
         if len(plan.members) == 1:
             return LocalProgram(plan.program, {}, {})
         rank = plan.members.index(self.world.rank)
-        return local_program(plan.program, rank, len(plan.members))
+        return local_program(plan.program, rank, len(plan.members), plan.by_expert)
 
-    def given_exchange(self, backend: Backend, plan: StagePlan) -> Backend:
+    def given_exchange(
+        self, backend: Backend, plan: StagePlan, tables: Mapping[str, Weight]
+    ) -> Backend:
         """Return the backend with the kernel by which ranks exchange their parts."""
         if len(plan.members) == 1:
             return backend
@@ -131,8 +138,8 @@ class Member:
         if not hasattr(taking, "host_kernel"):
             what = f"the backend {backend.name!r} takes no kernel of the host"
             raise BackendError(what, hint="It takes part in a layer split only: --split layer")
-        kernel = gather_kernel(taking, self.world.group(plan.members))
-        taking.given = {**taking.given, GatherParts: kernel}
+        kernels = exchange_kernels(taking, self.world.group(plan.members), tables)
+        taking.given = {**taking.given, **kernels}
         return taking
 
     def do_open(self, number: int, state: int, limit: int) -> None:

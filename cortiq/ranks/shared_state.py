@@ -22,7 +22,7 @@ def with_parts(
     for name, value in inputs.items():
         split = splits.get((entry, name))
         if split is not None and isinstance(value, np.ndarray) and value.ndim > split.axis:
-            start, stop = split.ranges[rank]
+            start, stop = split.ranges[rank] if split.axis >= 0 else (0, len(value))
             parts[name + PART] = value[(slice(None),) * split.axis + (slice(start, stop),)]
     return {**inputs, **parts} if parts else inputs
 

@@ -13,6 +13,10 @@ ALIGNED = 32
 """Columns that shares of wide rows are whole multiples of."""
 
 
+EXPERTS = -1
+"""In the place of an axis: rank r has the rows of a value whose experts are its own."""
+
+
 @dataclass(frozen=True)
 class Split:
     """A row value cut along one axis: rank r has the indices `ranges[r]` of it.
@@ -22,8 +26,9 @@ class Split:
 
     Attributes
     ----------
-    axis : 0, or 1 for the last axis of values of two.
-    length : size of that axis of the whole value.
+    axis : 0, or 1 for the last axis of values of two, or `EXPERTS`: rows of chosen experts, of
+        which those of other ranks' experts mean nothing here.
+    length : size of that axis of the whole value, or the number of experts.
     """
 
     axis: int
@@ -32,6 +37,8 @@ class Split:
 
     def local(self, shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
         """Return the shape of a rank's part of a value of this shape."""
+        if self.axis == EXPERTS:
+            return shape
         start, stop = self.ranges[rank]
         return (*shape[: self.axis], stop - start, *shape[self.axis + 1 :])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,7 +27,8 @@ from cortiq.ir import Graph, Node, Program, primitives_of
 from cortiq.numerics.layouts import Weight
 from cortiq.ranks.driver import Command, Driver
 from cortiq.ranks.families import Key, splits_of
-from cortiq.ranks.local_program import local_program
+from cortiq.ranks.group import RankLostError
+from cortiq.ranks.local_program import LocalProgram, local_program
 from cortiq.ranks.local_weights import LocalWeights
 from cortiq.ranks.member import StagePlan
 from cortiq.ranks.shared_state import put_together, share_of
@@ -41,12 +43,14 @@ class StageBackend:
     ----------
     inner : the backend of each of them. members : the ranks, ascending.
     source : how each rank opens the weights itself; None: rank 0 sends them.
+    by_expert : whether experts are divided, rather than each one's columns.
     """
 
     driver: Driver
     inner: Backend
     members: tuple[int, ...]
     source: Any = None
+    by_expert: bool = False
 
     def __post_init__(self) -> None:
         self.name, self.priority = self.inner.name, self.inner.priority
@@ -65,7 +69,8 @@ class StageBackend:
     ) -> StageExecutable:
         """Compile each rank's share on that rank."""
         self.driver.ask(range(self.driver.world.size), ("group", self.members))
-        plan = StagePlan(program, self.members, self.name, replace(options, kept=None), self.source)
+        options = replace(options, kept=None)
+        plan = StagePlan(program, self.members, self.name, options, self.source, self.by_expert)
         if self.source is None:
             self._send(plan, weights)
         number = next(self.driver.numbers)
@@ -80,11 +85,11 @@ class StageBackend:
     def _send(self, plan: StagePlan, weights: Mapping[str, Weight]) -> None:
         """Send each rank its parts of the weights."""
         for place, rank in enumerate(self.members):
-            program, cuts = plan.program, {}
+            local = LocalProgram(plan.program, {}, {})
             if len(self.members) > 1:
-                local = local_program(plan.program, place, len(self.members))
-                program, cuts = local.program, dict(local.cuts)
-            for name, weight in LocalWeights(weights, tuple(program.weights), cuts).items():
+                local = local_program(plan.program, place, len(self.members), plan.by_expert)
+            names = dict.fromkeys((*local.program.weights, *local.tables))
+            for name, weight in LocalWeights(weights, tuple(names), local.cuts).items():
                 sent = weight.layout.name, weight.shape, dict(weight.parts)
                 self.driver.ask((rank,), ("weight", name, sent))
 
@@ -109,7 +114,7 @@ class StageExecutable(OptionalCapabilities):
         self.placement: Mapping[str, str] = {node.name: backend.name for node in nodes}
         size = len(self.members)
         self.splits: Mapping[Key, Split] = (
-            splits_of(primitives_of(program), size) if size > 1 else {}
+            splits_of(primitives_of(program), size, backend.by_expert) if size > 1 else {}
         )
         self._open = True
 
@@ -164,9 +169,15 @@ class StageExecutable(OptionalCapabilities):
 
     def close(self) -> None:
         """Release weights and sequences on every rank."""
-        if self._open and not self.driver.world.lost:
-            self.ask(("close", self.number))
+        if self._open:
+            self.tell_living(("close", self.number))
         self._open = False
+
+    def tell_living(self, command: Command) -> None:
+        """Have ranks execute a command that gives memory back; lost ones hold none."""
+        if not self.driver.world.lost:
+            with suppress(RankLostError):
+                self.ask(command)
 
     def forward(self, batch: Batch) -> Finished:
         """Compute a batch on all ranks of the stage."""
@@ -262,6 +273,6 @@ class StageState:
 
     def release(self) -> None:
         """Give the memory back on every rank."""
-        if self.alive and not self.owner.driver.world.lost:
-            self.owner.ask(("release", self.number))
+        if self.alive:
+            self.owner.tell_living(("release", self.number))
         self.alive = False

@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cortiq.errors import BackendError, OptionError
@@ -79,11 +79,13 @@ class Ranks:
     Attributes
     ----------
     hosts : on how many hosts they run. processes : those that were started here.
+    end : ends what else was started, once rank 0 has told it to.
     """
 
     driver: Driver
     hosts: int = 1
     processes: Sequence[subprocess.Popen[bytes]] = field(default_factory=list)
+    end: Callable[[], None] = lambda: None
 
     def close(self) -> None:
         """End all ranks; one that does not end is killed."""
@@ -94,6 +96,7 @@ class Ranks:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        self.end()
 
 
 def start_ranks(count: int, find_backend: FindBackend, open_weights: OpenWeights) -> Ranks:

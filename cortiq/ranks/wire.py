@@ -62,4 +62,4 @@ def _transfer(
     try:
         call(torch.from_numpy(block), rank)
     except RuntimeError as error:
-        raise world.lose(f"rank {rank} is gone ({error})") from None
+        raise world.lose(f"rank {rank} is gone", error) from None

@@ -132,6 +132,7 @@ class ScoreApi:
         top, shown = fields.integer("top_n", 1, 2**31), fields.flag("return_documents", True)
         parsed = await self.service.read(request, lambda: parse_rerank(served, fields, documents))
         if isinstance(parsed, RelevanceRequest):
+            request.state.facts["prompt_tokens"] = parsed.tokens
             scores = await self.service.compute(request, served.worker, parsed.steps())
         else:
             scores = [one.mean for one in await self._scores(request, parsed)]

@@ -9,10 +9,9 @@ import json
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
@@ -22,41 +21,22 @@ from safetensors.numpy import save
 import cortiq
 from cortiq.convert.run import convert_model
 from cortiq.errors import CortiqError
-from cortiq.tokenizer.byte_level import byte_alphabet
 
 from .mutants import main, mutated_text, rounds
-from .packed import mixed_parts, other_parts, packed_parts, quark_parts
+from .packed_folders import (
+    expert_files,
+    late_files,
+    mixed_files,
+    other_files,
+    quantised_files,
+    quark_files,
+)
+from .small_folder import VOCABULARY, WIDTH, folder_files, weights
 
 MEBIBYTES = 1024
 """Address space that loading a mutant may take: the model has a few hundred KiB."""
-WIDTH, VOCABULARY = 32, 300
-SHAPES = {
-    "attn_q": (32, 32), "attn_k": (16, 32), "attn_v": (16, 32), "attn_output": (32, 32),
-    "ffn_gate": (48, 32), "ffn_up": (48, 32), "ffn_down": (32, 48), "attn_norm": (32,),
-    "ffn_norm": (32,),
-}  # fmt: skip
-FOLDER = {
-    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-}  # fmt: skip
-CONFIG = {
-    "model_type": "llama", "vocab_size": VOCABULARY, "hidden_size": WIDTH, "intermediate_size": 48,
-    "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
-    "rms_norm_eps": 1e-5, "max_position_embeddings": 64, "tie_word_embeddings": True,
-    "rope_scaling": {"type": "linear", "factor": 2.0}, "architectures": ["LlamaForCausalLM"],
-    "eos_token_id": [2, 3], "torch_dtype": "float32",
-}  # fmt: skip
 ADAPTER = "lora.gguf"
 PIECES = [b"GGUF", b"\x00" * 8, b"\xff" * 8, b"llama.", b"general.alignment", b"\x08\x00\x00\x00"]
-
-
-def weights() -> dict[str, np.ndarray]:
-    """Tensors of one layer, by GGUF's names without prefix and end."""
-    rng = np.random.default_rng(0)
-    tensors = {n: rng.standard_normal(s).astype("f4") * 0.1 for n, s in SHAPES.items()}
-    return tensors | {"token_embd": rng.standard_normal((VOCABULARY, WIDTH)).astype("f4")}
 
 
 def gguf_files() -> dict[str, bytes]:
@@ -89,96 +69,6 @@ def gguf_files() -> dict[str, bytes]:
         writer.write_tensors_to_file()
         writer.close()
         return {"m.gguf": path.read_bytes()}
-
-
-def folder_files() -> dict[str, bytes]:
-    """Return the same model as a folder."""
-    tensors = weights()
-    named = {f"model.layers.0.{own}.weight": tensors[name] for name, own in FOLDER.items()}
-    named["model.embed_tokens.weight"] = tensors["token_embd"]
-    named["model.norm.weight"] = np.ones(WIDTH, "f4")
-    template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
-    return {
-        "config.json": json.dumps(CONFIG).encode(),
-        "model.safetensors": save(named),
-        "tokenizer.json": byte_level_json(),
-        "tokenizer_config.json": json.dumps({"chat_template": template}).encode(),
-        "generation_config.json": json.dumps({"eos_token_id": 2}).encode(),
-    }
-
-
-def _stored(values: dict[str, tuple[str, np.ndarray]]) -> bytes:
-    """A safetensors file of arrays and the names of their types, narrow floats among them."""
-    header, body = {}, b""
-    for name, (kind, array) in values.items():
-        data = np.ascontiguousarray(array).tobytes()
-        place = [len(body), len(body) + len(data)]
-        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": place}
-        body += data
-    text = json.dumps(header).encode()
-    return len(text).to_bytes(8, "little") + text + body
-
-
-def mixed_files() -> dict[str, bytes]:
-    """The folder with matrices of two precisions, as compressed-tensors says it."""
-    kinds = {"float-quantized": (8, "re:.*self_attn.*"), "nvfp4-pack-quantized": (4, "Linear")}
-    groups = {
-        f"group_{i}": {"targets": [target], "format": form,
-                       "weights": {"num_bits": bits, "type": "float"}}
-        for i, (form, (bits, target)) in enumerate(kinds.items())
-    }  # fmt: skip
-    said = {"quant_method": "compressed-tensors", "format": "mixed-precision",
-            "config_groups": groups, "ignore": ["lm_head"]}  # fmt: skip
-    return _packed_files(mixed_parts, {"quantization_config": said})
-
-
-def quark_files() -> dict[str, bytes]:
-    """The folder with matrices that Quark quantised."""
-    codes = {"dtype": "uint4", "qscheme": "per_group"}
-    said = {"quant_method": "quark", "export": {"pack_method": "order"}, "exclude": ["lm_head"],
-            "global_quant_config": {"weight": codes}}  # fmt: skip
-    return _packed_files(quark_parts, {"quantization_config": said})
-
-
-def quantised_files() -> dict[str, bytes]:
-    """The folder with matrices that four programs quantised."""
-    said = {"quantization_config": {"quant_method": "auto-round", "bits": 4}}
-    return _packed_files(packed_parts, said)
-
-
-def other_files() -> dict[str, bytes]:
-    """The folder with matrices that four other programs quantised, without a word of it."""
-    return _packed_files(other_parts, {})
-
-
-def _packed_files(parts_of: Callable[..., Any], said: Mapping[str, Any]) -> dict[str, bytes]:
-    tensors = weights()
-    values = {
-        "model.embed_tokens.weight": ("F32", tensors["token_embd"]),
-        "model.norm.weight": ("F32", np.ones(WIDTH, "f4")),
-    }
-    for name, own in FOLDER.items():
-        stem, shape = f"model.layers.0.{own}", SHAPES[name]
-        matrix = len(shape) == 2 and shape[1] % 32 == 0
-        plain = {f"{stem}.weight": ("F32", tensors[name])}
-        values |= parts_of(stem, *shape) if matrix else plain
-    return {**folder_files(), "config.json": json.dumps({**CONFIG, **said}).encode(),
-            "model.safetensors": _stored(values)}  # fmt: skip
-
-
-def byte_level_json() -> bytes:
-    """A tokenizer.json of all bytes, two merges, and a token of its own."""
-    pieces = [*byte_alphabet(), "he", "ll"]
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
-             "use_regex": True}  # fmt: skip
-    added = {"id": len(pieces), "content": "<end>", "single_word": False, "lstrip": False,
-             "rstrip": False, "normalized": False, "special": True}  # fmt: skip
-    model = {"type": "BPE", "vocab": {piece: n for n, piece in enumerate(pieces)},
-             "merges": ["h e", "l l"]}  # fmt: skip
-    made = {"version": "1.0", "added_tokens": [added], "normalizer": {"type": "NFC"},
-            "pre_tokenizer": level, "post_processor": level, "decoder": level,
-            "model": model}  # fmt: skip
-    return json.dumps(made).encode()
 
 
 def _converted(files: Mapping[str, bytes], recipe: str) -> dict[str, bytes]:
@@ -236,7 +126,7 @@ def gguf_adapter_files() -> dict[str, bytes]:
 
 SEEDS = (
     gguf_files, folder_files, quantised_files, other_files, adapter_files, gguf_adapter_files,
-    own_files, own_gguf_files, mixed_files, quark_files,
+    own_files, own_gguf_files, mixed_files, quark_files, late_files, expert_files,
 )  # fmt: skip
 
 

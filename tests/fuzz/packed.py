@@ -6,6 +6,8 @@ import json
 
 import numpy as np
 
+from cortiq.formats.packed_tables import NF4
+
 
 def packed_parts(stem: str, height: int, width: int) -> dict[str, tuple[str, np.ndarray]]:
     """A matrix quantised in the way that its name chooses: several methods in one folder."""
@@ -54,31 +56,36 @@ def other_parts(stem: str, height: int, width: int) -> dict[str, tuple[str, np.n
     return {f"{stem}.{end}": part for end, part in parts.items()}
 
 
-def table_parts(codes: np.ndarray, height: int, width: int) -> dict[str, tuple[str, np.ndarray]]:
+def table_parts(
+    codes: np.ndarray, height: int, width: int, kind: str = "fp4"
+) -> dict[str, tuple[str, np.ndarray]]:
     """A matrix of bitsandbytes with scales of scales."""
-    table = np.array([0, 0.0625, 8, 12, 4, 6, 2, 3]) / 12
-    said = {"quant_type": "fp4", "blocksize": 32, "shape": [height, width],
+    fp4 = np.array([0, 0.0625, 8, 12, 4, 6, 2, 3]) / 12
+    table = np.array(NF4) / 31908 if kind == "nf4" else np.concatenate([fp4, -fp4])
+    said = {"quant_type": kind, "blocksize": 32, "shape": [height, width],
             "nested_blocksize": 256, "nested_offset": 0.1}  # fmt: skip
     text = np.frombuffer(json.dumps(said).encode(), "u1")
     runs = height * width // 32
     return {
         "weight": ("U8", codes.astype("u1")),
         "weight.absmax": ("U8", np.arange(runs, dtype="u1")),
-        "weight.quant_map": ("F32", np.concatenate([table, -table]).astype("<f4")),
+        "weight.quant_map": ("F32", np.asarray(table, "<f4")),
         "weight.nested_absmax": ("F32", np.full(-(-runs // 256), 0.01, "<f4")),
         "weight.nested_quant_map": ("F32", np.linspace(-1, 1, 256).astype("<f4")),
-        "weight.quant_state.bitsandbytes__fp4": ("U8", text),
+        f"weight.quant_state.bitsandbytes__{kind}": ("U8", text),
     }
 
 
-def hqq_parts(codes: np.ndarray, height: int, width: int) -> dict[str, tuple[str, np.ndarray]]:
+def hqq_parts(
+    codes: np.ndarray, height: int, width: int, group: int = 32, axis: int = 1
+) -> dict[str, tuple[str, np.ndarray]]:
     """A matrix of HQQ's."""
-    groups = height * width // 32
+    groups = height * width // group
     return {
         "W_q": ("U8", codes.astype("u1")), "scale": ("F16", np.full((groups, 1), 0.01, "<f2")),
         "zero": ("F16", np.full((groups, 1), 7.5, "<f2")),
         "shape": ("I64", np.array([height, width], "<i8")),
-        "group_size": ("I32", np.array(32, "<i4")), "axis": ("I32", np.array(1, "<i4")),
+        "group_size": ("I32", np.array(group, "<i4")), "axis": ("I32", np.array(axis, "<i4")),
         "packing": ("U8", np.frombuffer(b"4bit_u8", "u1")),
     }  # fmt: skip
 
@@ -108,3 +115,37 @@ def quark_parts(stem: str, height: int, width: int) -> dict[str, tuple[str, np.n
              "weight_scale": ("BF16", np.full((groups, height), 0x3C00, "<u2")),
              "weight_zero_point": _words(rng, groups, height // 8)}  # fmt: skip
     return {f"{stem}.{end}": part for end, part in parts.items()}
+
+
+def late_parts(stem: str, height: int, width: int) -> dict[str, tuple[str, np.ndarray]]:
+    """A matrix of bitsandbytes' NF4, of GPTQ with its columns in an order of its own, or of HQQ
+    with groups across the rows.
+    """
+    rng = np.random.default_rng(len(stem))
+    if "q_proj" in stem or "o_proj" in stem:
+        codes = rng.integers(0, 256, (height * width // 2, 1)).astype("u1")
+        parts = table_parts(codes, height, width, "nf4")
+    elif "down" in stem:
+        groups, column = width // 32, np.arange(width)
+        parts = {"qweight": _words(rng, width // 8, height),
+                 "scales": ("F16", np.full((groups, height), 0.01, "<f2")),
+                 "qzeros": _words(rng, groups, height // 8),
+                 "g_idx": ("I32", rng.permutation(column // 32).astype("<i4"))}  # fmt: skip
+    else:
+        codes = rng.integers(0, 256, (8, height * width // 16))
+        parts = hqq_parts(codes, height, width, group=16, axis=0)
+    return {f"{stem}.{end}": part for end, part in parts.items()}
+
+
+def stacked_parts(stem: str) -> dict[str, tuple[str, np.ndarray]]:
+    """The matrices of an expert: w1 in NVFP4, w3 in FP8, w2 in plain floats."""
+    rng = np.random.default_rng(len(stem))
+    codes, scales = rng.integers(0, 256, (64, 16)), rng.integers(0, 0x70, (64, 2))
+    return {
+        f"{stem}.w1.weight": ("U8", codes.astype("u1")),
+        f"{stem}.w1.weight_scale": ("F8_E4M3", scales.astype("u1")),
+        f"{stem}.w1.weight_scale_2": ("F32", np.array(0.01, "<f4")),
+        f"{stem}.w3.weight": ("F8_E4M3", rng.integers(0, 0x70, (64, 32)).astype("u1")),
+        f"{stem}.w3.weight_scale_inv": ("F32", np.full((1, 1), 0.01, "<f4")),
+        f"{stem}.w2.weight": ("F32", rng.standard_normal((32, 64)).astype("<f4")),
+    }

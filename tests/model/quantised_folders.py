@@ -390,6 +390,7 @@ SCHEMES = [
     Scheme("bnb-int8", bitsandbytes_rows, {"quant_method": "bitsandbytes", "load_in_8bit": True,
                                            "llm_int8_skip_modules": ["lm_head"]}, "i8b32"),
     Scheme("hqq-4", hqq_groups(4, 64), {"quant_method": "hqq"}, "i4b32m"),
+    Scheme("hqq-4-across", hqq_groups(4, 16, 0), {"quant_method": "hqq"}, "f32"),
     Scheme("hqq-8", hqq_groups(8, 32), {"quant_method": "hqq"}, "i8b32m"),
     Scheme("quark-uint4", quark_groups, QUARK, "i4b32m"),
     Scheme("fp8-e5m2", e5m2_rows, FP8, "f32"),

@@ -58,12 +58,12 @@ def bitsandbytes_rows(x: torch.Tensor) -> Packed:
     return parts, (codes.double() * largest.double()[:, None] / 127).numpy()
 
 
-def hqq_groups(bits: int, group: int) -> Callable[[torch.Tensor], Packed]:
-    """Codes of 4 or 8 bits; of all groups, the first half lies in the upper halves of bytes."""
+def hqq_groups(bits: int, group: int, axis: int = 1) -> Callable[[torch.Tensor], Packed]:
+    """Codes of 4 or 8 bits; of all rows, the first half lies in the upper halves of bytes."""
 
     def pack(x: torch.Tensor) -> Packed:
-        rows = x.double().reshape(-1, group)
-        low, high = rows.amin(1, keepdim=True), rows.amax(1, keepdim=True)
+        rows = x.double().reshape((-1, group) if axis else (group, -1))
+        low, high = rows.amin(axis, keepdim=True), rows.amax(axis, keepdim=True)
         scale = ((high - low) / (2**bits - 1)).half()
         zero = (-low / scale.double()).half()
         codes = torch.round(rows / scale.double() + zero.double()).clamp(0, 2**bits - 1)
@@ -71,7 +71,7 @@ def hqq_groups(bits: int, group: int) -> Callable[[torch.Tensor], Packed]:
         codes, half = codes.to(torch.uint8), len(codes) // 2
         packed = codes if bits == 8 else codes[:half] << 4 | codes[half:]
         name = torch.tensor(list(f"{bits}bit_u8".encode()), dtype=torch.uint8)
-        numbers = {"group_size": group, "axis": 1, "nbits": bits}
+        numbers = {"group_size": group, "axis": axis, "nbits": bits}
         parts = {"W_q": packed, "scale": scale, "zero": zero, "shape": torch.tensor(x.shape),
                  "packing": name, "round_zero": torch.zeros((), dtype=torch.uint8)}  # fmt: skip
         parts |= {end: torch.tensor(n, dtype=torch.int32) for end, n in numbers.items()}

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +28,7 @@ from cortiq.plugins import default_plugins
 from cortiq.tokenizer.frames import FramedText
 from cortiq_reference.ideal import evaluate
 
+sys.path.append(str(Path(__file__).parents[1] / "pure"))
 TOLERANCE, BITES = 1e-5, 3e-4
 TOKENS = 40
 COMMON = {
@@ -163,7 +168,7 @@ def test_every_backend_has_the_references_bits(tmp_path, backend, name):
     assert np.array_equal(few[0][0], first[1][0]) and np.ptp(first[0]) > 0
 
 
-def with_tokenizer(folder):
+def with_tokenizer(folder, single="[CLS] $A [SEP]"):
     """Words as tokens, in BERT's frame."""
     listed = [
         "[PAD]",
@@ -184,7 +189,7 @@ def with_tokenizer(folder):
     engine.pre_tokenizer = pre_tokenizers.Whitespace()
     engine.add_special_tokens(["[PAD]", "[CLS]", "[SEP]"])
     engine.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        single=single, pair="[CLS] $A [SEP] $B:1 [SEP]:1",
         special_tokens=[("[CLS]", 1), ("[SEP]", 2)],
     )  # fmt: skip
     engine.save(str(folder / "tokenizer.json"))
@@ -259,6 +264,62 @@ def test_yes_or_no_is_asked_as_published():
         logits = loaded.logits(usual(text, add_bos=False))[-1].astype(np.float64)
         yes, no = logits[ord("y")], logits[ord("n")]
         assert made == pytest.approx(1 / (1 + np.exp(no - yes)), rel=1e-6)
+
+
+def test_a_decoder_for_embeddings_ends_a_text_as_its_tokenizer_does(tmp_path):
+    """Qwen3-Embedding: the last token, which the post-processor puts behind the text, is pooled."""
+    torch.manual_seed(5)
+    config = transformers.Qwen3Config(**COMMON, num_key_value_heads=2, head_dim=16)
+    model = transformers.Qwen3ForCausalLM(config).eval()
+    model.save_pretrained(tmp_path)
+    tokenizer = with_tokenizer(tmp_path, single="$A [SEP]")
+    (tmp_path / "modules.json").write_text('[{"type": "a.Pooling", "path": "1_Pooling"}]')
+    (tmp_path / "1_Pooling").mkdir()
+    settings = {"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(settings))
+    encoded = tokenizer("what is paris", return_tensors="pt")
+    assert encoded["input_ids"][0, -1] == 2
+    with torch.no_grad():
+        row = model.double().model(encoded["input_ids"]).last_hidden_state[0, -1].numpy()
+    with cortiq.load(str(tmp_path), backend="cpu") as loaded:
+        made = loaded.embed("what is paris")
+        np.testing.assert_allclose(made, row / np.linalg.norm(row), atol=1e-3)
+        assert loaded.pooling() == "last" and not np.array_equal(
+            made, loaded.embed(loaded.ids("what is paris"))
+        )
+
+
+def test_the_server_embeds_and_reranks_as_python_does(tmp_path):
+    folder = tmp_path / "ranker"
+    written(folder, "bert classifier", num_labels=1)
+    with_tokenizer(folder)
+    query, documents = "what is paris", ["a city", "it is a dog"]
+
+    def asked(path, **body):
+        given = json.dumps({"model": "ranker", **body}).encode()
+        try:
+            with urllib.request.urlopen(urllib.request.Request(server.url + path, given)) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            return json.load(error)["error"]["message"]
+
+    from serving import Server
+
+    server = Server(str(folder), "--threads", "1")
+    try:
+        ranked = asked("/v1/rerank", query=query, documents=documents)
+        vectors = asked("/v1/embeddings", input=documents)
+        refused = asked("/v1/rerank", query=query, documents=documents, method="yes-no")
+        drawn = asked("/v1/completions", prompt="what", max_tokens=1)
+    finally:
+        server.stop()
+    with cortiq.load(str(folder), backend="cpu") as loaded:
+        scores, embedded = loaded.rerank(query, documents), loaded.embed(documents)
+    made = {one["index"]: one["relevance_score"] for one in ranked["results"]}
+    assert ranked["method"] == "classifier" and made == dict(enumerate(scores))
+    assert vectors["pooling"] == "mean" and ranked["usage"]["total_tokens"] == 18
+    assert [one["embedding"] for one in vectors["data"]] == embedded.tolist()
+    assert "no reranker" in refused and "ranker:" not in refused and "encoder" in drawn
 
 
 TEXTS = (

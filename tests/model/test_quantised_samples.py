@@ -131,6 +131,7 @@ BROKEN = [
     ("hqq-4", {"scale": SAMPLES["hqq-4"]["scale"][1:]}, "63 numbers in scale"),
     ("hqq-4", {"group_size": SAMPLES["hqq-4"]["shape"]}, "2 numbers in group_size"),
     ("hqq-4", {"shape": SAMPLES["hqq-4"]["shape"][:1]}, "matrix"),
+    ("hqq-4", {"axis": SAMPLES["hqq-4"]["axis"] * 2}, "neither 0 nor 1"),
     ("quark-int4-order", {"weight_zero_point": SAMPLES["quark-int4-order"]["weight"]}, "zero"),
 ]
 
@@ -147,7 +148,6 @@ REFUSED = [
     ("bnb-nf4", {"weight.quant_map": SAMPLES["bnb-fp4"]["weight.quant_map"]}, "table of its own"),
     ("bnb-nf4", {STATE: state('{"shape": [32, 64], "blocksize": 16}')}, "scale for 16 elements"),
     ("bnb-int8", {"weight_format": bytes_of(b"\x02")}, "order of a GPU"),
-    ("hqq-4", {"axis": SAMPLES["hqq-4"]["axis"] * 0}, "axis 0"),
     ("hqq-4", {"packing": bytes_of(b"4bit_u9")}, "packed as '4bit_u9'"),
     ("hqq-4", {"group_size": SAMPLES["hqq-4"]["group_size"] // 2}, "groups of 16 columns"),
     ("modelopt-nvfp4", {"pre_quant_scale": SAMPLES["bnb-int8"]["SCB"]}, "pre_quant_scale"),

@@ -32,6 +32,8 @@ QWEN_SIGHT = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads
               "out_hidden_size": 40, "patch_size": 4, "num_position_embeddings": 16}  # fmt: skip
 SECTIONS = {"rope_type": "default", "rope_theta": 1e3, "mrope_section": [4, 2, 2]}
 NARROW = {"head_dim": ..., "hidden_size": 64, "rope_parameters": SECTIONS}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+HALF = SECTIONS | {"mrope_section": [2, 1, 1]}
 TOKENS = np.random.default_rng(4).integers(0, 96, 24).tolist()
 MODELS = {
     "qwen3_5": ("Qwen3_5", TEXT | DELTA, QWEN_SIGHT, {}),
@@ -42,6 +44,16 @@ MODELS = {
 }  # fmt: skip
 OTHER_NAMES = {
     "qwen2_5_vl": ("Qwen2_5_VL", TEXT | NARROW, QWEN_SIGHT | {"out_hidden_size": 64}, {}),
+    "qwen3_vl_moe": ("Qwen3VLMoe", TEXT | EXPERTS | {"rope_parameters": SECTIONS}, QWEN_SIGHT, {}),
+    "glm4v_moe": (
+        "Glm4vMoe",
+        TEXT
+        | EXPERTS
+        | NARROW
+        | {"n_routed_experts": 4, "num_experts": ..., "rope_parameters": HALF},
+        QWEN_SIGHT | {"out_hidden_size": 64},
+        {},
+    ),
     "glm4v": ("Glm4v", TEXT | NARROW, QWEN_SIGHT | {"out_hidden_size": 64}, {}),
 }
 """Models whose folders have the text model's tensors under plain names, or fused ones."""
@@ -54,6 +66,8 @@ def write(given: tuple[Any, ...], folder: Path) -> tuple[Path, np.ndarray]:
     config = getattr(transformers, f"{name}Config")(text_config=text, vision_config=sight, **more)
     torch.manual_seed(5)
     model = getattr(transformers, f"{name}ForConditionalGeneration")(config).eval()
+    if "num_experts_per_tok" in text:
+        model.set_experts_implementation("eager")  # the other one has no double
     draw_weights(model.model.language_model)
     model.tie_weights()
     model.save_pretrained(folder)
@@ -74,6 +88,37 @@ def test_text_part_under_other_names_has_transformers_logits(name, tmp_path):
     checkpoint = open_checkpoint(folder)
     assert not [name for name in checkpoint.tensor_names if "vision" in name or "visual" in name]
     assert distance(logits_of(checkpoint, TOKENS), logits) < 1e-5
+
+
+def test_experts_may_lie_the_other_way_round(tmp_path):
+    folder, logits = write(OTHER_NAMES["qwen3_vl_moe"], tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    turned = {
+        name: value.transpose(1, 2).contiguous() if ".experts." in name else value
+        for name, value in tensors.items()
+    }
+    save_file(turned, folder / "model.safetensors", metadata={"format": "pt"})
+    assert distance(logits_of(open_checkpoint(folder), TOKENS), logits) < 1e-5
+
+
+def test_a_thinker_beside_a_talker_is_read(tmp_path):
+    text = TEXT | EXPERTS | {"rope_parameters": {**SECTIONS}, "tie_word_embeddings": False}
+    config = transformers.Qwen3OmniMoeThinkerConfig(text_config=text, vision_config=QWEN_SIGHT)
+    torch.manual_seed(5)
+    model = transformers.Qwen3OmniMoeThinkerForConditionalGeneration(config).eval()
+    model.set_experts_implementation("eager")
+    draw_weights(model.model)
+    model.save_pretrained(tmp_path)
+    with torch.no_grad():
+        logits = model.double()(torch.tensor([TOKENS]), use_cache=False).logits[0].numpy()
+    whole = {"model_type": "qwen3_omni_moe", "talker_config": {"text_config": {}},
+             "thinker_config": json.loads((tmp_path / "config.json").read_text())}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    tensors = load_file(tmp_path / "model.safetensors")
+    named = {f"thinker.{name}": value for name, value in tensors.items()}
+    named["talker.model.layers.0.mlp.gate.weight"] = torch.zeros(4)
+    save_file(named, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert distance(logits_of(open_checkpoint(tmp_path), TOKENS), logits) < 1e-5
 
 
 def test_text_part_has_transformers_logits(written):

@@ -160,6 +160,46 @@ def conversions(folder: Path, seed: int) -> dict[str, int]:
     return killed_children(work, look, seed)
 
 
+def containers(folder: Path, seed: int) -> dict[str, int]:
+    """A CMF file: whole or absent, and each attempt goes on from the last."""
+    from converted import write_model
+
+    from cortiq.convert.run import convert_model
+    from cortiq.convert.work_folder import WorkFolder
+    from cortiq.errors import RequestError
+    from cortiq.formats.cmf.reader import open_cmf
+
+    source, out, write = folder / "model", folder / "m.cmf", WorkFolder.write
+    write_model("folder", source)
+    config = json.loads((source / "config.json").read_text())
+    config.pop("rope_scaling")
+    (source / "config.json").write_text(json.dumps(config))
+    whole = convert_model(str(source), folder / "whole.cmf", "w8").path.read_bytes()
+
+    def slowly(self: WorkFolder, at: int, data: memoryview | bytes) -> None:
+        for start in range(0, len(data), 2048):
+            write(self, at + start, data[start : start + 2048])
+            time.sleep(0.001)
+
+    def work() -> None:
+        WorkFolder.write = slowly  # type: ignore[method-assign]
+        try:
+            convert_model(str(source), out, "w8")
+        except RequestError:
+            time.sleep(1)  # it is there
+
+    def look() -> str:
+        if not out.exists():
+            return "absent"
+        with open_cmf(out) as file:
+            assert not list(file.problems())
+        assert out.read_bytes() == whole
+        out.unlink()
+        return "whole"
+
+    return killed_children(work, look, seed, 0.4)
+
+
 def hub_pulls(folder: Path, seed: int) -> dict[str, int]:
     """A model of the hub: whole or absent, for other programs, too."""
     import huggingface_hub.file_download
@@ -246,6 +286,15 @@ def conversations(folder: Path, seed: int) -> dict[str, int]:
 if __name__ == "__main__":
     SCENES = {
         f.__name__: f
-        for f in (receipts, prefixes, pulls, hub_pulls, removals, conversions, conversations)
+        for f in (
+            receipts,
+            prefixes,
+            pulls,
+            hub_pulls,
+            removals,
+            conversions,
+            containers,
+            conversations,
+        )
     }
     print(json.dumps(SCENES[sys.argv[1]](Path(sys.argv[2]), int(sys.argv[3]))))

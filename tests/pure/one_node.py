@@ -36,6 +36,7 @@ PRIMITIVES = (
     ops.ChooseKeys(2, 8, 4, 3), ops.Attend(2, 2, 8, 4, 0.3, mass=True), ops.Sinkhorn(3, 4, 0.01),
     ops.Compress(8, 3), ops.Compress(8, 2, True), ops.ListKeys(3, 4), ops.KeepListed(4, 5, 2),
     ops.Route(4, Router(2, "sqrt_softplus")), ops.Rope(RopeTable(1e4, 8, lag=3, inverse=True)),
+    ops.OwnBlock(4),
 )  # fmt: skip
 SPECIMENS = (
     *PRIMITIVES,
@@ -86,6 +87,7 @@ TAKES = {
     ops.ListKeys: lambda op: {"position": Type((), "i32")},
     ops.KeepListed: lambda op: {"x": f32(op.experts), "token": Type((), "i32")},
     ops.Recall: lambda op: {"position": Type((), "i32")},
+    ops.OwnBlock: lambda op: {"position": Type((), "i32")},
 }  # fmt: skip
 """Inputs by name; `q.` before one that passes through Quantise."""
 

@@ -21,6 +21,8 @@ from cortiq.models.weight_rules import matrix_names
 from cortiq.numerics.dequantise import dequantise_codes
 from cortiq.numerics.layouts import LAYOUTS, decode
 from cortiq.numerics.weights import weight_values
+from tests.fuzz.files import adapter_files
+from tests.fuzz.packed_folders import expert_files
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -278,3 +280,44 @@ def test_w4_gives_tables_heads_and_routers_eight_bits(name):
     tables = {"model.embed_tokens.weight", "lm_head.weight"} & set(layouts)
     assert fine == tables | routers | (whole & matrix_names(source.program))
     assert {layouts[n] for n in matrix_names(source.program) - fine} <= {"Q4_K", "Q4_1"}
+
+
+@pytest.mark.parametrize("recipe", ["w4", "w8"])
+def test_experts_that_lie_apart_are_views_of_the_file_and_rows_of_one_stack(recipe, tmp_path):
+    source = tmp_path / "model"
+    source.mkdir()
+    for name, data in expert_files().items():
+        (source / name).write_bytes(data)
+    made = opened(convert_model(str(source), tmp_path / "out", recipe).path)
+    meant = opened(source, weight_format=recipe)
+    name = "model.layers.0.block_sparse_moe.experts.w2.weight"
+    stack, whole = made.weights[name], meant.weights[name]
+    assert stack.shape == (64, 64)
+    for start, stop in ((0, 1), (31, 33), (32, 64), (5, 5), (64, 64)):
+        for part, expected in whole.rows(start, stop).parts.items():
+            found = stack.rows(start, stop).parts[part]
+            assert np.array_equal(found, expected)
+            assert start == 31 or not found.size or not found.flags.owndata
+    assert stack.nbytes == whole.nbytes
+
+
+def test_adapters_are_merged_before_and_named_in_the_new_folder(tmp_path):
+    source = tmp_path / "model"
+    source.mkdir()
+    for name, data in adapter_files().items():
+        (source / name).write_bytes(data)
+    command = ["convert", str(source), str(tmp_path / "out"), "--format", "w8", "--lora"]
+    done = CliRunner().invoke(cli, [*command, f"{source}:0.5"])
+    assert done.exit_code == 0, done.output
+    made = opened(tmp_path / "out")
+    merged = opened(source, weight_format="w8", lora=(f"{source}:0.5",))
+    assert_same_weights(made, merged)
+    plain = opened(source, weight_format="w8")
+    changed = {
+        name for name, weight in made.weights.items()
+        if weight.layout.name == "w8"
+        and not np.array_equal(weight.parts["codes"], plain.weights[name].parts["codes"])
+    }  # fmt: skip
+    assert changed == {"model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight"}
+    rule = open_checkpoint(tmp_path / "out").own.description.rule
+    assert [scale for _, scale in rule["adapters"]] == [0.5]

@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from converted import opened, write_model
 
 from cortiq.cli.main import cli
+from cortiq.convert import calibration
 from cortiq.convert.calibration import moments_of, rows_of_matrices
 from cortiq.convert.feedback import (
     best_rows,
@@ -16,7 +17,8 @@ from cortiq.convert.feedback import (
     rows_with_feedback,
 )
 from cortiq.convert.run import Calibration, convert_model
-from cortiq.errors import RequestError
+from cortiq.convert.scratch import ScratchArrays
+from cortiq.errors import CortiqError, RequestError
 from cortiq.models.weight_rules import matrix_names
 from cortiq.numerics.four_bits import BLOCKS, four_bit_rows
 from cortiq.numerics.layouts import LAYOUTS, Weight
@@ -36,7 +38,7 @@ def correlated(rows, columns, seed=0):
 def test_products_lose_less_than_with_the_nearest_codes(layout):
     x, values = correlated(600, 512), np.random.default_rng(1).standard_normal((24, 512))
     values = values.astype(F32)
-    factor = inverse_factor(x.T @ x)
+    factor = inverse_factor(x.T @ x, ScratchArrays())
 
     def loss(raw):
         found = weight_values(Weight.from_bytes(LAYOUTS[layout], raw, values.shape), "w")
@@ -55,10 +57,10 @@ def test_rows_that_four_bits_hold_keep_their_codes_and_others_get_better_ones():
     held = four_bit_rows("Q4_1", values.astype(F32))
     values = weight_values(Weight.from_bytes(LAYOUTS["Q4_1"], held, values.shape), "w")
     values[4:] += np.random.default_rng(2).standard_normal((4, 256)).astype(F32) * F32(0.3)
-    found = best_rows("Q4_1", values, feedback_of(x.T @ x))
+    found = best_rows("Q4_1", values, feedback_of(x.T @ x, ScratchArrays()))
     assert np.array_equal(found[:4], four_bit_rows("Q4_1", values[:4]))
     assert np.array_equal(
-        found[4:], rows_with_feedback("Q4_1", values, inverse_factor(x.T @ x))[4:]
+        found[4:], rows_with_feedback("Q4_1", values, inverse_factor(x.T @ x, ScratchArrays()))[4:]
     )
 
 
@@ -66,7 +68,7 @@ def test_the_factor_is_that_of_the_damped_inverse_and_dead_columns_lose_nothing(
     x = correlated(300, 64)
     x[:, 5] = 0
     h = (x.T @ x).astype(float)
-    factor = inverse_factor((x.T @ x).astype(F32)).astype(float)
+    factor = inverse_factor((x.T @ x).astype(F32), ScratchArrays()).astype(float)
     damped = h + 0.01 * np.diagonal(h).mean() * np.eye(64)
     damped[5, 5] = 1
     assert np.allclose(factor.T @ factor @ damped, np.eye(64), atol=1e-3)
@@ -89,7 +91,9 @@ def test_moments_are_those_of_the_rows_that_a_matrix_meets(folder):
     default = opened(folder)
     found = {
         name: moments
-        for held, moments in moments_of(default.program, default.weights, ids, names)
+        for held, moments in moments_of(
+            default.program, default.weights, ids, names, ScratchArrays()
+        )
         for name in held
     }
     assert {name.split(".")[-2] for name in found} == {
@@ -100,15 +104,38 @@ def test_moments_are_those_of_the_rows_that_a_matrix_meets(folder):
     assert error < 1e-3 * np.abs(expected).max()
 
 
-def test_moments_read_in_turn_are_the_same(folder, monkeypatch):
-    source = opened(folder)
-    names, ids = matrix_names(source.program), list(range(2, 200))
-    whole = [(held, m.tobytes())
-             for held, m in moments_of(source.program, source.weights, ids, names)]  # fmt: skip
+def all_moments(source, ids):
+    names = matrix_names(source.program)
+    found = moments_of(source.program, source.weights, ids, names, ScratchArrays())
+    return [(held, moments.tobytes()) for held, moments in found]
+
+
+@pytest.mark.parametrize("model", ["folder", "mini-gemma4_text", "mini-qwen3_next"])
+def test_moments_are_the_same_however_many_layers_are_read_at_a_time(model, folder, monkeypatch):
+    source = opened(folder if model == "folder" else f"synthetic:{model}")
+    ids = list(range(2, 60))
+    whole, read = all_moments(source, ids), []
     monkeypatch.setattr("cortiq.convert.calibration.MOMENT_BYTES", 1)
-    turns = [(held, m.tobytes())
-             for held, m in moments_of(source.program, source.weights, ids, names)]  # fmt: skip
-    assert whole == turns and len(whole) == len(rows_of_matrices(source.program, names)) > 3
+    compiled = calibration._Reading.compiled
+    monkeypatch.setattr(
+        calibration._Reading,
+        "compiled",
+        lambda self, part, weights: read.append(part) or compiled(self, part, weights),
+    )
+    assert whole == all_moments(source, ids) and len(read) > 1
+    assert len(whole) == len(rows_of_matrices(source.program, matrix_names(source.program))) > 3
+
+
+def test_large_moments_and_factors_lie_in_files_without_a_name(tmp_path, monkeypatch):
+    x = correlated(300, 64)
+    held = inverse_factor((x.T @ x).astype(F32), ScratchArrays())
+    monkeypatch.setattr("cortiq.convert.scratch.HELD_BYTES", 0)
+    monkeypatch.setattr("cortiq.convert.scratch.PANEL", 24)
+    found = inverse_factor((x.T @ x).astype(F32), ScratchArrays(tmp_path))
+    assert isinstance(found, np.memmap) and not list(tmp_path.iterdir())
+    assert np.allclose(found, held, atol=1e-5 * np.abs(held).max()) and np.any(held)
+    with pytest.raises(CortiqError, match="are free"):
+        ScratchArrays(tmp_path).zeros((1 << 30, 1 << 30), F32)
 
 
 def test_the_text_is_part_of_the_rule_and_changes_the_codes(folder, tmp_path):

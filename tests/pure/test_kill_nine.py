@@ -22,6 +22,7 @@ SCENES = {
     "hub_pulls": {"absent", "whole"},
     "removals": {"absent", "whole"},
     "conversions": {"absent", "whole"},
+    "containers": {"absent", "whole"},
     "conversations": {"a", "b"},
 }
 

@@ -166,6 +166,13 @@ def test_conformance(ranks: Ranks, split: str) -> None:
     assert len(report.results) == 2
 
 
+def test_whole_experts(ranks: Ranks) -> None:
+    """Golden digests of a model whose experts are divided among three ranks."""
+    backend = RanksBackend(ranks.driver, CPU, DeviceSplit.of("expert", 3))
+    report = run(backend, levels=(2,), only="graph chunks[tiny-mixtral")
+    assert {str(result.outcome) for result in report.results} == {"same"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("level", [2, 3, 4])
@@ -236,6 +243,28 @@ with cortiq.load({MODEL!r}, threads=1) as model:
     )
     assert first.stdout.split() == [expected], first.stderr
     assert (late.communicate(timeout=60)[0], late.returncode) == (b"", 0)
+
+
+@pytest.mark.slow
+def test_a_ray_cluster_of_two_nodes() -> None:
+    """Actors on two nodes give the answer of one process."""
+    pytest.importorskip("ray")
+    with cortiq.load(MODEL, threads=1) as model:
+        expected = model.generate(TEXT, max_tokens=6).digest
+    code = f"""
+import cortiq, ray
+from ray.cluster_utils import Cluster
+cluster = Cluster(True, head_node_args=dict(num_cpus=2, include_dashboard=False))
+cluster.add_node(num_cpus=2)
+ray.init(address=cluster.address, log_to_driver=False)
+for split in ("tensor", "layer"):
+    with cortiq.load({MODEL!r}, threads=1, devices=3, ray=True, split=split) as model:
+        print(model.generate({TEXT!r}, max_tokens=6).digest)
+ray.shutdown()
+cluster.shutdown()
+"""
+    done = run_python(code)
+    assert done.stdout.split() == [expected, expected], done.stderr
 
 
 def test_a_rank_that_is_lost() -> None:

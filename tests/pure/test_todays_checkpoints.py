@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from math import prod
 from pathlib import Path
@@ -18,6 +19,8 @@ from cortiq.models.config import config_from_json
 from cortiq.models.registry import families
 
 ROWS = model_table.checkpoints()
+MORE = json.loads((Path(__file__).parents[1] / "data" / "published_configs.json").read_text())
+"""Further repositories: their sizes, their configurations, and the public page with the facts."""
 USUAL = {
     "_name_or_path": "x", "architectures": ["X"], "attention_dropout": 0.0, "bos_token_id": 1,
     "dtype": "bfloat16", "eos_token_id": [2, 3], "initializer_range": 0.02, "pad_token_id": None,
@@ -28,8 +31,12 @@ USUAL = {
 
 def parameters(row, **changes):
     """Elements of all weights of a checkpoint's graph."""
-    family = families()[row["architecture"]]
-    values = {**USUAL, **model_table.config_of(row), **changes}
+    return elements(row, {**model_table.config_of(row), **changes})
+
+
+def elements(row, published):
+    """Elements of all weights of a configuration's graph; no weight is made for that."""
+    family, values = families()[row["architecture"]], {**USUAL, **published}
     config = config_from_json(family.Config, family.KEYS, values, where="config.json")
     program = family.build(config, config.max_position_embeddings)
     return sum(prod(spec.shape) for spec in program.weights.values())
@@ -54,6 +61,17 @@ def test_a_checkpoint_has_its_published_size(row, tmp_path):
     said = {"quantization_config": row.get("quantization_config")}
     method = read_quantisation(said, tmp_path).method
     assert (method in METHODS) == ("quantization_config" in row)
+
+
+@pytest.mark.parametrize("row", MORE, ids=lambda row: row["name"])
+def test_a_published_configuration_has_its_published_size(row):
+    assert elements(row, row["config"]) == pytest.approx(row["billions"] * 1e9, rel=0.01)
+
+
+def test_there_are_sizes_of_sixty_repositories():
+    listed = [row for row in ROWS if "billions" in row and model_table.opens(row) == "yes"]
+    names = {row["name"] for row in [*listed, *MORE]}
+    assert len(names) == len(listed) + len(MORE) >= 60 and all(row["source"] for row in MORE)
 
 
 def test_a_layer_too_few_would_be_seen():

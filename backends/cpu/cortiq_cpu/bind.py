@@ -23,7 +23,7 @@ from cortiq_cpu.bind_rows import (
     bind_quantise,
     bind_slice,
 )
-from cortiq_cpu.bind_scaling import bind_l2_norm, bind_scaled
+from cortiq_cpu.bind_scaling import bind_l2_norm, bind_own_block, bind_scaled
 from cortiq_cpu.bind_sequence import (
     bind_attend,
     bind_choose,
@@ -59,6 +59,7 @@ BINDERS: dict[type, Callable[[OpBinder, LoweredStep], OpArgs]] = {
     ops.ChooseBlocks: bind_choose,
     ops.ChooseKeys: bind_choose_keys,
     ops.Recall: bind_recall,
+    ops.OwnBlock: bind_own_block,
     ops.CausalConv: bind_conv,
     ops.Compress: bind_compress,
     ops.DeltaRule: bind_recurrence,

@@ -18,7 +18,7 @@ from cortiq_cpu.binder import OpArgs, OpBinder
 F32 = np.float32
 HOW = (
     "value", "head", "all", "row", "expert", "bias", "shift", "clamp", "softmax", "every",
-    "stochastic", "listed", "keys",
+    "stochastic", "listed", "keys", "divided",
 )  # fmt: skip
 """What is done to a part of a row, by the number the native core gives it."""
 
@@ -51,6 +51,15 @@ def bind_scaled(b: OpBinder, step: LoweredStep) -> OpArgs:
         how=HOW.index(how),
         **{**source, **b.split(out), **special},
     )
+    return [(OpKind.SCALED, args)]
+
+
+def bind_own_block(b: OpBinder, step: LoweredStep) -> OpArgs:
+    """Bind SCALED: integers, the rows' positions divided by the block."""
+    args = arguments.ScaledArgs(
+        x=address(b.rows.positions), out=b.at(step.outputs[0]), x_stride=1, out_stride=1,
+        inner=1, width=1, how=HOW.index("divided"), step=step.op.block,
+    )  # fmt: skip
     return [(OpKind.SCALED, args)]
 
 

@@ -92,7 +92,7 @@ class OpBinder:
         """Return the address of a node's vector in this role; None if it has none."""
         if node is None or role not in node.weights:
             return None
-        return self.weights.vector(node.weights[role], *vector_form(node.op))
+        return self.weights.vector(node.weights[role], *vector_form(node.op, role))
 
     def kv(self, slot: str) -> arguments.KVSlotArgs:
         """Describe the rows of a slot, for the sequences of this set."""

@@ -41,7 +41,8 @@ class HostKernel:
         op: Any = self._ops[OpNumber.from_address(call.constants).number]
         inputs = [_array(rows, stop) for rows in _rows(call.inputs, call.input_count)]
         (output,) = _rows(call.outputs, call.output_count)
-        _array(output, stop)[:] = self._function(op, *inputs).reshape(stop, -1)
+        made = np.ascontiguousarray(self._function(op, *inputs)).reshape(stop, -1)
+        _array(output, stop)[:] = made.view(np.float32)
 
 
 def _rows(address: int, count: int) -> ctypes.Array[KernelRows]:
@@ -49,6 +50,6 @@ def _rows(address: int, count: int) -> ctypes.Array[KernelRows]:
 
 
 def _array(rows: KernelRows, count: int) -> npt.NDArray[np.float32]:
-    """Return rows that lie one after the other, float32 [count, values of a row]."""
+    """Return rows that lie one after the other, as float32 [count, values of a row]."""
     block = (ctypes.c_float * (count * rows.count)).from_address(rows.data)
     return np.frombuffer(block, np.float32).reshape(count, rows.count)

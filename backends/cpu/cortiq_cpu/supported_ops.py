@@ -17,7 +17,7 @@ KERNELS = (
     ops.Multiply, ops.Scale, ops.Bias, ops.Activation, ops.SoftCap, ops.RMSNorm, ops.LayerNorm,
     ops.Rope, ops.StoreKV, ops.Attend, ops.CausalConv, ops.Route, ops.CombineExperts, ops.Slice,
     ops.Concat, ops.Reshape, ops.L2Norm, ops.DeltaRule, ops.StateSpace, ops.ChooseBlocks,
-    ops.Recall, ops.ChooseKeys, ops.Compress, *SCALED,
+    ops.Recall, ops.ChooseKeys, ops.OwnBlock, ops.Compress, *SCALED,
 )  # fmt: skip
 """Primitives with a kernel."""
 OPTIONS = frozenset({

@@ -62,7 +62,7 @@ class PackedWeights:
             if isinstance(op, ops.CausalConv) and role == "weight":
                 self._taps[name] = tap_blocks(floats(self._source[name], name))
             else:
-                self._prepare_vector(name, *vector_form(op))
+                self._prepare_vector(name, *vector_form(op, role))
 
     def _pack(self, name: str, op: Op) -> None:
         if name in self._matrices:
@@ -127,9 +127,11 @@ class PackedWeights:
         return self._scorings[op]
 
 
-def vector_form(op: Op) -> tuple[float, str]:
+def vector_form(op: Op, role: str) -> tuple[float, str]:
     """Return what an operator adds to its weights, and in which form they are."""
-    offset = op.offset if isinstance(op, ops.RMSNorm) else 0.0
+    offset = 0.0
+    if isinstance(op, ops.RMSNorm | ops.LayerNorm) and role == "weight":
+        offset = op.offset
     return offset, op.form if isinstance(op, ops.Gain) else "plain"
 
 

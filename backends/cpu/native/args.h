@@ -45,11 +45,12 @@ typedef struct {
  *     STOCHASTIC    numerics.streams.sinkhorn of a matrix of `step` rows: `first` rounds, eps low
  *     LISTED        x where factor[index[row]] lists the value, `step` of them; else low
  *     KEYS          numerics.key_blocks.list_keys of the position index[row], every `step`; int32
+ *     DIVIDED       x and out are int32: x / step
  * index has `inner` values a row. */
 enum {
     CORTIQ_BY_VALUE, CORTIQ_BY_PART, CORTIQ_BY_ONE, CORTIQ_BY_ROW, CORTIQ_BY_EXPERT,
     CORTIQ_PLUS_EXPERT, CORTIQ_PLUS, CORTIQ_BETWEEN, CORTIQ_SOFTMAX_OF, CORTIQ_EVERY,
-    CORTIQ_STOCHASTIC, CORTIQ_LISTED, CORTIQ_KEYS
+    CORTIQ_STOCHASTIC, CORTIQ_LISTED, CORTIQ_KEYS, CORTIQ_DIVIDED
 };
 typedef struct {
     const float *x, *factor;

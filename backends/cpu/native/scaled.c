@@ -64,6 +64,14 @@ static void list_keys(int32_t position, int32_t every, int32_t top, int32_t *out
     }
 }
 
+/* Integers not below 0, divided. */
+static int divide(const void *x, void *out, int32_t divisor, int n)
+{
+    const int32_t *from = x;
+    for (int32_t i = 0, *to = out; i < n; i++) to[i] = from[i] / divisor;
+    return 0;
+}
+
 static int scaled_part(const cortiq_scaled *a, cortiq_worker *worker, int32_t row, int32_t part)
 {
     const cortiq_row_kernels *k = &cortiq_kernels_of(worker->isa)->row;
@@ -86,6 +94,7 @@ static int scaled_part(const cortiq_scaled *a, cortiq_worker *worker, int32_t ro
         return 0;
     case CORTIQ_KEYS: list_keys(expert, a->step, n, (int32_t *)(void *)out); return 0;
     case CORTIQ_BETWEEN: bound(x, a->low, a->high, out, n); return 0;
+    case CORTIQ_DIVIDED: return divide(x, out, a->step, n);
     default:
         for (int32_t i = 0; i < n; i++) out[i] = x[a->first + i * a->step];
         return 0;

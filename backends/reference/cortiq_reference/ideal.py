@@ -284,7 +284,7 @@ FORMULAS: dict[type[Op], Callable[..., Any]] = {
     ops.SoftCap: lambda node, x: ideal.soft_cap(x, node.op.cap),
     ops.RMSNorm: _rms_norm,
     ops.LayerNorm: lambda node, x: ideal.layer_norm(
-        x, node.vector("weight"), node.vector("bias"), node.op.eps
+        x, node.vector("weight") + node.op.offset, node.vector("bias"), node.op.eps
     ),
     ops.Rope: _rope,
     ops.StoreKV: _store,
@@ -303,6 +303,7 @@ FORMULAS: dict[type[Op], Callable[..., Any]] = {
     ops.L2Norm: lambda node, x: ideal.l2_norm(x, node.op.eps),
     ops.Softmax: lambda node, x: ideal.softmax(x),
     ops.ChooseBlocks: _choose_blocks,
+    ops.OwnBlock: lambda node, position: (position // node.op.block)[:, None, None],
     ops.ChooseKeys: _choose_keys,
     ops.ListKeys: lambda node, position: list_keys(position, node.op.every, node.op.top),
     ops.Compress: _compress,

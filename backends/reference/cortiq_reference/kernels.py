@@ -16,7 +16,7 @@ from cortiq.numerics.attention import scoring
 from cortiq.numerics.compression import compress
 from cortiq.numerics.contract import Floats, Ints
 from cortiq.numerics.dequantise import embedding_rows
-from cortiq.numerics.key_blocks import choose_blocks, choose_keys, list_keys
+from cortiq.numerics.key_blocks import choose_blocks, choose_keys, list_keys, own_block
 from cortiq.numerics.layouts import Weight, floats
 from cortiq.numerics.quantise import Quantised, no_values, quantise_rows, recalled
 from cortiq_reference.attention import TileGeometry, attend
@@ -37,7 +37,7 @@ def prepare(op: Op, role: str, weight: Weight, name: str, pool: Pool) -> Any:
     if isinstance(op, ops.ExpertMatMul):
         return MatrixStack(weight, op.experts, name, pool)
     values = floats(weight, name)
-    if isinstance(op, ops.RMSNorm):
+    if isinstance(op, ops.RMSNorm | ops.LayerNorm) and role == "weight":
         return norms.offset_weight(values[0], op.offset)
     if isinstance(op, ops.Gain):
         return scaling.gain(values[0], op.form, name)
@@ -249,6 +249,7 @@ KERNELS: Kernels = {
     ops.L2Norm: lambda call, x: norms.l2_norm(x, call.op.eps, call.faults),
     ops.Softmax: lambda call, x: route.softmax(x, faults=call.faults),
     ops.ChooseBlocks: _choose_blocks,
+    ops.OwnBlock: lambda call, position: own_block(position, call.op.block),
     ops.ChooseKeys: _choose_keys,
     ops.ListKeys: lambda call, position: list_keys(position, call.op.every, call.op.top),
     ops.Compress: _compress,

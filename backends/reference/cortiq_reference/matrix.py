@@ -39,21 +39,27 @@ Span = tuple[int, int]
 
 
 class TiledMatrix:
-    """A weight [N, K] ready to be multiplied with rows."""
+    """A weight [N, K], or rows of one, ready to be multiplied with rows.
 
-    def __init__(self, weight: Weight, name: str, pool: Pool) -> None:
+    Parameters
+    ----------
+    rows : which of the weight, all if None: one expert or head of a stack. They are made when they
+        are needed, since a stack's may be more than fits.
+    """
+
+    def __init__(self, weight: Weight, name: str, pool: Pool, rows: range | None = None) -> None:
         self.weight, self.name, self.pool = weight, name, pool
+        self.rows = range(weight.shape[0]) if rows is None else rows
         check_columns(weight.shape[1])
 
-    def part(self, start: int, stop: int) -> TiledMatrix:
-        """Return rows start…stop−1 of the weight: one expert or head of a stack."""
-        return TiledMatrix(self.weight.rows(start, stop), self.name, self.pool)
+    def _of_weight(self, start: int, stop: int) -> Weight:
+        return self.weight.rows(self.rows.start + start, self.rows.start + stop)
 
     def multiply(self, x: Rows, faults: Flags) -> Floats:
         """Multiply x [rows, K] with the weight: float32 [rows, N]."""
         if not isinstance(x, Quantised):
             return self._multiply_floats(x, faults)
-        out = np.empty((len(x.q), self.weight.shape[0]), F32)
+        out = np.empty((len(x.q), len(self.rows)), F32)
         rows = [
             Quantised(x.q[r : r + TILE_ROWS], x.e[r : r + TILE_ROWS])
             for r in range(0, len(x.q), TILE_ROWS)
@@ -61,7 +67,7 @@ class TiledMatrix:
         columns = [_Columns(row) for row in rows]
 
         def tile(start: int, stop: int) -> None:
-            prepared = _Tile(self.weight.rows(start, stop), self.name)
+            prepared = _Tile(self._of_weight(start, stop), self.name)
             for index, column in enumerate(columns):
                 first = index * TILE_ROWS
                 prepared.multiply(column, out[first : first + len(column.q), start:stop])
@@ -78,7 +84,7 @@ class TiledMatrix:
 
     def _spans(self, rows: int) -> list[Span]:
         """Return tiles of about equal height, for this many activation rows."""
-        height, width = self.weight.shape
+        height, width = len(self.rows), self.weight.shape[1]
         size = height * width
         shares = min(SHARES, rows * size // SHARE) if self.pool is not None else 1
         step = -(-height // max(shares, -(-size // TILE_ELEMENTS), 1))
@@ -87,7 +93,7 @@ class TiledMatrix:
     def _multiply_floats(self, x: Floats, faults: Flags) -> Floats:
         parts = []
         for start, stop in self._spans(len(x)):
-            parts.append(matmul_f32(x, floats(self.weight.rows(start, stop), self.name), faults))
+            parts.append(matmul_f32(x, floats(self._of_weight(start, stop), self.name), faults))
         return np.concatenate(parts, axis=1)
 
 
@@ -213,8 +219,8 @@ class MatrixStack:
 
     def __init__(self, weight: Weight, count: int, name: str, pool: Pool) -> None:
         height = weight.shape[0] // count
-        whole = TiledMatrix(weight, name, pool)
-        self.parts = [whole.part(i * height, (i + 1) * height) for i in range(count)]
+        rows = [range(i * height, (i + 1) * height) for i in range(count)]
+        self.parts = [TiledMatrix(weight, name, pool, part) for part in rows]
         self.height = height
 
     def multiply(self, x: Rows, choice: Ints, faults: Flags) -> Floats:

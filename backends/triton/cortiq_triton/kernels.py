@@ -36,7 +36,7 @@ def prepare(op: Op, role: str, weight: Weight, name: str, device: str) -> Any:
     values = floats(weight, name)
     if isinstance(op, ops.Gain):
         values = gain(values, op.form, name)
-    if isinstance(op, ops.RMSNorm) and op.offset:
+    if isinstance(op, ops.RMSNorm | ops.LayerNorm) and op.offset and role == "weight":
         values = offset_weight(values, op.offset)
     return torch.from_numpy(values.copy()).to(device)
 
@@ -202,6 +202,7 @@ KERNELS: Mapping[type[Op], Callable[..., Any]] = {
     ops.Attend: attend,
     ops.ChooseBlocks: choose_blocks,
     ops.ChooseKeys: choose_keys,
+    ops.OwnBlock: lambda call, position: (position // call.op.block)[:, None, None],
     ops.Recall: recall,
     ops.CausalConv: _causal_conv,
     ops.Compress: compressed.compress,

@@ -202,7 +202,7 @@ def state_space(
     x: Tensor, b: Tensor, c: Tensor, alpha: Tensor, delta: Tensor, fixed: Tensor, starts: Tensor,
     stops: Tensor, positions: Tensor, out: Tensor, faults: Tensor, offset: Tensor,
     H: tl.constexpr, G: tl.constexpr, DN: tl.constexpr, DP: tl.constexpr, KP: tl.constexpr,
-    BV: tl.constexpr, STEPS: tl.constexpr,
+    BV: tl.constexpr, STEPS: tl.constexpr, CHANNELS: tl.constexpr,
 ) -> None:  # fmt: skip
     """One sequence and head, BV columns of its state: the rows of the batch in order.
 
@@ -222,7 +222,9 @@ def state_space(
         read = tl.load(c + group_at, mask=i < DN, other=0.0)[:, None]
         value_at = (r * H + h).to(tl.int64) * DP + j
         value = tl.load(x + value_at, mask=j < DP, other=0.0)[None, :]
-        decay, step = tl.load(alpha + r * H + h + i * 0)[:, None], tl.load(delta + r * H + h)
+        head = r * H + h
+        decays = alpha + (head.to(tl.int64) * DN + i if CHANNELS else head + i * 0)
+        decay, step = tl.load(decays, mask=i < DN, other=0.0)[:, None], tl.load(delta + head)
         state, driven, after = space_step(state, write, decay, value, step, inside)
         o = column_sums(state * read, KP, BV, STEPS)
         bad = any_outside(after, inside) | any_outside(driven, (j < DP)[None, :])
@@ -232,7 +234,7 @@ def state_space(
             tl.store(faults + r, 1)
         keep_row(
             base + COPIES * H * DN * DP, begun + r, begun + last, write, value, decay, step, h, i,
-            j, tl.program_id(2) == 0, H, G, DN, DP, 1,
+            j, tl.program_id(2) == 0, H, G, DN, DP, DN if CHANNELS else 1,
         )  # fmt: skip
         keep_mark(at, state, inside, begun + r + 1, begun + last, H * DN * DP)
     tl.store(at, state, mask=inside)

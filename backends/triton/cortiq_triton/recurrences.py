@@ -72,7 +72,7 @@ def state_space(
     launch(
         mixers.state_space, (len(rows.starts), op.heads, programs), x, b, c, alpha, delta,
         rows.fixed, rows.starts, rows.stops, rows.positions, out, call.faults, offset, H=op.heads,
-        G=op.groups, DN=op.state_dim, DP=op.head_dim, **sizes,
+        G=op.groups, DN=op.state_dim, DP=op.head_dim, CHANNELS=alpha.ndim == 3, **sizes,
     )  # fmt: skip
     return out
 

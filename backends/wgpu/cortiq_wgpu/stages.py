@@ -229,6 +229,11 @@ def _recall(binder: DispatchBinder, step: LoweredStep) -> Bound:
     return [(stage("recall"), values)]
 
 
+def _own_block(binder: DispatchBinder, step: LoweredStep) -> Bound:
+    body = "x[$out + row * $n + i] = about(row, 1u) / $block;"
+    return [_map(body, out=binder.at(step.outputs[0]), n=1, block=step.op.block)]
+
+
 def _merge(binder: DispatchBinder, step: LoweredStep) -> Bound:
     values = {
         "heads": step.op.attend.heads, "channels": step.op.attend.value_dim,
@@ -282,6 +287,7 @@ MAKERS: Mapping[type, Maker] = {
     ops.Rope: _rope,
     ops.StoreKV: _store,
     ops.Recall: _recall,
+    ops.OwnBlock: _own_block,
     ops.RMSNorm: _norm("rms"),
     ops.LayerNorm: _norm("layer"),
     ops.L2Norm: _norm("l2"),

@@ -93,7 +93,7 @@ class DeviceWeights:
     def _values(self, node: Node, role: str) -> np.ndarray:
         name, op = node.weights[role], node.op
         values = floats(self._weights[name], name)
-        if isinstance(op, ops.RMSNorm):
+        if isinstance(op, ops.RMSNorm | ops.LayerNorm) and role == "weight":
             return offset_weight(values[0], op.offset)
         if isinstance(op, ops.Gain):
             return gain(values[0], op.form, name)

@@ -7,7 +7,7 @@ import numpy as np
 from cortiq.ir import ops
 from cortiq.numerics import key_blocks
 from cortiq.numerics.contract import Floats, Ints, exp2_int, round_to_f32
-from cortiq.numerics.key_blocks import choose_keys
+from cortiq.numerics.key_blocks import choose_keys, own_block
 from cortiq.numerics.quantise import Quantised
 from cortiq_conformance.faults.folds import ReplacedFunction, in_pairs, with_replaced
 from cortiq_conformance.faults.kernels import Wrong
@@ -56,10 +56,20 @@ def _with(owner: object, name: str, wrong: object) -> Wrong:
     return {ops.ChooseKeys: with_replaced(KERNELS[ops.ChooseKeys], part)}
 
 
+def _ahead(positions: Ints, block: int) -> Ints:
+    """Count blocks from the next position on."""
+    return own_block(np.asarray(positions) + 1, block)
+
+
 WRONG_CHOICES: dict[str, Wrong] = {
     "the last of equal keys": _with(kernels, "choose_keys", _highest_key),
     "heads added one after the other": _with(key_blocks, "key_scores", _head_after_head),
     "heads added in pairs": _with(key_blocks, "key_scores", _neighbours),
     "negative scores of heads": _with(key_blocks, "key_scores", _signed),
+    "a chunk that ends one key early": {
+        ops.OwnBlock: with_replaced(
+            KERNELS[ops.OwnBlock], ReplacedFunction(kernels, "own_block", _ahead)
+        )
+    },
 }
 """Wrong kernels by fault."""

@@ -59,6 +59,20 @@ def _row_after_row(
     return after, snap(np.cumsum(after * shared[:, :, None], axis=1, dtype=F32)[:, -1][None])[0]
 
 
+def _one_decay(
+    state: Floats,
+    x: Floats,
+    b: Floats,
+    c: Floats,
+    alpha: Floats,
+    delta: Floats,
+    faults: Flags | None = None,
+) -> tuple[Floats, Floats]:
+    """Let all rows of a head's state decay as the first."""
+    first = alpha if alpha.ndim == 1 else alpha[:, 0]
+    return recurrent.state_space_step(state, x, b, c, first, delta, faults)
+
+
 def _without_groups(call: Call, scores: Floats) -> tuple[Ints, Floats]:
     """Choose experts of every group."""
     call.op = replace(call.op, router=replace(call.op.router, groups=1, kept_groups=1))
@@ -76,6 +90,7 @@ def _logarithms(call: Call, x: Floats) -> Floats:
 WRONG_RECURRENCES: dict[str, Wrong] = {
     "a state rounded once more": {ops.DeltaRule: _stepped(_decayed_first)},
     "a state summed row after row": {ops.StateSpace: _stepped(_row_after_row)},
+    "the decay of the first row": {ops.StateSpace: _stepped(_one_decay)},
     "experts of every group": {ops.Route: _without_groups},
     "an exponential of another library": {ops.Gain: _logarithms},
 }

@@ -82,6 +82,9 @@ FAULTS: Mapping[str, Fault] = {
     "negative scores of heads": Fault(
         ("ChooseKeys", "Attend keys"), "ChooseKeys", also=("Attend",)
     ),
+    "a chunk that ends one key early": Fault(
+        ("OwnBlock", "Attend blocks"), "OwnBlock", also=("Attend",)
+    ),
     "a row that sees its batch neighbour": Fault(("batch",), "Attend", SEQUENCES),
     "a position-independent random key": Fault(("Draw",), "Draw"),
     "a mask that is a bias": Fault(("Draw",), "Draw"),
@@ -105,6 +108,7 @@ FAULTS: Mapping[str, Fault] = {
     "an export without low planes": Fault(("export",), "Attend", SEQUENCES),
     "a tile given up too early": Fault(("windows",), "Attend", ROBUSTNESS),
     "a state rounded once more": Fault(("DeltaRule",), "DeltaRule"),
+    "the decay of the first row": Fault(("StateSpace",), "StateSpace"),
     "a state summed row after row": Fault(("StateSpace",), "StateSpace"),
     "experts of every group": Fault(("Route",), "Route"),
     "an exponential of another library": Fault(("Gain",), "Gain"),

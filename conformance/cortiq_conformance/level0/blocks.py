@@ -32,6 +32,11 @@ def cases() -> Iterator[Case]:
         )
         yield _case("Attend blocks", what, build)
 
+    for block in CHUNKS:
+        what = f"chunks of {block} keys"
+        yield _case("OwnBlock", what, partial(_chunked, block, CHOSEN))
+        yield _case("Attend blocks", what, partial(_chunked, block, OUTPUT))
+
 
 def _case(family: str, what: str, build: Callable[[CaseData], Scenario]) -> Case:
     op = family.partition(" ")[0]
@@ -45,6 +50,30 @@ CHOICES = {
     "3 of 20 keys, the last two among them": ops.ChooseBlocks(2, DIM, 20, 3, 2),
     "1 of 8 keys, whatever it is": ops.ChooseBlocks(1, DIM, 8, 1, 0),
 }
+
+
+CHUNKS = (1, 20, 64, 70)
+"""Keys of a chunk: one, some within a tile, a tile, some over its border."""
+
+
+def chunked_attention(block: int) -> ProbeProgram:
+    """Build a probe whose rows supply q, k and v, and see the keys of their own chunk."""
+    b = Builder(context=CONTEXT)
+    b.input("token")
+    position = b.input("position")
+    shapes = {"q": floats(4, DIM), "k": floats(2, DIM), "v": floats(2, DIM)}
+    rows = {n: b.input(n, kind.shape, "f32") for n, kind in shapes.items()}
+    coded = {n: b.add(ops.Quantise(), x, name=f"{n}.quantised") for n, x in rows.items()}
+    store = ops.StoreKV(2, DIM, DIM)
+    b.add_node(store, coded["k"], coded["v"], name="store", slots={"kv": "kv"})
+    own = b.add(ops.OwnBlock(block), position, name=CHOSEN)
+    attend = ops.Attend(4, 2, DIM, DIM, DIM**-0.5, block=block)
+    b.add(attend, coded["q"], position, own, name=OUTPUT, slots={"kv": "kv"})
+    return ProbeProgram(b.program((OUTPUT, CHOSEN)), {}, shapes)
+
+
+def _chunked(block: int, wanted: str, source: CaseData) -> Scenario:
+    return replace(chunked_attention(block).scenario(source, ROWS, 2.0), wants=(Named(wanted),))
 
 
 def block_attention(

@@ -29,6 +29,9 @@ def cases() -> Iterator[Case]:
             yield _case("DeltaRule", f"{what}, a decay {decay}", partial(_typical, make))
     for what, space in STATE_SPACES.items():
         yield _case("StateSpace", what, partial(_typical, partial(state_space, space)))
+    for what, space in CHANNELS.items():
+        make = partial(state_space, space, True)
+        yield _case("StateSpace", f"{what}, a decay a row", partial(_typical, make))
     for what, probe in PROBES.items():
         name = f"exponents from -20 to 8, {what}"
         yield _case(what, name, partial(_spread, probe))
@@ -52,6 +55,14 @@ STATE_SPACES = {
     "a state of 128": ops.StateSpace(2, 32, 128),
     "heads of 3, a state of 5": ops.StateSpace(3, 3, 5),
 }
+
+
+CHANNELS = {
+    "40 heads of 1, a state of 16": ops.StateSpace(40, 1, 16),
+    "3 heads of 5, a state of 3": ops.StateSpace(3, 5, 3),
+    "2 heads of 32, a state of 128": ops.StateSpace(2, 32, 128),
+}
+"""Mamba-1 and other shapes, with a decay for every row of a head's state."""
 
 
 class RecurrentProbe(ProbeProgram):
@@ -84,11 +95,12 @@ def delta_rule(op: ops.DeltaRule, channels: bool = False) -> RecurrentProbe:
     })  # fmt: skip
 
 
-def state_space(op: ops.StateSpace) -> RecurrentProbe:
-    """Build a state space whose rows supply everything."""
+def state_space(op: ops.StateSpace, rows: bool = False) -> RecurrentProbe:
+    """Build a state space whose rows supply everything, a decay a row of the state if asked for."""
     shared, numbers = floats(op.groups, op.state_dim), floats(op.heads)
+    decay = floats(op.heads, op.state_dim) if rows else numbers
     return _probe(op, {
-        "x": floats(op.heads, op.head_dim), "b": shared, "c": shared, "alpha": numbers,
+        "x": floats(op.heads, op.head_dim), "b": shared, "c": shared, "alpha": decay,
         "delta": numbers,
     })  # fmt: skip
 

@@ -63,6 +63,7 @@ PROBES: dict[str, Callable[[CaseData], ProbeProgram]] = {
     "CombineExperts": matrices.combine,
     "ChooseBlocks": blocks.choosing,
     "ChooseKeys": keys.choosing,
+    "OwnBlock": lambda s: blocks.chunked_attention(16),
     "DeltaRule": lambda s: recurrences.PROBES["DeltaRule"](),
     "StateSpace": lambda s: recurrences.PROBES["StateSpace"](),
     "Gain": lambda s: scaling.gain(s, 48, "value", (2, 48)),

@@ -14,6 +14,7 @@ from cortiq.ir.layers.experts import MoE, RouterNorm
 from cortiq.ir.layers.indexer import Indexer
 from cortiq.ir.layers.key_indexer import KeyIndexer
 from cortiq.ir.layers.latent import LatentAttention
+from cortiq.ir.layers.mamba1 import Mamba1
 from cortiq.ir.layers.mixers import ShortConv
 from cortiq.ir.layers.mlp import MLP, GatedMLP, Gating, XieluMLP
 from cortiq.ir.layers.per_layer import PerLayerGate, PerLayerInputs
@@ -24,7 +25,7 @@ from cortiq.ir.ops import LayerNorm, RMSNorm, Rope
 
 LAYERS: tuple[type[Op], ...] = (
     Embedding, Linear, RMSNorm, LayerNorm, Rope, Attention, LatentAttention, ShortConv,
-    GatedDeltaNet, KDA, Mamba2, GatedMLP, MLP, XieluMLP, MoE, PerLayerInputs, PerLayerGate,
+    GatedDeltaNet, KDA, Mamba1, Mamba2, GatedMLP, MLP, XieluMLP, MoE, PerLayerInputs, PerLayerGate,
     Residual, Blend, KeyIndexer, CompressedAttention, StreamEntry, StreamRead, StreamWrite,
 )  # fmt: skip
 """Every layer of the catalogue."""
@@ -49,6 +50,7 @@ __all__ = [
     "Layer",
     "LayerNorm",
     "Linear",
+    "Mamba1",
     "Mamba2",
     "MoE",
     "PerLayerGate",

@@ -3,50 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
-from cortiq.domains import Count, OneOf, Relation, divides
+from cortiq.domains import Count, Relation, Size, divides
 from cortiq.ir import ops
 from cortiq.ir.graph import Scope, Value
+from cortiq.ir.layers.attention_options import (
+    PROJECTIONS,
+    AttentionGate,
+    Projection,
+    QKNorm,
+    parted,
+)
 from cortiq.ir.layers.basic import Layer, linear
 from cortiq.ir.layers.indexer import Indexer
-from cortiq.ir.op import Described, Type, expect, expect_last
-from cortiq.ir.options import Constant, Epsilon, Function, Pairing, ScoreCap, ScoreScale
+from cortiq.ir.op import Type, expect, expect_last
+from cortiq.ir.options import Constant, Epsilon, Pairing, ScoreCap, ScoreScale
 from cortiq.ir.slots import KVRows, Slot
 from cortiq.numerics.rope import RopeTable, Sections
-
-PROJECTIONS = ("q", "k", "v")
-Projection = Annotated[str, OneOf(PROJECTIONS)]
-
-
-@dataclass(frozen=True)
-class QKNorm(Described):
-    """RMSNorm of queries and keys.
-
-    Attributes
-    ----------
-    after_rope : the norm comes after RoPE, not before it (HunYuan).
-    full_width : one norm over all heads together, before they are split (OLMo 2).
-    """
-
-    eps: Epsilon
-    offset: Constant = 0.0
-    after_rope: bool = False
-    full_width: bool = False
-
-
-@dataclass(frozen=True)
-class AttentionGate(Described):
-    """A factor on the output of every head, f(W·x).
-
-    Attributes
-    ----------
-    function : f, an activation.
-    per_head : one factor a head, W [heads, width]; else one an element, W [heads·value_dim, width].
-    """
-
-    function: Function = "softplus"
-    per_head: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,6 +45,8 @@ class Attention(Layer):
     shares_kv : the layer projects no keys and values: it reads a slot that another layer writes.
     indexer : chooses the blocks of visible keys.
     until : rows see keys after themselves, up to one that they supply (`ops.Attend`).
+    joint : q, k and v are one matrix `qkv`, whose rows are by KV head: queries, key, value.
+    chunk : rows see only the keys of their own chunk of so many positions, 0 for all.
     """
 
     width: Count
@@ -98,6 +73,8 @@ class Attention(Layer):
     indexer: Indexer | None = None
     query_rope: RopeTable | None = None
     until: bool = False
+    chunk: Size = 0
+    joint: bool = False
     relations = (
         divides("kv_heads", "heads"),
         Relation(
@@ -133,6 +110,18 @@ class Attention(Layer):
             "an indexer goes with earlier keys, and positions, of the layer's own",
             lambda a: a.indexer is None or not (a.shares_kv or a.sections or a.until),
         ),
+        Relation(
+            ("joint", "shares_kv", "value_input", "output_gate", "biased", "value_dim"),
+            "a joint matrix has heads of one width, whose biases are all there or none",
+            lambda a: not a.joint or not (
+                a.shares_kv or a.value_input or a.output_gate or isinstance(a.biased, tuple)
+                or a.value_width != a.head_dim
+            ),
+        ),
+        Relation(
+            ("chunk", "indexer", "until"), "a chunk's rows see earlier keys, and all of them",
+            lambda a: not a.chunk or not (a.indexer or a.until),
+        ),
     )  # fmt: skip
 
     @property
@@ -147,7 +136,9 @@ class Attention(Layer):
 
     @property
     def biases(self) -> tuple[str, ...]:
-        """Those of q, k and v that have a bias."""
+        """Projections that have a bias."""
+        if self.joint:
+            return ("qkv",) if self.biased else ()
         if isinstance(self.biased, bool):
             return PROJECTIONS if self.biased else ()
         return self.biased
@@ -176,10 +167,12 @@ class Attention(Layer):
         """Declare projections, norms, biases, gate, sinks."""
         rows = self._rows()
         shapes: dict[str, tuple[int, ...]] = {r: (n, self.width) for r, n in rows.items()}
+        if self.joint:
+            shapes = {"qkv": (sum(rows.values()), self.width)}
         shapes["o"] = (self.width, self.heads * self.value_width)
-        if self.qk_norm:
+        if self.qk_norm and self.qk_norm.weighted:
             shapes |= {f"{r}_norm": (self._norm_width(r),) for r in rows if r != "v"}
-        shapes |= {f"{r}_bias": (n,) for r, n in rows.items() if r in self.biases}
+        shapes |= {f"{r}_bias": shapes[r][:1] for r in self.biases if r in shapes}
         if self.output_biased:
             shapes["o_bias"] = (self.width,)
         if self.gate:
@@ -208,14 +201,15 @@ class Attention(Layer):
         """
         x, position = inputs[:2]
         turned = inputs[2 + self.until] if self.sections else position
-        q = self._project(scope, x, "q")
+        given = parted(scope, x, self) if self.joint else {}
+        q = given.get("q") or self._project(scope, x, "q")
         gate = None
         if self.output_gate:
             gate = scope.add(ops.Slice(self.head_dim, 2 * self.head_dim), q, name="q.gate")
             q = scope.add(ops.Slice(0, self.head_dim), q, name="q.query")
         q = self._placed(scope, q, turned, "q")
         if not self.shares_kv:
-            self._store(scope, x, turned, inputs[-1] if self.value_input else x)
+            self._store(scope, x, turned, inputs[-1] if self.value_input else x, given)
         q = scope.add(ops.Quantise(), q, name="q.quantised")
         y = self._gated(
             scope, x, self._attend(scope, q, x, inputs[2] if self.until else position), gate
@@ -236,19 +230,23 @@ class Attention(Layer):
             self.window,
             self.soft_cap,
             self.sinks,
-            self.indexer.block if self.indexer else 0,
+            self.indexer.block if self.indexer else self.chunk,
             self.until,
         )
         inputs = [q, position]
         if self.indexer:
             inputs.append(self.indexer.choose(scope, x, position, self.rope, self.pairing))
+        elif self.chunk:
+            inputs.append(scope.add(ops.OwnBlock(self.chunk), position, name="chunk"))
         sinks = {"sinks": "sinks"} if self.sinks else {}
         return scope.add(attend, *inputs, name="attend", weights=sinks, slots={"kv": "kv"})
 
-    def _store(self, scope: Scope, x: Value, position: Value, values: Value) -> None:
+    def _store(
+        self, scope: Scope, x: Value, position: Value, values: Value, given: dict[str, Value]
+    ) -> None:
         """Store keys and values in the slot."""
-        k = self._placed(scope, self._project(scope, x, "k"), position, "k")
-        v = self._project(scope, values, "v")
+        k = self._placed(scope, given.get("k") or self._project(scope, x, "k"), position, "k")
+        v = given.get("v") or self._project(scope, values, "v")
         if self.value_norm is not None:
             norm = ops.RMSNorm(self.value_width, self.value_norm, weighted=False)
             v = scope.add(norm, v, name="v.norm")
@@ -269,8 +267,9 @@ class Attention(Layer):
         return scope.add(ops.Reshape((heads, rows // heads)), y, name=f"{role}.heads")
 
     def _norm(self, scope: Scope, y: Value, role: str, norm: QKNorm) -> Value:
-        op = ops.RMSNorm(self._norm_width(role), norm.eps, norm.offset)
-        return scope.add(op, y, name=f"{role}.norm", weights={"weight": f"{role}_norm"})
+        op = ops.RMSNorm(self._norm_width(role), norm.eps, norm.offset, norm.weighted)
+        weights = {"weight": f"{role}_norm"} if norm.weighted else {}
+        return scope.add(op, y, name=f"{role}.norm", weights=weights)
 
     def _placed(self, scope: Scope, y: Value, position: Value, role: str) -> Value:
         """Return the heads of q or k after norm and RoPE, in the layer's order."""
@@ -292,9 +291,6 @@ class Attention(Layer):
             y = scope.add(ops.Multiply(), y, gate, name="output_gated")
         if self.gate is None:
             return y
-        rows = self._gate_rows(self.gate)
-        factor = linear(scope, x, "gate", self.width, rows)
-        factor = scope.add(ops.Activation(self.gate.function), factor, name="gate.activation")
-        factor = scope.add(ops.Reshape((self.heads, rows // self.heads)), factor, name="gate.heads")
+        factor = self.gate.factors(scope, x, self.width, self.heads, self._gate_rows(self.gate))
         op = ops.ScaleRows() if self.gate.per_head else ops.Multiply()
         return scope.add(op, y, factor, name="gated")

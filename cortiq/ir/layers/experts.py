@@ -41,6 +41,8 @@ class MoE(Layer):
     shared_factor : the shared expert's output times σ(v·x), v of the role `shared_factor`.
     expert_scale : weights are multiplied by a number of each expert, after all else.
     router_cap : soft cap of the scores.
+    weighs_gate : gate(x) is multiplied by the expert's weight, too: as if up and gate read
+        weight·x and the sum had no weights (Llama 4).
     latent : experts work on Linear(x) of this width, and their sum is projected back.
     listed : size of the vocabulary, where the experts follow from the token: a last input i32[], of
         which a `table` lists them. The router's scores then only weigh them.
@@ -67,6 +69,7 @@ class MoE(Layer):
     latent: Size = 0
     latent_biased: bool = False
     listed: Size = 0
+    weighs_gate: bool = False
     relations = (
         Relation(
             ("experts", "router"), "groups are equal and hold top_k experts",
@@ -75,6 +78,11 @@ class MoE(Layer):
         Relation(
             ("gated", "activation", "interleaved"), "plain experts have no gate to join",
             lambda moe: moe.gated or (isinstance(moe.activation, str) and not moe.interleaved),
+        ),
+        Relation(
+            ("weighs_gate", "gated", "interleaved", "biased"),
+            "weights go on a gate that is a matrix of its own and has no bias",
+            lambda moe: not moe.weighs_gate or (moe.gated and not moe.interleaved | moe.biased),
         ),
         Relation(
             ("shared_factor", "shared_inner"), "there is a shared expert to multiply",
@@ -159,7 +167,7 @@ class MoE(Layer):
         rows = x
         if self.latent:
             rows = linear(scope, x, "latent_in", self.width, self.latent, self.latent_biased)
-        down = self._experts(scope, rows, index)
+        down = self._experts(scope, rows, index, weight)
         y = scope.add(ops.CombineExperts(), weight, down, name="combined")
         if self.latent:
             y = linear(scope, y, "latent_out", self.latent, self.width, self.latent_biased)
@@ -191,8 +199,8 @@ class MoE(Layer):
             weight = scope.add(gain, weight, index, name="route.scaled", weights=weights)
         return index, weight
 
-    def _experts(self, scope: Scope, x: Value, index: Value) -> Value:
-        """Return the outputs of the chosen experts."""
+    def _experts(self, scope: Scope, x: Value, index: Value, weight: Value) -> Value:
+        """Return the outputs of the chosen experts, without their weights."""
         width, inner = self.expert_width, self.inner
         if not self.gated:
             up = self._expert(scope, x, index, "up", width, inner)
@@ -205,6 +213,9 @@ class MoE(Layer):
             else:
                 gate = self._expert(scope, x, index, "gate", width, inner)
                 up = self._expert(scope, x, index, "up", width, inner)
+            if self.weighs_gate:
+                column = scope.add(ops.Reshape((self.router.top_k, 1)), weight, name="weights")
+                gate = scope.add(ops.ScaleRows(), gate, column, name="gate.weighted")
             product = join(scope, gate, up, self.activation)
         return self._expert(scope, product, index, "down", inner, width)
 

@@ -33,6 +33,10 @@ class Mamba2(Layer):
     Attributes
     ----------
     decay_form : the file holds A as log(−A), "log", or as it is, "plain".
+    output_biased : whether the last projection has a bias; `None` means as `biased`.
+    normed : there is a norm at the end.
+    gates_last : RMSNorm(y) · silu(z) in place of RMSNorm(y · silu(z)).
+    scales : factors on z, x, B, C and Δ' as they leave the first projection (Falcon H1).
     """
 
     width: Count
@@ -49,6 +53,10 @@ class Mamba2(Layer):
     step_low: Constant | None = None
     step_high: Constant | None = None
     decay_form: DecayForm = "log"
+    output_biased: bool | None = None
+    normed: bool = True
+    gates_last: bool = False
+    scales: tuple[Constant, ...] | None = None
     writes_slots = True
     relations = (
         divides("groups", "heads"),
@@ -57,12 +65,25 @@ class Mamba2(Layer):
             ("norm_groups", "heads", "head_dim"), "norm_groups divides the inner width",
             lambda m: m.inner % m.norm_groups == 0,
         ),
+        Relation(
+            ("normed", "gates_last"), "there is a norm that a gate could follow",
+            lambda m: m.normed or not m.gates_last,
+        ),
+        Relation(
+            ("scales",), "there are five scales, or none",
+            lambda m: m.scales is None or len(m.scales) == 5,
+        ),
     )  # fmt: skip
 
     @property
     def inner(self) -> int:
         """Width of x and z."""
         return self.heads * self.head_dim
+
+    @property
+    def ends_biased(self) -> bool:
+        """Whether the last projection has a bias."""
+        return self.biased if self.output_biased is None else self.output_biased
 
     @property
     def conv_width(self) -> int:
@@ -81,17 +102,17 @@ class Mamba2(Layer):
             "in": (rows, self.width),
             "out": (self.width, self.inner),
         }
-        if self.biased:
-            shapes |= {f"{role}_bias": shape[:1] for role, shape in shapes.items()}
+        with_bias = {"in": self.biased, "out": self.ends_biased}
+        shapes |= {f"{r}_bias": shapes[r][:1] for r, there in with_bias.items() if there}
         if self.conv_biased:
             shapes["conv_bias"] = (self.conv_width,)
-        return shapes | {
+        own: dict[str, tuple[int, ...]] = {
             "conv": (self.conv_width, self.kernel),
             DECAYS[self.decay_form][0]: (self.heads,),
             "D": (self.heads,),
             "dt_bias": (self.heads,),
-            "norm": (self.inner,),
         }
+        return shapes | own | ({"norm": (self.inner,)} if self.normed else {})
 
     def slot_kinds(self) -> dict[str, Slot]:
         """Declare the last kernel−1 rows of [x | B | C], and the state."""
@@ -106,7 +127,7 @@ class Mamba2(Layer):
         n, shared = self.inner, self.groups * self.state_dim
         rows = n + self.conv_width + self.heads
         joint = linear(scope, inputs[0], "in", self.width, rows, self.biased)
-        given = parts(scope, joint, z=n, xBC=self.conv_width, dt=self.heads)
+        given = self._parted(scope, joint)
         mixed = convolved(scope, given["xBC"], self.kernel, self.activation, self.conv_biased)
         own = parts(scope, mixed, x=n, B=shared, C=shared)
         x = shaped(scope, own["x"], "x.heads", self.heads, self.head_dim)
@@ -119,7 +140,20 @@ class Mamba2(Layer):
         skip_value = scope.add(skip, x, name="skip", weights={"weight": "D"})
         y = scope.add(ops.Add(), y, skip_value, name="space.skipped")
         y = self._normed(scope, shaped(scope, y, "space.merged", n), given["z"])
-        return linear(scope, y, "out", n, self.width, self.biased)
+        return linear(scope, y, "out", n, self.width, self.ends_biased)
+
+    def _parted(self, scope: Scope, joint: Value) -> dict[str, Value]:
+        """Return z, xBC and dt of the first projection, scaled."""
+        n, shared = self.inner, self.groups * self.state_dim
+        if self.scales is None:
+            return parts(scope, joint, z=n, xBC=self.conv_width, dt=self.heads)
+        widths = {"z": n, "x": n, "B": shared, "C": shared, "dt": self.heads}
+        whole = parts(scope, joint, **{f"in.{name}": width for name, width in widths.items()})
+        z, x, b, c, dt = (
+            scope.add(ops.Scale(by), part, name=f"{name}.scaled")
+            for by, (name, part) in zip(self.scales, whole.items(), strict=True)
+        )
+        return {"z": z, "xBC": scope.add(ops.Concat(), x, b, c, name="xBC"), "dt": dt}
 
     def _step(self, scope: Scope, dt: Value) -> tuple[Value, Value]:
         """Return Δ and α."""
@@ -130,10 +164,16 @@ class Mamba2(Layer):
         return step, decay(scope, step, self.heads, self.decay_form)
 
     def _normed(self, scope: Scope, y: Value, z: Value) -> Value:
-        """Return RMSNorm(y · silu(z))."""
-        n, each = self.inner, self.inner // self.norm_groups
+        """Return RMSNorm(y · silu(z)), or what the options say."""
         z = scope.add(ops.Activation("silu"), z, name="z.activation")
+        if self.gates_last:
+            return scope.add(ops.Multiply(), self._norm(scope, y), z, name="gated")
         y = scope.add(ops.Multiply(), y, z, name="gated")
+        return self._norm(scope, y) if self.normed else y
+
+    def _norm(self, scope: Scope, y: Value) -> Value:
+        """Return the norm of each part of y."""
+        n, each = self.inner, self.inner // self.norm_groups
         if self.norm_groups == 1:
             return scope.add(ops.RMSNorm(n, self.eps), y, name="norm", weights={"weight": "norm"})
         y = shaped(scope, y, "gated.groups", self.norm_groups, each)

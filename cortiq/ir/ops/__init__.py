@@ -38,6 +38,7 @@ from cortiq.ir.ops.sequence import (
     ChooseKeys,
     Compress,
     ListKeys,
+    OwnBlock,
     Recall,
     Rope,
     StoreKV,
@@ -47,7 +48,7 @@ PRIMITIVES: tuple[type[Op], ...] = (
     EmbedRows, Quantise, MatMul, HeadMatMul, ExpertMatMul, Add, Multiply, Scale, Bias, Activation,
     SoftCap, RMSNorm, LayerNorm, Rope, StoreKV, Attend, CausalConv, Route, CombineExperts, Slice,
     Concat, Reshape, Gain, ScaleRows, Shift, Clamp, L2Norm, Softmax, ExpertGain, ExpertBias,
-    DeltaRule, StateSpace, ChooseBlocks, Recall, ChooseKeys, Sinkhorn,
+    DeltaRule, StateSpace, ChooseBlocks, Recall, ChooseKeys, OwnBlock, Sinkhorn,
     Compress, ListKeys, KeepListed,
 )  # fmt: skip
 """Every primitive a backend can be asked for."""
@@ -78,6 +79,7 @@ __all__ = [
     "ListKeys",
     "MatMul",
     "Multiply",
+    "OwnBlock",
     "Quantise",
     "RMSNorm",
     "Recall",

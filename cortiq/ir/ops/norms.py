@@ -30,11 +30,15 @@ class RMSNorm(LastAxis):
 
 @dataclass(frozen=True)
 class LayerNorm(LastAxis):
-    """(x − mean) / sqrt(var + eps) · weight [+ bias] (`numerics.norms.layer_norm`)."""
+    """(x − mean) / sqrt(var + eps) · (offset + weight) [+ bias] (`numerics.norms.layer_norm`).
+
+    `offset` is that of `RMSNorm`.
+    """
 
     width: Count
     eps: Epsilon
     biased: bool = True
+    offset: Constant = 0.0
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """Declare gain and bias."""

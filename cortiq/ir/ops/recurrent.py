@@ -55,9 +55,10 @@ class StateSpace(Op):
     """One step of a selective state space (`numerics.recurrent.state_space_step`).
 
     S ← α·S + B·(Δ·x)ᵀ; o = Sᵀ·C, for each head. Inputs: x f32[heads, head_dim], B and C
-    f32[groups, state_dim], the decay α = e^(Δ·A) f32[heads], the step Δ f32[heads]. Output
-    f32[heads, head_dim]. Head h takes B and C of group h // (heads / groups). The state is
-    f32[heads, state_dim, head_dim]. Mamba-2; its skip D·x is a Gain and an Add.
+    f32[groups, state_dim], the decay α = e^(Δ·A) f32[heads], or f32[heads, state_dim] for one
+    a row of the state, the step Δ f32[heads]. Output f32[heads, head_dim]. Head h takes B and C of
+    group h // (heads / groups). The state is f32[heads, state_dim, head_dim]. Mamba-2; Mamba-1,
+    with a head a channel and a decay a row. The skip D·x is a Gain and an Add.
     """
 
     heads: Count
@@ -72,8 +73,9 @@ class StateSpace(Op):
         x, b, c, alpha, delta = inputs
         rows, numbers = Type((self.heads, self.head_dim)), Type((self.heads,))
         shared = Type((self.groups, self.state_dim))
-        fits = x == rows and b == c == shared and alpha == delta == numbers
-        expect(fits, f"StateSpace takes {rows}, {shared} and {numbers} twice each: {inputs}")
+        decays = (numbers, Type((self.heads, self.state_dim)))
+        fits = x == rows and b == c == shared and alpha in decays and delta == numbers
+        expect(fits, f"StateSpace takes {rows}, {shared} twice, a decay and {numbers}: {inputs}")
         return (rows,)
 
     def slot_kinds(self) -> dict[str, Slot]:

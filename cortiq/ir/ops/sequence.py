@@ -255,6 +255,22 @@ class Compress(Op):
 
 
 @dataclass(frozen=True)
+class OwnBlock(Op):
+    """The block of keys that the row's own position is in (`numerics.key_blocks.own_block`).
+
+    Input: the position t, i32[]. Output i32[1, 1]: t // block, blocks of so many keys for `Attend`,
+    whose rows then see the keys of their own chunk only.
+    """
+
+    block: Count
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """Infer one block for all heads of the attention."""
+        expect(inputs == (Type((), "i32"),), f"OwnBlock takes a position, got {inputs}")
+        return (Type((1, 1), "i32"),)
+
+
+@dataclass(frozen=True)
 class Recall(Op):
     """The key row that a slot of keys only holds for a position, as floats.
 

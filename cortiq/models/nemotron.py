@@ -1,0 +1,48 @@
+"""Nemotron and Minitron: LayerNorms of 1 + w, half of every head rotated, squared ReLUs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from cortiq.ir import Program
+from cortiq.ir.layers import MLP, LayerNorm
+from cortiq.models.config import BaseConfig, Keys
+from cortiq.models.names import Names
+from cortiq.models.parts import Decoder, activation, attention, norm_offset
+from cortiq.models.rope import rope_table
+
+ARCHITECTURES = ("nemotron",)
+KEYS = Keys(
+    gguf={"attention.layer_norm_epsilon": "norm_eps"},
+    gguf_tensors={"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"},
+)
+NAMES = Names()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(BaseConfig):
+    """Fields of `NemotronConfig`."""
+
+    max_position_embeddings: int = 4096
+    norm_eps: float = 1e-5
+    hidden_act: str = "relu2"
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    default_turned: ClassVar[float] = 0.5
+
+
+def build(config: Config, context: int) -> Program:
+    """Build the trunk."""
+    width, biased = config.hidden_size, config.attention_bias
+    norm = LayerNorm(width, config.norm_eps, offset=norm_offset(config))
+    decoder = Decoder(config, context, family="nemotron", norm=norm)
+    rope = rope_table(config, context)
+    mixer = attention(config, rope=rope, biased=biased, output_biased=biased)
+    act = activation(config.hidden_act)
+    mlp = MLP(width, config.intermediate_size, act, config.mlp_bias)
+    x = decoder.embed()
+    for n in range(config.num_hidden_layers):
+        x = decoder.mixer(x, n, mixer)
+        x = decoder.feed_forward(x, n, mlp)
+    return decoder.finish(x)

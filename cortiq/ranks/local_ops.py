@@ -1,0 +1,147 @@
+"""Operators of a rank: what changes about one where a part of its output is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cortiq.errors import GraphError
+from cortiq.ir import Node, Op, ops
+from cortiq.ranks.shares import EXPERTS, Split
+
+BY_EXPERT = (ops.ExpertMatMul, ops.ExpertBias, ops.ExpertGain)
+"""Operators whose second input has the experts that their rows are of."""
+NEED_WHOLE = (ops.MatMul, ops.ExpertMatMul)
+"""Operators whose outputs are cut while they take rows that are whole."""
+
+
+@dataclass
+class Part:
+    """A node of which a rank computes a part.
+
+    Attributes
+    ----------
+    shape : of its whole output. split, slot : of its output, and of its slot.
+    part_of_weight : names this rank's part of a weight along an axis. weights : such, by role.
+    """
+
+    node: Node
+    rank: int
+    shape: tuple[int, ...]
+    split: Split | None
+    slot: Split | None
+    part_of_weight: Callable[[str, int, Split], str]
+    weights: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """Indices that this rank has."""
+        return self._size(self.split)
+
+    @property
+    def slot_size(self) -> int:
+        """Heads that this rank has of the slot."""
+        return self._size(self.slot)
+
+    def _size(self, split: Split | None) -> int:
+        if split is None:
+            raise GraphError("a node is cut that has no cut value", where=self.node.name)
+        start, stop = split.ranges[self.rank]
+        return stop - start
+
+    @property
+    def by_expert(self) -> bool:
+        """Whether rows are divided by their experts."""
+        return self.split is not None and self.split.axis == EXPERTS
+
+    @property
+    def last(self) -> bool:
+        """Whether the last axis is cut."""
+        assert self.split is not None
+        return self.split.axis == len(self.shape) - 1
+
+    def cut(self, role: str, axis: int) -> None:
+        """Take the part of a weight along an axis of it."""
+        assert self.split is not None
+        self.weights[role] = self.part_of_weight(self.node.weights[role], axis, self.split)
+
+
+def _matmul(part: Part) -> dict[str, Any]:
+    if not part.last:
+        return {}
+    part.cut("weight", 0)
+    return {"out_width": part.size}
+
+
+def _heads(part: Part) -> dict[str, Any]:
+    part.cut("weight", 0)
+    return {"heads": part.size}
+
+
+def _own(part: Part, role: str) -> dict[str, Any]:
+    """Take this rank's experts, and one that stands for all others."""
+    part.cut(role, 0)
+    return {"experts": part.size + 1}
+
+
+def _experts(part: Part) -> dict[str, Any]:
+    if part.by_expert:
+        return _own(part, "weight")
+    part.cut("weight", 1)
+    return {"out_width": part.size}
+
+
+def _bias(part: Part) -> dict[str, Any]:
+    if not part.last:
+        return {}
+    part.cut("bias", 0)
+    return {"width": part.size}
+
+
+def _expert_gain(part: Part) -> dict[str, Any]:
+    return _own(part, "weight")
+
+
+def _expert_bias(part: Part) -> dict[str, Any]:
+    if part.by_expert:
+        return _own(part, "bias")
+    part.cut("bias", 1)
+    return {"width": part.size}
+
+
+def _gain(part: Part) -> dict[str, Any]:
+    op: Any = part.node.op
+    if op.per == "all" or part.last != (op.per == "value"):
+        return {}
+    part.cut("weight", 0)
+    return {"width": part.size}
+
+
+def _reshape(part: Part) -> dict[str, Any]:
+    return {"shape": (part.size, *part.shape[1:])}
+
+
+def _slice(part: Part) -> dict[str, Any]:
+    op: Any = part.node.op
+    return {"stop": part.size * op.step} if part.last else {}
+
+
+def _store(part: Part) -> dict[str, Any]:
+    return {"heads": part.slot_size}
+
+
+def _attend(part: Part) -> dict[str, Any]:
+    op: Any = part.node.op
+    if op.sinks:
+        part.cut("sinks", 0)
+    kv_heads = op.kv_heads if part.slot is None else part.slot_size
+    return {"heads": part.size, "kv_heads": kv_heads}
+
+
+LOCAL: Mapping[type[Op], Callable[[Part], dict[str, Any]]] = {
+    ops.MatMul: _matmul, ops.HeadMatMul: _heads, ops.ExpertMatMul: _experts, ops.Bias: _bias,
+    ops.ExpertBias: _expert_bias, ops.ExpertGain: _expert_gain, ops.Gain: _gain,
+    ops.Reshape: _reshape, ops.Slice: _slice, ops.StoreKV: _store, ops.Attend: _attend,
+}  # fmt: skip
+"""What changes about an operator's options where a part of its output is computed."""
