@@ -10,9 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-import numpy.typing as npt
-
 from cortiq.errors import FormatError, ModelNotFoundError
 from cortiq.formats.checkpoint_fields import folder_template, text_field, token_ids
 from cortiq.formats.cmf.model import container_of, is_cmf, left_unread, open_model
@@ -29,10 +26,9 @@ from cortiq.formats.quantisation import KEYS as QUANTISATION_KEYS
 from cortiq.formats.quantisation import OPT_FILE, Quantisation
 from cortiq.formats.quantisation_config import read_quantisation
 from cortiq.formats.quantised import read_quantised
-from cortiq.formats.raw_tensor import RawTensor
+from cortiq.formats.raw_tensor import RawTensor, stored_tensor
 from cortiq.formats.recommended import Sampling, of_generation_config, of_gguf
 from cortiq.formats.safetensors import (
-    INTEGERS,
     PICKLED_SUFFIXES,
     SafetensorsFolder,
     open_safetensors,
@@ -50,10 +46,6 @@ from cortiq.formats.text_model import (
 from cortiq.formats.tokenizer_files import TokenizerFiles
 
 _PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
-
-
-MOST_WHOLE = 1 << 24
-"""All integers below this are numbers of float32."""
 
 
 @dataclass
@@ -120,19 +112,7 @@ class Checkpoint:
         joined = getattr(self._tensors, "joined", lambda name: None)(name)
         if joined is not None:
             return joined
-        raw = self._tensors.raw(name)
-        if info.type in INTEGERS:
-            return RawTensor(name, info.shape, "F32", self._whole_numbers(name, info.type, raw))
-        return RawTensor(name, info.shape, info.type, raw)
-
-    def _whole_numbers(
-        self, name: str, type_: str, raw: npt.NDArray[np.uint8]
-    ) -> npt.NDArray[np.uint8]:
-        """Return the bytes of float32 of integers, such as indices of experts, which it holds."""
-        values = raw.view(f"<{INTEGERS[type_]}")
-        if values.size and max(abs(int(values.min())), int(values.max())) >= MOST_WHOLE:
-            raise FormatError(f"{name} has integers of {MOST_WHOLE} or more", where=str(self.path))
-        return values.astype("<f4").view(np.uint8)
+        return stored_tensor(name, info.shape, info.type, self._tensors.raw(name), str(self.path))
 
     @property
     def notes(self) -> tuple[str, ...]:

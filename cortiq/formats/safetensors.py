@@ -23,12 +23,11 @@ import numpy.typing as npt
 
 from cortiq.errors import FormatError, UnsupportedError, shown
 from cortiq.formats.mapped import MappedTensors, TensorInfo, map_file
+from cortiq.formats.raw_tensor import INTEGERS
 from cortiq.formats.strict_json import parse_object, read_object
 
 WEIGHT_TYPES = ("F32", "F16", "BF16")
 """Types that weights may have; tensors of other types may be present but not be read."""
-INTEGERS: Mapping[str, str] = {"I64": "i8", "I32": "i4"}
-"""Types of whole numbers that are read as floats, such as indices of experts; NumPy's names."""
 
 ITEM_BYTES: dict[str, int] = {
     "BOOL": 1,

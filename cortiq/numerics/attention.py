@@ -8,7 +8,7 @@ whole, so that no bit depends on where a chunk, a page or a shard begins.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -189,10 +189,7 @@ def normalise(state: PartialAttention) -> Floats:
 
 
 def log_mass(state: PartialAttention) -> Floats:
-    """Return the logarithm of the sum of e^score, float32 [heads]: what merges parts of attention.
-
-    snap(RN(log(total) + RN(f32(M − 21)·RN(ln 2)))); of no key it is −2¹⁵, below every other.
-    """
+    """Return log Σ e^score, float32 [heads]: snap(RN(log(total) + RN(f32(M − 21)·RN(ln 2))))."""
     exponent = (state.peak - np.int32(TOTAL_BITS)).astype(F32)
     return snap(log(state.total) + exponent * LN_2_F32)
 
@@ -251,20 +248,6 @@ def attend(
     values: Quantised,
     positions: npt.NDArray[np.integer],
     scale: float,
-    **how: Any,
-) -> Floats:
-    """Compute causal attention of one sequence's rows, float32 [rows, H, Dv]: the first of what
-    `attend_with_mass` returns, with the same parameters.
-    """
-    return attend_with_mass(q, keys, values, positions, scale, **how)[0]
-
-
-def attend_with_mass(
-    q: Quantised,
-    keys: Quantised,
-    values: Quantised,
-    positions: npt.NDArray[np.integer],
-    scale: float,
     *,
     window: int = 0,
     soft_cap: float | None = None,
@@ -272,27 +255,29 @@ def attend_with_mass(
     blocks: ChosenBlocks | None = None,
     faults: Flags | None = None,
     own: npt.NDArray[np.integer] | None = None,
-) -> tuple[Floats, Floats]:
-    """Compute attention of one sequence's rows: float32 [rows, H, Dv], `log_mass` [rows, H].
+    mass: Floats | None = None,
+) -> Floats:
+    """Compute attention of one sequence's rows: float32 [rows, H, Dv].
 
     Row i sees keys max(0, o−window+1) … p, p = positions[i], o = own[i], which is p where rows see
     nothing after themselves; whatever else the cache holds is not read. Query head h uses KV head
-    h // (H/KV). A row that sees no key (p < 0) is +0. With
-    `blocks`, chosen int [rows, sets, n], a head sees only keys of the blocks that its set
-    h // (H/sets) names.
+    h // (H/KV). A row that sees no key (p < 0) is +0. With `blocks`, chosen int [rows, sets, n], a
+    head sees only keys of the blocks that its set h // (H/sets) names.
 
     Parameters
     ----------
     q : rows [rows, H, Dk]; keys : rows [S, KV, Dk]; values : rows [S, KV, Dv]; S > every position.
     scale : softmax scale, float64. window : visible keys, 0 for all.
     soft_cap : C of C·tanh(s/C), in natural units. sinks : float32 [H] logits, or None.
+    mass : float32 [rows, H] for each row's `log_mass`, or None.
     """
     constants = scoring(scale, soft_cap)
     rows, heads, _ = q.q.shape
     kv_heads, sets = keys.q.shape[1], blocks.chosen.shape[1] if blocks else 1
     parts = max(kv_heads, sets)
     out = np.zeros((rows, heads, values.q.shape[2]), F32)
-    mass = np.full((rows, heads), NO_MASS, F32)
+    mass = np.zeros((rows, heads), F32) if mass is None else mass
+    mass[:] = NO_MASS
     for row, part in np.ndindex(rows, parts):
         head = slice(part * heads // parts, (part + 1) * heads // parts)
         kv = part * kv_heads // parts
@@ -311,4 +296,4 @@ def attend_with_mass(
         if sinks is not None:
             state = add_sinks(state, np.asarray(sinks, F32)[head])
         out[row, head], mass[row, head] = normalise(state), log_mass(state)
-    return snap(out, faults), mass
+    return snap(out, faults)

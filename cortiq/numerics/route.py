@@ -219,13 +219,7 @@ def route(
     scores = np.asarray(scores, F32)
     if refusal := router.refusal(scores.shape[-1]):
         raise UnsupportedError(refusal, where="router")
-    p = scores
-    if router.kind == "softmax":
-        p = softmax(scores, faults=faults)
-    elif router.kind == "sigmoid":
-        p = snap(sigmoid(scores), faults)
-    elif router.kind == "sqrt_softplus":
-        p = np.sqrt(snap(softplus(scores), faults))
+    p = probabilities(scores, router.kind, faults)
     biased = p if selection_bias is None else snap(p + selection_bias, faults)
     keys = scores if selection_bias is None else biased
     admitted = admit(biased, keys, router, mask)
@@ -241,6 +235,17 @@ def route(
     if router.routed_scaling != 1:
         weights = weights * F32(router.routed_scaling)
     return indices, snap(weights, faults)
+
+
+def probabilities(scores: Floats, kind: str, faults: Flags | None) -> Floats:
+    """Compute step 1 of `route`."""
+    if kind == "softmax":
+        return softmax(scores, faults=faults)
+    if kind == "sigmoid":
+        return snap(sigmoid(scores), faults)
+    if kind == "sqrt_softplus":
+        return np.sqrt(snap(softplus(scores), faults))
+    return scores
 
 
 def renormalised(weights: Floats, floor: float) -> Floats:

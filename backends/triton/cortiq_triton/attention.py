@@ -122,6 +122,20 @@ def answer(
 
 
 @device
+def finish(
+    total: Tensor, M: Tensor, o: Tensor, N: Tensor, row: Tensor, head: Tensor, live: Tensor,
+    sink: Tensor, out: Tensor, largest: Tensor, logs: Tensor, faults: Tensor, log2_e: Tensor,
+    H: tl.constexpr, DV: tl.constexpr, VP: tl.constexpr, SINK: tl.constexpr, MASS: tl.constexpr,
+) -> None:  # fmt: skip
+    """All columns of a state's result, its largest magnitude, and with MASS its mass."""
+    at = (row * H + head).to(tl.int64)
+    y = result(total, M, o, N, sink, head, log2_e, SINK)
+    tl.store(largest + at, answer(y, out, faults, at, row, live, DV, 0, VP), mask=live)
+    if MASS:
+        tl.store(logs + at[:, None], log_mass(total, M, sink, head, log2_e, SINK), live[:, None])
+
+
+@device
 def added_to(
     out: Tensor, at: Tensor, live: Tensor, before: Tensor, o: Tensor, after: Tensor,
     earlier: Tensor, later: Tensor, DV: tl.constexpr, FIRST: tl.constexpr, WIDTH: tl.constexpr,
@@ -135,6 +149,24 @@ def added_to(
     )
     tl.store(place, sums, mask=mask & (v * 0 + later > 0)[None, :])
     return sums
+
+
+@device
+def seen_weights(
+    page: Tensor, g: Tensor, tile: Tensor, highest: Tensor, high: Tensor, low: Tensor,
+    scale: Tensor, cap: Tensor, inverse_cap: Tensor, log2_e: Tensor, position: Tensor,
+    lowest: Tensor, begun: Tensor, whole: Tensor, blocks_of: Tensor, G: tl.constexpr,
+    DK: tl.constexpr, DV: tl.constexpr, KP: tl.constexpr, BM: tl.constexpr, CAPPED: tl.constexpr,
+    BLOCK: tl.constexpr, CHOSEN: tl.constexpr,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """`tile_weights` of a tile's keys; those out of sight are looked for where there may be any."""
+    ke, ve = tile_exponents(page, g, tile, highest, G, DK, DV)
+    kappa, fraction = tile_scores(
+        page, g, high, low, scale, ke, cap, inverse_cap, log2_e, G, DK, KP, BM, CAPPED
+    )
+    if (tile >= whole) | (tile < begun) | (BLOCK > 0):
+        kappa = unseen_away(kappa, tile, position, lowest, blocks_of, BM, BLOCK, CHOSEN)
+    return tile_weights(kappa, fraction, ve)
 
 
 @kernel
@@ -151,9 +183,8 @@ def attend_stream(
     """Queries [R, H, DK] of one sequence a block to out [R, H, DV], tile after tile.
 
     largest : int32 [R, H], bits of the largest magnitudes. logs : [R, H], masses with MASS.
-    Values are multiplied a half of their
-    columns at a time: sums of three planes of all are more than a program has registers for, and
-    sums of earlier runs wait in `out`.
+    Values are multiplied a half of their columns at a time: sums of three planes of all are more
+    than a program has registers for, and sums of earlier runs wait in `out`.
     """
     block = tl.num_programs(1) - 1 - tl.program_id(1)  # long rows come last and begin first
     first_row, row, head, live, g = queries_of(blocks, block, tl.program_id(0), H, G, HB, BM)
@@ -177,13 +208,10 @@ def attend_stream(
         for tile in tl.range(start, stop, num_stages=STAGES):
             page = slot_of(address, slot)
             address = tl.load(listed + tl.minimum(tile + 1, last - 1))
-            ke, ve = tile_exponents(page, g, tile, highest, G, DK, DV)
-            kappa, fraction = tile_scores(
-                page, g, high, low, scale, ke, cap, inverse_cap, log2_e, G, DK, KP, BM, CAPPED
-            )
-            if (tile >= whole) | (tile < begun) | (BLOCK > 0):
-                kappa = unseen_away(kappa, tile, position, lowest, blocks_of, BM, BLOCK, CHOSEN)
-            L, K, E, wh, wl = tile_weights(kappa, fraction, ve)
+            L, K, E, wh, wl = seen_weights(
+                page, g, tile, highest, high, low, scale, cap, inverse_cap, log2_e, position,
+                lowest, begun, whole, blocks_of, G, DK, DV, KP, BM, CAPPED, BLOCK, CHOSEN,
+            )  # fmt: skip
             mass, mm = combine(mass, mm, L, K)
             before, after, nn = rescaling(nn, E, 16)
             o0 = o0 * before + tile_values(page, g, wh, wl, G, DK, DV, 0, HALF, BM) * after

@@ -85,13 +85,11 @@ def part_of(
     column = c + Z * wide
     if PARTS > 1:
         column = column + tl.where(at >= own, width, 0)
-    new = tl.load(
-        kept + row.to(tl.int64) * 2 * wide + column, mask=inside & (at >= begun), other=0.0
-    )
-    old = tl.load(
-        held + (at % ring).to(tl.int64) * 2 * wide + column, mask=inside & (at < begun), other=0.0
-    )
-    return tl.where(at >= begun, new, old)
+    fresh = c * 0 + at >= begun
+    new = tl.load(kept + row.to(tl.int64) * 2 * wide + column, mask=inside & fresh, other=0.0)
+    place = held + (at % ring).to(tl.int64) * 2 * wide + column
+    old = tl.load(place, mask=inside & (c * 0 + at < begun), other=0.0)
+    return tl.where(fresh, new, old)
 
 
 def compress(

@@ -13,7 +13,7 @@ from cortiq.ir.graph import Scope, Value
 from cortiq.ir.layers.basic import Layer, linear, rows_for
 from cortiq.ir.layers.latent import compressed_query
 from cortiq.ir.op import Described, Type, expect, expect_last
-from cortiq.ir.ops.sequence import IndexHeads
+from cortiq.ir.ops.key_choice import IndexHeads
 from cortiq.ir.options import Epsilon, ScoreScale
 from cortiq.ir.slots import KVRows, Slot
 from cortiq.numerics.compression import Rate
@@ -87,7 +87,7 @@ class CompressedAttention(Layer):
 
     @property
     def indexer(self) -> EntryIndexer | None:
-        """What chooses entries."""
+        """The indexer that chooses entries, if one does."""
         return self.entries.indexer if self.entries else None
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:

@@ -59,7 +59,7 @@ class StreamEntry(Layer):
 
 @dataclass(frozen=True)
 class StreamRead(Layer):
-    """What a branch reads of the streams, and how it is written back.
+    """The row that a branch reads of the streams, and how its output is written back.
 
     f32[n, width] → the sum of the streams by weights `pre` f32[width], weights `post` f32[n, 1] of
     the branch's output, and the mix of the streams f32[n, n]: numbers of Linear(RMSNorm(streams)),

@@ -18,6 +18,7 @@ from cortiq.ir.ops.elementwise import (
     Slice,
     SoftCap,
 )
+from cortiq.ir.ops.key_choice import ChooseBlocks, ChooseKeys, ListKeys, OwnBlock
 from cortiq.ir.ops.matrices import (
     CombineExperts,
     EmbedRows,
@@ -34,11 +35,7 @@ from cortiq.ir.ops.scaling import Clamp, ExpertBias, ExpertGain, Gain, ScaleRows
 from cortiq.ir.ops.sequence import (
     Attend,
     CausalConv,
-    ChooseBlocks,
-    ChooseKeys,
     Compress,
-    ListKeys,
-    OwnBlock,
     Recall,
     Rope,
     StoreKV,
