@@ -35,7 +35,7 @@ LIMITS: Mapping[str, int] = {
     "backends/triton": 10850,
     "backends/wgpu": 6000,
     "benchmarks": 4100,
-    "conformance": 7640,
+    "conformance": 7680,
     "cortiq": 710,
     "cortiq/backend": 5230,
     "cortiq/bench": 540,
