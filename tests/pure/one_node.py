@@ -7,7 +7,14 @@ from math import prod
 import numpy as np
 
 from cortiq.ir import Builder, Type, ops
-from cortiq.ir.layers import Blend, PerLayerGate, PerLayerInputs
+from cortiq.ir.layers import (
+    Blend,
+    PerLayerGate,
+    PerLayerInputs,
+    StreamEntry,
+    StreamRead,
+    StreamWrite,
+)
 from cortiq.models.weight_rules import MATRIX_OPERATORS
 from cortiq.numerics.layouts import Weight, floats
 from cortiq.numerics.rope import RopeTable, Sections
@@ -42,6 +49,8 @@ SPECIMENS = (
     *PRIMITIVES,
     *(draw(_Dice("a specimen")) for kind, draw in DRAWN.items() if kind not in dir(ops)),
     *OPTIONS, Blend(0.3), PerLayerInputs(7, 16, 3, 8, 1e-6), PerLayerGate(16, 3, 8, 1),
+    StreamEntry(3, 8), StreamRead(3, 8, 1e-6, 1e-6, 2), StreamRead(3, 8, 1e-6, 1e-6, last=True),
+    StreamWrite(3, 8),
 )  # fmt: skip
 """One operator at least of every kind, and one with every option in use."""
 
