@@ -10,6 +10,7 @@ from typing import Any
 
 from cortiq.numerics import (
     attention,
+    compression,
     dequantise,
     matmul,
     norms,
@@ -18,6 +19,7 @@ from cortiq.numerics import (
     rope,
     route,
     scalar,
+    streams,
 )
 
 DEFINITIONS: dict[str, tuple[Any, ...]] = {
@@ -38,6 +40,9 @@ DEFINITIONS: dict[str, tuple[Any, ...]] = {
     "Attend": (attention.attend, attention.attend_keys, attention.tile),
     "CausalConv": (recurrent.causal_conv,),
     "Route": (route.route,),
+    "Sinkhorn": (streams.sinkhorn,),
+    "Compress": (compression.compress,),
+    "KeepListed": (route.keep_listed,),
     "CombineExperts": (route.combine_experts,),
 }
 """The contract's functions that define an operator; a backend that calls one delegates it."""

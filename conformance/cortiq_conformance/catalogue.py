@@ -9,6 +9,7 @@ from cortiq_conformance import graphs, heads, layer_runs, layers, streams, toget
 from cortiq_conformance.case import Case
 from cortiq_conformance.level0 import (
     blocks,
+    compressed,
     elementwise,
     exports,
     far,
@@ -37,6 +38,7 @@ LEVEL0 = (
     recurrences,
     blocks,
     keys,
+    compressed,
     packages,
     far,
     runs,

@@ -11,6 +11,9 @@ from cortiq.ir.layers import (
     Attention,
     AttentionGate,
     Blend,
+    CompressedAttention,
+    Entries,
+    EntryIndexer,
     GatedDeltaNet,
     GatedMLP,
     Gating,
@@ -45,6 +48,11 @@ NET = GatedDeltaNet(64, heads=4, key_heads=2, key_dim=16, value_dim=32, kernel=4
 KIMI = KDA(64, heads=2, key_dim=16, value_dim=32, kernel=4, eps=EPS, decay_rank=32)
 SPACE = Mamba2(64, heads=4, head_dim=16, state_dim=16, groups=2, kernel=4, eps=EPS)
 KEYS = KeyIndexer(64, 32, heads=4, dim=32, top=9, eps=EPS, key_eps=EPS, rope=TABLE)
+
+COMPRESSED = CompressedAttention(
+    width=64, heads=4, dim=32, query_latent=32, groups=2, group_dim=32, window=9, eps=EPS,
+    scale=0.2, rope=TABLE, entries=Entries(2, 5, True, EntryIndexer(3, 32)),
+)  # fmt: skip
 
 OPTIONS: tuple[Op, ...] = (
     replace(ATTENTION, qk_norm=QKNorm(EPS, after_rope=True)),
@@ -81,6 +89,9 @@ OPTIONS: tuple[Op, ...] = (
     PerLayerInputs(40, 64, layers=3, dim=32, eps=EPS),
     PerLayerGate(64, layers=3, dim=32, layer=1),
     Blend(0.3),
+    COMPRESSED,
+    replace(COMPRESSED, entries=Entries(4, 40)),
+    replace(COMPRESSED, entries=None),
     Blend(0.8),
     XieluMLP(256, 320),
     replace(LATENT, query_latent=32, chosen=True),

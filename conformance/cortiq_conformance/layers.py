@@ -14,6 +14,7 @@ from cortiq.ir.layers import (
     MLP,
     Attention,
     Blend,
+    CompressedAttention,
     Embedding,
     GatedDeltaNet,
     GatedMLP,
@@ -30,6 +31,8 @@ from cortiq.ir.layers import (
     RMSNorm,
     Rope,
     ShortConv,
+    StreamRead,
+    StreamWrite,
 )
 from cortiq.numerics.contract import F32
 from cortiq.numerics.layouts import LAYOUTS, Weight
@@ -255,6 +258,10 @@ def _inputs(op: Op) -> dict[str, Type]:
         found["routed"] = width
     if isinstance(op, PerLayerGate):
         found["given"] = Type((op.layers * op.dim,))
+    if isinstance(op, StreamRead | StreamWrite):
+        n, given = op.streams, {"x": Type((op.streams, op.width))}
+        branch = {"branch": width, "post": Type((n, 1)), "mix": Type((n, n))}
+        return given if isinstance(op, StreamRead) else given | branch
     return found
 
 
@@ -265,13 +272,13 @@ def layer_probe(op: Op, layout: str, source: CaseData) -> ProbeProgram:
     taken = [b.input(name, kind.shape, kind.dtype) for name, kind in inputs.items()]
     if isinstance(op, Embedding | PerLayerInputs):
         taken.insert(0, token)
-    if isinstance(op, Attention | LatentAttention | KeyIndexer | Rope):
+    if isinstance(op, Attention | LatentAttention | KeyIndexer | CompressedAttention | Rope):
         taken.insert(1, position)
     roles = {role: role for role in weights}
     slots = {role: role for role in op.slot_kinds()}
-    b.add(op, *taken, name=OUTPUT, weights=roles, slots=slots)
+    found = b.add_node(op, *taken, name=OUTPUT, weights=roles, slots=slots)
     limits = {"token": _vocabulary(op), "turns": TURNS, "keys": ROWS}
-    return ProbeProgram(bound(b.program((OUTPUT,)), weights), weights, inputs, limits)
+    return ProbeProgram(bound(b.program((found[0].name,)), weights), weights, inputs, limits)
 
 
 def _vocabulary(op: Op) -> int:

@@ -81,6 +81,10 @@ SAMPLES: Mapping[type[Op], tuple[Sequence[Op], Sequence[Type]]] = {
     ),
     ops.ChooseBlocks: ([ops.ChooseBlocks(5, 7, 16, 3)], [Type((5, 7), "q16"), TOKEN]),
     ops.Recall: ([ops.Recall(5, 7)], [TOKEN]),
+    ops.Sinkhorn: ([ops.Sinkhorn(5, 3, 1e-6)], [Type((5, 5))]),
+    ops.Compress: ([ops.Compress(7, 4, overlap=True)], [Type((2 * 7,)), TOKEN, Type((2 * 7,))]),
+    ops.ListKeys: ([ops.ListKeys(5, 3)], [TOKEN]),
+    ops.KeepListed: ([ops.KeepListed(5, 11, 3)], [Type((5,)), TOKEN]),
     ops.ChooseKeys: ([ops.ChooseKeys(5, 7, 3)], [Type((5, 7), "q16"), TOKEN, Type((5,))]),
     ops.OwnBlock: ([ops.OwnBlock(16)], [TOKEN]),
 }

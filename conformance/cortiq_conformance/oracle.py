@@ -6,7 +6,7 @@ One sequence, node by node, without batches: what every backend is compared with
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,6 @@ import numpy as np
 from cortiq.backend import Kernel
 from cortiq.ir import KVRows, Node, Op, Program, Recurrent, ops, primitives_of
 from cortiq.numerics import (
-    attention,
     key_blocks,
     matmul,
     norms,
@@ -23,12 +22,23 @@ from cortiq.numerics import (
     route,
     scalar,
     scaling,
+    streams,
 )  # fmt: skip
 from cortiq.numerics.contract import F32, Flags, Floats, Ints, snap
 from cortiq.numerics.dequantise import embedding_rows
 from cortiq.numerics.layouts import Weight, decode, floats
-from cortiq.numerics.quantise import Quantised, no_values, quantise_rows, recalled
+from cortiq.numerics.quantise import Quantised, quantise_rows
 from cortiq.plugins import default_plugins
+from cortiq_conformance.oracle_states import (
+    OracleCall,
+    attend,
+    causal_conv,
+    choose,
+    compress,
+    recall,
+    recurrent_step,
+    store_kv,
+)
 
 Inputs = Mapping[str, np.ndarray]
 
@@ -39,16 +49,6 @@ class Evaluation:
 
     values: dict[str, Any]
     faults: Flags
-
-
-@dataclass
-class _Call:
-    op: Any
-    weights: Mapping[str, Any]
-    slots: dict[str, Any]
-    faults: Flags
-    positions: Ints
-    roles: Mapping[str, str] = field(default_factory=dict)
 
 
 class OracleSequence:
@@ -83,7 +83,7 @@ class OracleSequence:
 
     def _run(self, node: Node, values: dict[str, Any], faults: Flags) -> None:
         weights = {role: self.weights[name] for role, name in node.weights.items()}
-        call = _Call(node.op, weights, self.slots, faults, values["position"], node.slots)
+        call = OracleCall(node.op, weights, self.slots, faults, values["position"], node.slots)
         with np.errstate(all="ignore"):
             function = FUNCTIONS.get(type(node.op), _packaged)
             result = function(call, *(values[name] for name in node.inputs))
@@ -107,7 +107,7 @@ def _product(x: Quantised | Floats, weight: Weight, faults: Flags) -> Floats:
     return matmul.matmul_f32(x, floats(weight), faults)
 
 
-def _matmul(call: _Call, x: Quantised | Floats) -> Floats:
+def _matmul(call: OracleCall, x: Quantised | Floats) -> Floats:
     shape = x.q.shape if isinstance(x, Quantised) else x.shape
     inner = int(np.prod(shape[1:-1]))
     faults: Flags = np.zeros(shape[0] * inner, np.bool_)
@@ -122,7 +122,7 @@ def _flat(x: Quantised | Floats) -> Quantised | Floats:
     return x.reshape(-1, x.shape[-1])
 
 
-def _stacked(call: _Call, x: Quantised | Floats, choice: Ints, count: int) -> Floats:
+def _stacked(call: OracleCall, x: Quantised | Floats, choice: Ints, count: int) -> Floats:
     """Multiply row i, slot j by matrix choice[i, j] of a stack of `count`."""
     weight = call.weights["weight"]
     height = weight.shape[0] // count
@@ -143,29 +143,25 @@ def _one_row(x: Quantised | Floats, row: int, slot: int) -> Quantised | Floats:
     return x[(row,) if x.ndim == 2 else (row, slot)][None]
 
 
-def _head_matmul(call: _Call, x: Quantised | Floats) -> Floats:
+def _head_matmul(call: OracleCall, x: Quantised | Floats) -> Floats:
     rows = len(x.q) if isinstance(x, Quantised) else len(x)
     choice = np.broadcast_to(np.arange(call.op.heads, dtype=np.int32), (rows, call.op.heads))
     return _stacked(call, x, choice, call.op.heads)
 
 
-def _rms_norm(call: _Call, x: Floats) -> Floats:
-    weight = _vector(call, "weight")
+def _rms_norm(call: OracleCall, x: Floats) -> Floats:
+    weight = call.vector("weight")
     if weight is not None:
         weight = norms.offset_weight(weight, call.op.offset)
     return norms.rms_norm(x, weight, call.op.eps, call.faults)
 
 
-def _vector(call: _Call, role: str) -> Floats | None:
-    return floats(call.weights[role])[0] if role in call.weights else None
-
-
-def _layer_norm(call: _Call, x: Floats) -> Floats:
+def _layer_norm(call: OracleCall, x: Floats) -> Floats:
     weight = norms.offset_weight(floats(call.weights["weight"])[0], call.op.offset)
-    return norms.layer_norm(x, weight, _vector(call, "bias"), call.op.eps, call.faults)
+    return norms.layer_norm(x, weight, call.vector("bias"), call.op.eps, call.faults)
 
 
-def _rope(call: _Call, x: Floats, position: Ints) -> Floats:
+def _rope(call: OracleCall, x: Floats, position: Ints) -> Floats:
     op = call.op
     if op.sections is None:
         cos, sin = op.table.compute(position)
@@ -177,43 +173,7 @@ def _rope(call: _Call, x: Floats, position: Ints) -> Floats:
     return rope.apply_rope(x, cos, sin, call.op.pairing, call.faults)
 
 
-def _store_kv(call: _Call, keys: Quantised, values: Quantised | None = None) -> tuple:
-    values = no_values(len(keys.q), call.op.heads) if values is None else values
-    rows = call.slots[call.roles["kv"]]
-    for index, new in enumerate((keys, values)):
-        old = rows[index]
-        rows[index] = Quantised(np.concatenate([old.q, new.q]), np.concatenate([old.e, new.e]))
-    return ()
-
-
-def _choose(call: _Call, q: Quantised, position: Ints, *weights: Floats) -> Ints:
-    op, keys = call.op, call.slots[call.roles["kv"]][0]
-    how = (*weights, position, op.top) if weights else (position, op.block, op.top, op.local)
-    return (key_blocks.choose_keys if weights else key_blocks.choose_blocks)(q, keys, *how)
-
-
-def _attend(call: _Call, q: Quantised, position: Ints, chosen: Ints | None = None) -> Floats:
-    op, (keys, values) = call.op, call.slots[call.roles["kv"]]
-    return attention.attend(
-        q, keys, values, position, op.scale, window=op.window or 0, soft_cap=op.soft_cap,
-        sinks=_vector(call, "sinks"), faults=call.faults, own=call.positions,
-        blocks=None if chosen is None else attention.ChosenBlocks(op.block, chosen),
-    )  # fmt: skip
-
-
-def _recall(call: _Call, position: Ints) -> Floats:
-    keys, _ = call.slots[call.roles["kv"]]
-    return recalled(Quantised(keys.q[position], keys.e[position]))
-
-
-def _causal_conv(call: _Call, x: Floats) -> Floats:
-    history = call.slots[call.roles["ring"]]
-    call.slots[call.roles["ring"]] = recurrent.conv_history(history, x)
-    taps = floats(call.weights["weight"])
-    return recurrent.causal_conv(history, x, taps, _vector(call, "bias"), call.faults)
-
-
-def _embed_rows(call: _Call, token: Ints) -> Floats:
+def _embed_rows(call: OracleCall, token: Ints) -> Floats:
     table = call.weights["table"]
     if not call.op.missing:
         return embedding_rows(table, token, call.faults)
@@ -223,25 +183,19 @@ def _embed_rows(call: _Call, token: Ints) -> Floats:
     return rows
 
 
-def _gain(call: _Call, x: Floats) -> Floats:
+def _gain(call: OracleCall, x: Floats) -> Floats:
     factor = scaling.gain(floats(call.weights["weight"])[0], call.op.form)
     return scalar.multiply(x, factor[:, None] if call.op.per == "head" else factor, call.faults)
 
 
-def _expert_gain(call: _Call, x: Floats, index: Ints) -> Floats:
+def _expert_gain(call: OracleCall, x: Floats, index: Ints) -> Floats:
     factor = floats(call.weights["weight"])[0][index]
     return scalar.multiply(x, factor if x.ndim == 2 else factor[..., None], call.faults)
 
 
-def _route(call: _Call, scores: Floats) -> tuple[Ints, Floats]:
-    bias, mask = _vector(call, "bias"), _vector(call, "mask")
+def _route(call: OracleCall, scores: Floats) -> tuple[Ints, Floats]:
+    bias, mask = call.vector("bias"), call.vector("mask")
     return route.route(scores, call.op.router, bias, call.faults, mask)
-
-
-def _recurrent(call: _Call, step: recurrent.StepFunction, *rows: Floats) -> Floats:
-    name = call.roles["state"]
-    call.slots[name], out = recurrent.in_order(step, call.slots[name], rows, call.faults)
-    return out
 
 
 def defined_by_packages() -> Mapping[type[Op], Kernel]:
@@ -250,7 +204,7 @@ def defined_by_packages() -> Mapping[type[Op], Kernel]:
     return {op: kernel for op, kernel in given.items() if op not in FUNCTIONS}
 
 
-def _packaged(call: _Call, *inputs: Any) -> Any:
+def _packaged(call: OracleCall, *inputs: Any) -> Any:
     """Call the package's kernel for the reference, with weights as the reference prepares them."""
     weights = {role: floats(weight)[0] for role, weight in call.weights.items()}
     kernel = defined_by_packages()[type(call.op)]
@@ -272,11 +226,11 @@ FUNCTIONS: dict[type[Op], Callable[..., Any]] = {
     ops.RMSNorm: _rms_norm,
     ops.LayerNorm: _layer_norm,
     ops.Rope: _rope,
-    ops.StoreKV: _store_kv,
-    ops.Attend: _attend,
-    ops.Recall: _recall,
+    ops.StoreKV: store_kv,
+    ops.Attend: attend,
+    ops.Recall: recall,
     ops.OwnBlock: lambda c, position: key_blocks.own_block(position, c.op.block),
-    ops.CausalConv: _causal_conv,
+    ops.CausalConv: causal_conv,
     ops.Route: _route,
     ops.CombineExperts: lambda c, w, y: route.combine_experts(w, y, c.faults),
     ops.Slice: lambda c, x: x[..., list(range(c.op.start, c.op.stop, c.op.step))],
@@ -288,9 +242,13 @@ FUNCTIONS: dict[type[Op], Callable[..., Any]] = {
     ops.Clamp: lambda c, x: scaling.clamp(x, c.op.low, c.op.high),
     ops.L2Norm: lambda c, x: norms.l2_norm(x, c.op.eps, c.faults),
     ops.Softmax: lambda c, x: route.softmax(x, faults=c.faults),
-    **dict.fromkeys((ops.ChooseBlocks, ops.ChooseKeys), _choose),
-    ops.DeltaRule: lambda c, *rows: _recurrent(c, recurrent.delta_step, *rows),
-    ops.StateSpace: lambda c, *rows: _recurrent(c, recurrent.state_space_step, *rows),
+    **dict.fromkeys((ops.ChooseBlocks, ops.ChooseKeys), choose),
+    ops.ListKeys: lambda c, position: key_blocks.list_keys(position, c.op.every, c.op.top),
+    ops.Compress: compress,
+    ops.Sinkhorn: lambda c, x: streams.sinkhorn(x, c.op.rounds, c.op.eps, c.faults),
+    ops.KeepListed: lambda c, x, token: route.keep_listed(x, token, floats(c.weights["table"])),
+    ops.DeltaRule: lambda c, *rows: recurrent_step(c, recurrent.delta_step, *rows),
+    ops.StateSpace: lambda c, *rows: recurrent_step(c, recurrent.state_space_step, *rows),
     ops.ExpertGain: _expert_gain,
     ops.ExpertBias: lambda c, x, e: scalar.add(x, floats(c.weights["bias"])[e], c.faults),
 }

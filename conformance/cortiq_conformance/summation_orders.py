@@ -67,6 +67,13 @@ def _chosen(found: SumSite) -> tuple[int]:
     return (found.op.router.top_k,)
 
 
+def _entries(found: SumSite) -> Iterator[int]:
+    """Yield the rows of each entry that the positions close."""
+    rate, parts = found.op.rate, found.op.parts
+    closing = (p + 1 for p in found.positions if (p + 1) % rate == 0)
+    return (rate * min(parts, rows // rate) for rows in closing)
+
+
 WIDTH: Count = lambda found: (_lanes(found.op.width),)  # noqa: E731
 RUNS: Count = lambda found: (-(-_blocks(found) // RUN_BLOCKS),)  # noqa: E731
 PRODUCTS = ("MatMul", "HeadMatMul", "ExpertMatMul")
@@ -98,6 +105,8 @@ ORDERS: Mapping[str, Mapping[str, Count]] = {
     "weights of a prefix": {
         "Route": lambda found: _chosen(found) if found.op.router.tau is not None else ()
     },
+    "rows of an entry": {"Compress": _entries},
+    "lines of a matrix": {"Sinkhorn": lambda found: (found.op.streams,)},
 }
 """By order and operator: how many terms meet. `Top` is no operator but what rows can ask for."""
 

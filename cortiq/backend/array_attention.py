@@ -24,6 +24,8 @@ NONE = -(1 << 20)
 """Exponent of an empty sum: far below every real one."""
 LOG2_E = float(contract.LOG2_E_F32)
 LIMIT = float(contract.SCORE_LIMIT)
+SMALLEST = 2.0**-40
+"""Masses nearer to 0 are 0, as `snap` has it."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class AttentionGeometry:
     window: int | None
     sinks: Any
     block: int = 0
+    mass: bool = False
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,7 @@ def attend(
     base: int = 0,
     own: Sequence[int] | None = None,
 ) -> Any:
-    """Return one sequence's attention: q [rows, heads, dim] over a cache's rows; not snapped.
+    """Return one sequence's attention, not snapped, and its mass, [rows, heads, 1], snapped.
 
     Parameters
     ----------
@@ -165,8 +168,12 @@ def attend(
     parts = library.own_tiles(queries, k, v, visible, how)
     if parts is None:
         parts = _tiles_of(library, queries, k, v, visible, how)
-    y = _normalised(library, _whole(library, parts, tiles), how, rows, each)
-    return y.reshape(groups, rows, each, -1).swapaxes(0, 1).reshape(rows, heads, -1)
+    y, mass = _normalised(library, _whole(library, parts, tiles), how, rows, each)
+
+    def by_head(x: Any) -> Any:
+        return x.reshape(groups, rows, each, -1).swapaxes(0, 1).reshape(rows, heads, -1)
+
+    return by_head(y), by_head(mass) if how.mass else None
 
 
 def _visible(
@@ -249,7 +256,8 @@ def _whole(library: ExactProducts, parts: TileSums, tiles: range) -> TileSums:
 
 def _normalised(
     library: ExactProducts, sums: TileSums, how: AttentionGeometry, rows: int, each: int
-) -> Any:
+) -> tuple[Any, Any]:
+    """Return the outputs, and the logarithm of their denominators if it is wanted."""
     total, peak = sums.total, sums.peak
     if how.sinks is not None:
         sinks = library.repeat(how.sinks.reshape(-1, 1, each), rows, axis=1).reshape(total.shape)
@@ -262,8 +270,21 @@ def _normalised(
     shift = shift + library.constant(contract.TOTAL_BITS - contract.WEIGHT_BITS, shift)
     if how.block == 0:  # a row sees itself
         inverse = library.inverse(total)[..., None]
-        return (sums.output * inverse) * power(library, shift, -126)[..., None]
+        y = (sums.output * inverse) * power(library, shift, -126)[..., None]
+        return y, _log_mass(library, total, peak) if how.mass else None
     empty = sums.top == NONE  # no block that was chosen holds a visible key
     scale = power(library, library.where(empty, 0, shift), lowest=-126)[..., None]
     inverse = library.inverse(library.where(empty, 1.0, total))[..., None]
-    return library.where(empty[..., None], 0.0, (sums.output * inverse) * scale)
+    y = library.where(empty[..., None], 0.0, (sums.output * inverse) * scale)
+    if not how.mass:
+        return y, None
+    mass = _log_mass(library, library.where(empty, 1.0, total), library.where(empty, 0, peak))
+    return y, library.where(empty, float(contract.NO_MASS), mass)
+
+
+def _log_mass(library: Arithmetic, total: Any, peak: Any) -> Any:
+    """Return the logarithm of total·2^(peak − 21)."""
+    exponent = library.cast(peak - library.constant(contract.TOTAL_BITS, peak), "f32")
+    mass = library.log(total) + exponent * float(contract.LN_2_F32)
+    small = (mass < SMALLEST) & (mass > -SMALLEST)
+    return library.where(small, 0.0, mass)

@@ -12,8 +12,15 @@ from math import prod
 from typing import Any
 
 from cortiq.backend.arithmetic import ACTIVATIONS
-from cortiq.backend.array_mixers import causal_conv, delta_step, recurrent, state_space_step
-from cortiq.backend.array_routing import combined, routed, softmax
+from cortiq.backend.array_mixers import (
+    causal_conv,
+    compress,
+    delta_step,
+    recurrent,
+    sinkhorn,
+    state_space_step,
+)
+from cortiq.backend.array_routing import combined, keep_listed, routed, softmax
 from cortiq.backend.kernel_walk import KernelCall as Call
 from cortiq.backend.plan import Kernels, SharedMatMul
 from cortiq.ir import ops
@@ -139,6 +146,20 @@ def _route(call: Call, scores: Any) -> tuple[Any, Any]:
     return routed(call.library, scores, call.op.router, bias, mask, call.faults)
 
 
+def _list_keys(call: Call, position: Any) -> Any:
+    """See `cortiq.numerics.key_blocks.list_keys`."""
+    library, every, top = call.library, call.op.every, call.op.top
+    there = ((position + 1) // every)[:, None]
+    first = library.where(there > top, there - top, 0)
+    entry = first + library.counted(top)
+    beyond = position[:, None] + 1 + entry - there
+    return library.where(entry < there, (entry + 1) * every - 1, beyond)[:, None]
+
+
+def _keep_listed(call: Call, scores: Any, token: Any) -> Any:
+    return keep_listed(call.library, scores, call.weights["table"][token])
+
+
 ARRAY_KERNELS: Kernels = {
     ops.EmbedRows: _embed_rows,
     ops.Quantise: lambda call, x: call.library.quantised(x),
@@ -156,6 +177,10 @@ ARRAY_KERNELS: Kernels = {
     ops.Rope: snapped(_rope),
     ops.StoreKV: _store_kv,
     ops.CausalConv: causal_conv,
+    ops.Compress: compress,
+    ops.Sinkhorn: sinkhorn,
+    ops.ListKeys: _list_keys,
+    ops.KeepListed: _keep_listed,
     ops.DeltaRule: recurrent(delta_step),
     ops.StateSpace: recurrent(state_space_step),
     ops.Route: _route,
@@ -173,6 +198,16 @@ ARRAY_KERNELS: Kernels = {
 }
 """By primitive; missing are products of stacks, and those of `ATTENTION_KERNELS`."""
 ARRAY_OPTIONS = frozenset(
-    {*ACTIVATIONS, "step", "missing", "sections", "groups", "mask", "tau", "keys only"}
+    {
+        *ACTIVATIONS,
+        "step",
+        "missing",
+        "sections",
+        "groups",
+        "mask",
+        "tau",
+        "keys only",
+        "sqrt_softplus",
+    }
 )
 """Options that they know."""

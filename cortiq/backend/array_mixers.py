@@ -8,11 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from cortiq.backend.arithmetic import Arithmetic
+from cortiq.backend.array_routing import softmax
 from cortiq.backend.kernel_walk import KernelCall
+from cortiq.numerics.contract import F32
 
 Step = Callable[..., tuple[Any, Any]]
 """(library, state, *row, faults) → (state, output)."""
+SMALLEST, LEAST = float(2.0**-40), float(-(2.0**50))
+"""Weights below this count as 0; below every z."""
 PIECE = 32
 """Rows of a recurrence after which it is computed, so that no lazy graph grows with a prompt."""
 
@@ -31,6 +37,75 @@ def causal_conv(call: KernelCall, x: Any) -> Any:
         parts.append(y if bias is None else y + bias)
         store.append(rows)
     return library.snap(library.concatenate(parts), call.faults)
+
+
+def compress(call: KernelCall, x: Any, position: Any, gates: Any) -> Any:
+    """Make an entry of each window that a row closes; see `cortiq.numerics.compression`."""
+    library: Arithmetic = call.library
+    op, bias, parts = call.op, call.weights["bias"], []
+    z = library.snap(gates + bias[position % op.rate], call.faults)
+    kept = library.concatenate([x, z], -1)
+    for segment in call.segments:
+        store, rows = segment.state.stores[call.slots["ring"]], kept[segment.cut]
+        window = library.concatenate([store.last, rows])
+        closing = [i for i, at in enumerate(segment.positions) if (at + 1) % op.rate == 0]
+        out = library.full((len(rows), op.width), "f32")
+        if closing:
+            first = [segment.positions[i] + 1 >= op.parts * op.rate for i in closing]
+            out = library.put(out, closing, _entries(library, op, window, closing, first))
+        parts.append(out)
+        store.append(rows)
+    return library.snap(library.concatenate(parts), call.faults)
+
+
+def _entries(
+    library: Arithmetic, op: Any, window: Any, closing: list[int], whole: list[bool]
+) -> Any:
+    """Return the entries that these rows close, float32 [entries, width]; not snapped.
+
+    Parameters
+    ----------
+    window : the rows before, and those of the batch. whole : whether the windows before are there.
+    """
+    count, width = op.parts * op.rate, op.width
+    terms, there = [], library.array(np.array(whole))[:, None]
+    for at in range(count):
+        row = window[library.array(np.array(closing, np.int32) + at)]
+        part = width if op.overlap and at >= op.rate else 0
+        z = row[:, op.parts * width + part :][:, :width]
+        early = op.overlap and at < op.rate
+        terms.append((row[:, part : part + width], library.where(there, z, LEAST) if early else z))
+    most = terms[-1][1]
+    for _, z in terms[:-1]:
+        most = library.where(z > most, z, most)
+    total = y = None
+    for at, (value, z) in enumerate(terms):
+        weight = library.exp(z - most)
+        weight = library.where(weight >= SMALLEST, weight, 0.0)
+        if op.overlap and at < op.rate:
+            weight = library.where(there, weight, 0.0)
+        total = weight if total is None else total + weight
+        y = weight * value if y is None else y + weight * value
+    return y * library.inverse(total)
+
+
+def sinkhorn(call: KernelCall, x: Any) -> Any:
+    """Make matrices doubly stochastic; see `cortiq.numerics.streams.sinkhorn`."""
+    library: Arithmetic = call.library
+    n, floor = call.op.streams, float(F32(call.op.eps))
+
+    def normalised(c: Any, axis: int) -> Any:
+        lines = library.split(c, [1] * n, axis=axis)
+        total = lines[0]
+        for line in lines[1:]:
+            total = total + line
+        return library.snap(library.quotient(c, total + floor), call.faults)
+
+    c = library.snap(softmax(library, x, call.faults) + floor, call.faults)
+    c = normalised(c, 1)
+    for _ in range(call.op.rounds - 1):
+        c = normalised(normalised(c, 2), 1)
+    return c
 
 
 def recurrent(step: Step) -> Callable[..., Any]:

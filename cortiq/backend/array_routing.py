@@ -10,7 +10,7 @@ from typing import Any
 
 from cortiq.backend.arithmetic import Arithmetic
 from cortiq.numerics.contract import F32
-from cortiq.numerics.route import LOWEST, Router
+from cortiq.numerics.route import LOWEST, NEVER, Router
 
 BELOW_ALL = float(LOWEST)
 """Below every canonical value."""
@@ -54,6 +54,8 @@ def routed(
         p = softmax(library, scores, faults)
     elif router.kind == "sigmoid":
         p = library.snap(library.sigmoid(scores), faults)
+    elif router.kind == "sqrt_softplus":
+        p = library.root(library.snap(library.activation("softplus", scores), faults))
     biased = p if bias is None else library.snap(p + bias, faults)
     keys = scores if bias is None else biased
     admitted = _admitted(library, biased, keys, router, mask)
@@ -72,6 +74,13 @@ def routed(
     if router.routed_scaling != 1:
         weights = weights * float(F32(router.routed_scaling))
     return indices, library.snap(weights, faults)
+
+
+def keep_listed(library: Arithmetic, scores: Any, lists: Any) -> Any:
+    """Return the scores of the experts in each row's list, float32 [rows, n], and `NEVER`."""
+    experts = library.cast(library.counted(scores.shape[-1]), "f32")
+    listed = (lists[..., None] == experts).any(-2)
+    return library.where(listed, scores, float(NEVER))
 
 
 def _admitted(library: Arithmetic, values: Any, keys: Any, router: Router, mask: Any) -> Any:

@@ -48,14 +48,21 @@ def choose_blocks(
 
 
 def choose_keys(
-    library: ExactProducts, q: Any, keys: Any, weights: Any, positions: Any, last: int, top: int
+    library: ExactProducts,
+    q: Any,
+    keys: Any,
+    weights: Any,
+    positions: Any,
+    last: int,
+    top: int,
+    every: int = 1,
 ) -> Any:
     """Return the keys with the largest weighted scores, ascending: int32 [rows, 1, top].
 
     See `cortiq.numerics.key_blocks.choose_keys`; `last` is the highest position.
     """
-    seen = last + 1
-    keys = type(keys)(*(part[:seen] for part in keys))
+    seen = (last + 1) // every
+    keys = type(keys)(*(part[every - 1 : last + 1 : every] for part in keys))
     exponents = q.e[..., None] + library.cast(keys.e[:, 0], "i32")
     s = library.block_scores(q, keys) * library.exp2_int(exponents)
     bounded = library.where(s > LARGEST, LARGEST, s)
@@ -66,16 +73,19 @@ def choose_keys(
         low, high = library.split(terms, [half] * 2, axis=1)
         terms = low + high
     scores = terms[:, 0] + 0.0  # no -0
-    scores = library.where(library.counted(seen) > positions[:, None], LOWEST, scores)
+    there = ((positions + 1) // every)[:, None]
+    scores = library.where(library.counted(seen) >= there, LOWEST, scores)
     scores = library.padded(scores, 0, top, 1, LOWEST)  # the list may go on past them
-    return first(library, library.descending(scores), top)[:, None]
+    entry = first(library, library.descending(scores), top)
+    beyond = positions[:, None] + 1 + entry - there
+    return library.where(entry < there, (entry + 1) * every - 1, beyond)[:, None]
 
 
 def attend_kernel(call: KernelCall, q: Any, position: Any, chosen: Any = None) -> Any:
     """Attend to each sequence's rows, with so many queries at a time that scores stay bounded."""
     op, library, out = call.op, call.library, []
     sinks = call.weights.get("sinks")
-    how = AttentionGeometry(_constants(op.scale, op.soft_cap), op.window, sinks, op.block)
+    how = AttentionGeometry(_constants(op.scale, op.soft_cap), op.window, sinks, op.block, op.mass)
     for segment in call.segments:
         store = segment.state.stores[call.slots["kv"]]
         keys, values = store.read()
@@ -90,8 +100,9 @@ def attend_kernel(call: KernelCall, q: Any, position: Any, chosen: Any = None) -
             blocks = chosen if chosen is None or whole else chosen[cut]
             given = (part, keys, values, at, how, call.shared, blocks, store.base, own)
             out.append(attend(library, *given))
-    whole_batch = out[0] if len(out) == 1 else library.concatenate(out)
-    return library.snap(whole_batch, call.faults)
+    parts = [y for y, _ in out]
+    y = library.snap(parts[0] if len(out) == 1 else library.concatenate(parts), call.faults)
+    return (y, library.concatenate([mass for _, mass in out])) if op.mass else y
 
 
 def choose_kernel(call: KernelCall, q: Any, position: Any) -> Any:
@@ -116,7 +127,7 @@ def choose_keys_kernel(call: KernelCall, q: Any, position: Any, weights: Any) ->
             cut = slice(start, min(start + step, segment.stop))
             last = segment.positions[cut.stop - 1 - segment.start]
             part = type(q)(q.q[cut], q.e[cut])
-            given = (part, keys, weights[cut], position[cut], last, op.top)
+            given = (part, keys, weights[cut], position[cut], last, op.top, op.every)
             found.append(choose_keys(call.library, *given))
     return call.library.concatenate(found)
 
@@ -143,5 +154,5 @@ ATTENTION_KERNELS: Kernels = {
     ops.OwnBlock: lambda call, position: (position // call.op.block)[:, None, None],
 }
 """By primitive."""
-ATTENTION_OPTIONS = frozenset({"blocks", "until"})
+ATTENTION_OPTIONS = frozenset({"blocks", "until", "mass", "every"})
 """Options that they know."""

@@ -19,11 +19,20 @@ def stack_of(op: Op) -> int:
     return op.experts if isinstance(op, ops.ExpertMatMul) else 1
 
 
+def is_table(op: Op, role: str) -> bool:
+    """Return whether a weight of floats has several rows: biases of experts or of places in a
+    window, lists of experts, the taps of a convolution.
+    """
+    if isinstance(op, ops.CausalConv):
+        return role == "weight"
+    return isinstance(op, ops.ExpertBias | ops.Compress | ops.KeepListed)
+
+
 def float_weight(op: Op, role: str, weight: Weight, name: str) -> Floats:
     """Return a weight of floats as the kernel of `op` takes it, on the host.
 
-    That is one row, or [experts, width] for the bias of experts and [width, kernel] for the taps of
-    a convolution. A norm's offset and a gain's form are worked in.
+    That is one row, or a table of several (`is_table`). Offsets of norms and forms of gains are
+    worked in.
 
     Parameters
     ----------
@@ -34,5 +43,4 @@ def float_weight(op: Op, role: str, weight: Weight, name: str) -> Floats:
         return offset_weight(values[0], op.offset)
     if isinstance(op, ops.Gain):
         return gain(values[0], op.form, name)
-    whole = isinstance(op, ops.ExpertBias) or (isinstance(op, ops.CausalConv) and role == "weight")
-    return values if whole else values[0]
+    return values if is_table(op, role) else values[0]

@@ -42,7 +42,7 @@ def _whole_rows(fuser: Fuser, op: object, source: str) -> bool:
     """Check whether the quantised rows are those that the op makes: heads may have been merged."""
     root, types = fuser.root(source), fuser.lowered.types
     if isinstance(op, FusedAttention):
-        return len(types[source].shape) == 1
+        return len(types[source].shape) == 1 and len(op.node.outputs) == 1
     return types[source].shape == types[root].shape
 
 

@@ -14,7 +14,10 @@ from cortiq.ir import Graph, Node, Op, Program, ops, primitives_within
 
 Refusal: TypeAlias = Callable[[Node, Graph, Program], str]
 """Says why a primitive is declined; empty if it is not."""
-POSITIONED = (ops.Rope, ops.Attend, ops.ChooseBlocks, ops.ChooseKeys, ops.Recall, ops.OwnBlock)
+POSITIONED = (
+    ops.Rope, ops.Attend, ops.ChooseBlocks, ops.ChooseKeys, ops.Recall, ops.OwnBlock, ops.ListKeys,
+    ops.Compress,
+)  # fmt: skip
 """Primitives that take positions."""
 
 
@@ -33,9 +36,12 @@ def unplaced(node: Node, graph: Graph) -> str:
     op = node.op
     if isinstance(op, ops.EmbedRows) and node.inputs[0] not in graph.inputs:
         return "rows of a table are looked up for what rows have or supply only"
+    if isinstance(op, ops.KeepListed) and node.inputs[1] != "token":
+        return "lists of experts are looked up for the row's token only"
     if isinstance(op, POSITIONED):
         supplied = getattr(op, "until", False) or getattr(op, "sections", None)
-        position = node.inputs[0 if isinstance(op, ops.Recall | ops.OwnBlock) else 1]
+        first = isinstance(op, ops.Recall | ops.OwnBlock | ops.ListKeys)
+        position = node.inputs[0 if first else 1]
         if position not in (graph.inputs if supplied else ("position",)):
             return f"{op.kind} is computed at positions that rows have or supply only"
     return ""

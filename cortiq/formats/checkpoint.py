@@ -26,7 +26,7 @@ from cortiq.formats.quantisation import KEYS as QUANTISATION_KEYS
 from cortiq.formats.quantisation import OPT_FILE, Quantisation
 from cortiq.formats.quantisation_config import read_quantisation
 from cortiq.formats.quantised import read_quantised
-from cortiq.formats.raw_tensor import RawTensor
+from cortiq.formats.raw_tensor import RawTensor, stored_tensor
 from cortiq.formats.recommended import Sampling, of_generation_config, of_gguf
 from cortiq.formats.safetensors import (
     PICKLED_SUFFIXES,
@@ -112,7 +112,7 @@ class Checkpoint:
         joined = getattr(self._tensors, "joined", lambda name: None)(name)
         if joined is not None:
             return joined
-        return RawTensor(name, info.shape, info.type, self._tensors.raw(name))
+        return stored_tensor(name, info.shape, info.type, self._tensors.raw(name), str(self.path))
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from cortiq.errors import FormatError, UnsupportedError, shown
 from cortiq.formats.mapped import MappedTensors, TensorInfo, map_file
+from cortiq.formats.raw_tensor import INTEGERS
 from cortiq.formats.strict_json import parse_object, read_object
 
 WEIGHT_TYPES = ("F32", "F16", "BF16")
@@ -78,7 +79,7 @@ class SafetensorsFolder(MappedTensors):
     def raw(self, name: str) -> npt.NDArray[np.uint8]:
         """Return a tensor's bytes; raise UnsupportedError for a type that weights cannot have."""
         tensor = self.tensors.get(name)
-        if tensor is not None and tensor.type not in WEIGHT_TYPES:
+        if tensor is not None and tensor.type not in (*WEIGHT_TYPES, *INTEGERS):
             message = f"tensor {name!r} has type {tensor.type}"
             hint = f"supported: {', '.join(WEIGHT_TYPES)}"
             raise UnsupportedError(message, where=str(self.paths[tensor.part]), hint=hint)

@@ -88,8 +88,12 @@ def is_nested(tensors: MappedTensors) -> bool:
 
 BARE: tuple[Mapping[str, str], ...] = (
     {"transformer.": ""},
-    {"layers.": "model.layers.", "embed_tokens.": "model.embed_tokens.", "norm.": "model.norm."},
-)
+    {
+        "layers.": "model.layers.", "embed_tokens.": "model.embed_tokens.", "norm.": "model.norm.",
+        "embed.": "model.embed_tokens.", "hc_head_": "model.hc_head.hc_", "head.": "lm_head.",
+    },
+    {"head.": "lm_head."},
+)  # fmt: skip
 """Prefixes of a model without a head, which folders have or lack: what begins so, and the name that
 families know it by."""
 
@@ -97,8 +101,8 @@ families know it by."""
 def with_usual_prefix(tensors: MappedTensors) -> MappedTensors:
     """Return the tensors under the names of a model with a head, where they were saved otherwise.
 
-    GPT-2's hub folder lacks the prefix `transformer.`; embedding models lack `model.`. Tensors
-    without a table are a block drafter's, whose names are so.
+    GPT-2's hub folder lacks the prefix `transformer.`; embedding models and DeepSeek V4 lack
+    `model.`. Tensors without a table are a block drafter's, whose names are so.
     """
     names = tensors.tensors
     for form in BARE:
@@ -109,8 +113,11 @@ def with_usual_prefix(tensors: MappedTensors) -> MappedTensors:
     return tensors
 
 
+TABLES = ("wte.weight", "embed_tokens.weight", "embed.weight", "model.embed_tokens.weight")
+
+
 def _is_table(name: str) -> bool:
-    return name.removeprefix("transformer.") in ("wte.weight", "embed_tokens.weight")
+    return name.removeprefix("transformer.") in TABLES
 
 
 def _replaced(name: str, form: Mapping[str, str]) -> str:

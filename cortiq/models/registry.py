@@ -75,6 +75,7 @@ OWN = (
     "mamba2",
     "apertus",
     "gpt2",
+    "deepseek_v4",
     "bert",
     "modernbert",
     "llama4",

@@ -27,11 +27,14 @@ from cortiq.numerics.contract import (
     snap,
 )
 from cortiq.numerics.quantise import Quantised
-from cortiq.numerics.scalar import exp2_fraction, tanh
+from cortiq.numerics.scalar import exp2_fraction, log, tanh
 
 LOG2_E = 1.4426950408889634
 """log₂ e in float64; RN of it where float32 is needed."""
 LOG2_E_F32 = F32(LOG2_E)
+LN_2_F32 = F32(0.6931471805599453)
+NO_MASS = F32(-(2.0**15))
+"""The logarithm of a sum of no terms, for merging: all others are above −2¹⁴."""
 SCORE_LIMIT = F32(16384.0)
 """Scores are clamped here, inside the range where rint and the exponents are exact."""
 TOTAL_BITS = 21
@@ -185,6 +188,12 @@ def normalise(state: PartialAttention) -> Floats:
     return (state.output * inverse[:, None]) * power(shift, lowest=-126)[:, None]
 
 
+def log_mass(state: PartialAttention) -> Floats:
+    """Return log Σ e^score, float32 [heads]: snap(RN(log(total) + RN(f32(M − 21)·RN(ln 2))))."""
+    exponent = (state.peak - np.int32(TOTAL_BITS)).astype(F32)
+    return snap(log(state.total) + exponent * LN_2_F32)
+
+
 def first_visible(position: int, window: int) -> int:
     """Return the first key visible at `position`: max(0, position − window + 1); 0 = no window."""
     return max(0, position - window + 1) if window else 0
@@ -246,26 +255,29 @@ def attend(
     blocks: ChosenBlocks | None = None,
     faults: Flags | None = None,
     own: npt.NDArray[np.integer] | None = None,
+    mass: Floats | None = None,
 ) -> Floats:
     """Compute attention of one sequence's rows: float32 [rows, H, Dv].
 
     Row i sees keys max(0, o−window+1) … p, p = positions[i], o = own[i], which is p where rows see
     nothing after themselves; whatever else the cache holds is not read. Query head h uses KV head
-    h // (H/KV). A row that sees no key (p < 0) is +0. With
-    `blocks`, chosen int [rows, sets, n], a head sees only keys of the blocks that its set
-    h // (H/sets) names.
+    h // (H/KV). A row that sees no key (p < 0) is +0. With `blocks`, chosen int [rows, sets, n], a
+    head sees only keys of the blocks that its set h // (H/sets) names.
 
     Parameters
     ----------
     q : rows [rows, H, Dk]; keys : rows [S, KV, Dk]; values : rows [S, KV, Dv]; S > every position.
     scale : softmax scale, float64. window : visible keys, 0 for all.
     soft_cap : C of C·tanh(s/C), in natural units. sinks : float32 [H] logits, or None.
+    mass : float32 [rows, H] for each row's `log_mass`, or None.
     """
     constants = scoring(scale, soft_cap)
     rows, heads, _ = q.q.shape
     kv_heads, sets = keys.q.shape[1], blocks.chosen.shape[1] if blocks else 1
     parts = max(kv_heads, sets)
     out = np.zeros((rows, heads, values.q.shape[2]), F32)
+    mass = np.zeros((rows, heads), F32) if mass is None else mass
+    mass[:] = NO_MASS
     for row, part in np.ndindex(rows, parts):
         head = slice(part * heads // parts, (part + 1) * heads // parts)
         kv = part * kv_heads // parts
@@ -283,5 +295,5 @@ def attend(
             continue
         if sinks is not None:
             state = add_sinks(state, np.asarray(sinks, F32)[head])
-        out[row, head] = normalise(state)
+        out[row, head], mass[row, head] = normalise(state), log_mass(state)
     return snap(out, faults)

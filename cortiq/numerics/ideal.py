@@ -127,7 +127,7 @@ def l2_norm(x: Array, eps: float) -> Doubles:
 def rope_table(table: RopeTable, positions: Array) -> tuple[Doubles, Doubles]:
     """Return (cos, sin)·amplitude, [n, dim/2]; good to 1e-9 for positions below 2²⁰."""
     frequencies = np.array([float(f) for f in table.frequencies])
-    angles = wide(positions)[:, None] * frequencies
+    angles = (wide(positions)[:, None] - table.lag) * frequencies * (-1 if table.inverse else 1)
     amplitude = np.full((1, 1), float(table.amplitude))
     if isinstance(table.scaling, Growth):
         steps = np.floor((wide(positions) + table.scaling.ahead) / table.scaling.every)
@@ -157,12 +157,22 @@ def softmax(x: Array, allowed: Array | None = None) -> Doubles:
     return p / np.maximum(p.sum(axis=-1, keepdims=True), np.finfo(np.float64).tiny)
 
 
+def sqrt_softplus(x: Array) -> Doubles:
+    """Return √softplus(x)."""
+    return np.sqrt(softplus(x))
+
+
+_PROBABILITIES: Mapping[str, Callable[[Array], Doubles]] = {
+    "softmax": softmax, "sigmoid": sigmoid, "sqrt_softplus": sqrt_softplus,
+}  # fmt: skip
+
+
 def route(
     scores: Array, router: Router, selection_bias: Array | None = None, mask: Array | None = None
 ) -> tuple[npt.NDArray[np.int32], Doubles]:
     """Return the indices (ascending) and weights of the chosen experts, see `route.route`."""
     scores = wide(scores)
-    p = {"softmax": softmax, "sigmoid": sigmoid}.get(router.kind, wide)(scores)
+    p = _PROBABILITIES.get(router.kind, wide)(scores)
     values = p if selection_bias is None else p + wide(selection_bias)
     keys = scores if selection_bias is None else values
     admitted = _admitted(values, keys, router, mask)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from cortiq.numerics.ideal import softmax
 from cortiq.numerics.quantise import Quantised
 from cortiq.numerics.unpacked_weights import Codes
 
@@ -146,3 +147,28 @@ def state_space_ideal(
         state = decay * state + b[i][:, :, None] * driven[:, None, :]
         out[i] = np.einsum("hn,hnp->hp", c[i], state)
     return state, out
+
+
+def sinkhorn_ideal(x: Doubles, rounds: int, eps: float) -> Doubles:
+    """Return matrices made doubly stochastic, as `streams.sinkhorn`."""
+    c = softmax(x) + eps
+    c = c / (c.sum(axis=-2, keepdims=True) + eps)
+    for _ in range(rounds - 1):
+        c = c / (c.sum(axis=-1, keepdims=True) + eps)
+        c = c / (c.sum(axis=-2, keepdims=True) + eps)
+    return c
+
+
+def compress_ideal(rows: Doubles, gates: Doubles, bias: Doubles, width: int) -> Doubles:
+    """Return the entries of a sequence's rows from its start, as `compression.compress`."""
+    rate, out = len(bias), np.zeros((len(rows), width))
+    z = gates + bias[np.arange(len(rows)) % rate]
+    for last in range(rate - 1, len(rows), rate):
+        own = slice(last + 1 - rate, last + 1)
+        values, scores = [rows[own, -width:]], [z[own, -width:]]
+        if rows.shape[1] > width and last >= rate:
+            before = slice(last + 1 - 2 * rate, last + 1 - rate)
+            values, scores = [rows[before, :width], *values], [z[before, :width], *scores]
+        weights = softmax(np.concatenate(scores).T).T
+        out[last] = (weights * np.concatenate(values)).sum(axis=0)
+    return out

@@ -82,14 +82,32 @@ def key_scores(q: Quantised, keys: Quantised, weights: Floats) -> Floats:
     return canonical_sum(weights[:, None] * relu, axis=-2)
 
 
+def list_keys(positions: npt.NDArray[np.integer], every: int, top: int) -> Ints:
+    """List the last keys of each row, ascending: int32 [rows, 1, top].
+
+    Of the keys j = 0 … p of a row at position p those with (j + 1) mod every = 0 count, and of
+    these the last `top`. Where there are fewer, the list goes on with p + 1, p + 2, …
+    """
+    where = np.asarray(positions, np.int64)[:, None, None]
+    there = (where + 1) // every
+    entry = np.maximum(there - top, 0) + np.arange(top)
+    listed = np.where(entry < there, (entry + 1) * every - 1, where + 1 + entry - there)
+    return listed.astype(np.int32)
+
+
 def choose_keys(
-    q: Quantised, keys: Quantised, weights: Floats, positions: npt.NDArray[np.integer], top: int
+    q: Quantised,
+    keys: Quantised,
+    weights: Floats,
+    positions: npt.NDArray[np.integer],
+    top: int,
+    every: int = 1,
 ) -> Ints:
     """Choose the keys of each query, ascending: int32 [rows, 1, top].
 
-    Of the keys j = 0 … p of a query at position p, take the `top` with the largest `key_scores`,
-    the lower position first on equality. Where there are fewer, take all, and the list goes on with
-    p + 1, p + 2, …, which are no visible keys.
+    Of the keys j = 0 … p of a query at position p those with (j + 1) mod every = 0 count; take the
+    `top` with the largest `key_scores`, the lower position first on equality. Where there are
+    fewer, take all, and the list goes on with p + 1, p + 2, …, which are no visible keys.
 
     Parameters
     ----------
@@ -101,11 +119,11 @@ def choose_keys(
     """
     out = np.zeros((len(q.e), 1, top), np.int32)
     for row, position in enumerate(positions):
-        seen = int(position) + 1
-        if seen <= top:
-            out[row, 0] = np.arange(top)
+        seen = np.arange(every - 1, int(position) + 1, every)
+        if len(seen) <= top:
+            out[row] = list_keys(np.array([position]), every, top)[0]
             continue
-        visible = Quantised(keys.q[:seen, 0], keys.e[:seen, 0])
+        visible = Quantised(keys.q[seen, 0], keys.e[seen, 0])
         scores = key_scores(Quantised(q.q[row], q.e[row]), visible, weights[row])
-        out[row, 0] = np.sort(np.argsort(-scores, kind="stable")[:top])
+        out[row, 0] = np.sort(seen[np.argsort(-scores, kind="stable")[:top]])
     return out

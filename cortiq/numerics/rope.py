@@ -17,7 +17,7 @@ from typing import Annotated
 import numpy as np
 import numpy.typing as npt
 
-from cortiq.domains import Count, Integer, Real, Relation, require
+from cortiq.domains import Count, Integer, Real, Relation, Size, require
 from cortiq.errors import GraphError, UnsupportedError
 from cortiq.numerics import rope_scaling
 from cortiq.numerics.contract import F32, Flags, Floats, snap
@@ -77,11 +77,22 @@ class RopeTable:
     base : θ, the base of the frequencies.
     dim : rotary dimensions, even; the rest of a head passes through.
     scaling : one of the classes of `rope_scaling`.
+    lag : a row at position p turns by the angles of p − lag: of the first row that an entry stands
+        for.
+    inverse : turns back, by the negative angles.
     """
 
     base: Annotated[float, Real(1, math.inf, above=True, below=True, single=False)]
     dim: Annotated[int, Integer(2, MAX_DIM, multiple=2)]
     scaling: Scaling = field(default_factory=Default)
+    lag: Size = 0
+    inverse: bool = False
+    relations = (
+        Relation(
+            ("scaling", "lag"), "an amplitude that grows does so with the position itself",
+            lambda table: not (table.lag and isinstance(table.scaling, Growth)),
+        ),
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         require(self, GraphError, "rotary table")
@@ -130,10 +141,12 @@ class RopeTable:
 
         With `Growth` the amplitude is RN(amplitude·(1 + beta·ln(1 + ⌊(position + ahead)/every⌋))).
 
-        The phase is position·phase_steps modulo 2⁶⁴; with amplitude 1 nothing is multiplied.
+        The phase is (position − lag)·phase_steps modulo 2⁶⁴; an `inverse` table's sines have the
+        other sign; with amplitude 1 nothing is multiplied.
         """
         where = np.asarray(positions, np.uint64)[:, None]
-        cos, sin = turn(where * self.phase_steps)
+        cos, sin = turn((where - np.uint64(self.lag)) * self.phase_steps)
+        sin = -sin if self.inverse else sin
         amplitude = self._amplitudes(where)
         if np.any(amplitude != 1):
             cos, sin = cos * amplitude, sin * amplitude

@@ -10,13 +10,15 @@ import numpy as np
 from cortiq.domains import Count, OneOf, Real, at_most, require
 from cortiq.errors import UnsupportedError
 from cortiq.numerics.contract import F32, Flags, Floats, Ints, snap
-from cortiq.numerics.scalar import exp, sigmoid
+from cortiq.numerics.scalar import exp, sigmoid, softplus
 from cortiq.numerics.sums import canonical_sum
 
-ROUTER_KINDS = ("softmax", "sigmoid", "softmax_topk")
+ROUTER_KINDS = ("softmax", "sigmoid", "softmax_topk", "sqrt_softplus")
 GROUP_SCORES = ("max", "top2")
 LOWEST = F32(-(2.0**60))
 """Below every sum of two canonical values."""
+NEVER = F32(-(2.0**40))
+"""Score of an expert that a token's list leaves out."""
 SOFTMAX_MAX_ERROR = 2.0**-19
 """Largest |error| of `softmax` relative to the result; half an ulp of x − m is most of it."""
 
@@ -49,7 +51,8 @@ class Router:
     Parameters
     ----------
     top_k : experts a row.
-    kind : "softmax" over all experts, "sigmoid" of each, or "softmax_topk", over the chosen ones.
+    kind : "softmax" over all experts, "sigmoid" of each, "sqrt_softplus", the root of each one's
+        softplus, or "softmax_topk", over the chosen ones.
     renormalise : divide the weights by their sum (plus `denominator_floor`).
     denominator_floor : 0, or a positive number of at least 2⁻¹⁰⁰.
     routed_scaling : factor of the weights at the end, 2⁻⁴⁰ to 2⁴⁹.
@@ -91,6 +94,19 @@ class Router:
             return f"{experts} experts in {self.groups} groups"
         reach = self.kept_groups * (experts // self.groups)
         return "" if self.top_k <= reach else f"top_k = {self.top_k} of {reach} experts"
+
+
+def keep_listed(scores: Floats, tokens: Ints, table: Floats) -> Floats:
+    """Return the scores of the experts that each row's token lists, and −2⁴⁰ for all others.
+
+    Parameters
+    ----------
+    scores : float32 [rows, experts]; tokens : [rows].
+    table : float32 [vocabulary, listed], whole numbers; others than experts list nothing.
+    """
+    experts = np.arange(scores.shape[-1], dtype=F32)
+    listed = (table[np.asarray(tokens)][..., None] == experts).any(axis=1)
+    return np.where(listed, scores, NEVER)
 
 
 def choose(keys: Floats, top_k: int, admitted: Flags | None = None) -> Ints:
@@ -171,7 +187,8 @@ def route(
 ) -> tuple[Ints, Floats]:
     """Choose experts and weigh them; one primitive.
 
-    1. p: "softmax" softmax(scores); "sigmoid" snap(σ(scores)); "softmax_topk" the scores.
+    1. p: "softmax" softmax(scores); "sigmoid" snap(σ(scores)); "sqrt_softplus"
+       RN(√snap(softplus(scores))); "softmax_topk" the scores.
     2. Keys: the raw scores without a bias (p saturates and would tie where scores differ), else
        snap(RN(p + bias)). The top_k largest keys of the experts that `admit` allows are chosen
        (a group's values for "top2" are p, or the keys with a bias), the lower index first on
@@ -202,11 +219,7 @@ def route(
     scores = np.asarray(scores, F32)
     if refusal := router.refusal(scores.shape[-1]):
         raise UnsupportedError(refusal, where="router")
-    p = scores
-    if router.kind == "softmax":
-        p = softmax(scores, faults=faults)
-    elif router.kind == "sigmoid":
-        p = snap(sigmoid(scores), faults)
+    p = probabilities(scores, router.kind, faults)
     biased = p if selection_bias is None else snap(p + selection_bias, faults)
     keys = scores if selection_bias is None else biased
     admitted = admit(biased, keys, router, mask)
@@ -222,6 +235,17 @@ def route(
     if router.routed_scaling != 1:
         weights = weights * F32(router.routed_scaling)
     return indices, snap(weights, faults)
+
+
+def probabilities(scores: Floats, kind: str, faults: Flags | None) -> Floats:
+    """Compute step 1 of `route`."""
+    if kind == "softmax":
+        return softmax(scores, faults=faults)
+    if kind == "sigmoid":
+        return snap(sigmoid(scores), faults)
+    if kind == "sqrt_softplus":
+        return np.sqrt(snap(softplus(scores), faults))
+    return scores
 
 
 def renormalised(weights: Floats, floor: float) -> Floats:

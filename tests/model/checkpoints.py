@@ -156,6 +156,10 @@ def draw_weights(model: Any) -> None:
         else:
             noise = noise / math.sqrt(parameter.shape[-1])
         parameter.data.copy_(noise)
+    for name, lists in model.named_buffers():
+        if name.endswith("tid2eid"):  # indices of experts for each token
+            experts = torch.rand(len(lists), model.config.n_routed_experts, generator=generator)
+            lists.copy_(experts.argsort(dim=1)[:, : lists.shape[1]])
 
 
 @dataclass(frozen=True)

@@ -56,4 +56,42 @@ GLM_DSA = Family(
         ({"indexer_types": ["shared", "full"]}, "a first layer that shares"),
     ],
 )
-FAMILIES = [DEEPSEEK_V32, GLM_DSA]
+SPARSE, HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
+NEAR = "sliding_attention"
+COMPRESSED = {
+    "num_key_value_heads": 1, "q_lora_rank": 14, "n_routed_experts": 8, "num_experts_per_tok": 2,
+    "intermediate_size": 24, "compress_rates": {SPARSE: 2, HEAVY: 4}, "sliding_window": 6,
+    "layer_types": [SPARSE, HEAVY], "mlp_layer_types": ["hash_moe", "moe"], "o_groups": 2,
+    "o_lora_rank": 10, "index_n_heads": 8, "index_head_dim": 12, "index_topk": 3, "hc_eps": 0.01,
+    "partial_rotary_factor": 0.4, "hc_sinkhorn_iters": 3,
+}  # fmt: skip
+THREE = {"layer_types": [NEAR, SPARSE, SPARSE], "mlp_layer_types": ["hash_moe", "hash_moe", "moe"]}
+DEEPSEEK_V4 = Family(
+    "deepseek_v4",
+    "DeepseekV4Config",
+    base=COMPRESSED,
+    shapes={"odd": THREE | {ROPE: YARN}, "switched": {"partial_rotary_factor": 0.5}},
+    switches={
+        "tie_word_embeddings": True, "layer_types": [HEAVY, NEAR, SPARSE], "hc_mult": 3,
+        "mlp_layer_types": ["moe", "hash_moe", "moe"], "swiglu_limit": 0.8, "index_topk": 4,
+        "routed_scaling_factor": 1.4, "hc_sinkhorn_iters": 2, "sliding_window": 5,
+    },
+    moves=[
+        {"rms_norm_eps": 0.03}, {"hc_eps": 0.02}, {"index_topk": 5},
+        {"layer_types": [HEAVY, NEAR, SPARSE], "rope_parameters.main.rope_theta": 9e3},
+        {"rope_parameters.compress.rope_theta": 9e3},
+    ],
+    sizes=("q_lora_rank", "n_routed_experts", "num_experts_per_tok", "o_groups", "o_lora_rank",
+           "index_n_heads", "index_head_dim", "hc_mult"),
+    elsewhere=frozenset({
+        "num_nextn_predict_layers", "num_hash_layers", "compress_ratios", "compress_rates",
+        "compress_rope_theta", "qk_rope_head_dim",
+    }),
+    refused=[
+        ({"scoring_func": "softmax"}, "scoring_func"),
+        ({"n_shared_experts": 2}, "n_shared_experts"),
+        ({"compress_rates": {SPARSE: 1}}, "compress_rates has 1"),
+        ({"qk_rope_head_dim": 4}, "qk_rope_head_dim is 4"),
+    ],
+)  # fmt: skip
+FAMILIES = [DEEPSEEK_V32, GLM_DSA, DEEPSEEK_V4]

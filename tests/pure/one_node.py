@@ -7,7 +7,14 @@ from math import prod
 import numpy as np
 
 from cortiq.ir import Builder, Type, ops
-from cortiq.ir.layers import Blend, PerLayerGate, PerLayerInputs
+from cortiq.ir.layers import (
+    Blend,
+    PerLayerGate,
+    PerLayerInputs,
+    StreamEntry,
+    StreamRead,
+    StreamWrite,
+)
 from cortiq.models.weight_rules import MATRIX_OPERATORS
 from cortiq.numerics.layouts import Weight, floats
 from cortiq.numerics.rope import RopeTable, Sections
@@ -33,12 +40,17 @@ PRIMITIVES = (
     ops.Clamp(), ops.L2Norm(8, 1e-6), ops.Softmax(8), ops.ExpertGain(4), ops.ExpertBias(4, 8),
     ops.DeltaRule(2, 8, 4), ops.DeltaRule(2, 8, 4, 1), ops.StateSpace(2, 8, 4),
     ops.ChooseBlocks(2, 8, 4, 2), ops.ChooseKeys(2, 8, 4), ops.Recall(2, 8),
+    ops.ChooseKeys(2, 8, 4, 3), ops.Attend(2, 2, 8, 4, 0.3, mass=True), ops.Sinkhorn(3, 4, 0.01),
+    ops.Compress(8, 3), ops.Compress(8, 2, True), ops.ListKeys(3, 4), ops.KeepListed(4, 5, 2),
+    ops.Route(4, Router(2, "sqrt_softplus")), ops.Rope(RopeTable(1e4, 8, lag=3, inverse=True)),
     ops.OwnBlock(4),
 )  # fmt: skip
 SPECIMENS = (
     *PRIMITIVES,
     *(draw(_Dice("a specimen")) for kind, draw in DRAWN.items() if kind not in dir(ops)),
     *OPTIONS, Blend(0.3), PerLayerInputs(7, 16, 3, 8, 1e-6), PerLayerGate(16, 3, 8, 1),
+    StreamEntry(3, 8), StreamRead(3, 8, 1e-6, 1e-6, 2), StreamRead(3, 8, 1e-6, 1e-6, last=True),
+    StreamWrite(3, 8),
 )  # fmt: skip
 """One operator at least of every kind, and one with every option in use."""
 
@@ -78,6 +90,11 @@ TAKES = {
     ops.ChooseBlocks: lambda op: {"q.q": f32(op.heads, op.key_dim), "position": Type((), "i32")},
     ops.ChooseKeys: lambda op: {"q.q": f32(op.heads, op.key_dim), "position": Type((), "i32"),
         "w": f32(op.heads)},
+    ops.Sinkhorn: lambda op: {"x": f32(op.streams, op.streams)},
+    ops.Compress: lambda op: {"x": f32(op.parts * op.width), "position": Type((), "i32"),
+        "gates": f32(op.parts * op.width)},
+    ops.ListKeys: lambda op: {"position": Type((), "i32")},
+    ops.KeepListed: lambda op: {"x": f32(op.experts), "token": Type((), "i32")},
     ops.Recall: lambda op: {"position": Type((), "i32")},
     ops.OwnBlock: lambda op: {"position": Type((), "i32")},
 }  # fmt: skip

@@ -50,7 +50,7 @@ def program_of(check):
 def touched(fault):
     """Operators and wants that the fault makes wrong: all that keep state where it is a state's."""
     if fault in STATES:
-        return {"StoreKV", "CausalConv", "DeltaRule", "StateSpace", "Draw"}
+        return {"StoreKV", "CausalConv", "Compress", "DeltaRule", "StateSpace", "Draw"}
     return {kind.__name__ for kind in (*WRONG.get(fault, {}), *ANSWERS.get(fault, {}))}
 
 

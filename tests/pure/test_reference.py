@@ -107,6 +107,6 @@ def test_attention_attends_as_defined(geometry, length, window, cap, sinks):
         q, k, v, positions, key_dim**-0.5, window=window, soft_cap=cap, sinks=logits
     )
     how = TileGeometry(attention.scoring(key_dim**-0.5, cap), window or None, logits)
-    got = attend(q, k, v, positions, how, np.zeros(9, np.bool_))
+    got, _ = attend(q, k, v, positions, how, np.zeros(9, np.bool_))
     assert np.count_nonzero(expected) == expected.size
     assert differing(got, expected) == 0

@@ -53,6 +53,7 @@ class OpKind(IntEnum):
     RECALL = 30
     PACKAGE = 31
     CHOOSE_KEYS = 32
+    COMPRESS = 33
 
 
 def _fields(**groups: str) -> tuple[tuple[str, type], ...]:
@@ -156,7 +157,7 @@ class AttendArgs(ctypes.Structure):
             f="factor cap inverse_cap",
         ),
         *_fields(p="chosen", i="sets chosen_count block"),
-        *_fields(p="last"),
+        *_fields(p="last mass"),
     )
 
 
@@ -169,7 +170,7 @@ class ChooseBlocksArgs(ctypes.Structure):
 class ChooseKeysArgs(ctypes.Structure):
     """`cortiq_choose_keys`: CHOOSE_KEYS."""
 
-    _fields_ = (("kv", KVSlotArgs), *_fields(p="q weights out", i="heads top"))
+    _fields_ = (("kv", KVSlotArgs), *_fields(p="q weights out", i="heads top every"))
 
 
 class RecallArgs(ctypes.Structure):
@@ -185,6 +186,14 @@ class ConvArgs(ctypes.Structure):
         p="x weight bias out rings capacities segments segment_count",
         l="x_stride out_stride",
         i="width taps",
+    )
+
+
+class CompressArgs(ctypes.Structure):
+    """`cortiq_compress`: COMPRESS."""
+
+    _fields_ = _fields(
+        p="x gates bias out rings capacities segments segment_count", i="width rate parts"
     )
 
 

@@ -12,7 +12,7 @@ from cortiq_cpu.binder import OpArgs, OpBinder, fields
 from cortiq_cpu.matmul_arguments import PRODUCTS, ChosenMatmulArgs, EmbedArgs, MatmulArgs
 
 F32 = np.float32
-ROUTERS = ("softmax", "sigmoid", "softmax_topk")
+ROUTERS = ("softmax", "sigmoid", "softmax_topk", "sqrt_softplus")
 """By the number the native core gives them."""
 
 

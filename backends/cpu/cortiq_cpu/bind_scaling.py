@@ -10,24 +10,16 @@ import numpy as np
 
 from cortiq.backend.lower import LoweredStep
 from cortiq.ir import ops
+from cortiq.numerics.route import NEVER
 from cortiq_cpu import arguments
 from cortiq_cpu.arguments import OpKind, address
 from cortiq_cpu.binder import OpArgs, OpBinder
 
 F32 = np.float32
 HOW = (
-    "value",
-    "head",
-    "all",
-    "row",
-    "expert",
-    "bias",
-    "shift",
-    "clamp",
-    "softmax",
-    "every",
-    "divided",
-)
+    "value", "head", "all", "row", "expert", "bias", "shift", "clamp", "softmax", "every",
+    "stochastic", "listed", "keys", "divided",
+)  # fmt: skip
 """What is done to a part of a row, by the number the native core gives it."""
 
 
@@ -50,13 +42,14 @@ def bind_scaled(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind SCALED."""
     node, out = step.nodes[0], step.outputs[0]
     how, special = _SPECIAL[type(step.op)](b, step)
+    source = {}
+    if step.inputs[0] != "position":  # which is no value of the arena
+        source = {"x": b.at(step.inputs[0]), "x_stride": b.stride(node.inputs[0])}
     args = arguments.ScaledArgs(
-        x=b.at(step.inputs[0]),
         out=b.at(out),
-        x_stride=b.stride(node.inputs[0]),
         out_stride=b.stride(out),
         how=HOW.index(how),
-        **{**b.split(out), **special},
+        **{**source, **b.split(out), **special},
     )
     return [(OpKind.SCALED, args)]
 
@@ -117,6 +110,23 @@ def _every(b: OpBinder, step: LoweredStep) -> Special:
     return "every", {"first": op.start, "step": op.step, "from_width": width}
 
 
+def _stochastic(b: OpBinder, step: LoweredStep) -> Special:
+    op: ops.Sinkhorn = step.op  # type: ignore[assignment]
+    one = {"inner": 1, "width": op.streams**2}
+    return "stochastic", {"first": op.rounds, "step": op.streams, "low": F32(op.eps), **one}
+
+
+def _listed(b: OpBinder, step: LoweredStep) -> Special:
+    op: ops.KeepListed = step.op  # type: ignore[assignment]
+    table, tokens = b.vector(step.nodes[0], "table"), address(b.rows.tokens)
+    return "listed", {"factor": table, "index": tokens, "step": op.listed, "low": NEVER}
+
+
+def _keys(b: OpBinder, step: LoweredStep) -> Special:
+    op: ops.ListKeys = step.op  # type: ignore[assignment]
+    return "keys", {"index": address(b.rows.positions), "step": op.every}
+
+
 _SPECIAL: Mapping[type, Callable[[OpBinder, LoweredStep], Special]] = {
     ops.Gain: _gain,
     ops.ScaleRows: _scale_rows,
@@ -126,4 +136,7 @@ _SPECIAL: Mapping[type, Callable[[OpBinder, LoweredStep], Special]] = {
     ops.Clamp: _clamp,
     ops.Softmax: _softmax,
     ops.Slice: _every,
+    ops.Sinkhorn: _stochastic,
+    ops.KeepListed: _listed,
+    ops.ListKeys: _keys,
 }

@@ -100,6 +100,8 @@ def bind_attend(b: OpBinder, step: LoweredStep) -> OpArgs:
     )
     if op.until:
         args.last = b.at(step.inputs[1])
+    if op.mass:
+        args.mass = b.at(node.outputs[1])
     if op.block:
         chosen = step.inputs[2]
         args.chosen, args.block = b.at(chosen), op.block
@@ -127,7 +129,8 @@ def bind_choose_keys(b: OpBinder, step: LoweredStep) -> OpArgs:
     op: ops.ChooseKeys = step.op  # type: ignore[assignment]
     query, weights = (b.at(step.inputs[i]) for i in (0, 2))
     kv = b.kv(step.nodes[0].slots["kv"])
-    args = arguments.ChooseKeysArgs(kv, query, weights, b.at(step.outputs[0]), op.heads, op.top)
+    out, how = b.at(step.outputs[0]), (op.heads, op.top, op.every)
+    args = arguments.ChooseKeysArgs(kv, query, weights, out, *how)
     return [(OpKind.CHOOSE_KEYS, args)]
 
 
@@ -157,6 +160,27 @@ def bind_conv(b: OpBinder, step: LoweredStep) -> OpArgs:
         taps=op.kernel,
     )
     return [(OpKind.CAUSAL_CONV, args)]
+
+
+def bind_compress(b: OpBinder, step: LoweredStep) -> OpArgs:
+    """Bind COMPRESS."""
+    node = step.nodes[0]
+    op: ops.Compress = node.op  # type: ignore[assignment]
+    number = b.layout.fixed_numbers[node.slots["ring"]]
+    args = arguments.CompressArgs(
+        x=b.at(step.inputs[0]),
+        gates=b.at(step.inputs[2]),
+        bias=b.vector(node, "bias"),
+        out=b.at(step.outputs[0]),
+        rings=b.rows.fixed[number].ctypes.data,
+        capacities=b.rows.ring_capacities[number].ctypes.data,
+        segments=address(b.rows.segments),
+        segment_count=address(b.rows.segment_count),
+        width=op.width,
+        rate=op.rate,
+        parts=op.parts,
+    )
+    return [(OpKind.COMPRESS, args)]
 
 
 def bind_recurrence(b: OpBinder, step: LoweredStep) -> OpArgs:

@@ -9,6 +9,7 @@ from cortiq.numerics.contract import TILE
 
 SCALED = (
     ops.Gain, ops.ScaleRows, ops.Shift, ops.Clamp, ops.Softmax, ops.ExpertGain, ops.ExpertBias,
+    ops.Sinkhorn, ops.KeepListed, ops.ListKeys,
 )  # fmt: skip
 """Those of one kernel: what is done to a part of a row, by a number."""
 KERNELS = (
@@ -16,12 +17,12 @@ KERNELS = (
     ops.Multiply, ops.Scale, ops.Bias, ops.Activation, ops.SoftCap, ops.RMSNorm, ops.LayerNorm,
     ops.Rope, ops.StoreKV, ops.Attend, ops.CausalConv, ops.Route, ops.CombineExperts, ops.Slice,
     ops.Concat, ops.Reshape, ops.L2Norm, ops.DeltaRule, ops.StateSpace, ops.ChooseBlocks,
-    ops.Recall, ops.ChooseKeys, ops.OwnBlock, *SCALED,
+    ops.Recall, ops.ChooseKeys, ops.OwnBlock, ops.Compress, *SCALED,
 )  # fmt: skip
 """Primitives with a kernel."""
 OPTIONS = frozenset({
     *scalar.ACTIVATIONS, "groups", "mask", "tau", "missing", "step", "sections", "blocks",
-    "keys only", "until",
+    "keys only", "until", "mass", "every", "sqrt_softplus",
 })  # fmt: skip
 """What the kernels know beyond the plain form of an operator."""
 

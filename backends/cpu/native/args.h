@@ -42,12 +42,15 @@ typedef struct {
  *     BETWEEN       bounded by low and high (infinite for none), exact
  *     SOFTMAX_OF    softmax of each part
  *     EVERY         values first, first + step, … of parts of `from_width`; exact
+ *     STOCHASTIC    numerics.streams.sinkhorn of a matrix of `step` rows: `first` rounds, eps low
+ *     LISTED        x where factor[index[row]] lists the value, `step` of them; else low
+ *     KEYS          numerics.key_blocks.list_keys of the position index[row], every `step`; int32
  *     DIVIDED       x and out are int32: x / step
  * index has `inner` values a row. */
 enum {
     CORTIQ_BY_VALUE, CORTIQ_BY_PART, CORTIQ_BY_ONE, CORTIQ_BY_ROW, CORTIQ_BY_EXPERT,
     CORTIQ_PLUS_EXPERT, CORTIQ_PLUS, CORTIQ_BETWEEN, CORTIQ_SOFTMAX_OF, CORTIQ_EVERY,
-    CORTIQ_DIVIDED
+    CORTIQ_STOCHASTIC, CORTIQ_LISTED, CORTIQ_KEYS, CORTIQ_DIVIDED
 };
 typedef struct {
     const float *x, *factor;
@@ -143,7 +146,8 @@ typedef struct {
  * last (NULL: a row's own position) [rows]: the last key a row sees, ascending within a sequence;
  * windows count back from its own position.
  * chosen (NULL: all keys are seen): blocks [rows][sets][chosen_count]; of its visible keys j a head
- * sees those whose j / block its set h / (heads / sets) names. */
+ * sees those whose j / block its set h / (heads / sets) names.
+ * mass (NULL: not wanted) [rows][heads]: the logarithm of the sum of e^score. */
 typedef struct {
     cortiq_kv kv;
     const void *q;
@@ -158,6 +162,7 @@ typedef struct {
     const int32_t *chosen;
     int32_t sets, chosen_count, block;
     const int32_t *last;
+    float *mass;
 } cortiq_attend;
 
 /* CHOOSE_BLOCKS (numerics.key_blocks): q are records [rows, heads] of width key_dim (sums not needed),
@@ -177,7 +182,7 @@ typedef struct {
     const void *q;
     const float *weights;
     int32_t *out;
-    int32_t heads, top;
+    int32_t heads, top, every;
 } cortiq_choose_keys;
 
 /* RECALL: out [rows][heads][key_dim] takes the keys of each row's position, as snap(q·2^e). Pages
@@ -203,6 +208,18 @@ typedef struct {
     int32_t width, taps;
 } cortiq_conv;
 
+/* COMPRESS (numerics.compression): x and gates [rows][parts·width], bias [rate][parts·width]. rings
+ * as those of CAUSAL_CONV, of rows [x | gates and bias] and at least parts·rate of them. */
+typedef struct {
+    const float *x, *gates, *bias;
+    float *out;
+    float *const *rings;
+    const int32_t *capacities;
+    const cortiq_segment *segments;
+    const int32_t *segment_count;
+    int32_t width, rate, parts;
+} cortiq_compress;
+
 /* GATED_DELTA: a head's state S is [state_rows][columns]. In memory its columns are cut into blocks
  * of CORTIQ_COLUMNS (the last may have fewer), one after the other, each row by row, and rows are
  * in the order in which a canonical sum meets them: those of i + 16·m (+ 256·n) for i = 0 … 15, of
@@ -226,7 +243,7 @@ typedef struct {
 enum { CORTIQ_MARK = 64, CORTIQ_KEPT = 128, CORTIQ_COLUMNS = 32 };
 
 /* ROUTE: index and weights have top_k values a row, out of `experts` scores. */
-enum { CORTIQ_SOFTMAX, CORTIQ_SIGMOID, CORTIQ_SOFTMAX_TOPK };
+enum { CORTIQ_SOFTMAX, CORTIQ_SIGMOID, CORTIQ_SOFTMAX_TOPK, CORTIQ_SQRT_SOFTPLUS };
 typedef struct {
     const float *scores, *bias, *mask; /* bias and mask may be NULL */
     int32_t *index;

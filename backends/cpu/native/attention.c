@@ -90,6 +90,15 @@ static void find_item(const plan *p, int32_t index, attention_task *t, int32_t *
     t->q = (const uint8_t *)a->q + record * cortiq_record_stride(a->kv.key_dim);
 }
 
+/* The logarithm of the sum of e^score, after the sink: numerics.attention.log_mass. */
+static float log_mass(const cortiq_kernels *k, const partial *total)
+{
+    float y;
+    if (total->n == NONE) return -0x1p15f;
+    y = k->tail.log(total->mass) + (float)(total->m - 21) * 0.6931471805599453f;
+    return y < 0x1p-40f && y > -0x1p-40f ? 0.0f : y;
+}
+
 static void finish_query(const cortiq_op *op, const cortiq_kernels *k, const attention_task *t,
                          int32_t first_row, int32_t query, partial *total)
 {
@@ -98,6 +107,7 @@ static void finish_query(const cortiq_op *op, const cortiq_kernels *k, const att
     int32_t head = t->head * t->group + (t->first + query) % t->group;
     float *out = a->out + row * a->out_stride + (int64_t)head * a->kv.value_dim;
     if (k->finish(a, total, out, head)) cortiq_fault(op, row);
+    if (a->mass) a->mass[(int64_t)row * a->heads + head] = log_mass(k, total);
 }
 
 /* The first block of an item's tile, or NULL where there is no such item or tile. */

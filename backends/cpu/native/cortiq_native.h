@@ -81,6 +81,7 @@ typedef enum {
     CORTIQ_SPARE_1, CORTIQ_SPARE_2, CORTIQ_SPARE_3, CORTIQ_SPARE_4, CORTIQ_SPARE_5,
     CORTIQ_PACKAGE, /* the kernel of another package */
     CORTIQ_CHOOSE_KEYS,
+    CORTIQ_COMPRESS,
     CORTIQ_PROBE_FLOATS = 61, /* what the machine can do, for benchmarks */
     CORTIQ_PROBE_READ,
     CORTIQ_PROBE_DOTS,

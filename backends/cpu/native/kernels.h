@@ -22,6 +22,15 @@ typedef struct {
     int32_t place; /* of the first row in the ring */
 } conv_rows;
 
+/* Columns `from` … from + n − 1 of the entries of one sequence; see compress.c. Pointers are to the
+ * first row. */
+typedef struct {
+    const float *x, *gates, *bias;
+    float *out, *ring;
+    uint8_t *faults;
+    int32_t position, rows, from, n, width, rate, parts, capacity;
+} compress_rows;
+
 /* One row or part of a row of n values; no alignment is needed, an output may be an input. */
 typedef struct {
     int (*add)(const float *a, const float *b, float *out, int n);
@@ -41,6 +50,7 @@ typedef struct {
     int (*softmax)(const float *x, float *out, int n);
     int (*sigmoid)(const float *x, float *out, int n);
     void (*conv)(const conv_rows *rows);
+    void (*compress)(const compress_rows *rows);
     int (*weighted_sum)(const float *weights, const float *rows, float *out, int count,
                         int64_t stride, int n);
 } cortiq_row_kernels;

@@ -4,6 +4,7 @@
 #include "isa.h"
 
 #include "rows_body.h"
+#include "compress_body.h"
 #include "conv_body.h"
 #include "recurrence_body.h"
 #include "probe_body.h"
@@ -19,7 +20,7 @@ const cortiq_kernels CQ_NAME(cortiq_kernels) = {
         .l2_norm = row_l2_norm, .layer_norm = row_layer_norm, .rope = row_rope,
         .quantise = row_quantise, .finish = row_finish,
         .softmax = row_softmax, .sigmoid = row_sigmoid,
-        .conv = rows_conv, .weighted_sum = row_weighted_sum,
+        .conv = rows_conv, .compress = rows_compress, .weighted_sum = row_weighted_sum,
     },
     .tail = {
         .highest = row_highest, .argmax = tail_argmax, .exp_lanes = tail_exp_lanes,

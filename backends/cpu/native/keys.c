@@ -80,20 +80,26 @@ static void score_part(const cortiq_choose_keys *how, cortiq_worker *worker, int
         .row = row, .tile = part * PART_TILES, .scratch = worker->scratch,
     };
     t.tile_stop = position / TILE + 1;
-    if (position < how->top || t.tile >= t.tile_stop) return;
+    if ((position + 1) / how->every <= how->top || t.tile >= t.tile_stop) return;
     if (t.tile_stop > t.tile + PART_TILES) t.tile_stop = t.tile + PART_TILES;
     size_t record = (size_t)row * (size_t)how->heads;
     t.q = (const uint8_t *)how->q + record * cortiq_record_stride(how->kv.key_dim);
     cortiq_kernels_of(worker->isa)->score(&t, how->weights + record, scores + t.tile * TILE);
 }
 
-static void choose_row(const cortiq_choose_keys *how, int32_t row, const float *scores)
+static void choose_row(const cortiq_choose_keys *how, int32_t row, float *scores)
 {
-    int32_t position, *out = how->out + (size_t)row * (size_t)how->top;
+    int32_t position, *out = how->out + (size_t)row * (size_t)how->top, every = how->every;
     segment_of(&how->kv, row, &position);
-    if (position >= how->top) select_keys(scores, position + 1, how->top, out);
-    else
+    int32_t count = (position + 1) / every;
+    if (count > how->top) {
+        if (every > 1)
+            for (int32_t i = 0; i < count; i++) scores[i] = scores[(i + 1) * every - 1];
+        select_keys(scores, count, how->top, out);
+    } else
         for (int32_t i = 0; i < how->top; i++) out[i] = i;
+    for (int32_t i = 0; i < how->top; i++)
+        out[i] = out[i] < count ? (out[i] + 1) * every - 1 : position + 1 + out[i] - count;
 }
 
 static void choose_key_rows(const cortiq_op *op, cortiq_worker *worker)

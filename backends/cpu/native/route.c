@@ -1,10 +1,11 @@
 /* ROUTE and COMBINE_EXPERTS: see numerics.route. */
 #include "kernels.h"
 
+#include <math.h>
 #include <string.h>
 
-/* The number of e^x among the activations (scalar.h). */
-enum { ROUTE_EXP = 3 };
+/* The numbers of e^x and softplus among the activations (scalar.h). */
+enum { ROUTE_EXP = 3, ROUTE_SOFTPLUS = 6 };
 
 /* Whether expert i comes before j, which has another index: admitted ones first, then the larger
  * key, then the lower index. Without flags all are admitted. */
@@ -140,6 +141,10 @@ static int route_row(const cortiq_route *a, const cortiq_row_kernels *k, const f
     uint8_t *flags = (uint8_t *)(kept + a->experts), *there = flags + 3 * a->experts;
     int fault = 0;
     if (a->router == CORTIQ_SOFTMAX) fault |= k->softmax(scores, scratch, a->experts);
+    if (a->router == CORTIQ_SQRT_SOFTPLUS) {
+        fault |= k->activation(scores, NULL, scratch, a->experts, ROUTE_SOFTPLUS);
+        for (int32_t i = 0; i < a->experts; i++) scratch[i] = sqrtf(scratch[i]);
+    }
     if (a->router == CORTIQ_SIGMOID) fault |= k->sigmoid(scores, scratch, a->experts);
     if (a->router != CORTIQ_SOFTMAX_TOPK) values = p = scratch;
     if (a->bias) {

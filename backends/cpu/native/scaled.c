@@ -17,6 +17,53 @@ static int plus(const cortiq_row_kernels *k, const float *x, float amount, float
     return k->add(x, scratch, out, n);
 }
 
+/* Every row, or every column, of an n by n matrix divided by its sum and eps. */
+static int normalise_lines(const cortiq_row_kernels *k, float *c, int32_t n, float eps, int columns)
+{
+    int32_t along = columns ? n : 1, line = columns ? 1 : n;
+    for (int32_t i = 0; i < n; i++) {
+        float total = 0.0f;
+        for (int32_t j = 0; j < n; j++) total = total + c[i * line + j * along];
+        total = total + eps;
+        for (int32_t j = 0; j < n; j++) c[i * line + j * along] = c[i * line + j * along] / total;
+    }
+    return k->snap(c, c, n * n);
+}
+
+static int stochastic(const cortiq_scaled *a, cortiq_worker *worker, const float *x, float *out)
+{
+    const cortiq_row_kernels *k = &cortiq_kernels_of(worker->isa)->row;
+    int32_t n = a->step, fault = 0;
+    for (int32_t i = 0; i < n; i++) fault |= k->softmax(x + i * n, out + i * n, n);
+    fault |= plus(k, out, a->low, (float *)(void *)worker->scratch, out, n * n);
+    fault |= normalise_lines(k, out, n, a->low, 1);
+    for (int32_t round = 1; round < a->first; round++) {
+        fault |= normalise_lines(k, out, n, a->low, 0);
+        fault |= normalise_lines(k, out, n, a->low, 1);
+    }
+    return fault;
+}
+
+/* The scores of the experts that a list has. */
+static void keep_listed(const float *x, const float *list, int32_t listed, float low, float *out,
+                        int32_t n)
+{
+    for (int32_t i = 0; i < n; i++) {
+        int there = 0;
+        for (int32_t k = 0; k < listed; k++) there |= list[k] == (float)i;
+        out[i] = there ? x[i] : low;
+    }
+}
+
+static void list_keys(int32_t position, int32_t every, int32_t top, int32_t *out)
+{
+    int32_t there = (position + 1) / every, first = there > top ? there - top : 0;
+    for (int32_t i = 0; i < top; i++) {
+        int32_t entry = first + i;
+        out[i] = entry < there ? (entry + 1) * every - 1 : position + 1 + entry - there;
+    }
+}
+
 /* Integers not below 0, divided. */
 static int divide(const void *x, void *out, int32_t divisor, int n)
 {
@@ -41,6 +88,11 @@ static int scaled_part(const cortiq_scaled *a, cortiq_worker *worker, int32_t ro
     case CORTIQ_PLUS_EXPERT: return k->add(x, a->factor + (int64_t)expert * n, out, n);
     case CORTIQ_PLUS: return plus(k, x, a->low, (float *)(void *)worker->scratch, out, n);
     case CORTIQ_SOFTMAX_OF: return k->softmax(x, out, n);
+    case CORTIQ_STOCHASTIC: return stochastic(a, worker, x, out);
+    case CORTIQ_LISTED:
+        keep_listed(x, a->factor + (int64_t)expert * a->step, a->step, a->low, out, n);
+        return 0;
+    case CORTIQ_KEYS: list_keys(expert, a->step, n, (int32_t *)(void *)out); return 0;
     case CORTIQ_BETWEEN: bound(x, a->low, a->high, out, n); return 0;
     case CORTIQ_DIVIDED: return divide(x, out, a->step, n);
     default:

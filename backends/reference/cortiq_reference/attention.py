@@ -47,7 +47,7 @@ def attend(
     chosen: Ints | None = None,
     base: int = 0,
     own: Ints | None = None,
-) -> Floats:
+) -> tuple[Floats, Floats]:
     """Attend for one sequence: q [rows, heads, key_dim] over rows [n, kv_heads, dim].
 
     Parameters
@@ -58,7 +58,7 @@ def attend(
 
     Returns
     -------
-    float32 [rows, heads, value_dim].
+    float32 [rows, heads, value_dim], and `numerics.attention.log_mass` [rows, heads].
     """
     rows, heads, _ = q.q.shape
     groups = keys.q.shape[1]
@@ -77,7 +77,8 @@ def attend(
         total.merge(part)
     out = _finish(total, how, per_group, rows)
     out = out.reshape(groups, rows, per_group, -1).transpose(1, 0, 2, 3)
-    return snap(np.ascontiguousarray(out).reshape(rows, heads, -1), faults)
+    mass = _log_mass(total).reshape(groups, rows, per_group).transpose(1, 0, 2)
+    return snap(np.ascontiguousarray(out).reshape(rows, heads, -1), faults), mass.reshape(rows, -1)
 
 
 def _by_group(q: Quantised, groups: int) -> _Integers:
@@ -188,6 +189,14 @@ def _integers(gain: Floats, exponent: Ints, visible: npt.NDArray[np.bool_]) -> n
     """Compute rint(gain·2^exponent) of the visible keys, as float64 integers."""
     scaled = np.rint(gain * contract.power(exponent))
     return np.where(visible, scaled, F32(0)).astype(np.float64)
+
+
+def _log_mass(total: PartialSums) -> Floats:
+    """Return the logarithm of the denominators, after the sinks."""
+    empty = total.n == NONE
+    mass, peak = np.where(empty, F32(1), total.mass), np.where(empty, 0, total.m)
+    known = contract.PartialAttention(mass, peak, total.o, total.n)
+    return np.where(empty, contract.NO_MASS, contract.log_mass(known))
 
 
 def _finish(total: PartialSums, how: TileGeometry, per_group: int, rows: int) -> Floats:

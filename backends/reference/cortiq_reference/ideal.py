@@ -7,7 +7,6 @@ this evaluation, and the contract's error is measured against it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,31 +17,27 @@ from cortiq.ir import Op, Program, ops, primitives_of
 from cortiq.numerics import ideal
 from cortiq.numerics.ideal_mixers import (
     causal_conv_ideal,
+    compress_ideal,
     delta_rule_ideal,
+    sinkhorn_ideal,
     state_space_ideal,
-    weight_ideal,
 )
-from cortiq.numerics.layouts import Weight, decode, floats
-
-Doubles = npt.NDArray[np.float64]
+from cortiq.numerics.key_blocks import list_keys
+from cortiq.numerics.layouts import Weight
+from cortiq.numerics.route import NEVER
+from cortiq_reference.ideal_slots import (
+    Doubles,
+    IdealCall,
+    attend,
+    choose_blocks,
+    choose_keys,
+    dequantise,
+    read,
+    store,
+)
 
 SLICE_ELEMENTS = 1 << 22
 """Elements of a weight that are held in float64 at a time."""
-
-
-@dataclass
-class IdealCall:
-    """A formula's context besides its inputs: the primitive, its weights, the slots so far."""
-
-    op: Any
-    weights: Mapping[str, Weight]
-    slot: str | None
-    slots: dict[str, tuple[Doubles, Doubles]] = field(default_factory=dict)
-
-    def vector(self, role: str) -> Doubles | None:
-        """Return a float weight with one row, or `None` if the primitive has no such role."""
-        weight = self.weights.get(role)
-        return None if weight is None else dequantise(weight)[0]
 
 
 def evaluate(
@@ -92,13 +87,6 @@ def evaluate(
     return {name: np.asarray(values[name], np.float64) for name in wants}
 
 
-def dequantise(weight: Weight) -> Doubles:
-    """Return every element in float64, whatever the layout."""
-    if weight.layout.kind == "float":
-        return floats(weight).astype(np.float64)
-    return weight_ideal(decode(weight))
-
-
 def product(x: Doubles, weight: Weight) -> Doubles:
     """Compute x·Wᵀ over the last axis, the weight in row slices."""
     return np.concatenate([x @ dequantise(part).T for part in _slices(weight)], axis=-1)
@@ -128,76 +116,20 @@ def _heads(node: IdealCall, x: Doubles) -> Doubles:
     return _experts(node, x, every)
 
 
-def _store(node: IdealCall, keys: Doubles, values: Doubles | None = None) -> tuple:
-    assert node.slot is not None
-    node.slots[node.slot] = (keys, keys[..., :0] if values is None else values)
-    return ()
-
-
-def _read(node: IdealCall) -> tuple[Doubles, Doubles]:
-    if node.slot not in node.slots:
-        raise GraphError("nothing of this entry writes the slot", where=str(node.slot))
-    return node.slots[node.slot]
-
-
-def _choose_blocks(
-    node: IdealCall, q: Doubles, position: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
-    """Choose for each position the last blocks and the best ones, then blocks beyond its own."""
-    op, keys = node.op, _read(node)[0][:, 0]
-    out = np.zeros((len(q), op.heads, op.top), np.int64)
-    for p, head in np.ndindex(len(q), op.heads):
-        scores = keys[: p + 1] @ q[p, head]
-        best = [scores[start : start + op.block].max() for start in range(0, p + 1, op.block)]
-        ranked = [-np.inf] * (p // op.block + 1)
-        for index, score in enumerate(best):
-            ranked[index] = np.inf if index >= len(best) - op.local else score
-        order = np.argsort(-np.array(ranked), kind="stable")[: op.top].tolist()
-        out[p, head] = sorted([*order, *range(len(best), len(best) + op.top - len(order))])
-    return out
-
-
-def _choose_keys(
-    node: IdealCall, q: Doubles, position: npt.NDArray[np.int64], weights: Doubles
-) -> npt.NDArray[np.int64]:
-    """Choose for each position the best keys, then keys beyond its own."""
-    top, keys = node.op.top, _read(node)[0][:, 0]
-    scores = np.einsum("qh,qhk->qk", weights, np.maximum(q @ keys.T, 0))
-    scores = np.where(np.arange(len(keys)) <= position[:, None], scores, -np.inf)
-    scores = np.pad(scores, ((0, 0), (0, top)), constant_values=-np.inf)
-    return np.sort(np.argsort(-scores, axis=-1, kind="stable")[:, None, :top])
-
-
-def _attend(
-    node: IdealCall,
-    q: Doubles,
-    position: npt.NDArray[np.int64],
-    chosen: npt.NDArray[np.int64] | None = None,
-) -> Doubles:
-    op = node.op
-    keys, values = (np.repeat(x, op.heads // op.kv_heads, 1) for x in _read(node))
-    scores = np.einsum("qhd,khd->hqk", q, keys) * op.scale
-    if op.soft_cap:
-        scores = ideal.soft_cap(scores, op.soft_cap)
-    own = np.arange(len(q))
-    past = own[:, None] - own
-    visible = (own <= position[:, None]) & (past < (op.window or len(q)))
-    if chosen is not None:
-        blocks = np.arange(len(q)) // op.block
-        there = (chosen[:, :, None, :] == blocks[:, None]).any(axis=-1)
-        visible = visible & np.repeat(there, op.heads // chosen.shape[1], 1).transpose(1, 0, 2)
-    scores, sinks = np.where(visible, scores, -np.inf), node.vector("sinks")
-    sink = np.full((op.heads, 1, 1), -np.inf) if sinks is None else sinks[:, None, None]
-    top = np.maximum(scores.max(axis=-1, keepdims=True), sink)
-    p = np.exp(scores - top)
-    p = p / (p.sum(axis=-1, keepdims=True) + np.exp(sink - top))
-    return np.einsum("hqk,khd->qhd", p, values)
-
-
 def _conv(node: IdealCall, x: Doubles) -> Doubles:
     taps = dequantise(node.weights["weight"])
     history = np.zeros((node.op.kernel - 1, node.op.width))
     return causal_conv_ideal(history, x, taps, node.vector("bias"))
+
+
+def _compress(node: IdealCall, rows: Doubles, position: Any, gates: Doubles) -> Doubles:
+    return compress_ideal(rows, gates, dequantise(node.weights["bias"]), node.op.width)
+
+
+def _keep_listed(node: IdealCall, scores: Doubles, token: npt.NDArray[np.int64]) -> Doubles:
+    table = dequantise(node.weights["table"])
+    listed = (table[token][..., None] == np.arange(node.op.experts)).any(axis=1)
+    return np.where(listed, scores, float(NEVER))
 
 
 def _delta_rule(node: IdealCall, *rows: Doubles) -> Doubles:
@@ -267,9 +199,9 @@ FORMULAS: dict[type[Op], Callable[..., Any]] = {
         x, node.vector("weight") + node.op.offset, node.vector("bias"), node.op.eps
     ),
     ops.Rope: _rope,
-    ops.StoreKV: _store,
-    ops.Attend: _attend,
-    ops.Recall: lambda node, position: _read(node)[0][position],
+    ops.StoreKV: store,
+    ops.Attend: attend,
+    ops.Recall: lambda node, position: read(node)[0][position],
     ops.CausalConv: _conv,
     ops.Route: _route,
     ops.CombineExperts: lambda node, weight, y: ideal.combine_experts(weight, y),
@@ -282,9 +214,13 @@ FORMULAS: dict[type[Op], Callable[..., Any]] = {
     ops.Clamp: lambda node, x: ideal.clamp(x, node.op.low, node.op.high),
     ops.L2Norm: lambda node, x: ideal.l2_norm(x, node.op.eps),
     ops.Softmax: lambda node, x: ideal.softmax(x),
-    ops.ChooseBlocks: _choose_blocks,
+    ops.ChooseBlocks: choose_blocks,
     ops.OwnBlock: lambda node, position: (position // node.op.block)[:, None, None],
-    ops.ChooseKeys: _choose_keys,
+    ops.ChooseKeys: choose_keys,
+    ops.ListKeys: lambda node, position: list_keys(position, node.op.every, node.op.top),
+    ops.Compress: _compress,
+    ops.Sinkhorn: lambda node, x: sinkhorn_ideal(x, node.op.rounds, node.op.eps),
+    ops.KeepListed: _keep_listed,
     ops.DeltaRule: _delta_rule,
     ops.StateSpace: _state_space,
     ops.ExpertGain: _expert_gain,

@@ -7,14 +7,16 @@ from typing import Any
 
 import numpy as np
 
+from cortiq.backend.float_weights import is_table
 from cortiq.backend.plan import Kernels
 from cortiq.backend.walk import Call
 from cortiq.ir import Op, ops
-from cortiq.numerics import norms, recurrent, rope, route, scalar, scaling
+from cortiq.numerics import norms, recurrent, rope, route, scalar, scaling, streams
 from cortiq.numerics.attention import scoring
+from cortiq.numerics.compression import compress
 from cortiq.numerics.contract import Floats, Ints
 from cortiq.numerics.dequantise import embedding_rows
-from cortiq.numerics.key_blocks import choose_blocks, choose_keys, own_block
+from cortiq.numerics.key_blocks import choose_blocks, choose_keys, list_keys, own_block
 from cortiq.numerics.layouts import Weight, floats
 from cortiq.numerics.quantise import Quantised, no_values, quantise_rows, recalled
 from cortiq_reference.attention import TileGeometry, attend
@@ -39,8 +41,7 @@ def prepare(op: Op, role: str, weight: Weight, name: str, pool: Pool) -> Any:
         return norms.offset_weight(values[0], op.offset)
     if isinstance(op, ops.Gain):
         return scaling.gain(values[0], op.form, name)
-    whole = isinstance(op, ops.ExpertBias) or (isinstance(op, ops.CausalConv) and role == "weight")
-    return values if whole else values[0]
+    return values if is_table(op, role) else values[0]
 
 
 def _embed_rows(call: Call, token: Ints) -> Floats:
@@ -105,12 +106,13 @@ def _store_kv(call: Call, keys: Quantised, values: Quantised | None = None) -> t
     return ()
 
 
-def _attend(call: Call, q: Quantised, position: Ints, chosen: Ints | None = None) -> Floats:
+def _attend(call: Call, q: Quantised, position: Ints, chosen: Ints | None = None) -> Any:
     op = call.op
     how = TileGeometry(
         scoring(op.scale, op.soft_cap), op.window, call.weights.get("sinks"), op.block
     )
     out = np.zeros((len(q.q), op.heads, op.value_dim), np.float32)
+    mass = np.zeros((len(q.q), op.heads), np.float32)
     for segment in call.segments:
         store = segment.state.stores[call.slots["kv"]]
         keys, values = store.read()
@@ -123,8 +125,9 @@ def _attend(call: Call, q: Quantised, position: Ints, chosen: Ints | None = None
             if op.until:
                 first = segment.positions[0] - segment.start
                 own = np.arange(cut.start + first, cut.stop + first, dtype=np.int32)
-            out[cut] = attend(part, keys, values, at, how, flags, blocks, store.base, own)
-    return out
+            found = attend(part, keys, values, at, how, flags, blocks, store.base, own)
+            out[cut], mass[cut] = found
+    return (out, mass[..., None]) if op.mass else out
 
 
 def _choose_blocks(call: Call, q: Quantised, position: Ints) -> Ints:
@@ -144,7 +147,8 @@ def _choose_keys(call: Call, q: Quantised, position: Ints, weights: Floats) -> I
         cut = segment.cut
         keys, _ = segment.state.stores[call.slots["kv"]].read()
         part = Quantised(q.q[cut], q.e[cut])
-        out[cut] = choose_keys(part, keys, weights[cut], position[cut], call.op.top)
+        how = call.op.top, call.op.every
+        out[cut] = choose_keys(part, keys, weights[cut], position[cut], *how)
     return out
 
 
@@ -169,6 +173,18 @@ def _causal_conv(call: Call, x: Floats) -> Floats:
         flags = call.faults[cut]
         out[cut] = recurrent.causal_conv(store.last, x[cut], weight, bias, faults=flags)
         store.append(x[cut])
+    return out
+
+
+def _compress(call: Call, rows: Floats, position: Ints, gates: Floats) -> Floats:
+    out = np.zeros((len(rows), call.op.width), np.float32)
+    bias = call.weights["bias"]
+    for segment in call.segments:
+        cut = segment.cut
+        store = segment.state.stores[call.slots["ring"]]
+        given = rows[cut], gates[cut], position[cut], bias, call.op.width, call.faults[cut]
+        out[cut], kept = compress(store.last, *given)
+        store.append(kept)
     return out
 
 
@@ -235,6 +251,10 @@ KERNELS: Kernels = {
     ops.ChooseBlocks: _choose_blocks,
     ops.OwnBlock: lambda call, position: own_block(position, call.op.block),
     ops.ChooseKeys: _choose_keys,
+    ops.ListKeys: lambda call, position: list_keys(position, call.op.every, call.op.top),
+    ops.Compress: _compress,
+    ops.Sinkhorn: lambda call, x: streams.sinkhorn(x, call.op.rounds, call.op.eps, call.faults),
+    ops.KeepListed: lambda call, x, token: route.keep_listed(x, token, call.weights["table"]),
     ops.DeltaRule: _recurrent(recurrent.delta_step),
     ops.StateSpace: _recurrent(recurrent.state_space_step),
     ops.ExpertGain: _expert_gain,

@@ -135,9 +135,13 @@ def factors_of(scale: float, soft_cap: float | None) -> tuple[float, float, floa
 
 def attend(
     call: LaunchCall, q: Rows, position: torch.Tensor, chosen: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Attention of all rows over their sequences' keys."""
-    return attended(call, call.op, q, position, chosen)[0]
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Attention of all rows over their sequences' keys, and its mass if the operator wants it."""
+    op = call.op
+    if not op.mass:
+        return attended(call, op, q, position, chosen)[0]
+    logs = torch.empty((call.rows.count, op.heads, 1), device=call.rows.device)
+    return attended(call, op, q, position, chosen, logs)[0], logs
 
 
 def attended_rows(
@@ -149,7 +153,12 @@ def attended_rows(
 
 
 def attended(
-    call: LaunchCall, op: Any, q: Rows, position: torch.Tensor, chosen: torch.Tensor | None
+    call: LaunchCall,
+    op: Any,
+    q: Rows,
+    position: torch.Tensor,
+    chosen: torch.Tensor | None,
+    logs: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Results [rows, heads, columns], and bits of each head's largest magnitude."""
     rows = call.rows
@@ -159,7 +168,8 @@ def attended(
     stream, window = streams(call), op.window or 0
     how = stream_of(max(op.key_dim, op.value_dim))
     sizes, each, programs = _geometry(op, how.queries if stream else FEW)
-    sizes |= {"SETS": 1, "CHOSEN": 1}
+    sizes |= {"SETS": 1, "CHOSEN": 1, "MASS": logs is not None}
+    masses = largest if logs is None else logs
     if chosen is not None:
         sizes |= {"SETS": chosen.shape[1], "CHOSEN": chosen.shape[2]}
     blocks, sinks = rows.blocks(each), call.weights.get("sinks")
@@ -170,7 +180,7 @@ def attended(
     if stream:
         launch(
             attention.attend_stream, (programs, len(blocks)), *queries, sink, listed, out,
-            largest, call.faults, *at, SINK=sinks is not None, STAGES=how.stages,
+            largest, masses, call.faults, *at, SINK=sinks is not None, STAGES=how.stages,
             warps=how.warps, registers=how.registers, **sizes,
         )  # fmt: skip
         return out, largest
@@ -185,7 +195,7 @@ def attended(
     launch(
         split_kv_attention.attend_spans, (programs, len(blocks), splits),
         *queries, sink, listed, out,
-        largest, call.faults, sums, numbers, counters, *at, most, spread.serial,
+        largest, masses, call.faults, sums, numbers, counters, *at, most, spread.serial,
         SINK=sinks is not None, MQ=alive, STAGES=spread.stages,
         AHEAD=ahead_of(alive * sizes["VP"], spread.warps), warps=spread.warps, early=True, **sizes,
     )  # fmt: skip
@@ -222,12 +232,20 @@ def choose_keys(
     scores = torch.empty((rows.count, room), dtype=torch.int32, device=rows.device)
     launch(
         key_choice.score_keys, (rows.count, ceil_div(tiles, SCORED_TILES)), *q[:3], weights,
-        rows.table, rows.owners, position, scores,
+        call.table("kv"), rows.owners, position, scores,
         q.high.shape[-1], rows.pages, offset, room, H=op.heads, DK=op.key_dim,
-        KP=max(32, pow2(op.key_dim)), HP=max(16, pow2(op.heads)), SPAN=SCORED_TILES,
+        KP=max(32, pow2(op.key_dim)), HP=max(16, pow2(op.heads)), SPAN=SCORED_TILES, EVERY=op.every,
     )  # fmt: skip
     width = min(CHOICE_WIDTH, pow2(room))
     launch(
-        key_choice.select_keys, (rows.count,), scores, position, out, room, TOP=op.top, WIDTH=width
+        key_choice.select_keys,
+        (rows.count,),
+        scores,
+        position,
+        out,
+        room,
+        TOP=op.top,
+        WIDTH=width,
+        EVERY=op.every,
     )
     return out

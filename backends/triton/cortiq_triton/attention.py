@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton.language as tl
 
 from cortiq_triton.language import Tensor, device, kernel
-from cortiq_triton.scalar import exp2_int, inverse, magnitude_bits, outside, snapped
+from cortiq_triton.scalar import exp2_int, inverse, log, magnitude_bits, outside, snapped
 from cortiq_triton.tile import (
     MAGIC_BITS,
     NONE,
@@ -94,6 +94,20 @@ def result(
 
 
 @device
+def log_mass(
+    total: Tensor, M: Tensor, sink: Tensor, head: Tensor, log2_e: Tensor, SINK: tl.constexpr
+) -> Tensor:
+    """The logarithm of l·2^(M−21), with the head's sink in l; −2¹⁵ where no key was seen."""
+    some = M > NONE
+    if SINK:
+        kappa, fraction = weight_of(tl.load(sink + head)[:, None] * log2_e)
+        total, M = combine(total, M, fraction * 2097152.0, kappa - MAGIC_BITS)
+    exponent = tl.where(some, M - 21, 0).to(tl.float32)
+    y = log(tl.where(some, total, 1.0)) + exponent * 0.6931471805599453
+    return tl.where(some, snapped(y), -32768.0)
+
+
+@device
 def answer(
     y: Tensor, out: Tensor, faults: Tensor, at: Tensor, row: Tensor, live: Tensor,
     DV: tl.constexpr, FIRST: tl.constexpr, WIDTH: tl.constexpr,
@@ -105,6 +119,20 @@ def answer(
     y = snapped(y)
     tl.store(out + at[:, None] * DV + v[None, :], y, mask=mask)
     return tl.max(magnitude_bits(y), 1)
+
+
+@device
+def finish(
+    total: Tensor, M: Tensor, o: Tensor, N: Tensor, row: Tensor, head: Tensor, live: Tensor,
+    sink: Tensor, out: Tensor, largest: Tensor, logs: Tensor, faults: Tensor, log2_e: Tensor,
+    H: tl.constexpr, DV: tl.constexpr, VP: tl.constexpr, SINK: tl.constexpr, MASS: tl.constexpr,
+) -> None:  # fmt: skip
+    """All columns of a state's result, its largest magnitude, and with MASS its mass."""
+    at = (row * H + head).to(tl.int64)
+    y = result(total, M, o, N, sink, head, log2_e, SINK)
+    tl.store(largest + at, answer(y, out, faults, at, row, live, DV, 0, VP), mask=live)
+    if MASS:
+        tl.store(logs + at[:, None], log_mass(total, M, sink, head, log2_e, SINK), live[:, None])
 
 
 @device
@@ -123,21 +151,40 @@ def added_to(
     return sums
 
 
+@device
+def seen_weights(
+    page: Tensor, g: Tensor, tile: Tensor, highest: Tensor, high: Tensor, low: Tensor,
+    scale: Tensor, cap: Tensor, inverse_cap: Tensor, log2_e: Tensor, position: Tensor,
+    lowest: Tensor, begun: Tensor, whole: Tensor, blocks_of: Tensor, G: tl.constexpr,
+    DK: tl.constexpr, DV: tl.constexpr, KP: tl.constexpr, BM: tl.constexpr, CAPPED: tl.constexpr,
+    BLOCK: tl.constexpr, CHOSEN: tl.constexpr,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """`tile_weights` of a tile's keys; those out of sight are looked for where there may be any."""
+    ke, ve = tile_exponents(page, g, tile, highest, G, DK, DV)
+    kappa, fraction = tile_scores(
+        page, g, high, low, scale, ke, cap, inverse_cap, log2_e, G, DK, KP, BM, CAPPED
+    )
+    if (tile >= whole) | (tile < begun) | (BLOCK > 0):
+        kappa = unseen_away(kappa, tile, position, lowest, blocks_of, BM, BLOCK, CHOSEN)
+    return tile_weights(kappa, fraction, ve)
+
+
 @kernel
 def attend_stream(
     qh: Tensor, ql: Tensor, qe: Tensor, table: Tensor, owners: Tensor, positions: Tensor,
     own: Tensor, blocks: Tensor, sink: Tensor, chosen: Tensor, out: Tensor, largest: Tensor,
-    faults: Tensor, stride: Tensor, pages: Tensor, slot: Tensor, window: Tensor, factor: Tensor,
-    cap: Tensor, inverse_cap: Tensor, log2_e: Tensor, H: tl.constexpr, G: tl.constexpr,
-    HB: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr,
-    BM: tl.constexpr, SINK: tl.constexpr, CAPPED: tl.constexpr, BLOCK: tl.constexpr,
-    SETS: tl.constexpr, CHOSEN: tl.constexpr, STAGES: tl.constexpr,
+    logs: Tensor, faults: Tensor, stride: Tensor, pages: Tensor, slot: Tensor, window: Tensor,
+    factor: Tensor, cap: Tensor, inverse_cap: Tensor, log2_e: Tensor, H: tl.constexpr,
+    G: tl.constexpr, HB: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, KP: tl.constexpr,
+    VP: tl.constexpr, BM: tl.constexpr, SINK: tl.constexpr, CAPPED: tl.constexpr,
+    BLOCK: tl.constexpr, SETS: tl.constexpr, CHOSEN: tl.constexpr, MASS: tl.constexpr,
+    STAGES: tl.constexpr,
 ) -> None:  # fmt: skip
     """Queries [R, H, DK] of one sequence a block to out [R, H, DV], tile after tile.
 
-    largest : int32 [R, H], bits of the largest magnitudes. Values are multiplied a half of their
-    columns at a time: sums of three planes of all are more than a program has registers for, and
-    sums of earlier runs wait in `out`.
+    largest : int32 [R, H], bits of the largest magnitudes. logs : [R, H], masses with MASS.
+    Values are multiplied a half of their columns at a time: sums of three planes of all are more
+    than a program has registers for, and sums of earlier runs wait in `out`.
     """
     block = tl.num_programs(1) - 1 - tl.program_id(1)  # long rows come last and begin first
     first_row, row, head, live, g = queries_of(blocks, block, tl.program_id(0), H, G, HB, BM)
@@ -161,13 +208,10 @@ def attend_stream(
         for tile in tl.range(start, stop, num_stages=STAGES):
             page = slot_of(address, slot)
             address = tl.load(listed + tl.minimum(tile + 1, last - 1))
-            ke, ve = tile_exponents(page, g, tile, highest, G, DK, DV)
-            kappa, fraction = tile_scores(
-                page, g, high, low, scale, ke, cap, inverse_cap, log2_e, G, DK, KP, BM, CAPPED
-            )
-            if (tile >= whole) | (tile < begun) | (BLOCK > 0):
-                kappa = unseen_away(kappa, tile, position, lowest, blocks_of, BM, BLOCK, CHOSEN)
-            L, K, E, wh, wl = tile_weights(kappa, fraction, ve)
+            L, K, E, wh, wl = seen_weights(
+                page, g, tile, highest, high, low, scale, cap, inverse_cap, log2_e, position,
+                lowest, begun, whole, blocks_of, G, DK, DV, KP, BM, CAPPED, BLOCK, CHOSEN,
+            )  # fmt: skip
             mass, mm = combine(mass, mm, L, K)
             before, after, nn = rescaling(nn, E, 16)
             o0 = o0 * before + tile_values(page, g, wh, wl, G, DK, DV, 0, HALF, BM) * after
@@ -181,6 +225,8 @@ def attend_stream(
             tl.debug_barrier()
     o0 = result(total, M, o0, N, sink, head, log2_e, SINK)
     o1 = result(total, M, o1, N, sink, head, log2_e, SINK)
+    if MASS:
+        tl.store(logs + at[:, None], log_mass(total, M, sink, head, log2_e, SINK), live[:, None])
     most = answer(o0, out, faults, at, row, live, DV, 0, HALF)
     most = tl.maximum(most, answer(o1, out, faults, at, row, live, DV, HALF, HALF))
     tl.store(largest + at, most, mask=live)

@@ -13,8 +13,8 @@ from cortiq.numerics.contract import F32
 from cortiq.numerics.layouts import Weight, floats
 from cortiq.numerics.norms import offset_weight
 from cortiq.numerics.scaling import gain
+from cortiq_triton import compressed, mixers, products, recurrences, rotary, routing
 from cortiq_triton import elementwise as ew
-from cortiq_triton import mixers, products, recurrences, rotary, routing
 from cortiq_triton.attend import attend, choose_blocks, choose_keys, recall, store_kv
 from cortiq_triton.call import LaunchCall
 from cortiq_triton.language import INTERPRETED, ceil_div, launch, pow2
@@ -205,6 +205,10 @@ KERNELS: Mapping[type[Op], Callable[..., Any]] = {
     ops.OwnBlock: lambda call, position: (position // call.op.block)[:, None, None],
     ops.Recall: recall,
     ops.CausalConv: _causal_conv,
+    ops.Compress: compressed.compress,
+    ops.Sinkhorn: compressed.sinkhorn,
+    ops.ListKeys: compressed.list_keys,
+    ops.KeepListed: compressed.keep_listed,
     ops.DeltaRule: recurrences.delta_rule,
     ops.StateSpace: recurrences.state_space,
     ops.Route: _route,
@@ -222,7 +226,7 @@ KERNELS: Mapping[type[Op], Callable[..., Any]] = {
 """The kernel of every primitive."""
 OPTIONS = frozenset(
     {*ew.ACTIVATIONS, "step", "missing", "sections", "groups", "mask", "tau", "blocks",
-     "keys only", "until"}
+     "keys only", "until", "mass", "every", "sqrt_softplus"}
 )  # fmt: skip
 """Options that the kernels know, as `Op.options` names them."""
 

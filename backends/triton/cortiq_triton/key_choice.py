@@ -26,6 +26,7 @@ def score_keys(
     qh: Tensor, ql: Tensor, qe: Tensor, weights: Tensor, table: Tensor, owners: Tensor,
     positions: Tensor, scores: Tensor, stride: Tensor, pages: Tensor, slot: Tensor, room: Tensor,
     H: tl.constexpr, DK: tl.constexpr, KP: tl.constexpr, HP: tl.constexpr, SPAN: tl.constexpr,
+    EVERY: tl.constexpr,
 ) -> None:  # fmt: skip
     """Scores of a row's keys in SPAN tiles to scores [R, room], as integers in their order."""
     r, span = tl.program_id(0), tl.program_id(1)
@@ -52,24 +53,30 @@ def score_keys(
         total = tl.where(total == 0.0, 0.0, total)  # no -0
         bits = total.to(tl.int32, bitcast=True)
         order = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-        tl.store(scores + r.to(tl.int64) * room + tile * 64 + t, order, mask=seen)
+        closing = tile * 64 + t + 1
+        there = seen & (closing % EVERY == 0)
+        tl.store(scores + r.to(tl.int64) * room + closing // EVERY - 1, order, mask=there)
 
 
 @kernel
 def select_keys(
     scores: Tensor, positions: Tensor, out: Tensor, room: Tensor, TOP: tl.constexpr,
-    WIDTH: tl.constexpr,
+    WIDTH: tl.constexpr, EVERY: tl.constexpr,
 ) -> None:  # fmt: skip
     """The best TOP keys of a row, ascending, to out [R, TOP]; of equal ones the first.
 
     The TOP-th largest score is found bit by bit, by counting.
     """
     r, i = tl.program_id(0), tl.arange(0, WIDTH)
-    count = tl.load(positions + r) + 1
+    position = tl.load(positions + r)
+    count = (position + 1) // EVERY
     at, place = scores + r.to(tl.int64) * room, out + r.to(tl.int64) * TOP
     if count <= TOP:
         for start in range(0, TOP, WIDTH):
-            tl.store(place + start + i, start + i, mask=start + i < TOP)
+            entry = start + i
+            beyond = position + 1 + entry - count
+            key = tl.where(entry < count, (entry + 1) * EVERY - 1, beyond)
+            tl.store(place + entry, key, mask=entry < TOP)
     else:
         least = tl.full((1,), 0, tl.int64) - 2147483648
         for bit in range(32):
@@ -92,6 +99,6 @@ def select_keys(
             rank = equal + tl.cumsum(same, 0)
             taken = (start + i < count) & ((score > least) | ((same > 0) & (rank <= TOP - more)))
             where = kept + tl.cumsum(taken.to(tl.int32), 0) - 1
-            tl.store(place + where, start + i, mask=taken)
+            tl.store(place + where, (start + i + 1) * EVERY - 1, mask=taken)
             kept += tl.sum(taken.to(tl.int32), 0)
             equal += tl.sum(same, 0)

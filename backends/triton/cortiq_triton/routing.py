@@ -9,10 +9,10 @@ from cortiq.numerics.contract import F32
 from cortiq.numerics.route import Router
 from cortiq_triton.language import Tensor, device, kernel, launch, pow2
 from cortiq_triton.rows import ordered_bits
-from cortiq_triton.scalar import exp, fold, inverse, outside, sigmoid, snapped
+from cortiq_triton.scalar import exp, fold, inverse, outside, sigmoid, snapped, softplus
 from cortiq_triton.sums import add_in_order
 
-KINDS = ("softmax", "sigmoid", "softmax_topk")
+KINDS = ("softmax", "sigmoid", "softmax_topk", "sqrt_softplus")
 LANES = 256
 LARGEST = 2048
 """Experts up to which a row's fit in one program."""
@@ -146,6 +146,8 @@ def route(
         p, bad = row_softmax(x, inside, EP)
     elif KIND == 1:
         p = snapped(sigmoid(x))
+    elif KIND == 3:
+        p = tl.sqrt_rn(snapped(softplus(x)))
     key, values = x, p
     if BIAS:
         values = p + tl.load(bias + index, mask=inside, other=0.0)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import triton.language as tl
 
 from cortiq_triton.attention import (
-    answer,
+    finish,
     load_queries,
     queries_of,
-    result,
+    seen_weights,
     sight,
     tiles_of,
 )
@@ -25,11 +25,7 @@ from cortiq_triton.tile import (
     factors,
     rescaling,
     slot_of,
-    tile_exponents,
-    tile_scores,
     tile_values,
-    tile_weights,
-    unseen_away,
 )
 
 
@@ -100,12 +96,13 @@ def is_last(counter: Tensor, expected: Tensor) -> Tensor:
 def attend_spans(
     qh: Tensor, ql: Tensor, qe: Tensor, table: Tensor, owners: Tensor, positions: Tensor,
     own: Tensor, blocks: Tensor, sink: Tensor, chosen: Tensor, out: Tensor, largest: Tensor,
-    faults: Tensor, sums: Tensor, numbers: Tensor, counters: Tensor, stride: Tensor, pages: Tensor,
-    slot: Tensor, window: Tensor, factor: Tensor, cap: Tensor, inverse_cap: Tensor, log2_e: Tensor,
-    most: Tensor, serial: Tensor, H: tl.constexpr, G: tl.constexpr, HB: tl.constexpr,
-    DK: tl.constexpr, DV: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, BM: tl.constexpr,
-    MQ: tl.constexpr, AHEAD: tl.constexpr, SINK: tl.constexpr, CAPPED: tl.constexpr,
-    BLOCK: tl.constexpr, SETS: tl.constexpr, CHOSEN: tl.constexpr, STAGES: tl.constexpr,
+    logs: Tensor, faults: Tensor, sums: Tensor, numbers: Tensor, counters: Tensor, stride: Tensor,
+    pages: Tensor, slot: Tensor, window: Tensor, factor: Tensor, cap: Tensor, inverse_cap: Tensor,
+    log2_e: Tensor, most: Tensor, serial: Tensor, H: tl.constexpr, G: tl.constexpr,
+    HB: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr,
+    BM: tl.constexpr, MQ: tl.constexpr, AHEAD: tl.constexpr, SINK: tl.constexpr,
+    CAPPED: tl.constexpr, BLOCK: tl.constexpr, SETS: tl.constexpr, CHOSEN: tl.constexpr,
+    MASS: tl.constexpr, STAGES: tl.constexpr,
 ) -> None:  # fmt: skip
     """Queries [R, H, DK] of one sequence a block, of which the first MQ live, to out [R, H, DV].
 
@@ -132,12 +129,10 @@ def attend_spans(
             o, N = empty(BM, VP)
             for tile in tl.range(start, stop, num_stages=STAGES):
                 page = slot_of(tl.load(listed + tile), slot)
-                ke, ve = tile_exponents(page, g, tile, highest, G, DK, DV)
-                kappa, fraction = tile_scores(
-                    page, g, high, low, scale, ke, cap, inverse_cap, log2_e, G, DK, KP, BM, CAPPED
-                )
-                kappa = unseen_away(kappa, tile, position, lowest, blocks_of, BM, BLOCK, CHOSEN)
-                L, K, E, wh, wl = tile_weights(kappa, fraction, ve)
+                L, K, E, wh, wl = seen_weights(  # no tile counts as whole: few rows, few tiles
+                    page, g, tile, highest, high, low, scale, cap, inverse_cap, log2_e, position,
+                    lowest, tile, tile, blocks_of, G, DK, DV, KP, BM, CAPPED, BLOCK, CHOSEN,
+                )  # fmt: skip
                 O = tile_values(page, g, wh, wl, G, DK, DV, 0, VP, BM) * 65536.0  # noqa: E741
                 if length < 16:
                     store_state(sums, numbers, at + tile - base, live, L, K, O, E, DV, VP)
@@ -145,26 +140,27 @@ def attend_spans(
                 before, after, N = rescaling(N, E)
                 o = o * before + O * after
             if (start == first) & (stop == last):
-                y = result(mass, M, o, N, sink, head, log2_e, SINK)
-                place = (row * H + head).to(tl.int64)
-                bits = answer(y, out, faults, place, row, live, DV, 0, VP)
-                tl.store(largest + place, bits, mask=live)
+                finish(
+                    mass, M, o, N, row, head, live, sink, out, largest, logs, faults, log2_e, H,
+                    DV, VP, SINK, MASS,
+                )  # fmt: skip
             else:
                 if length == 16:
                     store_state(sums, numbers, at + span - base, live, mass, M, o, N, DV, VP)
                 add_up(
-                    blocks, block, part, sink, out, largest, faults, sums, numbers, counter, span,
-                    first, last, length, most, log2_e, H, G, HB, DV, VP, MQ, AHEAD, SINK,
+                    blocks, block, part, sink, out, largest, logs, faults, sums, numbers, counter,
+                    span, first, last, length, most, log2_e, H, G, HB, DV, VP, MQ, AHEAD, SINK,
+                    MASS,
                 )  # fmt: skip
 
 
 @device
 def add_up(
     blocks: Tensor, block: Tensor, part: Tensor, sink: Tensor, out: Tensor, largest: Tensor,
-    faults: Tensor, sums: Tensor, numbers: Tensor, counter: Tensor, span: Tensor,
+    logs: Tensor, faults: Tensor, sums: Tensor, numbers: Tensor, counter: Tensor, span: Tensor,
     first: Tensor, last: Tensor, length: Tensor, most: Tensor, log2_e: Tensor, H: tl.constexpr,
     G: tl.constexpr, HB: tl.constexpr, DV: tl.constexpr, VP: tl.constexpr, MQ: tl.constexpr,
-    AHEAD: tl.constexpr, SINK: tl.constexpr,
+    AHEAD: tl.constexpr, SINK: tl.constexpr, MASS: tl.constexpr,
 ) -> None:  # fmt: skip
     """After a span's states are stored: its run's if no other span is missing, then all runs."""
     _, row, head, live, _ = queries_of(blocks, block, part, H, G, HB, MQ)
@@ -187,7 +183,7 @@ def add_up(
             if complete:
                 mass, M, o, N = added_states(sums, numbers, at, live, runs, 16, DV, VP, MQ, AHEAD)
         if complete:
-            y = result(mass, M, o, N, sink, head, log2_e, SINK)
-            place = (row * H + head).to(tl.int64)
-            bits = answer(y, out, faults, place, row, live, DV, 0, VP)
-            tl.store(largest + place, bits, mask=live)
+            finish(
+                mass, M, o, N, row, head, live, sink, out, largest, logs, faults, log2_e, H, DV,
+                VP, SINK, MASS,
+            )  # fmt: skip

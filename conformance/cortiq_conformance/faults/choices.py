@@ -15,15 +15,18 @@ from cortiq_reference import kernels
 from cortiq_reference.kernels import KERNELS
 
 
-def _highest_key(q: Quantised, keys: Quantised, weights: Floats, positions: Ints, top: int) -> Ints:
+def _highest_key(
+    q: Quantised, keys: Quantised, weights: Floats, positions: Ints, top: int, every: int = 1
+) -> Ints:
     """Choose the last of keys with equal scores."""
-    out = choose_keys(q, keys, weights, positions, top)
+    out = choose_keys(q, keys, weights, positions, top, every)
     for row, position in enumerate(positions):
-        seen = Quantised(keys.q[: position + 1, 0], keys.e[: position + 1, 0])
+        there = np.arange(every - 1, position + 1, every)
+        seen = Quantised(keys.q[there, 0], keys.e[there, 0])
         query = Quantised(q.q[row], q.e[row])
         scores = key_blocks.key_scores(query, seen, weights[row])
-        if position >= top:
-            out[row, 0] = np.sort(np.lexsort((-np.arange(position + 1), -scores))[:top])
+        if len(there) > top:
+            out[row, 0] = np.sort(there[np.lexsort((-there, -scores))[:top]])
     return out
 
 

@@ -130,11 +130,13 @@ def _moved(rows: Quantised, pad: int) -> Quantised:
 def _neighbour(kind: type[Op]) -> Kernel:
     """Let a sequence's first row take a little of the row before it in the batch."""
 
-    def kernel(call: Call, *inputs: Any) -> Floats:
-        out = KERNELS[kind](call, *inputs)
+    def kernel(call: Call, *inputs: Any) -> Any:
+        found = KERNELS[kind](call, *inputs)
+        out, *others = found if isinstance(found, tuple) else (found,)
         for segment in call.segments[1:]:
             out[segment.start] += out[segment.start - 1] * F32(2.0**-12)
-        return snap(out, call.faults)
+        out = snap(out, call.faults)
+        return (out, *others) if others else out
 
     return kernel
 

@@ -10,7 +10,7 @@ from cortiq.backend import Top
 from cortiq.ir import ops
 from cortiq.numerics.layouts import LAYOUTS
 from cortiq_conformance.case_weights import CODE_LAYOUTS
-from cortiq_conformance.faults import products, sums
+from cortiq_conformance.faults import compressed, products, sums
 from cortiq_conformance.faults.fault import Fault
 from cortiq_conformance.faults.folds import WAYS, Fold
 from cortiq_conformance.faults.kernels import Wrong
@@ -127,6 +127,14 @@ ORDERED: Mapping[str, OrderedTerms] = {
     "weights of a prefix": OrderedTerms(
         "weights of a prefix", Fault(("Route",), "Route"),
         lambda fold: {ops.Route: sums.trimmed(fold)},
+    ),
+    "rows of an entry": OrderedTerms(
+        "rows of an entry", Fault(("Compress",), "Compress"),
+        lambda fold: {ops.Compress: compressed.entries(fold)},
+    ),
+    "lines of a matrix": OrderedTerms(
+        "lines of a matrix", Fault(("Sinkhorn",), "Sinkhorn"),
+        lambda fold: {ops.Sinkhorn: compressed.matrices(fold)},
     ),
 }  # fmt: skip
 """By what is added."""

@@ -122,10 +122,11 @@ def _runs(
     constants: ScoreConstants,
     window: int = 0,
     blocks: ChosenBlocks | None = None,
+    own: int | None = None,
 ) -> list[PartialAttention]:
     """Compute `attend_keys` with a partial sum for every run."""
     found = []
-    for run in attention.visible_tiles(position, window):
+    for run in attention.visible_tiles(position, window, own):
         parts = [
             attention.tile(q, _rows(keys, cut), _rows(values, cut), constants)
             for cut in (slice(*span) for span in run)

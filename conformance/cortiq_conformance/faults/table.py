@@ -7,6 +7,7 @@ from typing import Any
 
 from cortiq.backend.stored import StoredState
 from cortiq_conformance.faults.choices import WRONG_CHOICES
+from cortiq_conformance.faults.compressed import WRONG_COMPRESSION
 from cortiq_conformance.faults.fault import Fault
 from cortiq_conformance.faults.kernels import WRONG_KERNELS, Wrong
 from cortiq_conformance.faults.ordered import (
@@ -29,7 +30,7 @@ SEQUENCES, ROBUSTNESS = 2, 3
 """Stages of level 0, after the foundations (0) and the primitives (1)."""
 WRONG: Mapping[str, Wrong] = {
     **WRONG_KERNELS, **WRONG_ROUNDINGS, **WRONG_RECURRENCES, **WRONG_SUMS, **WRONG_PRODUCTS,
-    **WRONG_ORDERS, **WRONG_CHOICES,
+    **WRONG_ORDERS, **WRONG_CHOICES, **WRONG_COMPRESSION,
 }  # fmt: skip
 """Wrong kernels by fault."""
 ANSWERS: Mapping[str, dict[type, Callable[[Any, Any, int], Any]]] = {
@@ -112,6 +113,10 @@ FAULTS: Mapping[str, Fault] = {
     "a state summed row after row": Fault(("StateSpace",), "StateSpace"),
     "experts of every group": Fault(("Route",), "Route"),
     "an exponential of another library": Fault(("Gain",), "Gain"),
+    "rows of a matrix before its columns": Fault(("Sinkhorn",), "Sinkhorn"),
+    "an entry without the bias of its rows": Fault(("Compress",), "Compress"),
+    "the first keys of a list": Fault(("ListKeys", "Attend mass"), "ListKeys", also=("Attend",)),
+    "a list without its last expert": Fault(("KeepListed",), "KeepListed"),
     "a state that a rewind leaves as it is": Fault(("rewind",), "DeltaRule", SEQUENCES),
     DECLINES: Fault((), ""),
     DELEGATES: Fault(("placement",), "", ROBUSTNESS),

@@ -189,6 +189,7 @@ ROUTERS = {
         TOP, "sigmoid", renormalise=True, denominator_floor=1e-6, routed_scaling=2.5
     ),
     "softmax of the chosen": Router(TOP, "softmax_topk"),
+    "root of softplus, renormalised": Router(TOP, "sqrt_softplus", renormalise=True),
 }
 
 

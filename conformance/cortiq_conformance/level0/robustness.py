@@ -21,6 +21,7 @@ from cortiq_conformance.drives import BatchedDrive, SequenceInput
 from cortiq_conformance.flush import available
 from cortiq_conformance.level0 import (
     blocks,
+    compressed,
     elementwise,
     keys,
     matrices,
@@ -73,6 +74,10 @@ PROBES: dict[str, Callable[[CaseData], ProbeProgram]] = {
     "Softmax": lambda s: one(ops.Softmax(64), {"x": floats(64)}),
     "ExpertGain": lambda s: scaling.expert_gain(s, 40),
     "ExpertBias": scaling.expert_bias,
+    "Sinkhorn": lambda s: compressed.sinkhorn(),
+    "Compress": lambda s: compressed.compress(s, compressed.COMPRESSIONS["2 rows, overlapping"]),
+    "ListKeys": lambda s: compressed.list_keys(),
+    "KeepListed": compressed.keep_listed,
 }
 """A small program around each primitive; StoreKV is part of Attend's."""
 

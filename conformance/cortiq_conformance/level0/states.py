@@ -9,7 +9,7 @@ from functools import partial
 from cortiq_conformance.case import Case, Scenario
 from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.drives import BatchedDrive, ChunkedDrive, Drive
-from cortiq_conformance.level0 import keys
+from cortiq_conformance.level0 import compressed, keys
 from cortiq_conformance.level0.blocks import sparse
 from cortiq_conformance.level0.recurrences import PROBES
 from cortiq_conformance.level0.sequences import attention, conv
@@ -39,6 +39,7 @@ def probes() -> dict[str, Callable[[CaseData], ProbeProgram]]:
         "convolution": lambda source: conv(source),
         "block attention": sparse,
         "key attention": keys.sparse,
+        "compression": compressed.compress,
         "delta rule": lambda source: PROBES["DeltaRule"](),
         "state space": lambda source: PROBES["StateSpace"](),
     }
@@ -46,7 +47,7 @@ def probes() -> dict[str, Callable[[CaseData], ProbeProgram]]:
 
 OPERATORS = {
     "attention": "Attend", "block attention": "Attend", "key attention": "Attend",
-    "convolution": "CausalConv",
+    "convolution": "CausalConv", "compression": "Compress",
     "delta rule": "DeltaRule", "state space": "StateSpace",
 }  # fmt: skip
 """The operator that each program is of."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from cortiq.ir.layers.attention import Attention, AttentionGate, QKNorm
 from cortiq.ir.layers.basic import Blend, Embedding, Layer, Linear, Residual
+from cortiq.ir.layers.compressed import CompressedAttention, Entries, EntryIndexer
 from cortiq.ir.layers.delta import KDA, GatedDeltaNet
 from cortiq.ir.layers.experts import MoE, RouterNorm
 from cortiq.ir.layers.indexer import Indexer
@@ -18,13 +19,14 @@ from cortiq.ir.layers.mixers import ShortConv
 from cortiq.ir.layers.mlp import MLP, GatedMLP, Gating, XieluMLP
 from cortiq.ir.layers.per_layer import PerLayerGate, PerLayerInputs
 from cortiq.ir.layers.state_space import Mamba2
+from cortiq.ir.layers.streams import StreamEntry, StreamRead, StreamWrite
 from cortiq.ir.op import Op
 from cortiq.ir.ops import LayerNorm, RMSNorm, Rope
 
 LAYERS: tuple[type[Op], ...] = (
     Embedding, Linear, RMSNorm, LayerNorm, Rope, Attention, LatentAttention, ShortConv,
     GatedDeltaNet, KDA, Mamba1, Mamba2, GatedMLP, MLP, XieluMLP, MoE, PerLayerInputs, PerLayerGate,
-    Residual, Blend, KeyIndexer,
+    Residual, Blend, KeyIndexer, CompressedAttention, StreamEntry, StreamRead, StreamWrite,
 )  # fmt: skip
 """Every layer of the catalogue."""
 
@@ -35,7 +37,10 @@ __all__ = [
     "Attention",
     "AttentionGate",
     "Blend",
+    "CompressedAttention",
     "Embedding",
+    "Entries",
+    "EntryIndexer",
     "GatedDeltaNet",
     "GatedMLP",
     "Gating",
@@ -56,5 +61,8 @@ __all__ = [
     "Rope",
     "RouterNorm",
     "ShortConv",
+    "StreamEntry",
+    "StreamRead",
+    "StreamWrite",
     "XieluMLP",
 ]

@@ -44,6 +44,8 @@ class MoE(Layer):
     weighs_gate : gate(x) is multiplied by the expert's weight, too: as if up and gate read
         weight·x and the sum had no weights (Llama 4).
     latent : experts work on Linear(x) of this width, and their sum is projected back.
+    listed : size of the vocabulary, where the experts follow from the token: a last input i32[], of
+        which a `table` lists them. The router's scores then only weigh them.
     """
 
     width: Count
@@ -66,6 +68,7 @@ class MoE(Layer):
     router_input: bool = False
     latent: Size = 0
     latent_biased: bool = False
+    listed: Size = 0
     weighs_gate: bool = False
     relations = (
         Relation(
@@ -102,8 +105,9 @@ class MoE(Layer):
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """Keep the width."""
-        wanted = (Type((self.width,)),) * (2 if self.router_input else 1)
-        expect(inputs == wanted, f"MoE takes {wanted}, got {inputs}")
+        wanted = [Type((self.width,))] * (2 if self.router_input else 1)
+        wanted += [Type((), "i32")] * bool(self.listed)
+        expect(list(inputs) == wanted, f"MoE takes {wanted}, got {inputs}")
         return inputs[:1]
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -137,6 +141,8 @@ class MoE(Layer):
         }
         if self.router_norm and self.router_norm.weighted:
             shapes["router_norm"] = (self.width,)
+        if self.listed:
+            shapes["table"] = (self.listed, self.router.top_k)
         return shapes
 
     def _expert_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -156,7 +162,8 @@ class MoE(Layer):
     def decompose(self, scope: Scope, *inputs: Value) -> Value:
         """Write Linear, Route, ExpertMatMul with activation, CombineExperts, shared expert."""
         x = inputs[0]
-        index, weight = self._route(scope, inputs[-1])
+        read = inputs[1] if self.router_input else x
+        index, weight = self._route(scope, read, inputs[-1])
         rows = x
         if self.latent:
             rows = linear(scope, x, "latent_in", self.width, self.latent, self.latent_biased)
@@ -168,7 +175,7 @@ class MoE(Layer):
             return y
         return scope.add(ops.Add(), y, self._shared_output(scope, x), name="sum")
 
-    def _route(self, scope: Scope, x: Value) -> tuple[Value, Value]:
+    def _route(self, scope: Scope, x: Value, token: Value) -> tuple[Value, Value]:
         """Return the chosen experts and their weights."""
         if self.router_norm:
             norm = self.router_norm
@@ -180,6 +187,10 @@ class MoE(Layer):
         scores = linear(scope, x, "router", self.width, self.experts, self.router_biased)
         if self.router_cap is not None:
             scores = scope.add(ops.SoftCap(self.router_cap), scores, name="router.capped")
+        if self.listed:
+            keep = ops.KeepListed(self.experts, self.listed, self.router.top_k)
+            weights = {"table": "table"}
+            scores = scope.add(keep, scores, token, name="router.listed", weights=weights)
         route = ops.Route(self.experts, self.router, self.selection_bias, self.masked)
         roles = {role: role for role in route.weight_shapes()}
         index, weight = scope.add_node(route, scores, name="route", weights=roles)

@@ -10,7 +10,7 @@ from cortiq.ir.graph import Scope, Value
 from cortiq.ir.layers.basic import Layer, linear
 from cortiq.ir.layers.latent import compressed_query
 from cortiq.ir.op import Type, expect, expect_last
-from cortiq.ir.ops.sequence import IndexHeads
+from cortiq.ir.ops.key_choice import IndexHeads
 from cortiq.ir.options import Epsilon, Pairing
 from cortiq.ir.slots import KVRows, Slot
 from cortiq.numerics.rope import RopeTable

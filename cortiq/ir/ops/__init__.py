@@ -18,24 +18,24 @@ from cortiq.ir.ops.elementwise import (
     Slice,
     SoftCap,
 )
+from cortiq.ir.ops.key_choice import ChooseBlocks, ChooseKeys, ListKeys, OwnBlock
 from cortiq.ir.ops.matrices import (
     CombineExperts,
     EmbedRows,
     ExpertMatMul,
     HeadMatMul,
+    KeepListed,
     MatMul,
     Quantise,
     Route,
 )
-from cortiq.ir.ops.norms import L2Norm, LayerNorm, RMSNorm, Softmax
+from cortiq.ir.ops.norms import L2Norm, LayerNorm, RMSNorm, Sinkhorn, Softmax
 from cortiq.ir.ops.recurrent import DeltaRule, StateSpace
 from cortiq.ir.ops.scaling import Clamp, ExpertBias, ExpertGain, Gain, ScaleRows, Shift
 from cortiq.ir.ops.sequence import (
     Attend,
     CausalConv,
-    ChooseBlocks,
-    ChooseKeys,
-    OwnBlock,
+    Compress,
     Recall,
     Rope,
     StoreKV,
@@ -45,7 +45,8 @@ PRIMITIVES: tuple[type[Op], ...] = (
     EmbedRows, Quantise, MatMul, HeadMatMul, ExpertMatMul, Add, Multiply, Scale, Bias, Activation,
     SoftCap, RMSNorm, LayerNorm, Rope, StoreKV, Attend, CausalConv, Route, CombineExperts, Slice,
     Concat, Reshape, Gain, ScaleRows, Shift, Clamp, L2Norm, Softmax, ExpertGain, ExpertBias,
-    DeltaRule, StateSpace, ChooseBlocks, Recall, ChooseKeys, OwnBlock,
+    DeltaRule, StateSpace, ChooseBlocks, Recall, ChooseKeys, OwnBlock, Sinkhorn,
+    Compress, ListKeys, KeepListed,
 )  # fmt: skip
 """Every primitive a backend can be asked for."""
 
@@ -60,6 +61,7 @@ __all__ = [
     "ChooseKeys",
     "Clamp",
     "CombineExperts",
+    "Compress",
     "Concat",
     "DeltaRule",
     "EmbedRows",
@@ -68,8 +70,10 @@ __all__ = [
     "ExpertMatMul",
     "Gain",
     "HeadMatMul",
+    "KeepListed",
     "L2Norm",
     "LayerNorm",
+    "ListKeys",
     "MatMul",
     "Multiply",
     "OwnBlock",
@@ -82,6 +86,7 @@ __all__ = [
     "Scale",
     "ScaleRows",
     "Shift",
+    "Sinkhorn",
     "Slice",
     "SoftCap",
     "Softmax",

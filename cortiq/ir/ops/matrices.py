@@ -142,9 +142,10 @@ class Route(Op):
     )  # fmt: skip
 
     def options(self) -> frozenset[str]:
-        """Return groups, mask and τ, if they are used."""
+        """Return groups, mask, τ and the root of a softplus, if they are used."""
         router = self.router
         used = {"groups": router.groups > 1, "mask": self.masked, "tau": router.tau is not None}
+        used["sqrt_softplus"] = router.kind == "sqrt_softplus"
         return frozenset(name for name, there in used.items() if there)
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
@@ -157,6 +158,29 @@ class Route(Op):
         """Declare the bias, which affects the choice only, and the mask."""
         roles = {"bias": self.selection_bias, "mask": self.masked}
         return {role: (self.experts,) for role, there in roles.items() if there}
+
+
+@dataclass(frozen=True)
+class KeepListed(Op):
+    """Scores of the experts that a token's list names, −2⁴⁰ elsewhere (`route.keep_listed`).
+
+    Inputs: f32[experts] and the token i32[]. Output f32[experts]: what `Route` chooses by, where
+    experts follow from the token. A weight `table` [vocab, listed] holds their indices.
+    """
+
+    experts: Count
+    vocab: Count
+    listed: Count
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """Keep the scores' shape."""
+        wanted = (Type((self.experts,)), Type((), "i32"))
+        expect(inputs == wanted, f"KeepListed takes {wanted}, got {inputs}")
+        return inputs[:1]
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Declare the lists."""
+        return {"table": (self.vocab, self.listed)}
 
 
 @dataclass(frozen=True)

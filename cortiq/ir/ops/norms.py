@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cortiq.domains import Count
-from cortiq.ir.op import LastAxis
+from cortiq.ir.op import LastAxis, Op, Type, expect
 from cortiq.ir.options import Constant, Epsilon
+from cortiq.numerics.streams import Streams
 
 
 @dataclass(frozen=True)
@@ -58,3 +59,22 @@ class Softmax(LastAxis):
     """e^x / Σe^x over the last axis (`numerics.route.softmax`)."""
 
     width: Count
+
+
+@dataclass(frozen=True)
+class Sinkhorn(Op):
+    """Matrices whose rows and columns sum to 1, f32[n, n] → the same (`numerics.streams.sinkhorn`).
+
+    `rounds` of the Sinkhorn-Knopp iteration on the softmax of each row; `eps` is added to it and to
+    every sum.
+    """
+
+    streams: Streams
+    rounds: Count
+    eps: Epsilon
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """Keep the shape."""
+        wanted = (Type((self.streams, self.streams)),)
+        expect(inputs == wanted, f"Sinkhorn takes {wanted}, got {inputs}")
+        return inputs

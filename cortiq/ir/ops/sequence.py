@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
-from cortiq.domains import Count, Integer, Relation, Size, at_most, divides
+from cortiq.domains import Count, Relation, Size, divides
 from cortiq.ir.op import Op, Type, expect
 from cortiq.ir.options import Pairing, ScoreCap, ScoreScale
 from cortiq.ir.slots import KVRows, Ring, Slot
-from cortiq.numerics.key_blocks import MOST_HEADS
+from cortiq.numerics.compression import Rate
 from cortiq.numerics.rope import RopeTable, Sections
-
-IndexHeads = Annotated[int, Integer(1, MOST_HEADS)]
-"""Heads whose scores of a key are added up."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +86,9 @@ class Attend(Op):
     window counts back from t all the same.
     Output f32[heads, value_dim]. `sinks` adds one value-less logit per head to the denominator.
 
+    `mass` adds an output f32[heads, 1], the logarithm of the sum of e^score
+    (`numerics.attention.log_mass`), by which parts of one softmax are merged.
+
     With `block` there is a third input, i32[sets, n]: of the visible keys a head sees those in the
     blocks j // block that its set names, in ascending order. Head h has set h // (heads / sets).
     """
@@ -104,11 +103,13 @@ class Attend(Op):
     sinks: bool = False
     block: Size = 0
     until: bool = False
+    mass: bool = False
     relations = (divides("kv_heads", "heads"),)
 
     def options(self) -> frozenset[str]:
-        """Return chosen blocks and last keys supplied by the row, if they are used."""
-        return frozenset(["blocks"] * (self.block > 0) + ["until"] * self.until)
+        """Return chosen blocks, last keys supplied by the row, and masses, if they are used."""
+        used = {"blocks": self.block > 0, "until": self.until, "mass": self.mass}
+        return frozenset(name for name, there in used.items() if there)
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """Infer one output row a head."""
@@ -119,7 +120,8 @@ class Attend(Op):
         for chosen in blocks:
             self._check_sets(chosen)
         expect(position == Type((), "i32"), f"Attend takes a position, got {position}")
-        return (Type((self.heads, self.value_dim)),)
+        out = Type((self.heads, self.value_dim))
+        return (out, Type((self.heads, 1))) if self.mass else (out,)
 
     def _check_sets(self, chosen: Type) -> None:
         fits = chosen.dtype == "i32" and len(chosen.shape) == 2
@@ -137,71 +139,39 @@ class Attend(Op):
 
 
 @dataclass(frozen=True)
-class ChooseBlocks(Op):
-    """The blocks of keys that a query scores best (`numerics.key_blocks.choose_blocks`).
+class Compress(Op):
+    """An entry of keys and values for every `rate` rows (`numerics.compression.compress`).
 
-    Inputs: q q16[heads, key_dim] and the position t. A block's score is its visible keys' largest
-    q·k; of the blocks up to the query's own, the `local` last ones and then the best are taken,
-    `top` in all, in ascending order. Output i32[heads, top].
+    Inputs: rows f32[parts·width], the position i32[], and gates f32[parts·width]; with `overlap`
+    parts is 2: entries are of two windows. A weight `bias` [rate, parts·width] is added to the
+    gates, by the place in the window. Output f32[width]: the entry where the row closes a window,
+    zeros elsewhere.
     """
 
-    heads: Count
-    key_dim: Count
-    block: Count
-    top: Count
-    local: Size = 1
-    relations = (at_most("local", "top"),)
+    width: Count
+    rate: Rate
+    overlap: bool = False
+    writes_slots = True
+
+    @property
+    def parts(self) -> int:
+        """Windows that an entry is made of."""
+        return 2 if self.overlap else 1
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Infer blocks of each head."""
-        wanted = (Type((self.heads, self.key_dim), "q16"), Type((), "i32"))
-        expect(inputs == wanted, f"ChooseBlocks takes {wanted}, got {inputs}")
-        return (Type((self.heads, self.top), "i32"),)
+        """Infer one entry."""
+        row = Type((self.parts * self.width,))
+        wanted = (row, Type((), "i32"), row)
+        expect(inputs == wanted, f"Compress takes {wanted}, got {inputs}")
+        return (Type((self.width,)),)
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Declare a bias for each place in a window."""
+        return {"bias": (self.rate, self.parts * self.width)}
 
     def slot_kinds(self) -> dict[str, Slot]:
-        """Declare one key a position, for all heads, and no values."""
-        return {"kv": KVRows(1, self.key_dim, 0)}
-
-
-@dataclass(frozen=True)
-class ChooseKeys(Op):
-    """The keys that a query scores best (`numerics.key_blocks.choose_keys`).
-
-    Inputs: q q16[heads, key_dim], the position t, and a weight of each head f32[heads]. A key's
-    score is the sum over the heads of weight·ReLU(q·k); of the keys up to the query's own the best
-    `top` are taken, in ascending order. Output i32[1, top]: blocks of one key for `Attend`.
-    """
-
-    heads: IndexHeads
-    key_dim: Count
-    top: Count
-
-    def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Infer one list for all heads of the attention."""
-        query, weights = Type((self.heads, self.key_dim), "q16"), Type((self.heads,))
-        wanted = (query, Type((), "i32"), weights)
-        expect(inputs == wanted, f"ChooseKeys takes {wanted}, got {inputs}")
-        return (Type((1, self.top), "i32"),)
-
-    def slot_kinds(self) -> dict[str, Slot]:
-        """Declare one key a position, for all heads, and no values."""
-        return {"kv": KVRows(1, self.key_dim, 0)}
-
-
-@dataclass(frozen=True)
-class OwnBlock(Op):
-    """The block of keys that the row's own position is in (`numerics.key_blocks.own_block`).
-
-    Input: the position t, i32[]. Output i32[1, 1]: t // block, blocks of so many keys for `Attend`,
-    whose rows then see the keys of their own chunk only.
-    """
-
-    block: Count
-
-    def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Infer one block for all heads of the attention."""
-        expect(inputs == (Type((), "i32"),), f"OwnBlock takes a position, got {inputs}")
-        return (Type((1, 1), "i32"),)
+        """Declare the rows before, and what their weights are made from."""
+        return {"ring": Ring(2 * self.parts * self.width, self.parts * self.rate - 1)}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,239 @@
+"""DeepSeek V4: residual streams; a window of keys and compressed ones beyond it; hashed experts.
+
+Indices of experts that follow from the token are read as floats. While the declared context has no
+more entries than a query takes, that is all of them, and there is no indexer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from cortiq.errors import FormatError, UnsupportedError
+from cortiq.ir import Op, Program, Value
+from cortiq.ir.layers import (
+    CompressedAttention,
+    Entries,
+    EntryIndexer,
+    Gating,
+    MoE,
+    StreamEntry,
+    StreamRead,
+    StreamWrite,
+)
+from cortiq.models.config import Amount, BaseConfig, Keys
+from cortiq.models.layer_kinds import LOCAL, layer_list
+from cortiq.models.names import Names
+from cortiq.models.parts import FLOOR, Decoder, named
+from cortiq.models.rope import rope_table
+from cortiq.models.tensor_pieces import FusedTensor
+from cortiq.numerics.route import Router
+
+ARCHITECTURES = ("deepseek_v4",)
+GGUF: tuple[str, ...] = ()
+SPARSE, HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
+RATIOS: Mapping[int, str] = {0: LOCAL, 4: SPARSE, 128: HEAVY}
+"""Kinds of layers by `compress_ratios`; the rates are those of `compress_rates`."""
+HASHED, ROUTED = "hash_moe", "moe"
+MAIN, FAR = "main", "compress"
+"""Kinds of rotary tables: of layers with a window only, and of the others."""
+KEYS = Keys(
+    aliases={"moe_intermediate_size": "intermediate_size", "num_local_experts": "n_routed_experts"},
+    harmless=frozenset({"expert_dtype", "scale_fmt"}),
+    only={
+        "attention_bias": False, "first_k_dense_replace": 0, "hidden_act": "silu",
+        "mlp_bias": False, "n_group": 1, "n_shared_experts": 1, "norm_topk_prob": True,
+        "scoring_func": "sqrtsoftplus", "topk_group": 1, "topk_method": "noaux_tc",
+    },
+)  # fmt: skip
+ROLES = ("pre", "post", "comb")
+"""Of the weights that streams are read and written with, in the order of the file."""
+NAMES = Names(
+    fused=(
+        FusedTensor("attn.norm", ("attn.kv_norm",)),  # as transformers writes it
+        *(
+            FusedTensor(name, tuple(f"{name}.{role}" for role in ROLES), bare=True)
+            for name in ("hc_attn_base", "hc_attn_scale", "hc_ffn_base", "hc_ffn_scale")
+        ),
+    ),
+    unread=r"model\.layers\.\d+\.attn\.indexer\..*",
+)
+ATTENTION: Mapping[str, str] = {
+    "q_a": "wq_a.weight", "q_a_norm": "q_norm.weight", "q": "wq_b.weight", "kv": "wkv.weight",
+    "kv_norm": "kv_norm.weight", "sinks": "attn_sink", "o_a": "wo_a.weight", "o": "wo_b.weight",
+    "index_q": "indexer.wq_b.weight", "index_weights": "indexer.weights_proj.weight",
+    **{
+        f"{role}_{what}": f"{within}compressor.{tensor}"
+        for role, within in (("far", ""), ("index", "indexer."))
+        for what, tensor in (
+            ("rows", "wkv.weight"), ("gates", "wgate.weight"), ("bias", "ape"),
+            ("norm", "norm.weight"),
+        )
+    },
+}  # fmt: skip
+EXPERTS: Mapping[str, str] = {
+    "router": "gate.weight", "bias": "gate.bias", "table": "gate.tid2eid",
+    **{
+        f"{kind}{role}": f"{within}.{tensor}.weight"
+        for kind, within in (("", "experts"), ("shared_", "shared_experts"))
+        for role, tensor in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
+    },
+}  # fmt: skip
+STREAMS: Mapping[str, str] = {
+    "mix": "fn", **{f"{role}_{what}": f"{what}.{role}.weight" for role in ROLES
+                    for what in ("base", "scale")},
+}  # fmt: skip
+LAST: Mapping[str, str] = {"mix": "hc_fn", "pre_base": "hc_base", "pre_scale": "hc_scale"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(BaseConfig):
+    """Fields of `DeepseekV4Config`; `compress_ratios` and `num_hash_layers` are older forms."""
+
+    head_dim: int | None = 512
+    max_position_embeddings: int = 1048576
+    rms_norm_eps: float = 1e-6
+    q_lora_rank: int = 1024
+    qk_rope_head_dim: int | None = None
+    n_routed_experts: int = 256
+    num_experts_per_tok: int = 6
+    routed_scaling_factor: float = 1.5
+    swiglu_limit: float = 10.0
+    sliding_window: int = 128
+    o_groups: int = 8
+    o_lora_rank: int = 1024
+    index_n_heads: int = 64
+    index_head_dim: int = 128
+    index_topk: int = 512
+    compress_rope_theta: float = 160000.0
+    compress_rates: Mapping[str, Any] | None = None
+    compress_ratios: tuple[int, ...] | None = None
+    layer_types: tuple[str, ...] | None = None
+    mlp_layer_types: tuple[str, ...] | None = None
+    num_hash_layers: Amount = Amount(3)
+    hc_mult: int = 4
+    hc_sinkhorn_iters: int = 20
+    hc_eps: float = 1e-6
+    num_nextn_predict_layers: Amount = Amount(1)
+    default_turned: ClassVar[float] = 0.125
+
+    def kinds(self) -> tuple[str, ...]:
+        """Return the kind of every layer's attention."""
+        count, listed = self.num_hidden_layers, self.layer_types
+        if listed is None and self.compress_ratios is not None:
+            ratios = self.compress_ratios[:count]  # a list may go on with layers that draft
+            listed = tuple(RATIOS.get(ratio, f"a ratio of {ratio}") for ratio in ratios)
+        elif listed is None:
+            listed = tuple(SPARSE if n % 2 and n > 1 else HEAVY for n in range(count))
+        return layer_list(listed, count, (LOCAL, SPARSE, HEAVY))
+
+    def hashed(self) -> tuple[bool, ...]:
+        """Return whether each layer's experts follow from the token."""
+        count, listed = self.num_hidden_layers, self.mlp_layer_types
+        if listed is None:
+            listed = tuple(HASHED if n < self.num_hash_layers else ROUTED for n in range(count))
+        kinds = layer_list(listed, count, (HASHED, ROUTED), "mlp_layer_types")
+        return tuple(kind == HASHED for kind in kinds)
+
+    def rate(self, kind: str) -> int:
+        """Return how many rows an entry stands for."""
+        usual = {name: ratio for ratio, name in RATIOS.items()}[kind]
+        rate = (self.compress_rates or {}).get(kind, usual)
+        if type(rate) is not int or rate < 2:
+            raise UnsupportedError(f"compress_rates has {rate!r} for {kind}", where="config")
+        return rate
+
+    def entries(self, kind: str, context: int) -> Entries | None:
+        """Return what a layer attends to beyond its window."""
+        if kind == LOCAL:
+            return None
+        rate, sparse = self.rate(kind), kind == SPARSE
+        there = max(context // rate, 1)
+        if not sparse or there <= self.index_topk:
+            return Entries(rate, there, overlap=sparse)
+        indexer = EntryIndexer(self.index_n_heads, self.index_head_dim)
+        return Entries(rate, self.index_topk, overlap=True, indexer=indexer)
+
+    def with_tables(self) -> Config:
+        """Return the configuration with the parameters of both rotary tables."""
+        given = dict(self.rope_parameters)
+        if not given.keys() & {MAIN, FAR}:
+            turned = given.pop("partial_rotary_factor", None)
+            if turned is None and self.qk_rope_head_dim is not None:
+                turned = self.qk_rope_head_dim / self.head_width
+            share = {} if turned is None else {"partial_rotary_factor": turned}
+            main = {"rope_type": "default", "rope_theta": given.get("rope_theta", 1e4), **share}
+            given = {MAIN: main, FAR: {**given, "rope_theta": self.compress_rope_theta, **share}}
+        if missing := {MAIN, FAR} - given.keys():
+            raise FormatError(f"rope_parameters have no {', '.join(missing)}", where="config")
+        if given[FAR].get("rope_type") == "yarn":
+            given[FAR] = {"attention_factor": 1.0, **given[FAR]}
+        return replace(self, rope_parameters=given)
+
+    def attention(self, kind: str, context: int) -> CompressedAttention:
+        """Return a layer's attention."""
+        rope = rope_table(self, context, MAIN if kind == LOCAL else FAR)
+        rules = {
+            f"qk_rope_head_dim is {self.qk_rope_head_dim}, and {rope.dim} elements are turned":
+                self.qk_rope_head_dim not in (None, rope.dim),
+            f"index_head_dim = {self.index_head_dim}, less than is turned":
+                self.index_head_dim < rope.dim,
+            f"num_key_value_heads = {self.num_key_value_heads}":
+                self.num_key_value_heads not in (None, 1),
+        }  # fmt: skip
+        for what, broken in rules.items():
+            if broken:
+                raise UnsupportedError(what, where="config")
+        return CompressedAttention(
+            width=self.hidden_size, heads=self.num_attention_heads, dim=self.head_width,
+            query_latent=self.q_lora_rank, groups=self.o_groups, group_dim=self.o_lora_rank,
+            window=self.sliding_window, eps=self.rms_norm_eps, scale=self.head_width**-0.5,
+            rope=rope, entries=self.entries(kind, context),
+        )  # fmt: skip
+
+    def experts(self, hashed: bool) -> MoE:
+        """Return a layer's experts."""
+        router = Router(
+            self.num_experts_per_tok, "sqrt_softplus", renormalise=True, denominator_floor=FLOOR,
+            routed_scaling=self.routed_scaling_factor,
+        )  # fmt: skip
+        return MoE(
+            width=self.hidden_size, inner=self.intermediate_size, experts=self.n_routed_experts,
+            router=router, activation=Gating("silu", limit=self.swiglu_limit),
+            selection_bias=not hashed, shared_inner=self.intermediate_size,
+            listed=self.vocab_size if hashed else 0,
+        )  # fmt: skip
+
+
+def build(config: Config, context: int) -> Program:
+    """Build the trunk."""
+    config = config.with_tables()
+    decoder = Decoder(config, context, family="deepseek_v4", eps=config.rms_norm_eps)
+    add, sizes = decoder.builder.add, (config.hc_mult, config.hidden_size)
+    read = StreamRead(*sizes, config.rms_norm_eps, config.hc_eps, config.hc_sinkhorn_iters)
+    write = StreamWrite(*sizes)
+    streams = add(StreamEntry(*sizes), decoder.embed(), name="streams")
+
+    def branch(streams: Value, n: int, of: str, name: str, op: Op, table: Mapping) -> Value:
+        file, here = f"model.layers.{n}", f"layers.{n}.{name}"
+        weights = {role: f"{file}.hc_{of}_{STREAMS[role]}" for role in read.weight_shapes()}
+        row, post, mix = decoder.builder.add_node(
+            read, streams, name=f"{here}_read", weights=weights
+        )
+        row = decoder.norm(row, f"{here}_norm", f"{file}.{of}_norm")
+        inputs = [row, decoder.position] if of == "attn" else [row]
+        inputs += [decoder.token] if getattr(op, "listed", 0) else []
+        weights = named(op, f"{file}.{of}", table)
+        slots = {role: f"layers.{n}.{role}" for role in op.slot_kinds()}
+        y = add(op, *inputs, name=here, weights=weights, slots=slots)
+        out = f"layers.{n}.{'middle' if of == 'attn' else 'out'}"
+        return add(write, streams, y, post, mix, name=out)
+
+    for n, (kind, hashed) in enumerate(zip(config.kinds(), config.hashed(), strict=True)):
+        attention, experts = config.attention(kind, context), config.experts(hashed)
+        streams = branch(streams, n, "attn", "attention", attention, ATTENTION)
+        streams = branch(streams, n, "ffn", "mlp", experts, EXPERTS)
+    last = replace(read, last=True, rounds=1)
+    weights = {role: f"model.hc_head.{LAST[role]}" for role in last.weight_shapes()}
+    return decoder.finish(add(last, streams, name="collapsed", weights=weights))
