@@ -50,7 +50,7 @@ def verify(
     lenient: bool,
     **options: Any,
 ) -> None:
-    """Recompute a receipt's generation and compare every bit; or check a CMF file's hashes.
+    """Recompute a receipt's generation, or check a CMF file's hashes.
 
     All rows are computed at once. MODEL is the file that the receipt was made with; by default the
     known model that the receipt names. Exits with 0 if everything is identical, with 1 if something

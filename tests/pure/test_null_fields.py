@@ -63,7 +63,8 @@ REQUESTS = {
     "text": {**DRAW, "prompt": ["a"], "max_tokens": 3, "suffix": None, "best_of": 2, "echo": True,
              "prompt_logprobs": None, "logprobs": None, "messages": None},
     "score": {"model": "m", "text_1": "a", "text_2": ["b"]},
-    "rerank": {"model": "m", "query": "q", "documents": [{"text": "a"}]},
+    "rerank": {"model": "m", "query": "q", "documents": [{"text": "a"}], "method": "likelihood",
+               "instruction": "i"},
     "embeddings": {"model": "m", "input": ["a"], "encoding_format": "base64", "pooling": "last",
                    "normalise": False, "dimensions": None, "user": "u"},
 }  # fmt: skip
@@ -106,7 +107,7 @@ def answer(model, kind, request):
     if kind in ("score", "rerank"):
         return str((made.pairs,))
     if kind == "embeddings":
-        return str((made.ids, made.options, made.encoding))
+        return str((made.texts, made.options, made.encoding))
     drawn = [(r.prompt, r.max_tokens, bool(r.masks)) for r in made.requests]
     return str((drawn, made.params, made.tools, made.opened, made.echo))
 
