@@ -1,4 +1,4 @@
-"""What `cortiq inspect` lists of a CMF file: its sections, typed, and the signatures beside it."""
+"""`cortiq inspect` of a CMF file: its sections, typed, and the signatures beside it."""
 
 from __future__ import annotations
 

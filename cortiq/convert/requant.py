@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from cortiq.convert.cmf_plan import DELICATE
 from cortiq.convert.recipes import KEEP
 from cortiq.convert.run import convert_model
 from cortiq.convert.writing import ConvertedModel, Progress
@@ -17,13 +18,12 @@ from cortiq.formats.cmf.reader import SUFFIX, open_cmf
 from cortiq.formats.fetch import resolve
 
 LEAST_ROWS = 64
-LEFT = re.compile(r".*(embed_tokens|lm_head|\.desc\.|mlp\.gate\.weight|k_gate).*")
 DRAFTED = re.compile(r".*\.mtp\..*experts?\..*(gate|up)_proj\.weight|.*\.mtp\..*\.w[13]\.weight")
 
 
 def _floats(entry: Entry) -> bool:
     plain = entry.dtype.name in ("f32", "f16", "bf16") and entry.shape[0] >= LEAST_ROWS
-    return plain and not LEFT.fullmatch(entry.name)
+    return plain and not DELICATE.fullmatch(entry.name)
 
 
 KINDS: Mapping[str, tuple[str, Callable[[Entry], bool]]] = {

@@ -23,7 +23,9 @@ from cortiq.convert.writing import (
 )
 from cortiq.errors import RequestError
 from cortiq.formats.checkpoint import Checkpoint, open_checkpoint
+from cortiq.formats.cmf.model import container_at
 from cortiq.formats.cmf.reader import SUFFIX as CMF_SUFFIX
+from cortiq.formats.cmf.reader import open_cmf
 from cortiq.formats.fetch import SYNTHETIC, resolve
 from cortiq.model.source import open_lora, open_tokenizer
 from cortiq.models import load_program
@@ -87,7 +89,15 @@ def convert_model(
         what = "is made by a formula, in any format: there is nothing to convert"
         raise RequestError(what, where=model, hint=f"load {SYNTHETIC}NAME?format=w4")
     out = Path(out).absolute()
-    checkpoint = open_checkpoint(resolve(model, progress=progress), strict)
+    path = Path(resolve(model, progress=progress))
+    asked = Wanted(out, recipe, tensors, shard_bytes)
+    held = container_at(path) if out.suffix == CMF_SUFFIX else None
+    if held is not None and lora:
+        hint = "convert it to a folder with the adapter, and that to CMF"
+        raise RequestError("is not merged into the codes of a CMF file", where="lora", hint=hint)
+    if held is not None and calibration is None:
+        return _recoded(held, asked, strict, progress)
+    checkpoint = open_checkpoint(path, strict)
     adapters = [open_lora(text, progress) for text in lora]
     try:
         families = default_plugins().families
@@ -97,13 +107,33 @@ def convert_model(
             weight_format=FLOAT_TARGET if is_cmf else None,
         )  # fmt: skip
         ids = _ids(calibration, loaded, checkpoint)
-        asked = Wanted(out, recipe, tensors, shard_bytes)
         planned, container, plan = _planned(loaded, checkpoint, asked, ids)
         return write_planned(out, planned, container, plan, loaded, ids, progress)
     finally:
         checkpoint.close()
         for adapter in adapters:
             adapter.close()
+
+
+def _recoded(path: Path, asked: Wanted, strict: bool, progress: Progress | None) -> ConvertedModel:
+    """Write a CMF file of another one, of whatever family."""
+    from cortiq.convert.cmf_container import recoded_container
+
+    with open_cmf(path, strict) as file:
+        planned, container, recipe = recoded_container(
+            file, asked.out, asked.recipe, asked.patterns, asked.shard_bytes
+        )
+        rule = {**recipe.rule, "adapters": [], "feedback": None}
+        plan = _told_apart(file.sha256(), planned, rule, container)
+        return write_planned(asked.out, planned, container, plan, progress=progress)
+
+
+def _told_apart(
+    source: str, planned: Sequence[PlannedTensor], rule: dict[str, object], container: Container
+) -> str:
+    """Return a text that tells plans apart."""
+    head = hashlib.sha256(container.header({})).hexdigest()
+    return json.dumps([CONTRACT_VERSION, source, described_plan(planned), rule, head])
 
 
 def _ids(
@@ -148,11 +178,8 @@ def _planned(
         planned = plan_tensors(loaded, recipe, own_layout_of)
         said = {"source": checkpoint.model_hash(), "rule": _rule(recipe, planned, ids, loaded)}
         container = OwnContainer(planned, said, files_beside(checkpoint))
-    facts = [
-        CONTRACT_VERSION, checkpoint.model_hash(), described_plan(planned),
-        _rule(recipe, planned, ids, loaded), hashlib.sha256(container.header({})).hexdigest(),
-    ]  # fmt: skip
-    return planned, container, json.dumps(facts)
+    rule = _rule(recipe, planned, ids, loaded)
+    return planned, container, _told_apart(checkpoint.model_hash(), planned, rule, container)
 
 
 def _rule(

@@ -15,13 +15,15 @@ from converted import assert_same_weights, opened, write_model
 
 from cortiq.cli.main import cli
 from cortiq.convert.cmf_arch import arch_of, check_arch
-from cortiq.convert.cmf_plan import _parts
+from cortiq.convert.cmf_plan import DELICATE, _parts, is_matrix
 from cortiq.convert.requant import requantise
 from cortiq.convert.run import convert_model
 from cortiq.errors import FormatError, RequestError, UnsupportedError
 from cortiq.formats.cmf.reader import open_cmf
+from cortiq.formats.cmf.writer import TrailingSections, file_parts
 from cortiq.models.config import config_from_json
 from cortiq.models.synthetic_configs import MINI
+from cortiq.models.weight_rules import delicate_names, matrix_names
 from cortiq.numerics.layouts import Weight
 from cortiq.numerics.weights import weight_values
 
@@ -107,10 +109,60 @@ def test_headers_describe_the_graphs_of_families(kind):
         weight = Weight.from_floats(np.zeros((int(np.prod(spec.shape[:-1])), 1), np.float32))
         for own, _, shape in _parts(FAMILIES[kind], name, spec.shape, weight):
             shapes[own] = shape
+    _names_tell_what_graphs_do(program, FAMILIES[kind])
     arch = arch_of(FAMILIES[kind], config)
     check_arch(arch, shapes, FAMILIES[kind], config)
     with pytest.raises(UnsupportedError):
         check_arch(arch | {"rope_theta": 12345.0}, shapes, FAMILIES[kind], config)
+
+
+def _names_tell_what_graphs_do(program, family):
+    """Matrices and delicate ones are those of the graph, by the format's names alone."""
+    matrices, delicate = matrix_names(program), delicate_names(program)
+    for name, spec in program.weights.items():
+        weight = Weight.from_floats(np.zeros((int(np.prod(spec.shape[:-1])), 1), np.float32))
+        for own, _, shape in _parts(family, name, spec.shape, weight):
+            assert is_matrix(own, shape) == (name in matrices), own
+            if name in matrices:
+                assert bool(DELICATE.fullmatch(own)) == (name in delicate), own
+
+
+def test_a_file_of_a_family_that_is_not_run_is_recoded(folder, tmp_path):
+    """Kimi's layers passed twice: no graph, and yet copied, sharded, requantised, verified."""
+    first = convert_model(str(folder), tmp_path / "a.cmf", "q4_tiled")
+    with open_cmf(first.path) as file:
+        tensors = [
+            (name, entry.dtype.name, entry.shape, part.payload(entry).tobytes())
+            for name, (part, entry) in file.entries.items()
+        ]
+        header = json.loads(json.dumps(file.header.raw))
+        sections = TrailingSections(bytes(file.vocabulary), index=struct.pack("<II", 0, 0))
+    header["arch"]["num_loops"] = 2
+    header |= {"unknown": [1], "provenance": "by hand"}
+    tensors.append(("model.layers.0.kda_attn.q_proj.weight", "q4_tiled", (2, 32), bytes(36)))
+    tensors.append(("blob", "u8", (5,), b"bytes"))
+    odd = tmp_path / "odd.cmf"
+    odd.write_bytes(b"".join(file_parts(header, tensors, sections)))
+    with pytest.raises(UnsupportedError, match="Kimi Delta"):
+        opened(odd)
+    parts = convert_model(str(odd), tmp_path / "p.cmf", "keep", shard_bytes=4000)
+    assert len(parts.files) > 2
+    made, changed = requantise(str(parts.path), tmp_path / "b.cmf", "q4tp")
+    assert changed == 7
+    copy = convert_model(str(odd), tmp_path / "copy.cmf", "keep")
+    with open_cmf(copy.path) as new:
+        assert not list(new.problems()) and new.header.raw["unknown"] == [1]
+        assert new.header.raw["provenance"]["source"] == "by hand"
+        assert new.parts[0].envelope.place("index")[1] == 8
+        for name, dtype, shape, data in tensors:
+            part, entry = new.entries[name]
+            assert (entry.dtype.name, entry.shape) == (dtype, shape)
+            assert bytes(part.payload(entry)) == data
+    with open_cmf(parts.path) as new, open_cmf(made.path) as requantised:
+        assert not list(new.problems()) and not list(requantised.problems())
+        assert requantised.entries["model.layers.0.kda_attn.q_proj.weight"][1].dtype.name == "q4tp"
+    with pytest.raises(RequestError, match="is not merged"):
+        convert_model(str(odd), tmp_path / "c.cmf", "keep", lora=["adapter"])
 
 
 def test_what_a_header_cannot_say_is_refused_before_anything_is_written(tmp_path):

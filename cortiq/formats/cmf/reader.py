@@ -28,6 +28,7 @@ from cortiq.formats.cmf.header import Header, parse_header
 from cortiq.formats.cmf.layouts import FLOATS, layout_of, tensor_of
 from cortiq.formats.cmf.masks import MaskCatalogue, read_masks, read_sparse_index
 from cortiq.formats.cmf.payloads import problem
+from cortiq.formats.digest import file_sha256, files_sha256
 from cortiq.formats.mapped import MappedTensors, TensorInfo, map_file, refuse_overlaps
 from cortiq.formats.own_layout import OwnTensor
 from cortiq.formats.packed_tensors import PackedTensor
@@ -208,6 +209,10 @@ class CMFFile(MappedTensors):
             return joined
         raw = part.payload(entry).reshape(*entry.shape[:-1], -1)
         return RawTensor(name, entry.shape, FLOATS[entry.dtype.name], raw)
+
+    def sha256(self) -> str:
+        """Return the hash of the file, or of all files, that tells models apart; reads all."""
+        return file_sha256(self.paths[0]) if len(self.paths) == 1 else files_sha256(self.paths)
 
     def problems(self) -> Iterator[str]:
         """Yield what of all parts does not have the hash that it was written with; reads all."""
