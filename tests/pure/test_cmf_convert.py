@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from converted import assert_same_weights, opened, write_model
+from safetensors.numpy import save
 
+import cortiq
 from cortiq.cli.main import cli
 from cortiq.convert.cmf_arch import arch_of, check_arch
 from cortiq.convert.cmf_plan import DELICATE, _parts, is_matrix
@@ -22,15 +24,16 @@ from cortiq.errors import FormatError, RequestError, UnsupportedError
 from cortiq.formats.cmf.reader import open_cmf
 from cortiq.formats.cmf.writer import TrailingSections, file_parts
 from cortiq.models.config import config_from_json
-from cortiq.models.synthetic_configs import MINI
+from cortiq.models.synthetic_configs import CONFIGS, MINI
 from cortiq.models.weight_rules import delicate_names, matrix_names
 from cortiq.numerics.layouts import Weight
 from cortiq.numerics.weights import weight_values
+from tests.fuzz.small_folder import byte_level_json
 
 FAMILIES = {
     "qwen2": "qwen2", "qwen3": "qwen3", "gemma2": "gemma2", "qwen2_moe": "qwen2_moe",
     "qwen3_moe": "qwen3_moe", "lfm2_moe": "lfm2_moe", "qwen3_5_text": "qwen3_5",
-    "qwen3_5_moe_text": "qwen3_5_moe", "gemma": "gemma",
+    "qwen3_5_moe_text": "qwen3_5_moe", "gemma": "gemma", "gemma3_text": "gemma3", "lfm2": "lfm2",
 }  # fmt: skip
 """Families by the `model_type` of a small configuration."""
 
@@ -99,7 +102,8 @@ def test_every_recipe_opens_verifies_and_says_what_it_is(recipe, folder, tmp_pat
 def test_headers_describe_the_graphs_of_families(kind):
     """What is read of the header builds the same graph; one size changed, and it is refused."""
     module = import_module(f"cortiq.models.{FAMILIES[kind]}")
-    given = MINI[kind] if kind in MINI else MINI["gemma2"] | {"model_type": kind}
+    tiny = {"gemma3_text": CONFIGS["tiny-gemma3"], "lfm2": CONFIGS["tiny-lfm2"]}
+    given = {"gemma": MINI["gemma2"], **tiny, **MINI}[kind]
     given = {k: v for k, v in given.items() if kind != "gemma" or k in module.Config.__annotations__
              or not k.startswith(("query", "sliding"))}  # fmt: skip
     config = config_from_json(module.Config, module.KEYS, given | {"model_type": kind}, where="x")
@@ -114,6 +118,41 @@ def test_headers_describe_the_graphs_of_families(kind):
     check_arch(arch, shapes, FAMILIES[kind], config)
     with pytest.raises(UnsupportedError):
         check_arch(arch | {"rope_theta": 12345.0}, shapes, FAMILIES[kind], config)
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("tiny-gemma3", {"rope_theta": 5e5, "rope_local_base_freq": 2e4}),
+        ("tiny-lfm2", {"block_auto_adjust_ff_dim": True, "block_multiple_of": 32,
+                       "conv_bias": True}),
+    ],
+)  # fmt: skip
+def test_a_file_holds_what_the_folder_does(name, more, tmp_path):
+    """Through a file and back: the same weights, graphs and tokens."""
+    kind, given = CONFIGS[name]["model_type"], {**CONFIGS[name], **more}
+    module = import_module(f"cortiq.models.{FAMILIES[kind]}")
+    config = config_from_json(module.Config, module.KEYS, given, where="x")
+    rng, tensors = np.random.default_rng(0), {}
+    for weight, spec in module.build(config, config.max_position_embeddings).weights.items():
+        shape = (spec.shape[0], 1, *spec.shape[1:]) if weight.endswith("conv.conv.weight") else None
+        tensors[weight] = 0.1 * rng.standard_normal(shape or spec.shape).astype(np.float32)
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "config.json").write_text(json.dumps(given))
+    (source / "model.safetensors").write_bytes(save(tensors))
+    (source / "tokenizer.json").write_bytes(byte_level_json())
+    made = convert_model(str(source), tmp_path / "m.cmf", "f32", tensors=["*=f32"])
+    back = convert_model(str(made.path), tmp_path / "back", "keep")
+    models = [opened(path, weight_format="w16") for path in (source, made.path, back.path)]
+    for model in models[1:]:
+        assert_same_weights(models[0], model)
+        assert model.program.graphs == models[0].program.graphs
+    ids = []
+    for path in (source, made.path):
+        with cortiq.load(str(path), backend="reference") as model:
+            ids.append(model.generate([5, 9, 200, 17, 33], max_tokens=4, ignore_eos=True).digest)
+    assert ids[0] == ids[1]
 
 
 def _names_tell_what_graphs_do(program, family):
