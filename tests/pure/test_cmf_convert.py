@@ -179,7 +179,9 @@ def test_a_file_of_a_family_that_is_not_run_is_recoded(folder, tmp_path):
     header["arch"]["num_loops"] = 2
     header |= {"unknown": [1], "provenance": "by hand"}
     tensors.append(("model.layers.0.kda_attn.q_proj.weight", "q4_tiled", (2, 32), bytes(36)))
-    tensors.append(("blob", "u8", (5,), b"bytes"))
+    left = ("skill.x.model.layers.0.mlp.up_proj.weight", "model.mtp.eh_proj.weight")
+    tensors += [(name, "f16", (2, 32), bytes(128)) for name in left]
+    tensors.append(("blob", "u8", (3,), b"abc"))
     odd = tmp_path / "odd.cmf"
     odd.write_bytes(b"".join(file_parts(header, tensors, sections)))
     with pytest.raises(UnsupportedError, match="Kimi Delta"):
@@ -197,6 +199,11 @@ def test_a_file_of_a_family_that_is_not_run_is_recoded(folder, tmp_path):
             part, entry = new.entries[name]
             assert (entry.dtype.name, entry.shape) == (dtype, shape)
             assert bytes(part.payload(entry)) == data
+    eight = convert_model(str(odd), tmp_path / "w8.cmf", "w8")
+    with open_cmf(eight.path) as new:
+        kinds = {name: entry.dtype.name for name, (_, entry) in new.entries.items()}
+    assert {kinds[name] for name in left} == {"f16"} and kinds["blob"] == "u8"
+    assert kinds["model.layers.0.kda_attn.q_proj.weight"] == "q8_row"
     with open_cmf(parts.path) as new, open_cmf(made.path) as requantised:
         assert not list(new.problems()) and not list(requantised.problems())
         assert requantised.entries["model.layers.0.kda_attn.q_proj.weight"][1].dtype.name == "q4tp"
