@@ -7,11 +7,12 @@ from typing import Any
 
 import click
 
-from cortiq.cli.flags import grouped_command
+from cortiq.cli.flags import grouped_command, options_of
 from cortiq.cli.inputs import MODEL
 from cortiq.cli.render import byte_count, echo, note, progress_bar
 from cortiq.errors import RequestError
 from cortiq.formats.cmf.reader import SUFFIX as CMF_SUFFIX
+from cortiq.options import LoadOptions, resolve
 
 
 @grouped_command()
@@ -48,9 +49,11 @@ from cortiq.formats.cmf.reader import SUFFIX as CMF_SUFFIX
     "--sign-with", metavar="KEY", type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Of CMF: sign every file with this private Ed25519 key, in PEM or OpenSSH's format.",
 )  # fmt: skip
+@options_of(LoadOptions, only=("lenient",))
 def convert(
     model: str, out: Path, recipe: str, tensors: tuple[str, ...], calibrate: Path | None,
     calibration_tokens: int, lora: tuple[str, ...], shard_gb: float | None, sign_with: Path | None,
+    lenient: bool | None,
 ) -> None:  # fmt: skip
     """Convert a model to other formats, once.
 
@@ -68,6 +71,7 @@ def convert(
         made = convert_model(
             model, out, recipe, tensors=tensors, calibration=text, lora=lora, progress=bar,
             shard_bytes=int((shard_gb or 0) * 1e9),
+            strict=not resolve(LoadOptions, {"lenient": lenient}).lenient,
         )  # fmt: skip
     if made.resumed:
         note(f"{made.resumed} tensors were there from an earlier start")

@@ -59,9 +59,12 @@ SHORT = {"max_tokens": "-n", "temperature": "-t", "backend": "-b"}
 
 
 def options_of(
-    *classes: type[OptionSet], without: Collection[str] = (), **usual: Any
+    *classes: type[OptionSet],
+    only: Collection[str] | None = None,
+    without: Collection[str] = (),
+    **usual: Any,
 ) -> Callable[[Command], Command]:
-    """Add a flag for every option of these classes, except some; a flag not given is None.
+    """Add a flag for every option of these classes, or some of them; a flag not given is None.
 
     Parameters
     ----------
@@ -71,7 +74,7 @@ def options_of(
         _flag(name, spec, usual.get(name, defaults(options)[name]), HEADINGS[options.__name__])
         for options in classes
         for name, spec in specs(options).items()
-        if name not in without
+        if name not in without and (only is None or name in only)
     ]
 
     def decorate(command: Command) -> Command:

@@ -37,8 +37,9 @@ def inspect(
 ) -> None:
     """Show a model's graph, and which backend computes each node.
 
-    With --backend the model is also compiled for it, to show how many nodes it computes and why it
-    declines the others. Nothing is generated; --check reads all weights.
+    Of a CMF file, what it holds is listed first (with --full, every tensor), also where cortiq does
+    not run its family. With --backend the model is also compiled for it, to show how many nodes it
+    computes and why it declines the others. Nothing is generated; --check reads all weights.
     """
     if families:
         _print_families()
@@ -67,9 +68,11 @@ def _inspect(
     html: str | None,
     given: dict[str, Any],
 ) -> None:
+    from cortiq.cli.container_contents import print_contents
     from cortiq.ir.printer import print_program
     from cortiq.model.source import open_source
 
+    print_contents(model, full, not chosen.lenient)
     with progress_bar(in_bytes=True) as bar:
         source = open_source(model, chosen, bar)
     try:

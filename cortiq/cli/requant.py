@@ -6,9 +6,10 @@ from pathlib import Path
 
 import click
 
-from cortiq.cli.flags import grouped_command
+from cortiq.cli.flags import grouped_command, options_of
 from cortiq.cli.inputs import MODEL
 from cortiq.cli.render import byte_count, echo, note, progress_bar
+from cortiq.options import LoadOptions, resolve
 
 KINDS = ("q4tp", "q4tp-quantize", "q2tp-draft")
 
@@ -21,15 +22,17 @@ KINDS = ("q4tp", "q4tp-quantize", "q2tp-draft")
     help="q4tp: matrices in q4_tiled and q4_block. q4tp-quantize: those of floats, but for tables, "
     "heads and routers. q2tp-draft: of a draft head's experts, gate and up in q4tp become q2tp.",
 )  # fmt: skip
-def requant(model: str, out: Path, kind: str) -> None:
-    """Encode some matrices of a CMF file anew; all others keep their bytes.
+@options_of(LoadOptions, only=("lenient",))
+def requant(model: str, out: Path, kind: str, lenient: bool | None) -> None:
+    """Encode matrices of a CMF file anew.
 
-    OUT is a new CMF file. Prints the path.
+    All others keep their bytes. OUT is a new CMF file. Prints the path.
     """
     from cortiq.convert.requant import requantise
 
+    strict = not resolve(LoadOptions, {"lenient": lenient}).lenient
     with progress_bar(in_bytes=True) as bar:
-        made, changed = requantise(model, out, kind, bar)
+        made, changed = requantise(model, out, kind, bar, strict)
     note(f"{changed} matrices are encoded anew")
     for layout, size in sorted(made.layouts.items(), key=lambda pair: -pair[1]):
         note(f"{layout}: {byte_count(size)}")

@@ -12,7 +12,7 @@ from cortiq.cli.flags import grouped_command, options_of
 from cortiq.cli.inputs import MODEL
 from cortiq.cli.render import counted, echo, print_json, progress_bar
 from cortiq.errors import RequestError, shown
-from cortiq.options import LoadOptions, flag, select
+from cortiq.options import LoadOptions, flag, resolve, select
 
 if TYPE_CHECKING:
     from cortiq.receipts.difference import Verification
@@ -34,10 +34,6 @@ NOT_IDENTICAL = 1
     help="Have this server recompute it; the signature is checked here. CORTIQ_API_KEY is its key.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option(
-    "--lenient", is_flag=True,
-    help="Of a CMF file: refuse only what the original engine refuses, too.",
-)  # fmt: skip
 @options_of(LoadOptions, without=("context", "weight_format", "heads", "draft_vocabulary"))
 @click.pass_context
 def verify(
@@ -47,7 +43,6 @@ def verify(
     key: str | None,
     url: str | None,
     as_json: bool,
-    lenient: bool,
     **options: Any,
 ) -> None:
     """Recompute a receipt's generation, or check a CMF file's hashes.
@@ -65,14 +60,13 @@ def verify(
     if is_cmf(Path(receipt)):
         from cortiq.cli.verify_container import verify_container
 
+        strict = not resolve(LoadOptions, {"lenient": options.pop("lenient")}).lenient
         given = [flag(name) for name, value in options.items() if value is not None]
         if model is not None or url is not None or given:
             raise RequestError("a CMF file is checked by itself", where="verify")
-        if not verify_container(Path(receipt), key, not lenient, as_json):
+        if not verify_container(Path(receipt), key, strict, as_json):
             ctx.exit(NOT_IDENTICAL)
         return
-    if lenient:
-        raise RequestError("is for CMF files", where="--lenient")
 
     read = cortiq.Receipt.read(receipt)
     if url is not None:

@@ -14,7 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from cortiq.convert.cmf_arch import arch_of, check_arch, quant_type
-from cortiq.convert.cmf_plan import FORMATS, MADE_OTHERWISE, RECIPES, EncodedTensor, planned_tensors
+from cortiq.convert.cmf_plan import (
+    FORMATS,
+    MADE_OTHERWISE,
+    RECIPES,
+    EncodedTensor,
+    encoded_tensors,
+    recoded_tensors,
+    weights_of,
+)
 from cortiq.convert.cmf_tokenizer import bundle_of, tokenizer_json
 from cortiq.convert.plan import PlannedTensor
 from cortiq.convert.recipes import Recipe, read_recipe
@@ -25,6 +33,7 @@ from cortiq.formats.cmf.directory import PAGE, Entry
 from cortiq.formats.cmf.encode import Survey, encode_rows, part_sizes, survey
 from cortiq.formats.cmf.hash64 import hash64
 from cortiq.formats.cmf.header import VERSION
+from cortiq.formats.cmf.reader import CMFFile
 from cortiq.formats.cmf.writer import TrailingSections, head_bytes, lay_out
 from cortiq.models.bind import LoadedProgram
 
@@ -43,27 +52,56 @@ def cmf_container(
     RequestError : there is no such recipe.
     UnsupportedError : the format cannot describe the model, or its tokenizer.
     """
-    recipe = read_recipe(name, patterns, RECIPES, FORMATS)
-    planned = list(planned_tensors(loaded, checkpoint, recipe))
-    recipe.check_used()
     if checkpoint.container is not None:
-        header = dict(checkpoint.container.header.raw)
-        header = {k: v for k, v in header.items() if k not in ("shard", "section_hashes")}
-        vocabulary = checkpoint.container.vocabulary.tobytes()
-        masks = checkpoint.container.parts[0].section("masks").tobytes()
-    else:
-        arch = arch_of(loaded.family, loaded.config)
-        shapes = {tensor.name: tensor.shape for tensor in planned}
-        check_arch(arch, shapes, loaded.family, loaded.config)
-        vocabulary, masks = tokenizer_json(checkpoint), b""
-        header = {"format": "cmf", "version": VERSION, "arch": arch,
-                  "tokenizer_config": bundle_of(checkpoint)}  # fmt: skip
-    header["provenance"] = {
-        **(header.get("provenance") or {}),
-        "tool": "cortiq", "source_sha256": checkpoint.model_hash(), "recipe": recipe.rule,
+        weights = weights_of(loaded, checkpoint)
+        return recoded_container(checkpoint.container, out, name, patterns, shard_bytes, weights)
+    recipe = read_recipe(name, patterns, RECIPES, FORMATS)
+    planned = list(encoded_tensors(loaded, recipe))
+    recipe.check_used()
+    arch = arch_of(loaded.family, loaded.config)
+    shapes = {tensor.name: tensor.shape for tensor in planned}
+    check_arch(arch, shapes, loaded.family, loaded.config)
+    header = {
+        "format": "cmf", "version": VERSION, "arch": arch,
+        "tokenizer_config": bundle_of(checkpoint),
+        "provenance": _provenance(recipe, checkpoint.model_hash()),
     }  # fmt: skip
-    container = CMFContainer(planned, header, TrailingSections(vocabulary, masks), out, shard_bytes)
-    return planned, container, recipe
+    sections = TrailingSections(tokenizer_json(checkpoint))
+    return planned, CMFContainer(planned, header, sections, out, shard_bytes), recipe
+
+
+def recoded_container(
+    file: CMFFile, out: Path, name: str, patterns: Sequence[str], shard_bytes: int = 0,
+    weights: Mapping[str, str] | None = None,
+) -> tuple[Sequence[PlannedTensor], CMFContainer, Recipe]:  # fmt: skip
+    """Plan a CMF file of another one, whatever its family: no graph is made.
+
+    Parameters
+    ----------
+    weights : canonical names of weights by the file's, where the graph is known.
+
+    Raises
+    ------
+    RequestError : there is no such recipe, or a pattern fits no matrix.
+    """
+    recipe = read_recipe(name, patterns, RECIPES, FORMATS)
+    planned = list(recoded_tensors(file, recipe, weights or {}))
+    recipe.check_used()
+    given = file.header.raw
+    header = {k: v for k, v in given.items() if k not in ("shard", "section_hashes")}
+    held = given.get("provenance")
+    header["provenance"] = {
+        **(held if isinstance(held, Mapping) else {"source": held} if held else {}),
+        **_provenance(recipe, file.sha256()),
+    }
+    first = file.parts[0]
+    names = ("vocabulary", "masks", "index")
+    sections = TrailingSections(*(first.section(name).tobytes() for name in names))
+    return planned, CMFContainer(planned, header, sections, out, shard_bytes), recipe
+
+
+def _provenance(recipe: Recipe, source: str) -> dict[str, Any]:
+    return {"tool": "cortiq", "source_sha256": source, "recipe": recipe.rule}
 
 
 @dataclass
@@ -81,8 +119,7 @@ class _Shard:
     @property
     def end(self) -> int:
         """The first byte behind it."""
-        behind = len(self.sections.masks) + len(self.sections.vocabulary)
-        return self.at + self.head + self.size + behind
+        return self.at + self.head + self.size + len(self.sections.joined)
 
 
 class CMFContainer:
@@ -197,8 +234,7 @@ class CMFContainer:
         for shard in self.shards:
             hashes = {e.name: self._hashes(work, shard, e) for e in shard.entries}
             work.write(shard.at, self._head(shard, hashes))
-            sections = shard.sections.masks + shard.sections.vocabulary
-            work.write(shard.at + shard.head + shard.size, sections)
+            work.write(shard.at + shard.head + shard.size, shard.sections.joined)
         whole = work.finish()
         if len(self.shards) == 1:
             publish(whole, out)

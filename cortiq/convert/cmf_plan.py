@@ -15,6 +15,7 @@ from cortiq.convert.recipes import KEEP, Recipe
 from cortiq.formats.checkpoint import Checkpoint
 from cortiq.formats.cmf.dtypes import BY_NAME, GROUP, fits
 from cortiq.formats.cmf.families import LFM2, MIXTRAL
+from cortiq.formats.cmf.reader import CMFFile
 from cortiq.models.bind import LoadedProgram
 from cortiq.models.weight_rules import delicate_names, matrix_names
 from cortiq.models.weights import raw_weight
@@ -41,6 +42,10 @@ BROKEN_GROUPS = "q8_row"
 """What rows that are no whole groups of 32 get in place of an encoding that takes only such."""
 PLAIN = re.compile(r".*\.(mlp\.gate|shared_expert_gate|linear_attn\.in_proj_[ab])\.weight")
 """Small matrices that stay f16."""
+DELICATE = re.compile(r".*(embed_tokens|lm_head|\.desc\.|mlp\.gate\.weight|k_gate).*")
+"""Tables, heads and routers of CMF files."""
+LEFT = re.compile(r"skill\.|model\.mtp\.")
+"""Beginnings of names that a recipe leaves as they are; a pattern reaches them."""
 TAPS = re.compile(r".*\.conv(1d)?\.weight")
 BACK = {
     "lfm2": {theirs: mine for mine, theirs in LFM2.items()},
@@ -111,16 +116,7 @@ class EncodedTensor(PlannedTensor):
             yield self.rows_of(start, min(start + self.step, self.rows))
 
 
-def planned_tensors(
-    loaded: LoadedProgram, checkpoint: Checkpoint, recipe: Recipe
-) -> Iterator[EncodedTensor]:
-    """Yield the tensors of the new file; those of a CMF file in its order, its skills included."""
-    if checkpoint.container is not None:
-        return _requantised(loaded, checkpoint, recipe)
-    return _encoded(loaded, recipe)
-
-
-def _encoded(loaded: LoadedProgram, recipe: Recipe) -> Iterator[EncodedTensor]:
+def encoded_tensors(loaded: LoadedProgram, recipe: Recipe) -> Iterator[EncodedTensor]:
     """Yield the tensors of a model of another format."""
     matrices, delicate = matrix_names(loaded.program), delicate_names(loaded.program)
     paired = loaded.config is not None and loaded.config.source == "gguf"
@@ -169,24 +165,39 @@ def encoding_of(name: str, shape: tuple[int, ...], chosen: str, matrix: bool) ->
     return BROKEN_GROUPS if fits(BY_NAME[wanted], shape) else wanted
 
 
-def _requantised(
-    loaded: LoadedProgram, checkpoint: Checkpoint, recipe: Recipe
-) -> Iterator[EncodedTensor]:
-    """Yield the tensors of a CMF file: matrices in new encodings, everything else as it is."""
-    matrices, delicate = matrix_names(loaded.program), delicate_names(loaded.program)
-    container = checkpoint.container
-    assert container is not None
-    users = {
+def weights_of(loaded: LoadedProgram, checkpoint: Checkpoint) -> dict[str, str]:
+    """Return the weight that each tensor of a file is, by the tensor's name in the file."""
+    return {
         checkpoint.info(piece.tensor).name: weight
         for weight, pieces in loaded.pieces.items()
         for piece in pieces
     }
-    for name, (part, entry) in container.entries.items():
-        weight, own = users.get(name, ""), Layout(entry.dtype.name, "parts", 0, 0)
+
+
+def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
+    """Return whether a recipe gives a tensor a format; draft heads and skills stay as they are."""
+    return len(shape) == 2 and name.endswith(".weight") and LEFT.match(name) is None
+
+
+def recoded_tensors(
+    file: CMFFile, recipe: Recipe, weights: Mapping[str, str]
+) -> Iterator[EncodedTensor]:
+    """Yield the tensors of a CMF file: matrices in new encodings, everything else as it is.
+
+    Names of the format tell matrices and delicate ones, not a graph: families that are not run are
+    recoded too.
+
+    Parameters
+    ----------
+    weights : canonical names of weights, which patterns may give too, by names of the file.
+    """
+    for name, (part, entry) in file.entries.items():
+        weight, own = weights.get(name, name), Layout(entry.dtype.name, "parts", 0, 0)
         chosen, asked = KEEP, False
         if len(entry.shape) == 2 and entry.dtype.decodes:
-            chosen, asked = recipe.format_of((name, weight), weight in delicate)
-        if not asked and weight not in matrices:
+            delicate = DELICATE.fullmatch(name) is not None
+            chosen, asked = recipe.format_of((name, weight), delicate)
+        if not asked and not is_matrix(name, entry.shape):
             chosen = KEEP
         found = entry.dtype.name if chosen == KEEP else encoding_of(name, entry.shape, chosen, True)
         if found == entry.dtype.name:
@@ -194,6 +205,6 @@ def _requantised(
             yield EncodedTensor(name, entry.shape, own, KEEP, (weight,), None, payload=raw)
             continue
         target = chosen if MADE_OTHERWISE.get(chosen) == found else found
-        held = raw_weight(container.tensor(name), (entry.shape[0], entry.shape[1]))
+        held = raw_weight(file.tensor(name), (entry.shape[0], entry.shape[1]))
         layout = Layout(found, "parts", 0, 0)
         yield EncodedTensor(name, entry.shape, layout, target, (weight,), None, held)

@@ -7,8 +7,10 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from cortiq.convert.cmf_plan import DELICATE
 from cortiq.convert.recipes import KEEP
-from cortiq.convert.run import ConvertedModel, Progress, convert_model
+from cortiq.convert.run import convert_model
+from cortiq.convert.writing import ConvertedModel, Progress
 from cortiq.errors import RequestError
 from cortiq.formats.cmf.directory import Entry
 from cortiq.formats.cmf.dtypes import GROUP
@@ -16,13 +18,12 @@ from cortiq.formats.cmf.reader import SUFFIX, open_cmf
 from cortiq.formats.fetch import resolve
 
 LEAST_ROWS = 64
-LEFT = re.compile(r".*(embed_tokens|lm_head|\.desc\.|mlp\.gate\.weight|k_gate).*")
 DRAFTED = re.compile(r".*\.mtp\..*experts?\..*(gate|up)_proj\.weight|.*\.mtp\..*\.w[13]\.weight")
 
 
 def _floats(entry: Entry) -> bool:
     plain = entry.dtype.name in ("f32", "f16", "bf16") and entry.shape[0] >= LEAST_ROWS
-    return plain and not LEFT.fullmatch(entry.name)
+    return plain and not DELICATE.fullmatch(entry.name)
 
 
 KINDS: Mapping[str, tuple[str, Callable[[Entry], bool]]] = {
@@ -36,7 +37,7 @@ KINDS: Mapping[str, tuple[str, Callable[[Entry], bool]]] = {
 
 
 def requantise(
-    model: str, out: Path, kind: str, progress: Progress | None = None
+    model: str, out: Path, kind: str, progress: Progress | None = None, strict: bool = True
 ) -> tuple[ConvertedModel, int]:
     """Write a CMF file with some matrices encoded anew; return it, and how many they are.
 
@@ -48,7 +49,7 @@ def requantise(
     if path.suffix != SUFFIX or out.suffix != SUFFIX:
         raise RequestError(f"takes and writes files that end in {SUFFIX}", where="requant")
     target, chosen = KINDS[kind]
-    with open_cmf(path) as file:
+    with open_cmf(path, strict) as file:
         names = [
             name
             for name, (_, entry) in file.entries.items()
@@ -57,5 +58,5 @@ def requantise(
     if not names:
         raise RequestError(f"has no matrix for {kind}", where=str(path))
     patterns = [f"{glob.escape(name)}={target}" for name in names]
-    made = convert_model(str(path), out, KEEP, tensors=patterns, progress=progress)
+    made = convert_model(str(path), out, KEEP, tensors=patterns, progress=progress, strict=strict)
     return made, len(names)

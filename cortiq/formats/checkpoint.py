@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from cortiq.errors import FormatError, ModelNotFoundError
 from cortiq.formats.checkpoint_fields import folder_template, text_field, token_ids
 from cortiq.formats.cmf.model import container_of, is_cmf, left_unread, open_model
 from cortiq.formats.cmf.reader import CMFFile
-from cortiq.formats.digest import file_sha256
+from cortiq.formats.digest import file_sha256, files_sha256
 from cortiq.formats.file_types import file_type_name
 from cortiq.formats.gguf import GGUFFile, GGUFMetadata, open_gguf
 from cortiq.formats.gguf_header import read_header
@@ -139,7 +138,8 @@ class Checkpoint:
         name, of the parts, or of config.json and the safetensors files.
         """
         if self._hash is None:
-            self._hash = self._compute_hash()
+            one = self.kind in ("gguf", "cmf") and len(self.files) == 1
+            self._hash = file_sha256(self.files[0]) if one else files_sha256(self.files)
         return self._hash
 
     @property
@@ -152,20 +152,17 @@ class Checkpoint:
                 paths.append(self.path / OPT_FILE)
         return tuple(paths)
 
-    def _compute_hash(self) -> str:
-        paths = list(self.files)
-        if self.kind in ("gguf", "cmf") and len(paths) == 1:
-            return file_sha256(paths[0])
-        lines = (f"{path.name}\0{file_sha256(path)}\n" for path in sorted(paths))
-        return hashlib.sha256("".join(lines).encode()).hexdigest()
-
     def close(self) -> None:
         """Release the files; views of tensors stay valid."""
         self._tensors.close()
 
 
-def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open a GGUF file, a folder with one GGUF model, or a Hugging Face folder.
+def open_checkpoint(path: str | Path, strict: bool = True) -> Checkpoint:
+    """Open a GGUF or CMF file, a folder with one such model, or a Hugging Face folder.
+
+    Parameters
+    ----------
+    strict : of CMF, check everything that a file says; otherwise what the original engine checks.
 
     Raises
     ------
@@ -179,7 +176,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     except OSError as error:
         raise ModelNotFoundError(f"cannot be opened: {error}", where=str(path)) from None
     if is_folder:
-        return _open_folder(path)
+        return _open_folder(path, strict)
     if not exists:
         raise ModelNotFoundError("no such file or folder", where=str(path))
     if path.suffix in PICKLED_SUFFIXES:
@@ -188,12 +185,12 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         hint = f"open the folder instead: {path.parent}"
         raise FormatError("is one file of a Hugging Face folder", where=str(path), hint=hint)
     if is_cmf(path):
-        return _from_cmf(path)
+        return _from_cmf(path, strict)
     return _from_gguf(open_gguf(path))
 
 
-def _from_cmf(path: Path) -> Checkpoint:
-    model = open_model(path)
+def _from_cmf(path: Path, strict: bool) -> Checkpoint:
+    model = open_model(path, strict)
     return Checkpoint(
         path=path,
         kind="cmf",
@@ -207,7 +204,7 @@ def _from_cmf(path: Path) -> Checkpoint:
     )
 
 
-def _open_folder(folder: Path) -> Checkpoint:
+def _open_folder(folder: Path, strict: bool) -> Checkpoint:
     files = sorted(folder.glob("*.gguf"))
     if (folder / "config.json").is_file() and (not files or any(folder.glob("*.safetensors"))):
         return _from_huggingface(folder)
@@ -217,7 +214,7 @@ def _open_folder(folder: Path) -> Checkpoint:
     if len(models) == 1:
         return _from_gguf(open_gguf(files[0]))
     if not models and (container := container_of(folder)):
-        return _from_cmf(container)
+        return _from_cmf(container, strict)
     if models:
         listed = ", ".join(sorted(file.name for file in models.values()))
         hint = f"name one of them: {listed}"

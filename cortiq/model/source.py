@@ -89,13 +89,13 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
     if name.startswith(PREFIX):
         checkpoint: Any = open_synthetic(name)
     else:
-        checkpoint = open_checkpoint(resolve(name, progress=progress))
+        checkpoint = open_checkpoint(resolve(name, progress=progress), not options.lenient)
     with ExitStack() as opened:
         opened.callback(checkpoint.close)
         heads, drafter = open_drafter(options.heads, progress)
         if drafter is not None:
             opened.callback(drafter.close)
-        sidecar = open_sidecar(checkpoint, heads)
+        sidecar = open_sidecar(checkpoint, heads, not options.lenient)
         if sidecar is not None:
             opened.callback(sidecar.close)
         adapters = [open_lora(text, progress) for text in options.lora]
@@ -182,7 +182,7 @@ def open_drafter(heads: str, progress: Progress | None = None) -> tuple[str, Any
     return head, open_checkpoint(resolve(path, progress=progress))
 
 
-def open_sidecar(checkpoint: Any, heads: str) -> Any:
+def open_sidecar(checkpoint: Any, heads: str, strict: bool = True) -> Any:
     """Open the file beside a model's that holds its draft head, if it is wanted and there.
 
     Beside a folder `NAME` it is the folder `NAME.mtp`, beside `NAME.gguf` the file `NAME.mtp.gguf`.
@@ -193,7 +193,7 @@ def open_sidecar(checkpoint: Any, heads: str) -> Any:
     path = path.resolve()
     suffix = path.suffix if path.is_file() else ""
     beside = path.with_name(f"{path.name.removesuffix(suffix)}.mtp{suffix}")
-    return open_checkpoint(beside) if os.path.lexists(beside) else None
+    return open_checkpoint(beside, strict) if os.path.lexists(beside) else None
 
 
 def open_tokenizer(

@@ -12,23 +12,28 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from converted import assert_same_weights, opened, write_model
+from safetensors.numpy import save
 
+import cortiq
 from cortiq.cli.main import cli
 from cortiq.convert.cmf_arch import arch_of, check_arch
-from cortiq.convert.cmf_plan import _parts
+from cortiq.convert.cmf_plan import DELICATE, _parts, is_matrix
 from cortiq.convert.requant import requantise
 from cortiq.convert.run import convert_model
 from cortiq.errors import FormatError, RequestError, UnsupportedError
 from cortiq.formats.cmf.reader import open_cmf
+from cortiq.formats.cmf.writer import TrailingSections, file_parts
 from cortiq.models.config import config_from_json
-from cortiq.models.synthetic_configs import MINI
+from cortiq.models.synthetic_configs import CONFIGS, MINI
+from cortiq.models.weight_rules import delicate_names, matrix_names
 from cortiq.numerics.layouts import Weight
 from cortiq.numerics.weights import weight_values
+from tests.fuzz.small_folder import byte_level_json
 
 FAMILIES = {
     "qwen2": "qwen2", "qwen3": "qwen3", "gemma2": "gemma2", "qwen2_moe": "qwen2_moe",
     "qwen3_moe": "qwen3_moe", "lfm2_moe": "lfm2_moe", "qwen3_5_text": "qwen3_5",
-    "qwen3_5_moe_text": "qwen3_5_moe", "gemma": "gemma",
+    "qwen3_5_moe_text": "qwen3_5_moe", "gemma": "gemma", "gemma3_text": "gemma3", "lfm2": "lfm2",
 }  # fmt: skip
 """Families by the `model_type` of a small configuration."""
 
@@ -97,7 +102,8 @@ def test_every_recipe_opens_verifies_and_says_what_it_is(recipe, folder, tmp_pat
 def test_headers_describe_the_graphs_of_families(kind):
     """What is read of the header builds the same graph; one size changed, and it is refused."""
     module = import_module(f"cortiq.models.{FAMILIES[kind]}")
-    given = MINI[kind] if kind in MINI else MINI["gemma2"] | {"model_type": kind}
+    tiny = {"gemma3_text": CONFIGS["tiny-gemma3"], "lfm2": CONFIGS["tiny-lfm2"]}
+    given = {"gemma": MINI["gemma2"], **tiny, **MINI}[kind]
     given = {k: v for k, v in given.items() if kind != "gemma" or k in module.Config.__annotations__
              or not k.startswith(("query", "sliding"))}  # fmt: skip
     config = config_from_json(module.Config, module.KEYS, given | {"model_type": kind}, where="x")
@@ -107,10 +113,102 @@ def test_headers_describe_the_graphs_of_families(kind):
         weight = Weight.from_floats(np.zeros((int(np.prod(spec.shape[:-1])), 1), np.float32))
         for own, _, shape in _parts(FAMILIES[kind], name, spec.shape, weight):
             shapes[own] = shape
+    _names_tell_what_graphs_do(program, FAMILIES[kind])
     arch = arch_of(FAMILIES[kind], config)
     check_arch(arch, shapes, FAMILIES[kind], config)
     with pytest.raises(UnsupportedError):
         check_arch(arch | {"rope_theta": 12345.0}, shapes, FAMILIES[kind], config)
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("tiny-gemma3", {"rope_theta": 5e5, "rope_local_base_freq": 2e4}),
+        ("tiny-lfm2", {"block_auto_adjust_ff_dim": True, "block_multiple_of": 32,
+                       "conv_bias": True}),
+    ],
+)  # fmt: skip
+def test_a_file_holds_what_the_folder_does(name, more, tmp_path):
+    """Through a file and back: the same weights, graphs and tokens."""
+    kind, given = CONFIGS[name]["model_type"], {**CONFIGS[name], **more}
+    module = import_module(f"cortiq.models.{FAMILIES[kind]}")
+    config = config_from_json(module.Config, module.KEYS, given, where="x")
+    rng, tensors = np.random.default_rng(0), {}
+    for weight, spec in module.build(config, config.max_position_embeddings).weights.items():
+        shape = (spec.shape[0], 1, *spec.shape[1:]) if weight.endswith("conv.conv.weight") else None
+        tensors[weight] = 0.1 * rng.standard_normal(shape or spec.shape).astype(np.float32)
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "config.json").write_text(json.dumps(given))
+    (source / "model.safetensors").write_bytes(save(tensors))
+    (source / "tokenizer.json").write_bytes(byte_level_json())
+    made = convert_model(str(source), tmp_path / "m.cmf", "f32", tensors=["*=f32"])
+    back = convert_model(str(made.path), tmp_path / "back", "keep")
+    models = [opened(path, weight_format="w16") for path in (source, made.path, back.path)]
+    for model in models[1:]:
+        assert_same_weights(models[0], model)
+        assert model.program.graphs == models[0].program.graphs
+    ids = []
+    for path in (source, made.path):
+        with cortiq.load(str(path), backend="reference") as model:
+            ids.append(model.generate([5, 9, 200, 17, 33], max_tokens=4, ignore_eos=True).digest)
+    assert ids[0] == ids[1]
+
+
+def _names_tell_what_graphs_do(program, family):
+    """Matrices and delicate ones are those of the graph, by the format's names alone."""
+    matrices, delicate = matrix_names(program), delicate_names(program)
+    for name, spec in program.weights.items():
+        weight = Weight.from_floats(np.zeros((int(np.prod(spec.shape[:-1])), 1), np.float32))
+        for own, _, shape in _parts(family, name, spec.shape, weight):
+            assert is_matrix(own, shape) == (name in matrices), own
+            if name in matrices:
+                assert bool(DELICATE.fullmatch(own)) == (name in delicate), own
+
+
+def test_a_file_of_a_family_that_is_not_run_is_recoded(folder, tmp_path):
+    """Kimi's layers passed twice: no graph, and yet copied, sharded, requantised, verified."""
+    first = convert_model(str(folder), tmp_path / "a.cmf", "q4_tiled")
+    with open_cmf(first.path) as file:
+        tensors = [
+            (name, entry.dtype.name, entry.shape, part.payload(entry).tobytes())
+            for name, (part, entry) in file.entries.items()
+        ]
+        header = json.loads(json.dumps(file.header.raw))
+        sections = TrailingSections(bytes(file.vocabulary), index=struct.pack("<II", 0, 0))
+    header["arch"]["num_loops"] = 2
+    header |= {"unknown": [1], "provenance": "by hand"}
+    tensors.append(("model.layers.0.kda_attn.q_proj.weight", "q4_tiled", (2, 32), bytes(36)))
+    left = ("skill.x.model.layers.0.mlp.up_proj.weight", "model.mtp.eh_proj.weight")
+    tensors += [(name, "f16", (2, 32), bytes(128)) for name in left]
+    tensors.append(("blob", "u8", (3,), b"abc"))
+    odd = tmp_path / "odd.cmf"
+    odd.write_bytes(b"".join(file_parts(header, tensors, sections)))
+    with pytest.raises(UnsupportedError, match="Kimi Delta"):
+        opened(odd)
+    parts = convert_model(str(odd), tmp_path / "p.cmf", "keep", shard_bytes=4000)
+    assert len(parts.files) > 2
+    made, changed = requantise(str(parts.path), tmp_path / "b.cmf", "q4tp")
+    assert changed == 7
+    copy = convert_model(str(odd), tmp_path / "copy.cmf", "keep")
+    with open_cmf(copy.path) as new:
+        assert not list(new.problems()) and new.header.raw["unknown"] == [1]
+        assert new.header.raw["provenance"]["source"] == "by hand"
+        assert new.parts[0].envelope.place("index")[1] == 8
+        for name, dtype, shape, data in tensors:
+            part, entry = new.entries[name]
+            assert (entry.dtype.name, entry.shape) == (dtype, shape)
+            assert bytes(part.payload(entry)) == data
+    eight = convert_model(str(odd), tmp_path / "w8.cmf", "w8")
+    with open_cmf(eight.path) as new:
+        kinds = {name: entry.dtype.name for name, (_, entry) in new.entries.items()}
+    assert {kinds[name] for name in left} == {"f16"} and kinds["blob"] == "u8"
+    assert kinds["model.layers.0.kda_attn.q_proj.weight"] == "q8_row"
+    with open_cmf(parts.path) as new, open_cmf(made.path) as requantised:
+        assert not list(new.problems()) and not list(requantised.problems())
+        assert requantised.entries["model.layers.0.kda_attn.q_proj.weight"][1].dtype.name == "q4tp"
+    with pytest.raises(RequestError, match="is not merged"):
+        convert_model(str(odd), tmp_path / "c.cmf", "keep", lora=["adapter"])
 
 
 def test_what_a_header_cannot_say_is_refused_before_anything_is_written(tmp_path):

@@ -12,6 +12,7 @@ from cortiq.formats.cmf.directory import MAGIC
 from cortiq.formats.cmf.families import family_of, renamed
 from cortiq.formats.cmf.reader import SHARD_NAME, SUFFIX, CMFFile, open_cmf, refuse_skill
 from cortiq.formats.mapped import MappedTensors
+from cortiq.formats.own_layout import GGUF_HEADER
 from cortiq.formats.strict_json import read_bytes
 from cortiq.formats.text_model import RenamedTensors
 from cortiq.formats.tokenizer_files import TokenizerFiles
@@ -50,6 +51,14 @@ def container_of(folder: Path) -> Path | None:
     stems = {SHARD_NAME.fullmatch(file.name) or file.name for file in files}
     names = {stem if isinstance(stem, str) else stem["stem"] for stem in stems}
     return files[0] if len(names) == 1 else None
+
+
+def container_at(path: Path) -> Path | None:
+    """Return the file of this format that a path opens: itself, or the only model of a folder."""
+    if not path.is_dir():
+        return path if is_cmf(path) else None
+    others = any(path.glob("*.gguf")) or (path / "config.json").is_file()
+    return None if others or (path / GGUF_HEADER).is_file() else container_of(path)
 
 
 def open_model(path: Path, strict: bool = True) -> CMFModel:

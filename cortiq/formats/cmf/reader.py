@@ -28,6 +28,7 @@ from cortiq.formats.cmf.header import Header, parse_header
 from cortiq.formats.cmf.layouts import FLOATS, layout_of, tensor_of
 from cortiq.formats.cmf.masks import MaskCatalogue, read_masks, read_sparse_index
 from cortiq.formats.cmf.payloads import problem
+from cortiq.formats.digest import file_sha256, files_sha256
 from cortiq.formats.mapped import MappedTensors, TensorInfo, map_file, refuse_overlaps
 from cortiq.formats.own_layout import OwnTensor
 from cortiq.formats.packed_tensors import PackedTensor
@@ -150,12 +151,13 @@ class CMFFile(MappedTensors):
 
     Attributes
     ----------
-    parts : the files. header : the first one's. entries : every tensor, with its file.
+    parts : the files. strict : whether they were checked whole; else tensors are when used.
+    header : the first one's. entries : every tensor, with its file.
     skill_tensors : names of tensors that belong to skills. blobs : names of those of plain bytes.
     """
 
-    def __init__(self, parts: list[CMFPart]) -> None:
-        self.parts, self.header = parts, parts[0].header
+    def __init__(self, parts: list[CMFPart], strict: bool = True) -> None:
+        self.parts, self.header, self.strict = parts, parts[0].header, strict
         self.entries: dict[str, tuple[CMFPart, Entry]] = {}
         tensors: dict[str, TensorInfo] = {}
         for number, part in enumerate(parts):
@@ -193,6 +195,10 @@ class CMFFile(MappedTensors):
         part, entry = self.entries[name]
         if entry.dtype.name in FLOATS:
             return None
+        if not self.strict:
+            found = problem(entry.dtype, entry.shape, part.payload(entry))
+            if found:
+                raise FormatError(f"{shown(name)} {found}", where=str(part.path))
         return tensor_of(name, entry.dtype, entry.shape, part.payload(entry))
 
     def tensor(self, name: str) -> RawTensor | OwnTensor | PackedTensor:
@@ -203,6 +209,10 @@ class CMFFile(MappedTensors):
             return joined
         raw = part.payload(entry).reshape(*entry.shape[:-1], -1)
         return RawTensor(name, entry.shape, FLOATS[entry.dtype.name], raw)
+
+    def sha256(self) -> str:
+        """Return the hash of the file, or of all files, that tells models apart; reads all."""
+        return file_sha256(self.paths[0]) if len(self.paths) == 1 else files_sha256(self.paths)
 
     def problems(self) -> Iterator[str]:
         """Yield what of all parts does not have the hash that it was written with; reads all."""
@@ -229,7 +239,7 @@ def open_cmf(path: str | Path, strict: bool = True) -> CMFFile:
     first = read_part(path, strict)
     shard = first.header.shard
     if shard is None or shard.count == 1:
-        return CMFFile([first])
+        return CMFFile([first], strict)
     name = SHARD_NAME.fullmatch(path.name)
     if shard.no != 1 or not name or (int(name["no"]), int(name["count"])) != (1, shard.count):
         what = f"is part {shard.no} of {shard.count}"
@@ -248,7 +258,7 @@ def open_cmf(path: str | Path, strict: bool = True) -> CMFFile:
             what = f"does not say that it is part {number} of {shard.count}"
             raise FormatError(what, where=str(part.path))
         parts.append(part)
-    return CMFFile(parts)
+    return CMFFile(parts, strict)
 
 
 def refuse_skill(file: CMFFile) -> None:

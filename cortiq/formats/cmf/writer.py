@@ -29,10 +29,16 @@ LARGE = 1 << 14
 
 @dataclass(frozen=True)
 class TrailingSections:
-    """TrailingSections behind the tensors."""
+    """Sections behind the tensors."""
 
     vocabulary: bytes = b""
     masks: bytes = b""
+    index: bytes = b""
+
+    @property
+    def joined(self) -> bytes:
+        """All of them, as the file has them."""
+        return self.masks + self.vocabulary + self.index
 
 
 def lay_out(tensors: Sequence[tuple[str, str, tuple[int, ...], int]]) -> tuple[list[Entry], int]:
@@ -84,7 +90,7 @@ def head_bytes(
     ----------
     size : bytes of all data, behind which the sections lie.
     """
-    behind = {"masks": sections.masks, "vocab": sections.vocabulary}
+    behind = {"masks": sections.masks, "vocab": sections.vocabulary, "index": sections.index}
     hashes = {name: f"{hash64(data):016x}" for name, data in behind.items() if data}
     if hashes:
         header = {**header, "section_hashes": hashes}
@@ -93,7 +99,7 @@ def head_bytes(
     first = -(-(second + len(directory)) // PAGE) * PAGE
     places = [(ENVELOPE_BYTES, len(text)), (second, len(directory)), (first, size)]
     at = first + size
-    for data in (sections.masks, sections.vocabulary, b""):
+    for data in (sections.masks, sections.vocabulary, sections.index):
         places.append((at if data else 0, len(data)))
         at += len(data)
     features = features_of(header, entries, bool(sections.masks))
@@ -117,4 +123,4 @@ def file_parts(
     for entry, tensor in zip(entries, tensors, strict=True):
         yield bytes(entry.offset - at) + tensor[3]
         at = entry.offset + entry.nbytes
-    yield sections.masks + sections.vocabulary
+    yield sections.joined
