@@ -28,6 +28,7 @@ class Choice(NamedTuple):
     top: int = 9
     rows: object = quantised
     weights: float = 1.0
+    every: int = 1
 
 
 CHOICES = {
@@ -41,6 +42,7 @@ CHOICES = {
     "weights that cancel": Choice(((90, 40),), heads=7, weights=2.0**30),
     "wide rows": Choice(((90, 9),), heads=2, dim=576),
     "odd width": Choice(((90, 40),), heads=2, dim=5),
+    "every third key": Choice(((290, 40), (0, 20)), heads=3, top=70, every=3),
     "batch": Choice(((0, 1), (700, 1), (63, 40), (400, 3)), top=60),
 }
 
@@ -56,7 +58,8 @@ def chosen_from(case):
         weights = rng.integers(-1, 2, q.e.shape) * F32(case.weights)
         weights = np.where(weights == 0, rng.standard_normal(q.e.shape), weights).astype(F32)
         parts.append((q, keys, weights))
-        exact.append(choose_keys(q, keys, weights, np.arange(first, first + rows), case.top))
+        positions = np.arange(first, first + rows)
+        exact.append(choose_keys(q, keys, weights, positions, case.top, case.every))
     return parts, np.concatenate(exact)
 
 
@@ -73,7 +76,7 @@ def test_choices(path, name):
     weights = np.concatenate([w for _, _, w in parts])
     struct = args.ChooseKeysArgs(
         store.struct(listed, count), address(records), address(weights), address(out), case.heads,
-        case.top,
+        case.top, case.every,
     )  # fmt: skip
     faults = run_ops(path, len(out), (Kind.CHOOSE_KEYS, struct))
     assert np.array_equal(out, exact)
