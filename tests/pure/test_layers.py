@@ -119,7 +119,7 @@ def test_attention_is_its_formula(name):
         ({"kv_heads": 4}, "kv_heads is 4, .*heads is 6; .* kv_heads divides heads"),
         ({"shares_kv": True, "value_input": True}, "a layer without values takes no row"),
         ({"sections": Sections((2, 1, 1)), "rope": TABLE, "indexer": INDEXER}, "an indexer goes"),
-        ({"shares_kv": True, "indexer": INDEXER}, "an indexer goes with keys"),
+        ({"shares_kv": True, "indexer": INDEXER}, "an indexer goes with earlier keys"),
     ],
 )
 def test_attention_that_cannot_be_is_refused(options, words):

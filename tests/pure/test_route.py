@@ -233,6 +233,7 @@ def test_t62_the_best_admitted_expert_is_chosen_and_weighs_one(kind, renormalise
     whole = renormalise or kind == "softmax_topk"
     expected = np.ones((3, 1)) if whole else {
         "softmax": ideal.softmax(scores.astype(np.float64)), "sigmoid": ideal.sigmoid(scores),
+        "sqrt_softplus": np.sqrt(np.log1p(np.exp(scores.astype(np.float64)))),
     }[kind][[0, 1, 2], [2, 0, 0]][:, None]  # fmt: skip
     np.testing.assert_allclose(weights, expected, rtol=1e-5)
     assert not whole or same_bits(weights, np.ones((3, 1), F32))
