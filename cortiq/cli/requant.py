@@ -24,9 +24,9 @@ KINDS = ("q4tp", "q4tp-quantize", "q2tp-draft")
 )  # fmt: skip
 @options_of(LoadOptions, only=("lenient",))
 def requant(model: str, out: Path, kind: str, lenient: bool | None) -> None:
-    """Encode matrices of a CMF file anew.
+    """Encode some matrices of a CMF file anew; all others keep their bytes.
 
-    All others keep their bytes. OUT is a new CMF file. Prints the path.
+    OUT is a new CMF file. Prints the path.
     """
     from cortiq.convert.requant import requantise
 
