@@ -21,6 +21,7 @@ NAMES = {
     HEADS: "heads",
     PART: "(stop − start) / step",
     2 * LAST: "n + n",
+    2 * 7: "parts·width",
     ANY * LAST: "*shape",
 }
 VALUE, ROW, TOKEN = Type((ANY,)), Type((ANY, LAST)), Type((), "i32")
