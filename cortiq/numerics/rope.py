@@ -94,6 +94,11 @@ class RopeTable:
         ),
     )  # fmt: skip
 
+    def __repr__(self) -> str:
+        """Show `lag` and `inverse` where they are set: names of cases hold the text."""
+        more = f", lag={self.lag}, inverse={self.inverse}" if self.lag or self.inverse else ""
+        return f"RopeTable(base={self.base}, dim={self.dim}, scaling={self.scaling}{more})"
+
     def __post_init__(self) -> None:
         require(self, GraphError, "rotary table")
 

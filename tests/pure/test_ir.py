@@ -355,7 +355,7 @@ graph trunk(token i32[], position i32[]) -> layers.1.out
   layers.0 … layers.1: 2 equal blocks
     layers.0.norm f32[8] = RMSNorm(width=8, eps=1e-06)(embed)
     layers.0.attention f32[8] = Attention(width=8, heads=2, kv_heads=1, head_dim=4, \
-rope=RopeTable(base=10000.0, dim=4, scaling=Default(), lag=0, inverse=False))\
+rope=RopeTable(base=10000.0, dim=4, scaling=Default()))\
 (layers.0.norm, position) @ layers.0.kv
     layers.0.out f32[8] = Residual()(embed, layers.0.attention)"""
 

@@ -60,7 +60,11 @@ class NullBackend:
     ) -> NullExecutable:
         """Compile the reference's executable, and log its calls."""
         nodes = {name: len(graph.nodes) for name, graph in program.graphs.items()}
-        given = {**asdict(options), "extra": sorted(options.extra)}
+        given = {
+            **asdict(options),
+            "extra": sorted(options.extra),
+            "peers": type(options.peers).__name__,
+        }
         with self._log.call("compile", nodes=nodes, weights=len(weights), options=given):
             return NullExecutable(self._inner.compile(program, weights, options), self._log)
 
