@@ -107,7 +107,7 @@ FOLDERS: Mapping[
     "nvfp4": (nvfp4, {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
     "experts": (bf16, {}),
 }
-"""How a folder's matrices are stored, and what its configuration says of it."""
+"""Writer of a folder's matrices by format, and the `quantization_config` that goes with it."""
 BYTES = {"BF16": 2, "F32": 4, "F8_E4M3": 1, "U8": 1}
 
 

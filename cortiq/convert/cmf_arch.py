@@ -181,7 +181,7 @@ OWN: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "lfm2": _lfm2,
     "lfm2_moe": _lfm2_moe,
 }  # fmt: skip
-"""What families say beside the common sizes."""
+"""Fields of `arch` by family, beside the common sizes."""
 
 
 def check_arch(

@@ -39,7 +39,7 @@ FITTED = "Q4_0"
 MADE_OTHERWISE = {"q1p": "q1", "q4_fit": "q4_tiled"}
 """Encodings of formats that are named after how their codes are found."""
 BROKEN_GROUPS = "q8_row"
-"""What rows that are no whole groups of 32 get in place of an encoding that takes only such."""
+"""Encoding of rows that are no whole groups of 32, in place of one that takes only such."""
 PLAIN = re.compile(r".*\.(mlp\.gate|shared_expert_gate|linear_attn\.in_proj_[ab])\.weight")
 """Small matrices that stay f16."""
 DELICATE = re.compile(r".*(embed_tokens|lm_head|\.desc\.|mlp\.gate\.weight|k_gate).*")

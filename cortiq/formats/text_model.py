@@ -19,7 +19,7 @@ from cortiq.formats.quantisation import KEYS
 
 TEXT, SIGHT = "text_config", "vision_config"
 THINKER = "thinker_config"
-"""What Qwen Omni's folders call the model that reads and writes text, beside one that speaks."""
+"""Section of Qwen Omni's configuration for the model that reads and writes text."""
 TIED = "tie_word_embeddings"
 HEAD = "lm_head."
 NAME_PREFIXES: tuple[Mapping[str, str], ...] = (

@@ -23,7 +23,7 @@ from cortiq.numerics.sums import canonical_sum
 from cortiq.numerics.unpacked_weights import Bytes, half_to_float
 
 FINER = (-1.0, -0.5, 0.0, 0.5)
-"""What is added to the 15 steps of a block's range, and (`NEIGHBOURS`) to a block's integers."""
+"""Additions to the 15 steps of a block's range that are tried; `NEIGHBOURS`: to its integers."""
 LARGEST_CODE, LARGEST_PART, SUBS = F32(15), F32(63), WIDE // BLOCK
 NEIGHBOURS = tuple((a, b) for a in (0, -1, 1) for b in (0, -1, 1))
 

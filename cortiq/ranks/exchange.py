@@ -73,12 +73,17 @@ class OwnExperts(Op):
         return inputs
 
 
+def _owned(numbers: npt.NDArray[np.int32], owned: Range) -> npt.NDArray[np.bool_]:
+    """Return which of some ids are this rank's."""
+    start, stop = owned
+    return (numbers >= start) & (numbers < stop)
+
+
 def own_experts(op: OwnExperts, index: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
     """Return the numbers of experts on this rank."""
     start, stop = op.range
     chosen = index.view(np.int32)
-    mine = (chosen >= start) & (chosen < stop)
-    return np.where(mine, chosen - start, stop - start).astype(np.int32)
+    return np.where(_owned(chosen, op.range), chosen - start, stop - start).astype(np.int32)
 
 
 @dataclass(frozen=True)
@@ -103,11 +108,9 @@ def joined_experts(
     op: JoinExperts, rows: npt.NDArray[np.float32], index: npt.NDArray[Any], group: Exchange
 ) -> npt.NDArray[np.float32]:
     """Return every chosen expert's row."""
-    start, stop = op.owned
     chosen = index.view(np.int32)
-    count = chosen.shape[1]
-    apart = rows.reshape(len(rows), count, -1)
-    mine = (chosen >= start) & (chosen < stop)
+    apart = rows.reshape(len(rows), chosen.shape[1], -1)
+    mine = _owned(chosen, op.owned)
     bits = np.where(mine[:, :, None], apart.view(np.int32), 0).astype(np.int32)
     return group.add(bits).view(np.float32).reshape(rows.shape)
 
@@ -133,13 +136,12 @@ def looked_up(
     op: TableRows, tokens: npt.NDArray[Any], table: Weight, group: Exchange
 ) -> npt.NDArray[np.float32]:
     """Return the rows of tokens; +0 for ids past the table, which only some operators let pass."""
-    start, stop = op.owned
     ids = tokens.view(np.int32).reshape(-1)
-    mine = (ids >= start) & (ids < stop)
+    mine = _owned(ids, op.owned)
     rows = np.zeros((len(ids), op.width), np.float32)
     if mine.any():
         faults = np.zeros(int(mine.sum()), np.bool_)
-        found = embedding_rows(table, ids[mine] - start, faults)
+        found = embedding_rows(table, ids[mine] - op.owned[0], faults)
         found[faults] = np.nan  # whatever takes the row raises its fault
         rows[mine] = found
     return group.add(rows.view(np.int32)).view(np.float32)

@@ -16,11 +16,10 @@ from cortiq.errors import BackendError, ExecutableLostError
 
 TIMEOUT_VARIABLE = "CORTIQ_RANK_TIMEOUT"
 TIMEOUT_SECONDS = 300.0
-"""How long a rank waits for another in a batch before it counts as lost, where the variable is not
-set."""
+"""Seconds that a rank waits for another in a batch before it counts as lost, by default."""
 COMPILE_SECONDS = 3600.0
-"""How long for a command or its answer: preparing a large model's weights takes a while. A rank
-whose process ends is missed at once."""
+"""Seconds to wait for a command or its answer: preparing a large model's weights takes a while.
+A rank whose process ends is missed at once."""
 
 
 def timeout_seconds() -> float:

@@ -21,7 +21,7 @@ FOLLOWER = "cortiq.model.follower"
 """The module that a process of this host runs as a rank: `python -m`, its rank, size, address."""
 INTERFACE, LOOPBACK = "GLOO_SOCKET_IFNAME", "lo"
 END_SECONDS = 10.0
-"""How long a rank may take to end before it is killed."""
+"""Seconds that a rank may take to end before it is killed."""
 
 
 @dataclass(frozen=True)

@@ -144,16 +144,12 @@ def bind_conv(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind CAUSAL_CONV."""
     node = step.nodes[0]
     op: ops.CausalConv = node.op  # type: ignore[assignment]
-    number = b.layout.fixed_numbers[node.slots["ring"]]
     args = arguments.ConvArgs(
         x=b.at(step.inputs[0]),
         out=b.at(step.outputs[0]),
         weight=b.weights.taps(node.weights["weight"]),
         bias=b.vector(node, "bias"),
-        rings=b.rows.fixed[number].ctypes.data,
-        capacities=b.rows.ring_capacities[number].ctypes.data,
-        segments=address(b.rows.segments),
-        segment_count=address(b.rows.segment_count),
+        **b.ring(node.slots["ring"]),
         x_stride=op.width,
         out_stride=op.width,
         width=op.width,
@@ -166,16 +162,12 @@ def bind_compress(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind COMPRESS."""
     node = step.nodes[0]
     op: ops.Compress = node.op  # type: ignore[assignment]
-    number = b.layout.fixed_numbers[node.slots["ring"]]
     args = arguments.CompressArgs(
         x=b.at(step.inputs[0]),
         gates=b.at(step.inputs[2]),
         bias=b.vector(node, "bias"),
         out=b.at(step.outputs[0]),
-        rings=b.rows.fixed[number].ctypes.data,
-        capacities=b.rows.ring_capacities[number].ctypes.data,
-        segments=address(b.rows.segments),
-        segment_count=address(b.rows.segment_count),
+        **b.ring(node.slots["ring"]),
         width=op.width,
         rate=op.rate,
         parts=op.parts,

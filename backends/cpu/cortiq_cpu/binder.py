@@ -100,10 +100,23 @@ class OpBinder:
         geometry = layout.slot
         return arguments.KVSlotArgs(
             pages=self.rows.pages[number].ctypes.data,
-            segments=address(self.rows.segments),
-            segment_count=address(self.rows.segment_count),
+            **self._segments(),
             heads=geometry.heads,
             key_dim=geometry.key_dim,
             value_dim=geometry.value_dim,
             page_tiles=layout.tiles,
         )
+
+    def ring(self, slot: str) -> dict[str, int | None]:
+        """Return the fields that describe a ring, for the sequences of this set."""
+        number = self.layout.fixed_numbers[slot]
+        return {
+            "rings": self.rows.fixed[number].ctypes.data,
+            "capacities": self.rows.ring_capacities[number].ctypes.data,
+            **self._segments(),
+        }
+
+    def _segments(self) -> dict[str, int | None]:
+        """Return the fields that say which rows of the batch are whose."""
+        rows = self.rows
+        return {"segments": address(rows.segments), "segment_count": address(rows.segment_count)}

@@ -16,7 +16,7 @@ from cortiq_cpu.package import KernelRows, PackageArgs
 FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
 """`cortiq_kernel_function`."""
 CALL_OFFSET: int = PackageArgs.version.offset
-"""Where `cortiq_kernel_call` begins in `cortiq_package`."""
+"""Offset in bytes of `cortiq_kernel_call` in `cortiq_package`."""
 
 
 class OpNumber(ctypes.Structure):

@@ -9,6 +9,7 @@ from cortiq.numerics import key_blocks
 from cortiq.numerics.contract import Floats, Ints, exp2_int, round_to_f32
 from cortiq.numerics.key_blocks import choose_keys, own_block
 from cortiq.numerics.quantise import Quantised
+from cortiq.numerics.sums import canonical_sum
 from cortiq_conformance.faults.folds import ReplacedFunction, in_pairs, with_replaced
 from cortiq_conformance.faults.kernels import Wrong
 from cortiq_reference import kernels
@@ -51,7 +52,7 @@ def _neighbours(q: Quantised, keys: Quantised, weights: Floats) -> Floats:
 def _signed(q: Quantised, keys: Quantised, weights: Floats) -> Floats:
     """Add scores that are negative, too."""
     with np.errstate(over="ignore"):
-        return _terms(q, keys, weights, relu=False).sum(0)
+        return canonical_sum(_terms(q, keys, weights, relu=False), axis=-2)
 
 
 def _with(owner: object, name: str, wrong: object) -> Wrong:

@@ -77,7 +77,7 @@ def _by_blocks(order: str, what: str) -> Iterator[tuple[str, OrderedTerms]]:
 
 ATTEND = (
     "Attend", "Attend window", "Attend sinks", "Attend soft cap", "Attend block", "Attend span",
-    "Attend blocks",
+    "Attend blocks", "Attend keys",
 )  # fmt: skip
 """Families of attention past a run of tiles."""
 PRODUCTS = _families("MatMul", CODE_LAYOUTS)
@@ -105,11 +105,11 @@ ORDERED: Mapping[str, OrderedTerms] = {
     **dict(_by_blocks("blocks of a run", "blocks")),
     **dict(_by_blocks("runs of blocks", "runs")),
     "tiles of a run": OrderedTerms(
-        "tiles of a run", Fault((*ATTEND, "Attend keys"), "Attend"),
+        "tiles of a run", Fault(ATTEND, "Attend"),
         lambda fold: {ops.Attend: products.attend(tiles=fold)},
     ),
     "runs of tiles": OrderedTerms(
-        "runs of tiles", Fault((*ATTEND, "Attend keys"), "Attend"),
+        "runs of tiles", Fault(ATTEND, "Attend"),
         lambda fold: {ops.Attend: products.attend(runs=fold)},
     ),
     "taps": OrderedTerms(

@@ -57,10 +57,8 @@ FAULTS: Mapping[str, Fault] = {
     "sink dropped": Fault(("Attend sinks",), "Attend"),
     "a stale row after rewind": Fault(("rewind",), "Attend", SEQUENCES),
     "a fork that shares its parent's tail": Fault(("fork",), "Attend", SEQUENCES),
-    "a tile counted from the chunk's start": Fault(ATTEND[:-1], "Attend"),
-    "tiles added without runs": Fault((*ATTEND, "Attend keys"), "Attend").in_order(
-        "runs of tiles", 2
-    ),
+    "a tile counted from the chunk's start": Fault(ATTEND[:-2], "Attend"),
+    "tiles added without runs": Fault(ATTEND, "Attend").in_order("runs of tiles", 2),
     "a sink before the keys": Fault(("Attend sinks",), "Attend").in_order(
         "runs of tiles and the sink", 3
     ),
