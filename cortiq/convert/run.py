@@ -91,7 +91,8 @@ def convert_model(
     out = Path(out).absolute()
     path = Path(resolve(model, progress=progress))
     asked = Wanted(out, recipe, tensors, shard_bytes)
-    held = container_at(path) if out.suffix == CMF_SUFFIX else None
+    is_cmf = out.suffix == CMF_SUFFIX
+    held = container_at(path) if is_cmf else None
     if held is not None and lora:
         hint = "convert it to a folder with the adapter, and that to CMF"
         raise RequestError("is not merged into the codes of a CMF file", where="lora", hint=hint)
@@ -101,7 +102,6 @@ def convert_model(
     adapters = [open_lora(text, progress) for text in lora]
     try:
         families = default_plugins().families
-        is_cmf = out.suffix == CMF_SUFFIX
         loaded = load_program(
             checkpoint, heads="off" if is_cmf else "auto", families=families, adapters=adapters,
             weight_format=FLOAT_TARGET if is_cmf else None,

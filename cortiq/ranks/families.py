@@ -131,15 +131,7 @@ def _ranges(
 
 def _join(families: Families, graph: Graph, node: Node, program: Program) -> None:
     """Let a node's outputs and slots be cut, where its operator allows it."""
-    ways: dict[type[Op], Callable[[Site], bool]] = {
-        ops.MatMul: _matmul, ops.HeadMatMul: _heads, ops.ExpertMatMul: _experts,
-        ops.Reshape: _reshape, ops.Slice: _slice, ops.StoreKV: _store, ops.Attend: _attend,
-        ops.CombineExperts: _combine, ops.Gain: _gain, ops.ScaleRows: _scale_rows,
-        ops.ExpertBias: _expert_bias, ops.ExpertGain: _expert_gain, ops.Concat: _concat,
-        **dict.fromkeys((ops.Add, ops.Multiply), _pairwise),
-        **dict.fromkeys(ALIKE, _first), **dict.fromkeys(LAST_AXIS, _by_head),
-    }  # fmt: skip
-    way = ways.get(type(node.op))
+    way = CUTS.get(type(node.op))
     site = Site(families, graph, node)
     if (way is None or not way(site)) and node.slots:
         for slot in node.slots.values():
@@ -289,3 +281,14 @@ def _attend(site: Site) -> bool:
     queries = (site.graph.name, site.node.inputs[0])
     site.families.heads.append((queries, key))
     return site.cut(0, 0)
+
+
+CUTS: Mapping[type[Op], Callable[[Site], bool]] = {
+    ops.MatMul: _matmul, ops.HeadMatMul: _heads, ops.ExpertMatMul: _experts,
+    ops.Reshape: _reshape, ops.Slice: _slice, ops.StoreKV: _store, ops.Attend: _attend,
+    ops.CombineExperts: _combine, ops.Gain: _gain, ops.ScaleRows: _scale_rows,
+    ops.ExpertBias: _expert_bias, ops.ExpertGain: _expert_gain, ops.Concat: _concat,
+    **dict.fromkeys((ops.Add, ops.Multiply), _pairwise),
+    **dict.fromkeys(ALIKE, _first), **dict.fromkeys(LAST_AXIS, _by_head),
+}  # fmt: skip
+"""Rules that cut an operator's outputs like its inputs, and say whether they did."""
