@@ -27,7 +27,7 @@ from cortiq_conformance.catalogue import cases
 from cortiq_conformance.report import CaseOutcome
 from cortiq_conformance.runner import make_subject, run, run_case
 from cortiq_reference.backend import ReferenceBackend
-from cortiq_wgpu import adapters, row_dispatches, self_test, wants
+from cortiq_wgpu import adapters, backend, row_dispatches, self_test, wants
 from cortiq_wgpu.backend import WgpuBackend
 from cortiq_wgpu.device import DeviceLostError, GpuDevice
 
@@ -44,8 +44,14 @@ def test_primitives_and_layers(level):
     subject = make_subject(WgpuBackend())
     listed = [c for c in cases((level,)) if not c.id.endswith(", as its decomposition]")]
     results = [run_case(case, subject) for case in listed]
-    declined = [r for r in results if r.outcome is CaseOutcome.DECLINED]
-    assert all("ChooseKeys" in r.reason for r in declined)
+    declined = {
+        p for r in results if r.outcome is CaseOutcome.DECLINED for p in r.reason.split("; ")
+    }
+    missing = {f"{op.__name__}: no kernel for {op.__name__}" for op in backend.MISSING}
+    partly = {"Attend: no kernel for Attend with mass"}
+    partly |= {"Route: no kernel for Route with sqrt_softplus"}
+    assert declined <= missing | partly
+    assert declined >= missing or level > 0
     done = (CaseOutcome.SAME, CaseOutcome.DECLINED)
     others = {r.case.id: str(r.outcome) for r in results if r.outcome not in done}
     assert others == {}

@@ -81,7 +81,7 @@ def choose_keys(
     scores = np.where((at <= position[:, None]) & ((at + 1) % every == 0), scores, -np.inf)
     chosen = np.argsort(-scores, axis=-1, kind="stable")[:, :top]
     beyond = np.isneginf(np.take_along_axis(scores, chosen, axis=-1))
-    chosen = np.where(beyond, len(keys) + np.arange(top), chosen)
+    chosen = np.where(beyond, position[:, None] + np.cumsum(beyond, axis=-1), chosen)
     return np.sort(chosen)[:, None]
 
 

@@ -26,23 +26,24 @@ OPTIONS = frozenset({
     "keys only", "until",
 })  # fmt: skip
 """What the kernels know beyond the plain form of an operator."""
+MISSING = frozenset({ops.ChooseKeys, ops.ListKeys, ops.Compress, ops.Sinkhorn, ops.KeepListed})
+"""The primitives without a kernel: sparse attention by keys, and DeepSeek V4's own."""
+KERNELS = frozenset(ops.PRIMITIVES) - MISSING
 MOST_CHOSEN, MOST_GROUPS = 32, 1024
 
 
 def refusal(node: Node, graph: Graph, program: Program) -> str:
     """Return the reason why a primitive is declined; empty if it is not."""
     op = node.op
-    if isinstance(op, ops.ChooseKeys):
-        return "no kernel yet for attention to chosen keys"
     if isinstance(op, ops.Route) and op.router.tau is not None and op.router.top_k > MOST_CHOSEN:
         return f"no kernel for tau with more than {MOST_CHOSEN} experts chosen"
     if isinstance(op, ops.Route) and op.router.groups > MOST_GROUPS:
         return f"no kernel for more than {MOST_GROUPS} groups of experts"
-    return no_kernel(op, ops.PRIMITIVES, OPTIONS) or unplaced(node, graph)
+    return no_kernel(op, KERNELS, OPTIONS) or unplaced(node, graph)
 
 
 class WgpuBackend(TakesKernels):
-    """WGSL kernels on whatever wgpu finds: primitives but `ChooseKeys`, and layers through them.
+    """WGSL kernels on whatever wgpu finds: primitives but `MISSING`, and layers through them.
 
     The `function` of a package's kernel (`cortiq.backend.Kernel`) is a `cortiq_wgpu.RowShader`.
     """
