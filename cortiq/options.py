@@ -139,6 +139,12 @@ class LoadOptions(OptionSet):
     split_at: tuple[int, ...] = option(
         (), "First layer of the second device of a layer split, of the third, and so on; may be "
         "repeated.", int, least=1, repeated=True)  # fmt: skip
+    replicas: int = option(
+        1, "Copies of the model, to which the devices and the requests are divided.", int,
+        least=1, most=1024)  # fmt: skip
+    prefill_replicas: int = option(
+        0, "How many of the replicas compute prompts only; the others continue with the answers.",
+        int, least=0, most=1023)  # fmt: skip
     ray: bool = option(False, "Start the ranks as actors of a Ray cluster (pip install ray).", bool)
     context: int | None = option(
         None, "Longest sequence in tokens; by default the model's own.", int, least=1,
@@ -179,6 +185,12 @@ class LoadOptions(OptionSet):
     lenient: bool = option(
         False, "Of a CMF file: refuse only what the original engine refuses, too.", bool
     )
+
+
+def on_one_device() -> dict[str, Any]:
+    """Return the options that concern several devices only, as they are for one."""
+    names = ("split", "split_at", "replicas", "prefill_replicas", "ray")
+    return {name: getattr(LoadOptions(), name) for name in names}
 
 
 @documented

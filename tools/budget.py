@@ -36,7 +36,7 @@ LIMITS: Mapping[str, int] = {
     "backends/wgpu": 6000,
     "benchmarks": 4100,
     "conformance": 7680,
-    "cortiq": 710,
+    "cortiq": 730,
     "cortiq/backend": 5230,
     "cortiq/bench": 540,
     "cortiq/cli": 2700,
@@ -51,7 +51,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/numerics": 3230,
     "cortiq/placement": 710,
     "cortiq/plugins": 660,
-    "cortiq/ranks": 1800,
+    "cortiq/ranks": 1960,
     "cortiq/receipts": 960,
     "cortiq/serve": 5740,
     "cortiq/tokenizer": 2540,
@@ -59,7 +59,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-null": 210,
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-torch": 190,
-    "tests": 45700,
+    "tests": 46000,
     "tools": 2100,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""

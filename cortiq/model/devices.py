@@ -10,11 +10,11 @@ from cortiq.backend import Backend
 from cortiq.errors import OptionError
 from cortiq.model.source import open_source
 from cortiq.numerics.layouts import Weight
-from cortiq.options import LoadOptions
+from cortiq.options import LoadOptions, on_one_device
 from cortiq.plugins.selection import find_backend
 from cortiq.ranks.backend import DeviceSplit, RanksBackend
 from cortiq.ranks.ray_actors import start_actors
-from cortiq.ranks.start import Ranks, device_count, start_ranks
+from cortiq.ranks.start import Ranks, device_count, launched, start_ranks
 
 
 class _Running:
@@ -39,19 +39,23 @@ def shared_backend(
     count = device_count(options.devices)
     if count == 1:
         return backend, lambda: None
+    split = _split(options, count)
+    plain = dataclasses.replace(options, backend=None, devices=1, **on_one_device())
     ranks = _ranks(count, options.ray)
-    kind = "tensor" if options.split == "auto" and ranks.hosts == 1 else options.split
-    kind = "layer" if options.split == "auto" and options.split_at else kind
     _Running.models += 1
-    try:
-        split = DeviceSplit.of(kind, count, options.split_at, ranks.hosts)
-        plain = dataclasses.replace(
-            options, backend=None, devices=1, split="auto", split_at=(), ray=False
-        )
-        return RanksBackend(ranks.driver, backend, split, (name, plain)), _let_go
-    except BaseException:
-        _let_go()
-        raise
+    return RanksBackend(ranks.driver, backend, split, (name, plain)), _let_go
+
+
+def _split(options: LoadOptions, count: int) -> DeviceSplit:
+    launch = launched()
+    hosts = launch.hosts if launch else 1
+    kind = "tensor" if options.split == "auto" and hosts == 1 else options.split
+    kind = "layer" if options.split == "auto" and options.split_at else kind
+    if options.replicas == 1 and not options.prefill_replicas:
+        return DeviceSplit.of(kind, count, options.split_at, hosts)
+    if options.split_at:
+        raise OptionError("split_at", "needs a layer split", hint="leave out --replicas")
+    return DeviceSplit.of_replicas(kind, count, options.replicas, options.prefill_replicas)
 
 
 def _ranks(count: int, ray: bool) -> Ranks:

@@ -19,7 +19,7 @@ from cortiq.model.machine import memory
 from cortiq.model.model import Model
 from cortiq.model.source import ModelSource, model_name, open_source
 from cortiq.numerics.layouts import Weight
-from cortiq.options import LoadOptions, resolve
+from cortiq.options import LoadOptions, on_one_device, resolve
 
 PREPARING = "preparing weights"
 """Activity of `progress` once a model is there."""
@@ -90,8 +90,8 @@ def model_of(
 def _on_devices(name: str, source: ModelSource, backend: Backend, options: LoadOptions) -> Backend:
     """Return the backend over the devices that the options ask for; the source lets go of them."""
     alone = options.devices == 1 or (options.devices == 0 and "WORLD_SIZE" not in os.environ)
-    for given in ("split_at", "ray"):
-        if alone and getattr(options, given):
+    for given, default in on_one_device().items():
+        if alone and given != "split" and getattr(options, given) != default:
             raise OptionError(given, "needs several devices", hint="devices=2, --devices 2")
     if alone:
         return backend

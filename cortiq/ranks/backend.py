@@ -13,6 +13,7 @@ from cortiq.numerics.layouts import Weight
 from cortiq.placement.place import place_split
 from cortiq.ranks.driver import Driver
 from cortiq.ranks.layer_split import cuts_at, even_cuts
+from cortiq.ranks.replicas import ReplicasExecutable
 from cortiq.ranks.stage import StageBackend
 
 
@@ -26,11 +27,15 @@ class DeviceSplit:
         stage is a tensor split, one rank a stage a layer split.
     points : first layer of each stage but the first; none divides them evenly.
     by_expert : whether a stage divides experts, rather than each one's columns.
+    replicas : whether each stage has the whole program instead, and computes sequences of its own.
+    prefill : how many of these, the first, compute prompts only.
     """
 
     stages: tuple[tuple[int, ...], ...]
     points: tuple[int, ...] = ()
     by_expert: bool = False
+    replicas: bool = False
+    prefill: int = 0
 
     @staticmethod
     def of(kind: str, ranks: int, points: Sequence[int] = (), stages: int = 0) -> DeviceSplit:
@@ -55,6 +60,27 @@ class DeviceSplit:
         each = ranks // count
         made = (tuple(range(n * each, (n + 1) * each)) for n in range(count))
         return DeviceSplit(tuple(made), tuple(points), kind == "expert")
+
+    @staticmethod
+    def of_replicas(kind: str, ranks: int, replicas: int, prefill: int = 0) -> DeviceSplit:
+        """Return the split of ranks into replicas, within each of which tensors are divided.
+
+        Raises
+        ------
+        OptionError : the numbers do not go together, or the kind divides layers.
+        """
+        if ranks % replicas:
+            what = f"is {replicas}, which does not divide {ranks} devices"
+            raise OptionError("replicas", what, hint="Each replica has as many devices.")
+        if prefill >= replicas:
+            what = f"is {prefill} of {replicas} replicas, so that none is left for answers"
+            raise OptionError("prefill_replicas", what, hint="replicas=2, --replicas 2")
+        each = ranks // replicas
+        if kind == "layer" and each > 1:
+            what = "is 'layer', and replicas divide tensors or experts only"
+            raise OptionError("split", what, hint="--split tensor")
+        made = (tuple(range(n * each, (n + 1) * each)) for n in range(replicas))
+        return DeviceSplit(tuple(made), (), kind == "expert", True, prefill)
 
 
 class RanksBackend:
@@ -95,6 +121,9 @@ class RanksBackend:
             StageBackend(self.driver, self.inner, members, self.source, self.split.by_expert)
             for members in self.split.stages
         ]
+        if self.split.replicas:
+            copies = [stage.compile(program, weights, options) for stage in stages]
+            return ReplicasExecutable(copies, self.split.prefill)
         if len(stages) == 1:
             return stages[0].compile(program, weights, options)
         cuts = self._cuts(program)

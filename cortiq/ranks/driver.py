@@ -11,13 +11,15 @@ from typing import Any
 
 from cortiq import errors
 from cortiq.errors import BackendError, CortiqError
-from cortiq.ranks.group import RankLostError
+from cortiq.ranks.group import COMPILE_SECONDS, RankLostError
 from cortiq.ranks.member import Member
 from cortiq.ranks.wire import receive, send
 
 Command = tuple[Any, ...]
 STOP: Command = ("stop",)
 """The command that ends a rank."""
+SLOW = ("compile", "weight", "group")
+"""Commands that may take longer than a rank may hang: weights are read and prepared."""
 ANSWERED, REFUSED = "answered", "refused"
 
 
@@ -50,6 +52,15 @@ class Driver:
         RankLostError : a rank is gone; nothing can be computed any more.
         CortiqError : what the first rank that refused said.
         """
+        answers, refusal = self.answers(ranks, command)
+        if refusal is not None:
+            raise refusal
+        return [answers[rank] for rank in ranks]
+
+    def answers(
+        self, ranks: Sequence[int], command: Callable[[int], Command] | Command
+    ) -> tuple[dict[int, Any], BaseException | None]:
+        """Do as `ask`; return the answers by rank, and what the first rank that refused said."""
         with self._lock, uninterrupted():
             self.world.check()
             commands = [command(i) if callable(command) else command for i in range(len(ranks))]
@@ -64,10 +75,9 @@ class Driver:
                     answers[0] = self.member.execute(commands[list(ranks).index(0)])
                 except BaseException as error:
                     refusal = self._own_failure(error)
-            refusal = self._collect(others, answers, refusal)
-            if refusal is not None:
-                raise refusal
-            return [answers[rank] for rank in ranks]
+            slow = any(command[0] in SLOW for command in commands)
+            seconds = COMPILE_SECONDS if slow else self.world.timeout
+            return answers, self._collect(others, answers, refusal, seconds)
 
     def _own_failure(self, error: BaseException) -> BaseException:
         """Let the others go if they may wait for this rank in an exchange that never comes."""
@@ -77,12 +87,16 @@ class Driver:
         return error
 
     def _collect(
-        self, others: Sequence[int], answers: dict[int, Any], refusal: BaseException | None
+        self,
+        others: Sequence[int],
+        answers: dict[int, Any],
+        refusal: BaseException | None,
+        seconds: float,
     ) -> BaseException | None:
         """Take the answers of other ranks; return the first refusal."""
         for rank in others:
             try:
-                kind, answer = receive(self.world, rank)
+                kind, answer = receive(self.world, rank, seconds)
             except RankLostError as lost:
                 return refusal if isinstance(refusal, RankLostError) else lost
             if kind == ANSWERED:
@@ -95,11 +109,11 @@ class Driver:
         """Have ranks forget a copy with their next command; it may be called by the collector."""
         self._dropped.append(snapshot)
 
-    def drop(self, ranks: Sequence[int]) -> None:
+    def drop(self) -> None:
         """Have ranks forget copies that nobody holds any more."""
         dropped, self._dropped = self._dropped, []
         if dropped:
-            self.ask(ranks, ("drop", dropped))
+            self.ask(range(self.world.size), ("drop", dropped))
 
     def _keep_awake(self) -> None:
         """Show waiting ranks from time to time that rank 0 is there."""
@@ -109,7 +123,7 @@ class Driver:
                     for rank in range(1, self.world.size):
                         send(self.world, rank, ("nothing",))
                     for rank in range(1, self.world.size):
-                        receive(self.world, rank)
+                        receive(self.world, rank, self.world.timeout)
                 except CortiqError:
                     return  # it is lost, and the next request will say so
                 finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -31,8 +30,9 @@ from cortiq.ranks.group import RankLostError
 from cortiq.ranks.local_program import LocalProgram, local_program
 from cortiq.ranks.local_weights import LocalWeights
 from cortiq.ranks.member import StagePlan
-from cortiq.ranks.shared_state import put_together, share_of
+from cortiq.ranks.shared_state import share_of
 from cortiq.ranks.shares import Split
+from cortiq.ranks.stage_state import StageState
 
 
 @dataclass
@@ -135,7 +135,7 @@ class StageExecutable(OptionalCapabilities):
 
     def ask(self, command: Any) -> list[Any]:
         """Have all ranks of the stage execute a command."""
-        self.driver.drop(self.members)
+        self.driver.drop()
         return self.driver.ask(self.members, command)
 
     def open(self, limit: int) -> StageState:
@@ -181,6 +181,16 @@ class StageExecutable(OptionalCapabilities):
 
     def forward(self, batch: Batch) -> Finished:
         """Compute a batch on all ranks of the stage."""
+        return Finished(forward_together([(self, batch)])[0])
+
+    def states_of(self, batch: Batch) -> dict[int, StageState]:
+        """Return a batch's sequences by number.
+
+        Raises
+        ------
+        BackendError : one is of another executable, or was released.
+        RequestError : there is no such entry graph.
+        """
         states: dict[int, StageState] = {}
         for row in batch.rows.runs if isinstance(batch.rows, RowRuns) else batch.rows:
             state: Any = row.state
@@ -192,11 +202,40 @@ class StageExecutable(OptionalCapabilities):
             raise RequestError(
                 f"no entry graph is named {batch.entry!r}", hint=f"There are {there}"
             )
-        outcomes, lengths, rows = self.ask(("forward", self.number, *_sent(batch)))[0]
+        return states
+
+
+def forward_together(parts: Sequence[tuple[StageExecutable, Batch]]) -> list[BatchResult]:
+    """Compute a batch on each of some executables without common ranks, all at the same time.
+
+    Raises
+    ------
+    CortiqError : what the first that refused its batch said, once the others are done.
+    """
+    known = [executable.states_of(batch) for executable, batch in parts]
+    ranks = [rank for executable, _ in parts for rank in executable.members]
+    commands: list[Command] = [
+        ("forward", executable.number, *_sent(batch))
+        for executable, batch in parts
+        for _ in executable.members
+    ]
+    if not parts:
+        return []
+    driver = parts[0][0].driver
+    driver.drop()
+    answers, refusal = driver.answers(ranks, lambda place: commands[place])
+    results = []
+    for (executable, _), states in zip(parts, known, strict=True):
+        if executable.members[0] not in answers:
+            continue
+        outcomes, lengths, rows = answers[executable.members[0]]
         for number, found in lengths.items():
             states[number].lengths = found
         by_state: dict[Any, Any] = {states[number]: outcome for number, outcome in outcomes.items()}
-        return Finished(BatchResult(by_state, [dict(row) for row in rows]))
+        results.append(BatchResult(by_state, [dict(row) for row in rows]))
+    if refusal is not None:
+        raise refusal
+    return results
 
 
 def _sent(batch: Batch) -> tuple[str, Any, Any]:
@@ -212,67 +251,3 @@ def _sent(batch: Batch) -> tuple[str, Any, Any]:
         for row in batch.rows
     ]
     return batch.entry, None, rows
-
-
-class StageSnapshot:
-    """A copy of a sequence on every rank; ranks forget it once nobody holds this."""
-
-    def __init__(self, driver: Driver, number: int) -> None:
-        self.number = number
-        weakref.finalize(self, driver.drop_later, number)
-
-
-class StageState:
-    """One sequence, of which every rank holds its share; see `cortiq.backend.State`.
-
-    Attributes
-    ----------
-    owner : its executable. number : what ranks know it by. lengths : rows seen, by entry graph.
-    """
-
-    def __init__(
-        self, owner: StageExecutable, number: int, limit: int, lengths: dict[str, int]
-    ) -> None:
-        self.owner, self.number, self.limit, self.lengths = owner, number, limit, lengths
-        self.alive = True
-
-    def length(self, entry: str = "trunk") -> int:
-        """Return the rows that an entry graph has seen."""
-        return self.lengths[entry]
-
-    def reserve(self, rows: int) -> bool:
-        """Make room on every rank; room that some found stays theirs."""
-        return all(self.owner.ask(("reserve", self.number, rows)))
-
-    def rewind(self, length: int, entry: str = "trunk") -> int:
-        """Forget rows on every rank."""
-        answers = self.owner.ask(("rewind", self.owner.number, self.number, length, entry))
-        reached, self.lengths = answers[0]
-        return reached
-
-    def snapshot(self) -> StageSnapshot:
-        """Copy what the sequence holds, on every rank."""
-        number = next(self.owner.driver.numbers)
-        self.owner.ask(("snapshot", self.number, number))
-        return StageSnapshot(self.owner.driver, number)
-
-    def restore(self, snapshot: StageSnapshot) -> None:
-        """Restore the sequence on every rank."""
-        command = ("restore", self.owner.number, self.number, snapshot.number)
-        self.lengths = self.owner.ask(command)[0]
-
-    def fork(self, length: int | None = None) -> StageState:
-        """Open a sequence that starts as this one."""
-        number = next(self.owner.driver.numbers)
-        command = ("fork", self.owner.number, self.number, number, length)
-        return StageState(self.owner, number, self.limit, self.owner.ask(command)[0])
-
-    def export(self) -> ExportedState:
-        """Return the whole sequence, put together from the ranks' shares."""
-        return put_together(self.owner.ask(("export", self.number)), self.owner.splits)
-
-    def release(self) -> None:
-        """Give the memory back on every rank."""
-        if self.alive:
-            self.owner.tell_living(("release", self.number))
-        self.alive = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cortiq.ranks.group import World, distributed
+from cortiq.ranks.group import COMPILE_SECONDS, World, distributed
 
 FIRST_BYTES = 8192
 """Bytes of a message's first part, which most messages fit."""
@@ -30,36 +31,40 @@ def send(world: World, rank: int, message: Any) -> None:
     whole = np.frombuffer(data, np.uint8)
     rest = whole[FIRST_BYTES - HEAD_BYTES :]
     first[HEAD_BYTES : HEAD_BYTES + len(whole) - len(rest)] = whole[: len(whole) - len(rest)]
-    _transfer(world, distributed().send, first, rank)
+    _transfer(world, distributed().isend, first, rank)
     if len(rest):
-        _transfer(world, distributed().send, rest.copy(), rank)
+        _transfer(world, distributed().isend, rest.copy(), rank)
 
 
-def receive(world: World, rank: int) -> Any:
+def receive(world: World, rank: int, seconds: float = COMPILE_SECONDS) -> Any:
     """Wait for an object of a rank; it is one of this program's own, as torch.distributed's are.
 
     Raises
     ------
-    RankLostError : it is not there any more.
+    RankLostError : it is not there any more, or has not answered for so many seconds.
     """
     first = np.zeros(FIRST_BYTES, np.uint8)
-    _transfer(world, distributed().recv, first, rank)
+    _transfer(world, distributed().irecv, first, rank, seconds)
     length = int(first[:HEAD_BYTES].view(np.int64)[0])
     data = first[HEAD_BYTES : HEAD_BYTES + length].tobytes()
     if length > len(data):
         rest = np.zeros(length - len(data), np.uint8)
-        _transfer(world, distributed().recv, rest, rank)
+        _transfer(world, distributed().irecv, rest, rank, seconds)
         data += rest.tobytes()
     return pickle.loads(data)
 
 
 def _transfer(
-    world: World, call: Callable[[Any, int], Any], block: npt.NDArray[np.uint8], rank: int
+    world: World,
+    start: Callable[[Any, int], Any],
+    block: npt.NDArray[np.uint8],
+    rank: int,
+    seconds: float = COMPILE_SECONDS,
 ) -> None:
     import torch
 
     world.check()
     try:
-        call(torch.from_numpy(block), rank)
+        start(torch.from_numpy(block), rank).wait(datetime.timedelta(seconds=seconds))
     except RuntimeError as error:
-        raise world.lose(f"rank {rank} is gone", error) from None
+        raise world.lose(f"rank {rank} is gone or hangs", error) from None

@@ -1,0 +1,111 @@
+"""A server over several ranks: the answers of one process, and an end to what hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving import TINY, Server, serving
+
+pytestmark = pytest.mark.slow
+
+SCHEMA = {"type": "array", "items": {"enum": ["a", "b", "c"]}, "minItems": 3, "maxItems": 4}
+STRUCTURED = {"type": "json_schema", "json_schema": {"name": "letters", "schema": SCHEMA}}
+SPLITS = {
+    "one process": (),
+    "tensors on two": ("--devices", "2"),
+    "layers on three": ("--devices", "3", "--split", "layer"),
+    "replicas": ("--devices", "3", "--replicas", "3"),
+    "prompts and answers apart": ("--devices", "2", "--replicas", "2", "--prefill-replicas", "1"),
+    "replicas of tensors": ("--devices", "4", "--replicas", "2"),
+}
+
+
+def post(server: Server, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    head = {"Content-Type": "application/json"}
+    data = json.dumps({"model": TINY, **body}).encode()
+    asked = urllib.request.Request(server.url + path, data, head)
+    with urllib.request.urlopen(asked, timeout=120) as answer:
+        return json.load(answer)
+
+
+def status(server: Server, path: str) -> int:
+    try:
+        with urllib.request.urlopen(server.url + path, timeout=60) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def answers(server: Server) -> list[str]:
+    """What requests of several kinds are answered, all sent at once, and twice."""
+    asked: list[dict[str, Any]] = [
+        {"messages": [{"role": "user", "content": "word " * (7 * n + 3)}], "seed": n,
+         "max_tokens": 12, "temperature": 0.8 * (n % 2), "logprobs": n == 3}
+        for n in range(6)
+    ]  # fmt: skip
+    asked.append({**asked[0], "response_format": STRUCTURED, "max_tokens": 40})
+    found: dict[int, str] = {}
+
+    def ask(place: int, body: dict[str, Any]) -> None:
+        made = post(server, "/v1/chat/completions", body)
+        found[place] = json.dumps(made["choices"], sort_keys=True)
+
+    for part in (0, len(asked)):
+        threads = [threading.Thread(target=ask, args=(part + n, b)) for n, b in enumerate(asked)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return [found[n] for n in range(2 * len(asked))]
+
+
+def test_every_split_answers_as_one_process(tmp_path: Path) -> None:
+    made = {}
+    for name, split in SPLITS.items():
+        with serving(tmp_path, "--backend", "cpu", *split) as server:
+            made[name] = answers(server)
+            assert server.stop() == 0
+    assert json.loads(json.loads(made["one process"][6])[0]["message"]["content"])
+    assert len(made["one process"]) == 14
+    for name in SPLITS:
+        assert made[name] == made["one process"], name
+
+
+@pytest.mark.parametrize("split", ["tensors on two", "replicas"])
+def test_a_rank_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str) -> None:
+    """Its requests fail after the time a rank may take; the server says that it cannot go on."""
+    monkeypatch.setenv("CORTIQ_RANK_TIMEOUT", "6")
+    with serving(tmp_path, "--backend", "cpu", *SPLITS[split]) as server:
+        body: Any = {"messages": [{"role": "user", "content": "Why?"}], "max_tokens": 4}
+        assert post(server, "/v1/chat/completions", body)["choices"]
+        listed = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
+        ranks = [int(pid) for pid in listed.read_text().split()]
+        stopped = [pid for pid in ranks if "follower" in Path(f"/proc/{pid}/cmdline").read_text()]
+        os.kill(stopped[-1], signal.SIGSTOP)
+        start = time.monotonic()
+        with pytest.raises(urllib.error.HTTPError) as failed:
+            while time.monotonic() - start < 60:  # until one is the stopped replica's
+                body["messages"][0]["content"] = f"Why? {time.monotonic()}"
+                post(server, "/v1/chat/completions", body)
+        assert failed.value.code >= 500 and b"rank" in failed.value.read()
+        assert time.monotonic() - start < 60
+        assert status(server, "/health") == 503
+        os.kill(stopped[-1], signal.SIGCONT)
+
+
+@pytest.mark.parametrize("split", [("--split", "layer"), ("--replicas", "3")])
+def test_ray_actors_serve(tmp_path: Path, split: tuple[str, ...]) -> None:
+    pytest.importorskip("ray")
+    with serving(tmp_path, "--backend", "cpu") as server:
+        expected = answers(server)
+    with serving(tmp_path, "--backend", "cpu", "--devices", "3", "--ray", *split) as server:
+        assert answers(server) == expected
