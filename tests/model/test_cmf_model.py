@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from installed import backends
 
 import cortiq
 from cortiq.convert.cmf_tokenizer import bundle_of, tokenizer_json
@@ -47,3 +48,14 @@ def test_eight_bits_lose_less_than_half_a_percent(smollm2_path, tmp_path):
         with cortiq.load(str(path)) as model:
             scores.append(model.score(GPL3.read_text(), window=512, windows=6).perplexity)
     assert abs(scores[1] / scores[0] - 1) < 0.005
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["w8", "q4_tiled", "q4tp", "vbit_ro"])
+def test_every_backend_gives_the_same_tokens(kind, smollm2_path, tmp_path):
+    made = convert_model(str(smollm2_path), tmp_path / "m.cmf", kind)
+    found = {}
+    for backend in backends():
+        with cortiq.load(str(made.path), backend=backend) as model:
+            found[backend] = model.generate("The sky is", max_tokens=4, ignore_eos=True).digest
+    assert len(found) > 3 and len(set(found.values())) == 1, found

@@ -33,6 +33,13 @@ def digest(path, backend):
         return model.generate([5, 9, 200, 17, 33], max_tokens=8, ignore_eos=True).digest
 
 
-@pytest.mark.parametrize("backend", [one for one in backends() if one in ("cpu", "mlx", "torch")])
+OTHERS = [one for one in backends() if one != "reference"]
+SLOW = ("triton", "wgpu")
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [pytest.param(one, marks=[pytest.mark.slow] if one in SLOW else []) for one in OTHERS],
+)
 def test_bits_are_the_references(backend, path):
     assert digest(path, backend) == digest(path, "reference")
