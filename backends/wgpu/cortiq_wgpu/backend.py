@@ -23,12 +23,9 @@ if TYPE_CHECKING:
 EXTRA_OPTIONS = ("binding_bytes", "gpu_kernels", "portable_dot", "poison", "progress", "tuning")
 OPTIONS = frozenset({
     *scalar.ACTIVATIONS, "groups", "mask", "tau", "missing", "step", "sections", "blocks",
-    "keys only", "until",
+    "keys only", "until", "mass", "every", "sqrt_softplus",
 })  # fmt: skip
 """What the kernels know beyond the plain form of an operator."""
-MISSING = frozenset({ops.ChooseKeys, ops.ListKeys, ops.Compress, ops.Sinkhorn, ops.KeepListed})
-"""The primitives without a kernel: sparse attention by keys, and DeepSeek V4's own."""
-KERNELS = frozenset(ops.PRIMITIVES) - MISSING
 MOST_CHOSEN, MOST_GROUPS = 32, 1024
 
 
@@ -39,11 +36,11 @@ def refusal(node: Node, graph: Graph, program: Program) -> str:
         return f"no kernel for tau with more than {MOST_CHOSEN} experts chosen"
     if isinstance(op, ops.Route) and op.router.groups > MOST_GROUPS:
         return f"no kernel for more than {MOST_GROUPS} groups of experts"
-    return no_kernel(op, KERNELS, OPTIONS) or unplaced(node, graph)
+    return no_kernel(op, ops.PRIMITIVES, OPTIONS) or unplaced(node, graph)
 
 
 class WgpuBackend(TakesKernels):
-    """WGSL kernels on whatever wgpu finds: primitives but `MISSING`, and layers through them.
+    """WGSL kernels on whatever wgpu finds: primitives, and layers through them.
 
     The `function` of a package's kernel (`cortiq.backend.Kernel`) is a `cortiq_wgpu.RowShader`.
     """

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
-from cortiq_wgpu.shader_source import Stage, stage
+from cortiq.backend.lower import LoweredStep
+from cortiq.numerics.contract import F32
+from cortiq_wgpu.binder import DispatchBinder
+from cortiq_wgpu.dispatch import NONE
+from cortiq_wgpu.shader_source import Stage, bits, stage
+from cortiq_wgpu.stage_parts import Bound, Maker, lanes_for
 
 EACH = "for (var i = i0; i < last; i += width)"
 VALUE = "from_bits(x[from_ + i])"
@@ -72,3 +78,24 @@ def norm_stage(kind: str, parameters: frozenset[str]) -> Stage:
       //end
     }}"""
     return stage("norm", KIND=kind, BODY=body)
+
+
+def norm(kind: str) -> Maker:
+    """Return the maker of a norm's stage."""
+
+    def make(binder: DispatchBinder, step: LoweredStep) -> Bound:
+        heads, width = binder.heads(step.outputs[0])
+        values: dict[str, Any] = {
+            "x": binder.at(step.inputs[0]), "out": binder.at(step.outputs[0]), "heads": heads,
+            "n": width, "width": lanes_for(width),
+        }  # fmt: skip
+        for role in ("weight", "bias"):
+            place = binder.vector(step, role, NONE)
+            if place != NONE:
+                values[role] = place
+        if kind != "softmax":
+            values["eps"] = bits(step.op.eps)
+            values["inverse"] = bits(F32(1) / F32(width))
+        return [(norm_stage(kind, frozenset(values)), values)]
+
+    return make

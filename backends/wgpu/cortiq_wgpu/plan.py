@@ -29,7 +29,7 @@ from cortiq_wgpu.shader_source import staged
 from cortiq_wgpu.stages import MAKERS
 from cortiq_wgpu.state_memory import WgpuStateMemory
 from cortiq_wgpu.step_dispatches import dispatches
-from cortiq_wgpu.step_groups import GroupedSteps, StepGrouper, is_wide
+from cortiq_wgpu.step_groups import CHOICES, GroupedSteps, StepGrouper, is_wide
 from cortiq_wgpu.tuning import ProductTuning
 from cortiq_wgpu.wants import answering, draw_words, with_drawn, words_of
 from cortiq_wgpu.weights import DeviceWeights
@@ -76,7 +76,8 @@ class WgpuPlan(RequestPlan[CompiledDispatches]):
         self.tail_rows = min(TRUNK_ROWS, self.rows, room)
         self.attends = [n.op for n in graph.nodes if isinstance(n.op, ops.Attend)]
         self.scoring = {op: scoring(op.scale, op.soft_cap) for op in self.attends}
-        self.blocks = [n.op.block for n in graph.nodes if isinstance(n.op, ops.ChooseBlocks)]
+        choices: list[Any] = [n.op for n in graph.nodes if isinstance(n.op, CHOICES)]
+        self.blocks = [getattr(op, "block", 0) or op.every for op in choices]
 
     def hold(self, rows: int) -> None:
         """Have room for passes of so many rows, which see one another; dispatches are made anew.
@@ -280,7 +281,7 @@ class WgpuPlan(RequestPlan[CompiledDispatches]):
         return runs if rows * each * runs <= SCRATCH_BYTES // 4 else 1
 
     def choices_for(self, last: int) -> int:
-        """Return the blocks that a row may have to score."""
+        """Return the blocks, or keys, that a row may have to score."""
         return max((last // block + 1 for block in self.blocks), default=0)
 
     def words_of(self, name: str) -> int:

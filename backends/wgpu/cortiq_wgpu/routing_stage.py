@@ -18,6 +18,11 @@ VALUES = {
     "sigmoid": """for (var i = lane; i < n; i += LANES) {
     x[values + i] = canonical(sigmoid(from_bits(x[scores + i])), row);
   }""",
+    "sqrt_softplus": """for (var i = lane; i < n; i += LANES) {
+    let s = from_bits(canonical(softplus(from_bits(x[scores + i])), row));
+    let root = square_root(select(1.0, s, s > 0.0));
+    x[values + i] = select(0u, bitcast<u32>(root), s > 0.0);
+  }""",
     "softmax": """var largest = 0u;
   for (var i = lane; i < n; i += LANES) { largest = max(largest, order_of(x[scores + i])); }
   let highest = from_bits(bits_of(fold_max(lane, LANES, largest)));

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from cortiq.backend.lower import Admit, Gather, LoweredStep, PackageOp
 from cortiq.ir import ops
 from cortiq.numerics.contract import F32
+from cortiq_wgpu.attention_stages import keep_listed, list_keys, merge, sinkhorn
 from cortiq_wgpu.binder import DispatchBinder
 from cortiq_wgpu.block_offsets import row_words
 from cortiq_wgpu.dispatch import NONE
+from cortiq_wgpu.norm_stages import norm
 from cortiq_wgpu.package import package_stage
 from cortiq_wgpu.routing_stage import route_stage
-from cortiq_wgpu.shader_source import Stage, bits, stage
+from cortiq_wgpu.shader_source import bits, stage
+from cortiq_wgpu.stage_parts import A, Bound, Maker, lanes_for, mapped
 from cortiq_wgpu.step_groups import AttentionMerge
-
-Bound = list[tuple[Stage, Mapping[str, int]]]
-"""Stages and the values of their parameters."""
-Maker = Callable[[DispatchBinder, LoweredStep], Bound]
-LANES = 256
 
 ACTIVATIONS = {
     "silu": "silu", "gelu_tanh": "gelu_tanh", "gelu": "gelu", "sigmoid": "sigmoid",
@@ -27,19 +24,13 @@ ACTIVATIONS = {
     "exp": "exponential",
 }  # fmt: skip
 """The function of each activation."""
-A = "from_bits(x[$x + row * $n + i])"
-"""Value i of a row."""
-
-
-def _map(body: str, **values: int) -> tuple[Stage, Mapping[str, int]]:
-    return stage("map", BODY=body), values
 
 
 def _wise(binder: DispatchBinder, step: LoweredStep, expression: str, **values: int) -> Bound:
     """Write the output's value i from the first input's."""
     out, x = step.outputs[0], step.inputs[0]
     body = f"x[$out + row * $n + i] = canonical({expression}, row);"
-    return [_map(body, x=binder.at(x), out=binder.at(out), n=binder.size(out), **values)]
+    return [mapped(body, x=binder.at(x), out=binder.at(out), n=binder.size(out), **values)]
 
 
 def _pair(function: str) -> Maker:
@@ -131,7 +122,7 @@ def _combine(binder: DispatchBinder, step: LoweredStep) -> Bound:
     }
     x[$out + row * $n + i] = canonical(y, row);"""
     out = step.outputs[0]
-    return [_map(
+    return [mapped(
         body, k=binder.size(weights), weights=binder.at(weights), x=binder.at(outputs),
         out=binder.at(out), n=binder.size(out),
     )]  # fmt: skip
@@ -143,7 +134,7 @@ def _slice(binder: DispatchBinder, step: LoweredStep) -> Bound:
         "x[$out + row * $n + i] = "
         "x[$x + row * $whole + i / $width * $last + $start + i % $width * $step];"
     )
-    return [_map(
+    return [mapped(
         body, x=binder.at(source), out=binder.at(out), n=binder.size(out),
         whole=binder.size(source), last=binder.heads(source)[1], width=binder.heads(out)[1],
         start=step.op.start, step=step.op.step,
@@ -158,7 +149,7 @@ def _concat(binder: DispatchBinder, step: LoweredStep) -> Bound:
     )
     for part in step.inputs:
         width = binder.heads(part)[1]
-        bound.append(_map(
+        bound.append(mapped(
             body, x=binder.at(part), out=binder.at(out), n=binder.size(part),
             whole=binder.size(out), last=total, width=width, start=start,
         ))  # fmt: skip
@@ -171,19 +162,14 @@ def _gather(binder: DispatchBinder, step: LoweredStep) -> Bound:
     type_ = binder.type_of(copy)
     block = "q" if type_.dtype == "q16" else "x"
     body = f"{block}[$out + row * $n + i] = {block}[$x + about(row, 6u) * $n + i];"
-    return [_map(body, x=binder.at(source), out=binder.at(copy), n=row_words(type_))]
+    return [mapped(body, x=binder.at(source), out=binder.at(copy), n=row_words(type_))]
 
 
 def _admit(binder: DispatchBinder, step: LoweredStep) -> Bound:
     place = binder.at(step.inputs[0])
     n = binder.size(step.inputs[0])
     body = f"x[$x + row * $n + i] = canonical({A}, row);"
-    return [_map(body, x=place, n=n)]
-
-
-def lanes_for(width: int) -> int:
-    """Return the lanes that share a stretch: a power of two."""
-    return min(LANES, 1 << max(0, width - 1).bit_length())
+    return [mapped(body, x=place, n=n)]
 
 
 def _quantise(binder: DispatchBinder, step: LoweredStep) -> Bound:
@@ -231,42 +217,13 @@ def _recall(binder: DispatchBinder, step: LoweredStep) -> Bound:
 
 def _own_block(binder: DispatchBinder, step: LoweredStep) -> Bound:
     body = "x[$out + row * $n + i] = about(row, 1u) / $block;"
-    return [_map(body, out=binder.at(step.outputs[0]), n=1, block=step.op.block)]
-
-
-def _merge(binder: DispatchBinder, step: LoweredStep) -> Bound:
-    values = {
-        "heads": step.op.attend.heads, "channels": step.op.attend.value_dim,
-        "sinks": binder.vector(step, "sinks", NONE), "out": binder.at(step.outputs[0]),
-    }  # fmt: skip
-    return [(stage("merge"), values)]
-
-
-def _norm(kind: str) -> Maker:
-    from cortiq_wgpu.norm_stages import norm_stage
-
-    def make(binder: DispatchBinder, step: LoweredStep) -> Bound:
-        heads, width = binder.heads(step.outputs[0])
-        values: dict[str, Any] = {
-            "x": binder.at(step.inputs[0]), "out": binder.at(step.outputs[0]), "heads": heads,
-            "n": width, "width": lanes_for(width),
-        }  # fmt: skip
-        for role in ("weight", "bias"):
-            place = binder.vector(step, role, NONE)
-            if place != NONE:
-                values[role] = place
-        if kind != "softmax":
-            values["eps"] = bits(step.op.eps)
-            values["inverse"] = bits(F32(1) / F32(width))
-        return [(norm_stage(kind, frozenset(values)), values)]
-
-    return make
+    return [mapped(body, out=binder.at(step.outputs[0]), n=1, block=step.op.block)]
 
 
 MAKERS: Mapping[type, Maker] = {
     Gather: _gather,
     Admit: _admit,
-    AttentionMerge: _merge,
+    AttentionMerge: merge,
     PackageOp: package_stage,
     ops.Add: _pair("add"),
     ops.Multiply: _pair("multiply"),
@@ -288,10 +245,13 @@ MAKERS: Mapping[type, Maker] = {
     ops.StoreKV: _store,
     ops.Recall: _recall,
     ops.OwnBlock: _own_block,
-    ops.RMSNorm: _norm("rms"),
-    ops.LayerNorm: _norm("layer"),
-    ops.L2Norm: _norm("l2"),
-    ops.Softmax: _norm("softmax"),
+    ops.ListKeys: list_keys,
+    ops.KeepListed: keep_listed,
+    ops.Sinkhorn: sinkhorn,
+    ops.RMSNorm: norm("rms"),
+    ops.LayerNorm: norm("layer"),
+    ops.L2Norm: norm("l2"),
+    ops.Softmax: norm("softmax"),
     ops.Route: route_stage,
 }
 """How each step becomes stages."""

@@ -18,8 +18,13 @@ LANES = 64
 
 CHOSEN = """
   let list = $chosen + (row * $sets + head / ($heads / $sets)) * $listed;
-  for (var i = 0u; i < $listed; i++) { if (x[list + i] == key / $block) { return true; } }
-  return false;
+  var low = 0u;
+  var high = $listed;
+  while (low < high) {  // the list ascends
+    let middle = (low + high) / 2u;
+    if (x[list + middle] < key / $block) { low = middle + 1u; } else { high = middle; }
+  }
+  return low < $listed && x[list + min(low, $listed - 1u)] == key / $block;
 """
 
 
@@ -104,6 +109,59 @@ def _choose(binder: DispatchBinder, step: LoweredStep) -> list[Dispatch]:
     ]
 
 
+def _choose_keys(binder: DispatchBinder, step: LoweredStep) -> list[Dispatch]:
+    key, op = binder.record(step.inputs[0]), step.op
+    values = {
+        "q": key["at"],
+        "key_size": key["size"],
+        "key_units": key["units"],
+        "key_words": -(-op.key_dim // 4),
+        "heads": op.heads,
+        "levels": max(1, (op.heads - 1).bit_length()),
+        "weights": binder.at(step.inputs[2]),
+        "group": binder.page_group(step),
+        "every": op.every,
+        "top": op.top,
+        "out": binder.at(step.outputs[0]),
+    }
+    assert step.node is not None
+    text = staged((stage("keys"),), binder.dot)
+    return [Dispatch(text, (values,), Grid(), step.tail, pool=step.node.slots["kv"])]
+
+
+KEPT_ROW = """let gate = i - $half;
+    if (i < $half) { x[$out + row * $n + i] = x[$x + row * $half + i]; continue; }
+    let bias = from_bits(w[$bias + about(row, 1u) % $rate * $half + gate]);
+    x[$out + row * $n + i] = canonical(add(from_bits(x[$z + row * $half + gate]), bias), row);"""
+"""What a ring keeps of a row: the row, and its gates with the bias of its place in the window."""
+
+
+def _compress(binder: DispatchBinder, step: LoweredStep) -> list[Dispatch]:
+    assert step.node is not None
+    pool, op = step.node.slots["ring"], step.op
+    ring = binder.pools.slots[pool]
+    assert isinstance(ring, Ring)
+    out, kept = map(binder.at, step.outputs)
+    half = op.parts * op.width
+    values = {"n": 2 * half, "capacity": ring_rows(ring), "x": kept}
+    rows = {
+        "x": binder.at(step.inputs[0]),
+        "z": binder.at(step.inputs[2]),
+        "bias": binder.vector(step, "bias", NONE),
+        "rate": op.rate,
+        "half": half,
+        "out": kept,
+        "n": 2 * half,
+    }
+    entry = {**values, "out": out, "width": op.width, "rate": op.rate, "parts": op.parts}
+    grids = Grid(-(-op.width // LANES)), Grid(-(-2 * half // LANES))
+    return [
+        Dispatch(staged((stage("map", BODY=KEPT_ROW),), binder.dot), (rows,), Grid(), step.tail),
+        Dispatch(kernel("compress", binder.dot), (entry,), grids[0], step.tail, pool=pool),
+        Dispatch(kernel("ring", binder.dot), (values,), grids[1], step.tail, pool=pool),
+    ]
+
+
 def _conv(binder: DispatchBinder, step: LoweredStep) -> list[Dispatch]:
     assert step.node is not None
     pool, n = step.node.slots["ring"], step.op.width
@@ -149,6 +207,8 @@ MAKERS: Mapping[type, Callable[[DispatchBinder, LoweredStep], list[Dispatch]]] =
     ops.EmbedRows: embed_rows,
     AttentionSplits: _spread,
     ops.ChooseBlocks: _choose,
+    ops.ChooseKeys: _choose_keys,
+    ops.Compress: _compress,
     ops.CausalConv: _conv,
     ops.DeltaRule: _recurrence,
     ops.StateSpace: _recurrence,

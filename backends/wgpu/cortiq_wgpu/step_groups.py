@@ -6,13 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from cortiq.backend.lower import Admit, Lowered, LoweredStep
-from cortiq.ir import ops
+from cortiq.ir import Type, ops
 
 WIDE = (
     ops.MatMul, ops.HeadMatMul, ops.ExpertMatMul, ops.EmbedRows, ops.CausalConv, ops.DeltaRule,
-    ops.StateSpace, ops.ChooseBlocks,
+    ops.StateSpace, ops.ChooseBlocks, ops.ChooseKeys, ops.Compress,
 )  # fmt: skip
 """Primitives with dispatches of their own; all others are stages of one row."""
+CHOICES = (ops.ChooseBlocks, ops.ChooseKeys)
+"""Primitives that keep scores in the scratch memory."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,12 @@ class StepGrouper:
             beside = f"{step.outputs[1]}@p"
             self.lowered.types[beside] = self.lowered.types[step.inputs[0]]
             return [replace(step, outputs=(*step.outputs, beside))]
+        if isinstance(step.op, ops.Compress):  # rows and their gates, as the ring keeps them
+            beside = f"{step.outputs[0]}@kept"
+            self.lowered.types[beside] = Type((2 * step.op.parts * step.op.width,))
+            return [replace(step, outputs=(*step.outputs, beside))]
         if not isinstance(step.op, ops.Attend):
-            reads = isinstance(step.op, ops.ChooseBlocks | ops.Recall)
+            reads = isinstance(step.op, (*CHOICES, ops.Recall))
             return [replace(step, after=written if reads else ())]
         runs = f"{step.node.name}@runs"
         spread = replace(step, op=AttentionSplits(step.op), outputs=(runs,), after=written)
@@ -146,9 +152,9 @@ def _in_turn(steps: list[LoweredStep]) -> list[LoweredStep]:
     done: list[LoweredStep] = []
     before: tuple[str, ...] = ()
     for step in steps:
-        if isinstance(step.op, (AttentionSplits, ops.ChooseBlocks)):
+        if isinstance(step.op, (AttentionSplits, *CHOICES)):
             step = replace(step, after=(*step.after, *before))
-        if isinstance(step.op, (AttentionMerge, ops.ChooseBlocks)):
+        if isinstance(step.op, (AttentionMerge, *CHOICES)):
             before = step.outputs
         done.append(step)
     return done

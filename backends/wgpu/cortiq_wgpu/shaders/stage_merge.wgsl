@@ -39,5 +39,6 @@ fn stage(row: u32, lane: u32) {
       y = multiply(multiply(sum.value, divide(1.0, total.value)), scale);
     }
     x[$out + row * $heads * channels + k] = canonical(y, row);
+    {{MASS}}
   }
 }
