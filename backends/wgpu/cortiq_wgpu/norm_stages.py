@@ -6,6 +6,8 @@ from functools import cache
 
 from cortiq_wgpu.shader_source import Stage, stage
 
+LANES = 256
+
 EACH = "for (var i = i0; i < last; i += width)"
 VALUE = "from_bits(x[from_ + i])"
 FOURS = "for (var i = i0; i < last; i += 4u * width)"
@@ -72,3 +74,8 @@ def norm_stage(kind: str, parameters: frozenset[str]) -> Stage:
       //end
     }}"""
     return stage("norm", KIND=kind, BODY=body)
+
+
+def lanes_for(width: int) -> int:
+    """Return the lanes that share a stretch: a power of two."""
+    return min(LANES, 1 << max(0, width - 1).bit_length())

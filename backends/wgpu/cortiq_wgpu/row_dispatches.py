@@ -8,8 +8,9 @@ from cortiq.backend.lower import LoweredStep
 from cortiq.ir import ops
 from cortiq_wgpu.binder import DispatchBinder
 from cortiq_wgpu.dispatch import Dispatch, Grid
+from cortiq_wgpu.norm_stages import LANES
 from cortiq_wgpu.shader_source import staged
-from cortiq_wgpu.stages import LANES, MAKERS
+from cortiq_wgpu.stages import MAKERS
 from cortiq_wgpu.step_groups import AttentionMerge
 
 SINGLE = (

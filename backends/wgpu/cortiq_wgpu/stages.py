@@ -11,6 +11,7 @@ from cortiq.numerics.contract import F32
 from cortiq_wgpu.binder import DispatchBinder
 from cortiq_wgpu.block_offsets import row_words
 from cortiq_wgpu.dispatch import NONE
+from cortiq_wgpu.norm_stages import lanes_for
 from cortiq_wgpu.package import package_stage
 from cortiq_wgpu.routing_stage import route_stage
 from cortiq_wgpu.shader_source import Stage, bits, stage
@@ -19,7 +20,6 @@ from cortiq_wgpu.step_groups import AttentionMerge
 Bound = list[tuple[Stage, Mapping[str, int]]]
 """Stages and the values of their parameters."""
 Maker = Callable[[DispatchBinder, LoweredStep], Bound]
-LANES = 256
 
 ACTIVATIONS = {
     "silu": "silu", "gelu_tanh": "gelu_tanh", "gelu": "gelu", "sigmoid": "sigmoid",
@@ -166,6 +166,12 @@ def _concat(binder: DispatchBinder, step: LoweredStep) -> Bound:
     return bound
 
 
+def _permute(binder: DispatchBinder, step: LoweredStep) -> Bound:
+    value = "from_bits(x[$x + row * $n + i - i % $width + w[$order + i % $width]])"
+    order, width = binder.weights.order(step.op.order), binder.heads(step.outputs[0])[1]
+    return _wise(binder, step, value, order=order, width=width)
+
+
 def _gather(binder: DispatchBinder, step: LoweredStep) -> Bound:
     source, copy = step.inputs[0], step.outputs[0]
     type_ = binder.type_of(copy)
@@ -179,11 +185,6 @@ def _admit(binder: DispatchBinder, step: LoweredStep) -> Bound:
     n = binder.size(step.inputs[0])
     body = f"x[$x + row * $n + i] = canonical({A}, row);"
     return [_map(body, x=place, n=n)]
-
-
-def lanes_for(width: int) -> int:
-    """Return the lanes that share a stretch: a power of two."""
-    return min(LANES, 1 << max(0, width - 1).bit_length())
 
 
 def _quantise(binder: DispatchBinder, step: LoweredStep) -> Bound:
@@ -283,6 +284,7 @@ MAKERS: Mapping[type, Maker] = {
     ops.CombineExperts: _combine,
     ops.Slice: _slice,
     ops.Concat: _concat,
+    ops.Permute: _permute,
     ops.Quantise: _quantise,
     ops.Rope: _rope,
     ops.StoreKV: _store,
