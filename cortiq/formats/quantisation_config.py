@@ -29,6 +29,11 @@ ALGORITHMS: Mapping[str, str] = {
 }
 """Kinds of matrices by modelopt's algorithms."""
 
+MLX_USUAL: Mapping[str, tuple[int, int]] = {
+    "affine": (4, 64), "mxfp4": (4, 32), "nvfp4": (4, 16), "mxfp8": (8, 32),
+}  # fmt: skip
+"""Bits and group size of MLX's modes, which a null stands for."""
+
 
 def read_quantisation(config: Mapping[str, Any], folder: Path) -> Quantisation:
     """Read what config.json, or modelopt's own file, says.
@@ -195,8 +200,10 @@ def _mlx(base: Quantisation, options: Mapping[str, Any]) -> Quantisation:
     own = {}
     for name, said in options.items():
         if isinstance(said, dict):
+            usual = MLX_USUAL.get(str(said.get("mode", "affine")), (bits, group))
             pair = (said.get("bits", bits), said.get("group_size", group))
-            numbers = [_count(x, f"{name} bits or group_size", where) for x in pair]
+            full = [y if x is None else x for x, y in zip(pair, usual, strict=True)]
+            numbers = [_count(x, f"{name} bits or group_size", where) for x in full]
             if None not in numbers:
                 own[name] = (numbers[0] or 0, numbers[1] or 0)
     return replace(base, bits=() if bits is None else (bits,), group=group, own=own)
