@@ -114,6 +114,25 @@ def compressed_int8(module: PackedModule, how: Quantisation) -> PackedTensor:
     return module.made(weight.shape, rows.layout, rows.rows)
 
 
+def modelopt_int4(module: PackedModule, how: Quantisation) -> PackedTensor:
+    """Read modelopt's `weight` in U8, signed codes of two rows a byte, the upper row's low."""
+    pairs = module.array("weight", "U8")
+    if pairs.ndim < 2:
+        module.fail(f"is {list(pairs.shape)}, which is no matrix")
+    how.check_bits(module.stem, 4)
+    columns, shape = pairs.shape[-1], (*pairs.shape[:-2], 2 * pairs.shape[-2], pairs.shape[-1])
+    scale = _by_row(module, module.scales("weight_scale", *FLOAT_TYPES), prod(shape[:-1]))
+    group, flat = _group(module, columns, scale.shape[1]), pairs.reshape(-1, columns)
+
+    def codes(start: int, stop: int) -> Bytes:
+        row = np.arange(start, stop)
+        upper = (row % 2 == 1)[:, None]
+        return np.where(upper, flat[row // 2] >> 4, flat[row // 2] & 15) ^ np.uint8(8)
+
+    rows = IntegerRows(4, columns, group, codes, lambda a, b: scale[a:b], None)
+    return module.made(shape, rows.layout, rows.rows)
+
+
 def mlx_affine(module: PackedModule, how: Quantisation) -> PackedTensor:
     """Read MLX's `weight` in U32 with `scales` and `biases`; the configuration says the bits."""
     words = module.array("weight", "U32")

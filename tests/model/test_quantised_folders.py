@@ -204,3 +204,6 @@ def test_a_key_that_is_ignored_is_in_the_fingerprint(tmp_path):
 def test_what_is_asked_of_activations_is_said(tmp_path):
     write(BY_NAME["fp8-tensor"], tmp_path)
     assert open_checkpoint(tmp_path).quantisation.notes == ("activations in FP8",)
+    said = {"quant_method": "auto-round", "bits": 4, "act_bits": 4, "act_data_type": "mx_fp"}
+    folder = edited(BY_NAME["mxfp4"], tmp_path, lambda tensors: None, said)
+    assert open_checkpoint(folder).quantisation.notes == ("activations in FP4",)
