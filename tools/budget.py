@@ -48,7 +48,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/ir": 3120,
     "cortiq/model": 2050,
     "cortiq/models": 3600,
-    "cortiq/numerics": 3230,
+    "cortiq/numerics": 3265,
     "cortiq/placement": 710,
     "cortiq/plugins": 660,
     "cortiq/ranks": 1960,

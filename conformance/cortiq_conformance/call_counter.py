@@ -10,6 +10,7 @@ from typing import Any
 
 from cortiq.numerics import (
     attention,
+    column_order,
     compression,
     dequantise,
     matmul,
@@ -44,6 +45,7 @@ DEFINITIONS: dict[str, tuple[Any, ...]] = {
     "Compress": (compression.compress,),
     "KeepListed": (route.keep_listed,),
     "CombineExperts": (route.combine_experts,),
+    "Permute": (column_order.permute,),
 }
 """The contract's functions that define an operator; a backend that calls one delegates it."""
 

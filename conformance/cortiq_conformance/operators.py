@@ -7,8 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from cortiq.ir import KVRows, Op, Recurrent, Ring, Slot, Type, ops
 from cortiq.ir.op import TypeMismatchError
+from cortiq.numerics.column_order import ColumnOrder
 from cortiq.numerics.rope import RopeTable
 from cortiq.numerics.route import Router
 
@@ -63,6 +66,7 @@ SAMPLES: Mapping[type[Op], tuple[Sequence[Op], Sequence[Type]]] = {
     ops.CombineExperts: ([ops.CombineExperts()], [Type((SLOTS,)), Type((SLOTS, LAST))]),
     ops.Slice: ([ops.Slice(2, 2 + PART)], [ROW]),
     ops.Concat: ([ops.Concat()], [ROW, ROW]),
+    ops.Permute: ([ops.Permute(ColumnOrder.of(np.arange(LAST)[::-1]))], [ROW]),
     ops.Reshape: ([ops.Reshape((ANY * LAST,))], [ROW]),
     ops.Gain: ([ops.Gain(7)], [_last(7)]),
     ops.ScaleRows: ([ops.ScaleRows()], [ROW, _last(1)]),

@@ -235,6 +235,7 @@ FUNCTIONS: dict[type[Op], Callable[..., Any]] = {
     ops.CombineExperts: lambda c, w, y: route.combine_experts(w, y, c.faults),
     ops.Slice: lambda c, x: x[..., list(range(c.op.start, c.op.stop, c.op.step))],
     ops.Concat: lambda c, *parts: np.concatenate(parts, axis=-1),
+    ops.Permute: lambda c, x: x[..., list(c.op.order.columns)],
     ops.Reshape: lambda c, x: x.reshape(len(x), *c.op.shape),
     ops.Gain: _gain,
     ops.ScaleRows: lambda c, x, factor: scalar.multiply(x, factor, c.faults),

@@ -187,6 +187,7 @@ ARRAY_KERNELS: Kernels = {
     ops.CombineExperts: lambda call, w, y: combined(call.library, w, y, call.faults),
     ops.Slice: lambda call, x: x[..., call.op.start : call.op.stop : call.op.step],
     ops.Concat: lambda call, *parts: call.library.concatenate(parts, -1),
+    ops.Permute: lambda call, x: x[..., call.library.array(call.op.order.columns)],
     ops.Reshape: lambda call, x: x.reshape(len(x), *call.op.shape),
     ops.Gain: snapped(_gain),
     ops.ScaleRows: snapped(lambda call, x, factor: x * factor),

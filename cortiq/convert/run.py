@@ -104,7 +104,7 @@ def convert_model(
         families = default_plugins().families
         loaded = load_program(
             checkpoint, heads="off" if is_cmf else "auto", families=families, adapters=adapters,
-            weight_format=FLOAT_TARGET if is_cmf else None,
+            weight_format=FLOAT_TARGET if is_cmf else None, column_orders=False,
         )  # fmt: skip
         ids = _ids(calibration, loaded, checkpoint)
         planned, container, plan = _planned(loaded, checkpoint, asked, ids)

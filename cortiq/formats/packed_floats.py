@@ -40,6 +40,8 @@ def fp8(module: PackedModule, how: Quantisation) -> PackedTensor:
         module.fail(f"is {list(weight.shape)}, which is no matrix")
     end = next((end for end in FP8_SCALES if module.has(end)), FP8_SCALES[0])
     scale = module.scales(end, *FLOAT_TYPES, "F8_E8M0", "U8")
+    if len(scale.shape) == weight.ndim + 2 and scale.shape[-3] == scale.shape[-1] == 1:
+        scale = scale.reshape(*scale.shape[:-3], scale.shape[-2])  # modelopt's, beside each block
     height, columns = weight.shape[-2:]
     module.multiple(columns, BLOCK)
     rows, group = _fp8_blocks(module, how, scale.shape, weight.shape)
@@ -92,7 +94,7 @@ def _fp8_blocks(
 
 
 def nvfp4(module: PackedModule, how: Quantisation) -> PackedTensor:
-    """Read two E2M1 codes a byte, an E4M3 scale for 16 of them, and one scale for all.
+    """Read two E2M1 codes a byte, an E4M3 scale for 16 or 16·n of them, and one scale for all.
 
     compressed-tensors divides by `weight_global_scale`; modelopt multiplies by `weight_scale_2`.
     A block's scale is the quotient or product of both, rounded to float32 once.
@@ -104,7 +106,8 @@ def nvfp4(module: PackedModule, how: Quantisation) -> PackedTensor:
     whole = module.scales("weight_global_scale" if divides else "weight_scale_2", "F32")
     columns, height = 2 * packed.shape[-1], prod(packed.shape[:-1])
     module.multiple(columns, SMALL_BLOCK)
-    if blocks.shape != (*packed.shape[:-1], columns // SMALL_BLOCK):
+    groups = blocks.shape[-1] if blocks.shape[:-1] == packed.shape[:-1] else 0
+    if not groups or columns % (groups * SMALL_BLOCK):
         module.fail(f"has scales {list(blocks.shape)} for codes {list(packed.shape)}")
     matrices = packed.shape[0] if packed.ndim > 2 else 1
     factors = whole.reshape(-1)[:]
@@ -116,7 +119,8 @@ def nvfp4(module: PackedModule, how: Quantisation) -> PackedTensor:
     def make(start: int, stop: int) -> Bytes:
         factor = each[start:stop, None]
         scale = table[start:stop] / factor if divides else table[start:stop] * factor
-        return assemble(paired_nibbles(flat[start:stop], SMALL_BLOCK), scale * E2M1_UNIT)
+        each_block = spread(scale * E2M1_UNIT, columns, columns // groups, SMALL_BLOCK)
+        return assemble(paired_nibbles(flat[start:stop], SMALL_BLOCK), each_block)
 
     return module.made((*packed.shape[:-1], columns), "e2m1b16", make)
 

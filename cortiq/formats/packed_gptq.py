@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from cortiq.formats.integer_rows import IntegerRows, integer_matrix
 from cortiq.formats.packed_codes import (
     FLOAT_TYPES,
     Bytes,
@@ -16,11 +17,9 @@ from cortiq.formats.packed_codes import (
     unpack_columns,
     unpack_words,
 )
-from cortiq.formats.packed_integers import BITS, IntegerRows, _group, _in_order
+from cortiq.formats.packed_integers import BITS, _group
 from cortiq.formats.packed_tensors import PackedModule, PackedTensor
 from cortiq.formats.quantisation import Quantisation
-
-DISORDER = "groups of columns in no order (desc_act)"
 
 
 def gptq_or_awq(module: PackedModule, how: Quantisation) -> PackedTensor:
@@ -90,36 +89,19 @@ def _gptq(
             module.fail("has zero points, but quantization_config says sym")
         return found
 
-    made = replace(rows, zero=None if how.symmetric else zero)
-    shape = (scale.shape[1], rows.columns)
-    ordered = not module.has("g_idx") or _in_order(module, "g_idx", rows.columns, rows.group)
-    if not ordered:
-        index = module.array("g_idx", "I32").reshape(-1).astype(np.int64)
-        if index.min() < 0 or index.max() >= scale.shape[0]:
-            module.fail(f"has columns of groups outside the {scale.shape[0]} there are")
-        return module.made(shape, "F32", _in_disorder(rows, index, zero), DISORDER)
-    checked = _checked(made, zero) if how.symmetric else made.rows
-    return module.made(shape, made.layout, checked)
+    made = _looked_at(rows, zero) if how.symmetric else replace(rows, zero=zero)
+    return integer_matrix(module, (scale.shape[1], rows.columns), made, "g_idx")
 
 
-def _checked(rows: IntegerRows, zero: Callable[[int, int], Codes]) -> Callable[[int, int], Bytes]:
+def _looked_at(rows: IntegerRows, zero: Callable[[int, int], Codes]) -> IntegerRows:
     """Return rows whose zero points are looked at, though they are not used."""
 
-    def make(start: int, stop: int) -> Bytes:
-        zero(start, stop)
-        return rows.rows(start, stop)
+    def after(read: Callable[[int, int], Bytes]) -> Callable[[int, int], Bytes]:
+        def make(start: int, stop: int) -> Bytes:
+            zero(start, stop)
+            return read(start, stop)
 
-    return make
+        return make
 
-
-def _in_disorder(
-    rows: IntegerRows, index: Codes, zero: Callable[[int, int], Codes]
-) -> Callable[[int, int], Bytes]:
-    """Return rows of floats: groups that are not runs of columns (`desc_act`) have no layout."""
-
-    def make(start: int, stop: int) -> Bytes:
-        codes = rows.codes(start, stop).astype(np.float64) - zero(start, stop)[:, index]
-        values = codes * rows.scale(start, stop)[:, index]
-        return np.ascontiguousarray(values, "<f4").view(np.uint8)
-
-    return make
+    pairs = None if rows.pairs is None else after(rows.pairs)
+    return replace(rows, codes=after(rows.codes), pairs=pairs)

@@ -10,18 +10,16 @@ GPTQModel's quantised linear layers, AutoAWQ's `gemm` packing, MLX's `quantize`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 
+from cortiq.formats.integer_rows import IntegerRows, integer_matrix
 from cortiq.formats.packed_codes import (
     BLOCK,
     FLOAT_TYPES,
     Bytes,
     Codes,
-    Doubles,
     StoredNumbers,
     assemble,
     nibble_bytes,
@@ -33,69 +31,7 @@ from cortiq.formats.packed_codes import (
 from cortiq.formats.packed_tensors import PackedModule, PackedTensor
 from cortiq.formats.quantisation import Quantisation
 
-Numbers = Callable[[int, int], Doubles]
 BITS = range(2, 9)
-
-
-@dataclass(frozen=True)
-class IntegerRows:
-    """Rows of unsigned codes of b bits with their groups' scales and zero points.
-
-    Attributes
-    ----------
-    codes : rows start…stop−1, uint8 [n, K]. scale : float64 [n, G].
-    zero : integers [n, G]; None for 2^(b − 1) everywhere.
-    pairs : rows of 4-bit codes as bytes that hold neighbours, where they lie so.
-    """
-
-    bits: int
-    columns: int
-    group: int
-    codes: Callable[[int, int], Bytes]
-    scale: Numbers
-    zero: Callable[[int, int], Codes] | None
-    pairs: Callable[[int, int], Bytes] | None = None
-
-    @property
-    def layout(self) -> str:
-        """The layout that holds them exactly."""
-        narrow = self.bits < 4 or (self.bits == 4 and self.zero is None)
-        wide = self.bits < 8 or self.zero is None
-        if narrow:
-            return "i4b32"
-        if self.bits == 4:
-            return "i4b32m"
-        return "i8b32" if wide else "i8b32m"
-
-    def rows(self, start: int, stop: int) -> Bytes:
-        """Return rows of blocks."""
-        scale, minimum, layout = self.scale(start, stop), None, self.layout
-        low = 0 if self.bits == 4 else 128
-        if layout.endswith("m"):
-            assert self.zero is not None
-            minimum = self._spread((low - self.zero(start, stop)) * scale)
-        return assemble(self._packed(start, stop), self._spread(scale), minimum)
-
-    def _packed(self, start: int, stop: int) -> Bytes:
-        """Return codes as the layout keeps them: [n, blocks, bytes of a block's codes]."""
-        narrow = self.layout.startswith("i4")
-        if self.bits == 4:
-            if self.pairs is not None:
-                return paired_nibbles(self.pairs(start, stop), BLOCK)
-            return nibble_bytes(self.codes(start, stop), BLOCK)
-        codes = self.codes(start, stop)
-        if self.bits == 8:
-            return (codes ^ np.uint8(128)).reshape(stop - start, -1, BLOCK)
-        # Modulo 256: what is left fits the layout's codes.
-        less: Any = np.uint8((1 << (self.bits - 1)) - (8 if narrow else 0) & 255)
-        if self.zero is not None:
-            zeros = self.zero(start, stop) - (8 if narrow else 0)
-            less = np.repeat(zeros.astype(np.uint8), self.group, axis=1)[:, : self.columns]
-        found = codes - less
-        return nibble_bytes(found, BLOCK) if narrow else found.reshape(stop - start, -1, BLOCK)
-
-    def _spread(self, values: Doubles) -> Doubles:
-        return spread(values, self.columns, self.group, BLOCK)
 
 
 def _group(module: PackedModule, columns: int, groups: int) -> int:
@@ -124,7 +60,7 @@ def compressed_pack(module: PackedModule, how: Quantisation) -> PackedTensor:
     how.check_bits(module.stem, bits)
     height = prod(shape[:-1])
     scale = _by_row(module, module.scales("weight_scale", *FLOAT_TYPES), height)
-    group = _order(module, columns, _group(module, columns, scale.shape[1]))
+    group = _group(module, columns, scale.shape[1])
     zero = _compressed_zeros(module, bits, scale.shape, height)
     flat = packed.reshape(height, words)
 
@@ -135,7 +71,7 @@ def compressed_pack(module: PackedModule, how: Quantisation) -> PackedTensor:
         return unpack_codes(pairs(start, stop), bits, columns)
 
     rows = IntegerRows(bits, columns, group, codes, lambda a, b: scale[a:b], zero, pairs)
-    return module.made(shape, rows.layout, rows.rows)
+    return integer_matrix(module, shape, rows, "weight_g_idx")
 
 
 def _by_row(module: PackedModule, scale: StoredNumbers, height: int) -> StoredNumbers:
@@ -162,24 +98,6 @@ def _compressed_zeros(
     return lambda start, stop: unpack_columns(words, bits, start, stop).T.astype(np.int16)
 
 
-def _order(module: PackedModule, columns: int, group: int) -> int:
-    """Return the columns of a group; refuse groups that are not runs of columns."""
-    if module.has("weight_g_idx") and not _in_order(module, "weight_g_idx", columns, group):
-        module.decline(
-            "has groups that are not runs of columns (actorder)",
-            "take a checkpoint without it, or with static groups",
-        )
-    return group
-
-
-def _in_order(module: PackedModule, end: str, columns: int, group: int) -> bool:
-    """Return whether column k is in group ⌊k/group⌋, by the tensor that says so."""
-    index = module.array(end, "I32", "I64").reshape(-1)
-    if len(index) != columns:
-        module.fail(f"has {end} of {len(index)} columns, not {columns}")
-    return bool((index == np.arange(columns) // group).all()) or not index.any()
-
-
 def compressed_int8(module: PackedModule, how: Quantisation) -> PackedTensor:
     """Read `weight` in I8 with `weight_scale`: compressed-tensors' int-quantized."""
     weight = module.array("weight", "I8")
@@ -194,6 +112,25 @@ def compressed_int8(module: PackedModule, how: Quantisation) -> PackedTensor:
 
     rows = IntegerRows(8, columns, group, codes, lambda a, b: scale[a:b], zero)
     return module.made(weight.shape, rows.layout, rows.rows)
+
+
+def modelopt_int4(module: PackedModule, how: Quantisation) -> PackedTensor:
+    """Read modelopt's `weight` in U8, signed codes of two rows a byte, the upper row's low."""
+    pairs = module.array("weight", "U8")
+    if pairs.ndim < 2:
+        module.fail(f"is {list(pairs.shape)}, which is no matrix")
+    how.check_bits(module.stem, 4)
+    columns, shape = pairs.shape[-1], (*pairs.shape[:-2], 2 * pairs.shape[-2], pairs.shape[-1])
+    scale = _by_row(module, module.scales("weight_scale", *FLOAT_TYPES), prod(shape[:-1]))
+    group, flat = _group(module, columns, scale.shape[1]), pairs.reshape(-1, columns)
+
+    def codes(start: int, stop: int) -> Bytes:
+        row = np.arange(start, stop)
+        upper = (row % 2 == 1)[:, None]
+        return np.where(upper, flat[row // 2] >> 4, flat[row // 2] & 15) ^ np.uint8(8)
+
+    rows = IntegerRows(4, columns, group, codes, lambda a, b: scale[a:b], None)
+    return module.made(shape, rows.layout, rows.rows)
 
 
 def mlx_affine(module: PackedModule, how: Quantisation) -> PackedTensor:

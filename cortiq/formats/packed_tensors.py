@@ -29,6 +29,20 @@ DTYPES: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
+class OrderedRows:
+    """Rows of a matrix with its columns in another order, in which a layout holds them.
+
+    Attributes
+    ----------
+    type, make : as of `PackedTensor`. columns : the column in each place.
+    """
+
+    type: str
+    make: Rows
+    columns: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
 class PackedTensor:
     """A matrix, or a stack of them, whose rows are made when they are asked for.
 
@@ -39,6 +53,7 @@ class PackedTensor:
     make : rows start…stop−1 of all matrices, one below the other: uint8 [n, bytes of a row].
     parts : names of the tensors that it is made of.
     note : why no layout holds the numbers, where none does.
+    ordered : the same numbers in a layout, if one holds them in another order of columns.
     """
 
     name: str
@@ -48,6 +63,7 @@ class PackedTensor:
     parts: tuple[str, ...] = ()
     lazy: bool = True
     note: str = ""
+    ordered: OrderedRows | None = None
 
     @property
     def height(self) -> int:

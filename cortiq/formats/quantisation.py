@@ -24,7 +24,7 @@ METHODS: Mapping[str, frozenset[str]] = {
     "auto-round": frozenset({"gptq", "awq", "packed", "fp8", "nvfp4", "mxfp4"}),
     "fp8": frozenset({"fp8", "mxfp4"}),
     "fbgemm_fp8": frozenset({"fp8"}),
-    "modelopt": frozenset({"fp8", "nvfp4", "mxfp4"}),
+    "modelopt": frozenset({"fp8", "nvfp4", "mxfp4", "int8", "int4"}),
     "bitsandbytes": frozenset({"nf4", "fp4", "int8"}),
     "hqq": frozenset({"hqq"}),
     "quark": frozenset({"quark", "fp8", "mxfp4", "int8"}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -23,11 +24,20 @@ FORMATS: Mapping[str, frozenset[str]] = {
 }
 """Kinds of matrices by compressed-tensors' formats."""
 ALGORITHMS: Mapping[str, str] = {
-    **dict.fromkeys(("FP8", "FP8_PB_WO", "FP8_PC_PT", "MXFP8"), "fp8"),
+    **dict.fromkeys(("FP8", "FP8_PB_WO", "FP8_PC_PT", "FP8_PER_CHANNEL_PER_TOKEN", "MXFP8"), "fp8"),
+    **dict.fromkeys(("W4A16", "W4A16_AWQ"), "int4"),
+    "W8A8_SQ_PER_CHANNEL": "int8",
     **dict.fromkeys(("NVFP4", "NVFP4_AWQ", "W4A16_NVFP4", "W4A8_NVFP4_FP8"), "nvfp4"),
     **dict.fromkeys(("MXFP4", "W4A8_MXFP4_FP8", "W4A16_MXFP4"), "mxfp4"),
 }
 """Kinds of matrices by modelopt's algorithms."""
+WEIGHTS_ONLY = re.compile(r"_WO$|^W\d+A16")
+"""Algorithms that leave activations as they are."""
+
+MLX_USUAL: Mapping[str, tuple[int, int]] = {
+    "affine": (4, 64), "mxfp4": (4, 32), "nvfp4": (4, 16), "mxfp8": (8, 32),
+}  # fmt: skip
+"""Bits and group size of MLX's modes, which a null stands for."""
 
 
 def read_quantisation(config: Mapping[str, Any], folder: Path) -> Quantisation:
@@ -122,7 +132,9 @@ def _modelopt_layers(
 ) -> tuple[tuple[str, frozenset[str]], ...]:
     """Read `quantized_layers`, an algorithm for each module."""
     said = _object(options.get("quantized_layers") or {}, where)
-    algorithms = {n: str(_object(layer, where).get("quant_algo")) for n, layer in said.items()}
+    algorithms = {
+        n: str(_object(layer, where).get("quant_algo")).upper() for n, layer in said.items()
+    }
     return tuple(
         (name, frozenset({ALGORITHMS[algorithm]}))
         for name, algorithm in algorithms.items()
@@ -138,10 +150,14 @@ def _is_block(size: Any) -> bool:
 
 def _activation_notes(options: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is asked of activations and caches."""
-    algorithm = str(options.get("quant_algo") or "")
+    algorithm = str(options.get("quant_algo") or "").upper()
     activations = options.get("activation_scheme")
-    if activations or algorithm.upper() in ("FP8", "NVFP4", "W4A8_AWQ"):
+    if activations or (algorithm in ALGORITHMS and not WEIGHTS_ONLY.search(algorithm)):
         yield f"activations in {algorithm or 'FP8'}"
+    bits = options.get("act_bits")  # AutoRound's
+    if type(bits) is int and bits < 16:
+        integers = str(options.get("act_data_type")).startswith("int")
+        yield f"activations in {'INT' if integers else 'FP'}{bits}"
     if options.get("kv_cache_quant_algo") or options.get("kv_cache_scheme"):
         yield "a quantised cache"
 
@@ -195,8 +211,10 @@ def _mlx(base: Quantisation, options: Mapping[str, Any]) -> Quantisation:
     own = {}
     for name, said in options.items():
         if isinstance(said, dict):
+            usual = MLX_USUAL.get(str(said.get("mode", "affine")), (bits, group))
             pair = (said.get("bits", bits), said.get("group_size", group))
-            numbers = [_count(x, f"{name} bits or group_size", where) for x in pair]
+            full = [y if x is None else x for x, y in zip(pair, usual, strict=True)]
+            numbers = [_count(x, f"{name} bits or group_size", where) for x in full]
             if None not in numbers:
                 own[name] = (numbers[0] or 0, numbers[1] or 0)
     return replace(base, bits=() if bits is None else (bits,), group=group, own=own)

@@ -8,10 +8,16 @@ from typing import NamedTuple
 
 from cortiq.errors import FormatError, UnsupportedError
 from cortiq.formats.mapped import MappedTensors, TensorInfo
+from cortiq.formats.packed_codes import FLOAT_TYPES
 from cortiq.formats.packed_floats import FP8_SCALES, FP8_TYPES, fp8, mlx_floats, mxfp4, nvfp4
 from cortiq.formats.packed_gptq import gptq_or_awq
 from cortiq.formats.packed_hqq import hqq
-from cortiq.formats.packed_integers import compressed_int8, compressed_pack, mlx_affine
+from cortiq.formats.packed_integers import (
+    compressed_int8,
+    compressed_pack,
+    mlx_affine,
+    modelopt_int4,
+)
 from cortiq.formats.packed_quark import quark_int4
 from cortiq.formats.packed_tables import bitsandbytes_int8, bitsandbytes_table, table_of
 from cortiq.formats.packed_tensors import PackedFolder, PackedModule, PackedTensor
@@ -57,6 +63,8 @@ def _kind_of(module: PackedModule, end: str, info: TensorInfo) -> Kind | None:
         return Kind("mxfp4", mxfp4)
     if pair == ("weight", "U8") and exponents == "U8":
         return Kind("mxfp4", mxfp4)
+    if pair == ("weight", "U8") and exponents in FLOAT_TYPES:
+        return Kind("int4", modelopt_int4)
     if pair == ("weight", "I8") and module.has("weight_scale"):
         return Kind("int8", compressed_int8)
     if pair == ("weight", "U32") and module.has("scales"):

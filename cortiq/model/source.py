@@ -127,7 +127,11 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
         close,
         getattr(loaded.config, "max_position_embeddings", 0),
         usual_sampling(name, getattr(checkpoint, "sampling", {})),
-        (*getattr(checkpoint, "notes", ()), *adapter_notes(adapters, loaded.checkpoint)),
+        (
+            *getattr(checkpoint, "notes", ()),
+            *loaded.notes,
+            *adapter_notes(adapters, loaded.checkpoint),
+        ),
         getattr(checkpoint, "file_type", ""),
         files,
         str(getattr(checkpoint, "path", name)),

@@ -6,15 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 
 from cortiq.errors import FormatError, GraphError, RequestError, UnsupportedError
 from cortiq.formats.adapter import Adapter
 from cortiq.ir import Program, verify
 from cortiq.models.adapters import adapted
+from cortiq.models.column_orders import in_order, ordered_weights, with_orders
 from cortiq.models.config import BaseConfig
-from cortiq.models.dflash import PREFIX, read_drafter, synthetic_drafter, with_drafter
+from cortiq.models.dflash import read_drafter, synthetic_drafter, with_drafter
 from cortiq.models.draft_vocabulary import with_shortlist
+from cortiq.models.drafter_weights import drafter_weights
 from cortiq.models.fixture_heads import head_tensors as held_by_fixture
 from cortiq.models.head_names import (
     AUTO,
@@ -28,12 +30,13 @@ from cortiq.models.head_tensors import HeadTensors
 from cortiq.models.heads import HeadPlan, is_like, layer_count, with_heads
 from cortiq.models.open_checkpoint import OpenCheckpoint
 from cortiq.models.registry import family_for, family_name, location_of, names_of, read_config
-from cortiq.models.sidecar import WithSidecar, check_sidecar
+from cortiq.models.sidecar import with_sidecar
 from cortiq.models.synthetic import SyntheticCheckpoint, synthetic_program, synthetic_weights
 from cortiq.models.tensor_pieces import TensorSlice, read_piece
 from cortiq.models.tensors import CheckpointTensors, find_tensors
-from cortiq.models.weight_rules import check_contract, format_of_each, matrix_names, with_rule
-from cortiq.models.weights import matrix_weight, raw_weight, vector_weight
+from cortiq.models.weight_rules import check_contract, format_of_each, with_rule
+from cortiq.models.weights import FLOAT_TARGET, matrix_weight, raw_weight, vector_weight
+from cortiq.numerics.column_order import ColumnOrder
 from cortiq.numerics.layouts import Weight
 from cortiq.numerics.soundness import check_finite
 
@@ -57,6 +60,7 @@ class LoadedProgram:
     family : name of the family.
     config : the family's configuration; `None` for fixtures.
     pieces : the tensors of the file, or the parts of them, that each weight was made of.
+    notes : what was done to the file's numbers, a line each.
     """
 
     program: Program
@@ -65,6 +69,7 @@ class LoadedProgram:
     family: str
     config: BaseConfig | None
     pieces: Mapping[str, Sequence[TensorSlice]]
+    notes: tuple[str, ...] = ()
 
     @property
     def tensors(self) -> dict[str, list[str]]:
@@ -84,6 +89,7 @@ def load_program(
     draft_vocabulary: int = 0,
     ignored_keys: Sequence[str] = (),
     adapters: Sequence[Adapter] = (),
+    column_orders: bool = True,
 ) -> LoadedProgram:
     """Read the configuration, build the graph, bind every weight.
 
@@ -99,8 +105,8 @@ def load_program(
     drafter : a block drafter's folder, beside a head or in place of one (`models.dflash`).
     draft_vocabulary : ids that a draft head looks at (`models.shortlist`); 0 for all.
     ignored_keys : unknown keys of the configuration to leave out; the program's facts name them.
-    adapters : merged into the tensors before these are converted, in this order; the program's
-        facts name their hashes and scales.
+    adapters : merged into the tensors, in this order; the program's facts name hash and scale.
+    column_orders : whether rows are permuted for codes in another order of columns, else floats.
 
     Raises
     ------
@@ -117,21 +123,20 @@ def load_program(
     config = read_config(family, checkpoint, ignored_keys)
     program = _with_ignored(_built(family, config, context, checkpoint), ignored_keys)
     program, checkpoint = adapted(program, checkpoint, adapters, family, config)
-    if sidecar is not None:
-        theirs = read_config(family, sidecar)
-        config = check_sidecar(checkpoint, config, sidecar, theirs)
-        checkpoint = WithSidecar(checkpoint, sidecar)
+    checkpoint, config = with_sidecar(checkpoint, config, sidecar, family)
     head_tensors = CheckpointTensors(checkpoint, names_of(family, config), config.source)
     plan = find_plan(heads, config.num_hidden_layers, head_tensors.has)
     program = _headed(program, plan, head_tensors, heads, checkpoint)
     trunk, program = program, _drafted(program, drafter)
     tensors = find_tensors(trunk, checkpoint, family, config)
-    weights = drafter_weights(program, drafter, weight_format)
-    weights |= _read_weights(program, checkpoint, tensors, weight_format)
+    weights = drafter_weights(program, drafter, weight_format or DEFAULT_WEIGHT_FORMAT)
+    as_stored = column_orders and weight_format in (None, FLOAT_TARGET)
+    ordered = ordered_weights(program, checkpoint, tensors if as_stored else {})
+    weights |= _read_weights(program, checkpoint, tensors, weight_format, ordered.orders)
     program = with_rule(program, weight_format, checkpoint, tensors)
     program, weights = with_shortlist(program, weights, draft_vocabulary)
-    bound, name = _with_layouts(program, weights), family_name(family)
-    return LoadedProgram(bound, weights, checkpoint, name, config, tensors)
+    bound, name = _with_layouts(program, weights, ordered.orders), family_name(family)
+    return LoadedProgram(bound, weights, checkpoint, name, config, tensors, ordered.notes)
 
 
 def _read_weights(
@@ -139,11 +144,14 @@ def _read_weights(
     checkpoint: OpenCheckpoint,
     tensors: Mapping[str, Sequence[TensorSlice]],
     weight_format: str | None,
+    orders: Mapping[str, ColumnOrder],
 ) -> dict[str, Weight]:
     """Return the weights that are made of a checkpoint's tensors."""
     formats, weights = format_of_each(program, weight_format or DEFAULT_WEIGHT_FORMAT), {}
     for name, pieces in tensors.items():
-        raws = [read_piece(checkpoint.tensor(piece.tensor), piece) for piece in pieces]
+        whole = [checkpoint.tensor(piece.tensor) for piece in pieces]
+        whole = [in_order(tensor) for tensor in whole] if name in orders else whole
+        raws = [read_piece(*pair) for pair in zip(whole, pieces, strict=True)]
         shape = program.weights[name].shape
         if name in formats:
             weights[name] = matrix_weight(raws, shape, formats[name], weight_format is not None)
@@ -179,7 +187,7 @@ def _load_synthetic(
         program = with_drafter(program, synthetic_drafter(program))
     weights = synthetic_weights(checkpoint, program, weight_format)
     program = _drafted(program, drafter)
-    weights |= drafter_weights(program, drafter, weight_format)
+    weights |= drafter_weights(program, drafter, weight_format or DEFAULT_WEIGHT_FORMAT)
     program, weights = with_shortlist(program, weights, draft_vocabulary)
     name = str(program.facts["family"])
     return LoadedProgram(_with_layouts(program, weights), weights, checkpoint, name, config, {})
@@ -192,37 +200,6 @@ def _drafted(program: Program, drafter: OpenCheckpoint | None) -> Program:
     config = read_drafter(drafter, program)
     with _said_of(drafter):
         return with_drafter(program, config)
-
-
-def drafter_weights(
-    program: Program, drafter: OpenCheckpoint | None, weight_format: str | None
-) -> dict[str, Weight]:
-    """Return the weights that a block drafter's own file holds.
-
-    Raises
-    ------
-    FormatError : one is missing, or has another shape.
-    """
-    weights: dict[str, Weight] = {}
-    matrices = matrix_names(program) if drafter is not None else set()
-    for name, spec in program.weights.items():
-        if drafter is None or not name.startswith(PREFIX):
-            continue
-        tensor = name.removeprefix(PREFIX)
-        if tensor not in drafter:
-            raise FormatError(f"lacks {tensor} {list(spec.shape)}", where=location_of(drafter))
-        found = drafter.tensor(tensor)
-        if tuple(found.shape) != spec.shape:
-            what = f"{tensor} is {list(found.shape)}, should be {list(spec.shape)}"
-            raise FormatError(what, where=location_of(drafter))
-        layout = weight_format or DEFAULT_WEIGHT_FORMAT
-        is_matrix = name in matrices
-        weights[name] = (
-            matrix_weight([found], spec.shape, layout)
-            if is_matrix
-            else vector_weight([found], spec.shape)
-        )
-    return weights
 
 
 def _headed(
@@ -243,9 +220,14 @@ def _headed(
     raise RequestError(what, where=location_of(checkpoint), hint=hint)
 
 
-def _with_layouts(program: Program, weights: Mapping[str, Weight]) -> Program:
-    """Fill in every layout of a program, and verify it."""
+def _with_layouts(
+    program: Program,
+    weights: Mapping[str, Weight],
+    orders: Mapping[str, ColumnOrder] = MappingProxyType({}),
+) -> Program:
+    """Fill in every layout of a program, permute the rows of ordered weights, and verify it."""
     program = program.with_layouts({name: layout_name(w) for name, w in weights.items()})
+    program = with_orders(program, orders)
     verify(program)
     return program
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 from cortiq.errors import FormatError
 from cortiq.models.config import BaseConfig
 from cortiq.models.open_checkpoint import OpenCheckpoint
-from cortiq.models.registry import location_of
+from cortiq.models.registry import location_of, read_config
 
 SAME = (
     "hidden_size", "num_hidden_layers", "num_attention_heads", "head_width", "v_head_dim",
@@ -64,3 +65,16 @@ def check_sidecar(
     drafts: Any = max(getattr(config, DRAFTS, 0) for config in (ours, theirs))
     changes: dict[str, Any] = {DRAFTS: drafts} if drafts else {}
     return replace(ours, **changes)
+
+
+def with_sidecar(
+    checkpoint: OpenCheckpoint,
+    config: BaseConfig,
+    sidecar: OpenCheckpoint | None,
+    family: ModuleType,
+) -> tuple[OpenCheckpoint, BaseConfig]:
+    """Return a checkpoint and its configuration, with the file beside it if there is one."""
+    if sidecar is None:
+        return checkpoint, config
+    config = check_sidecar(checkpoint, config, sidecar, read_config(family, sidecar))
+    return WithSidecar(checkpoint, sidecar), config

@@ -118,13 +118,16 @@ def quark_parts(stem: str, height: int, width: int) -> dict[str, tuple[str, np.n
 
 
 def late_parts(stem: str, height: int, width: int) -> dict[str, tuple[str, np.ndarray]]:
-    """A matrix of bitsandbytes' NF4, of GPTQ with its columns in an order of its own, or of HQQ
-    with groups across the rows.
+    """A matrix of bitsandbytes' NF4, of GPTQ with its columns in an order of its own, of modelopt's
+    INT4, or of HQQ with groups across the rows.
     """
     rng = np.random.default_rng(len(stem))
     if "q_proj" in stem or "o_proj" in stem:
         codes = rng.integers(0, 256, (height * width // 2, 1)).astype("u1")
         parts = table_parts(codes, height, width, "nf4")
+    elif "v_proj" in stem:
+        parts = {"weight": ("U8", rng.integers(0, 256, (height // 2, width)).astype("u1")),
+                 "weight_scale": ("F32", np.full((height, width // 32), 0.01, "<f4"))}  # fmt: skip
     elif "down" in stem:
         groups, column = width // 32, np.arange(width)
         parts = {"qweight": _words(rng, width // 8, height),

@@ -31,6 +31,8 @@ from quantised_tables import (
     bitsandbytes_table,
     e5m2_rows,
     hqq_groups,
+    modelopt_int4,
+    modelopt_nvfp4_32,
     quark_groups,
 )
 from safetensors.torch import load_file, save_file
@@ -350,6 +352,18 @@ def _table(name: str, nested: bool) -> Scheme:
     return Scheme(f"bnb-{name}{'-nested' if nested else ''}", pack, said, f"{name}b32")
 
 
+def _modelopt(algorithm: str, pack: Callable[[torch.Tensor], Packed], layout: str) -> Scheme:
+    said = {"quant_method": "modelopt", "quant_algo": algorithm}
+    return Scheme(f"modelopt-{algorithm}", pack, said, layout)
+
+
+def fp8_beside_blocks(x: torch.Tensor) -> Packed:
+    """modelopt's FP8 in blocks, whose scales have an axis of 1 for the rows and the columns."""
+    parts, meant = fp8_blocks("weight_scale", F32)(x)
+    parts["weight_scale"] = parts["weight_scale"][:, None, :, None]
+    return parts, meant
+
+
 QUARK = {"quant_method": "quark", "export": {"pack_method": "order"}, "exclude": ["lm_head"],
          "global_quant_config": {"weight": {"dtype": "uint4", "qscheme": "per_group"}}}  # fmt: skip
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
@@ -367,7 +381,8 @@ SCHEMES = [
     _gptq(4, 32, True, "i4b32"), _gptq(4, 64, False, "i4b32m"), _gptq(2, 64, False, "i4b32"),
     _gptq(3, 32, False, "i4b32"), _gptq(8, 64, True, "i8b32"),
     _gptq(8, 32, False, "i8b32m", version=2),
-    _gptq(4, -1, True, "i4b32", version=2), _gptq(4, 32, False, "f32", shuffled=True),
+    _gptq(4, -1, True, "i4b32", version=2), _gptq(4, 32, False, "i4b32m", shuffled=True),
+    _gptq(4, 64, True, "i4b32", shuffled=True), _gptq(3, 32, False, "i4b32", shuffled=True),
     Scheme("awq", awq, {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm",
                         "zero_point": True}, "i4b32m"),
     *(Scheme(f"mlx-{bits}-{group}", mlx(bits, group), {"bits": bits, "group_size": group},
@@ -386,6 +401,10 @@ SCHEMES = [
     Scheme("fbgemm", fp8_one("weight_scale", True, F32), {"quant_method": "fbgemm_fp8"}, "e4m3b32"),
     Scheme("modelopt-nvfp4", nvfp4(False), {"quant_method": "modelopt", "quant_algo": "NVFP4"},
            "e2m1b16", extra={"input_scale": torch.ones(())}),
+    _modelopt("W4A16_AWQ", modelopt_int4, "i4b32"),
+    _modelopt("W4A8_NVFP4_FP8", modelopt_nvfp4_32, "e2m1b16"),
+    _modelopt("W8A8_SQ_PER_CHANNEL", int8_channel, "i8b32"),
+    _modelopt("fp8_pb_wo", fp8_beside_blocks, "e4m3b32"),
     _table("nf4", False), _table("nf4", True), _table("fp4", True),
     Scheme("bnb-int8", bitsandbytes_rows, {"quant_method": "bitsandbytes", "load_in_8bit": True,
                                            "llm_int8_skip_modules": ["lm_head"]}, "i8b32"),

@@ -104,3 +104,27 @@ def e5m2_rows(x: torch.Tensor) -> Packed:
     codes = (x.double() / scale.double()).to(torch.float8_e5m2)
     parts = {"weight": codes, "weight_scale": scale}
     return parts, (codes.double() * scale.double()).numpy()
+
+
+def modelopt_int4(x: torch.Tensor, group: int = 64) -> Packed:
+    """modelopt's signed codes, those of two rows in a byte, the upper row's low."""
+    scale = x.double().reshape(len(x), -1, group).abs().amax(2).div(7).float()
+    each = scale.double().repeat_interleave(group, 1)
+    codes = torch.round(x.double() / each).clamp(-8, 7)
+    nibbles = (codes.to(torch.int16) & 15).to(torch.uint8)
+    parts = {"weight": nibbles[::2] | nibbles[1::2] << 4, "weight_scale": scale}
+    return parts, (codes * each).numpy()
+
+
+def modelopt_nvfp4_32(x: torch.Tensor) -> Packed:
+    """modelopt's E2M1 codes under an E4M3 scale for 32 of them, not 16 (W4A8_NVFP4_FP8)."""
+    numbers = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
+    whole = (x.abs().max() / (6 * 448)).float()
+    scale = x.double().reshape(len(x), -1, 32).abs().amax(2) / 6 / whole.double()
+    scale = scale.to(torch.float8_e4m3fn)
+    each = (scale.double() * whole.double()).repeat_interleave(32, 1)
+    place = ((x.double().abs() / each)[..., None] - numbers).abs().argmin(-1)
+    codes = (place + 8 * (x < 0)).to(torch.uint8)
+    meant = torch.where(x < 0, -numbers[place], numbers[place]) * each
+    packed = codes[:, ::2] | codes[:, 1::2] << 4
+    return {"weight": packed, "weight_scale": scale, "weight_scale_2": whole}, meant.numpy()

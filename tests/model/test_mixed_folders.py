@@ -16,7 +16,7 @@ import torch
 import transformers
 from checkpoints import Case, draw_weights
 from family_harness import distance, logits_of
-from quantised_folders import BF16, F32, SIZES, TOKENS, fp8_blocks, fp8_one, mxfp4, nvfp4
+from quantised_folders import BF16, F32, SIZES, TOKENS, fp8_blocks, fp8_one, mlx, mxfp4, nvfp4
 from safetensors.torch import load_file, save_file
 
 from cortiq.errors import FormatError
@@ -129,6 +129,22 @@ def test_each_module_keeps_its_own_codes(method, tmp_path):
         assert layouts[f"{name}.weight"] == "e4m3b32"
     assert layouts["model.layers.0.mlp.down_proj.weight"] == "e2m1b16"
     assert distance(logits_of(checkpoint, TOKENS), logits) < 1e-5
+
+
+def test_what_mlx_leaves_null_is_usual_for_the_mode(tmp_path):
+    """mlx-lm's recipes (`mixed_3_6`) write a null group size beside every module's bits."""
+    pytest.importorskip("mlx")
+    packs = {**dict.fromkeys(ATTENTION, mlx(3, 64)), **dict.fromkeys(MLP, mlx(6, 64))}
+    own = {
+        f"model.layers.{layer}.{'self_attn' if name in ATTENTION else 'mlp'}.{name}": {
+            "group_size": None, "bits": 3 if name in ATTENTION else 6, "mode": "affine"
+        }
+        for layer in range(2)
+        for name in packs
+    }  # fmt: skip
+    said = {"quantization": {"group_size": 32, "bits": 4, "mode": "affine"} | own}
+    _, logits = write(LLAMA, tmp_path, packs, said)
+    assert distance(logits_of(open_checkpoint(tmp_path), TOKENS), logits) < 1e-5
 
 
 def with_groups(change: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:

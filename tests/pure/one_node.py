@@ -16,6 +16,7 @@ from cortiq.ir.layers import (
     StreamWrite,
 )
 from cortiq.models.weight_rules import MATRIX_OPERATORS
+from cortiq.numerics.column_order import ColumnOrder
 from cortiq.numerics.layouts import Weight, floats
 from cortiq.numerics.rope import RopeTable, Sections
 from cortiq.numerics.rope_scaling import Linear
@@ -43,7 +44,7 @@ PRIMITIVES = (
     ops.ChooseKeys(2, 8, 4, 3), ops.Attend(2, 2, 8, 4, 0.3, mass=True), ops.Sinkhorn(3, 4, 0.01),
     ops.Compress(8, 3), ops.Compress(8, 2, True), ops.ListKeys(3, 4), ops.KeepListed(4, 5, 2),
     ops.Route(4, Router(2, "sqrt_softplus")), ops.Rope(RopeTable(1e4, 8, lag=3, inverse=True)),
-    ops.OwnBlock(4),
+    ops.OwnBlock(4), ops.Permute(ColumnOrder.of((3, 0, 1, 2, 7, 5, 4, 6))),
 )  # fmt: skip
 SPECIMENS = (
     *PRIMITIVES,

@@ -25,6 +25,7 @@ from cortiq.ir import KVRows, Recurrent, Ring, Type, ops, verify
 from cortiq.ir.layers import LAYERS, Gating, QKNorm
 from cortiq.ir.op import Op, TypeMismatchError, inferred, violations_of
 from cortiq.numerics import rope_scaling
+from cortiq.numerics.column_order import ColumnOrder, PackedColumns
 from cortiq.numerics.rope import RopeTable, Sections
 from cortiq_conformance.case import Scenario
 from cortiq_conformance.case_data import CaseData
@@ -60,6 +61,8 @@ def inside(domain):
             return [True, False] if domain.type is bool else []
         case InstanceOf():
             return []
+        case PackedColumns():
+            return [ColumnOrder.of(range(7, -1, -1)).packed]
     return [None]
 
 
@@ -79,6 +82,8 @@ def outside(domain):
             near = [(value,) for value in outside(item)] + [[]]
         case AnyOf(domains):
             near = [value for d in domains for value in outside(d)]
+        case PackedColumns():
+            near = [b"", b"\0", b"\0\0\0\0", b"\1\0"]
         case _:
             near = [0, 1]
     return [value for value in (*near, *STRANGE) if not domain.admits(value)]

@@ -12,10 +12,13 @@ import pytest
 
 from cortiq.backend import Backend, Batch, CompileOptions, Digest, Row, Status
 from cortiq.backend.compiling import CheckedWeights, compile_checked
-from cortiq.ir import KVRows, Program
+from cortiq.ir import KVRows, Program, expand
+from cortiq.ir.layers import Linear
 from cortiq.model.source import open_source
+from cortiq.models.column_orders import with_orders
 from cortiq.models.synthetic import FIXTURES
 from cortiq.models.synthetic_configs import CONFIGS
+from cortiq.numerics.column_order import ColumnOrder
 from cortiq.numerics.layouts import Weight
 from cortiq.options import LoadOptions
 from cortiq.placement.place import place
@@ -140,6 +143,23 @@ def test_whole_experts(name: str) -> None:
 def test_the_reference_takes_the_same_exchange() -> None:
     """A backend whose kernels are functions of Python."""
     assert_same("tiny-llama", 2, "reference")
+
+
+def test_rows_that_are_permuted_are_whole() -> None:
+    """Products whose matrices have their columns in other orders; the reference's bits, too."""
+    source, options = open_source("synthetic:tiny-llama", LoadOptions()), CompileOptions(threads=1)
+    flat = expand(source.program.trunk, {}, lambda node: isinstance(node.op, Linear))
+    matrices = [n.weights["weight"] for n in flat.nodes if isinstance(n.op, Linear)]
+    rng = np.random.default_rng(3)
+    widths = {name: source.program.weights[name].shape[1] for name in matrices}
+    orders = {name: ColumnOrder.of(rng.permutation(width)) for name, width in widths.items()}
+    program, plain = with_orders(source.program, orders), source.program
+    cpu, reference = (find_backend(name)[0] for name in ("cpu", "reference"))
+    expected = streams(place(cpu, program, source.weights, options), program)
+    assert expected == streams(place(reference, program, source.weights, options), program)
+    assert expected != streams(place(cpu, plain, source.weights, options), plain)
+    for found in by_ranks(cpu, program, source.weights, 3):
+        assert found == expected
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from cortiq_cpu.binder import OpArgs, OpBinder
 F32 = np.float32
 HOW = (
     "value", "head", "all", "row", "expert", "bias", "shift", "clamp", "softmax", "every",
-    "stochastic", "listed", "keys", "divided",
+    "stochastic", "listed", "keys", "divided", "permuted",
 )  # fmt: skip
 """What is done to a part of a row, by the number the native core gives it."""
 
@@ -127,6 +127,11 @@ def _keys(b: OpBinder, step: LoweredStep) -> Special:
     return "keys", {"index": address(b.rows.positions), "step": op.every}
 
 
+def _permuted(b: OpBinder, step: LoweredStep) -> Special:
+    op: ops.Permute = step.op  # type: ignore[assignment]
+    return "permuted", {"index": op.order.columns.ctypes.data}
+
+
 _SPECIAL: Mapping[type, Callable[[OpBinder, LoweredStep], Special]] = {
     ops.Gain: _gain,
     ops.ScaleRows: _scale_rows,
@@ -139,4 +144,5 @@ _SPECIAL: Mapping[type, Callable[[OpBinder, LoweredStep], Special]] = {
     ops.Sinkhorn: _stochastic,
     ops.KeepListed: _listed,
     ops.ListKeys: _keys,
+    ops.Permute: _permuted,
 }

@@ -46,11 +46,12 @@ typedef struct {
  *     LISTED        x where factor[index[row]] lists the value, `step` of them; else low
  *     KEYS          numerics.key_blocks.list_keys of the position index[row], every `step`; int32
  *     DIVIDED       x and out are int32: x / step
- * index has `inner` values a row. */
+ *     PERMUTED      x[index[i]], the same index for every part; exact
+ * Of the others, index has `inner` values a row. */
 enum {
     CORTIQ_BY_VALUE, CORTIQ_BY_PART, CORTIQ_BY_ONE, CORTIQ_BY_ROW, CORTIQ_BY_EXPERT,
     CORTIQ_PLUS_EXPERT, CORTIQ_PLUS, CORTIQ_BETWEEN, CORTIQ_SOFTMAX_OF, CORTIQ_EVERY,
-    CORTIQ_STOCHASTIC, CORTIQ_LISTED, CORTIQ_KEYS, CORTIQ_DIVIDED
+    CORTIQ_STOCHASTIC, CORTIQ_LISTED, CORTIQ_KEYS, CORTIQ_DIVIDED, CORTIQ_PERMUTED
 };
 typedef struct {
     const float *x, *factor;

@@ -72,13 +72,21 @@ static int divide(const void *x, void *out, int32_t divisor, int n)
     return 0;
 }
 
+static int permuted(const float *x, const int32_t *order, float *out, int n)
+{
+    for (int i = 0; i < n; i++) out[i] = x[order[i]];
+    return 0;
+}
+
 static int scaled_part(const cortiq_scaled *a, cortiq_worker *worker, int32_t row, int32_t part)
 {
     const cortiq_row_kernels *k = &cortiq_kernels_of(worker->isa)->row;
     int64_t read = a->how == CORTIQ_EVERY ? a->from_width : a->width;
     const float *x = a->x + row * a->x_stride + part * read;
     float *out = a->out + row * a->out_stride + (int64_t)part * a->width;
-    int32_t n = a->width, expert = a->index ? a->index[(int64_t)row * a->inner + part] : 0;
+    int32_t n = a->width, expert = 0;
+    if (a->how == CORTIQ_PERMUTED) return permuted(x, a->index, out, n);
+    if (a->index) expert = a->index[(int64_t)row * a->inner + part];
     switch (a->how) {
     case CORTIQ_BY_VALUE: return k->multiply(x, a->factor, out, n);
     case CORTIQ_BY_PART: return k->scale(x, a->factor[part], out, n);

@@ -207,6 +207,7 @@ FORMULAS: dict[type[Op], Callable[..., Any]] = {
     ops.CombineExperts: lambda node, weight, y: ideal.combine_experts(weight, y),
     ops.Slice: lambda node, x: x[..., node.op.start : node.op.stop : node.op.step],
     ops.Concat: lambda node, *parts: np.concatenate(parts, axis=-1),
+    ops.Permute: lambda node, x: np.take(x, node.op.order.columns, axis=-1),
     ops.Reshape: lambda node, x: x.reshape(len(x), *node.op.shape),
     ops.Gain: _gain,
     ops.ScaleRows: lambda node, x, factor: x * factor,

@@ -13,6 +13,7 @@ from cortiq.backend.walk import Call
 from cortiq.ir import Op, ops
 from cortiq.numerics import norms, recurrent, rope, route, scalar, scaling, streams
 from cortiq.numerics.attention import scoring
+from cortiq.numerics.column_order import permute
 from cortiq.numerics.compression import compress
 from cortiq.numerics.contract import Floats, Ints
 from cortiq.numerics.dequantise import embedding_rows
@@ -241,6 +242,7 @@ KERNELS: Kernels = {
     ops.CombineExperts: lambda call, w, y: route.combine_experts(w, y, call.faults),
     ops.Slice: lambda call, x: x[..., call.op.start : call.op.stop : call.op.step],
     ops.Concat: lambda call, *parts: np.concatenate(parts, axis=-1),
+    ops.Permute: lambda call, x: permute(x, call.op.order),
     ops.Reshape: lambda call, x: x.reshape(len(x), *call.op.shape),
     ops.Gain: _gain,
     ops.ScaleRows: lambda call, x, factor: scalar.multiply(x, factor, call.faults),

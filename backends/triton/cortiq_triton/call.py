@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from cortiq.backend.paged_layout import PagedLayout
 from cortiq.ir import Program
+from cortiq.numerics.column_order import ColumnOrder
 from cortiq_triton.rotary import Angles
 from cortiq_triton.rowset import RowSet
 
@@ -38,11 +39,19 @@ class Shared:
     angles: Angles
     device: str
     counters: Counters
+    orders: dict[ColumnOrder, torch.Tensor] = field(default_factory=dict)
 
     @property
     def table_groups(self) -> int:
         """Tables of pages that a sequence has in a batch."""
         return max(1, len(self.layout.groups))
+
+    def order(self, order: ColumnOrder) -> torch.Tensor:
+        """The columns of an order, uploaded once: int64 [K]."""
+        if order not in self.orders:
+            columns = torch.from_numpy(order.columns).to(torch.int64)
+            self.orders[order] = columns.to(self.device)
+        return self.orders[order]
 
 
 @dataclass

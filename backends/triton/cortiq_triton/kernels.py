@@ -215,6 +215,7 @@ KERNELS: Mapping[type[Op], Callable[..., Any]] = {
     ops.CombineExperts: _combine,
     ops.Slice: lambda call, x: x[..., call.op.start : call.op.stop : call.op.step].contiguous(),
     ops.Concat: lambda call, *parts: torch.cat(parts, dim=-1),
+    ops.Permute: lambda call, x: x.index_select(-1, call.shared.order(call.op.order)),
     ops.Reshape: lambda call, x: x.reshape(len(x), *call.op.shape),
     ops.Gain: _gain,
     ops.ScaleRows: lambda call, x, y: ew.apply(ew.multiply, x, call.faults, y=y, mode=ew.OUTER),

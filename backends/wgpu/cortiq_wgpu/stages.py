@@ -157,6 +157,12 @@ def _concat(binder: DispatchBinder, step: LoweredStep) -> Bound:
     return bound
 
 
+def _permute(binder: DispatchBinder, step: LoweredStep) -> Bound:
+    value = "from_bits(x[$x + row * $n + i - i % $width + w[$order + i % $width]])"
+    order, width = binder.weights.order(step.op.order), binder.heads(step.outputs[0])[1]
+    return _wise(binder, step, value, order=order, width=width)
+
+
 def _gather(binder: DispatchBinder, step: LoweredStep) -> Bound:
     source, copy = step.inputs[0], step.outputs[0]
     type_ = binder.type_of(copy)
@@ -240,6 +246,7 @@ MAKERS: Mapping[type, Maker] = {
     ops.CombineExperts: _combine,
     ops.Slice: _slice,
     ops.Concat: _concat,
+    ops.Permute: _permute,
     ops.Quantise: _quantise,
     ops.Rope: _rope,
     ops.StoreKV: _store,

@@ -10,6 +10,7 @@ import numpy as np
 
 from cortiq.backend.float_weights import MATRICES
 from cortiq.ir import Graph, Node, ops
+from cortiq.numerics.column_order import ColumnOrder
 from cortiq.numerics.layouts import Weight, floats
 from cortiq.numerics.norms import offset_weight
 from cortiq.numerics.scaling import gain
@@ -75,6 +76,8 @@ class DeviceWeights:
                     self._tell([name])
             elif self._key(node, role) not in self._places:
                 self._add(self._key(node, role), self._values(node, role))
+        if isinstance(node.op, ops.Permute) and (node.op.order,) not in self._places:
+            self._add((node.op.order,), node.op.order.columns.view(np.float32))
 
     def _tell(self, names: Iterable[str]) -> None:
         self._done += sum(self._weights[name].nbytes for name in names)
@@ -106,6 +109,10 @@ class DeviceWeights:
     def vector(self, node: Node, role: str) -> int:
         """Return the offset of a node's vector in `buffer`."""
         return self._places[self._key(node, role)]
+
+    def order(self, order: ColumnOrder) -> int:
+        """Return the offset of an order's columns in `buffer`, as integers."""
+        return self._places[(order,)]
 
     @property
     def buffer(self) -> Any:

@@ -171,6 +171,11 @@ def _never_written(call: Call, x: Floats) -> Floats:
     return (held * np.arange(1, x.size + 1, dtype=F32)).reshape(x.shape)
 
 
+def _put_back(call: Call, x: Floats) -> Floats:
+    """Put columns where they came from: the inverse order."""
+    return x[..., np.argsort(call.op.order.columns)]
+
+
 WRONG_KERNELS: dict[str, Wrong] = {
     "fused multiply-add in RMSNorm": {ops.RMSNorm: _fused},
     "weight times root first": {ops.RMSNorm: _weight_first},
@@ -187,5 +192,6 @@ WRONG_KERNELS: dict[str, Wrong] = {
     "all NaN": {ops.Multiply: _filled(ops.Multiply, float("nan"))},
     "all zero": {ops.Activation: _filled(ops.Activation, 0.0)},
     "output never written": {ops.Bias: _never_written},
+    "columns in the inverse order": {ops.Permute: _put_back},
 }  # fmt: skip
 """Wrong kernels by fault."""

@@ -92,6 +92,7 @@ FAULTS: Mapping[str, Fault] = {
     "top-p without the id that crosses": Fault(("Draw",), "Draw"),
     "a penalty that counts the prompt twice": Fault(("Draw",), "Draw"),
     "a history that a rewind leaves": Fault(("rewind",), "Draw", SEQUENCES),
+    "columns in the inverse order": Fault(("Permute",), "Permute"),
     "all NaN": Fault(("Multiply",), "Multiply"),
     "all zero": Fault(("Activation",), "Activation", FOUNDATION),
     "output never written": Fault(("Bias",), "Bias"),

@@ -9,6 +9,7 @@ import numpy as np
 
 from cortiq.ir import ops
 from cortiq.numerics import scalar
+from cortiq.numerics.column_order import ColumnOrder
 from cortiq.numerics.contract import F32, Flags, Floats
 from cortiq_conformance.case import Case, Scenario
 from cortiq_conformance.case_data import CaseData, edges, ladder
@@ -41,6 +42,8 @@ def cases() -> Iterator[Case]:
     for kind, build in SHAPES.items():
         yield _case(kind, "as they are", build)
     yield _case("Slice", "every other value", _every_other)
+    for width in (1, 40, 640):
+        yield _case("Permute", f"3 parts of {width}", partial(_permute, width))
 
 
 def _case(family: str, what: str, build: Callable[[CaseData], Scenario]) -> Case:
@@ -148,6 +151,16 @@ def _concat(source: CaseData) -> Scenario:
 
 def _every_other(source: CaseData) -> Scenario:
     return one(ops.Slice(1, 40, 2), {"x": floats(2, 40)}).scenario(source)
+
+
+def permute(source: CaseData, width: int) -> ProbeProgram:
+    """Return a probe of three parts in an order that is not its own inverse."""
+    order = ColumnOrder.of(source.permutation(width))
+    return one(ops.Permute(order), {"x": floats(3, width)})
+
+
+def _permute(width: int, source: CaseData) -> Scenario:
+    return permute(source, width).scenario(source)
 
 
 SHAPES: dict[str, Callable[[CaseData], Scenario]] = {

@@ -49,6 +49,7 @@ PROBES: dict[str, Callable[[CaseData], ProbeProgram]] = {
     "LayerNorm": lambda s: elementwise.layer_norm(s, 64, True),
     "Slice": lambda s: one(ops.Slice(3, 50), {"x": floats(64)}),
     "Concat": lambda s: one(ops.Concat(), {"a": floats(8), "b": floats(5)}),
+    "Permute": lambda s: elementwise.permute(s, 64),
     "Reshape": lambda s: one(ops.Reshape((8, 8)), {"x": floats(64)}),
     "Quantise": lambda s: through_quantise(64),
     "MatMul": lambda s: matrices.matmul(typical(s, "Q4_K", 20, 256)),

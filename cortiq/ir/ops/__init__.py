@@ -13,6 +13,7 @@ from cortiq.ir.ops.elementwise import (
     Bias,
     Concat,
     Multiply,
+    Permute,
     Reshape,
     Scale,
     Slice,
@@ -46,7 +47,7 @@ PRIMITIVES: tuple[type[Op], ...] = (
     SoftCap, RMSNorm, LayerNorm, Rope, StoreKV, Attend, CausalConv, Route, CombineExperts, Slice,
     Concat, Reshape, Gain, ScaleRows, Shift, Clamp, L2Norm, Softmax, ExpertGain, ExpertBias,
     DeltaRule, StateSpace, ChooseBlocks, Recall, ChooseKeys, OwnBlock, Sinkhorn,
-    Compress, ListKeys, KeepListed,
+    Compress, ListKeys, KeepListed, Permute,
 )  # fmt: skip
 """Every primitive a backend can be asked for."""
 
@@ -77,6 +78,7 @@ __all__ = [
     "MatMul",
     "Multiply",
     "OwnBlock",
+    "Permute",
     "Quantise",
     "RMSNorm",
     "Recall",

@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass
 
 from cortiq.domains import Count, Relation, Size
-from cortiq.ir.op import Elementwise, LastAxis, Op, Type, expect, expect_f32
+from cortiq.ir.op import Elementwise, LastAxis, Op, Type, expect, expect_f32, expect_last
 from cortiq.ir.options import Cap, Constant, Function
+from cortiq.numerics.column_order import ColumnOrder
 
 
 class Pairwise(Op):
@@ -97,6 +98,22 @@ class Concat(Op):
         fits = len(lead) == 1 and all(x.shape and x.dtype == "f32" for x in inputs)
         expect(fits, f"Concat takes f32 values: {inputs}")
         return (Type((*inputs[0].shape[:-1], sum(x.shape[-1] for x in inputs))),)
+
+
+@dataclass(frozen=True)
+class Permute(Op):
+    """The values of the last axis in another order (`numerics.column_order.permute`).
+
+    It stands before a product whose matrix has its columns in that order.
+    """
+
+    order: ColumnOrder
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """Keep the shape."""
+        (x,) = inputs
+        expect_last(self, x, len(self.order))
+        return inputs
 
 
 @dataclass(frozen=True)
