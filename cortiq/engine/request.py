@@ -15,7 +15,8 @@ from cortiq.backend import LATE, Argmax, Digest, Draw, DrawnLogit, Top, Want
 from cortiq.engine.cache_roles import CachePoint
 from cortiq.engine.masks import Masks as Masks
 from cortiq.engine.masks import checked_masks
-from cortiq.engine.prompt_embeddings import check_embeddings, copied_embeddings
+from cortiq.engine.prompt_embeddings import EMBED, check_embeddings, copied_embeddings
+from cortiq.engine.prompt_images import ImageSpan, PromptImages, check_images, no_images, with_spans
 from cortiq.errors import RequestError, shown
 from cortiq.ir import Program
 from cortiq.ir.encoders import ENCODER
@@ -47,6 +48,7 @@ class Request:
     loop_tokens : the text ends as a loop when so many last tokens repeat; 0 is never.
     embeddings : float32 [prompt, width] fed in place of the prompt's embeddings; ids are then only
         labels, and nothing is reused for such a prompt or of it.
+    images : what rows supply because of images in the prompt (`PromptImages`).
     cache_points : prompt positions worth keeping the sequence's state at, for later prompts.
     masks : which ids may follow a text (`Masks`).
     top_logprobs : tokens whose log-probability is kept beside that of each token drawn; None keeps
@@ -68,10 +70,23 @@ class Request:
     calibration: float = 1.0
     loop_tokens: int = 0
     embeddings: npt.NDArray[np.float32] | None = field(default=None, compare=False)
+    images: PromptImages | None = field(default=None, compare=False, repr=False)
     cache_points: tuple[CachePoint, ...] = ()
     masks: Masks | None = None
     top_logprobs: int | None = None
     shown_ids: frozenset[int] = frozenset()
+
+    @property
+    def supplies(self) -> bool:
+        """Whether its rows supply values."""
+        return self.embeddings is not None or self.images is not None
+
+    def inputs(self, position: int) -> dict[str, np.ndarray]:
+        """Return what the row at a position supplies."""
+        found = self.images.inputs(position) if self.images is not None else {}
+        if self.embeddings is not None and position < len(self.embeddings):
+            found[EMBED] = self.embeddings[position]
+        return found
 
     @cached_property
     def want(self) -> Want:
@@ -167,6 +182,9 @@ def checked_request(request: Request, program: Program) -> Request:
         hint = "cortiq.engine.request.make_request makes one of token ids"
         raise RequestError(what, where="submit", hint=hint)
     check_embeddings(request.embeddings, len(request.prompt), program)
+    check_images(request.images, len(request.prompt), program)
+    if request.images is None:
+        request = replace(request, images=no_images(program, len(request.prompt)))
     if request.masks is None:
         return request
     return replace(request, masks=checked_masks(request.masks, vocabulary_size(program)))
@@ -176,6 +194,14 @@ def with_embeddings(request: Request, rows: object, program: Program) -> Request
     """Return the request with a copy of these embeddings, which must fit its prompt."""
     copied = copied_embeddings(rows, len(request.prompt), program)
     return request if copied is None else replace(request, embeddings=copied)
+
+
+def with_images(request: Request, spans: Sequence[ImageSpan], program: Program) -> Request:
+    """Return the request with images whose rows stand in for ids of its prompt."""
+    if not spans:
+        return request
+    made = with_spans(request.images, program, len(request.prompt), spans)
+    return replace(request, images=made)
 
 
 def _shorten(program: Program, longest: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,8 +35,10 @@ from cortiq.formats.safetensors import (
 )
 from cortiq.formats.strict_json import read_object, read_optional
 from cortiq.formats.text_model import (
+    RenamedTensors,
     has_text_model,
     is_nested,
+    renamed,
     text_config,
     text_tensors,
     with_tie,
@@ -62,6 +64,7 @@ class Checkpoint:
     chat_template : Jinja source, or None when the model has none.
     quantisation : what a Hugging Face folder says about quantised matrices.
     sampling : options of sampling that the files recommend. container : the file, of CMF.
+    whole : config.json of a folder with several models; empty for others.
     """
 
     path: Path
@@ -77,6 +80,23 @@ class Checkpoint:
     sampling: Sampling = field(default_factory=dict)
     _beside: tuple[Path, ...] = field(default=(), repr=False)
     container: CMFFile | None = field(default=None, repr=False)
+    whole: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    _all: MappedTensors | None = field(default=None, repr=False)
+
+    def part(self, prefixes: Mapping[str, str]) -> Checkpoint:
+        """Return another model of the same folder: what its tensors' names begin with, and what
+        that becomes. It is closed with this one.
+        """
+        assert self._all is not None
+        names = renamed(self._all.tensors, prefixes)
+        tensors, kind = RenamedTensors(self._all, names), str(self.whole.get("model_type"))
+        return replace(self, config=self.whole, architecture=kind, _tensors=tensors)
+
+    def image_processor(self) -> dict[str, Any]:
+        """Return what the folder says of the processing of images; empty where it says nothing."""
+        own = read_optional(self.path / "processor_config.json").get("image_processor")
+        given = read_optional(self.path / "preprocessor_config.json")
+        return given | (own if isinstance(own, dict) else {})
 
     @property
     def own(self) -> OwnFolder | None:
@@ -276,6 +296,7 @@ def _from_huggingface(folder: Path) -> Checkpoint:
     if not isinstance(tensors, OwnFolder):
         tensors = read_quantised(tensors, quantisation)
     config = {key: value for key, value in config.items() if key not in QUANTISATION_KEYS}
+    everything: MappedTensors = tensors
     if has_text_model(whole) or is_nested(tensors):
         tensors = text_tensors(tensors)
     tensors = with_usual_prefix(tensors)
@@ -294,4 +315,6 @@ def _from_huggingface(folder: Path) -> Checkpoint:
         _tensors=tensors,
         quantisation=quantisation,
         sampling=of_generation_config(generation, str(folder / "generation_config.json")),
+        whole=whole if has_text_model(whole) else {},
+        _all=everything,
     )

@@ -11,6 +11,7 @@ from types import ModuleType
 from cortiq.errors import FormatError, GraphError, RequestError, UnsupportedError
 from cortiq.formats.adapter import Adapter
 from cortiq.ir import Program, verify
+from cortiq.ir.images import IMAGES, ImageRows
 from cortiq.models.adapters import adapted
 from cortiq.models.config import BaseConfig
 from cortiq.models.dflash import PREFIX, read_drafter, synthetic_drafter, with_drafter
@@ -84,6 +85,7 @@ def load_program(
     draft_vocabulary: int = 0,
     ignored_keys: Sequence[str] = (),
     adapters: Sequence[Adapter] = (),
+    images: ImageRows | None = None,
 ) -> LoadedProgram:
     """Read the configuration, build the graph, bind every weight.
 
@@ -101,6 +103,7 @@ def load_program(
     ignored_keys : unknown keys of the configuration to leave out; the program's facts name them.
     adapters : merged into the tensors before these are converted, in this order; the program's
         facts name their hashes and scales.
+    images : what the trunk's rows supply where it sees images; None for a trunk that does not.
 
     Raises
     ------
@@ -115,7 +118,8 @@ def load_program(
     check_contract(checkpoint)
     family = family_for(checkpoint, families)
     config = read_config(family, checkpoint, ignored_keys)
-    program = _with_ignored(_built(family, config, context, checkpoint), ignored_keys)
+    program = _built(family, config, context, checkpoint, images)
+    program = _with_ignored(program, ignored_keys)
     program, checkpoint = adapted(program, checkpoint, adapters, family, config)
     if sidecar is not None:
         theirs = read_config(family, sidecar)
@@ -127,14 +131,14 @@ def load_program(
     trunk, program = program, _drafted(program, drafter)
     tensors = find_tensors(trunk, checkpoint, family, config)
     weights = drafter_weights(program, drafter, weight_format)
-    weights |= _read_weights(program, checkpoint, tensors, weight_format)
+    weights |= read_weights(program, checkpoint, tensors, weight_format)
     program = with_rule(program, weight_format, checkpoint, tensors)
     program, weights = with_shortlist(program, weights, draft_vocabulary)
-    bound, name = _with_layouts(program, weights), family_name(family)
+    bound, name = with_layouts(program, weights), family_name(family)
     return LoadedProgram(bound, weights, checkpoint, name, config, tensors)
 
 
-def _read_weights(
+def read_weights(
     program: Program,
     checkpoint: OpenCheckpoint,
     tensors: Mapping[str, Sequence[TensorSlice]],
@@ -182,7 +186,7 @@ def _load_synthetic(
     weights |= drafter_weights(program, drafter, weight_format)
     program, weights = with_shortlist(program, weights, draft_vocabulary)
     name = str(program.facts["family"])
-    return LoadedProgram(_with_layouts(program, weights), weights, checkpoint, name, config, {})
+    return LoadedProgram(with_layouts(program, weights), weights, checkpoint, name, config, {})
 
 
 def _drafted(program: Program, drafter: OpenCheckpoint | None) -> Program:
@@ -190,7 +194,7 @@ def _drafted(program: Program, drafter: OpenCheckpoint | None) -> Program:
     if drafter is None:
         return program
     config = read_drafter(drafter, program)
-    with _said_of(drafter):
+    with said_of(drafter):
         return with_drafter(program, config)
 
 
@@ -243,7 +247,7 @@ def _headed(
     raise RequestError(what, where=location_of(checkpoint), hint=hint)
 
 
-def _with_layouts(program: Program, weights: Mapping[str, Weight]) -> Program:
+def with_layouts(program: Program, weights: Mapping[str, Weight]) -> Program:
     """Fill in every layout of a program, and verify it."""
     program = program.with_layouts({name: layout_name(w) for name, w in weights.items()})
     verify(program)
@@ -251,16 +255,24 @@ def _with_layouts(program: Program, weights: Mapping[str, Weight]) -> Program:
 
 
 def _built(
-    family: ModuleType, config: BaseConfig, context: int | None, checkpoint: OpenCheckpoint
+    family: ModuleType,
+    config: BaseConfig,
+    context: int | None,
+    checkpoint: OpenCheckpoint,
+    images: ImageRows | None = None,
 ) -> Program:
-    """Build the family's program."""
+    """Build the family's program; of a family that sees, with what rows of images supply."""
     declared = _context(context, config)
-    with _said_of(checkpoint):
-        return family.build(config, declared)
+    with said_of(checkpoint):
+        if images is None:
+            return family.build(config, declared)
+        given = (images,) if images.supplies else ()
+        program: Program = family.build(config, declared, *given)
+        return replace(program, facts={**program.facts, IMAGES: images})
 
 
 @contextmanager
-def _said_of(checkpoint: OpenCheckpoint) -> Iterator[None]:
+def said_of(checkpoint: OpenCheckpoint) -> Iterator[None]:
     """Attribute errors about a configuration to its file."""
     try:
         yield
