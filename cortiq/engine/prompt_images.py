@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -22,15 +22,21 @@ class ImageSpan:
 
     Attributes
     ----------
-    places : positions of its rows, ascending. rows : float32 [rows, width].
+    places : positions of its rows, ascending.
+    make : computes its rows; called when a sequence is submitted, on the engine's thread.
     digest : SHA-256, in hex, of the image as the model sees it.
     grid : height and width in rows, for positions on several axes.
     """
 
     places: tuple[int, ...]
-    rows: Floats
+    make: Callable[[], Floats]
     digest: str
     grid: tuple[int, int] = (0, 0)
+
+    @cached_property
+    def rows(self) -> Floats:
+        """Its rows, float32 [rows, width]."""
+        return self.make()
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,10 +146,15 @@ def check_images(images: PromptImages | None, tokens: int, program: Program) -> 
     if images.length != tokens:
         raise RequestError(f"the images are for {images.length} ids", where="images")
     for span in images.spans:
-        check_row(span.rows, len(span.places), program)
         inside = span.places and span.places[0] >= 0 and span.places[-1] < tokens
         if not inside or list(span.places) != sorted(set(span.places)):
             raise RequestError("an image's rows are not at places of the prompt", where="images")
+
+
+def compute_rows(images: PromptImages | None, program: Program) -> None:
+    """Compute the rows of a prompt's images, and check them."""
+    for span in images.spans if images is not None else ():
+        check_row(span.rows, len(span.places), program)
 
 
 def no_images(program: Program, tokens: int) -> PromptImages | None:

@@ -16,7 +16,14 @@ from cortiq.engine.cache_roles import CachePoint
 from cortiq.engine.masks import Masks as Masks
 from cortiq.engine.masks import checked_masks
 from cortiq.engine.prompt_embeddings import EMBED, check_embeddings, copied_embeddings
-from cortiq.engine.prompt_images import ImageSpan, PromptImages, check_images, no_images, with_spans
+from cortiq.engine.prompt_images import (
+    ImageSpan,
+    PromptImages,
+    check_images,
+    compute_rows,
+    no_images,
+    with_spans,
+)
 from cortiq.errors import RequestError, shown
 from cortiq.ir import Program
 from cortiq.ir.encoders import ENCODER
@@ -183,6 +190,7 @@ def checked_request(request: Request, program: Program) -> Request:
         raise RequestError(what, where="submit", hint=hint)
     check_embeddings(request.embeddings, len(request.prompt), program)
     check_images(request.images, len(request.prompt), program)
+    compute_rows(request.images, program)
     if request.images is None:
         request = replace(request, images=no_images(program, len(request.prompt)))
     if request.masks is None:
