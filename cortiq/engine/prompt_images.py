@@ -142,13 +142,13 @@ def check_images(images: PromptImages | None, tokens: int, program: Program) -> 
         return
     if images.spans and IMAGES not in program.facts:
         hint = "load it with images=True, --images"
-        raise RequestError("the model was not loaded to see images", where="images", hint=hint)
+        raise RequestError("the model was not loaded to see images", where="image", hint=hint)
     if images.length != tokens:
-        raise RequestError(f"the images are for {images.length} ids", where="images")
+        raise RequestError(f"the images are for {images.length} ids", where="image")
     for span in images.spans:
         inside = span.places and span.places[0] >= 0 and span.places[-1] < tokens
         if not inside or list(span.places) != sorted(set(span.places)):
-            raise RequestError("an image's rows are not at places of the prompt", where="images")
+            raise RequestError("an image's rows are not at places of the prompt", where="image")
 
 
 def compute_rows(images: PromptImages | None, program: Program) -> None:

@@ -31,7 +31,7 @@ from cortiq.model.generation import Generation, Stream, identity_of, note_of, se
 from cortiq.model.prefixes import PrefixCacheMixin
 from cortiq.model.prompts import Prompt, PromptMixin
 from cortiq.model.scoring import ScoringMixin
-from cortiq.model.sight import ImagePrompt, Sight, sight_for
+from cortiq.model.sight import ImagePrompt, Sight
 from cortiq.model.source import ModelSource
 from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq.options import GenerateOptions, LoadOptions
@@ -167,7 +167,8 @@ class Model(PromptMixin, PrefixCacheMixin, ScoringMixin):
         """
         chosen = with_seed(self.usual.options(options))
         if images is not None:
-            prompt = sight_for(self.sight, self.name).prompt(prompt, images)
+            given = prompt.ids if isinstance(prompt, ImagePrompt) else prompt
+            prompt = self.image_prompt(given, images)
         request = with_embeddings(self._request(prompt, chosen, masks), embeddings, self.program)
         drafted, cancel = self.drafts.speculation(chosen), event_of(cancel)
         progress = function_of(progress, "progress")

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from cortiq.model.chat import Message, chat_ids, prompt_ids
-from cortiq.model.sight import ImagePrompt, chat_prompt
+from cortiq.model.sight import ImagePrompt, chat_prompt, sight_for
 
 if TYPE_CHECKING:
     from cortiq.model.generation import Generation
     from cortiq.model.model import Model
 
-Prompt = str | Iterable[int] | ImagePrompt
+TextPrompt = str | Iterable[int]
+Prompt = TextPrompt | ImagePrompt
 
 
 class PromptMixin:
@@ -28,6 +29,17 @@ class PromptMixin:
         """
         given = prompt.ids if isinstance(prompt, ImagePrompt) else prompt
         return prompt_ids(cast("Model", self).tokenizer, given)
+
+    def image_prompt(self, prompt: str | Iterable[int], images: Iterable[Any]) -> ImagePrompt:
+        """Return a raw text, or ids with a place for each row of an image, with its images.
+
+        Raises
+        ------
+        RequestError : an image cannot be read, there are not as many places as images, or the
+            model was not loaded with images=True.
+        """
+        model = cast("Model", self)
+        return sight_for(model.sight, model.name).prompt(prompt, images)
 
     def chat_ids(
         self, messages: Sequence[Message], *, template_options: Mapping[str, Any] | None = None

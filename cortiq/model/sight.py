@@ -54,7 +54,7 @@ class Sight:
         made: list[PreparedImage] = []
         for image in images:
             if len(made) == MAX_IMAGES:
-                raise RequestError(f"more than {MAX_IMAGES} images", where="images")
+                raise RequestError(f"more than {MAX_IMAGES} images", where="image")
             known = isinstance(image, PreparedImage)
             made.append(image if known else self.processor.prepare(pixels_of(image)))
         return made
@@ -76,7 +76,7 @@ class Sight:
             parts = [""] * len(images) + parts
         if len(parts) != len(images) + 1:
             what = f"{len(parts) - 1} places of images for {len(images)} images"
-            raise RequestError(what, where="images", hint=f"an image's place is {marker!r}")
+            raise RequestError(what, where="image", hint=f"an image's place is {marker!r}")
         texts = [*(image.text for image in images), ""]
         return "".join(part + own for part, own in zip(parts, texts, strict=True))
 
@@ -91,7 +91,7 @@ class Sight:
         rows = sum(image.rows for image in images)
         if len(places) != rows:
             what = f"the prompt has {len(places)} ids of images' rows, the images {rows} rows"
-            raise RequestError(what, where="images")
+            raise RequestError(what, where="image")
         spans: list[ImageSpan] = []
         for image in images:
             own, places = places[: image.rows], places[image.rows :]

@@ -18,6 +18,7 @@ from cortiq.numerics.pixels import Pixels
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 """Formats that are decoded; of an animation the first frame."""
+WHY_LETTERS = 200
 MAX_BYTES = 32 << 20
 MAX_PIXELS = 1 << 26
 MAX_SIDE = 1 << 15
@@ -46,7 +47,7 @@ def pixels_of(image: Any) -> Pixels:
         _check_size(image.size)
         return _converted(image)
     hint = "give a path, the bytes of a file, an array, or an image of Pillow"
-    raise RequestError(f"no image: {shown(image)}", where="images", hint=hint)
+    raise RequestError(f"no image: {shown(image)}", where="image", hint=hint)
 
 
 def _of_array(image: np.ndarray) -> Pixels:
@@ -54,7 +55,7 @@ def _of_array(image: np.ndarray) -> Pixels:
     if image.dtype != np.uint8 or not (grey or (image.ndim == 3 and image.shape[2] == 3)):
         what = f"an array of {image.dtype}{list(image.shape)} is no image"
         hint = "give grey levels: uint8 [height, width, 3], RGB"
-        raise RequestError(what, where="images", hint=hint)
+        raise RequestError(what, where="image", hint=hint)
     _check_size(image.shape[1::-1])
     return np.repeat(image[..., None], 3, axis=2) if grey else np.array(image)
 
@@ -76,7 +77,7 @@ def _check_size(size: Any) -> None:
     if not 0 < width * height <= MAX_PIXELS or max(width, height) > MAX_SIDE:
         what = f"an image of {width} × {height} pixels"
         hint = f"at most {MAX_PIXELS} pixels, no side longer than {MAX_SIDE}: make it smaller"
-        raise RequestError(what, where="images", hint=hint)
+        raise RequestError(what, where="image", hint=hint)
 
 
 def pillow() -> Any:
@@ -85,7 +86,7 @@ def pillow() -> Any:
         from PIL import Image
     except ImportError:
         hint = "pip install cortiq[images]"
-        raise RequestError("images need Pillow", where="images", hint=hint) from None
+        raise RequestError("images need Pillow", where="image", hint=hint) from None
     return Image
 
 
@@ -93,7 +94,7 @@ def _decoded(data: bytes) -> Pixels:
     """Decode a file; its size is checked before any pixel is."""
     if len(data) > MAX_BYTES:
         what = f"an image's file of more than {MAX_BYTES} bytes"
-        raise RequestError(what, where="images", hint="make it smaller")
+        raise RequestError(what, where="image", hint="make it smaller")
     image_module = pillow()
     try:
         with warnings.catch_warnings():
@@ -106,9 +107,11 @@ def _decoded(data: bytes) -> Pixels:
     except MemoryError:
         raise
     except Exception as error:  # decoders raise whatever a damaged file leads them to
-        what = f"the image cannot be decoded: {type(error).__name__}: {shown(str(error))}"
+        unknown = type(error).__name__ == "UnidentifiedImageError"
+        why = "its form is not known" if unknown else str(error) or type(error).__name__
+        what = f"the image cannot be decoded: {why[:WHY_LETTERS]}"
         hint = f"give a whole {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file"
-        raise RequestError(what, where="images", hint=hint) from None
+        raise RequestError(what, where="image", hint=hint) from None
 
 
 def _converted(image: Any) -> Pixels:

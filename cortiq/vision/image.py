@@ -67,7 +67,8 @@ class PreparedImage:
         """SHA-256, in hex, of the patches and of everything that decides their rows."""
         digest = hashlib.sha256()
         for tile in self.tiles:
-            for name, array in {"patch": tile.patches, **tile.inputs, "": tile.squares}.items():
+            arrays: dict[str, np.ndarray] = {"patch": tile.patches, **tile.inputs}
+            for name, array in {**arrays, "": tile.squares}.items():
                 kind = array.dtype.newbyteorder("<")
                 digest.update(json.dumps([name, str(kind), *array.shape]).encode())
                 digest.update(np.ascontiguousarray(array, kind).tobytes())
