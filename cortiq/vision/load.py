@@ -19,7 +19,7 @@ from cortiq.models.weight_rules import with_rule
 from cortiq.numerics.layouts import Weight
 from cortiq.vision.image import ImageProcessor
 
-OWN: Sequence[str] = ("gemma3",)
+OWN: Sequence[str] = ("gemma3", "idefics3")
 """Modules of this package, a family each."""
 
 

@@ -77,3 +77,22 @@ def gemma3(folder: Path, **sight: Any) -> Any:
     rules = {"size": {"height": edge, "width": edge}, "image_processor_type": "Gemma3ImageProcessor"}
     (folder / "preprocessor_config.json").write_text(json.dumps(rules))
     return saved(folder, config, "Gemma3ForConditionalGeneration")
+
+
+def idefics3(folder: Path, kind: str = "Idefics3", **sight: Any) -> Any:
+    """Write an Idefics 3 (or SmolVLM) with tiles of 4 rows."""
+    tiles = [f"<row_{y}_col_{x}>" for y in range(1, 5) for x in range(1, 5)]
+    control = ["<image>", "<fake_token_around_image>", "<global-img>", *tiles]
+    ids = write_tokenizer(folder, control, template_of(control[0]))
+    text = TEXT | {"vocab_size": len(ids), "model_type": "llama"}
+    config = getattr(transformers, f"{kind}Config")(
+        text_config=text, vision_config=SIGLIP | sight, scale_factor=2,
+        image_token_id=ids[control[0]],
+    )  # fmt: skip
+    edge = (SIGLIP | sight)["image_size"]
+    rules = {
+        "size": {"longest_edge": 2 * edge}, "max_image_size": {"longest_edge": edge},
+        "do_image_splitting": True, "image_processor_type": f"{kind}ImageProcessor",
+    }  # fmt: skip
+    (folder / "preprocessor_config.json").write_text(json.dumps(rules))
+    return saved(folder, config, f"{kind}ForConditionalGeneration")
