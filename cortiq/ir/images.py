@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cortiq.ir.op import Described
+from cortiq.numerics.rope import Sections
 
 IMAGES = "images"
 """Fact of a program that is an `ImageRows`."""
@@ -26,11 +27,17 @@ class ImageRows(Described):
     ----------
     last : input with the last key that a row sees; an image's rows see all of the image. Empty
         where no row sees a key after itself.
-    axes : number of the positions of a row (`AXES`); 0 where it has only its own.
+    sections : rotary pairs by the axis whose position turns them (`AXES`); None where a row has
+        only its own position.
     """
 
     last: str = ""
-    axes: int = 0
+    sections: Sections | None = None
+
+    @property
+    def axes(self) -> int:
+        """Number of the positions of a row."""
+        return 0 if self.sections is None else self.sections.count
 
     @property
     def supplies(self) -> bool:

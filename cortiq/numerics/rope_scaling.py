@@ -112,8 +112,15 @@ class NTKAlpha:
     alpha: float
 
 
+@dataclass(frozen=True)
+class Axial:
+    """f_i of dim/axes dimensions, i < dim/(2·axes), over again for each axis (Qwen2-VL's tower)."""
+
+    axes: int
+
+
 Constant: TypeAlias = (
-    Default | Linear | Llama3 | Yarn | LongRope | Proportional | FrequencyFactors | NTKAlpha
+    Default | Linear | Llama3 | Yarn | LongRope | Proportional | FrequencyFactors | NTKAlpha | Axial
 )
 
 
@@ -140,6 +147,7 @@ KINDS: dict[str, type] = {
     "proportional": Proportional,
     "frequency_factors": FrequencyFactors,
     "ntk_alpha": NTKAlpha,
+    "axial": Axial,
 }
 
 
@@ -263,6 +271,11 @@ def _frequencies(base: float, dim: int, scaling: Scaling) -> list[Decimal]:
             return turning + [Decimal(0)] * (dim // 2 - rotated)
         case FrequencyFactors(factors):
             return divided(powers, factors)
+        case Axial(axes):
+            if axes < 1 or dim % (2 * axes):
+                what = f"{dim} rotary dimensions are not whole pairs of {axes} axes"
+                raise UnsupportedError(what, where="rope scaling")
+            return inverse_powers(base, dim // axes) * axes
         case Growth(inner):
             return _frequencies(base, dim, inner)
         case NTKAlpha(alpha):

@@ -62,13 +62,13 @@ def values(whole: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-def build(config: Config) -> Program:
-    """Build tower and projector."""
+def build(config: Config, most: int) -> Program:
+    """Build tower and projector, for tiles of at most so many patches."""
     rows = math.isqrt(config.mm_tokens_per_image)
     if rows**2 != config.mm_tokens_per_image or config.pool * rows != config.side:
         what = f"{config.side}² patches make no {config.mm_tokens_per_image} equal squares"
         raise FormatError(what, where="config")
-    tower = siglip_tower(config, "gemma3", config.side**2)
+    tower = siglip_tower(config, "gemma3", most)
     b, width, count = tower.builder, config.hidden_size, config.pool**2
     square, shares = b.input(SQUARE, (count, width), "f32"), b.input(SHARES, (count,), "f32")
     x = b.add(CombineExperts(), shares, square, name="mean")
@@ -88,7 +88,7 @@ class Processor(ImageProcessor):
     def __init__(self, config: Config, given: Mapping[str, Any]) -> None:
         if given.get("do_pan_and_scan"):
             raise UnsupportedError("do_pan_and_scan", where="preprocessor_config.json")
-        self.config, self.token = config, config.image_token
+        self.config, self.token, self.most = config, config.image_token, config.side**2
         self.rules = PixelRules.of(given, PixelRules("bilinear"))
 
     def prepare(self, pixels: Pixels) -> PreparedImage:

@@ -49,12 +49,12 @@ def values(whole: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-def build(config: Config) -> Program:
-    """Build tower and projector."""
+def build(config: Config, most: int) -> Program:
+    """Build tower and projector, for tiles of at most so many patches."""
     if config.side % config.scale_factor:
         what = f"{config.side}² patches make no squares of {config.scale_factor}²"
         raise FormatError(what, where="config")
-    tower = siglip_tower(config, "idefics3", config.side**2)
+    tower = siglip_tower(config, "idefics3", most)
     width = config.hidden_size * config.scale_factor**2
     square = tower.builder.input(SQUARE, (width,), "f32")
     sizes = (width, config.text_width)
@@ -82,7 +82,7 @@ class Processor(ImageProcessor):
     rows = ImageRows()
 
     def __init__(self, config: Config, given: Mapping[str, Any]) -> None:
-        self.config, self.token = config, config.image_token
+        self.config, self.token, self.most = config, config.image_token, config.side**2
         self.rules = PixelRules.of(given, PixelRules("lanczos", size={"longest_edge": 1456}))
         most = given.get("max_image_size")
         edge = most.get("longest_edge") if isinstance(most, Mapping) else None

@@ -145,11 +145,13 @@ class ImageProcessor(ABC):
     ----------
     marker : text that a chat template writes for an image.
     token : id of the rows of images. rows : what the trunk's rows supply besides.
+    most : patches of a tile at most.
     """
 
     marker: str
     token: int
     rows: ImageRows
+    most: int
 
     @abstractmethod
     def prepare(self, pixels: Pixels) -> PreparedImage:

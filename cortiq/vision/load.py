@@ -19,7 +19,7 @@ from cortiq.models.weight_rules import with_rule
 from cortiq.numerics.layouts import Weight
 from cortiq.vision.image import ImageProcessor
 
-OWN: Sequence[str] = ("gemma3", "idefics3")
+OWN: Sequence[str] = ("gemma3", "idefics3", "qwen2_vl")
 """Modules of this package, a family each."""
 
 
@@ -76,7 +76,7 @@ def load_vision(
     module, config = family.module, family.config
     part = checkpoint.part(module.PREFIXES)
     with said_of(checkpoint):
-        program = module.build(config)
+        program = module.build(config, family.processor.most)
     tensors = find_tensors(program, part, module, config)
     weights = read_weights(program, part, tensors, weight_format)
     program = with_rule(program, weight_format, part, tensors)

@@ -74,7 +74,10 @@ def gemma3(folder: Path, **sight: Any) -> Any:
         eoi_token_index=ids[control[2]],
     )  # fmt: skip
     edge = (SIGLIP | sight)["image_size"]
-    rules = {"size": {"height": edge, "width": edge}, "image_processor_type": "Gemma3ImageProcessor"}
+    rules = {
+        "size": {"height": edge, "width": edge},
+        "image_processor_type": "Gemma3ImageProcessor",
+    }
     (folder / "preprocessor_config.json").write_text(json.dumps(rules))
     return saved(folder, config, "Gemma3ForConditionalGeneration")
 
@@ -96,3 +99,25 @@ def idefics3(folder: Path, kind: str = "Idefics3", **sight: Any) -> Any:
     }  # fmt: skip
     (folder / "preprocessor_config.json").write_text(json.dumps(rules))
     return saved(folder, config, f"{kind}ForConditionalGeneration")
+
+
+def qwen2_vl(folder: Path, **sight: Any) -> Any:
+    """Write a Qwen2-VL with patches of 4 pixels."""
+    control = ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>"]
+    start, end = control[1:]
+    ids = write_tokenizer(folder, control, template_of(start + control[0] + end))
+    sections = {"rope_type": "default", "rope_theta": 1e3, "mrope_section": [4, 2, 2]}
+    text = TEXT | {"vocab_size": len(ids), "hidden_size": 64, "rope_parameters": sections}
+    text.pop("head_dim")
+    tower = {"depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "patch_size": 4,
+             "mlp_ratio": 2} | sight  # fmt: skip
+    config = transformers.Qwen2VLConfig(
+        text_config=text, vision_config=tower, image_token_id=ids[control[0]],
+        vision_start_token_id=ids[start], vision_end_token_id=ids[end], video_token_id=3,
+    )  # fmt: skip
+    rules = {
+        "size": {"shortest_edge": 256, "longest_edge": 2048}, "patch_size": 4,
+        "merge_size": 2, "temporal_patch_size": 2, "image_processor_type": "Qwen2VLImageProcessor",
+    }  # fmt: skip
+    (folder / "preprocessor_config.json").write_text(json.dumps(rules))
+    return saved(folder, config, "Qwen2VLForConditionalGeneration")
