@@ -41,7 +41,7 @@ class ImageSpan:
 
 @dataclass(frozen=True, eq=False)
 class PromptImages:
-    """What the rows of a prompt supply because of its images, and those after it.
+    """Values that the rows of a prompt supply because of its images, and those after it.
 
     Attributes
     ----------

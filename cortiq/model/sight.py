@@ -1,4 +1,4 @@
-"""What a model sees with: images of prompts and messages, to ids and rows."""
+"""Sight of a model: images of prompts and messages, to ids and rows."""
 
 from __future__ import annotations
 

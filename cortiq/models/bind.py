@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from types import ModuleType
+from typing import Any
 
-from cortiq.errors import FormatError, GraphError, RequestError, UnsupportedError
+from cortiq.errors import FormatError, RequestError
 from cortiq.formats.adapter import Adapter
 from cortiq.ir import Program, verify
-from cortiq.ir.images import IMAGES, ImageRows
+from cortiq.ir.images import ImageRows
 from cortiq.models.adapters import adapted
+from cortiq.models.build import build_program, said_of
 from cortiq.models.config import BaseConfig
 from cortiq.models.dflash import PREFIX, read_drafter, synthetic_drafter, with_drafter
 from cortiq.models.draft_vocabulary import with_shortlist
@@ -40,9 +41,6 @@ from cortiq.numerics.soundness import check_finite
 
 DEFAULT_WEIGHT_FORMAT = "w16"
 """Layout that float matrices of a checkpoint are converted to, unless another is asked for."""
-
-IGNORED_KEYS = "ignored_config"
-"""Fact of a program: unknown keys of its configuration that were left out by request."""
 
 
 @dataclass(frozen=True)
@@ -118,13 +116,9 @@ def load_program(
     check_contract(checkpoint)
     family = family_for(checkpoint, families)
     config = read_config(family, checkpoint, ignored_keys)
-    program = _built(family, config, context, checkpoint, images)
-    program = _with_ignored(program, ignored_keys)
+    program = build_program(family, config, context, checkpoint, images, ignored_keys)
     program, checkpoint = adapted(program, checkpoint, adapters, family, config)
-    if sidecar is not None:
-        theirs = read_config(family, sidecar)
-        config = check_sidecar(checkpoint, config, sidecar, theirs)
-        checkpoint = WithSidecar(checkpoint, sidecar)
+    config, checkpoint = _beside(checkpoint, config, sidecar, family)
     head_tensors = CheckpointTensors(checkpoint, names_of(family, config), config.source)
     plan = find_plan(heads, config.num_hidden_layers, head_tensors.has)
     program = _headed(program, plan, head_tensors, heads, checkpoint)
@@ -136,6 +130,16 @@ def load_program(
     program, weights = with_shortlist(program, weights, draft_vocabulary)
     bound, name = with_layouts(program, weights), family_name(family)
     return LoadedProgram(bound, weights, checkpoint, name, config, tensors)
+
+
+def _beside(
+    checkpoint: Any, config: BaseConfig, sidecar: OpenCheckpoint | None, family: ModuleType
+) -> tuple[BaseConfig, Any]:
+    """Return configuration and tensors of a checkpoint and the file beside it, if there is one."""
+    if sidecar is None:
+        return config, checkpoint
+    config = check_sidecar(checkpoint, config, sidecar, read_config(family, sidecar))
+    return config, WithSidecar(checkpoint, sidecar)
 
 
 def read_weights(
@@ -156,13 +160,6 @@ def read_weights(
     return weights
 
 
-def _with_ignored(program: Program, keys: Sequence[str]) -> Program:
-    """Return the program with the keys that were left out among its facts, if there are any."""
-    if not keys:
-        return program
-    return replace(program, facts={**program.facts, IGNORED_KEYS: sorted(keys)})
-
-
 def _load_synthetic(
     checkpoint: SyntheticCheckpoint,
     context: int | None,
@@ -175,7 +172,7 @@ def _load_synthetic(
     if program is None:
         family = family_for(checkpoint)
         config = read_config(family, checkpoint)
-        program = _built(family, config, context, checkpoint)
+        program = build_program(family, config, context, checkpoint)
     heads, block = split_heads_option(heads)
     plan = synthetic_plan(heads, layer_count(program.trunk))
     program = _headed(program, plan, held_by_fixture(checkpoint.name), heads, checkpoint)
@@ -252,44 +249,6 @@ def with_layouts(program: Program, weights: Mapping[str, Weight]) -> Program:
     program = program.with_layouts({name: layout_name(w) for name, w in weights.items()})
     verify(program)
     return program
-
-
-def _built(
-    family: ModuleType,
-    config: BaseConfig,
-    context: int | None,
-    checkpoint: OpenCheckpoint,
-    images: ImageRows | None = None,
-) -> Program:
-    """Build the family's program; of a family that sees, with what rows of images supply."""
-    declared = _context(context, config)
-    with said_of(checkpoint):
-        if images is None:
-            return family.build(config, declared)
-        given = (images,) if images.supplies else ()
-        program: Program = family.build(config, declared, *given)
-        return replace(program, facts={**program.facts, IMAGES: images})
-
-
-@contextmanager
-def said_of(checkpoint: OpenCheckpoint) -> Iterator[None]:
-    """Attribute errors about a configuration to its file."""
-    try:
-        yield
-    except (FormatError, GraphError, UnsupportedError) as error:
-        inside = "" if error.where is None else f": {error.where}"
-        where = f"{location_of(checkpoint)}{inside}"
-        raise type(error)(error.what, where=where, hint=error.hint) from error
-
-
-def _context(context: int | None, config: BaseConfig) -> int:
-    longest = config.max_position_embeddings
-    if context is None:
-        return longest
-    if not 0 < context <= longest:
-        hint = f"the model was made for 1 to {longest} tokens"
-        raise RequestError(f"a context of {context} tokens", where="context", hint=hint)
-    return context
 
 
 def layout_name(weight: Weight) -> str:

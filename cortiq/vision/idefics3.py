@@ -96,11 +96,12 @@ class Processor(ImageProcessor):
 
     def prepare(self, pixels: Pixels) -> PreparedImage:
         """Resize by the longest edge, to whole tiles, and cut; then the whole image as a tile."""
-        name, edge, fitted = self.rules.filter, self.edge, pixels
-        fitted = resize(pixels, *longest_size(*pixels.shape[:2], self.longest), name)
+        name, edge, (height, width, _) = self.rules.filter, self.edge, pixels.shape
+        height, width = longest_size(height, width, self.longest)
+        fitted = resize(pixels, height, width, name)
         if not self.splits:
             return self._image([resize(fitted, edge, edge, name)], 0, 0)
-        fitted = resize(fitted, *tiled_size(*fitted.shape[:2], edge), name)
+        fitted = resize(fitted, *tiled_size(height, width, edge), name)
         down, across = (size // edge for size in fitted.shape[:2])
         if down == across == 1:
             return self._image([fitted], 0, 0)

@@ -78,7 +78,7 @@ class PreparedImage:
 
 @dataclass(frozen=True)
 class PixelRules:
-    """What a processor's file says of pixels.
+    """Rules of a processor's file for pixels.
 
     Attributes
     ----------
@@ -139,7 +139,7 @@ def _channels(
 
 
 class ImageProcessor(ABC):
-    """How images of a family become patches, and rows of a text.
+    """Makes patches of a family's images, and the text that they stand in.
 
     Attributes
     ----------

@@ -11,7 +11,8 @@ from typing import Any
 from cortiq.errors import UnsupportedError
 from cortiq.formats.checkpoint import Checkpoint
 from cortiq.ir import Program
-from cortiq.models.bind import read_weights, said_of, with_layouts
+from cortiq.models.bind import read_weights, with_layouts
+from cortiq.models.build import said_of
 from cortiq.models.config import config_from_json
 from cortiq.models.registry import location_of
 from cortiq.models.tensors import find_tensors
@@ -25,7 +26,7 @@ OWN: Sequence[str] = ("gemma3", "idefics3", "qwen2_vl")
 
 @dataclass(frozen=True)
 class VisionFamily:
-    """What reads the images of a checkpoint, before anything of its tensors is looked at.
+    """Family of a checkpoint that sees, before anything of its tensors is looked at.
 
     Attributes
     ----------

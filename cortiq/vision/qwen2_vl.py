@@ -166,7 +166,8 @@ class Processor(ImageProcessor):
     def prepare(self, pixels: Pixels) -> PreparedImage:
         """Resize to whole squares; a patch has the image once for each frame."""
         config = self.config
-        size = squared_size(*pixels.shape[:2], self.factor, self.least, self.largest)
+        height, width, _ = pixels.shape
+        size = squared_size(height, width, self.factor, self.least, self.largest)
         fitted = self.rules.values(resize(pixels, *size, self.rules.filter))
         cut, frames = patches(fitted, config.patch_size), config.temporal_patch_size
         cut = cut.reshape(len(cut), config.num_channels, 1, -1).repeat(frames, axis=2)
