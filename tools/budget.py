@@ -35,7 +35,7 @@ LIMITS: Mapping[str, int] = {
     "backends/triton": 10850,
     "backends/wgpu": 6000,
     "benchmarks": 4100,
-    "conformance": 7680,
+    "conformance": 7720,
     "cortiq": 710,
     "cortiq/backend": 5230,
     "cortiq/bench": 540,
@@ -60,7 +60,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-null": 210,
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-torch": 190,
-    "tests": 45700,
+    "tests": 46400,
     "tools": 2100,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""

@@ -39,7 +39,6 @@ KINDS: dict[str, type] = {
     "proportional": Proportional,
     "frequency_factors": FrequencyFactors,
     "ntk_alpha": NTKAlpha,
-    "axial": Axial,
 }
 
 

@@ -43,10 +43,10 @@ def cases() -> Iterator[Case]:
     for window, rows in SPANS:
         what = f"{window} keys back and {window - 1} ahead, of {rows}"
         yield _case("Attend span", "Attend", what, partial(_span, window, rows))
-    for window, images in IMAGES:
+    for far, images in IMAGES:
         what = f"images at {' and '.join(f'{a} to {b}' for a, b in images)}"
-        what += f", a window of {window}" if window else ""
-        yield _case("Attend block", "Attend", what, partial(_images, window, images))
+        what += f", a window of {far}" if far else ""
+        yield _case("Attend block", "Attend", what, partial(_images, far, images))
     for cap in (5.0, 50.0):
         yield _case("Attend soft cap", "Attend", f"{cap:g}", partial(_capped, cap))
     for heads, dim in STORED:
