@@ -182,6 +182,9 @@ class LoadOptions(OptionSet):
     full_windows: bool = option(
         False, "Keep all rows behind attention windows: more memory, prefixes of any length.", bool
     )
+    images: bool = option(
+        False, "Load what the model sees images with, if its folder has it.", bool
+    )
     lenient: bool = option(
         False, "Of a CMF file: refuse only what the original engine refuses, too.", bool
     )

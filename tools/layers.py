@@ -55,6 +55,7 @@ FLOORS: tuple[tuple[str, Mapping[str, str]], ...] = (
         {"engine": "scheduler, sequences, state manager, prefix cache, drafters and policies"},
     ),
     ("families", {"models": "families: a config and tensors become a graph"}),
+    ("sight", {"vision": "towers: an image becomes rows of a text model"}),
     ("hooks", {"hookspecs": "the plugin contract"}),
     ("plugins", {"plugins": "finding, checking and calling packages"}),
     ("placement", {"placement": "which backend computes which node; chains of executables"}),
@@ -94,7 +95,7 @@ OUTSIDE: Mapping[str, frozenset[str]] = {
     "cortiq_producers": frozenset({"backend", "engine", "errors", "ir", "numerics"}),
     "cortiq_conformance": _BACKEND
     | {"cortiq", "engine", "formats", "model", "models", "options", "plugins", "tokenizer"}
-    | {"cortiq_reference"},
+    | {"cortiq_reference", "vision"},
 }
 """Packages outside `cortiq`, and all that each of them may import."""
 

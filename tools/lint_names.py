@@ -18,12 +18,16 @@ from pathlib import Path
 PACKAGES = ("cortiq", "backends", "conformance", "plugins", "tools", "benchmarks", "examples")
 SKIPPED = {"tests", ".venv", "build", "dist"}
 SHARED = {
-    "Config": ("cortiq/models/",),  # a family's hyperparameters, named as its config.json has them
+    "Config": (
+        "cortiq/models/",
+        "cortiq/vision/",
+    ),  # a family's hyperparameters, named as its config.json has them
     "GGUFConfig": ("cortiq/models/",),  # the same, as GGUF metadata has them
     "Names": ("cortiq/models/",),  # a family's tensor names
     "Keys": ("cortiq/models/",),  # a family's metadata keys
+    "Processor": ("cortiq/vision/",),  # how images of a family become rows
     # The scaling's name is part of fingerprints, the layer's of the catalogue.
-    "Linear": ("cortiq/ir/layers/basic.py", "cortiq/numerics/rope_scaling.py"),
+    "Linear": ("cortiq/ir/layers/basic.py", "cortiq/numerics/rope_kinds.py"),
 }
 """Class names that several modules may define, and the packages that those modules are in."""
 PENDING: tuple[str, ...] = ()

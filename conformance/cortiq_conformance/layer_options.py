@@ -30,7 +30,7 @@ from cortiq.ir.layers import (
     XieluMLP,
 )
 from cortiq.numerics.rope import RopeTable, Sections
-from cortiq.numerics.rope_scaling import Growth, Proportional
+from cortiq.numerics.rope_scaling import Axial, Growth, Proportional
 from cortiq.numerics.route import Router
 
 EPS = 1e-6
@@ -108,5 +108,6 @@ OPTIONS: tuple[Op, ...] = (
     Mamba1(64, inner=96, state_dim=8, rank=5, kernel=4),
     Mamba1(64, 64, 16, 8, 3, biased=True, conv_biased=False, inner_norm=EPS, decay_form="plain"),
     Mamba1(64, 64, 16, 8, 3, inner_norm=EPS, weighted=False),
+    replace(ATTENTION, rope=RopeTable(10000.0, 16, Axial(2)), sections=Sections((4, 4))),
 )
 """Each option at least once, over a layout that fits."""

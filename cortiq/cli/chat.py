@@ -46,11 +46,13 @@ class ChatSession:
     conversation : the conversation.
     lines : source of messages.
     ended : whether the user has left the chat.
+    images : files of images for the next message.
     """
 
     def __init__(self, conversation: Conversation, lines: LineSource, *, stats: bool) -> None:
         self.conversation, self.lines, self.stats, self.ended = conversation, lines, stats, False
         self._pending = ""
+        self.images: list[str] = []
 
     def run(self) -> None:
         """Answer messages until the input ends or the user leaves."""
@@ -91,8 +93,9 @@ class ChatSession:
                 made = (
                     self.conversation.more(**calls)
                     if text is None
-                    else self.conversation.ask(text, **calls)
+                    else self.conversation.ask(text, images=self.images, **calls)
                 )
+                self.images = []
             finally:
                 printer.finish()
                 echo()

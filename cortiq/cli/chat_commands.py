@@ -48,6 +48,16 @@ def _reset(chat: ChatSession, argument: str) -> None:
     chat.say("all messages are forgotten; the system message stays")
 
 
+def _image(chat: ChatSession, argument: str) -> None:
+    """Keep an image for the next message; it is read now, so that errors come now."""
+    from cortiq.model.sight import sight_for
+
+    path, model = _file(argument, "/image"), chat.conversation.model
+    sight_for(model.sight, "/image").prepared([path])
+    chat.images.append(path)
+    chat.say(f"{counted(len(chat.images), 'image')} for the next message")
+
+
 def _undo(chat: ChatSession, argument: str) -> None:
     if not chat.conversation.messages:
         raise RequestError("nothing has been said yet", where="/undo")
@@ -57,6 +67,9 @@ def _undo(chat: ChatSession, argument: str) -> None:
 def _retry(chat: ChatSession, argument: str) -> None:
     if not chat.conversation.messages:
         raise RequestError("nothing has been said yet", where="/retry")
+    asked = [m["content"] for m in chat.conversation.messages if m["role"] == "user"][-1]
+    parts = [] if isinstance(asked, str) else asked
+    chat.images = [part["image"] for part in parts if "image" in part]
     chat.answer(chat.conversation.undo())
 
 
@@ -81,10 +94,12 @@ SHOWN = 400
 
 def show_last_turn(conversation: Conversation) -> None:
     """Show the last message of a loaded conversation on stderr, its end if it is long."""
+    from cortiq.model.conversation import text_of
+
     if not conversation.messages:
         return
     last = conversation.messages[-1]
-    text = str(last["content"])
+    text = text_of(last["content"])
     begin = "... " if len(text) > SHOWN else ""
     note(f"{last['role']}: {begin}{text[-SHOWN:]}")
 
@@ -158,6 +173,7 @@ CHAT_COMMANDS: Mapping[str, ChatCommand] = {
     "retry": ChatCommand("", "Answer the last message again.", _retry),
     "undo": ChatCommand("", "Forget the last message and its answer.", _undo),
     "reset": ChatCommand("", "Forget all messages.", _reset),
+    "image": ChatCommand("FILE", "Add an image to the next message (with --images).", _image),
     "save": ChatCommand("FILE", "Write the conversation to a file.", _save),
     "load": ChatCommand("FILE", "Continue a saved conversation.", _load),
     "bye": ChatCommand("", "Leave.", _bye),

@@ -47,6 +47,10 @@ IDS_HELP = "Token ids instead of a text; a model without a tokenizer prints ids,
 @click.option("--chat", is_flag=True, help="Use the model's chat template.")
 @click.option("--system", metavar="TEXT", help="System message, with --chat.")
 @click.option(
+    "--image", "pictures", multiple=True, metavar="FILE",
+    help="An image for the prompt, which comes before it; may be repeated.",
+)  # fmt: skip
+@click.option(
     "--template-option", "template_pairs", multiple=True, metavar="NAME=JSON",
     help="Variable for the chat template, such as enable_thinking=false; may be repeated.",
 )  # fmt: skip
@@ -71,6 +75,7 @@ def generate(
     ids: str | None,
     chat: bool,
     system: str | None,
+    pictures: tuple[str, ...],
     template_pairs: tuple[str, ...],
     prefix: str | None,
     receipt: str | None,
@@ -98,11 +103,12 @@ def generate(
     resolved = resolve(GenerateOptions, chosen)  # reports a bad option before a model is opened
     check_options(resolved)
     load_options = with_draft_heads(options, resolved.draft)
+    load_options |= {"images": True} if pictures else {}
     with note_missing_receipt(receipt), load_model(model, load_options) as opened:
         kept = opened.load_prefix(prefix) if prefix is not None else []
         if sys.stderr.isatty() and not chat and ids is None and opened.tokenizer.chat_templates:
             note("this model has a chat template: --chat uses it")
-        fed = prompt_ids(opened, given, system, variables, chat=chat)
+        fed = prompt_ids(opened, given, system, variables, chat=chat, images=pictures)
         made = show_generation(opened, fed, chosen, quiet=as_json, wraps=chat)
         write_receipt(made)
     if kept and not made.stats.reused_tokens:
@@ -248,13 +254,21 @@ def read_prompt(prompt: str | None, ids: str | None, text: str | None = None) ->
 
 
 def prompt_ids(
-    model: Model, text: Any, system: str | None, variables: dict[str, Any], *, chat: bool
-) -> list[int]:
-    """Return the ids of a prompt: of a message in the chat template, or as they are."""
+    model: Model,
+    text: Any,
+    system: str | None,
+    variables: dict[str, Any],
+    *,
+    chat: bool,
+    images: tuple[str, ...] = (),
+) -> Any:
+    """Return a prompt: of a message in the chat template, or as it is, with its images."""
     if not chat:
-        return model.ids(text)
-    messages = [{"role": "user", "content": text}]
+        return model.image_prompt(text, images) if images else model.ids(text)
+    parts = [{"image": path} for path in images]
+    content = [*parts, {"type": "text", "text": text}] if images else text
+    messages = [{"role": "user", "content": content}]
     if system is not None:
         system = argument_text(system, "--system")
         messages.insert(0, {"role": "system", "content": system})
-    return model.chat_ids(messages, template_options=variables)
+    return model.chat_prompt(messages, template_options=variables)

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
-
 from cortiq.backend import Drawn, Row, State, Ticket, Want
 from cortiq.backend.row_runs import RowRun, RowRuns
 from cortiq.backend.windows import ROLLBACK_ROWS
@@ -88,21 +86,16 @@ class ScheduledRows:
     def rows(self) -> list[Row]:
         """Return the rows of the batch."""
         wants = self.wants()
-        if len(wants) == len(self.tokens) == 1 and self.sequence.request.embeddings is None:
+        if len(wants) == len(self.tokens) == 1 and not self.sequence.request.supplies:
             return [Row(self.state, self.start, self.tokens[0], wants[0])]
         every = [()] * (len(self.tokens) - len(wants)) + wants
         rows = enumerate(zip(self.tokens, every, strict=True), self.start)
-        return [Row(self.state, at, token, mine, self._inputs(at)) for at, (token, mine) in rows]
+        given = self.sequence.request.inputs
+        return [Row(self.state, at, token, mine, given(at)) for at, (token, mine) in rows]
 
     def run(self) -> RowRun:
-        """Return the rows as one run, of a sequence without embeddings."""
+        """Return the rows as one run, of a sequence whose rows supply nothing."""
         return RowRun(self.state, self.start, self.tokens, self.wants())
-
-    def _inputs(self, position: int) -> dict[str, np.ndarray]:
-        embeddings = self.sequence.request.embeddings
-        if embeddings is None or position >= len(embeddings):
-            return {}
-        return {"embed": embeddings[position]}
 
 
 @dataclass(eq=False)
@@ -126,7 +119,7 @@ class InFlightBatch:
         for scheduled in self.scheduled:
             scheduled.first = count
             count += len(scheduled.tokens)
-        supplied = any(s.sequence.request.embeddings is not None for s in self.scheduled)
+        supplied = any(s.sequence.request.supplies for s in self.scheduled)
         if supplied or count == len(self.scheduled):
             self.rows = [row for scheduled in self.scheduled for row in scheduled.rows()]
         else:
@@ -241,8 +234,11 @@ def _scheduled_rows(
     if before is not None and before.draws:
         row = before.drawing[-1]
         return ScheduledRows(sequence, sequence.state, start, [drawn_in(row)], 1)
-    tokens: list[int | Drawn] = list(sequence.ids[start : start + grant.rows])
-    if start + grant.rows < len(sequence.ids):
+    images, granted = sequence.request.images, grant.rows
+    if images is not None and start + granted < len(sequence.ids):
+        granted = images.whole_rows(start, granted)
+    tokens: list[int | Drawn] = list(sequence.ids[start : start + granted])
+    if start + granted < len(sequence.ids):
         return ScheduledRows(sequence, sequence.state, start, tokens, 0)
     if not draft.ids and sequence.request.masks is None:
         return ScheduledRows(

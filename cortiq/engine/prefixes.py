@@ -127,7 +127,7 @@ class PrefixCache:
                 yield _Candidate(min(shared, most), nearest.depth <= most, nearest.value)
         for other in running:
             if other.state is not None and other.request.embeddings is None:
-                shared = min(common_prefix_length(other.ids, ids), other.fed, most)
+                shared = min(common_prefix_length(other.keys, ids), other.fed, most)
                 if not self._bounded or shared == other.fed:
                     yield _Candidate(shared, shared == other.fed, running=other)
 

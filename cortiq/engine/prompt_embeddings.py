@@ -8,6 +8,9 @@ import numpy.typing as npt
 from cortiq.errors import RequestError, shown
 from cortiq.ir import Program
 
+EMBED = "embed"
+"""Value that stands in for a token's embedding."""
+
 
 def copied_embeddings(
     rows: object, tokens: int, program: Program
@@ -31,9 +34,13 @@ def copied_embeddings(
 
 def check_embeddings(rows: npt.NDArray[np.float32] | None, tokens: int, program: Program) -> None:
     """Check that embeddings are one finite row for each token of a prompt."""
-    embed = program.trunk.values.get("embed")
-    if rows is None:
-        return
+    if rows is not None:
+        check_row(rows, tokens, program)
+
+
+def check_row(rows: npt.NDArray[np.float32], tokens: int, program: Program) -> None:
+    """Check that there are so many finite rows of the width of the model's own."""
+    embed = program.trunk.values.get(EMBED)
     if embed is None or rows.shape != (tokens, *embed.shape):
         wanted = "none" if embed is None else [tokens, *embed.shape]
         message = f"the embeddings are {list(rows.shape)}, the model takes {wanted}"

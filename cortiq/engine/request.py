@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -15,10 +14,21 @@ from cortiq.backend import LATE, Argmax, Digest, Draw, DrawnLogit, Top, Want
 from cortiq.engine.cache_roles import CachePoint
 from cortiq.engine.masks import Masks as Masks
 from cortiq.engine.masks import checked_masks
-from cortiq.engine.prompt_embeddings import check_embeddings, copied_embeddings
+from cortiq.engine.prompt_embeddings import EMBED, check_embeddings, copied_embeddings
+from cortiq.engine.prompt_ids import check_prompt as check_prompt
+from cortiq.engine.prompt_ids import id_list as id_list
+from cortiq.engine.prompt_ids import shorten_hint
+from cortiq.engine.prompt_ids import vocabulary_size as vocabulary_size
+from cortiq.engine.prompt_images import (
+    ImageSpan,
+    PromptImages,
+    check_images,
+    compute_rows,
+    no_images,
+    with_spans,
+)
 from cortiq.errors import RequestError, shown
 from cortiq.ir import Program
-from cortiq.ir.encoders import ENCODER
 from cortiq.numerics.sampling import Sampling
 from cortiq.options import GenerateOptions
 
@@ -47,6 +57,7 @@ class Request:
     loop_tokens : the text ends as a loop when so many last tokens repeat; 0 is never.
     embeddings : float32 [prompt, width] fed in place of the prompt's embeddings; ids are then only
         labels, and nothing is reused for such a prompt or of it.
+    images : what rows supply because of images in the prompt (`PromptImages`).
     cache_points : prompt positions worth keeping the sequence's state at, for later prompts.
     masks : which ids may follow a text (`Masks`).
     top_logprobs : tokens whose log-probability is kept beside that of each token drawn; None keeps
@@ -68,10 +79,28 @@ class Request:
     calibration: float = 1.0
     loop_tokens: int = 0
     embeddings: npt.NDArray[np.float32] | None = field(default=None, compare=False)
+    images: PromptImages | None = field(default=None, compare=False, repr=False)
     cache_points: tuple[CachePoint, ...] = ()
     masks: Masks | None = None
     top_logprobs: int | None = None
     shown_ids: frozenset[int] = frozenset()
+
+    @property
+    def supplies(self) -> bool:
+        """Whether its rows supply values."""
+        return self.embeddings is not None or self.images is not None
+
+    @property
+    def sees(self) -> bool:
+        """Whether there are images in its prompt."""
+        return self.images is not None and bool(self.images.spans)
+
+    def inputs(self, position: int) -> dict[str, np.ndarray]:
+        """Return what the row at a position supplies."""
+        found = self.images.inputs(position) if self.images is not None else {}
+        if self.embeddings is not None and position < len(self.embeddings):
+            found[EMBED] = self.embeddings[position]
+        return found
 
     @cached_property
     def want(self) -> Want:
@@ -114,47 +143,6 @@ class Request:
         return len(self.prompt) + self.max_tokens - 1
 
 
-def vocabulary_size(program: Program) -> int:
-    """Return the number of token ids that the trunk has logits for."""
-    logits = program.trunk.values.get("logits")
-    return int(program.facts["vocab_size"]) if logits is None else logits.shape[0]
-
-
-def check_prompt(
-    ids: Iterable[int], program: Program, longest: int = 0, *, encoder: bool = False
-) -> tuple[int, ...]:
-    """Return token ids as a tuple of int.
-
-    Parameters
-    ----------
-    longest : context the model can be loaded with, for the hint.
-    encoder : whether the program may be an encoder, which predicts no tokens.
-
-    Raises
-    ------
-    RequestError : there are none, one is no id of the vocabulary, or they exceed the context.
-    """
-    if ENCODER in program.facts and not encoder:
-        hint = "Model.embed and Model.rerank, /v1/embeddings and /v1/rerank are what it is for"
-        raise RequestError("the model is an encoder, which predicts no tokens", hint=hint)
-    prompt = tuple(_as_id(token) for token in ids)
-    vocabulary = vocabulary_size(program)
-    if not prompt:
-        raise RequestError("the prompt is empty", hint="give at least one character or token id")
-    for position, token in enumerate(prompt):
-        if not 0 <= token < vocabulary:
-            raise RequestError(
-                f"token id {shown(token)} is outside the vocabulary of {vocabulary}",
-                where=f"prompt, position {position}",
-            )
-    if len(prompt) > program.context:
-        raise RequestError(
-            f"the prompt has {len(prompt)} tokens, the context is {program.context}",
-            hint=_shorten(program, longest),
-        )
-    return prompt
-
-
 def checked_request(request: Request, program: Program) -> Request:
     """Return the request with checked masks; they are the caller's.
 
@@ -167,6 +155,10 @@ def checked_request(request: Request, program: Program) -> Request:
         hint = "cortiq.engine.request.make_request makes one of token ids"
         raise RequestError(what, where="submit", hint=hint)
     check_embeddings(request.embeddings, len(request.prompt), program)
+    check_images(request.images, len(request.prompt), program)
+    compute_rows(request.images, program)
+    if request.images is None:
+        request = replace(request, images=no_images(program, len(request.prompt)))
     if request.masks is None:
         return request
     return replace(request, masks=checked_masks(request.masks, vocabulary_size(program)))
@@ -178,31 +170,12 @@ def with_embeddings(request: Request, rows: object, program: Program) -> Request
     return request if copied is None else replace(request, embeddings=copied)
 
 
-def _shorten(program: Program, longest: int) -> str:
-    """Return the hint for a prompt that is too long."""
-    if longest <= program.context:
-        return "shorten the prompt: it is the longest context of this model"
-    return f"shorten the prompt, or load the model with a longer context (at most {longest})"
-
-
-def _as_id(token: int) -> int:
-    try:
-        if not isinstance(token, bool):
-            return operator.index(token)
-    except TypeError:
-        pass
-    hint = "generate_many takes several texts" if isinstance(token, str) else ""
-    raise RequestError(f"{shown(token)} is not a token id", where="prompt", hint=hint)
-
-
-def id_list(ids: Iterable[int]) -> list[int]:
-    """Return ids as a list; refuse bytes, which are an undecoded text."""
-    if isinstance(ids, (bytes, bytearray)) or not isinstance(ids, Iterable):
-        raise RequestError(f"a text or token ids are wanted, not {shown(ids)}", where="prompt")
-    try:
-        return list(ids)
-    except TypeError:  # an array of no dimensions says that it is iterable
-        raise RequestError(f"{shown(ids)} are no token ids", where="prompt") from None
+def with_images(request: Request, spans: Sequence[ImageSpan], program: Program) -> Request:
+    """Return the request with images whose rows stand in for ids of its prompt."""
+    if not spans:
+        return request
+    made = with_spans(request.images, program, len(request.prompt), spans)
+    return replace(request, images=made)
 
 
 def make_request(
@@ -240,7 +213,7 @@ def make_request(
     if room == 0:
         raise RequestError(
             f"the prompt fills the context of {program.context} tokens: no room to generate",
-            hint=_shorten(program, longest),
+            hint=shorten_hint(program, longest),
         )
     note = f"the context of {program.context} tokens is full" if room < options.max_tokens else ""
     ends = set(options.stop_ids) | (set() if options.ignore_eos else set(eos_ids))

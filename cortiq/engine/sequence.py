@@ -74,6 +74,12 @@ class Sequence:
         if function_of(self.cancelled, "cancelled") is None:
             raise RequestError("a function is wanted, not None", where="cancelled")
 
+    @property
+    def keys(self) -> list[int]:
+        """Ids by which its rows are found again; those of images are their digests."""
+        images = self.request.images
+        return images.keys(self.ids) if images is not None and images.spans else self.ids
+
     def cancel(self) -> None:
         """End the sequence before the next step, as `cancelled`; any thread may call this."""
         self._cancelled = True

@@ -21,6 +21,7 @@ from cortiq.backend import (
 from cortiq.backend.batch import NO_INPUTS
 from cortiq.backend.error_attribution import attributed_to, backend_names, failure_hint
 from cortiq.errors import BackendError, DeclinedError, RequestError, SequenceFailedError
+from cortiq.ir.images import IMAGES, TEXT_ONLY
 
 DIGEST = Digest("logits")
 RowResult = Mapping[Want, Any]
@@ -119,7 +120,11 @@ class Session:
         inputs: Sequence[Mapping[str, Any]] | None = None,
     ) -> PendingBatch:
         """Submit one batch of rows, each with its own wants, and with what it supplies."""
-        given = [NO_INPUTS] * len(ids) if inputs is None else inputs
+        given = inputs
+        if given is None:
+            images = self.executable.program.facts.get(IMAGES, TEXT_ONLY)
+            places = range(self.length, self.length + len(ids))
+            given = [images.inputs(at) if images.supplies else NO_INPUTS for at in places]
         rows = [
             Row(self.state, self.length + i, token, wants[i], given[i])
             for i, token in enumerate(ids)

@@ -63,7 +63,7 @@ class StateManager:
         limit = sequence.request.limit
         if self.prefixes is None or sequence.request.embeddings is not None:
             return self.executable.open(limit), 0
-        found = self.prefixes.take(sequence.ids, running)
+        found = self.prefixes.take(sequence.keys, running)
         if found is not None:
             return found
         return self.executable.open(self.executable.program.context), 0
@@ -84,7 +84,7 @@ class StateManager:
         if self.prefixes is None or point is None or sequence.request.embeddings is not None:
             return
         assert sequence.state is not None
-        ids = sequence.ids[: sequence.fed]
+        ids = sequence.keys[: sequence.fed]
         if not self.prefixes.has(ids):
             with attributed_to(self.backend):
                 state = fork_if_room(sequence.state)
@@ -96,7 +96,7 @@ class StateManager:
         state = sequence.state
         if state is None:
             return
-        fed, ids = sequence.fed, sequence.ids
+        fed, ids = sequence.fed, sequence.keys
         sound = sequence.error is None and sequence.request.embeddings is None
         if self.prefixes is None or not sound or fed == 0 or state.length() != fed:
             self.free(sequence)

@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
 
 from cortiq.errors import FormatError, ModelNotFoundError
 from cortiq.formats.checkpoint_fields import folder_template, text_field, token_ids
-from cortiq.formats.cmf.model import container_of, is_cmf, left_unread, open_model
-from cortiq.formats.cmf.reader import CMFFile
-from cortiq.formats.digest import file_sha256, files_sha256
-from cortiq.formats.file_types import file_type_name
+from cortiq.formats.cmf.model import container_of, is_cmf, open_model
 from cortiq.formats.gguf import GGUFFile, GGUFMetadata, open_gguf
 from cortiq.formats.gguf_header import read_header
-from cortiq.formats.mapped import MappedTensors, TensorInfo
-from cortiq.formats.own_layout import GGUF_HEADER, OwnFolder, OwnTensor, read_description
+from cortiq.formats.mapped import MappedTensors
+from cortiq.formats.open_model import Checkpoint as Checkpoint
+from cortiq.formats.own_layout import GGUF_HEADER, OwnFolder, read_description
 from cortiq.formats.packed_gguf import read_packed_gguf
-from cortiq.formats.packed_tensors import PackedTensor
 from cortiq.formats.quantisation import KEYS as QUANTISATION_KEYS
-from cortiq.formats.quantisation import OPT_FILE, Quantisation
 from cortiq.formats.quantisation_config import read_quantisation
 from cortiq.formats.quantised import read_quantised
-from cortiq.formats.raw_tensor import RawTensor, stored_tensor
-from cortiq.formats.recommended import Sampling, of_generation_config, of_gguf
+from cortiq.formats.recommended import of_generation_config, of_gguf
 from cortiq.formats.safetensors import (
     PICKLED_SUFFIXES,
     SafetensorsFolder,
@@ -42,119 +33,8 @@ from cortiq.formats.text_model import (
     with_tie,
     with_usual_prefix,
 )
-from cortiq.formats.tokenizer_files import TokenizerFiles
 
 _PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
-
-
-@dataclass
-class Checkpoint:
-    """A model on disk.
-
-    Attributes
-    ----------
-    path : the file or folder.
-    kind : "gguf", "huggingface" or "cmf".
-    config : GGUF metadata, or the object in config.json; of several models, the text model's.
-    architecture : `general.architecture`, or `model_type` of the configuration.
-    eos_token_ids : ids that end a text, as the files declare them, ascending.
-    tokenizer_source : GGUF metadata, the folder with tokenizer.json, or that in the file.
-    chat_template : Jinja source, or None when the model has none.
-    quantisation : what a Hugging Face folder says about quantised matrices.
-    sampling : options of sampling that the files recommend. container : the file, of CMF.
-    """
-
-    path: Path
-    kind: Literal["gguf", "huggingface", "cmf"]
-    config: Mapping[str, Any]
-    architecture: str
-    eos_token_ids: tuple[int, ...]
-    tokenizer_source: GGUFMetadata | TokenizerFiles | Path
-    chat_template: str | None
-    _tensors: MappedTensors = field(repr=False)
-    quantisation: Quantisation = field(default_factory=Quantisation)
-    _hash: str | None = field(default=None, repr=False)
-    sampling: Sampling = field(default_factory=dict)
-    _beside: tuple[Path, ...] = field(default=(), repr=False)
-    container: CMFFile | None = field(default=None, repr=False)
-
-    @property
-    def own(self) -> OwnFolder | None:
-        """The tensors, if the folder is of our own layout."""
-        return self._tensors if isinstance(self._tensors, OwnFolder) else None
-
-    @property
-    def tensor_names(self) -> tuple[str, ...]:
-        """All names, in the order of the file."""
-        return tuple(self._tensors.tensors)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._tensors.tensors
-
-    def info(self, name: str) -> TensorInfo:
-        """Return a tensor's shape, type and location; raise FormatError if there is none of this
-        name.
-        """
-        if name not in self:
-            raise FormatError(f"has no tensor {name!r}", where=str(self.path))
-        return self._tensors.tensors[name]
-
-    def tensor(self, name: str) -> RawTensor | PackedTensor | OwnTensor:
-        """Return a view of a tensor; no byte is read before it is accessed.
-
-        Raises
-        ------
-        FormatError : there is no tensor of this name.
-        UnsupportedError : its type cannot be a weight.
-        """
-        info = self.info(name)
-        joined = getattr(self._tensors, "joined", lambda name: None)(name)
-        if joined is not None:
-            return joined
-        return stored_tensor(name, info.shape, info.type, self._tensors.raw(name), str(self.path))
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Lines about what the files ask for and is not done, or is done to their numbers."""
-        found = list(left_unread(self.container))
-        if self.quantisation.notes:
-            asked = " and ".join(self.quantisation.notes)
-            found.append(f"the checkpoint asks for {asked}: only weights are quantised")
-        joined = getattr(self._tensors, "joined", lambda name: None)
-        made = [tensor for name in self._tensors.tensors if (tensor := joined(name)) is not None]
-        for what, count in Counter(tensor.note for tensor in made if tensor.note).items():
-            found.append(f"{count} matrices have {what}: they are converted as floats are")
-        return tuple(found)
-
-    @property
-    def file_type(self) -> str:
-        """Name of the quantisation that a GGUF file says it has, such as Q4_K_M; else empty."""
-        return file_type_name(self.config.get("general.file_type") if self.kind == "gguf" else None)
-
-    def model_hash(self) -> str:
-        """Return the SHA-256, in hex, of the files that determine the model's bits; computed once.
-
-        One GGUF or CMF file: of the file. Otherwise: of the lines `name NUL sha256 LF`, sorted by
-        name, of the parts, or of config.json and the safetensors files.
-        """
-        if self._hash is None:
-            one = self.kind in ("gguf", "cmf") and len(self.files) == 1
-            self._hash = file_sha256(self.files[0]) if one else files_sha256(self.files)
-        return self._hash
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """All files that determine the model's bits."""
-        paths = [*self._tensors.paths, *self._beside]
-        if self.kind == "huggingface":
-            paths.append(self.path / "config.json")
-            if self.quantisation.where.endswith(OPT_FILE):
-                paths.append(self.path / OPT_FILE)
-        return tuple(paths)
-
-    def close(self) -> None:
-        """Release the files; views of tensors stay valid."""
-        self._tensors.close()
 
 
 def open_checkpoint(path: str | Path, strict: bool = True) -> Checkpoint:
@@ -276,6 +156,7 @@ def _from_huggingface(folder: Path) -> Checkpoint:
     if not isinstance(tensors, OwnFolder):
         tensors = read_quantised(tensors, quantisation)
     config = {key: value for key, value in config.items() if key not in QUANTISATION_KEYS}
+    everything: MappedTensors = tensors
     if has_text_model(whole) or is_nested(tensors):
         tensors = text_tensors(tensors)
     tensors = with_usual_prefix(tensors)
@@ -294,4 +175,6 @@ def _from_huggingface(folder: Path) -> Checkpoint:
         _tensors=tensors,
         quantisation=quantisation,
         sampling=of_generation_config(generation, str(folder / "generation_config.json")),
+        whole=whole if has_text_model(whole) else {},
+        _all=everything,
     )

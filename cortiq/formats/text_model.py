@@ -7,7 +7,7 @@ have the text model's keys at the top, beside `vision_config`, and its tensors u
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ HEAD = "lm_head."
 NAME_PREFIXES: tuple[Mapping[str, str], ...] = (
     {"model.language_model.": "model.", HEAD: HEAD, "mtp.": "mtp."},
     {"language_model.model.": "model.", "language_model.lm_head.": HEAD, HEAD: HEAD},
+    {"model.text_model.": "model.", HEAD: HEAD},
     {"thinker.model.": "model.", "thinker.lm_head.": HEAD},
     {
         **{f"model.{part}.": f"model.{part}." for part in ("layers", "embed_tokens", "norm")},
@@ -143,16 +144,20 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def text_tensors(tensors: MappedTensors) -> RenamedTensors:
     """Return the text model's tensors under the names of a text-only checkpoint."""
+    forms = (renamed(tensors.tensors, form) for form in NAME_PREFIXES)
+    return RenamedTensors(tensors, max(forms, key=len))
 
-    def names(form: Mapping[str, str]) -> dict[str, str]:
-        return {
-            mine + name.removeprefix(theirs): name
-            for name in tensors.tensors
-            for theirs, mine in form.items()
-            if name.startswith(theirs)
-        }
 
-    return RenamedTensors(tensors, max(map(names, NAME_PREFIXES), key=len))
+def renamed(names: Iterable[str], prefixes: Mapping[str, str]) -> dict[str, str]:
+    """Return the names that begin with one of some prefixes, by what they become with another;
+    of several prefixes the first counts.
+    """
+    found: dict[str, str] = {}
+    for name in names:
+        prefix = next((own for own in prefixes if name.startswith(own)), None)
+        if prefix is not None:
+            found[prefixes[prefix] + name.removeprefix(prefix)] = name
+    return found
 
 
 def with_tie(config: dict[str, Any], tensors: MappedTensors) -> dict[str, Any]:

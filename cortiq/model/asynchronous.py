@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from cortiq.model.chat import Message
     from cortiq.model.likelihood import Likelihood
-    from cortiq.model.model import Prompt
+    from cortiq.model.prompts import Prompt, TextPrompt
     from cortiq.model.score import Score
 
 Result = TypeVar("Result")
@@ -60,25 +60,25 @@ class AsyncModel:
         **options: Any,
     ) -> Generation:
         """Call `Model.chat`."""
-        ids = self.model.chat_ids(messages, template_options=template_options)
-        return await self.generate(ids, **options)
+        prompt = self.model.chat_prompt(messages, template_options=template_options)
+        return await self.generate(prompt, **options)
 
     def stream(self, prompt: Prompt, **options: Any) -> AsyncStream:
         """Call `Model.stream`; errors of the request are raised by the first step."""
         cancel = options.setdefault("cancel", Event())
         return AsyncStream(self, partial(self.model.stream, prompt, **options), cancel)
 
-    async def score(self, text: Prompt, **options: Any) -> Score:
+    async def score(self, text: TextPrompt, **options: Any) -> Score:
         """Call `Model.score`."""
         return await self._in_turn(partial(self.model.score, text, **options))
 
     async def likelihoods(
-        self, context: Prompt, continuations: Sequence[Iterable[int]]
+        self, context: TextPrompt, continuations: Sequence[Iterable[int]]
     ) -> tuple[Likelihood, ...]:
         """Call `Model.likelihoods`."""
         return await self._in_turn(partial(self.model.likelihoods, context, continuations))
 
-    async def embed(self, prompt: Prompt | Sequence[Prompt], **options: Any) -> np.ndarray:
+    async def embed(self, prompt: TextPrompt | Sequence[TextPrompt], **options: Any) -> np.ndarray:
         """Call `Model.embed`."""
         return await self._in_turn(partial(self.model.embed, prompt, **options))
 

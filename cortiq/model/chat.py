@@ -34,6 +34,7 @@ def chat_ids(
     tools: Sequence[Mapping[str, Any]] = (),
     check: Callable[[str], None] = lambda text: None,
     begun: str = "",
+    expanded: Callable[[str], str] = lambda text: text,
 ) -> list[int]:
     """Return the token ids of a conversation; see `Model.chat_ids`.
 
@@ -43,6 +44,7 @@ def chat_ids(
     tools : JSON schemas of functions that the answer may call.
     check : called with the rendered text before it is cut into tokens.
     begun : beginning of the answer, to continue.
+    expanded : gives the text with what stands for its images.
     """
     from cortiq.tokenizer.template import render
 
@@ -62,7 +64,7 @@ def chat_ids(
         bos_token=tokenizer.bos_token,
         eos_token=tokenizer.eos_token,
     )
-    text += begun
+    text = expanded(text) + begun
     check(text)
     return tokenizer.encode(text, add_bos=False, parse_special=True)
 

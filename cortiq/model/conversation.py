@@ -6,16 +6,18 @@ import json
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cortiq.arguments import path_of
 from cortiq.atomic import write_atomically
 from cortiq.errors import FormatError, RequestError, shown
 from cortiq.model.chat import ROLES
+from cortiq.model.sight import ImagePrompt
 from cortiq.options import GenerateOptions, resolve
 
 if TYPE_CHECKING:
+    from cortiq.engine.prompt_images import ImageSpan
     from cortiq.engine.session import Progress
     from cortiq.model.chat import Message
     from cortiq.model.generation import Generation
@@ -38,7 +40,7 @@ class Conversation:
     options : fields of `cortiq.GenerateOptions`, for every answer.
     template_options : variables of the chat template.
     left_out : how many messages at the beginning the model is no longer shown, for lack of room.
-    last : what the last answer was.
+    last : what the last answer was. spans : images of its prompt.
     used : answers, and tokens of them all: prompt, reused, generated, decoded.
     prompt_seconds, decode_seconds : what all of them took.
 
@@ -66,6 +68,7 @@ class Conversation:
         self.messages: list[dict[str, Any]] = []
         self.left_out = 0
         self.last: Generation | None = None
+        self.spans: tuple[ImageSpan, ...] = ()
         self.used: Counter[str] = Counter()
         self.prompt_seconds = self.decode_seconds = 0.0
         if model.prefixes is None:
@@ -75,22 +78,30 @@ class Conversation:
         self,
         text: str,
         *,
+        images: Sequence[Any] = (),
         on_text: Callable[[str], bool | None] | None = None,
         cancel: threading.Event | None = None,
         progress: Progress | None = None,
     ) -> Generation:
         """Answer a message; both are kept, also where the answer was cancelled midway.
 
+        Parameters
+        ----------
+        images : come before the text (`Model.generate`).
+
         Raises
         ------
         RequestError, TokenizerError : it cannot be served; the conversation is as it was.
         """
-        messages = [*self.messages, {"role": "user", "content": text}]
-        ids, left_out = self._fitting(messages)
+        parts = [{"type": "image", "image": image} for image in images]
+        content = [*parts, {"type": "text", "text": text}] if parts else text
+        messages = [*self.messages, {"role": "user", "content": content}]
+        prompt, left_out = self._fitting(messages)
         calls: dict[str, Any] = {"on_text": on_text, "cancel": cancel, "progress": progress}
-        made = self.model.generate(ids, **calls, **self.options)
+        made = self.model.generate(prompt, **calls, **self.options)
         self.messages = [*messages, {"role": "assistant", "content": made.text}]
         self.left_out = left_out
+        self.spans = prompt.spans if isinstance(prompt, ImagePrompt) else ()
         self._count(made)
         return made
 
@@ -110,8 +121,9 @@ class Conversation:
         if self.last is None or self.last.finish_reason not in ("length", "cancelled"):
             raise RequestError("there is no answer that was cut short", where="more")
         ids = [*self.last.prompt_ids, *self.last.token_ids]
+        prompt = ImagePrompt(ids, self.spans) if self.spans else ids
         calls: dict[str, Any] = {"on_text": on_text, "cancel": cancel, "progress": progress}
-        made = self.model.generate(ids, **calls, **self.options)
+        made = self.model.generate(prompt, **calls, **self.options)
         self.messages[-1]["content"] += made.text
         self._count(made)
         return made
@@ -131,8 +143,8 @@ class Conversation:
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*system, *messages[left_out:]]
 
-    def _fitting(self, messages: list[dict[str, Any]]) -> tuple[list[int], int]:
-        """Return the prompt's ids, and how many messages were left out to make room for an answer.
+    def _fitting(self, messages: list[dict[str, Any]]) -> tuple[list[int] | ImagePrompt, int]:
+        """Return the prompt, and how many messages were left out to make room for an answer.
 
         The oldest exchange goes first; the last message always stays.
         """
@@ -141,10 +153,11 @@ class Conversation:
         left_out = self.left_out
         while True:
             given = self.shown(messages, left_out)
-            ids = self.model.chat_ids(given, template_options=self.template_options)
+            prompt = self.model.chat_prompt(given, template_options=self.template_options)
+            ids = prompt.ids if isinstance(prompt, ImagePrompt) else prompt
             later = [i for i, m in enumerate(messages) if m["role"] == "user" and i > left_out]
             if len(ids) + room <= context or not later:
-                return ids, left_out
+                return prompt, left_out
             left_out = later[0]
 
     def undo(self) -> str:
@@ -157,7 +170,7 @@ class Conversation:
         asked = [i for i, m in enumerate(self.messages) if m["role"] == "user"]
         if not asked:
             raise RequestError("nothing has been said yet", where="undo")
-        text = str(self.messages[asked[-1]]["content"])
+        text = text_of(self.messages[asked[-1]]["content"])
         del self.messages[asked[-1] :]
         self.left_out, self.last = min(self.left_out, len(self.messages)), None
         return text
@@ -177,7 +190,11 @@ class Conversation:
             "format": FORMAT, "version": VERSION, "model": self.model.name,
             "system": self.system, "messages": self.messages,
         }  # fmt: skip
-        text = json.dumps(value, ensure_ascii=False, indent=1) + "\n"
+        try:
+            text = json.dumps(value, ensure_ascii=False, indent=1) + "\n"
+        except TypeError:
+            what = "an image that was given by its pixels, not by its path, cannot be saved"
+            raise RequestError(what, where="save") from None
         try:
             write_atomically(path_of(path, "save"), [text.encode("utf-8", "surrogatepass")])
         except OSError as error:
@@ -216,7 +233,23 @@ def read_conversation(path: str | os.PathLike[str]) -> tuple[str | None, list[di
         raise FormatError("has no messages", where=str(path))
     for number, message in enumerate(messages):
         known = isinstance(message, dict) and message.get("role") in ROLES
-        if not known or not isinstance(message.get("content"), str):
+        if not known or not _is_content(message.get("content")):
             what = f"message {number} is {shown(message)}: no role and text"
             raise FormatError(what, where=str(path))
     return system, messages
+
+
+def text_of(content: str | list[dict[str, Any]]) -> str:
+    """Return the text of a content."""
+    if isinstance(content, str):
+        return content
+    return "\n".join(part["text"] for part in content if "text" in part)
+
+
+def _is_content(value: object) -> bool:
+    """Return whether a saved content is a text, or texts and paths of images."""
+    if not isinstance(value, list):
+        return isinstance(value, str)
+    parts = (part for part in value if isinstance(part, dict))
+    sound = [isinstance(part.get(part.get("type")), str) for part in parts]
+    return len(sound) == len(value) and all(sound)

@@ -12,7 +12,7 @@ from typing import Any
 from cortiq.ir import Program
 from cortiq.ir.heads import HEAD_FACTS, KEPT_ROWS, RECALLED
 from cortiq.models.adapters import FACT as ADAPTERS
-from cortiq.models.bind import IGNORED_KEYS
+from cortiq.models.build import IGNORED_KEYS
 from cortiq.models.weight_rules import WEIGHT_RULE
 from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq.numerics.rope import RopeTable

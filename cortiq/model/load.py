@@ -77,12 +77,13 @@ def model_of(
             if kept is not None:
                 stack.callback(kept.close)
             executable = compile_source(source, backend, device, options, extra, progress, kept)
+            tower = compile_tower(source, backend, device, options)
             if kept is not None:
                 kept.finish()
     except BaseException:
         source.close()
         raise
-    model = Model(name, source, executable, backend.name, device, options)
+    model = Model(name, source, executable, backend.name, device, options, tower)
     model.notes += kept.notes if kept is not None else ()
     return model
 
@@ -145,6 +146,19 @@ def compile_source(
     )  # fmt: skip
     weights = source.weights if progress is None else CountedWeights(source.weights, progress)
     return place(backend, source.program, weights, compile_options, strict=options.strict_placement)
+
+
+def compile_tower(
+    source: ModelSource, backend: Backend, device: str, options: LoadOptions
+) -> Executable | None:
+    """Compile what an opened model sees images with, for the same backend; None for nothing."""
+    if source.vision is None:
+        return None
+    from cortiq.placement.place import place
+
+    chosen = CompileOptions(device=device, threads=options.threads)
+    program, weights = source.vision.program, source.vision.weights
+    return place(backend, program, weights, chosen, strict=options.strict_placement)
 
 
 def _kept_weights(

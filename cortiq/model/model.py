@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,27 +13,34 @@ from cortiq.arguments import event_of, function_of, list_of
 from cortiq.backend import Executable
 from cortiq.engine.drafting import Speculation
 from cortiq.engine.output import Output
-from cortiq.engine.request import Masks, Request, make_request, with_embeddings, with_seed
+from cortiq.engine.request import (
+    Masks,
+    Request,
+    make_request,
+    with_embeddings,
+    with_images,
+    with_seed,
+)
 from cortiq.engine.session import Progress
 from cortiq.engine.statistics import Statistics
 from cortiq.errors import RequestError
 from cortiq.ir import Program
-from cortiq.model.chat import Message, chat_ids, prompt_ids
 from cortiq.model.drafter_factory import DrafterFactory
 from cortiq.model.fingerprint import fingerprint, model_facts, node_counts
 from cortiq.model.generation import Generation, Stream, identity_of, note_of, serve_batch, serve_one
 from cortiq.model.prefixes import PrefixCacheMixin
+from cortiq.model.prompts import Prompt, PromptMixin
 from cortiq.model.scoring import ScoringMixin
+from cortiq.model.sight import ImagePrompt, Sight
 from cortiq.model.source import ModelSource
 from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq.options import GenerateOptions, LoadOptions
 from cortiq.receipts.record import make_receipt
 from cortiq.tokenizer.tokenizer import Tokenizer
+from cortiq.vision.encode import VisionEncoder
 
-Prompt = str | Iterable[int]
 
-
-class Model(PrefixCacheMixin, ScoringMixin):
+class Model(PromptMixin, PrefixCacheMixin, ScoringMixin):
     """A model on a backend; made by `load`, a context manager that closes it.
 
     Any thread may call it, but it does one thing at a time: a call made while a stream or another
@@ -44,6 +51,7 @@ class Model(PrefixCacheMixin, ScoringMixin):
     name : what it was loaded as. program : its graphs. tokenizer : text to ids and back.
     executable : the compiled program. backend, device : names of what computes it.
     options : how it was loaded. usual : sampling where a call says nothing. drafts : its drafters.
+    sight : what it sees images with; None if it was not loaded with images=True.
     file_type : the quantisation that its files name, such as Q4_K_M; empty where they name none.
     notes : lines about what its files ask for and is not done, or why its weights are not kept.
     """
@@ -56,6 +64,7 @@ class Model(PrefixCacheMixin, ScoringMixin):
         backend: str,
         device: str,
         options: LoadOptions,
+        tower: Executable | None = None,
     ) -> None:
         self.name, self.executable = name, executable
         self.program: Program = executable.program
@@ -65,6 +74,9 @@ class Model(PrefixCacheMixin, ScoringMixin):
         self.file_type, self.load_seconds = source.file_type, 0.0
         self.notes: tuple[str, ...] = source.notes
         self._busy, self._closed = threading.Lock(), False
+        self.sight: Sight | None = None
+        if tower is not None and source.vision is not None:
+            self.sight = Sight(source.vision, VisionEncoder(tower), self.tokenizer)
 
     @property
     def placement(self) -> Mapping[str, str]:
@@ -107,6 +119,7 @@ class Model(PrefixCacheMixin, ScoringMixin):
         progress: Progress | None = None,
         masks: Masks | None = None,
         embeddings: np.ndarray | None = None,
+        images: Iterable[Any] | None = None,
         **options: Any,
     ) -> Generation:
         """Generate from a raw text (the tokenizer's BOS, no template) or from token ids.
@@ -119,6 +132,8 @@ class Model(PrefixCacheMixin, ScoringMixin):
         masks : says which ids may come next (`engine.request.Masks`).
         embeddings : float32 [tokens, width], fed in place of the prompt's own `token_embeddings`:
             its ids are then labels, nothing is reused for it or of it, and there is no receipt.
+        images : paths, bytes of files, arrays or images of Pillow, in the order of their places in
+            the text, or before it (a model loaded with images=True).
         options : fields of `cortiq.GenerateOptions`; `help(cortiq.GenerateOptions)` lists them.
 
         Raises
@@ -128,6 +143,7 @@ class Model(PrefixCacheMixin, ScoringMixin):
         """
         cancel, on_text = event_of(cancel), function_of(on_text, "on_text")
         options |= {"progress": progress, "masks": masks, "embeddings": embeddings}
+        options |= {"images": images}
         with self.stream(prompt, cancel=cancel, **options) as stream:
             for piece in stream:
                 if on_text is not None and on_text(piece) is False:
@@ -142,6 +158,7 @@ class Model(PrefixCacheMixin, ScoringMixin):
         progress: Progress | None = None,
         masks: Masks | None = None,
         embeddings: np.ndarray | None = None,
+        images: Iterable[Any] | None = None,
         **options: Any,
     ) -> Stream:
         """Yield the text of `generate` piece by piece; errors of the request are raised here.
@@ -149,6 +166,9 @@ class Model(PrefixCacheMixin, ScoringMixin):
         It takes what `generate` takes: see `help(cortiq.GenerateOptions)`.
         """
         chosen = with_seed(self.usual.options(options))
+        if images is not None:
+            given = prompt.ids if isinstance(prompt, ImagePrompt) else prompt
+            prompt = self.image_prompt(given, images)
         request = with_embeddings(self._request(prompt, chosen, masks), embeddings, self.program)
         drafted, cancel = self.drafts.speculation(chosen), event_of(cancel)
         progress = function_of(progress, "progress")
@@ -196,8 +216,10 @@ class Model(PrefixCacheMixin, ScoringMixin):
         """Check a prompt and its options."""
         if options.stop and self.tokenizer.absent:
             raise self.tokenizer.absent
-        longest = self._source.longest
-        return make_request(self.ids(prompt), options, self.program, self.eos_ids, longest, masks)
+        spans = prompt.spans if isinstance(prompt, ImagePrompt) else ()
+        ids, longest = self.ids(prompt), self._source.longest
+        made = make_request(ids, options, self.program, self.eos_ids, longest, masks)
+        return with_images(made, spans, self.program)
 
     def generation_of(
         self, request: Request, options: GenerateOptions, output: Output, stats: Statistics
@@ -223,43 +245,6 @@ class Model(PrefixCacheMixin, ScoringMixin):
             record=lambda made: make_receipt(made, self, request),
             identity=lambda: identity_of(self.model_hash, self.fingerprint, options),
         )
-
-    def ids(self, prompt: Prompt) -> list[int]:
-        """Return the token ids of a raw text, with the tokenizer's BOS; ids as they are.
-
-        Raises
-        ------
-        RequestError : the text is empty, or the prompt is neither text nor ids.
-        TokenizerError : it is not valid Unicode.
-        """
-        return prompt_ids(self.tokenizer, prompt)
-
-    def chat_ids(
-        self, messages: Sequence[Message], *, template_options: Mapping[str, Any] | None = None
-    ) -> list[int]:
-        """Return the token ids of a conversation, rendered by the model's chat template.
-
-        Parameters
-        ----------
-        messages : mappings with `role` and `content`.
-        template_options : variables the template looks at, such as `enable_thinking`.
-
-        Raises
-        ------
-        TokenizerError : the model has no chat template, or the template refuses the messages.
-        """
-        return chat_ids(self.tokenizer, messages, template_options, self.name)
-
-    def chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        template_options: Mapping[str, Any] | None = None,
-        **options: Any,
-    ) -> Generation:
-        """Generate from a conversation; takes everything `generate` takes."""
-        ids = self.chat_ids(messages, template_options=template_options)
-        return self.generate(ids, **options)
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"on {self.backend}:{self.device}"
@@ -287,6 +272,8 @@ class Model(PrefixCacheMixin, ScoringMixin):
             self._closed = True
             self.drafts.close()
             self.drop_prefixes()
+            if self.sight is not None:
+                self.sight.encoder.close()
             self.executable.close()
             self._source.close()
 

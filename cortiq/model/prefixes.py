@@ -16,7 +16,8 @@ from cortiq.engine.session import Session
 from cortiq.errors import FormatError, RequestError, shown
 
 if TYPE_CHECKING:
-    from cortiq.model.model import Model, Prompt
+    from cortiq.model.model import Model
+    from cortiq.model.prompts import TextPrompt
 
 CHUNK_ROWS = 256
 
@@ -56,7 +57,7 @@ class PrefixCacheMixin:
             self.prefixes.clear()
         self.prefixes = None
 
-    def save_prefix(self, prompt: Prompt, path: str | Path) -> int:
+    def save_prefix(self, prompt: TextPrompt, path: str | Path) -> int:
         """Compute a prompt's rows and write them to a file; return their number.
 
         Raises

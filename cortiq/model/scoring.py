@@ -21,13 +21,14 @@ from cortiq.receipts.record import Receipt
 from cortiq.receipts.replay import verify_on
 
 if TYPE_CHECKING:
-    from cortiq.model.model import Model, Prompt
+    from cortiq.model.model import Model
+    from cortiq.model.prompts import TextPrompt
 
 
 class ScoringMixin:
     """The methods of `Model` that draw nothing."""
 
-    def score(self, text: Prompt, *, progress: Progress | None = None, **options: Any) -> Score:
+    def score(self, text: TextPrompt, *, progress: Progress | None = None, **options: Any) -> Score:
         """Return the perplexity of a text or of token ids, in windows; see `cortiq.model.score`.
 
         Parameters
@@ -43,7 +44,7 @@ class ScoringMixin:
         with model._working():
             return score_ids(model.executable, model.tokenizer, ids, chosen, progress)
 
-    def logits(self, prompt: Prompt) -> np.ndarray:
+    def logits(self, prompt: TextPrompt) -> np.ndarray:
         """Return the logits after every token of a text or of ids: float32 [tokens, vocabulary].
 
         Row i holds what the model thinks of the token after `ids[i]`; the bits are the contract's.
@@ -56,7 +57,7 @@ class ScoringMixin:
         with model._working():
             return rows_of(model.executable, model.ids(prompt))
 
-    def token_embeddings(self, prompt: Prompt) -> np.ndarray:
+    def token_embeddings(self, prompt: TextPrompt) -> np.ndarray:
         """Return the rows that enter the first layer for a text or ids: float32 [tokens, width].
 
         They are what `generate` takes as `embeddings`, the model's own factor on them included.
@@ -70,7 +71,7 @@ class ScoringMixin:
             return rows_of(model.executable, model.ids(prompt), "embed")
 
     def likelihoods(
-        self, context: Prompt, continuations: Sequence[Iterable[int]]
+        self, context: TextPrompt, continuations: Sequence[Iterable[int]]
     ) -> tuple[Likelihood, ...]:
         """Return the likelihood of each continuation after one context, which is computed once.
 
@@ -96,7 +97,7 @@ class ScoringMixin:
         with model._working():
             return verify_on(model, receipt, function_of(progress, "progress"))
 
-    def embed(self, prompt: Prompt | Sequence[Prompt], **options: Any) -> np.ndarray:
+    def embed(self, prompt: TextPrompt | Sequence[TextPrompt], **options: Any) -> np.ndarray:
         """Return a vector for a text or for token ids, from the hidden states: float32 [width].
 
         A list of texts, or of lists of ids, gives an array [texts, width]. The bits are the
@@ -113,7 +114,9 @@ class ScoringMixin:
         """
         model, chosen = cast("Model", self), resolve(EmbedOptions, options)
         several = _several(prompt)
-        prompts = list(cast("Sequence[Prompt]", prompt)) if several else [cast("Prompt", prompt)]
+        prompts = (
+            list(cast("Sequence[TextPrompt]", prompt)) if several else [cast("TextPrompt", prompt)]
+        )
         chosen = replace(chosen, pooling=model.pooling(chosen.pooling))
         texts = [framed_prompt(model, one) for one in prompts]
         with model._working():

@@ -29,6 +29,7 @@ from cortiq.options import LoadOptions
 from cortiq.plugins import default_plugins
 from cortiq.tokenizer.missing import MissingTokenizer
 from cortiq.tokenizer.tokenizer import Tokenizer, byte_tokenizer
+from cortiq.vision.load import LoadedVision, load_vision, vision_family
 
 
 @dataclass
@@ -49,6 +50,7 @@ class ModelSource:
     files : all that its weights follow from, read by code of ours; else none.
     where : the file or folder. hashed : whether its files hold their own hashes.
     damaged : gives what of them differs from those; reads everything.
+    vision : what it sees images with, where that was asked for.
     pooling : how its files say that hidden rows become one vector; empty where they say nothing.
     """
 
@@ -67,6 +69,7 @@ class ModelSource:
     hashed: bool = False
     damaged: Callable[[], Iterator[str]] = lambda: iter(())
     pooling: str = ""
+    vision: LoadedVision | None = None
 
 
 def model_name(name: object) -> str:
@@ -101,6 +104,7 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
         adapters = [open_lora(text, progress) for text in options.lora]
         for adapter in adapters:
             opened.callback(adapter.close)
+        sight = vision_family(checkpoint) if options.images else None
         loaded = load_program(
             checkpoint,
             sidecar=sidecar,
@@ -112,7 +116,11 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
             draft_vocabulary=options.draft_vocabulary,
             ignored_keys=options.ignore_unknown_config,
             adapters=adapters,
+            images=None if sight is None else sight.processor.rows,
         )
+        vision = None
+        if sight is not None:
+            vision = load_vision(checkpoint, sight, options.weight_format)
         alone = drafter is None and sidecar is None and not adapters
         files = _files_of(checkpoint, default_plugins().families) if alone else ()
         tokenizer = open_tokenizer(checkpoint.tokenizer_source, loaded.program)
@@ -138,6 +146,7 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
         own is not None,
         (lambda: iter(())) if own is None else own.damaged,
         _pooling(checkpoint),
+        vision,
     )
 
 

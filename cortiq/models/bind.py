@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from types import MappingProxyType, ModuleType
 
-from cortiq.errors import FormatError, GraphError, RequestError, UnsupportedError
+from cortiq.errors import RequestError
 from cortiq.formats.adapter import Adapter
 from cortiq.ir import Program, verify
+from cortiq.ir.images import ImageRows
 from cortiq.models.adapters import adapted
+from cortiq.models.build import build_program, said_of
 from cortiq.models.column_orders import in_order, ordered_weights, with_orders
 from cortiq.models.config import BaseConfig
 from cortiq.models.dflash import read_drafter, synthetic_drafter, with_drafter
@@ -42,9 +43,6 @@ from cortiq.numerics.soundness import check_finite
 
 DEFAULT_WEIGHT_FORMAT = "w16"
 """Layout that float matrices of a checkpoint are converted to, unless another is asked for."""
-
-IGNORED_KEYS = "ignored_config"
-"""Fact of a program: unknown keys of its configuration that were left out by request."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +88,7 @@ def load_program(
     ignored_keys: Sequence[str] = (),
     adapters: Sequence[Adapter] = (),
     column_orders: bool = True,
+    images: ImageRows | None = None,
 ) -> LoadedProgram:
     """Read the configuration, build the graph, bind every weight.
 
@@ -105,8 +104,10 @@ def load_program(
     drafter : a block drafter's folder, beside a head or in place of one (`models.dflash`).
     draft_vocabulary : ids that a draft head looks at (`models.shortlist`); 0 for all.
     ignored_keys : unknown keys of the configuration to leave out; the program's facts name them.
-    adapters : merged into the tensors, in this order; the program's facts name hash and scale.
+    adapters : merged into the tensors before these are converted, in this order; the program's
+        facts name their hashes and scales.
     column_orders : whether rows are permuted for codes in another order of columns, else floats.
+    images : what the trunk's rows supply where it sees images; None for a trunk that does not.
 
     Raises
     ------
@@ -121,7 +122,7 @@ def load_program(
     check_contract(checkpoint)
     family = family_for(checkpoint, families)
     config = read_config(family, checkpoint, ignored_keys)
-    program = _with_ignored(_built(family, config, context, checkpoint), ignored_keys)
+    program = build_program(family, config, context, checkpoint, images, ignored_keys)
     program, checkpoint = adapted(program, checkpoint, adapters, family, config)
     checkpoint, config = with_sidecar(checkpoint, config, sidecar, family)
     head_tensors = CheckpointTensors(checkpoint, names_of(family, config), config.source)
@@ -132,21 +133,21 @@ def load_program(
     weights = drafter_weights(program, drafter, weight_format or DEFAULT_WEIGHT_FORMAT)
     as_stored = column_orders and weight_format in (None, FLOAT_TARGET)
     ordered = ordered_weights(program, checkpoint, tensors if as_stored else {})
-    weights |= _read_weights(program, checkpoint, tensors, weight_format, ordered.orders)
+    weights |= read_weights(program, checkpoint, tensors, weight_format, ordered.orders)
     program = with_rule(program, weight_format, checkpoint, tensors)
     program, weights = with_shortlist(program, weights, draft_vocabulary)
-    bound, name = _with_layouts(program, weights, ordered.orders), family_name(family)
+    bound, name = with_layouts(program, weights, ordered.orders), family_name(family)
     return LoadedProgram(bound, weights, checkpoint, name, config, tensors, ordered.notes)
 
 
-def _read_weights(
+def read_weights(
     program: Program,
     checkpoint: OpenCheckpoint,
     tensors: Mapping[str, Sequence[TensorSlice]],
     weight_format: str | None,
-    orders: Mapping[str, ColumnOrder],
+    orders: Mapping[str, ColumnOrder] = MappingProxyType({}),
 ) -> dict[str, Weight]:
-    """Return the weights that are made of a checkpoint's tensors."""
+    """Return the weights that are made of a checkpoint's tensors; `orders` as they are permuted."""
     formats, weights = format_of_each(program, weight_format or DEFAULT_WEIGHT_FORMAT), {}
     for name, pieces in tensors.items():
         whole = [checkpoint.tensor(piece.tensor) for piece in pieces]
@@ -158,13 +159,6 @@ def _read_weights(
         else:
             weights[name] = vector_weight(raws, shape)
     return weights
-
-
-def _with_ignored(program: Program, keys: Sequence[str]) -> Program:
-    """Return the program with the keys that were left out among its facts, if there are any."""
-    if not keys:
-        return program
-    return replace(program, facts={**program.facts, IGNORED_KEYS: sorted(keys)})
 
 
 def _load_synthetic(
@@ -179,7 +173,7 @@ def _load_synthetic(
     if program is None:
         family = family_for(checkpoint)
         config = read_config(family, checkpoint)
-        program = _built(family, config, context, checkpoint)
+        program = build_program(family, config, context, checkpoint)
     heads, block = split_heads_option(heads)
     plan = synthetic_plan(heads, layer_count(program.trunk))
     program = _headed(program, plan, held_by_fixture(checkpoint.name), heads, checkpoint)
@@ -190,7 +184,7 @@ def _load_synthetic(
     weights |= drafter_weights(program, drafter, weight_format or DEFAULT_WEIGHT_FORMAT)
     program, weights = with_shortlist(program, weights, draft_vocabulary)
     name = str(program.facts["family"])
-    return LoadedProgram(_with_layouts(program, weights), weights, checkpoint, name, config, {})
+    return LoadedProgram(with_layouts(program, weights), weights, checkpoint, name, config, {})
 
 
 def _drafted(program: Program, drafter: OpenCheckpoint | None) -> Program:
@@ -198,7 +192,7 @@ def _drafted(program: Program, drafter: OpenCheckpoint | None) -> Program:
     if drafter is None:
         return program
     config = read_drafter(drafter, program)
-    with _said_of(drafter):
+    with said_of(drafter):
         return with_drafter(program, config)
 
 
@@ -220,7 +214,7 @@ def _headed(
     raise RequestError(what, where=location_of(checkpoint), hint=hint)
 
 
-def _with_layouts(
+def with_layouts(
     program: Program,
     weights: Mapping[str, Weight],
     orders: Mapping[str, ColumnOrder] = MappingProxyType({}),
@@ -230,36 +224,6 @@ def _with_layouts(
     program = with_orders(program, orders)
     verify(program)
     return program
-
-
-def _built(
-    family: ModuleType, config: BaseConfig, context: int | None, checkpoint: OpenCheckpoint
-) -> Program:
-    """Build the family's program."""
-    declared = _context(context, config)
-    with _said_of(checkpoint):
-        return family.build(config, declared)
-
-
-@contextmanager
-def _said_of(checkpoint: OpenCheckpoint) -> Iterator[None]:
-    """Attribute errors about a configuration to its file."""
-    try:
-        yield
-    except (FormatError, GraphError, UnsupportedError) as error:
-        inside = "" if error.where is None else f": {error.where}"
-        where = f"{location_of(checkpoint)}{inside}"
-        raise type(error)(error.what, where=where, hint=error.hint) from error
-
-
-def _context(context: int | None, config: BaseConfig) -> int:
-    longest = config.max_position_embeddings
-    if context is None:
-        return longest
-    if not 0 < context <= longest:
-        hint = f"the model was made for 1 to {longest} tokens"
-        raise RequestError(f"a context of {context} tokens", where="context", hint=hint)
-    return context
 
 
 def layout_name(weight: Weight) -> str:

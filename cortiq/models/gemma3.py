@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from cortiq.errors import FormatError
 from cortiq.ir import Program
+from cortiq.ir.images import TEXT_ONLY, ImageRows
 from cortiq.ir.layers import Attention, GatedMLP, QKNorm
 from cortiq.models.config import BaseConfig, Keys
 from cortiq.models.layer_kinds import GLOBAL, LOCAL, windows
@@ -114,15 +115,18 @@ def local_rope(config: Config, context: int) -> RopeTable:
     return RopeTable(config.rope_local_base_freq, config.head_width)
 
 
-def build(config: Config, context: int) -> Program:
-    """Build the trunk."""
+def build(config: Config, context: int, rows: ImageRows = TEXT_ONLY) -> Program:
+    """Build the trunk; one that sees images lets their rows see all of their image."""
     width, eps, offset = config.hidden_size, config.rms_norm_eps, norm_offset(config)
     decoder = Decoder(config, context, family="gemma3", eps=eps, offset=offset)
+    seen = (decoder.builder.input(rows.last),) if rows.last else ()
     local, everywhere = local_rope(config, context), rope_table(config, context, GLOBAL)
     mlp = GatedMLP(width, config.intermediate_size, activation(config.hidden_activation))
     x = decoder.embed(math.sqrt(width))
     for n, window in enumerate(config.windows()):
-        mixer = attention(config, window, local if window else everywhere)
-        x = decoder.mixer(x, n, mixer, after="post_attention_layernorm")
+        mixer = replace(
+            attention(config, window, local if window else everywhere), until=bool(seen)
+        )
+        x = decoder.mixer(x, n, mixer, after="post_attention_layernorm", others=seen)
         x = decoder.feed_forward(x, n, mlp, before=BEFORE_MLP, after=AFTER_MLP)
     return decoder.finish(x, soft_cap=config.final_logit_softcapping)

@@ -202,9 +202,9 @@ def make_receipt(made: Generation, model: Model, request: Request) -> Receipt:
 
     if not made.token_ids:
         raise RequestError("nothing was generated, so there is nothing to write a receipt for")
-    given = request.embeddings is not None or request.masks is not None
+    given = request.embeddings is not None or request.masks is not None or request.sees
     if type(request) is not Request or given:
-        what = "a receipt cannot hold the embeddings or masks that this generation was made with"
+        what = "a receipt cannot hold the images, embeddings or masks that this was made with"
         raise RequestError(what)
     options = {name: getattr(made.options, name) for name in RECORDED} | {"seed": made.seed}
     claim = Claim(

@@ -28,6 +28,7 @@ class LoggedRequest:
     shown_ids : control tokens that are part of the text.
     prompts : token ids. n : choices of each. seeds : of each prompt. options : of all of them.
     masks : recipe of the masks that restricted it; None without.
+    images : digests of the images in its prompt, which the log does not hold.
     """
 
     id: str
@@ -45,6 +46,7 @@ class LoggedRequest:
     seeds: tuple[int, ...]
     options: GenerateOptions
     masks: Mapping[str, Any] | None
+    images: tuple[str, ...] = ()
 
     def of_choice(self, choice: int) -> tuple[tuple[int, ...], GenerateOptions]:
         """Return the prompt and the options of one choice."""
@@ -167,6 +169,7 @@ def logged_request(record: Mapping[str, Any]) -> LoggedRequest:
         seeds=seeds,
         options=read_options(record["options"], "options"),
         masks=_recipe(record["masks"]),
+        images=tuple(_text(digest, "images") for digest in record.get("images", ())),
     )
 
 

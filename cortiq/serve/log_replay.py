@@ -136,6 +136,8 @@ def _request(model: Model, answer: LoggedAnswer) -> Request:
     asked = answer.request
     if asked.end_ids != model.eos_ids:
         raise RequestError(f"the model ends at {model.eos_ids}, not at {asked.end_ids}")
+    if asked.images:
+        raise RequestError("it is about images, which the log does not hold")
     ids, options = asked.of_choice(answer.choice)
     request = make_request(ids, options, model.program, model.eos_ids)
     request = replace(request, shown_ids=asked.shown_ids)

@@ -11,6 +11,7 @@ from cortiq.errors import shown
 from cortiq.model.chat import ROLES, as_template
 from cortiq.serve.errors import invalid
 from cortiq.serve.fields import Fields, object_fields
+from cortiq.serve.images import image_bytes
 
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 MAX_TOOLS = 128
@@ -48,7 +49,7 @@ def _message(fields: Fields) -> dict[str, Any]:
     message: dict[str, Any] = {"role": role}
     content = fields.get("content", (str, list), "a string or an array of parts")
     if content is not None:
-        message["content"] = _text(content, fields)
+        message["content"] = _content(content, fields, role)
     elif role != "assistant":
         raise fields.wrong("content", "a string or an array of parts")
     for name in ("name", "tool_call_id", "reasoning_content", "reasoning"):
@@ -68,24 +69,48 @@ def _message(fields: Fields) -> dict[str, Any]:
     return as_template(message)
 
 
-def _text(content: str | list[Any], fields: Fields) -> str:
-    """Return a content's text; several parts are joined by line breaks."""
+def _content(content: str | list[Any], fields: Fields, role: str) -> str | list[dict[str, Any]]:
+    """Return a content: its text, several parts joined by line breaks; or parts in their order
+    where there are images, which users and tools send.
+    """
     if isinstance(content, str):
         return content
-    texts = []
+    parts: list[dict[str, Any]] = []
     for index, part in enumerate(content):
         inner = object_fields(part, f"{fields.path('content')}[{index}]")
         kind = inner.text("type")
         if kind is None:
             raise inner.wrong("type", "text")
-        if kind not in ("text", "refusal"):
+        sees = ("image_url",) if role in ("user", "tool") else ()
+        if kind not in ("text", "refusal", *sees):
             where = inner.path("type")
-            raise invalid(f"'{where}': only text is supported, not {shown(kind)}.", where)
+            allowed = "texts and images are" if sees else "only text is"
+            raise invalid(f"'{where}': {allowed} supported, not {shown(kind)}.", where)
+        if kind == "image_url":
+            parts.append({"type": "image", "image": _image(inner)})
+            continue
         text = inner.text(kind)
         if text is None:
             raise inner.wrong(kind, "a string")
-        texts.append(text)
-    return "\n".join(texts)
+        parts.append({"type": "text", "text": text})
+    if any("image" in part for part in parts):
+        return parts
+    return "\n".join(part["text"] for part in parts)
+
+
+def _image(fields: Fields) -> bytes:
+    """Return the file of an image's part; its `detail` has no effect."""
+    given = fields.get("image_url", (str, dict), "an object with a url")
+    inner = fields
+    url = given if isinstance(given, str) else None
+    if isinstance(given, dict):
+        inner = object_fields(given, fields.path("image_url"))
+        url = inner.text("url")
+        inner.text("detail")
+        inner.close()
+    if url is None:
+        raise inner.wrong("image_url" if inner is fields else "url", "a data URL")
+    return image_bytes(url, fields.path("image_url"))
 
 
 def _call(fields: Fields) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from cortiq.errors import shown
 from cortiq.serve.completion_params import MAX_TOKENS
 from cortiq.serve.errors import invalid
 from cortiq.serve.fields import Fields, object_fields
+from cortiq.serve.images import data_url
 
 SHARED = (
     "model", "stream", "temperature", "top_p", "top_k", "seed", "min_p", "repetition_penalty",
@@ -80,7 +81,7 @@ def _messages(fields: Fields) -> list[dict[str, Any]]:
 
 
 KINDS = {
-    "user": ("text", "tool_result"),
+    "user": ("text", "image", "tool_result"),
     "assistant": ("text", "tool_use", "thinking", "redacted_thinking"),
     "system": ("text",),
 }
@@ -121,18 +122,44 @@ def _text(block: Fields) -> str:
 def _asked(role: str, blocks: list[tuple[str, Fields]]) -> list[dict[str, Any]]:
     """Return results of tools, then the message itself."""
     made = [_result(block) for kind, block in blocks if kind == "tool_result"]
-    if any(kind == "text" for kind, _ in blocks) or not made:
-        made.append({"role": role, "content": _joined(blocks)})
+    if any(kind != "tool_result" for kind, _ in blocks) or not made:
+        made.append({"role": role, "content": _content(blocks)})
     return made
+
+
+def _content(blocks: list[tuple[str, Fields]]) -> str | list[dict[str, Any]]:
+    """Return the text of blocks, or texts and images as parts in their order."""
+    if not any(kind == "image" for kind, _ in blocks):
+        return _joined(blocks)
+    return [
+        _image(block) if kind == "image" else {"type": "text", "text": _text(block)}
+        for kind, block in blocks
+        if kind != "tool_result"
+    ]
+
+
+def _image(block: Fields) -> dict[str, Any]:
+    """Return an image's block as chat requests have it."""
+    source = block.fields("source")
+    if source is None:
+        raise block.wrong("source", "an object")
+    if source.choice("type", ("base64", "url"), "") == "url":
+        url = source.text("url", "") or ""
+    else:
+        kind, data = (source.text(name, "") or "" for name in ("media_type", "data"))
+        url = data_url(data, kind)
+    source.close()
+    block.close()
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def _result(block: Fields) -> dict[str, Any]:
     content = block.get("content", (str, list), "a string or an array of text blocks")
-    inner = _blocks(content or "", block, "content", ("text",))
+    inner = _blocks(content or "", block, "content", ("text", "image"))
     failed = block.flag("is_error")
     made = {"role": "tool", "tool_call_id": block.text("tool_use_id", ""), "content": ""}
     block.close()
-    return made | {"content": f"Error: {_joined(inner)}" if failed else _joined(inner)}
+    return made | {"content": f"Error: {_joined(inner)}" if failed else _content(inner)}
 
 
 def _answer(blocks: list[tuple[str, Fields]]) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from typing import Any
 from cortiq.serve.completion_params import MAX_TOKENS
 from cortiq.serve.errors import invalid
 from cortiq.serve.fields import Fields, object_fields
+from cortiq.serve.images import data_url
 
 OPTION_NAMES = {
     "temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
@@ -55,7 +56,8 @@ def generate_request(fields: Fields, *, chats: bool) -> dict[str, Any]:
     """
     made = _shared(fields)
     prompt, system = fields.text("prompt", "") or "", fields.text("system", "")
-    for name in ("suffix", "template", "context", "images"):
+    images = _images(fields)
+    for name in ("suffix", "template", "context"):
         if fields.values.get(name) in ("", []):
             fields.note_read(name)
         else:
@@ -64,7 +66,10 @@ def generate_request(fields: Fields, *, chats: bool) -> dict[str, Any]:
     fields.close()
     if not raw:
         head = [{"role": "system", "content": system}] if system else []
-        return {**made, "messages": [*head, {"role": "user", "content": prompt}]}
+        asked = {"role": "user", "content": _content(prompt, images)}
+        return {**made, "messages": [*head, asked]}
+    if images:
+        raise invalid("'images' need the model's chat template.", "images")
     if system or "response_format" in made:
         name = "system" if system else "format"
         raise invalid(f"'{name}' needs the model's chat template.", name)
@@ -150,11 +155,9 @@ def _options(fields: Fields) -> dict[str, Any]:
 
 def _message(fields: Fields) -> dict[str, Any]:
     """Return a message as chat requests have it."""
-    made: dict[str, Any] = {"role": fields.text("role", ""), "content": fields.text("content", "")}
-    if fields.values.get("images") == []:
-        fields.note_read("images")  # as clients send for messages without any
-    else:
-        fields.refuse("images", "only text is supported")
+    text = fields.text("content", "") or ""
+    made: dict[str, Any] = {"role": fields.text("role", "")}
+    made["content"] = _content(text, _images(fields))
     if thought := fields.text("thinking"):
         made["reasoning_content"] = thought
     if name := fields.text("tool_name"):
@@ -165,3 +168,16 @@ def _message(fields: Fields) -> dict[str, Any]:
         made["tool_calls"] = calls
     fields.close()
     return made
+
+
+def _images(fields: Fields) -> list[dict[str, Any]]:
+    """Return the images of a message, base64 each, as parts that chat requests have."""
+    given = fields.items("images") or []
+    if not all(isinstance(data, str) for data in given):
+        raise fields.wrong("images", "an array of base64")
+    return [{"type": "image_url", "image_url": {"url": data_url(data)}} for data in given]
+
+
+def _content(text: str, images: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """Return a message's content: images come before its text."""
+    return [*images, {"type": "text", "text": text}] if images else text

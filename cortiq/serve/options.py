@@ -81,6 +81,9 @@ class ServeOptions(OptionSet):
     allow_pull: bool = option(
         False, "Let requests fetch models by known names and hf: names.", bool
     )
+    fetch_images: bool = option(
+        False, "Fetch images that requests name by http or https addresses, public ones only.", bool
+    )
     receipts: str | None = option(
         None, "Folder to write a receipt of every answer to.", metavar="DIR"
     )

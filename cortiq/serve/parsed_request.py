@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from cortiq.dialects.splitter import Splitter
-from cortiq.engine.request import Request, make_request
+from cortiq.engine.request import Request, make_request, with_images
 from cortiq.errors import RequestError
 from cortiq.model.chat import chat_ids
 from cortiq.model.prompt_logprobs import PromptToken, prompt_logprob_steps
+from cortiq.model.sight import ImagePrompt, chat_prompt
 from cortiq.serve.completion_params import (
     MAX_TOKENS,
     CompletionParams,
@@ -114,17 +115,48 @@ def parse_chat(served: ServedModel, fields: Fields, answer_tokens: int) -> Parse
         message = "The model's chat template takes no tools."
         raise invalid(message, "tools", "unsupported_parameter")
     begun = _begun(messages) if continued else None
-    rendered = partial(
-        chat_ids, served.model.tokenizer, messages, options, served.name, tools.offered,
-        check=lambda text: served.check_size(text, "messages"),
-    )  # fmt: skip
-    ids = rendered()
-    opened = _opens_thinking(served, ids)
+    rendered = partial(conversation_prompt, served, messages, options, tools.offered)
+    prompt = rendered()
+    opened = _opens_thinking(served, prompt.ids)
     if begun is not None:
         text, opened = _continued(served, begun, opened)
-        ids = rendered(begun=text)
-    requests = _requests(served, [ids], params, "messages", form, opened)
+        prompt = rendered(begun=text)
+    requests = _requests(served, [prompt.ids], params, "messages", form, opened)
+    requests = _with_images(requests, served, prompt, params)
     return ParsedRequest(served, params, requests, tools, opened)
+
+
+def conversation_prompt(
+    served: ServedModel,
+    messages: Sequence[Mapping[str, Any]],
+    options: Mapping[str, Any] | None,
+    tools: Sequence[Mapping[str, Any]],
+    begun: str = "",
+) -> ImagePrompt:
+    """Return the ids of a conversation, and the images in it; ApiError where there can be none."""
+
+    def ids_of(given: Sequence[Mapping[str, Any]], expanded: Callable[[str], str]) -> list[int]:
+        return chat_ids(
+            served.model.tokenizer, given, options, served.name, tools,
+            check=lambda text: served.check_size(text, "messages"), begun=begun, expanded=expanded,
+        )  # fmt: skip
+
+    try:
+        prompt = chat_prompt(served.model.sight, served.name, messages, ids_of)
+    except RequestError as error:
+        raise as_api_error(error) from None
+    return prompt if isinstance(prompt, ImagePrompt) else ImagePrompt(prompt, ())
+
+
+def _with_images(
+    requests: list[Request], served: ServedModel, prompt: ImagePrompt, params: CompletionParams
+) -> list[Request]:
+    """Return requests with the images of their prompt."""
+    if prompt.spans and params.receipt:
+        message = "'receipt': an answer about images has none."
+        raise invalid(message, "receipt")
+    program = served.model.program
+    return [with_images(request, prompt.spans, program) for request in requests]
 
 
 def _begun(messages: list[dict[str, Any]]) -> dict[str, Any]:

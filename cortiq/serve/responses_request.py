@@ -201,7 +201,32 @@ def _read_message(fields: Fields) -> dict[str, Any]:
     content = fields.get("content", (str, list), "a string or an array of parts")
     if content is None:
         raise fields.wrong("content", "a string or an array of parts")
+    if role == "user" and isinstance(content, list):
+        return {"role": role, "content": _parts(content, fields)}
     return {"role": role, "content": _text(content, fields, "content")}
+
+
+def _parts(content: list[Any], fields: Fields) -> str | list[dict[str, Any]]:
+    """Return a user's text, or where there are images texts and images in their order."""
+    kinds = [part.get("type") for part in content if isinstance(part, dict)]
+    if "input_image" not in kinds:
+        return _text(content, fields, "content")
+    made: list[dict[str, Any]] = []
+    for index, part in enumerate(content):
+        where = f"{fields.path('content')}[{index}]"
+        inner = object_fields(part, where)
+        if inner.text("type") != "input_image":
+            text = _text([part], fields, "content")
+            made.append({"type": "text", "text": text})
+            continue
+        inner.refuse("file_id", "no files are stored: send a data URL")
+        inner.text("detail")
+        url = inner.text("image_url")
+        if url is None:
+            raise inner.wrong("image_url", "a data URL")
+        inner.close()
+        made.append({"type": "image_url", "image_url": {"url": url}})
+    return made
 
 
 def _read_call(fields: Fields) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from cortiq.serve.http_responses import (
     json_response,
     unless_gone,
 )
+from cortiq.serve.images import FETCHES
 from cortiq.serve.logs import job_facts
 from cortiq.serve.metrics import CONTENT_TYPE, Metrics
 from cortiq.serve.model_pool import ModelPool
@@ -100,6 +101,7 @@ class Service:
         ApiError : the request is nested too deeply to be parsed.
         """
         here = copy_context()
+        here.run(FETCHES.set, self.options.fetch_images)
         reading = asyncio.get_running_loop().run_in_executor(self._readers, here.run, work)
 
         async def wait() -> T:

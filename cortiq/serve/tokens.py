@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from cortiq.errors import CortiqError
-from cortiq.model.chat import chat_ids
 from cortiq.serve.errors import as_api_error, invalid
 from cortiq.serve.fields import Fields
 from cortiq.serve.messages import read_messages, read_tools
+from cortiq.serve.parsed_request import conversation_prompt
 from cortiq.serve.served_model import ServedModel
 from cortiq.serve.token_entries import token_text
 
@@ -30,10 +30,8 @@ def tokenize(served: ServedModel, fields: Fields) -> dict[str, Any]:
         messages, tools = read_messages(fields), read_tools(fields)
         inner = fields.fields("chat_template_kwargs")
         fields.close()
-        ids = chat_ids(
-            tokenizer, messages, inner.values if inner else None, served.name, tools.offered,
-            check=lambda text: served.check_size(text, "messages"),
-        )  # fmt: skip
+        options = inner.values if inner else None
+        ids = list(conversation_prompt(served, messages, options, tools.offered).ids)
     else:
         fields.close()
         served.check_size(prompt, "prompt")

@@ -30,6 +30,7 @@ SCALINGS = {
     "longrope short": rope_scaling.LongRope(SHORT, LONG, 4096, 4096),
     "proportional": rope_scaling.Proportional(0.25, 2.0),
     "ntk alpha": rope_scaling.NTKAlpha(1000.0),
+    "axial": rope_scaling.Axial(2),
 }
 
 
@@ -101,6 +102,8 @@ def mp_scaled(scaling, base, dim, i):
             return f / factor if i < int(partial * dim // 2) else mpmath.mpf(0)
         case rope_scaling.NTKAlpha(alpha):
             return mp_frequency(base * mpmath.mpf(alpha) ** (mpmath.mpf(dim) / (dim - 2)), dim, i)
+        case rope_scaling.Axial(axes):
+            return mp_frequency(base, dim // axes, i % (dim // (2 * axes)))
     return f
 
 

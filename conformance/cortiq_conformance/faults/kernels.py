@@ -90,6 +90,17 @@ def _causal(call: Call, q: Quantised, position: Ints, *chosen: Ints) -> Floats:
     return KERNELS[ops.Attend](call, q, position, *chosen)
 
 
+def _joined_images(call: Call, q: Quantised, last: Ints, *chosen: Ints) -> Floats:
+    """Let rows that see keys after themselves see those of later images, too."""
+    if call.op.until:
+        own = np.concatenate([np.array(segment.positions, np.int32) for segment in call.segments])
+        ends = np.concatenate(
+            [np.full(len(segment.positions), segment.positions[-1]) for segment in call.segments]
+        )
+        last = np.where(last > own, ends, last).astype(np.int32)
+    return KERNELS[ops.Attend](call, q, last, *chosen)
+
+
 def _with(op: Any, **changes: Any) -> Any:
     from dataclasses import replace
 
@@ -185,6 +196,7 @@ WRONG_KERNELS: dict[str, Wrong] = {
     "window off by one": {ops.Attend: _window},
     "a window counted from the last key": {ops.Attend: _window_of_last},
     "rows that see nothing after themselves": {ops.Attend: _causal},
+    "an image that sees the one after it": {ops.Attend: _joined_images},
     "sink dropped": {ops.Attend: _no_sinks},
     "a tile counted from the chunk's start": {ops.Attend: _relative_tiles},
     "a row that sees its batch neighbour": {ops.Attend: _neighbour(ops.Attend)},

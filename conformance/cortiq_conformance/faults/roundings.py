@@ -69,6 +69,13 @@ def _other_pairs(call: Call, x: Floats, position: Ints) -> Floats:
     return KERNELS[ops.Rope](call, x, position)
 
 
+def _first_axis(call: Call, x: Floats, position: Ints) -> Floats:
+    """Turn every pair by the position on the first axis."""
+    if call.op.sections is not None:
+        position = np.repeat(position[:, :1], call.op.sections.count, axis=1)
+    return KERNELS[ops.Rope](call, x, position)
+
+
 def _short_table(call: Call, x: Floats, position: Ints) -> Floats:
     """Turn by a table of 4096 positions that repeats."""
     return KERNELS[ops.Rope](call, x, position % 4096)
@@ -106,6 +113,7 @@ WRONG_ROUNDINGS: dict[str, Wrong] = {
     "minima left out": {ops.MatMul: _no_minimum},
     "wide codes without their lower bytes": {ops.MatMul: _upper_bytes},
     "the other rotary pairs": {ops.Rope: _other_pairs},
+    "every pair turned by the first axis": {ops.Rope: _first_axis},
     "a rotary table of 4096 positions": {ops.Rope: _short_table},
     "the last of equal blocks": {
         ops.ChooseBlocks: with_replaced(

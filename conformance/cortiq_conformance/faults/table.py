@@ -54,6 +54,7 @@ FAULTS: Mapping[str, Fault] = {
     "window off by one": Fault(("Attend window", "Attend keys", "Attend span"), "Attend"),
     "a window counted from the last key": Fault(("Attend span",), "Attend"),
     "rows that see nothing after themselves": Fault(("Attend block", "Attend span"), "Attend"),
+    "an image that sees the one after it": Fault(("Attend block", "Attend span"), "Attend"),
     "sink dropped": Fault(("Attend sinks",), "Attend"),
     "a stale row after rewind": Fault(("rewind",), "Attend", SEQUENCES),
     "a fork that shares its parent's tail": Fault(("fork",), "Attend", SEQUENCES),
@@ -102,6 +103,7 @@ FAULTS: Mapping[str, Fault] = {
         ("MatMul[e4m3b32]", "MatMul[nf4b32]", "MatMul[fp4b32]"), "MatMul"
     ),
     "minima left out": Fault(("MatMul[Q4_K]",), "MatMul"),
+    "every pair turned by the first axis": Fault(("Rope",), "Rope"),
     "the other rotary pairs": Fault(("Rope",), "Rope"),
     "a variance of moments": Fault(("LayerNorm",), "LayerNorm"),
     "a snapshot that goes on with its sequence": Fault(("snapshot",), "Attend", SEQUENCES),

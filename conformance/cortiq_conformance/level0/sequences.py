@@ -11,7 +11,7 @@ import numpy as np
 from cortiq.ir import Builder, Type, ops
 from cortiq.numerics.contract import F32
 from cortiq.numerics.rope import RopeTable, Sections
-from cortiq.numerics.rope_scaling import Growth, Linear
+from cortiq.numerics.rope_scaling import Axial, Growth, Linear
 from cortiq_conformance.case import Case, Scenario
 from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.drives import SequenceInput
@@ -43,6 +43,10 @@ def cases() -> Iterator[Case]:
     for window, rows in SPANS:
         what = f"{window} keys back and {window - 1} ahead, of {rows}"
         yield _case("Attend span", "Attend", what, partial(_span, window, rows))
+    for far, images in IMAGES:
+        what = f"images at {' and '.join(f'{a} to {b}' for a, b in images)}"
+        what += f", a window of {far}" if far else ""
+        yield _case("Attend block", "Attend", what, partial(_images, far, images))
     for cap in (5.0, 50.0):
         yield _case("Attend soft cap", "Attend", f"{cap:g}", partial(_capped, cap))
     for heads, dim in STORED:
@@ -70,10 +74,10 @@ def rope(
     return one(ops.Rope(table, pairing), inputs)
 
 
-def _sections(sections: Sections, source: CaseData) -> Scenario:
-    """Return heads turned by three positions that the row supplies."""
-    op = ops.Rope(TABLE, sections=sections)
-    inputs = {"x": floats(3, 16), "positions": Type((3,), "i32")}
+def _sections(sections: Sections, source: CaseData, table: RopeTable = TABLE) -> Scenario:
+    """Return heads turned by positions that the row supplies, one for each axis."""
+    op = ops.Rope(table, sections=sections)
+    inputs = {"x": floats(3, 16), "positions": Type((sections.count,), "i32")}
     return one(op, inputs, limits={"positions": 4096}).scenario(source, 40)
 
 
@@ -89,6 +93,9 @@ ROTATIONS: dict[str, Callable[[CaseData], Scenario]] = {
     ).scenario(s, 40),
     "three axes, one after the other": partial(_sections, Sections((2, 3, 3))),
     "three axes, interleaved": partial(_sections, Sections((4, 2, 2), interleaved=True)),
+    "two axes of the same frequencies": partial(
+        _sections, Sections((4, 4)), table=RopeTable(10000.0, 16, Axial(2))
+    ),
 }
 
 
@@ -154,6 +161,9 @@ def _window(window: int, source: CaseData) -> Scenario:
 
 
 BLOCKS = ((0, 5), (60, 7), (1, 130), (100, 16))
+IMAGES = (
+    (None, ((3, 19), (19, 35))), (40, ((5, 37), (50, 82))), (64, ((60, 124), (130, 193))),
+)  # fmt: skip
 SPANS = ((2, 9), (3, 70), (64, 200), (65, 330), (100, 1300))
 
 
@@ -179,6 +189,16 @@ def _in_block(rows: int, size: int, source: CaseData) -> Scenario:
     ends = np.minimum(np.arange(rows + size), rows - 1)
     ends[rows:] = rows + size - 1
     feed = SequenceInput(feed.tokens, {**feed.inputs, "last": ends.astype(np.int32)})
+    return Scenario(probe.program, {}, [feed])
+
+
+def _images(window: int | None, images: tuple[tuple[int, int], ...], source: CaseData) -> Scenario:
+    """Return a text with images, whose rows see all of their own image, and no later one."""
+    probe, rows = until(window), images[-1][1] + 9
+    feed, last = probe.feed(source, rows, 2.0), np.arange(rows, dtype=np.int32)
+    for first, end in images:
+        last[first:end] = end - 1
+    feed = SequenceInput(feed.tokens, {**feed.inputs, "last": last})
     return Scenario(probe.program, {}, [feed])
 
 

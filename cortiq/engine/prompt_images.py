@@ -1,0 +1,173 @@
+"""Images in a prompt: the rows that stand in for ids, what rows see of one another, and keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from cortiq.engine.prompt_embeddings import EMBED, check_row
+from cortiq.errors import RequestError
+from cortiq.ir import Program
+from cortiq.ir.images import IMAGES, TEXT_ONLY, ImageRows
+from cortiq.numerics.contract import Floats
+
+
+@dataclass(frozen=True)
+class ImageSpan:
+    """An image in a prompt.
+
+    Attributes
+    ----------
+    places : positions of its rows, ascending.
+    make : computes its rows; called when a sequence is submitted, on the engine's thread.
+    digest : SHA-256, in hex, of the image as the model sees it.
+    grid : height and width in rows, for positions on several axes.
+    """
+
+    places: tuple[int, ...]
+    make: Callable[[], Floats]
+    digest: str
+    grid: tuple[int, int] = (0, 0)
+
+    @cached_property
+    def rows(self) -> Floats:
+        """Its rows, float32 [rows, width]."""
+        return self.make()
+
+
+@dataclass(frozen=True, eq=False)
+class PromptImages:
+    """Values that the rows of a prompt supply because of its images, and those after it.
+
+    Attributes
+    ----------
+    given : what the program's rows supply. length : ids of the prompt.
+    spans : images, in the order of their places.
+    """
+
+    given: ImageRows
+    length: int
+    spans: tuple[ImageSpan, ...] = ()
+
+    @cached_property
+    def _owners(self) -> dict[int, tuple[ImageSpan, int]]:
+        """Image and number of its row, by position."""
+        return {at: (span, n) for span in self.spans for n, at in enumerate(span.places)}
+
+    @cached_property
+    def _ends(self) -> dict[int, tuple[int, int]]:
+        """First and last position of the neighbouring rows of an image that a row belongs to."""
+        ends: dict[int, tuple[int, int]] = {}
+        for span in self.spans:
+            first = span.places[0]
+            for at, after in zip(span.places, (*span.places[1:], -1), strict=True):
+                if after != at + 1:
+                    ends |= dict.fromkeys(range(first, at + 1), (first, at))
+                    first = after
+        return ends
+
+    @cached_property
+    def _axes(self) -> tuple[npt.NDArray[np.int32], int]:
+        """Positions on every axis, and what is added to the position of a row after the prompt.
+
+        A text's row has one position on every axis. An image's rows have the position where it
+        begins, and with the row and the column of its grid added; the text goes on after the
+        larger of height and width.
+        """
+        axes = np.empty((self.length, self.given.axes), np.int32)
+        now, at = 0, 0
+        starts = {span.places[0]: span for span in self.spans}
+        while at < self.length:
+            span = starts.get(at)
+            if span is None:
+                axes[at] = now
+                now, at = now + 1, at + 1
+                continue
+            rows = np.arange(len(span.places))
+            axes[at : at + len(rows)] = now
+            axes[at : at + len(rows), 1] += (rows // span.grid[1]).astype(np.int32)
+            axes[at : at + len(rows), 2] += (rows % span.grid[1]).astype(np.int32)
+            now, at = now + max(span.grid), at + len(rows)
+        return axes, now - self.length
+
+    def inputs(self, position: int) -> dict[str, np.ndarray]:
+        """Return what the row at a position supplies."""
+        last = self._ends[position][1] if self.given.last and position in self._ends else None
+        axes = None
+        if self.given.axes and self.spans:
+            known, more = self._axes
+            axes = (
+                known[position]
+                if position < self.length
+                else np.full(self.given.axes, position + more, np.int32)
+            )
+        found = self.given.inputs(position, last, axes)
+        if position in self._owners:
+            span, number = self._owners[position]
+            found[EMBED] = span.rows[number]
+        return found
+
+    def whole_rows(self, start: int, rows: int) -> int:
+        """Return how many rows from `start` on a batch takes, of at most so many: none is cut off
+        from one that it sees. They are more where the first ones would be.
+        """
+        first, last = self._ends.get(start + rows, (0, 0)) if self.given.last else (0, 0)
+        if not first < start + rows <= last:
+            return rows
+        return first - start if first > start else last + 1 - start
+
+    def keys(self, ids: Sequence[int]) -> list[int]:
+        """Return ids by which a prefix is found: an image's rows have its digest in their place."""
+        keys = list(ids)
+        for span in self.spans:
+            digest = int(span.digest, 16)
+            for at in span.places:
+                if at < len(keys):
+                    keys[at] = digest
+        return keys
+
+
+def check_images(images: PromptImages | None, tokens: int, program: Program) -> None:
+    """Check that the images of a prompt are rows of the program, at places of the prompt.
+
+    Raises
+    ------
+    RequestError : they are not, or the program sees no images.
+    """
+    if images is None:
+        return
+    if images.spans and IMAGES not in program.facts:
+        hint = "load it with images=True, --images"
+        raise RequestError("the model was not loaded to see images", where="image", hint=hint)
+    if images.length != tokens:
+        raise RequestError(f"the images are for {images.length} ids", where="image")
+    for span in images.spans:
+        inside = span.places and span.places[0] >= 0 and span.places[-1] < tokens
+        if not inside or list(span.places) != sorted(set(span.places)):
+            raise RequestError("an image's rows are not at places of the prompt", where="image")
+
+
+def compute_rows(images: PromptImages | None, program: Program) -> None:
+    """Compute the rows of a prompt's images, and check them."""
+    for span in images.spans if images is not None else ():
+        check_row(span.rows, len(span.places), program)
+
+
+def no_images(program: Program, tokens: int) -> PromptImages | None:
+    """Return what rows of a text supply where the trunk sees images; None where nothing."""
+    given = program.facts.get(IMAGES, TEXT_ONLY)
+    return PromptImages(given, tokens) if given.supplies else None
+
+
+def with_spans(
+    images: PromptImages | None, program: Program, tokens: int, spans: Sequence[ImageSpan]
+) -> PromptImages:
+    """Return a prompt's images with these."""
+    known = images or PromptImages(program.facts.get(IMAGES, TEXT_ONLY), tokens)
+    made = replace(known, spans=tuple(spans))
+    check_images(made, tokens, program)
+    return made

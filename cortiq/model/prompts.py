@@ -1,0 +1,84 @@
+"""Prompts of a model: texts, ids, conversations, and the images in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from cortiq.model.chat import Message, chat_ids, prompt_ids
+from cortiq.model.sight import ImagePrompt, chat_prompt, sight_for
+
+if TYPE_CHECKING:
+    from cortiq.model.generation import Generation
+    from cortiq.model.model import Model
+
+TextPrompt = str | Iterable[int]
+Prompt = TextPrompt | ImagePrompt
+
+
+class PromptMixin:
+    """The part of `Model` that makes ids of what it is given."""
+
+    def ids(self, prompt: Prompt) -> list[int]:
+        """Return the token ids of a raw text, with the tokenizer's BOS; ids as they are.
+
+        Raises
+        ------
+        RequestError : the text is empty, or the prompt is neither text nor ids.
+        TokenizerError : it is not valid Unicode.
+        """
+        given = prompt.ids if isinstance(prompt, ImagePrompt) else prompt
+        return prompt_ids(cast("Model", self).tokenizer, given)
+
+    def image_prompt(self, prompt: str | Iterable[int], images: Iterable[Any]) -> ImagePrompt:
+        """Return a raw text, or ids with a place for each row of an image, with its images.
+
+        Raises
+        ------
+        RequestError : an image cannot be read, there are not as many places as images, or the
+            model was not loaded with images=True.
+        """
+        model = cast("Model", self)
+        return sight_for(model.sight, model.name).prompt(prompt, images)
+
+    def chat_ids(
+        self, messages: Sequence[Message], *, template_options: Mapping[str, Any] | None = None
+    ) -> list[int]:
+        """Return the token ids of a conversation, rendered by the model's chat template.
+
+        Parameters
+        ----------
+        messages : mappings with `role` and `content`.
+        template_options : variables the template looks at, such as `enable_thinking`.
+
+        Raises
+        ------
+        TokenizerError : the model has no chat template, or the template refuses the messages.
+        """
+        model = cast("Model", self)
+        return chat_ids(model.tokenizer, messages, template_options, model.name)
+
+    def chat_prompt(
+        self, messages: Sequence[Message], *, template_options: Mapping[str, Any] | None = None
+    ) -> list[int] | ImagePrompt:
+        """Return what `chat` generates from: `chat_ids`, and the images of the messages."""
+
+        def ids_of(given: Sequence[Message], expanded: Callable[[str], str]) -> list[int]:
+            known, where = model.tokenizer, model.name
+            return chat_ids(known, given, template_options, where, expanded=expanded)
+
+        model = cast("Model", self)
+        return chat_prompt(model.sight, model.name, messages, ids_of)
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        template_options: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Generation:
+        """Generate from a conversation; takes everything `generate` takes but images, which are
+        parts of contents: `{"image": PATH, BYTES, ARRAY or an image of Pillow}`.
+        """
+        prompt = self.chat_prompt(messages, template_options=template_options)
+        return cast("Model", self).generate(prompt, **options)

@@ -1,0 +1,124 @@
+"""Images of callers as pixels: files, bytes, arrays and Pillow's images, within limits.
+
+Pillow decodes; it is imported when the first image comes (`pip install cortiq[images]`).
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cortiq.errors import RequestError, shown
+from cortiq.numerics.pixels import Pixels
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+"""Formats that are decoded; of an animation the first frame."""
+WHY_LETTERS = 200
+MAX_BYTES = 32 << 20
+MAX_PIXELS = 1 << 26
+MAX_SIDE = 1 << 15
+"""An image's file, and what it is decoded to, at most: 192 MiB of grey levels."""
+
+
+def pixels_of(image: Any) -> Pixels:
+    """Return an image as RGB, uint8 [height, width, 3].
+
+    Parameters
+    ----------
+    image : bytes of a file, a path, an array (uint8 [height, width] or [height, width, 3]), or an
+        image of Pillow.
+
+    Raises
+    ------
+    RequestError : it is none of these, too large, damaged, or Pillow is not installed.
+    """
+    if isinstance(image, np.ndarray):
+        return _of_array(image)
+    if isinstance(image, (bytes, bytearray, memoryview)):
+        return _decoded(bytes(image))
+    if isinstance(image, (str, os.PathLike)):
+        return _decoded(_read(Path(image)))
+    if hasattr(image, "convert") and hasattr(image, "size"):
+        _check_size(image.size)
+        return _converted(image)
+    hint = "give a path, the bytes of a file, an array, or an image of Pillow"
+    raise RequestError(f"no image: {shown(image)}", where="image", hint=hint)
+
+
+def _of_array(image: np.ndarray) -> Pixels:
+    grey = image.ndim == 2
+    if image.dtype != np.uint8 or not (grey or (image.ndim == 3 and image.shape[2] == 3)):
+        what = f"an array of {image.dtype}{list(image.shape)} is no image"
+        hint = "give grey levels: uint8 [height, width, 3], RGB"
+        raise RequestError(what, where="image", hint=hint)
+    _check_size(image.shape[1::-1])
+    return np.repeat(image[..., None], 3, axis=2) if grey else np.array(image)
+
+
+def _read(path: Path) -> bytes:
+    """Read a file, but no more than the limit."""
+    try:
+        if not path.is_file():
+            raise RequestError("no such file", where=str(path))
+        with path.open("rb") as file:
+            return file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        what = getattr(error, "strerror", None) or str(error)
+        raise RequestError(what, where=str(path)) from None
+
+
+def _check_size(size: Any) -> None:
+    width, height = size
+    if not 0 < width * height <= MAX_PIXELS or max(width, height) > MAX_SIDE:
+        what = f"an image of {width} × {height} pixels"
+        hint = f"at most {MAX_PIXELS} pixels, no side longer than {MAX_SIDE}: make it smaller"
+        raise RequestError(what, where="image", hint=hint)
+
+
+def pillow() -> Any:
+    """Import Pillow's `Image`; RequestError if it is not installed."""
+    try:
+        from PIL import Image
+    except ImportError:
+        hint = "pip install cortiq[images]"
+        raise RequestError("images need Pillow", where="image", hint=hint) from None
+    return Image
+
+
+def _decoded(data: bytes) -> Pixels:
+    """Decode a file; its size is checked before any pixel is."""
+    if len(data) > MAX_BYTES:
+        what = f"an image's file of more than {MAX_BYTES} bytes"
+        raise RequestError(what, where="image", hint="make it smaller")
+    image_module = pillow()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            image = image_module.open(io.BytesIO(data), formats=FORMATS)
+            _check_size(image.size)
+            return _converted(image)
+    except RequestError:
+        raise
+    except MemoryError:
+        raise
+    except Exception as error:  # decoders raise whatever a damaged file leads them to
+        unknown = type(error).__name__ == "UnidentifiedImageError"
+        why = "its form is not known" if unknown else str(error) or type(error).__name__
+        what = f"the image cannot be decoded: {why[:WHY_LETTERS]}"
+        hint = f"give a whole {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file"
+        raise RequestError(what, where="image", hint=hint) from None
+
+
+def _converted(image: Any) -> Pixels:
+    """Return the pixels of an image of Pillow, upright as its EXIF orientation says."""
+    from PIL import ImageOps
+
+    upright = ImageOps.exif_transpose(image)
+    pixels = np.array(upright.convert("RGB"), np.uint8)
+    _check_size(pixels.shape[1::-1])
+    return pixels

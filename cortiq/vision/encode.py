@@ -1,0 +1,79 @@
+"""Running a tower: an image's rows of the text model, computed once for each image."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import numpy as np
+
+from cortiq.backend import Batch, Executable, Named, Row
+from cortiq.backend.error_attribution import attributed_to, backend_names
+from cortiq.engine.session import Session, check_outcome
+from cortiq.ir.encoders import LAST
+from cortiq.numerics.contract import F32, Floats
+from cortiq.vision.image import PreparedImage, Tile
+from cortiq.vision.tower import HIDDEN, PROJECTOR, ROWS, SHARES, SQUARE
+
+KEPT_ROWS = 1 << 24
+"""Floats of images' rows that are kept: 64 MiB."""
+
+
+class VisionEncoder:
+    """A tower on a backend, and the rows that it made last."""
+
+    def __init__(self, executable: Executable) -> None:
+        self.executable = executable
+        self._kept: OrderedDict[str, Floats] = OrderedDict()
+
+    def rows(self, image: PreparedImage) -> Floats:
+        """Return an image's rows, float32 [rows, width]; those made last are not made again."""
+        found = self._kept.pop(image.digest, None)
+        if found is None:
+            found = np.concatenate([tile_rows(self.executable, tile) for tile in image.tiles])
+            found.flags.writeable = False
+        self._kept[image.digest] = found
+        while sum(rows.size for rows in self._kept.values()) > KEPT_ROWS and len(self._kept) > 1:
+            self._kept.popitem(last=False)
+        return found
+
+    def close(self) -> None:
+        """Release the tower."""
+        self._kept.clear()
+        self.executable.close()
+
+
+def tile_rows(executable: Executable, tile: Tile) -> Floats:
+    """Compute the rows of one tile: all its patches in one batch, then its squares in another.
+
+    Raises
+    ------
+    SequenceFailedError : a value left the contract's domain.
+    RequestError : there is no memory for so many patches.
+    """
+    count = len(tile.patches)
+    last = np.array(count - 1, np.int32)
+    inputs = [
+        {"patch": tile.patches[i], LAST: last, **{n: v[i] for n, v in tile.inputs.items()}}
+        for i in range(count)
+    ]
+    want = (Named(HIDDEN),)
+    with Session(executable, count) as session:
+        made = session.read_rows(session.feed_each([0] * count, [want] * count, inputs))
+        hidden = np.stack([np.asarray(row[want[0]], F32) for row in made])
+        return _projected(executable, session, hidden[tile.squares])
+
+
+def _projected(executable: Executable, session: Session, squares: Floats) -> Floats:
+    """Compute the rows of the text model, each of the tower's rows of a square."""
+    graph, want = executable.program.graphs[PROJECTOR], Named(ROWS)
+    shape = graph.values[SQUARE].shape
+    share = np.full(squares.shape[1], F32(1) / F32(squares.shape[1]), F32)
+    more = {SHARES: share} if SHARES in graph.inputs else {}
+    rows = [
+        Row(session.state, i, 0, (want,), {SQUARE: square.reshape(shape), **more})
+        for i, square in enumerate(squares)
+    ]
+    with attributed_to(backend_names(executable)):
+        result = executable.forward(Batch(rows, PROJECTOR)).result()
+    check_outcome(result.outcomes[session.state], 0, "the image cannot be read by this model")
+    return np.stack([np.asarray(row[want], F32) for row in result.rows])

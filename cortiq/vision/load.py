@@ -1,0 +1,84 @@
+"""Loading what a model sees with: the tower's program, its weights, the processor of images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from cortiq.errors import UnsupportedError
+from cortiq.formats.checkpoint import Checkpoint
+from cortiq.ir import Program
+from cortiq.models.bind import read_weights, with_layouts
+from cortiq.models.build import said_of
+from cortiq.models.config import config_from_json
+from cortiq.models.registry import location_of
+from cortiq.models.tensors import find_tensors
+from cortiq.models.weight_rules import with_rule
+from cortiq.numerics.layouts import Weight
+from cortiq.vision.image import ImageProcessor
+
+OWN: Sequence[str] = ("gemma3", "idefics3", "qwen2_vl")
+"""Modules of this package, a family each."""
+
+
+@dataclass(frozen=True)
+class VisionFamily:
+    """Family of a checkpoint that sees, before anything of its tensors is looked at.
+
+    Attributes
+    ----------
+    module : the family. config : its configuration. processor : of its images.
+    """
+
+    module: ModuleType
+    config: Any
+    processor: ImageProcessor
+
+
+@dataclass(frozen=True)
+class LoadedVision:
+    """A tower bound to a checkpoint."""
+
+    program: Program
+    weights: Mapping[str, Weight]
+    processor: ImageProcessor
+
+
+def vision_family(checkpoint: Any) -> VisionFamily:
+    """Return the family that reads a checkpoint's images.
+
+    Raises
+    ------
+    UnsupportedError : the checkpoint has no tower, or one of no family here.
+    """
+    whole = getattr(checkpoint, "whole", {})
+    kind = str(whole.get("model_type", ""))
+    modules = (import_module(f"cortiq.vision.{name}") for name in OWN)
+    families = {name: module for module in modules for name in module.ARCHITECTURES}
+    where = location_of(checkpoint)
+    if kind not in families or "vision_config" not in whole:
+        named = f"of the architecture {kind!r}" if kind else "without a tower"
+        hint = f"images are read by models of {', '.join(families)}, in their folders"
+        raise UnsupportedError(f"reads no images: it is a model {named}", where=where, hint=hint)
+    module = families[kind]
+    with said_of(checkpoint):
+        values = module.values(whole)
+        config = config_from_json(module.Config, module.KEYS, values, where=where)
+        return VisionFamily(module, config, module.Processor(config, checkpoint.image_processor()))
+
+
+def load_vision(
+    checkpoint: Checkpoint, family: VisionFamily, weight_format: str | None = None
+) -> LoadedVision:
+    """Build the tower's program and bind its weights; see `cortiq.models.load_program`."""
+    module, config = family.module, family.config
+    part = checkpoint.part(module.PREFIXES)
+    with said_of(checkpoint):
+        program = module.build(config, family.processor.most)
+    tensors = find_tensors(program, part, module, config)
+    weights = read_weights(program, part, tensors, weight_format)
+    program = with_rule(program, weight_format, part, tensors)
+    return LoadedVision(with_layouts(program, weights), weights, family.processor)

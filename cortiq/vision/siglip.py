@@ -1,0 +1,66 @@
+"""SigLIP's tower: learned positions, a norm before each branch, one after the last layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cortiq.ir.encoders import PLACE
+from cortiq.ir.layers import MLP, Attention, Embedding, LayerNorm, Residual
+from cortiq.models.parts import activation, named
+from cortiq.vision.config import VisionConfig
+from cortiq.vision.tower import HIDDEN, Tower
+
+QKV: Mapping[str, str] = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj"}
+ATTENTION: Mapping[str, str] = {
+    **{role: f"{tensor}.weight" for role, tensor in QKV.items()},
+    **{f"{role}_bias": f"{tensor}.bias" for role, tensor in QKV.items()},
+}  # fmt: skip
+FEED_FORWARD: Mapping[str, str] = {
+    "up": "fc1.weight", "up_bias": "fc1.bias", "down": "fc2.weight", "down_bias": "fc2.bias",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiglipConfig(VisionConfig):
+    """Fields of `SiglipVisionConfig`."""
+
+    hidden_size: int = 768
+    intermediate_size: int = 3072
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    image_size: int = 224
+    patch_size: int = 16
+    hidden_act: str = "gelu_pytorch_tanh"
+    layer_norm_eps: float = 1e-6
+
+
+def siglip_tower(config: SiglipConfig, family: str, patches: int) -> Tower:
+    """Write a SigLIP tower of images of at most so many patches."""
+    tower, width = Tower(config, patches, family), config.hidden_size
+    x = tower.patches("vision.embeddings.patch_embedding", biased=True)
+    table = Embedding(config.side**2, width)
+    weights = {"table": "vision.embeddings.position_embedding.weight"}
+    place = tower.builder.input(PLACE)
+    where = tower.builder.add(table, place, name="place.row", weights=weights)
+    x = tower.builder.add(Residual(), x, where, name="placed")
+    norm = LayerNorm(width, config.layer_norm_eps)
+    op = Attention(
+        width, config.num_attention_heads, config.kv_heads, config.head_width,
+        biased=True, output_biased=True, until=True,
+    )  # fmt: skip
+    mlp = MLP(width, config.intermediate_size, activation(config.hidden_act), biased=True)
+    for n in range(config.num_hidden_layers):
+        here, file = f"layers.{n}", f"vision.encoder.layers.{n}"
+        x = tower.branch(
+            x, op, f"{here}.attention", (norm, f"{file}.layer_norm1"),
+            named(op, f"{file}.self_attn", ATTENTION), f"{here}.middle",
+            (tower.position, tower.last),
+        )  # fmt: skip
+        x = tower.branch(
+            x, mlp, f"{here}.mlp", (norm, f"{file}.layer_norm2"),
+            named(mlp, f"{file}.mlp", FEED_FORWARD), f"{here}.out",
+        )  # fmt: skip
+    tower.apply(norm, x, HIDDEN, "vision.post_layernorm")
+    tower.finish()
+    return tower

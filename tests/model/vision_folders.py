@@ -1,0 +1,123 @@
+"""Small folders of models that see, written by transformers, with tokenizers and templates."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+TEXT = {
+    "hidden_size": 40, "intermediate_size": 72, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512, "bos_token_id": 1,
+    "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+SIGLIP = {
+    "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "image_size": 56, "patch_size": 14,
+}  # fmt: skip
+CONTROL = ["<pad>", "<bos>", "<eos>", "<turn>"]
+
+
+def write_tokenizer(folder: Path, control: list[str], template: str) -> dict[str, int]:
+    """Write a tokenizer of bytes with these control tokens, and a chat template; return ids."""
+    names = [*CONTROL, *control]
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {name: i for i, name in enumerate([*names, *letters])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in names])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"bos_token": "<bos>", "eos_token": "<eos>", "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return vocabulary
+
+
+def template_of(image: str) -> str:
+    """A chat template whose images are this text."""
+    return (
+        "{{ bos_token }}{% for m in messages %}<turn>{{ m.role }}\n"
+        "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
+        "{% if p.type == 'image' %}" + image + "{% elif p.type == 'text' %}{{ p.text }}{% endif %}"
+        "{% endfor %}{% endif %}<eos>{% endfor %}<turn>assistant\n"
+    )
+
+
+def saved(folder: Path, config: Any, name: str, seed: int = 1) -> Any:
+    """Write a random model; return it."""
+    torch.manual_seed(seed)
+    model = getattr(transformers, name)(config).float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.tie_weights()
+    model.save_pretrained(folder)
+    return model
+
+
+def gemma3(folder: Path, **sight: Any) -> Any:
+    """Write a Gemma 3 with 4 rows an image unless asked otherwise."""
+    control = ["<start_of_image>", "<image_soft_token>", "<end_of_image>"]
+    ids = write_tokenizer(folder, control, template_of(control[0]))
+    rows = sight.pop("mm_tokens_per_image", 4)
+    text = TEXT | {
+        "vocab_size": len(ids), "sliding_window": 9,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    }  # fmt: skip
+    config = transformers.Gemma3Config(
+        text_config=text, vision_config=SIGLIP | sight, mm_tokens_per_image=rows,
+        boi_token_index=ids[control[0]], image_token_index=ids[control[1]],
+        eoi_token_index=ids[control[2]],
+    )  # fmt: skip
+    edge = (SIGLIP | sight)["image_size"]
+    rules = {
+        "size": {"height": edge, "width": edge},
+        "image_processor_type": "Gemma3ImageProcessor",
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(rules))
+    return saved(folder, config, "Gemma3ForConditionalGeneration")
+
+
+def idefics3(folder: Path, kind: str = "Idefics3", **sight: Any) -> Any:
+    """Write an Idefics 3 (or SmolVLM) with tiles of 4 rows."""
+    tiles = [f"<row_{y}_col_{x}>" for y in range(1, 5) for x in range(1, 5)]
+    control = ["<image>", "<fake_token_around_image>", "<global-img>", *tiles]
+    ids = write_tokenizer(folder, control, template_of(control[0]))
+    text = TEXT | {"vocab_size": len(ids), "model_type": "llama"}
+    config = getattr(transformers, f"{kind}Config")(
+        text_config=text, vision_config=SIGLIP | sight, scale_factor=2,
+        image_token_id=ids[control[0]],
+    )  # fmt: skip
+    edge = (SIGLIP | sight)["image_size"]
+    rules = {
+        "size": {"longest_edge": 2 * edge}, "max_image_size": {"longest_edge": edge},
+        "do_image_splitting": True, "image_processor_type": f"{kind}ImageProcessor",
+    }  # fmt: skip
+    (folder / "preprocessor_config.json").write_text(json.dumps(rules))
+    return saved(folder, config, f"{kind}ForConditionalGeneration")
+
+
+def qwen2_vl(folder: Path, **sight: Any) -> Any:
+    """Write a Qwen2-VL with patches of 4 pixels."""
+    control = ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>"]
+    start, end = control[1:]
+    ids = write_tokenizer(folder, control, template_of(start + control[0] + end))
+    sections = {"rope_type": "default", "rope_theta": 1e3, "mrope_section": [4, 2, 2]}
+    text = TEXT | {"vocab_size": len(ids), "hidden_size": 64, "rope_parameters": sections}
+    text.pop("head_dim")
+    tower = {"depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "patch_size": 4,
+             "mlp_ratio": 2} | sight  # fmt: skip
+    config = transformers.Qwen2VLConfig(
+        text_config=text, vision_config=tower, image_token_id=ids[control[0]],
+        vision_start_token_id=ids[start], vision_end_token_id=ids[end], video_token_id=3,
+    )  # fmt: skip
+    rules = {
+        "size": {"shortest_edge": 256, "longest_edge": 2048}, "patch_size": 4,
+        "merge_size": 2, "temporal_patch_size": 2, "image_processor_type": "Qwen2VLImageProcessor",
+    }  # fmt: skip
+    (folder / "preprocessor_config.json").write_text(json.dumps(rules))
+    return saved(folder, config, "Qwen2VLForConditionalGeneration")
