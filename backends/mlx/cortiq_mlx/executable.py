@@ -33,7 +33,7 @@ class MlxExecutable(KernelExecutable):
 
     def new_state(self, limit: int) -> MlxState:
         """Return an empty sequence of at most `limit` positions."""
-        for plan in self.plans.values():
+        for plan in self.every_plan:
             plan.angles.grow(min(limit, EARLY_POSITIONS))
         return MlxState(self, limit)
 
