@@ -30,6 +30,10 @@ ANSWER_DEFAULTS: Mapping[str, Any] = {"max_tokens": ANSWER_TOKENS, "loop_tokens"
 Options = TypeVar("Options", bound="OptionSet")
 
 
+ONE_OF = {"adapters": "adapter"}
+"""Flags of options that are repeated, where it is not the option's own name."""
+
+
 def option(default: Any, help: str, type: type = str, **details: Any) -> Any:
     """Return a field of an option class."""
     return field(default=default, metadata={"spec": OptionSpec(help, type, **details)})
@@ -75,8 +79,8 @@ def defaults(options: type[OptionSet]) -> dict[str, Any]:
 
 
 def flag(name: str) -> str:
-    """Return an option's command-line flag."""
-    return "--" + name.replace("_", "-")
+    """Return an option's command-line flag; one of an option that is repeated names one value."""
+    return "--" + ONE_OF.get(name, name).replace("_", "-")
 
 
 def environment_name(name: str) -> str:
@@ -155,6 +159,13 @@ class LoadOptions(OptionSet):
     lora: tuple[str, ...] = option(
         (), "Merge a LoRA adapter, a PEFT folder or a GGUF file, times a scale; may be repeated.",
         repeated=True, bits=True, metavar="PATH[:SCALE]")  # fmt: skip
+    adapters: tuple[str, ...] = option(
+        (), "Load an adapter (a PEFT folder or a GGUF file, times a scale) beside the model, for "
+        "requests that name it; may be repeated.",
+        repeated=True, metavar="NAME=PATH[:SCALE]")  # fmt: skip
+    adapter_memory: int | None = option(
+        None, "Most MiB of loaded adapters; by default what the machine has free.", int, least=1
+    )
     threads: int = option(0, "Host threads; 0 is one per core.", int, least=0, most=1024)
     heads: str = option(
         "off", "Draft head to load beside the model: off, auto (its own, if any), mtp, mimo (after "
@@ -248,6 +259,9 @@ class GenerateOptions(OptionSet):
         1.0, "Softmax temperature of confidence.", float, least=0.001,
     )  # fmt: skip
     trace: bool = option(False, "Keep a row of facts about every token.", bool)
+    adapter: str | None = option(
+        None, "Name of the loaded adapter to generate with; by default none.", hidden=True
+    )
     loop_tokens: int = option(
         0, "End when this many last tokens repeat one block, three times or more; 0 is never.", int,
         least=0, most=4096, ends=True,

@@ -106,8 +106,9 @@ class VariedPlans(Generic[P]):
         if not 0 <= token < self.vocabulary:  # it is refused for that
             return row
         number = int(row.inputs.get(OVERLAY, 0))
-        place = {OVERLAY_ROW: np.int32(number * self.table_rows + token)}
-        return Row(row.state, row.position, row.token, row.wants, {**row.inputs, **place})
+        place = np.array(number * self.table_rows + token, np.int32)
+        given = {**row.inputs, OVERLAY_ROW: place}
+        return Row(row.state, row.position, row.token, row.wants, given)
 
     @property
     def table_rows(self) -> int:

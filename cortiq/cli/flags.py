@@ -74,7 +74,7 @@ def options_of(
         _flag(name, spec, usual.get(name, defaults(options)[name]), HEADINGS[options.__name__])
         for options in classes
         for name, spec in specs(options).items()
-        if name not in without and (only is None or name in only)
+        if not spec.hidden and name not in without and (only is None or name in only)
     ]
 
     def decorate(command: Command) -> Command:

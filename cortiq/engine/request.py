@@ -15,6 +15,7 @@ from cortiq.backend import LATE, Argmax, Digest, Draw, DrawnLogit, Top, Want
 from cortiq.engine.cache_roles import CachePoint
 from cortiq.engine.masks import Masks as Masks
 from cortiq.engine.masks import checked_masks
+from cortiq.engine.overlay import ChosenOverlay
 from cortiq.engine.prompt_embeddings import check_embeddings, copied_embeddings
 from cortiq.errors import RequestError, shown
 from cortiq.ir import Program
@@ -52,6 +53,7 @@ class Request:
     top_logprobs : tokens whose log-probability is kept beside that of each token drawn; None keeps
         none at all.
     shown_ids : control tokens that are part of the text, which else shows none.
+    overlay : the adapter it chose; None for none.
     """
 
     prompt: tuple[int, ...]
@@ -72,6 +74,7 @@ class Request:
     masks: Masks | None = None
     top_logprobs: int | None = None
     shown_ids: frozenset[int] = frozenset()
+    overlay: ChosenOverlay | None = field(default=None, compare=False)
 
     @cached_property
     def want(self) -> Want:

@@ -194,7 +194,9 @@ class _Writer:
         """Append the look-up of a row's own vector for a value."""
         (width,) = self.values[like].shape
         bank = self._bank(weight, part, (self.members, width))
-        return self._add(name, ops.EmbedRows(self.members, width), (OVERLAY,), weights={"table": bank})
+        return self._add(
+            name, ops.EmbedRows(self.members, width), (OVERLAY,), weights={"table": bank}
+        )
 
     def _record(self, name: str, value: str) -> str:
         """Append the quantised row of a value, where it is floats."""

@@ -15,6 +15,7 @@ from cortiq.errors import OptionError
 from cortiq.formats.cache import Progress
 from cortiq.formats.fetch import check_there
 from cortiq.formats.kept_weights import KeptWeights, kept_weights
+from cortiq.model.adapters import split_adapter
 from cortiq.model.machine import memory
 from cortiq.model.model import Model
 from cortiq.model.source import ModelSource, model_name, open_source
@@ -84,6 +85,12 @@ def model_of(
         raise
     model = Model(name, source, executable, backend.name, device, options)
     model.notes += kept.notes if kept is not None else ()
+    try:
+        for text in options.adapters:
+            model.load_adapter(*split_adapter(text), progress=progress)
+    except BaseException:
+        model.close()
+        raise
     return model
 
 

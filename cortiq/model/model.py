@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from cortiq.engine.session import Progress
 from cortiq.engine.statistics import Statistics
 from cortiq.errors import RequestError
 from cortiq.ir import Program
+from cortiq.model.adapters import AdapterMixin, Adapters
 from cortiq.model.chat import Message, chat_ids, prompt_ids
 from cortiq.model.drafter_factory import DrafterFactory
 from cortiq.model.fingerprint import fingerprint, model_facts, node_counts
@@ -33,7 +35,7 @@ from cortiq.tokenizer.tokenizer import Tokenizer
 Prompt = str | Iterable[int]
 
 
-class Model(PrefixCacheMixin, ScoringMixin):
+class Model(AdapterMixin, PrefixCacheMixin, ScoringMixin):
     """A model on a backend; made by `load`, a context manager that closes it.
 
     Any thread may call it, but it does one thing at a time: a call made while a stream or another
@@ -65,6 +67,8 @@ class Model(PrefixCacheMixin, ScoringMixin):
         self.file_type, self.load_seconds = source.file_type, 0.0
         self.notes: tuple[str, ...] = source.notes
         self._busy, self._closed = threading.Lock(), False
+        budget = options.adapter_memory
+        self.adapters = Adapters(executable, source, None if budget is None else budget << 20)
 
     @property
     def placement(self) -> Mapping[str, str]:
@@ -197,7 +201,10 @@ class Model(PrefixCacheMixin, ScoringMixin):
         if options.stop and self.tokenizer.absent:
             raise self.tokenizer.absent
         longest = self._source.longest
-        return make_request(self.ids(prompt), options, self.program, self.eos_ids, longest, masks)
+        ids, ends = self.ids(prompt), self.eos_ids
+        request = make_request(ids, options, self.program, ends, longest, masks)
+        overlay = self.adapters.named(options.adapter)
+        return request if overlay is None else replace(request, overlay=overlay)
 
     def generation_of(
         self, request: Request, options: GenerateOptions, output: Output, stats: Statistics
@@ -221,7 +228,7 @@ class Model(PrefixCacheMixin, ScoringMixin):
             options=options,
             step_digests=tuple(output.step_digests),
             record=lambda made: make_receipt(made, self, request),
-            identity=lambda: identity_of(self.model_hash, self.fingerprint, options),
+            identity=lambda: identity_of(self.model_hash, self.fingerprint, options, request),
         )
 
     def ids(self, prompt: Prompt) -> list[int]:
@@ -275,6 +282,7 @@ class Model(PrefixCacheMixin, ScoringMixin):
             hint = "finish or close that stream first"
             raise RequestError("the model is busy with another stream", where=self.name, hint=hint)
         try:
+            self.adapters.sync()
             yield
         except RequestError as error:  # perhaps because it was closed meanwhile
             raise (closed if self._closed else error) from error.__cause__

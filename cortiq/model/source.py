@@ -21,6 +21,7 @@ from cortiq.formats.tokenizer_files import TokenizerFiles
 from cortiq.ir import Program
 from cortiq.model.default_sampling import CORTIQ_SAMPLING, DefaultSampling, usual_sampling
 from cortiq.models import load_program
+from cortiq.models.bind import LoadedProgram
 from cortiq.models.head_names import split_heads_option
 from cortiq.models.registry import family_for
 from cortiq.models.synthetic import PREFIX, open_synthetic
@@ -50,6 +51,7 @@ class ModelSource:
     where : the file or folder. hashed : whether its files hold their own hashes.
     damaged : gives what of them differs from those; reads everything.
     pooling : how its files say that hidden rows become one vector; empty where they say nothing.
+    loaded : the program as its files were read, for adapters; None where it takes none.
     """
 
     program: Program
@@ -67,6 +69,7 @@ class ModelSource:
     hashed: bool = False
     damaged: Callable[[], Iterator[str]] = lambda: iter(())
     pooling: str = ""
+    loaded: LoadedProgram | None = None
 
 
 def model_name(name: object) -> str:
@@ -134,6 +137,7 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
         own is not None,
         (lambda: iter(())) if own is None else own.damaged,
         _pooling(checkpoint),
+        loaded,
     )
 
 

@@ -57,6 +57,7 @@ class LoadedProgram:
     family : name of the family.
     config : the family's configuration; `None` for fixtures.
     pieces : the tensors of the file, or the parts of them, that each weight was made of.
+    module : the family; `None` for fixtures.
     """
 
     program: Program
@@ -65,6 +66,7 @@ class LoadedProgram:
     family: str
     config: BaseConfig | None
     pieces: Mapping[str, Sequence[TensorSlice]]
+    module: ModuleType | None = None
 
     @property
     def tensors(self) -> dict[str, list[str]]:
@@ -131,7 +133,7 @@ def load_program(
     program = with_rule(program, weight_format, checkpoint, tensors)
     program, weights = with_shortlist(program, weights, draft_vocabulary)
     bound, name = _with_layouts(program, weights), family_name(family)
-    return LoadedProgram(bound, weights, checkpoint, name, config, tensors)
+    return LoadedProgram(bound, weights, checkpoint, name, config, tensors, family)
 
 
 def _read_weights(
@@ -167,7 +169,7 @@ def _load_synthetic(
     drafter: OpenCheckpoint | None,
     draft_vocabulary: int,
 ) -> LoadedProgram:
-    program, config = synthetic_program(checkpoint, context), None
+    program, config, family = synthetic_program(checkpoint, context), None, None
     if program is None:
         family = family_for(checkpoint)
         config = read_config(family, checkpoint)
@@ -182,7 +184,8 @@ def _load_synthetic(
     weights |= drafter_weights(program, drafter, weight_format)
     program, weights = with_shortlist(program, weights, draft_vocabulary)
     name = str(program.facts["family"])
-    return LoadedProgram(_with_layouts(program, weights), weights, checkpoint, name, config, {})
+    bound = _with_layouts(program, weights)
+    return LoadedProgram(bound, weights, checkpoint, name, config, {}, family)
 
 
 def _drafted(program: Program, drafter: OpenCheckpoint | None) -> Program:

@@ -1,0 +1,33 @@
+"""The overlay that a request chose: an adapter beside the model's weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, eq=False)
+class ChosenOverlay:
+    """An overlay, as the executable that computes it numbers it.
+
+    Its number is another's only when nobody holds this object any more.
+
+    Attributes
+    ----------
+    name : what the caller calls it. sha256 : hash of the adapter's files. scale : its factor.
+    number : its place in banks, from 1.
+    """
+
+    name: str
+    sha256: str
+    scale: float
+    number: int
+
+    @property
+    def key(self) -> str:
+        """What decides its bits, for caches of prefixes."""
+        return f"{self.sha256}:{self.scale!r}"
+
+
+def key_of(overlay: ChosenOverlay | None) -> str:
+    """Return what decides the bits of a request's overlay; empty for none."""
+    return "" if overlay is None else overlay.key
