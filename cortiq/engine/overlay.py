@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from cortiq.backend.batch import NO_INPUTS
+from cortiq.ir.overlays import overlay_inputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,3 +36,13 @@ class ChosenOverlay:
 def key_of(overlay: ChosenOverlay | None) -> str:
     """Return what decides the bits of a request's overlay; empty for none."""
     return "" if overlay is None else overlay.key
+
+
+def facts_of(overlay: ChosenOverlay | None) -> tuple[str, float] | None:
+    """Return hash and scale of a request's overlay; None without one."""
+    return None if overlay is None else (overlay.sha256, overlay.scale)
+
+
+def session_inputs(overlay: ChosenOverlay | None) -> Mapping[str, Any]:
+    """Return what a row of an overlay supplies in a batch of one sequence."""
+    return NO_INPUTS if overlay is None else overlay_inputs(overlay.number)
