@@ -29,7 +29,7 @@ class ChosenOverlay:
 
     @property
     def key(self) -> str:
-        """What decides its bits, for caches of prefixes."""
+        """The facts that decide its bits, for caches of prefixes."""
         return f"{self.sha256}:{self.scale!r}"
 
 

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from cortiq.errors import FormatError, UnsupportedError, shown
+from cortiq.errors import FormatError, RequestError, UnsupportedError, shown
 from cortiq.formats.adapter_files import CONFIG, PICKLED, WEIGHTS
 from cortiq.formats.digest import file_sha256
 from cortiq.formats.gguf import GGUFFile, open_gguf
@@ -116,6 +116,20 @@ def split_scale(text: str) -> tuple[str, float]:
     if found is None or Path(text).exists():
         return text, 1.0
     return found["path"], float(found["scale"])
+
+
+def split_adapter(text: str) -> tuple[str, str]:
+    """Return name and path of `NAME=PATH`.
+
+    Raises
+    ------
+    RequestError : it is no such text.
+    """
+    name, equals, path = text.partition("=")
+    if not (name and equals and path):
+        what = f"takes NAME=PATH, not {shown(text)}"
+        raise RequestError(what, where="adapters", hint="--adapter sql=./sql-lora")
+    return name, path
 
 
 def open_adapter(path: Path, scale: float = 1.0) -> Adapter:

@@ -1,8 +1,8 @@
 """Programs whose rows choose an overlay: a change of some weights, one of several in a batch.
 
-An overlay is a number that a row supplies, 0 for none. What overlays do to a matrix lies in *banks*:
-stacks with a member for each number, so that a low-rank product is that of a chosen expert, and
-rows of one overlay share it (docs/NUMERICS.md, section 15). Member 0 changes nothing.
+An overlay is a number that a row supplies, 0 for none. What overlays do to a matrix lies in
+*banks*: stacks with a member for each number, so that a low-rank product is that of a chosen
+expert, and rows of one overlay share it (docs/NUMERICS.md, section 15). Member 0 changes nothing.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ BANK_LAYOUT = "w16"
 
 
 @dataclass(frozen=True)
-class Change:
-    """What overlays do to a weight.
+class OverlayChange:
+    """A weight's nodes of overlays.
 
     Attributes
     ----------
@@ -73,7 +73,7 @@ def _is_row(node: Node, program: Program) -> bool:
 
 
 def with_overlays(
-    program: Program, members: int, changes: Mapping[tuple[str, bool], Change]
+    program: Program, members: int, changes: Mapping[tuple[str, bool], OverlayChange]
 ) -> Program:
     """Return the program, of primitives, whose trunk's rows choose one of so many overlays.
 
@@ -91,14 +91,16 @@ def with_overlays(
     if strange:
         raise GraphError("no overlay can change this weight", where=strange[0])
     plain = primitives_of(program)
-    writer = _Writer(plain.trunk, members, {key: c for key, c in changes.items() if c != Change()})
+    writer = _OverlayWriter(
+        plain.trunk, members, {key: c for key, c in changes.items() if c != OverlayChange()}
+    )
     trunk = writer.written()
     specs = {**program.weights, **writer.banks}
     return replace(plain, graphs={**plain.graphs, "trunk": trunk}, weights=specs)
 
 
 @dataclass
-class _Writer:
+class _OverlayWriter:
     """Writes a trunk with the overlays' nodes.
 
     Attributes
@@ -108,7 +110,7 @@ class _Writer:
 
     graph: Graph
     members: int
-    changes: Mapping[tuple[str, bool], Change]
+    changes: Mapping[tuple[str, bool], OverlayChange]
     banks: dict[str, WeightSpec] = field(default_factory=dict)
 
     def written(self) -> Graph:
@@ -129,13 +131,13 @@ class _Writer:
             values=self.values,
         )
 
-    def _change(self, node: Node) -> tuple[str, Change]:
+    def _change(self, node: Node) -> tuple[str, OverlayChange]:
         """Return a node's weight and its change."""
         table = isinstance(node.op, ops.EmbedRows)
         if not isinstance(node.op, ops.MatMul | ops.EmbedRows):
-            return "", Change()
+            return "", OverlayChange()
         (name,) = node.weights.values()
-        return name, self.changes.get((name, table), Change())
+        return name, self.changes.get((name, table), OverlayChange())
 
     def _ends(self) -> Iterator[tuple[str, str]]:
         """Yield outputs that vectors multiply, with the weight: those of a bias, where one is."""
@@ -205,7 +207,7 @@ class _Writer:
         return self._add(name, ops.Quantise(), (value,))
 
     def _multiplied_input(self, node: Node, weight: str) -> str:
-        """Append the product of a matrix's input with a vector; return it as the matrix takes it."""
+        """Append an input's product with a vector; return it as the matrix takes it."""
         value = node.inputs[0]
         quantised = self.values[value].dtype == "q16"
         floats = self.makers[value].inputs[0] if quantised else value

@@ -17,12 +17,13 @@ from typing import Any
 
 from cortiq.backend import Executable
 from cortiq.backend.error_attribution import attributed_to, backend_names
-from cortiq.engine.overlay import ChosenOverlay
+from cortiq.engine.overlay import ChosenOverlay, facts_of
 from cortiq.errors import RequestError, shown
 from cortiq.formats.cache import Progress
 from cortiq.model.machine import memory
 from cortiq.model.source import ModelSource, open_lora
-from cortiq.models.overlays import Overlay, bank_bytes, banks_of, read_overlay
+from cortiq.models.overlay_banks import Overlay, bank_bytes, banks_of
+from cortiq.models.overlays import read_overlay
 from cortiq.numerics.layouts import Weight
 
 NAME = re.compile(r"[\w.-]{1,128}", re.ASCII)
@@ -139,11 +140,22 @@ class Adapters:
                 raise self._unknown(name)
             return self._names[name][0]
 
-    def of_receipt(self, sha256: str, scale: float) -> ChosenOverlay | None:
-        """Return the adapter with these files and this scale, if it is loaded."""
+    def claimed(self, facts: tuple[str, float] | None) -> ChosenOverlay | None:
+        """Return the adapter with this hash and scale; None for none.
+
+        Raises
+        ------
+        RequestError : it is not loaded.
+        """
+        if facts is None:
+            return None
         with self._lock:
-            same = (c for c, _ in self._names.values() if (c.sha256, c.scale) == (sha256, scale))
-            return next(same, None)
+            same = (one for one, _ in self._names.values() if facts_of(one) == facts)
+            found = next(same, None)
+        if found is None:
+            what = f"made with an adapter that is not loaded: {facts[0]}, times {facts[1]:g}"
+            raise RequestError(what, where="adapter", hint="load its files: --adapter NAME=PATH")
+        return found
 
     def _unknown(self, name: object) -> RequestError:
         there = ", ".join(self._names) or "none"
@@ -181,15 +193,18 @@ class Adapters:
             self._held.append(None)
         return number
 
-    def sync(self) -> None:
-        """Have the executable's banks hold what is loaded, between two batches.
+    def sync(self, overlay: ChosenOverlay | None) -> None:
+        """Have the executable's banks hold what is loaded, between two batches, if a request
+        chooses an overlay or nobody does any more.
 
         Raises
         ------
         BackendError, DeclinedError : the backend computes no overlays.
         """
         with self._lock:
-            self._sync(self._overlays())
+            overlays = self._overlays()
+            if overlay is not None or not overlays:
+                self._sync(overlays)
 
     def _sync(self, overlays: list[Overlay | None]) -> None:
         same = len(overlays) == len(self._current) and all(
@@ -259,17 +274,3 @@ class AdapterMixin:
     def unload_adapter(self, name: str) -> None:
         """Unload an adapter; RequestError if none of this name is loaded."""
         self.adapters.unload(name)
-
-
-def split_adapter(text: str) -> tuple[str, str]:
-    """Return name and path of `NAME=PATH`.
-
-    Raises
-    ------
-    RequestError : it is no such text.
-    """
-    name, equals, path = text.partition("=")
-    if not (name and equals and path):
-        what = f"takes NAME=PATH, not {shown(text)}"
-        raise RequestError(what, where="adapters", hint="--adapter sql=./sql-lora")
-    return name, path

@@ -40,7 +40,7 @@ class Identity(NamedTuple):
 def identity_of(
     model_hash: str, model_fingerprint: str, options: GenerateOptions, request: Request
 ) -> Identity:
-    """Return the identity of a generation by a model with these options and the request's adapter."""
+    """Return the identity of a generation: of the model, its adapter and the options."""
     facts = {"model": model_fingerprint, **drawing_facts(options), **adapter_facts(request.overlay)}
     return Identity(model_hash, fingerprint(facts))
 

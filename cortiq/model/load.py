@@ -12,10 +12,10 @@ from cortiq.arguments import function_of, mapping_of
 from cortiq.backend import Backend, CompileOptions, Executable
 from cortiq.backend.seam import devices_of
 from cortiq.errors import OptionError
+from cortiq.formats.adapter import split_adapter
 from cortiq.formats.cache import Progress
 from cortiq.formats.fetch import check_there
 from cortiq.formats.kept_weights import KeptWeights, kept_weights
-from cortiq.model.adapters import split_adapter
 from cortiq.model.machine import memory
 from cortiq.model.model import Model
 from cortiq.model.source import ModelSource, model_name, open_source

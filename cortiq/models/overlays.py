@@ -1,4 +1,4 @@
-"""Adapters as overlays: what one does to each weight of a program, and banks of several.
+"""Adapters as overlays: what one does to each weight of a program.
 
 A low-rank change keeps its two factors, A and B times its scale, each converted to `w16`; DoRA's
 lengths become a vector, computed once, and IA³'s vectors stay as they are.
@@ -6,8 +6,8 @@ lengths become a vector, computed once, and IA³'s vectors stay as they are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, NamedTuple
 
@@ -18,10 +18,11 @@ from cortiq.errors import FormatError, UnsupportedError
 from cortiq.formats.adapter import Adapter, LowRank
 from cortiq.formats.ia3 import ModuleVector
 from cortiq.ir import Program
-from cortiq.ir.overlays import BANK_LAYOUT, Change, bank_name, changeable, with_overlays
+from cortiq.ir.overlays import BANK_LAYOUT, changeable
 from cortiq.models.adapters import Factors, WithAdapters, doubles
 from cortiq.models.bind import LoadedProgram
 from cortiq.models.exact_products import row_sums
+from cortiq.models.overlay_banks import Key, Overlay, OverlayPart
 from cortiq.models.tensor_pieces import TensorSlice
 from cortiq.models.weights import raw_weight
 from cortiq.numerics.contract import F32, Floats, snap
@@ -29,59 +30,8 @@ from cortiq.numerics.dequantise import embedding_rows
 from cortiq.numerics.layouts import F32_LAYOUT, LAYOUTS, Weight, floats
 from cortiq.numerics.weights import convert
 
-Key = tuple[str, bool]
-"""A weight, and whether its rows are looked up."""
-_PARTS = ("a", "b", "before", "gain", "after")
 _ROWS = 1 << 12
 """Rows of a matrix whose lengths are computed at a time."""
-
-
-@dataclass(frozen=True)
-class Member:
-    """What an overlay does to a weight; vectors are float32, None where there are none.
-
-    Attributes
-    ----------
-    a, b : factors, [r, in] (or [vocabulary, r] of a table) and [out, r].
-    before, gain, after : see `cortiq.ir.overlays.Change`.
-    """
-
-    a: Weight | None = None
-    b: Weight | None = None
-    before: Floats | None = None
-    gain: Floats | None = None
-    after: Floats | None = None
-
-    @property
-    def rank(self) -> int:
-        """The rank of the product, 0 for none."""
-        return 0 if self.b is None else self.b.shape[1]
-
-    def change(self, table: bool) -> Change:
-        """Return the nodes that it takes."""
-        before, gain, after = (v is not None for v in (self.before, self.gain, self.after))
-        return Change(self.rank, before, gain, after, table)
-
-
-@dataclass(frozen=True)
-class Overlay:
-    """An adapter as an overlay.
-
-    Attributes
-    ----------
-    sha256 : hash of the adapter's files. scale : what the caller multiplies it with.
-    members : what it does to each weight.
-    """
-
-    sha256: str
-    scale: float
-    members: Mapping[Key, Member] = field(repr=False)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its numbers."""
-        held = (getattr(m, n) for m in self.members.values() for n in _PARTS)
-        return sum(part.nbytes for part in held if part is not None)
 
 
 class _Shapes:
@@ -127,7 +77,7 @@ def read_overlay(adapter: Adapter, loaded: LoadedProgram, program: Program) -> O
     for name, tensor in adapter.whole.items():
         _check_same(adapter, name, tensor, names)
     names.add(replace(adapter, whole={}, vectors={}))
-    reader = _Reader(adapter, loaded, changeable(program).keys(), names)
+    reader = _AdapterReader(adapter, loaded, changeable(program).keys(), names)
     return Overlay(adapter.sha256(), adapter.scale, dict(reader.members()))
 
 
@@ -147,7 +97,7 @@ def _check_same(adapter: Adapter, name: str, tensor: str, names: WithAdapters) -
 
 
 @dataclass
-class _Reader:
+class _AdapterReader:
     """Reads an adapter for the weights of a program."""
 
     adapter: Adapter
@@ -164,7 +114,7 @@ class _Reader:
                 place = _Place(name, piece, len(pieces) == 1)
                 self.places.setdefault(piece.tensor, []).append(place)
 
-    def members(self) -> Iterator[tuple[Key, Member]]:
+    def members(self) -> Iterator[tuple[Key, OverlayPart]]:
         """Yield what is done to each weight."""
         for tensor, changes in self.names.changes.items():
             for _, change, rows in changes:
@@ -186,7 +136,7 @@ class _Reader:
             raise UnsupportedError(what, where=str(self.adapter.path), hint=hint)
         return sound
 
-    def _low_rank(self, place: _Place, factors: Factors, change: LowRank) -> Member:
+    def _low_rank(self, place: _Place, factors: Factors, change: LowRank) -> OverlayPart:
         """Return both factors for a weight that is some rows of a tensor."""
         piece, where = place.piece, f"{self.adapter.path}: {place.weight}"
         cut = slice(piece.start, piece.stop)
@@ -196,11 +146,11 @@ class _Reader:
                 what = f"changes the lengths of {place.weight}, a table"
                 raise UnsupportedError(what, where=str(self.adapter.path), hint="use --lora PATH")
             # rows of the table are b's, and a has the columns
-            return Member(_matrix(factors.b[0], where), _matrix(a.T * factors.scale, where))
+            return OverlayPart(_matrix(factors.b[0], where), _matrix(a.T * factors.scale, where))
         gain = None
         if factors.magnitude is not None:
             gain = self._gain(place, a, b, factors.magnitude[cut])
-        return Member(_matrix(a, where), _matrix(b, where), gain=gain)
+        return OverlayPart(_matrix(a, where), _matrix(b, where), gain=gain)
 
     def _gain(self, place: _Place, a: Any, b: Any, magnitude: Any) -> Floats:
         """Return DoRA's lengths over those of the changed rows, which are of the loaded weight."""
@@ -213,7 +163,7 @@ class _Reader:
                 found.append(magnitude[rows] / np.sqrt(row_sums(changed * changed)))
         return _vector(np.concatenate(found), f"{self.adapter.path}: {place.weight}")
 
-    def _scaled(self, name: str, vector: ModuleVector) -> Iterator[tuple[Key, Member]]:
+    def _scaled(self, name: str, vector: ModuleVector) -> Iterator[tuple[Key, OverlayPart]]:
         """Yield what a vector of IA³ does to weights."""
         canonical, tensor = self.names.found(name, self.adapter)
         rows = self.names.rows_of(self.adapter).get(canonical)
@@ -227,11 +177,11 @@ class _Reader:
                 raise FormatError(what, where=str(self.adapter.path), hint=hint)
             where = f"{self.adapter.path}: {place.weight}"
             if vector.is_input:
-                yield (place.weight, False), Member(before=_vector(scale, where))
+                yield (place.weight, False), OverlayPart(before=_vector(scale, where))
                 continue
             turned = scale if rows is None else scale[rows]
             cut = turned[place.piece.start : place.piece.stop]
-            yield (place.weight, False), Member(after=_vector(cut, where))
+            yield (place.weight, False), OverlayPart(after=_vector(cut, where))
 
 
 def _matrix(values: npt.NDArray[np.float64], where: str) -> Weight:
@@ -248,69 +198,3 @@ def _vector(values: npt.NDArray[np.float64], where: str) -> Floats:
     if not np.isfinite(rounded).all() or (np.abs(rounded) >= 2.0**50).any():
         raise FormatError("holds a length that is not finite, or too large", where=where)
     return snap(rounded)
-
-
-def changes_of(overlays: Sequence[Overlay | None]) -> dict[Key, Change]:
-    """Return the changes of a program whose rows choose one of these."""
-    found: dict[Key, Change] = {}
-    for overlay in filter(None, overlays):
-        for key, member in overlay.members.items():
-            mine, before = member.change(key[1]), found.get(key, Change(table=key[1]))
-            found[key] = Change(
-                max(mine.rank, before.rank),
-                mine.before or before.before,
-                mine.gain or before.gain,
-                mine.after or before.after,
-                key[1],
-            )
-    return found
-
-
-def bank_bytes(program: Program, overlays: Sequence[Overlay | None]) -> int:
-    """Return the bytes of the banks of these overlays and of member 0."""
-    varied = with_overlays(program, 1 + len(overlays), changes_of(overlays))
-    banks = varied.weights.keys() - program.weights.keys()
-    layouts = {name: varied.weights[name] for name in banks}
-    return sum((4 if s.layout == "f32" else 2) * prod(s.shape) for s in layouts.values())
-
-
-def banks_of(
-    program: Program, overlays: Sequence[Overlay | None]
-) -> tuple[Program, dict[str, Weight]]:
-    """Return the program whose rows choose an overlay, and its banks; None leaves a number free."""
-    changes = changes_of(overlays)
-    varied = with_overlays(program, 1 + len(overlays), changes)
-    banks: dict[str, Weight] = {}
-    for key in changes:
-        name, table = key
-        members = [None if o is None else o.members.get(key) for o in (None, *overlays)]
-        for part in _PARTS:
-            bank = bank_name(name, part, table)
-            if bank not in varied.weights:
-                continue
-            shape = varied.weights[bank].shape
-            held = [None if m is None else getattr(m, part) for m in members]
-            banks[bank] = _stack(held, shape) if part in "ab" else _vectors(held, shape[1])
-    return varied, banks
-
-
-def _vectors(held: Sequence[Floats | None], width: int) -> Weight:
-    """Return a table of vectors; where there is none it is of ones."""
-    ones = np.ones(width, F32)
-    return Weight.from_floats(np.stack([ones if v is None else v for v in held]))
-
-
-def _stack(held: Sequence[Weight | None], shape: tuple[int, ...]) -> Weight:
-    """Return matrices one below the other, padded with zeros to equal ranks."""
-    rows, columns = prod(shape[:-1]) // len(held), shape[-1]
-    size = (prod(shape[:-1]), columns)
-    parts = {part: np.zeros(size, np.int8) for part in ("hi", "lo")}
-    scale = np.zeros((size[0], 1), F32)
-    for number, one in enumerate(held):
-        if one is None:
-            continue
-        start, (count, width) = number * rows, one.shape
-        for part, values in parts.items():
-            values[start : start + count, :width] = one.parts[part]
-        scale[start : start + count] = one.parts["scale"]
-    return Weight(LAYOUTS[BANK_LAYOUT], size, {**parts, "scale": scale})

@@ -165,8 +165,8 @@ def _option(name: str, value: Any, where: str) -> Any:
     return value
 
 
-def _adapter(value: Any, where: str) -> tuple[str, float]:
-    """Return hash and scale of an adapter."""
+def read_adapter(value: Any, where: str) -> tuple[str, float]:
+    """Return hash and scale of an adapter; raise FormatError if there are none."""
     if type(value) is not list or len(value) != 2 or type(value[1]) not in (int, float):
         raise FormatError(f"must be [hash, scale], not {shown(value)}", where=where)
     if not math.isfinite(value[1]):
@@ -196,7 +196,7 @@ CLAIM_READERS: Mapping[str, Callable[[Any, str], Any]] = {
     "text": _text,
 }
 """Reader of each field of a claim."""
-OPTIONAL_READERS: Mapping[str, Callable[[Any, str], Any]] = {"adapter": _adapter}
+OPTIONAL_READERS: Mapping[str, Callable[[Any, str], Any]] = {"adapter": read_adapter}
 """Reader of each field that claims have only where it says something."""
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from cortiq.engine.accept import drawn_token
 from cortiq.engine.output import Output
-from cortiq.engine.overlay import ChosenOverlay, session_inputs
+from cortiq.engine.overlay import session_inputs
 from cortiq.engine.request import Request, make_request, vocabulary_size
 from cortiq.engine.session import Progress, RowResult, Session, digest_of
 from cortiq.errors import RequestError, SequenceFailedError, shown
@@ -132,8 +132,8 @@ class ClaimReplay:
             request = make_request(claim.prompt_ids, options, model.program, claim.end_ids)
         except RequestError as error:
             return [_refused_request(error)]
-        request = replace(request, overlay=claimed_adapter(model, claim))
-        model.adapters.sync()
+        request = replace(request, overlay=model.adapters.claimed(claim.adapter))
+        model.adapters.sync(request.overlay)
         output = Output(request, model.tokenizer)
         found = yield from self._draws(request, output)
         return found or self._ending(output) or self._results(output)
@@ -232,7 +232,7 @@ class ClaimReplay:
 
     def _results(self, output: Output) -> list[Difference]:
         """Compare the fields that follow from the draws."""
-        overlay = claimed_adapter(self.model, self.claim)
+        overlay = self.model.adapters.claimed(self.claim.adapter)
         facts = {"model": self.model.fingerprint, **drawing_facts(self.claim.options)}
         facts |= adapter_facts(overlay)
         results = {
@@ -246,23 +246,6 @@ class ClaimReplay:
             for name, value in results.items()
             if getattr(self.claim, name) != value
         ]
-
-
-def claimed_adapter(model: Model, claim: Claim) -> ChosenOverlay | None:
-    """Return the loaded adapter that a claim names by its hash.
-
-    Raises
-    ------
-    RequestError : it is not loaded, so that there is no verdict.
-    """
-    if claim.adapter is None:
-        return None
-    found = model.adapters.of_receipt(*claim.adapter)
-    if found is None:
-        sha256, scale = claim.adapter
-        what = f"made with an adapter that is not loaded: {sha256}, times {scale:g}"
-        raise RequestError(what, where="adapter", hint="load its files: --adapter NAME=PATH")
-    return found
 
 
 def _refused_request(error: RequestError) -> Difference:

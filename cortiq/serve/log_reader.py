@@ -10,7 +10,7 @@ from typing import Any
 from cortiq.errors import FormatError, RequestError, shown
 from cortiq.formats.strict_json import MAX_BYTES
 from cortiq.options import GenerateOptions
-from cortiq.receipts.reader import read_options
+from cortiq.receipts.reader import read_adapter, read_options
 from cortiq.serve.request_log import LOG_VERSION, open_line
 
 MOST_CHOICES = 1 << 16
@@ -28,6 +28,7 @@ class LoggedRequest:
     shown_ids : control tokens that are part of the text.
     prompts : token ids. n : choices of each. seeds : of each prompt. options : of all of them.
     masks : recipe of the masks that restricted it; None without.
+    adapter : as in a receipt's claim.
     """
 
     id: str
@@ -45,6 +46,7 @@ class LoggedRequest:
     seeds: tuple[int, ...]
     options: GenerateOptions
     masks: Mapping[str, Any] | None
+    adapter: tuple[str, float] | None = None
 
     def of_choice(self, choice: int) -> tuple[tuple[int, ...], GenerateOptions]:
         """Return the prompt and the options of one choice."""
@@ -167,6 +169,7 @@ def logged_request(record: Mapping[str, Any]) -> LoggedRequest:
         seeds=seeds,
         options=read_options(record["options"], "options"),
         masks=_recipe(record["masks"]),
+        adapter=read_adapter(record["adapter"], "adapter") if "adapter" in record else None,
     )
 
 

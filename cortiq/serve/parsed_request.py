@@ -12,6 +12,7 @@ from cortiq.engine.request import Request, make_request
 from cortiq.errors import RequestError
 from cortiq.model.chat import chat_ids
 from cortiq.model.prompt_logprobs import PromptToken, prompt_logprob_steps
+from cortiq.serve.adapter_names import adapter_of, full_name
 from cortiq.serve.completion_params import (
     MAX_TOKENS,
     CompletionParams,
@@ -60,6 +61,11 @@ class ParsedRequest:
         return Splitter(served.thinking, served.dialect, self.tools.schemas, self.opened)
 
     @property
+    def model_name(self) -> str:
+        """The name of the model, and of the adapter that the request chose."""
+        return full_name(self.served, self.params.options.adapter)
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
         return self.served.model.tokenizer
@@ -74,7 +80,9 @@ class ParsedRequest:
         found = []
         for ids in self.prompts:
             executable, top = self.served.model.executable, self.params.prompt_logprobs or 0
-            for scored in prompt_logprob_steps(executable, ids, top):
+            overlay = self.requests[0].overlay
+            self.served.model.adapters.sync(overlay)
+            for scored in prompt_logprob_steps(executable, ids, top, overlay):
                 if scored is None:
                     yield None
                 else:
@@ -94,8 +102,9 @@ def parse_chat(served: ServedModel, fields: Fields, answer_tokens: int) -> Parse
         fields.integer(name, 1, MAX_TOKENS) for name in ("max_completion_tokens", "max_tokens")
     )
     params = read_params(
-        fields, chat_logprobs(fields), newer or older or answer_tokens, served.usual
-    )
+        fields, chat_logprobs(fields), newer or older or answer_tokens, served.usual,
+        adapter_of(served, fields),
+    )  # fmt: skip
     _check_count(served, fields)
     messages, tools = read_messages(fields), read_tools(fields)
     options, form = _template_options(fields), read_form(served, fields, tools)
@@ -180,7 +189,8 @@ def parse_completion(served: ServedModel, fields: Fields) -> ParsedRequest:
     max_tokens = fields.integer("max_tokens", 0 if echo else 1, MAX_TOKENS)
     silent = max_tokens == 0
     max_tokens = 1 if silent else max_tokens or COMPLETION_TOKENS
-    params = read_params(fields, text_logprobs(fields), max_tokens, served.usual)
+    adapter = adapter_of(served, fields)
+    params = read_params(fields, text_logprobs(fields), max_tokens, served.usual, adapter)
     fields.refuse("suffix", "text is only continued at its end")
     best = fields.integer("best_of", 1, MAX_TOKENS)
     if best not in (None, params.n):
@@ -241,9 +251,10 @@ def _requests(
             raise too_long(len(ids), model.context, param)
         try:
             first = make_request(ids, params.options, model.program, model.eos_ids)
+            overlay = model.adapters.named(params.options.adapter)
         except RequestError as error:
             raise as_api_error(error) from None
-        first = replace(first, top_logprobs=params.top_logprobs, shown_ids=shown)
+        first = replace(first, top_logprobs=params.top_logprobs, shown_ids=shown, overlay=overlay)
         choices = [replace(first, choice=choice) for choice in range(params.n)]
         if form is not None:
             choices = [replace(one, masks=form.make_masks(ids, opened)) for one in choices]

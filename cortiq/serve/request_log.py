@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cortiq.engine.overlay import facts_of
 from cortiq.engine.sequence import Sequence
 from cortiq.errors import CortiqError
 from cortiq.numerics.contract import CONTRACT_VERSION
@@ -68,6 +69,7 @@ class RequestLog:
             "seeds": [one.sampling.seed for one in parsed.requests[:: parsed.params.n]],
             "options": options_object(parsed.params.options),
             "masks": None if masks is None else getattr(masks, "recipe", {}),
+            **({} if first.overlay is None else {"adapter": facts_of(first.overlay)}),
         })  # fmt: skip
         return number
 
