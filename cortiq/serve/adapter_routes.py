@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from cortiq.errors import CortiqError, shown
 from cortiq.formats.hub_names import is_hub_name
-from cortiq.serve.errors import ApiError, as_api_error, invalid
+from cortiq.serve.errors import ApiError, error_sentence, invalid
 from cortiq.serve.fields import Fields
 from cortiq.serve.served_model import ServedModel
 from cortiq.serve.service import Service, key_of
@@ -37,7 +37,7 @@ class AdapterRoutes:
             try:
                 return vars(served.model.load_adapter(name, path))
             except CortiqError as error:
-                raise as_api_error(error) from error
+                raise invalid(error_sentence(error), "lora_path", "invalid_adapter") from error
 
         return JSONResponse(await self.service.read(request, work))
 
