@@ -33,6 +33,7 @@ class OptionSpec:
     ends : whether a value can change where a text ends.
     metavar : name of the value in `--help`.
     instead : an object that Python code may pass instead of a text: its name, and its methods.
+    hidden : commands have no flag for it, since another flag says it.
     """
 
     help: str
@@ -47,6 +48,7 @@ class OptionSpec:
     ends: bool = False
     metavar: str | None = None
     instead: tuple[str, tuple[str, ...]] | None = None
+    hidden: bool = False
 
 
 def checked_value(name: str, spec: OptionSpec, value: Any) -> Any:

@@ -7,115 +7,27 @@ environment, which wins over the default.
 
 from __future__ import annotations
 
-import dataclasses
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from cortiq.errors import RequestError
-from cortiq.option_names import option_hint
-from cortiq.option_values import OptionSpec, checked_value, from_text, value_description
+from cortiq.option_sets import OptionSet as OptionSet
+from cortiq.option_sets import defaults as defaults
+from cortiq.option_sets import documented, option
+from cortiq.option_sets import environment_name as environment_name
+from cortiq.option_sets import flag as flag
+from cortiq.option_sets import resolve as resolve
+from cortiq.option_sets import select as select
+from cortiq.option_sets import specs as specs
 
 if TYPE_CHECKING:
     from cortiq.backend import Backend
 
-ENVIRONMENT_PREFIX = "CORTIQ_"
 RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Options that models recommend values of; where nobody gives one, those are taken."""
 ANSWER_TOKENS = 1024
 ANSWER_DEFAULTS: Mapping[str, Any] = {"max_tokens": ANSWER_TOKENS, "loop_tokens": 96}
 """Defaults for an answer that a person reads: it mostly ends by itself, or else repeats itself."""
-
-Options = TypeVar("Options", bound="OptionSet")
-
-
-def option(default: Any, help: str, type: type = str, **details: Any) -> Any:
-    """Return a field of an option class."""
-    return field(default=default, metadata={"spec": OptionSpec(help, type, **details)})
-
-
-@dataclass(frozen=True)
-class OptionSet:
-    """Base of the option classes: checks every value against its `OptionSpec`.
-
-    Raises
-    ------
-    OptionError : a value is of the wrong type or out of range; the message names the option.
-    """
-
-    def __post_init__(self) -> None:
-        for name, spec in specs(type(self)).items():
-            object.__setattr__(self, name, checked_value(name, spec, getattr(self, name)))
-
-
-def documented(options: type[Options]) -> type[Options]:
-    """Document every field of an option class in its docstring, from its specifications."""
-    known = specs(options)
-    fields = [f"    {name} : {_summary(name, spec, options)}" for name, spec in known.items()]
-    head = [options.__doc__ or "", "", "    Attributes", "    ----------"]
-    options.__doc__ = "\n".join([*head, *fields, "    "])
-    return options
-
-
-def _summary(name: str, spec: OptionSpec, options: type[OptionSet]) -> str:
-    kind = "a mapping of token ids to numbers" if spec.bias else value_description(spec)
-    several = "any number of values, each " if spec.repeated else ""
-    return f"{several}{kind} (default {defaults(options)[name]!r}). {spec.help}"
-
-
-def specs(options: type[OptionSet]) -> dict[str, OptionSpec]:
-    """Return the `OptionSpec` of every option of a class, by name."""
-    return {f.name: f.metadata["spec"] for f in dataclasses.fields(options)}
-
-
-def defaults(options: type[OptionSet]) -> dict[str, Any]:
-    """Return the default of every option of a class, by name."""
-    return {f.name: f.default for f in dataclasses.fields(options)}
-
-
-def flag(name: str) -> str:
-    """Return an option's command-line flag."""
-    return "--" + name.replace("_", "-")
-
-
-def environment_name(name: str) -> str:
-    """Return an option's environment variable."""
-    return ENVIRONMENT_PREFIX + name.upper()
-
-
-def resolve(
-    options: type[Options],
-    given: Mapping[str, Any],
-    environment: Mapping[str, str] = os.environ,
-    usual: Mapping[str, Any] | None = None,
-) -> Options:
-    """Return options from given values (None: not given), the environment, and the defaults.
-
-    Parameters
-    ----------
-    usual : values that take the place of defaults.
-
-    Raises
-    ------
-    RequestError : an unknown name, or a value that is not allowed.
-    """
-    known = specs(options)
-    for name in given:
-        if name not in known:
-            hint = option_hint(name, known, f"help(cortiq.{options.__name__})")
-            raise RequestError(f"there is no option {name!r}", hint=hint)
-    values = {name: value for name, value in given.items() if value is not None}
-    for name, spec in known.items():
-        text = environment.get(environment_name(name), "")
-        if text and name not in values:
-            values[name] = from_text(name, spec, text, environment_name(name))
-    return options(**{**(usual or {}), **values})
-
-
-def select(options: type[OptionSet], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that are options of this class."""
-    return {name: value for name, value in given.items() if name in specs(options)}
 
 
 @documented
@@ -161,6 +73,13 @@ class LoadOptions(OptionSet):
     lora: tuple[str, ...] = option(
         (), "Merge a LoRA adapter, a PEFT folder or a GGUF file, times a scale; may be repeated.",
         repeated=True, bits=True, metavar="PATH[:SCALE]")  # fmt: skip
+    adapters: tuple[str, ...] = option(
+        (), "Load an adapter (a PEFT folder or a GGUF file, times a scale) beside the model, for "
+        "requests that name it; may be repeated.",
+        repeated=True, metavar="NAME=PATH[:SCALE]")  # fmt: skip
+    adapter_memory: int | None = option(
+        None, "Most MiB of loaded adapters; by default what the machine has free.", int, least=1
+    )
     threads: int = option(0, "Host threads; 0 is one per core.", int, least=0, most=1024)
     heads: str = option(
         "off", "Draft head to load beside the model: off, auto (its own, if any), mtp, mimo (after "
@@ -263,6 +182,9 @@ class GenerateOptions(OptionSet):
         1.0, "Softmax temperature of confidence.", float, least=0.001,
     )  # fmt: skip
     trace: bool = option(False, "Keep a row of facts about every token.", bool)
+    adapter: str | None = option(
+        None, "Name of the loaded adapter to generate with; by default none.", hidden=True
+    )
     loop_tokens: int = option(
         0, "End when this many last tokens repeat one block, three times or more; 0 is never.", int,
         least=0, most=4096, ends=True,

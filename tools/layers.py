@@ -29,6 +29,12 @@ FLOORS: tuple[tuple[str, Mapping[str, str]], ...] = (
         },
     ),
     (
+        "classes of options",
+        {
+            "option_sets": "their flags, variables of the environment, and checked values",
+        },
+    ),
+    (
         "contract",
         {
             "numerics": "the contract, executable: every operation's bits in NumPy",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 
-from cortiq_conformance import graphs, heads, layer_runs, layers, streams, together
+from cortiq_conformance import graphs, heads, layer_runs, layers, overlays, streams, together
 from cortiq_conformance.case import Case
 from cortiq_conformance.level0 import (
     blocks,
@@ -28,6 +28,7 @@ from cortiq_conformance.level0 import (
     tails,
     windows,
 )
+from cortiq_conformance.level0 import overlays as overlays0
 
 LEVEL0 = (
     foundations,
@@ -48,6 +49,7 @@ LEVEL0 = (
     steps,
     exports,
     windows,
+    overlays0,
     robustness,
 )
 LEVELS = (0, 1, 2, 3, 4)
@@ -77,10 +79,12 @@ def cases(
     if 3 in wanted:
         yield from streams.greedy_cases(profile, models)
         yield from together.cases(3, models)
+        yield from overlays.cases(3, models)
         yield from heads.stream_cases(3, models)
     if 4 in wanted:
         yield from streams.sampled_cases(profile, models)
         yield from together.cases(4, models)
+        yield from overlays.cases(4, models)
         yield from heads.stream_cases(4, models)
 
 

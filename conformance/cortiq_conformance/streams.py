@@ -162,7 +162,7 @@ def defined_stream(name: str, title: str, choose: Want) -> GeneratedStream:
     while len(stream.tokens) < STEPS:
         logits = oracle.feed(rows).values["logits"][-1]
         stream.digests.append(digest.digest(logits))
-        stream.tokens.append(_chosen(logits, choose, oracle.tokens))
+        stream.tokens.append(chosen_id(logits, choose, oracle.tokens))
         rows = np.array(stream.tokens[-1:], np.int32)
     return stream
 
@@ -176,7 +176,8 @@ def _referred(name: str, title: str, choose: Want) -> GeneratedStream:
     return stream
 
 
-def _chosen(logits: np.ndarray, choose: Want, history: Sequence[int]) -> int:
+def chosen_id(logits: np.ndarray, choose: Want, history: Sequence[int]) -> int:
+    """Return the id that a want chooses from logits, by definition."""
     if isinstance(choose, Draw):
         position, choice = len(history), choose.choice
         return sampling.draw(logits, choose.sampling, history, position, choice, mask=choose.mask)

@@ -28,7 +28,8 @@ from cortiq.backend.wants import LARGEST_VOCABULARY, unanswerable, undrawn
 from cortiq.errors import BackendError
 from cortiq.ir import Graph, Program
 from cortiq.ir.layers import Attention, Embedding
-from cortiq.ir.ops import Attend, EmbedRows, Recall
+from cortiq.ir.ops import Attend, EmbedRows, ExpertMatMul, Recall
+from cortiq.ir.overlays import OVERLAY, OVERLAY_INDEX
 
 BY_ROW = ("token", "position")
 """Inputs that a row has fields for."""
@@ -113,7 +114,7 @@ def refusals(
     supplied = [name for name in graph.inputs if name not in BY_ROW]
     tables: dict[str, int] = {}
     if supplied:
-        tables = {n.inputs[0]: n.op.vocab for n in graph.nodes if isinstance(n.op, EmbedRows)}
+        tables = _sizes(graph)
     if isinstance(rows, RowRuns) and not supplied:
         yield from _refusals_of_runs(graph, rows, tokens, start, vocabulary, known)
         return
@@ -134,6 +135,16 @@ def refusals(
             )
         if row.wants not in known:
             yield from _refusals_of_wants(graph, row.wants, known)
+
+
+def _sizes(graph: Graph) -> dict[str, int]:
+    """Return how many rows or matrices there are to choose from with an index, by its name."""
+    tables = {n.inputs[0]: n.op.vocab for n in graph.nodes if isinstance(n.op, EmbedRows)}
+    tables |= {n.inputs[1]: n.op.experts for n in graph.nodes if isinstance(n.op, ExpertMatMul)}
+    overlays = [tables[name] for name in (OVERLAY, OVERLAY_INDEX) if name in tables]
+    if overlays:  # one number in two shapes, one of which may index nothing
+        tables |= dict.fromkeys((OVERLAY, OVERLAY_INDEX), overlays[0])
+    return tables
 
 
 def _refusals_of_runs(

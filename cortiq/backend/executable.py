@@ -24,11 +24,11 @@ from cortiq.backend.admission import (
 )
 from cortiq.backend.batch import FAULT, Batch, BatchResult, Finished, Outcome, Status, Ticket, Want
 from cortiq.backend.known_wants import KnownWants
+from cortiq.backend.overlays import VariedPlans
 from cortiq.backend.protocol import BATCH_ROWS, CompileOptions, OptionalCapabilities
 from cortiq.backend.row_runs import known_ids
 from cortiq.backend.state import ExportedState, State, check_exported
 from cortiq.backend.windows import PIECE_ROWS, Extent, windows_of
-from cortiq.errors import RequestError
 from cortiq.ir import Graph, Program
 
 Brought = Mapping[Want, Any]
@@ -88,7 +88,7 @@ class Accepted(Generic[S]):
         return Accepted(self.state, self.indices[start:stop], self.tokens[start:stop])
 
 
-class BaseExecutable(OptionalCapabilities, ABC, Generic[S, P]):
+class BaseExecutable(VariedPlans[P], OptionalCapabilities, ABC, Generic[S, P]):
     """Sequences are opened and dropped, batches admitted, computed and settled.
 
     A backend's executable says how a sequence is made (`new_state`), what memory is held
@@ -112,6 +112,7 @@ class BaseExecutable(OptionalCapabilities, ABC, Generic[S, P]):
     profile: Any = None
 
     def __init__(self, program: Program, options: CompileOptions, plans: Mapping[str, P]) -> None:
+        super().__init__()
         self.program, self.options, self.plans = program, options, plans
         self.vocabulary = vocabulary_of(program)
         self.written = {name: graph.written_slots() for name, graph in program.graphs.items()}
@@ -161,7 +162,7 @@ class BaseExecutable(OptionalCapabilities, ABC, Generic[S, P]):
         """Return why a sequence's rows cannot be computed; if they can, make room for them."""
         start, indices = sequence.state.length(batch.entry), sequence.indices
         rows, context = batch.rows[indices.start : indices.stop], self.program.context
-        known = self.known_wants[batch.entry]
+        known = self.wants_of(plan, batch.entry)
         found = refusals(plan.graph, rows, sequence.tokens, start, self.vocabulary, context, known)
         reason = next(found, None)
         if reason is None and self.recalled[batch.entry]:
@@ -210,11 +211,12 @@ class BaseExecutable(OptionalCapabilities, ABC, Generic[S, P]):
         """Release weights and sequences."""
         for state in list(self.states):
             state.release()
-        self.plans = {}
+        self.plans, self.varied = {}, {}
 
     def forward(self, batch: Batch) -> Ticket:
         """Compute a batch: let in what has an answer, run it, settle each sequence's outcome."""
-        plan = self._plan(batch.entry)
+        plan = self.plan_of(batch)
+        batch = self.prepared(plan, batch)
         outcomes: dict[State, Outcome] = {}
         asking: list[Accepted[S]] = []
         reasons: list[str | None] = []
@@ -273,12 +275,6 @@ class BaseExecutable(OptionalCapabilities, ABC, Generic[S, P]):
             rows = batch.rows[sequence.indices.start : sequence.indices.stop]
             stop = next(chunks_of(rows, names, stop))[1]
         return sequence.cut(0, stop)
-
-    def _plan(self, entry: str) -> P:
-        if entry not in self.plans:
-            there = ", ".join(self.plans) or "none: it was closed"
-            raise RequestError(f"no entry graph is named {entry!r}", hint=f"There are {there}")
-        return self.plans[entry]
 
     def owns(self, state: Any) -> bool:
         """Check whether a state is a living sequence of this executable."""

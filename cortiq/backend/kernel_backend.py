@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from cortiq.backend.arrays import ArrayLibrary
@@ -143,12 +144,23 @@ class KernelBackend(TakesKernels, ABC):
         library = self.library(device, options)
         with library.running(options):
             plans = self.plans(program, weights, library)
-        return self.executable()(program, options, library, plans, self.placement(program))
+        made = self.executable()(program, options, library, plans, self.placement(program))
+        made.planner = partial(self.plans, library=library)
+        return made
 
     def plans(
-        self, program: Program, weights: Mapping[str, Weight], library: ArrayLibrary
+        self,
+        program: Program,
+        weights: Mapping[str, Weight],
+        library: ArrayLibrary,
+        made: dict[tuple[str, Hashable], Any] | None = None,
     ) -> dict[str, KernelPlan]:
-        """Return a plan of each entry graph, with its weights prepared."""
+        """Return a plan of each entry graph, with its weights prepared.
+
+        Parameters
+        ----------
+        made : weights that are prepared, by name and form; those that are not are added.
+        """
         table, others = self.table(), self.others()
         plan = self.executable().plan_type
         layers = NOTHING if self.given else table.layers  # kernels of others reach inside, too
@@ -161,6 +173,7 @@ class KernelBackend(TakesKernels, ABC):
             weights,
             lambda op, role, weight, name: prepare(library, op, role, weight, name),
             self.form,
+            {} if made is None else made,
         )
         graphs = claimed_graphs(program, layers)
 

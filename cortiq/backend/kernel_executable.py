@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -17,6 +17,10 @@ from cortiq.backend.protocol import CompileOptions
 from cortiq.backend.stored import SlotStore, StoredExecutable, StoredState
 from cortiq.backend.stores import open_store
 from cortiq.ir import Graph, Node, Op, Program, Slot, expand
+from cortiq.numerics.layouts import Weight
+
+Planner = Callable[..., Mapping[str, KernelPlan]]
+"""Plans of a program and its weights; `made` are weights that are prepared already."""
 
 
 class KernelExecutable(StoredExecutable[StoredState, KernelPlan]):
@@ -44,12 +48,30 @@ class KernelExecutable(StoredExecutable[StoredState, KernelPlan]):
         placement: Mapping[str, str],
     ) -> None:
         self.library, self.placement = library, placement
+        self.planner: Planner | None = None
+        self._made: dict[tuple[str, Hashable], Any] = {}
         super().__init__(program, options, plans)
 
     @property
     def provenance(self) -> Mapping[str, str]:
         """The libraries and the device that compute, for receipts."""
         return self.library.provenance()
+
+    def varied_plans(
+        self, program: Program, weights: Mapping[str, Weight]
+    ) -> Mapping[str, KernelPlan]:
+        """Compile the trunk of a program with overlays.
+
+        The program's own weights are prepared anew for the first one, since they may have been
+        joined, and kept for the next.
+        """
+        if self.planner is None:
+            return super().varied_plans(program, weights)
+        trunk = replace(program, graphs={"trunk": program.trunk})
+        known = self.program.weights
+        self._made = {key: made for key, made in self._made.items() if key[0] in known}
+        with self.library.running(self.options):
+            return self.planner(trunk, weights, made=self._made)
 
     def new_state(self, limit: int) -> StoredState:
         """Return an empty sequence of at most `limit` positions."""

@@ -82,7 +82,7 @@ class PagedExecutable(BaseExecutable[T, P]):
     def prepare(self, positions: int) -> None:
         """Precompute rotary tables for so many positions."""
         if positions > self._prepared:
-            for plan in self.plans.values():
+            for plan in self.every_plan:
                 plan.prepare(positions)
             self._prepared = positions
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from cortiq.backend.batch import Batch, Ticket
 from cortiq.backend.peers import ALONE, Peers
 from cortiq.backend.state import ExportedState, State
+from cortiq.errors import BackendError
 from cortiq.ir import IR_VERSION, Graph, Node, Program
 from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq.numerics.layouts import Weight
@@ -160,6 +161,20 @@ class OptionalCapabilities:
         """Names and texts for receipts: the driver, libraries, kernels (docs/receipts.md)."""
         return {}
 
+    def vary(self, program: Program | None, weights: Mapping[str, Weight]) -> None:
+        """Take a program with overlays (`cortiq.ir.overlays`) in place of the one before; None has
+        none any more. Rows that choose one are computed by it, over the sequences that are there.
+
+        Parameters
+        ----------
+        weights : those of the program it was compiled from, and the banks.
+
+        Raises
+        ------
+        BackendError : it cannot.
+        """
+        raise BackendError("the backend computes no overlays", hint="merge the adapter: --lora")
+
     def warm(self, progress: Callable[[int, int], None] = lambda done, total: None) -> bool:
         """Compile ahead what serving needs; return whether there is anything to compile.
 
@@ -206,6 +221,9 @@ class Executable(Protocol):
         """See `OptionalCapabilities`."""
 
     def late_masks(self, batch: Batch) -> bool:
+        """See `OptionalCapabilities`."""
+
+    def vary(self, program: Program | None, weights: Mapping[str, Weight]) -> None:
         """See `OptionalCapabilities`."""
 
     def warm(self, progress: Callable[[int, int], None] = ...) -> bool:

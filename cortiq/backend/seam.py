@@ -32,7 +32,7 @@ from cortiq.backend.protocol import (
 )
 from cortiq.backend.row_runs import answered_rows
 from cortiq.backend.state import ExportedState, State
-from cortiq.errors import BackendError, shown
+from cortiq.errors import BackendError, DeclinedError, shown
 from cortiq.ir import Graph, Node, Program
 from cortiq.numerics.layouts import Weight
 from cortiq.numerics.masks import Mask
@@ -101,7 +101,7 @@ def compiled_on(
         what = f"{shown(made)}, which lacks {', '.join(lacking)}"
         raise breach(backend.name, "compile()", what, "a cortiq.backend.Executable")
     _check_facts(backend.name, made, program)
-    return cast(Executable, CheckedExecutable(backend.name, made))
+    return cast(Executable, CheckedExecutable(backend.name, made, backend))
 
 
 def _check_facts(backend: str, made: Any, program: Program) -> None:
@@ -142,8 +142,8 @@ class CheckedExecutable:
     inner : the backend's own.
     """
 
-    def __init__(self, backend: str, inner: Any) -> None:
-        self.inner, self._backend = inner, backend
+    def __init__(self, backend: str, inner: Any, asked: Backend | None = None) -> None:
+        self.inner, self._backend, self._asked = inner, backend, asked
 
     def __getattr__(self, name: str) -> Any:
         if name == "inner":  # not made yet, or being unpickled
@@ -151,6 +151,21 @@ class CheckedExecutable:
         if name in OPTIONAL:
             return getattr(self.inner, name, getattr(_WITHOUT, name))
         return getattr(self.inner, name)
+
+    def vary(self, program: Program | None, weights: Mapping[str, Weight]) -> None:
+        """Take a program with overlays, all nodes of which the backend computes itself.
+
+        Raises
+        ------
+        DeclinedError : it declines one. BackendError : it takes no overlays.
+        """
+        if program is not None and self._asked is not None:
+            for node in program.trunk.nodes:
+                answer = support_of(self._asked, node, program.trunk, program)
+                if isinstance(answer, Declined):
+                    what = f"{self._backend} declines overlays of this model: {answer.reason}"
+                    raise DeclinedError(what, where=node.name)
+        getattr(self.inner, "vary", _WITHOUT.vary)(program, weights)
 
     def open(self, limit: int) -> State:
         """Return a new, empty sequence."""

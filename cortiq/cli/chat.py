@@ -26,12 +26,12 @@ from cortiq.cli.chat_input import (
     read_message,
 )
 from cortiq.cli.flags import PER_TOKEN, grouped_command, options_of
-from cortiq.cli.generate import check_options, load_model, with_draft_heads
+from cortiq.cli.generate import check_options, load_model, with_adapter, with_draft_heads
 from cortiq.cli.inputs import MODEL, argument_text, template_options
 from cortiq.cli.render import counted, echo, note, progress_bar
 from cortiq.cli.wrapping import AnswerPrinter
 from cortiq.errors import CortiqError
-from cortiq.options import ANSWER_DEFAULTS, GenerateOptions, LoadOptions, resolve, select
+from cortiq.options import ANSWER_DEFAULTS, GenerateOptions, LoadOptions, resolve
 
 if TYPE_CHECKING:
     from cortiq.model.conversation import Conversation
@@ -182,7 +182,7 @@ def chat(
 
     variables = template_options(template_pairs)
     system = None if system is None else argument_text(system, "--system")
-    chosen = select(GenerateOptions, options)
+    chosen = with_adapter(options)
     resolved = resolve(GenerateOptions, chosen, usual=ANSWER_DEFAULTS)
     check_options(resolved)
     given = {name: value for name, value in chosen.items() if value is not None}

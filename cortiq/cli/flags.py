@@ -8,11 +8,10 @@ from typing import Any, TypeVar
 
 import click
 
-from cortiq.option_values import parse_bias
+from cortiq.option_values import OptionSpec, parse_bias
 from cortiq.options import (
     RECOMMENDED,
     OptionSet,
-    OptionSpec,
     defaults,
     environment_name,
     flag,
@@ -74,7 +73,7 @@ def options_of(
         _flag(name, spec, usual.get(name, defaults(options)[name]), HEADINGS[options.__name__])
         for options in classes
         for name, spec in specs(options).items()
-        if name not in without and (only is None or name in only)
+        if not spec.hidden and name not in without and (only is None or name in only)
     ]
 
     def decorate(command: Command) -> Command:

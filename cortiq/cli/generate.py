@@ -99,7 +99,7 @@ def generate(
     if chat and not isinstance(given, str):
         raise RequestError("a chat template needs a text: give -p", where="--chat")
     write_receipt = receipt_writer(receipt, sign)
-    chosen = select(GenerateOptions, options)
+    chosen = with_adapter(options)
     resolved = resolve(GenerateOptions, chosen)  # reports a bad option before a model is opened
     check_options(resolved)
     load_options = with_draft_heads(options, resolved.draft)
@@ -185,6 +185,15 @@ def with_draft_heads(options: dict[str, Any], draft: str | None) -> dict[str, An
 
     needed, given = heads_of(draft), resolve(LoadOptions, select(LoadOptions, options)).heads
     return options if needed is None or given != "off" else {**options, "heads": needed}
+
+
+def with_adapter(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of generating: with the first adapter, where some are loaded."""
+    chosen = select(GenerateOptions, options)
+    loaded = resolve(LoadOptions, select(LoadOptions, options)).adapters
+    if loaded:
+        from cortiq.formats.adapter import split_adapter
+    return {**chosen, "adapter": split_adapter(loaded[0])[0]} if loaded else chosen
 
 
 def load_model(name: str, options: dict[str, Any]) -> Model:

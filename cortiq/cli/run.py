@@ -8,12 +8,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cortiq.cli.flags import PER_TOKEN, grouped_command, options_of
-from cortiq.cli.generate import check_options, load_model, prompt_ids, with_draft_heads
+from cortiq.cli.generate import (
+    check_options,
+    load_model,
+    prompt_ids,
+    with_adapter,
+    with_draft_heads,
+)
 from cortiq.cli.inputs import MODEL, argument_text, at_terminal, piped_text
 from cortiq.cli.render import note
 from cortiq.cli.show_generation import note_length, show_generation
 from cortiq.errors import RequestError
-from cortiq.options import ANSWER_DEFAULTS, GenerateOptions, LoadOptions, defaults, resolve, select
+from cortiq.options import ANSWER_DEFAULTS, GenerateOptions, LoadOptions, defaults, resolve
 
 if TYPE_CHECKING:
     from cortiq.model.model import Model
@@ -58,7 +64,7 @@ def run(
         ctx.invoke(chat, model=model, system=system, template_pairs=(), saved=None, history=True,
                    stats=stats or None, **options)  # fmt: skip
         return
-    chosen = select(GenerateOptions, options)
+    chosen = with_adapter(options)
     resolved = resolve(GenerateOptions, chosen)
     check_options(resolved)
     with load_model(model, with_draft_heads(options, resolved.draft)) as opened:

@@ -54,6 +54,9 @@ def serve(models: tuple[str, ...], **options: Any) -> None:
     options = with_draft_heads(options, chosen.draft)
     check_address(chosen)
     models = tuple(dict.fromkeys(map(fetched, models)))  # all of them, before anybody waits for one
+    if len(models) > 1 and resolve(LoadOptions, select(LoadOptions, options)).adapters:
+        hint = "load adapters of several models while they are served: POST /v1/load_lora_adapter"
+        raise RequestError("goes with one model", where="--adapter", hint=hint)
     loaded: dict[str, Model] = {}
     try:
         for name in first_models(models, chosen):

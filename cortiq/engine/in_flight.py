@@ -9,11 +9,13 @@ from functools import lru_cache
 from typing import Any
 
 from cortiq.backend import Drawn, Row, State, Ticket, Want
+from cortiq.backend.batch import NO_INPUTS
 from cortiq.backend.row_runs import RowRun, RowRuns
 from cortiq.backend.windows import ROLLBACK_ROWS
 from cortiq.engine.drafting import NOTHING, Draft
 from cortiq.engine.row_budget import RowDemand, RowGrant, divide_rows, urgency
 from cortiq.engine.sequence import Sequence
+from cortiq.ir.overlays import overlay_inputs
 
 drawn_in: Callable[[int], Drawn] = lru_cache(maxsize=4096)(Drawn)
 """Return the token that a row of the batch before draws."""
@@ -83,19 +85,33 @@ class ScheduledRows:
             for mine in self.drawing_wants or [want] * self.draws
         ]
 
-    def rows(self) -> list[Row]:
-        """Return the rows of the batch."""
+    def rows(self, given: Mapping[str, Any] = NO_INPUTS) -> list[Row]:
+        """Return the rows of the batch.
+
+        Parameters
+        ----------
+        given : what each of them supplies, besides embeddings.
+        """
         wants = self.wants()
-        if len(wants) == len(self.tokens) == 1 and not self.sequence.request.supplies:
-            return [Row(self.state, self.start, self.tokens[0], wants[0])]
+        request = self.sequence.request
+        if len(wants) == len(self.tokens) == 1 and not request.supplies:
+            return [Row(self.state, self.start, self.tokens[0], wants[0], given)]
         every = [()] * (len(self.tokens) - len(wants)) + wants
         rows = enumerate(zip(self.tokens, every, strict=True), self.start)
-        given = self.sequence.request.inputs
-        return [Row(self.state, at, token, mine, given(at)) for at, (token, mine) in rows]
+        return [
+            Row(self.state, at, token, mine, {**given, **request.inputs(at)})
+            for at, (token, mine) in rows
+        ]
 
     def run(self) -> RowRun:
         """Return the rows as one run, of a sequence whose rows supply nothing."""
         return RowRun(self.state, self.start, self.tokens, self.wants())
+
+
+def _overlay_of(scheduled: ScheduledRows) -> Mapping[str, Any]:
+    """Return what the rows of a sequence supply in a batch in which some choose an overlay."""
+    overlay = scheduled.sequence.request.overlay
+    return overlay_inputs(0 if overlay is None else overlay.number)
 
 
 @dataclass(eq=False)
@@ -119,8 +135,10 @@ class InFlightBatch:
         for scheduled in self.scheduled:
             scheduled.first = count
             count += len(scheduled.tokens)
-        supplied = any(s.sequence.request.supplies for s in self.scheduled)
-        if supplied or count == len(self.scheduled):
+        requests = [scheduled.sequence.request for scheduled in self.scheduled]
+        if any(request.overlay is not None for request in requests):
+            self.rows = [row for s in self.scheduled for row in s.rows(_overlay_of(s))]
+        elif count == len(requests) or any(request.supplies for request in requests):
             self.rows = [row for scheduled in self.scheduled for row in scheduled.rows()]
         else:
             self.rows = RowRuns([scheduled.run() for scheduled in self.scheduled])

@@ -6,6 +6,7 @@ are found by `RollingKey`. Prompts fed as embeddings are never cached, nor looke
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from cortiq.backend import Executable, ExportedState, State
 from cortiq.backend.windows import goes_back
 from cortiq.engine.cache_roles import CacheRole
+from cortiq.engine.overlay import key_of
 from cortiq.engine.prefix_key import RollingKey
 from cortiq.engine.radix_tree import RadixNode, RadixTree, common_prefix_length
 from cortiq.engine.sequence import Sequence
@@ -31,6 +33,7 @@ class CachedPrefix:
     ----------
     state : the state, or its export, not yet imported.
     length : its rows. nbytes : its memory. used : clock of its last use.
+    overlay : which one its rows were computed with (`overlay.key_of`).
     """
 
     state: State | ExportedState
@@ -40,6 +43,7 @@ class CachedPrefix:
     used: int
     node: RadixNode[CachedPrefix] | None = None
     key: RollingKey | None = None
+    overlay: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ class PrefixCache:
     def __init__(self, executable: Executable, count: int = 8, nbytes: int | None = None) -> None:
         self.executable, self.count, self.nbytes = executable, count, nbytes
         self.evicted = 0
-        self._tree: RadixTree[CachedPrefix] = RadixTree()
+        self._trees: dict[str, RadixTree[CachedPrefix]] = defaultdict(RadixTree)
         self._entries: list[CachedPrefix] = []
         self._clock = 0
         program = executable.program
@@ -87,15 +91,21 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def take(self, ids: list[int], running: Several[Sequence] = ()) -> tuple[State, int] | None:
+    def take(
+        self, ids: list[int], running: Several[Sequence] = (), overlay: str = ""
+    ) -> tuple[State, int] | None:
         """Return a state with the longest cached prefix of `ids`, and its rows; or None.
+
+        Its rows were computed with the same overlay.
 
         At least one row is left to feed. The state becomes the caller's: the end of a turn is
         moved, anything else is copied. Where a state cannot be rewound to the common prefix,
         the caller feeds the missing rows.
         """
         best: tuple[State, int] | None = None
-        candidates = sorted(self._candidates(ids, running), key=lambda c: (-c.reach, not c.whole))
+        candidates = sorted(
+            self._candidates(ids, running, overlay), key=lambda c: (-c.reach, not c.whole)
+        )
         for candidate in candidates:
             if candidate.reach < LEAST_ROWS or (best is not None and best[1] >= candidate.reach):
                 break
@@ -111,14 +121,16 @@ class PrefixCache:
             return None
         return best
 
-    def _candidates(self, ids: list[int], running: Several[Sequence]) -> Iterator[_Candidate]:
+    def _candidates(
+        self, ids: list[int], running: Several[Sequence], overlay: str
+    ) -> Iterator[_Candidate]:
         most = len(ids) - 1
         if self._bounded:
-            for kept in self._entries:
+            for kept in (kept for kept in self._entries if kept.overlay == overlay):
                 assert kept.key is not None
                 yield _Candidate(kept.key.extension(ids), True, kept)
         else:
-            whole, node, shared = self._tree.match(ids)
+            whole, node, shared = self._trees[overlay].match(ids)
             for above in whole:
                 if above.depth <= most and above.value is not None:
                     yield _Candidate(above.depth, True, above.value)
@@ -126,7 +138,8 @@ class PrefixCache:
             if nearest is not None and nearest.value is not None:
                 yield _Candidate(min(shared, most), nearest.depth <= most, nearest.value)
         for other in running:
-            if other.state is not None and other.request.embeddings is None:
+            alike = other.request.embeddings is None and key_of(other.request.overlay) == overlay
+            if other.state is not None and alike:
                 shared = min(common_prefix_length(other.keys, ids), other.fed, most)
                 if not self._bounded or shared == other.fed:
                     yield _Candidate(shared, shared == other.fed, running=other)
@@ -154,27 +167,29 @@ class PrefixCache:
             kept.state = self.executable.import_(kept.state, self.executable.program.context)
         return kept.state
 
-    def has(self, ids: list[int]) -> bool:
+    def has(self, ids: list[int], overlay: str = "") -> bool:
         """Return whether exactly this prefix is cached."""
         if self._bounded:
             key = RollingKey.of(ids)
-            return any(kept.key == key for kept in self._entries)
-        whole, _, _ = self._tree.match(ids)
+            return any(kept.key == key and kept.overlay == overlay for kept in self._entries)
+        whole, _, _ = self._trees[overlay].match(ids)
         return bool(whole) and whole[-1].depth == len(ids)
 
-    def put(self, ids: list[int], state: State | ExportedState, role: CacheRole) -> int:
+    def put(
+        self, ids: list[int], state: State | ExportedState, role: CacheRole, overlay: str = ""
+    ) -> int:
         """Cache a state that holds exactly these rows; return how many others were evicted.
 
         Ends of turns that it extends are dropped where any state can be rewound to them.
         """
         self._clock += 1
         size = self.executable.state_bytes(len(ids))
-        kept = CachedPrefix(state, role, len(ids), size, self._clock)
+        kept = CachedPrefix(state, role, len(ids), size, self._clock, overlay=overlay)
         if self._bounded:
             kept.key = RollingKey.of(ids)
-            same = [k for k in self._entries if k.key == kept.key]
+            same = [k for k in self._entries if k.key == kept.key and k.overlay == overlay]
         else:
-            whole, _, _ = self._tree.match(ids)
+            whole, _, _ = self._trees[overlay].match(ids)
             values = [node.value for node in whole if node.value is not None]
             same = [k for k in values if k.length == len(ids)]
             same += [
@@ -186,7 +201,7 @@ class PrefixCache:
             kept.role = max(kept.role, old.role) if old.length == kept.length else kept.role
             self._drop(old)
         if not self._bounded:
-            kept.node = self._tree.insert(ids, kept)
+            kept.node = self._trees[overlay].insert(ids, kept)
         self._entries.append(kept)
         gone = 0
         while self._over_limits() and self.evict():
@@ -213,7 +228,7 @@ class PrefixCache:
     def _unlink(self, kept: CachedPrefix) -> None:
         self._entries.remove(kept)
         if kept.node is not None:
-            self._tree.remove(kept.node)
+            self._trees[kept.overlay].remove(kept.node)
 
     def clear(self) -> None:
         """Free everything."""

@@ -14,6 +14,7 @@ from cortiq.backend import LATE, Argmax, Digest, Draw, DrawnLogit, Top, Want
 from cortiq.engine.cache_roles import CachePoint
 from cortiq.engine.masks import Masks as Masks
 from cortiq.engine.masks import checked_masks
+from cortiq.engine.overlay import ChosenOverlay
 from cortiq.engine.prompt_embeddings import EMBED, check_embeddings, copied_embeddings
 from cortiq.engine.prompt_ids import check_prompt as check_prompt
 from cortiq.engine.prompt_ids import id_list as id_list
@@ -63,6 +64,7 @@ class Request:
     top_logprobs : tokens whose log-probability is kept beside that of each token drawn; None keeps
         none at all.
     shown_ids : control tokens that are part of the text, which else shows none.
+    overlay : the adapter it chose; None for none.
     """
 
     prompt: tuple[int, ...]
@@ -84,6 +86,7 @@ class Request:
     masks: Masks | None = None
     top_logprobs: int | None = None
     shown_ids: frozenset[int] = frozenset()
+    overlay: ChosenOverlay | None = field(default=None, compare=False)
 
     @property
     def supplies(self) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Sequence as Several
 from cortiq.backend import Executable, State
 from cortiq.backend.error_attribution import attributed_to, backend_names
 from cortiq.engine.cache_roles import CacheRole
+from cortiq.engine.overlay import key_of
 from cortiq.engine.prefixes import PrefixCache, fork_if_room
 from cortiq.engine.sequence import Sequence
 from cortiq.errors import RequestError
@@ -63,7 +64,7 @@ class StateManager:
         limit = sequence.request.limit
         if self.prefixes is None or sequence.request.embeddings is not None:
             return self.executable.open(limit), 0
-        found = self.prefixes.take(sequence.keys, running)
+        found = self.prefixes.take(sequence.keys, running, key_of(sequence.request.overlay))
         if found is not None:
             return found
         return self.executable.open(self.executable.program.context), 0
@@ -84,12 +85,12 @@ class StateManager:
         if self.prefixes is None or point is None or sequence.request.embeddings is not None:
             return
         assert sequence.state is not None
-        ids = sequence.keys[: sequence.fed]
-        if not self.prefixes.has(ids):
+        ids, overlay = sequence.keys[: sequence.fed], key_of(sequence.request.overlay)
+        if not self.prefixes.has(ids, overlay):
             with attributed_to(self.backend):
                 state = fork_if_room(sequence.state)
                 if state is not None:
-                    sequence.stats.evicted += self.prefixes.put(ids, state, point.role)
+                    sequence.stats.evicted += self.prefixes.put(ids, state, point.role, overlay)
 
     def release_to_cache(self, sequence: Sequence, role: CacheRole) -> None:
         """Move the state of a sequence into the prefix cache, or free it."""
@@ -103,7 +104,8 @@ class StateManager:
             return
         sequence.state = None
         with attributed_to(self.backend):
-            sequence.stats.evicted += self.prefixes.put(ids[:fed], state, role)
+            overlay = key_of(sequence.request.overlay)
+            sequence.stats.evicted += self.prefixes.put(ids[:fed], state, role, overlay)
 
     def free(self, sequence: Sequence) -> None:
         """Release the state of a sequence."""

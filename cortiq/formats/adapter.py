@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA) on disk: PEFT folders and GGUF files, read and checked, not yet merged.
+"""Adapters on disk, LoRA and IA³: PEFT folders and GGUF files, read and checked, not yet merged.
 
 PEFT: `adapter_config.json` beside `adapter_model.safetensors`, whose tensors are named
 `base_model.model.MODULE.lora_A.weight`. GGUF: tensors `TENSOR.lora_a` and `TENSOR.lora_b`, as
@@ -19,10 +19,11 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from cortiq.errors import FormatError, UnsupportedError, shown
+from cortiq.errors import FormatError, RequestError, UnsupportedError, shown
 from cortiq.formats.adapter_files import CONFIG, PICKLED, WEIGHTS
 from cortiq.formats.digest import file_sha256
 from cortiq.formats.gguf import GGUFFile, open_gguf
+from cortiq.formats.ia3 import ModuleVector, module_vectors
 from cortiq.formats.mapped import MappedTensors
 from cortiq.formats.safetensors import WEIGHT_TYPES, read_header, refuse_pickled
 from cortiq.formats.strict_json import read_object
@@ -77,6 +78,7 @@ class Adapter:
     scale : what the user multiplies it with.
     changes : low-rank changes by tensor of the model.
     whole : tensors of the adapter that replace the model's, by those.
+    vectors : of IA³, by the matrix whose input or output they multiply.
     """
 
     path: Path
@@ -86,6 +88,7 @@ class Adapter:
     whole: Mapping[str, str]
     _tensors: MappedTensors = field(repr=False)
     _files: tuple[Path, ...] = field(repr=False)
+    vectors: Mapping[str, ModuleVector] = field(default_factory=dict)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of one of its tensors."""
@@ -115,6 +118,20 @@ def split_scale(text: str) -> tuple[str, float]:
     return found["path"], float(found["scale"])
 
 
+def split_adapter(text: str) -> tuple[str, str]:
+    """Return name and path of `NAME=PATH`.
+
+    Raises
+    ------
+    RequestError : it is no such text.
+    """
+    name, equals, path = text.partition("=")
+    if not (name and equals and path):
+        what = f"takes NAME=PATH, not {shown(text)}"
+        raise RequestError(what, where="adapters", hint="--adapter sql=./sql-lora")
+    return name, path
+
+
 def open_adapter(path: Path, scale: float = 1.0) -> Adapter:
     """Open a PEFT folder or a GGUF adapter and check every name and shape in it.
 
@@ -141,6 +158,11 @@ def _from_peft(folder: Path, scale: float) -> Adapter:
     header = read_header(folder / WEIGHTS)
     tensors = MappedTensors(folder, [header.path], header.tensors, [header.buffer])
     _check_types(tensors)
+    files = (folder / CONFIG, folder / WEIGHTS)
+    if config["peft_type"] == "IA3":
+        shapes = {name: info.shape for name, info in tensors.tensors.items()}
+        vectors = module_vectors(shapes, _PEFT_PREFIX, str(folder))
+        return Adapter(folder, "huggingface", scale, {}, {}, tensors, files, vectors)
     parts: dict[str, dict[str, str]] = {}
     whole = {}
     for name in tensors.tensors:
@@ -155,15 +177,14 @@ def _from_peft(folder: Path, scale: float) -> Adapter:
         f"{module}.weight": _peft_change(module, found, config, tensors)
         for module, found in parts.items()
     }
-    files = (folder / CONFIG, folder / WEIGHTS)
     return Adapter(folder, "huggingface", scale, changes, whole, tensors, files)
 
 
 def _check_peft(config: Mapping[str, Any], where: str) -> None:
-    """Check that a configuration is of a LoRA that can be merged."""
-    if config.get("peft_type") != "LORA":
+    """Check that a configuration is of an adapter that can be used."""
+    if config.get("peft_type") not in ("LORA", "IA3"):
         kind = shown(config.get("peft_type"))
-        raise UnsupportedError(f"is a {kind} adapter; LORA can be merged", where=where)
+        raise UnsupportedError(f"is a {kind} adapter; LORA and IA3 are known", where=where)
     for key, values in _REFUSED.items():
         if config.get(key) not in values:
             raise UnsupportedError(f"{key} is {shown(config[key])}: not supported", where=where)

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from cortiq.engine.overlay import ChosenOverlay
 from cortiq.ir import Program
 from cortiq.ir.heads import HEAD_FACTS, KEPT_ROWS, RECALLED
 from cortiq.models.adapters import FACT as ADAPTERS
@@ -70,3 +71,8 @@ def drawing_facts(options: GenerateOptions) -> dict[str, Any]:
     facts = {name: getattr(options, name) for name in names}
     bias = sorted((options.logit_bias or {}).items())
     return facts | {"logit_bias": bias}
+
+
+def adapter_facts(overlay: ChosenOverlay | None) -> dict[str, Any]:
+    """Return what decides the bits of a request's adapter; nothing without one."""
+    return {} if overlay is None else {"adapter": [overlay.sha256, overlay.scale]}

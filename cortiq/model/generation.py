@@ -18,7 +18,7 @@ from cortiq.engine.sequence import Sequence
 from cortiq.engine.session import Progress
 from cortiq.engine.statistics import Statistics
 from cortiq.errors import shown
-from cortiq.model.fingerprint import drawing_facts, fingerprint
+from cortiq.model.fingerprint import adapter_facts, drawing_facts, fingerprint
 from cortiq.numerics.digest import Digest as DigestWords
 from cortiq.options import GenerateOptions
 from cortiq.tokenizer.tokenizer import Tokenizer
@@ -37,9 +37,11 @@ class Identity(NamedTuple):
     fingerprint: str
 
 
-def identity_of(model_hash: str, model_fingerprint: str, options: GenerateOptions) -> Identity:
-    """Return the identity of a generation by a model with these options."""
-    facts = {"model": model_fingerprint, **drawing_facts(options)}
+def identity_of(
+    model_hash: str, model_fingerprint: str, options: GenerateOptions, request: Request
+) -> Identity:
+    """Return the identity of a generation: of the model, its adapter and the options."""
+    facts = {"model": model_fingerprint, **drawing_facts(options), **adapter_facts(request.overlay)}
     return Identity(model_hash, fingerprint(facts))
 
 

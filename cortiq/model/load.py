@@ -12,6 +12,7 @@ from cortiq.arguments import function_of, mapping_of
 from cortiq.backend import Backend, CompileOptions, Executable
 from cortiq.backend.seam import devices_of
 from cortiq.errors import OptionError
+from cortiq.formats.adapter import split_adapter
 from cortiq.formats.cache import Progress
 from cortiq.formats.fetch import check_there
 from cortiq.formats.kept_weights import KeptWeights, kept_weights
@@ -85,6 +86,12 @@ def model_of(
         raise
     model = Model(name, source, executable, backend.name, device, options, tower)
     model.notes += kept.notes if kept is not None else ()
+    try:
+        for text in options.adapters:
+            model.load_adapter(*split_adapter(text), progress=progress)
+    except BaseException:
+        model.close()
+        raise
     return model
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,10 @@ from cortiq.engine.session import Progress
 from cortiq.engine.statistics import Statistics
 from cortiq.errors import RequestError
 from cortiq.ir import Program
+from cortiq.model.adapters import AdapterMixin, Adapters
 from cortiq.model.drafter_factory import DrafterFactory
-from cortiq.model.fingerprint import fingerprint, model_facts, node_counts
+from cortiq.model.facts import ModelFacts
+from cortiq.model.fingerprint import node_counts
 from cortiq.model.generation import Generation, Stream, identity_of, note_of, serve_batch, serve_one
 from cortiq.model.prefixes import PrefixCacheMixin
 from cortiq.model.prompts import Prompt, PromptMixin
@@ -40,7 +43,7 @@ from cortiq.tokenizer.tokenizer import Tokenizer
 from cortiq.vision.encode import VisionEncoder
 
 
-class Model(PromptMixin, PrefixCacheMixin, ScoringMixin):
+class Model(ModelFacts, AdapterMixin, PromptMixin, PrefixCacheMixin, ScoringMixin):
     """A model on a backend; made by `load`, a context manager that closes it.
 
     Any thread may call it, but it does one thing at a time: a call made while a stream or another
@@ -74,41 +77,11 @@ class Model(PromptMixin, PrefixCacheMixin, ScoringMixin):
         self.file_type, self.load_seconds = source.file_type, 0.0
         self.notes: tuple[str, ...] = source.notes
         self._busy, self._closed = threading.Lock(), False
+        budget = options.adapter_memory
+        self.adapters = Adapters(executable, source, None if budget is None else budget << 20)
         self.sight: Sight | None = None
         if tower is not None and source.vision is not None:
             self.sight = Sight(source.vision, VisionEncoder(tower), self.tokenizer)
-
-    @property
-    def placement(self) -> Mapping[str, str]:
-        """Backend of each node, by name of the node."""
-        return self.executable.placement
-
-    @property
-    def declined(self) -> Mapping[str, str]:
-        """Nodes that the backend declined and the reference computes, each with the reason."""
-        from cortiq.placement.place import declined_nodes
-
-        return declined_nodes(self.executable)
-
-    @property
-    def context(self) -> int:
-        """The longest sequence, prompt and answer together, in tokens."""
-        return self.program.context
-
-    @property
-    def model_hash(self) -> str:
-        """SHA-256, in hex, of the model's files (or of a synthetic model's definition)."""
-        return self._source.model_hash()
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of everything that decides the logits of given token ids (`fingerprint.py`)."""
-        return fingerprint(model_facts(self.program, self.model_hash))
-
-    @property
-    def eos_ids(self) -> tuple[int, ...]:
-        """The model's own end tokens: those of its files and of its tokenizer."""
-        return tuple(sorted({*self._source.eos_ids, *self.tokenizer.eos_ids}))
 
     def generate(
         self,
@@ -182,7 +155,7 @@ class Model(PromptMixin, PrefixCacheMixin, ScoringMixin):
         cancelled: Callable[[], bool],
         progress: Progress | None,
     ) -> Generator[str, None, Generation]:
-        with self._working():
+        with self._working([request]):
             stats = Statistics(self.load_seconds, len(request.prompt))
             on = self.executable, self.tokenizer, self.prefixes
             output = yield from serve_one(*on, request, stats, drafted, progress, cancelled)
@@ -194,9 +167,14 @@ class Model(PromptMixin, PrefixCacheMixin, ScoringMixin):
         *,
         cancel: threading.Event | None = None,
         masks: Masks | None = None,
+        adapters: Sequence[str | None] | None = None,
         **options: Any,
     ) -> list[Generation]:
         """Generate from each prompt, all computed together; each is as it is alone, to the bit.
+
+        Parameters
+        ----------
+        adapters : of each prompt, in place of one for all.
 
         Raises
         ------
@@ -205,12 +183,18 @@ class Model(PromptMixin, PrefixCacheMixin, ScoringMixin):
         """
         chosen, cancel = with_seed(self.usual.options(options)), event_of(cancel)
         listed = list_of(prompts, "generate_many", "give a list of texts, or of lists of ids")
-        requests = [self._request(prompt, chosen, masks) for prompt in listed]
+        names = [chosen.adapter] * len(listed) if adapters is None else list(adapters)
+        if len(names) != len(listed):
+            what = f"{len(names)} adapters for {len(listed)} prompts"
+            raise RequestError(what, where="adapters", hint="name one for each, or None")
+        each = [replace(chosen, adapter=name) for name in names]
+        requests = [self._request(p, o, masks) for p, o in zip(listed, each, strict=True)]
         drafted = self.drafts.speculation(chosen)
-        with self._working():
+        with self._working(requests):
             on = self.executable, self.tokenizer, self.prefixes
             served = serve_batch(*on, requests, self.load_seconds, drafted, cancel.is_set)
-        return [self.generation_of(s.request, chosen, s.output, s.stats) for s in served]
+        made = zip(served, each, strict=True)
+        return [self.generation_of(s.request, o, s.output, s.stats) for s, o in made]
 
     def _request(self, prompt: Prompt, options: GenerateOptions, masks: Masks | None) -> Request:
         """Check a prompt and its options."""
@@ -219,7 +203,9 @@ class Model(PromptMixin, PrefixCacheMixin, ScoringMixin):
         spans = prompt.spans if isinstance(prompt, ImagePrompt) else ()
         ids, longest = self.ids(prompt), self._source.longest
         made = make_request(ids, options, self.program, self.eos_ids, longest, masks)
-        return with_images(made, spans, self.program)
+        made = with_images(made, spans, self.program)
+        overlay = self.adapters.named(options.adapter)
+        return made if overlay is None else replace(made, overlay=overlay)
 
     def generation_of(
         self, request: Request, options: GenerateOptions, output: Output, stats: Statistics
@@ -243,7 +229,7 @@ class Model(PromptMixin, PrefixCacheMixin, ScoringMixin):
             options=options,
             step_digests=tuple(output.step_digests),
             record=lambda made: make_receipt(made, self, request),
-            identity=lambda: identity_of(self.model_hash, self.fingerprint, options),
+            identity=lambda: identity_of(self.model_hash, self.fingerprint, options, request),
         )
 
     def __repr__(self) -> str:
@@ -252,7 +238,7 @@ class Model(PromptMixin, PrefixCacheMixin, ScoringMixin):
         return f"<Model {self.name}: {family}, context {self.context}, {state}>"
 
     @contextmanager
-    def _working(self) -> Iterator[None]:
+    def _working(self, requests: Sequence[Request] = ()) -> Iterator[None]:
         closed = RequestError("the model is closed", where=self.name)
         if self._closed:
             raise closed
@@ -260,6 +246,8 @@ class Model(PromptMixin, PrefixCacheMixin, ScoringMixin):
             hint = "finish or close that stream first"
             raise RequestError("the model is busy with another stream", where=self.name, hint=hint)
         try:
+            for request in requests:
+                self.adapters.sync(request.overlay)
             yield
         except RequestError as error:  # perhaps because it was closed meanwhile
             raise (closed if self._closed else error) from error.__cause__

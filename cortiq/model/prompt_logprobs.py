@@ -10,6 +10,7 @@ import numpy as np
 
 from cortiq.backend import Executable, Named, Top
 from cortiq.engine.output import TokenLogprobs
+from cortiq.engine.overlay import ChosenOverlay, session_inputs
 from cortiq.engine.request import check_prompt
 from cortiq.engine.session import Session
 from cortiq.model.score import ROWS
@@ -30,13 +31,13 @@ class PromptToken:
 
 
 def prompt_logprob_steps(
-    executable: Executable, ids: Sequence[int], top: int
+    executable: Executable, ids: Sequence[int], top: int, overlay: ChosenOverlay | None = None
 ) -> Iterator[list[PromptToken] | None]:
     """Yield None after each `ROWS` tokens, and at last the entries of all tokens but the first.
 
     Parameters
     ----------
-    top : most likely tokens to report for each place.
+    top : most likely tokens to report for each place. overlay : that computes them.
 
     Raises
     ------
@@ -48,7 +49,9 @@ def prompt_logprob_steps(
     inputs, targets = tokens[:-1], tokens[1:]
     with Session(executable, max(len(inputs), 1)) as session:
         for start in range(0, len(inputs), ROWS):
-            fed = session.feed(inputs[start : start + ROWS], wants, every=True)
+            part = inputs[start : start + ROWS]
+            given = [session_inputs(overlay)] * len(part)
+            fed = session.feed_each(part, [wants] * len(part), given)
             for row, target in zip(
                 session.read_rows(fed), targets[start : start + ROWS], strict=True
             ):

@@ -21,6 +21,7 @@ from cortiq.formats.tokenizer_files import TokenizerFiles
 from cortiq.ir import Program
 from cortiq.model.default_sampling import CORTIQ_SAMPLING, DefaultSampling, usual_sampling
 from cortiq.models import load_program
+from cortiq.models.bind import LoadedProgram
 from cortiq.models.head_names import split_heads_option
 from cortiq.models.registry import family_for
 from cortiq.models.synthetic import PREFIX, open_synthetic
@@ -52,6 +53,7 @@ class ModelSource:
     damaged : gives what of them differs from those; reads everything.
     vision : what it sees images with, where that was asked for.
     pooling : how its files say that hidden rows become one vector; empty where they say nothing.
+    loaded : the program as its files were read, for adapters; None where it takes none.
     """
 
     program: Program
@@ -70,6 +72,7 @@ class ModelSource:
     damaged: Callable[[], Iterator[str]] = lambda: iter(())
     pooling: str = ""
     vision: LoadedVision | None = None
+    loaded: LoadedProgram | None = None
 
 
 def model_name(name: object) -> str:
@@ -118,9 +121,7 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
             adapters=adapters,
             images=None if sight is None else sight.processor.rows,
         )
-        vision = None
-        if sight is not None:
-            vision = load_vision(checkpoint, sight, options.weight_format)
+        vision = load_vision(checkpoint, sight, options.weight_format) if sight else None
         alone = drafter is None and sidecar is None and not adapters
         files = _files_of(checkpoint, default_plugins().families) if alone else ()
         tokenizer = open_tokenizer(checkpoint.tokenizer_source, loaded.program)
@@ -147,6 +148,7 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
         (lambda: iter(())) if own is None else own.damaged,
         _pooling(checkpoint),
         vision,
+        loaded,
     )
 
 

@@ -88,37 +88,37 @@ class WithAdapters:
         family: ModuleType,
         config: BaseConfig,
     ) -> None:
-        self._base, self._adapters = base, tuple(adapters)
+        self.base, self._adapters = base, tuple(adapters)
         self._family, self._config, names = family, config, names_of(family, config)
         self._head, self._table = (names.in_file(x, config.source) for x in (HEAD, TABLE))
         self._is_tied = config.tie_word_embeddings or self._head not in base
         for problem in untied(base, config, self._table):
             raise FormatError(problem, where=location_of(base))
-        self._changes: dict[str, list[Change]] = {}
+        self.changes: dict[str, list[Change]] = {}
         for adapter in self._adapters:
-            self._add(adapter, self._rows(adapter))
+            self.add(adapter)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._base, name)
+        return getattr(self.base, name)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._base and not self._is_hidden(name)
+        return name in self.base and not self._is_hidden(name)
 
     @property
     def tensor_names(self) -> Iterator[str]:
         """Names of the checkpoint's tensors."""
-        return (name for name in self._base.tensor_names if not self._is_hidden(name))
+        return (name for name in self.base.tensor_names if not self._is_hidden(name))
 
     @property
     def merged(self) -> tuple[str, ...]:
         """Names of the changed tensors."""
-        return tuple(self._changes)
+        return tuple(self.changes)
 
     def _is_hidden(self, name: object) -> bool:
         """Return whether a tensor is the copy of a table that has been changed."""
-        return self._is_tied and name == self._head and self._table in self._changes
+        return self._is_tied and name == self._head and self._table in self.changes
 
-    def _rows(self, adapter: Adapter) -> Mapping[str, Rows]:
+    def rows_of(self, adapter: Adapter) -> Mapping[str, Rows]:
         """Return the weights whose rows the checkpoint has in another order than the adapter."""
         where, source = str(adapter.path), self._config.source
         if adapter.kind == source:
@@ -129,22 +129,35 @@ class WithAdapters:
             raise UnsupportedError(what, where=where, hint=hint)
         return turned_rows(self._family, self._config, where)
 
-    def _add(self, adapter: Adapter, rows: Mapping[str, Rows]) -> None:
+    def add(self, adapter: Adapter) -> None:
         """Note what an adapter changes, by the checkpoint's names."""
-        where = str(adapter.path)
+        where, rows = str(adapter.path), self.rows_of(adapter)
+        if adapter.vectors:
+            hint = "name it when a text is generated: --adapter NAME=PATH"
+            raise UnsupportedError("is an IA³ adapter, which is not merged", where=where, hint=hint)
         changes: Mapping[str, LowRank | str] = {**adapter.whole, **adapter.changes}
         for name, change in changes.items():
-            canonical, found = self._find(name, adapter.kind)
-            if found is None:
-                what = f"changes {name}, which the model {location_of(self._base)} does not have"
-                raise FormatError(what, where=where)
-            _check_shape(adapter, change, found, tuple(self._base.tensor(found).shape))
+            canonical, found = self.found(name, adapter)
+            check_shape(adapter, change, found, tuple(self.base.tensor(found).shape))
             made = Change(adapter, change, rows.get(canonical))
             whole = isinstance(change, str) and adapter.kind != self._config.source
             if whole and (made.rows is not None or len(adapter.shape(str(change))) != 2):
                 what = f"holds {name} whole, which GGUF files may hold in another form"
                 raise UnsupportedError(what, where=where)
-            self._changes.setdefault(found, []).append(made)
+            self.changes.setdefault(found, []).append(made)
+
+    def found(self, name: str, adapter: Adapter) -> tuple[str, str]:
+        """Return a tensor that an adapter names, and the checkpoint's name of it.
+
+        Raises
+        ------
+        FormatError : there is none.
+        """
+        canonical, found = self._find(name, adapter.kind)
+        if found is None:
+            what = f"changes {name}, which the model {location_of(self.base)} does not have"
+            raise FormatError(what, where=str(adapter.path))
+        return canonical, found
 
     def _find(self, name: str, kind: str) -> tuple[str, str | None]:
         """Return a tensor that an adapter names, and the checkpoint's name of it; None if there is
@@ -163,30 +176,28 @@ class WithAdapters:
                 own = names_of(self._family, self._config).known(candidate, self._config.source)
             if own == self._head and self._is_tied:
                 return candidate, self._table
-            if own in self._base:
+            if own in self.base:
                 return candidate, own
         return name, None
 
     def tensor(self, name: str) -> Any:
         """Return a tensor; a changed one is computed when its rows are read."""
-        base, changes = self._base.tensor(name), self._changes.get(name)
+        base, changes = self.base.tensor(name), self.changes.get(name)
         if not changes:
             return base
-        factors: list[_Factors] = []
+        factors: list[Factors] = []
         for adapter, change, rows in changes:
             if isinstance(change, str):
                 stored, raw = adapter.stored(change)
                 base, factors = WholeTensor(name, tuple(base.shape), stored, raw), []
             else:
-                factors.append(_Factors(adapter, change, tuple(base.shape), rows))
+                factors.append(Factors(adapter, change, tuple(base.shape), rows))
         if not factors:
             return base
         return PackedTensor(name, tuple(base.shape), "F32", _maker(base, factors))
 
 
-def _check_shape(
-    adapter: Adapter, change: LowRank | str, name: str, shape: tuple[int, ...]
-) -> None:
+def check_shape(adapter: Adapter, change: LowRank | str, name: str, shape: tuple[int, ...]) -> None:
     """Check that a change fits a tensor of this shape."""
     if isinstance(change, str):
         made = adapter.shape(change)
@@ -204,7 +215,7 @@ def _check_shape(
         raise FormatError(what, where=str(adapter.path), hint="it was made for another model")
 
 
-def _doubles(adapter: Adapter, name: str) -> Doubles:
+def doubles(adapter: Adapter, name: str) -> Doubles:
     """Return a tensor of an adapter in its own shape; FormatError if a number is not finite."""
     (kind, raw), shape = adapter.stored(name), adapter.shape(name)
     size = (prod(shape[:-1]), shape[-1])
@@ -212,19 +223,19 @@ def _doubles(adapter: Adapter, name: str) -> Doubles:
     return floats(weight, f"{adapter.path}: {name}").astype(np.float64).reshape(shape)
 
 
-class _Factors:
+class Factors:
     """Both factors of a change, split into integers: read once, for all rows of a matrix."""
 
     def __init__(
         self, adapter: Adapter, change: LowRank, shape: tuple[int, ...], rows: Rows | None
     ) -> None:
-        a, b = _doubles(adapter, change.a), _doubles(adapter, change.b)
+        a, b = doubles(adapter, change.a), doubles(adapter, change.b)
         if change.is_table:
             a, b = b.T, (a.T if adapter.kind == "huggingface" else a)
         self.a, self.b = (x.reshape(-1, *x.shape[-2:]) for x in (a, b))
         self.scale = change.scale * adapter.scale
         self.height = shape[-2]
-        lengths = change.magnitude and _doubles(adapter, change.magnitude).reshape(-1, 1)
+        lengths = change.magnitude and doubles(adapter, change.magnitude).reshape(-1, 1)
         self.magnitude: Doubles | None = lengths if isinstance(lengths, np.ndarray) else None
         if rows is not None:
             self.b = self.b[:, rows]
@@ -253,7 +264,7 @@ class _Factors:
         return (values + change) * factor
 
 
-def _maker(base: Any, factors: Sequence[_Factors]) -> Any:
+def _maker(base: Any, factors: Sequence[Factors]) -> Any:
     """Return the function that makes rows of a changed matrix, as bytes of float32."""
     columns, height = base.shape[-1], prod(base.shape[:-1])
     step = max(1, _SLICE_ELEMENTS // columns)

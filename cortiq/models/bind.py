@@ -13,7 +13,7 @@ from cortiq.ir import Program, verify
 from cortiq.ir.images import ImageRows
 from cortiq.models.adapters import adapted
 from cortiq.models.build import build_program, said_of
-from cortiq.models.column_orders import in_order, ordered_weights, with_orders
+from cortiq.models.column_orders import OrderedWeights, in_order, ordered_weights, with_orders
 from cortiq.models.config import BaseConfig
 from cortiq.models.dflash import read_drafter, synthetic_drafter, with_drafter
 from cortiq.models.draft_vocabulary import with_shortlist
@@ -59,6 +59,7 @@ class LoadedProgram:
     config : the family's configuration; `None` for fixtures.
     pieces : the tensors of the file, or the parts of them, that each weight was made of.
     notes : what was done to the file's numbers, a line each.
+    module : the family; `None` for fixtures.
     """
 
     program: Program
@@ -68,6 +69,7 @@ class LoadedProgram:
     config: BaseConfig | None
     pieces: Mapping[str, Sequence[TensorSlice]]
     notes: tuple[str, ...] = ()
+    module: ModuleType | None = None
 
     @property
     def tensors(self) -> dict[str, list[str]]:
@@ -98,14 +100,12 @@ def load_program(
     weight_format : format of all matrices, `w4`, `w8`, `w8b256` or `w16`, or of those stored as
         floats, `f32`. `None` keeps codes and gives floats `DEFAULT_WEIGHT_FORMAT`.
     families : families of plugins.
-    heads : draft head to load beside the trunk: `off`, `auto` (the file's own), `mtp` or `mimo`;
-        `:post` or `:raw` behind it for the trunk's rows that it takes.
+    heads : draft head: `off`, `auto` (the file's own), `mtp`, `mimo`; `:post`, `:raw`: its rows.
     sidecar : a file beside the model's that may hold its draft head.
     drafter : a block drafter's folder, beside a head or in place of one (`models.dflash`).
     draft_vocabulary : ids that a draft head looks at (`models.shortlist`); 0 for all.
-    ignored_keys : unknown keys of the configuration to leave out; the program's facts name them.
-    adapters : merged into the tensors before these are converted, in this order; the program's
-        facts name their hashes and scales.
+    ignored_keys : unknown keys to leave out; the program's facts name them.
+    adapters : merged into the tensors, in this order; the program's facts name hash and scale.
     column_orders : whether rows are permuted for codes in another order of columns, else floats.
     images : what the trunk's rows supply where it sees images; None for a trunk that does not.
 
@@ -116,9 +116,8 @@ def load_program(
     RequestError : a context, or a draft head, that the model does not have.
     """
     if isinstance(checkpoint, SyntheticCheckpoint):
-        if adapters:
-            raise RequestError("a synthetic model takes no adapters", where="lora")
-        return _load_synthetic(checkpoint, context, weight_format, heads, drafter, draft_vocabulary)
+        how = context, weight_format, heads, drafter, draft_vocabulary, adapters
+        return _load_synthetic(checkpoint, *how)
     check_contract(checkpoint)
     family = family_for(checkpoint, families)
     config = read_config(family, checkpoint, ignored_keys)
@@ -128,16 +127,28 @@ def load_program(
     head_tensors = CheckpointTensors(checkpoint, names_of(family, config), config.source)
     plan = find_plan(heads, config.num_hidden_layers, head_tensors.has)
     program = _headed(program, plan, head_tensors, heads, checkpoint)
-    trunk, program = program, _drafted(program, drafter)
-    tensors = find_tensors(trunk, checkpoint, family, config)
+    tensors = find_tensors(program, checkpoint, family, config)
+    program = _drafted(program, drafter)
     weights = drafter_weights(program, drafter, weight_format or DEFAULT_WEIGHT_FORMAT)
-    as_stored = column_orders and weight_format in (None, FLOAT_TARGET)
-    ordered = ordered_weights(program, checkpoint, tensors if as_stored else {})
+    ordered = _ordered(program, checkpoint, tensors, column_orders, weight_format)
     weights |= read_weights(program, checkpoint, tensors, weight_format, ordered.orders)
     program = with_rule(program, weight_format, checkpoint, tensors)
     program, weights = with_shortlist(program, weights, draft_vocabulary)
-    bound, name = with_layouts(program, weights, ordered.orders), family_name(family)
-    return LoadedProgram(bound, weights, checkpoint, name, config, tensors, ordered.notes)
+    bound, notes = with_layouts(program, weights, ordered.orders), ordered.notes
+    name = family_name(family)
+    return LoadedProgram(bound, weights, checkpoint, name, config, tensors, notes, family)
+
+
+def _ordered(
+    program: Program,
+    checkpoint: OpenCheckpoint,
+    tensors: Mapping[str, Sequence[TensorSlice]],
+    column_orders: bool,
+    weight_format: str | None,
+) -> OrderedWeights:
+    """Return the orders of columns that are kept: those of codes that stay as they are stored."""
+    as_stored = column_orders and weight_format in (None, FLOAT_TARGET)
+    return ordered_weights(program, checkpoint, tensors if as_stored else {})
 
 
 def read_weights(
@@ -168,8 +179,11 @@ def _load_synthetic(
     heads: str,
     drafter: OpenCheckpoint | None,
     draft_vocabulary: int,
+    adapters: Sequence[Adapter],
 ) -> LoadedProgram:
-    program, config = synthetic_program(checkpoint, context), None
+    if adapters:
+        raise RequestError("a synthetic model takes no adapters", where="lora")
+    program, config, family = synthetic_program(checkpoint, context), None, None
     if program is None:
         family = family_for(checkpoint)
         config = read_config(family, checkpoint)
@@ -184,7 +198,8 @@ def _load_synthetic(
     weights |= drafter_weights(program, drafter, weight_format or DEFAULT_WEIGHT_FORMAT)
     program, weights = with_shortlist(program, weights, draft_vocabulary)
     name = str(program.facts["family"])
-    return LoadedProgram(with_layouts(program, weights), weights, checkpoint, name, config, {})
+    bound = with_layouts(program, weights)
+    return LoadedProgram(bound, weights, checkpoint, name, config, {}, module=family)
 
 
 def _drafted(program: Program, drafter: OpenCheckpoint | None) -> Program:

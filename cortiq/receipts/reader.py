@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -164,6 +165,15 @@ def _option(name: str, value: Any, where: str) -> Any:
     return value
 
 
+def read_adapter(value: Any, where: str) -> tuple[str, float]:
+    """Return hash and scale of an adapter; raise FormatError if there are none."""
+    if type(value) is not list or len(value) != 2 or type(value[1]) not in (int, float):
+        raise FormatError(f"must be [hash, scale], not {shown(value)}", where=where)
+    if not math.isfinite(value[1]):
+        raise FormatError(f"has the scale {value[1]}", where=where)
+    return _hex(64)(value[0], where), value[1]
+
+
 def _pair(value: Any, where: str) -> tuple[int, float]:
     if type(value) is not list or len(value) != 2 or type(value[1]) not in (int, float):
         raise FormatError(f"must be [id, bias], not {shown(value)}", where=where)
@@ -186,6 +196,8 @@ CLAIM_READERS: Mapping[str, Callable[[Any, str], Any]] = {
     "text": _text,
 }
 """Reader of each field of a claim."""
+OPTIONAL_READERS: Mapping[str, Callable[[Any, str], Any]] = {"adapter": read_adapter}
+"""Reader of each field that claims have only where it says something."""
 
 
 def _check_lengths(fields: Object) -> None:
@@ -218,11 +230,11 @@ def _length(value: Any, where: str) -> int:
 
 
 def _claim(fields: Object) -> Claim:
-    _check_fields(fields, CLAIM_READERS, "claim")
+    _check_fields(fields, CLAIM_READERS, "claim", OPTIONAL_READERS)
     _check_lengths(fields)
-    claim = Claim(
-        **{name: read(fields[name], f"claim.{name}") for name, read in CLAIM_READERS.items()}
-    )
+    readers = {**CLAIM_READERS, **OPTIONAL_READERS}
+    there = {name: read for name, read in readers.items() if name in fields}
+    claim = Claim(**{name: read(fields[name], f"claim.{name}") for name, read in there.items()})
     if claim.options.temperature > 0 and claim.options.seed is None:
         raise FormatError("sampling needs a seed", where="claim.options.seed")
     try:

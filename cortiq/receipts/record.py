@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cortiq.arguments import path_of
 from cortiq.atomic import write_atomically
+from cortiq.engine.overlay import facts_of
 from cortiq.engine.request import Request
 from cortiq.errors import CortiqError, RequestError, shown
 from cortiq.numerics.digest import Digest, hexadecimal
@@ -57,6 +58,7 @@ class Claim:
     digests : the contract's digest of the logits that each token was drawn from.
     chain : SHA-256 chain over these digests (`engine.digest_chain`), in hex.
     finish_reason, text : as in `Generation`.
+    adapter : hash of the files, and scale, of the adapter; None for none, which is not written.
     """
 
     contract: int
@@ -72,12 +74,15 @@ class Claim:
     chain: str
     finish_reason: str
     text: str
+    adapter: tuple[str, float] | None = None
 
     def as_object(self) -> dict[str, Any]:
         """Return the claim as a JSON object."""
         written = dict(vars(self))
         written["options"] = options_object(self.options)
         written["digests"] = [hexadecimal(words) for words in self.digests]
+        if self.adapter is None:
+            del written["adapter"]
         return {name: list(v) if isinstance(v, tuple) else v for name, v in written.items()}
 
     def seals(self) -> dict[str, str]:
@@ -221,6 +226,7 @@ def make_receipt(made: Generation, model: Model, request: Request) -> Receipt:
         chain=made.digest,
         finish_reason=made.finish_reason,
         text=made.text,
+        adapter=facts_of(request.overlay),
     )
     return Receipt(claim, machine_facts(made, model), claim.seals())
 

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from cortiq.engine.accept import drawn_token
 from cortiq.engine.output import Output
+from cortiq.engine.overlay import session_inputs
 from cortiq.engine.request import Request, make_request, vocabulary_size
 from cortiq.engine.session import Progress, RowResult, Session, digest_of
 from cortiq.errors import RequestError, SequenceFailedError, shown
-from cortiq.model.fingerprint import drawing_facts, fingerprint
+from cortiq.model.fingerprint import adapter_facts, drawing_facts, fingerprint
 from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq.numerics.digest import hexadecimal
 from cortiq.receipts.difference import Difference, Verification, field_difference
@@ -131,6 +132,8 @@ class ClaimReplay:
             request = make_request(claim.prompt_ids, options, model.program, claim.end_ids)
         except RequestError as error:
             return [_refused_request(error)]
+        request = replace(request, overlay=model.adapters.claimed(claim.adapter))
+        model.adapters.sync(request.overlay)
         output = Output(request, model.tokenizer)
         found = yield from self._draws(request, output)
         return found or self._ending(output) or self._results(output)
@@ -175,7 +178,8 @@ class ClaimReplay:
         with Session(self.model.executable, len(ids)) as session:
             for start in range(0, silent, chunk_rows):
                 end = min(start + chunk_rows, silent)
-                session.read(session.feed(ids[start:end], ()))
+                given = [session_inputs(request.overlay)] * (end - start)
+                session.read(session.feed_each(ids[start:end], [()] * (end - start), given))
                 self._advance(end, len(ids))
                 yield None
             chunk_rows = max(1, min(chunk_rows, MAX_LOGITS // vocabulary))
@@ -184,7 +188,8 @@ class ClaimReplay:
                 wants = [
                     (request.want_at(ids[: i + 1]), *request.captures) for i in range(start, end)
                 ]
-                rows = session.read_rows(session.feed_each(ids[start:end], wants))
+                given = [session_inputs(request.overlay)] * (end - start)
+                rows = session.read_rows(session.feed_each(ids[start:end], wants, given))
                 yield from ((row[want[0]], row) for want, row in zip(wants, rows, strict=True))
                 self._advance(end, len(ids))
                 yield None
@@ -227,7 +232,9 @@ class ClaimReplay:
 
     def _results(self, output: Output) -> list[Difference]:
         """Compare the fields that follow from the draws."""
+        overlay = self.model.adapters.claimed(self.claim.adapter)
         facts = {"model": self.model.fingerprint, **drawing_facts(self.claim.options)}
+        facts |= adapter_facts(overlay)
         results = {
             "finish_reason": output.finish_reason,
             "text": "".join(output.pieces),

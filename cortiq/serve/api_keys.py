@@ -66,9 +66,14 @@ class ApiKey:
     models: frozenset[str] | None = None
     admin: bool = True
 
-    def check_model(self, model: str) -> None:
-        """Raise ApiError (403) if the key may not use this model."""
-        if self.models is not None and model not in self.models:
+    def check_model(self, model: str, base: str | None = None) -> None:
+        """Raise ApiError (403) if the key may not use this model, or one with all its adapters.
+
+        Parameters
+        ----------
+        base : the model's name without an adapter; None where it has none.
+        """
+        if self.models is not None and not {model, base} & self.models:
             message = f"This key may not use {shown(model)}."
             raise ApiError(403, message, "model_not_allowed", "model")
 

@@ -40,7 +40,7 @@ class ResponseHead:
             "id": self.id,
             "object": kind,
             "created": self.created,
-            "model": self.parsed.served.name,
+            "model": self.parsed.model_name,
             "system_fingerprint": self.parsed.served.fingerprint,
             "choices": choices,
         }

@@ -54,14 +54,14 @@ def read_params(
     top_logprobs: int | None,
     max_tokens: int,
     usual: DefaultSampling = CORTIQ_SAMPLING,
+    adapter: str | None = None,
 ) -> CompletionParams:
     """Read the fields shared by both completion endpoints.
 
     Parameters
     ----------
-    usual : sampling for a request that names none.
+    usual : sampling for a request that names none. adapter : that the request chooses.
     """
-    fields.text("model")
     stream = fields.flag("stream")
     options = {
         "max_tokens": max_tokens,
@@ -75,6 +75,7 @@ def read_params(
         "seed": _seed(fields),
         "stop": _stops(fields),
         "ignore_eos": fields.flag("ignore_eos"),
+        "adapter": adapter,
         "loop_tokens": fields.integer("loop_tokens", 0, MAX_LOOP),
         **_top_p(fields),
     }

@@ -13,7 +13,7 @@ from cortiq.model.embed import embedding_steps, framed_prompt
 from cortiq.options import EmbedOptions
 from cortiq.serve.errors import invalid, too_long
 from cortiq.serve.fields import Fields
-from cortiq.serve.parsed_request import parse_prompts
+from cortiq.serve.prompt_fields import parse_prompts
 from cortiq.serve.served_model import ServedModel
 from cortiq.tokenizer.frames import FramedText
 

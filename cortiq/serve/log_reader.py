@@ -10,7 +10,7 @@ from typing import Any
 from cortiq.errors import FormatError, RequestError, shown
 from cortiq.formats.strict_json import MAX_BYTES
 from cortiq.options import GenerateOptions
-from cortiq.receipts.reader import read_options
+from cortiq.receipts.reader import read_adapter, read_options
 from cortiq.serve.request_log import LOG_VERSION, open_line
 
 MOST_CHOICES = 1 << 16
@@ -29,6 +29,7 @@ class LoggedRequest:
     prompts : token ids. n : choices of each. seeds : of each prompt. options : of all of them.
     masks : recipe of the masks that restricted it; None without.
     images : digests of the images in its prompt, which the log does not hold.
+    adapter : as in a receipt's claim.
     """
 
     id: str
@@ -47,6 +48,7 @@ class LoggedRequest:
     options: GenerateOptions
     masks: Mapping[str, Any] | None
     images: tuple[str, ...] = ()
+    adapter: tuple[str, float] | None = None
 
     def of_choice(self, choice: int) -> tuple[tuple[int, ...], GenerateOptions]:
         """Return the prompt and the options of one choice."""
@@ -170,6 +172,7 @@ def logged_request(record: Mapping[str, Any]) -> LoggedRequest:
         options=read_options(record["options"], "options"),
         masks=_recipe(record["masks"]),
         images=tuple(_text(digest, "images") for digest in record.get("images", ())),
+        adapter=read_adapter(record["adapter"], "adapter") if "adapter" in record else None,
     )
 
 

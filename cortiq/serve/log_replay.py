@@ -140,7 +140,9 @@ def _request(model: Model, answer: LoggedAnswer) -> Request:
         raise RequestError("it is about images, which the log does not hold")
     ids, options = asked.of_choice(answer.choice)
     request = make_request(ids, options, model.program, model.eos_ids)
-    request = replace(request, shown_ids=asked.shown_ids)
+    overlay = model.adapters.claimed(asked.adapter)
+    model.adapters.sync(overlay)
+    request = replace(request, shown_ids=asked.shown_ids, overlay=overlay)
     if asked.masks is None:
         return request
     from cortiq.serve.grammar import Grammars, masks_of

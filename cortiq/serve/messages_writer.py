@@ -66,10 +66,10 @@ class MessagesWriter(BlockWriter):
     def _message(self, content: list[dict[str, Any]], reason: str | None) -> dict[str, Any]:
         served = self.parsed.served
         return {
-            "id": self.id, "type": "message", "role": "assistant", "model": served.name,
-            "content": content, "stop_reason": reason, "stop_sequence": self._stop(),
-            "usage": self._usage(), "system_fingerprint": served.fingerprint,
-            **self.receipt,
+            "id": self.id, "type": "message", "role": "assistant",
+            "model": self.parsed.model_name, "content": content, "stop_reason": reason,
+            "stop_sequence": self._stop(), "usage": self._usage(),
+            "system_fingerprint": served.fingerprint, **self.receipt,
         }  # fmt: skip
 
     def _stop(self) -> str | None:

@@ -6,6 +6,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from cortiq.serve.adapter_names import adapter_entries
 from cortiq.serve.http_responses import unless_gone
 from cortiq.serve.service import Service, key_of
 
@@ -19,6 +20,7 @@ class ModelRoutes:
     async def list_models(self, request: HttpRequest) -> Response:
         """Handle `GET /v1/models`."""
         data = [model.as_dict() for model in self.models.values()]
+        data += [entry for model in self.models.values() for entry in adapter_entries(model)]
         names = list(self.models)
         page = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
         return JSONResponse({"object": "list", "data": data, **page})

@@ -64,7 +64,7 @@ class OtherApis:
         fields: Fields,
         translate: Callable[[Fields], dict[str, Any]],
     ) -> ParsedRequest:
-        served = await self.service.hold(request, model_name(fields))
+        served = await self.service.hold(request, model_name(fields), adapters=True)
         tokens = self.service.options.answer_tokens
 
         def parse() -> ParsedRequest:

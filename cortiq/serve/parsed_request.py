@@ -13,6 +13,7 @@ from cortiq.errors import RequestError
 from cortiq.model.chat import chat_ids
 from cortiq.model.prompt_logprobs import PromptToken, prompt_logprob_steps
 from cortiq.model.sight import ImagePrompt, chat_prompt
+from cortiq.serve.adapter_names import adapter_of, full_name
 from cortiq.serve.completion_params import (
     MAX_TOKENS,
     CompletionParams,
@@ -23,6 +24,7 @@ from cortiq.serve.completion_params import (
 from cortiq.serve.errors import as_api_error, invalid, too_long
 from cortiq.serve.fields import Fields
 from cortiq.serve.messages import NO_TOOLS, RequestTools, read_messages, read_tools
+from cortiq.serve.prompt_fields import parse_prompts
 from cortiq.serve.served_model import ServedModel
 from cortiq.serve.structured_output import AnswerForm, read_form
 from cortiq.tokenizer.tokenizer import Tokenizer
@@ -31,7 +33,6 @@ THINKING_TAIL = 32
 """Last ids of a prompt that are searched for an opened thinking block."""
 COMPLETION_TOKENS = 16
 """Default `max_tokens` of a text completion, as OpenAI's."""
-MAX_PROMPTS = 256
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,11 @@ class ParsedRequest:
         return Splitter(served.thinking, served.dialect, self.tools.schemas, self.opened)
 
     @property
+    def model_name(self) -> str:
+        """The name of the model, and of the adapter that the request chose."""
+        return full_name(self.served, self.params.options.adapter)
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
         return self.served.model.tokenizer
@@ -75,7 +81,9 @@ class ParsedRequest:
         found = []
         for ids in self.prompts:
             executable, top = self.served.model.executable, self.params.prompt_logprobs or 0
-            for scored in prompt_logprob_steps(executable, ids, top):
+            overlay = self.requests[0].overlay
+            self.served.model.adapters.sync(overlay)
+            for scored in prompt_logprob_steps(executable, ids, top, overlay):
                 if scored is None:
                     yield None
                 else:
@@ -95,8 +103,9 @@ def parse_chat(served: ServedModel, fields: Fields, answer_tokens: int) -> Parse
         fields.integer(name, 1, MAX_TOKENS) for name in ("max_completion_tokens", "max_tokens")
     )
     params = read_params(
-        fields, chat_logprobs(fields), newer or older or answer_tokens, served.usual
-    )
+        fields, chat_logprobs(fields), newer or older or answer_tokens, served.usual,
+        adapter_of(served, fields),
+    )  # fmt: skip
     _check_count(served, fields)
     messages, tools = read_messages(fields), read_tools(fields)
     options, form = _template_options(fields), read_form(served, fields, tools)
@@ -212,7 +221,8 @@ def parse_completion(served: ServedModel, fields: Fields) -> ParsedRequest:
     max_tokens = fields.integer("max_tokens", 0 if echo else 1, MAX_TOKENS)
     silent = max_tokens == 0
     max_tokens = 1 if silent else max_tokens or COMPLETION_TOKENS
-    params = read_params(fields, text_logprobs(fields), max_tokens, served.usual)
+    adapter = adapter_of(served, fields)
+    params = read_params(fields, text_logprobs(fields), max_tokens, served.usual, adapter)
     fields.refuse("suffix", "text is only continued at its end")
     best = fields.integer("best_of", 1, MAX_TOKENS)
     if best not in (None, params.n):
@@ -232,21 +242,6 @@ def parse_completion(served: ServedModel, fields: Fields) -> ParsedRequest:
     echoed = [text for text in texts for _ in range(params.n)]
     requests = _requests(served, ids, params, "prompt", form)
     return ParsedRequest(served, params, requests, echo=echoed)
-
-
-def parse_prompts(fields: Fields, name: str) -> list[str | list[int]]:
-    """Parse a field of one or several prompts, each a text or token ids."""
-    expected = "a string, an array of strings, of token ids, or of arrays of token ids"
-    value = fields.get(name, (str, list), expected)
-    items = [value] if isinstance(value, str) or _are_ids(value) else value
-    proper = items and all((isinstance(p, str) and p) or _are_ids(p) for p in items)
-    if not proper or len(items) > MAX_PROMPTS:
-        raise fields.wrong(name, f"{expected}, not empty, at most {MAX_PROMPTS} of them")
-    return items
-
-
-def _are_ids(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
 
 
 def _requests(
@@ -273,9 +268,10 @@ def _requests(
             raise too_long(len(ids), model.context, param)
         try:
             first = make_request(ids, params.options, model.program, model.eos_ids)
+            overlay = model.adapters.named(params.options.adapter)
         except RequestError as error:
             raise as_api_error(error) from None
-        first = replace(first, top_logprobs=params.top_logprobs, shown_ids=shown)
+        first = replace(first, top_logprobs=params.top_logprobs, shown_ids=shown, overlay=overlay)
         choices = [replace(first, choice=choice) for choice in range(params.n)]
         if form is not None:
             choices = [replace(one, masks=form.make_masks(ids, opened)) for one in choices]

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cortiq.engine.overlay import facts_of
 from cortiq.engine.request import Request
 from cortiq.engine.sequence import Sequence
 from cortiq.errors import CortiqError
@@ -70,6 +71,7 @@ class RequestLog:
             "options": options_object(parsed.params.options),
             **({"images": seen} if (seen := _images(first)) else {}),
             "masks": None if masks is None else getattr(masks, "recipe", {}),
+            **({} if first.overlay is None else {"adapter": facts_of(first.overlay)}),
         })  # fmt: skip
         return number
 

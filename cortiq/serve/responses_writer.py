@@ -153,7 +153,8 @@ class ResponsesWriter(BlockWriter):
         return {
             "id": self.id, "object": "response", "created_at": self.created, "status": status,
             "background": False, "error": None, "incomplete_details": cut,
-            "max_output_tokens": options.max_tokens, "model": served.name, "output": items,
+            "max_output_tokens": options.max_tokens, "model": self.parsed.model_name,
+            "output": items,
             "parallel_tool_calls": True, "previous_response_id": None, "store": False,
             "temperature": options.temperature, "top_p": options.top_p, "truncation": "disabled",
             "usage": None if status == "in_progress" else self._usage(),

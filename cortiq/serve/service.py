@@ -17,6 +17,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from cortiq.serve import verification
+from cortiq.serve.adapter_names import checked_base
 from cortiq.serve.api_keys import ApiKey
 from cortiq.serve.completion_params import model_name
 from cortiq.serve.completion_writer import chat_writer, text_writer
@@ -75,8 +76,12 @@ class Service:
         if self.request_log is not None:
             self.request_log.close()
 
-    async def hold(self, request: HttpRequest, name: str) -> ServedModel:
+    async def hold(self, request: HttpRequest, name: str, *, adapters: bool = False) -> ServedModel:
         """Return a model by name, loaded, which the request holds until its response has ended.
+
+        Parameters
+        ----------
+        adapters : whether the name may be that of a model with an adapter.
 
         Raises
         ------
@@ -84,9 +89,7 @@ class Service:
             requests wait for their models.
         ClientGone : the client disconnected while it waited for the model.
         """
-        if (key := key_of(request)) is not None:
-            key.check_model(name)
-        model = self.models.find(name)
+        model = self.models.find(checked_base(self.models, name, key_of(request), adapters))
         request.state.facts["model"] = model.name
         served = await unless_gone(request.receive, self.models.acquire(model))
         request.state.held.append(partial(self.models.release, model))
@@ -143,7 +146,7 @@ class Service:
     async def chat(self, request: HttpRequest) -> Response:
         """Handle `POST /v1/chat/completions`."""
         fields = await self.body(request)
-        served = await self.hold(request, model_name(fields))
+        served = await self.hold(request, model_name(fields), adapters=True)
         tokens = self.options.answer_tokens
         parsed = await self.read(request, lambda: parse_chat(served, fields, tokens))
         return await self.answer(request, parsed, chat_writer)
@@ -151,7 +154,7 @@ class Service:
     async def text(self, request: HttpRequest) -> Response:
         """Handle `POST /v1/completions`."""
         fields = await self.body(request)
-        served = await self.hold(request, model_name(fields))
+        served = await self.hold(request, model_name(fields), adapters=True)
         parsed = await self.read(request, lambda: parse_completion(served, fields))
         return await self.answer(request, parsed, text_writer)
 

@@ -146,6 +146,7 @@ class Worker:
         try:
             self._check_queue()
             request = job.requests[choice]
+            self.model.adapters.sync(request.overlay)
             sequence = self.engine.submit(
                 request, priority=job.priority, progress=progress, cancelled=cancelled
             )

@@ -325,7 +325,8 @@ def test_a_family_whose_gguf_files_differ_takes_no_peft_adapter(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
-        ({"peft_type": "IA3"}, UnsupportedError, "'IA3' adapter"),
+        ({"peft_type": "VERA"}, UnsupportedError, "'VERA' adapter"),
+        ({"peft_type": "IA3"}, FormatError, "that no IA³ adapter has"),
         ({"fan_in_fan_out": True}, UnsupportedError, "fan_in_fan_out is True"),
         ({"init_lora_weights": "pissa_niter_4"}, UnsupportedError, "pissa_niter_4 has changed"),
         ({"use_dora": True}, FormatError, "use_dora does not agree"),

@@ -350,7 +350,7 @@ def scripted(writer, pieces, finish="stop", splitter=None, **details):
     params = SimpleNamespace(options=GenerateOptions(max_tokens=9), top_logprobs=None)
     parsed = SimpleNamespace(
         served=served, params=params, prompt_tokens=5, tokenizer=byte_tokenizer(258),
-        splitter=lambda: splitter,
+        model_name="m", splitter=lambda: splitter,
     )  # fmt: skip
     stats = Statistics(prompt_tokens=5, generated_tokens=7, reused_tokens=2)
     output = SimpleNamespace(matched_stop=None)
@@ -444,7 +444,7 @@ def test_a_stream_that_fails_ends_in_the_form_of_its_api():
         ("ollama", OllamaWriter, {"asked": "m", "chat": True}),
     ):  # fmt: skip
         parsed = SimpleNamespace(
-            served=SimpleNamespace(name="m", fingerprint="c1-x"), prompt_tokens=1,
+            served=SimpleNamespace(name="m", fingerprint="c1-x"), prompt_tokens=1, model_name="m",
             params=SimpleNamespace(options=GenerateOptions()), splitter=Splitter,
         )  # fmt: skip
         made = writer(parsed, SimpleNamespace(sequences={}), **details)

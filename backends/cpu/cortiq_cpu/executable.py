@@ -63,6 +63,7 @@ class CpuExecutable(PagedExecutable[CpuState, CpuPlan]):
             packed = PackedWeights(weights, packers, options.kept)
             plans = {n: CpuPlan(g, packed, layout, self.pool, given) for n, g in graphs.items()}
             packed.place()
+        self._packed, self._given = packed, given
         super().__init__(program, options, plans)
         self.use_memory(CpuStateMemory(layout, self.pool, poison))
         for plan in plans.values():
@@ -71,6 +72,17 @@ class CpuExecutable(PagedExecutable[CpuState, CpuPlan]):
         self.placement = placement_of(program, None, "cpu", "cpu", given)
         self.profile = OpProfile(self.pool) if options.extra.get("profile") else None
         self._ending = weakref.finalize(self, self.pool.close)
+
+    def varied_plans(
+        self, program: Program, weights: Mapping[str, Weight]
+    ) -> Mapping[str, CpuPlan]:
+        """Plan the trunk of a program with overlays; only their banks are packed."""
+        graph = primitives_of(program).trunk
+        with ThreadPoolExecutor(self.pool.threads) as packers:
+            packed = self._packed.with_more(weights, packers)
+            plan = CpuPlan(graph, packed, self.layout, self.pool, self._given)
+        plan.prepare(self._prepared)
+        return {"trunk": plan}
 
     @property
     def provenance(self) -> Mapping[str, str]:

@@ -47,6 +47,13 @@ class PackedWeights:
         self._taps: dict[str, np.ndarray] = {}
         self._scorings: dict[ops.Attend, ScoreConstants] = {}
 
+    def with_more(self, source: Mapping[str, Weight], pool: ThreadPoolExecutor) -> PackedWeights:
+        """Return these weights, to which others of a source may be added; they are not kept."""
+        more = PackedWeights(source, pool)
+        for name in ("_matrices", "_vectors", "_taps", "_scorings"):
+            setattr(more, name, dict(getattr(self, name)))
+        return more
+
     def prepare(self, node: Node) -> None:
         """Pack a node's weights, and check its constants."""
         op = node.op

@@ -90,7 +90,7 @@ INLINE void block_term(const int layout, const chunk *c, int row, int v, vf sum,
 INLINE void block_chunks(const int layout, const cortiq_tile *t, void (*rows)(chunk *))
 {
     chunk c = {.tile = t, .scratch = (block_scratch *)t->scratch};
-    int32_t units = cortiq_padded(t->matrix->width) / UNIT, chunks = chunks_of(t->matrix);
+    int32_t units = units_of(t->matrix), chunks = chunks_of(t->matrix);
     for (; c.lane < t->outputs; c.lane += layout == CORTIQ_W16 ? TILE / 2 : TILE)
         for (c.index = 0; c.index < chunks; c.index++) {
             int32_t left = units - c.index * CHUNK_UNITS;

@@ -207,15 +207,22 @@ FOLDED int64_t chunk_bytes(int layout, int32_t units)
     int unit = layout_main_bytes(layout) + layout_extra_bytes(layout);
     return chunk_sides(layout, units) + (int64_t)units * unit;
 }
+/* Units of a row: layouts of one scale a row need no pairs of them, so that the narrow factors of
+ * low-rank products take no more room than they have numbers.
+ */
+FOLDED int32_t units_of(const cortiq_matrix *m)
+{
+    return (layout_is_row(m->layout) ? m->width + UNIT - 1 : cortiq_padded(m->width)) / UNIT;
+}
 FOLDED int32_t chunks_of(const cortiq_matrix *m)
 {
-    return (cortiq_padded(m->width) / UNIT + CHUNK_UNITS - 1) / CHUNK_UNITS;
+    return (units_of(m) + CHUNK_UNITS - 1) / CHUNK_UNITS;
 }
 FOLDED cortiq_chunk chunk_at(int layout, const cortiq_matrix *m, const uint8_t *panel,
                              int32_t index)
 {
     cortiq_chunk c;
-    int32_t left = cortiq_padded(m->width) / UNIT - index * CHUNK_UNITS;
+    int32_t left = units_of(m) - index * CHUNK_UNITS;
     int64_t head = layout_is_row(layout) ? layout_side_bytes(layout) : 0;
     c.units = left < CHUNK_UNITS ? left : CHUNK_UNITS;
     c.base = c.side = (uint8_t *)panel + head + index * chunk_bytes(layout, CHUNK_UNITS);

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from cortiq.backend import Batch
 from cortiq.backend.executable import Accepted
@@ -33,7 +33,7 @@ class MlxExecutable(KernelExecutable):
 
     def new_state(self, limit: int) -> MlxState:
         """Return an empty sequence of at most `limit` positions."""
-        for plan in self.plans.values():
+        for plan in cast(list[MlxPlan], self.every_plan):
             plan.angles.grow(min(limit, EARLY_POSITIONS))
         return MlxState(self, limit)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from threadpoolctl import ThreadpoolController
 
@@ -74,14 +74,22 @@ class ReferenceExecutable(KernelExecutable):
     ) -> None:
         kernels = {**self.kernels, **{op: kernel.function for op, kernel in given.items()}}
         self.arrays = ReferenceArrays(options)
-        prepared = Prepared(weights, partial(prepare, pool=self.arrays.pool))
-        graphs = primitives_of(program).graphs
-        plans = {name: KernelPlan(g, prepared.bound(g), kernels) for name, g in graphs.items()}
+
+        def planned(
+            program: Program, weights: Mapping[str, Weight], made: dict[Any, Any]
+        ) -> dict[str, KernelPlan]:
+            prepared = Prepared(weights, partial(prepare, pool=self.arrays.pool), made=made)
+            graphs = primitives_of(program).graphs
+            return {name: KernelPlan(g, prepared.bound(g), kernels) for name, g in graphs.items()}
+
+        made: dict[Any, Any] = {}
+        plans = planned(program, weights, made)
         own = {op for op, kernel in self.kernels.items() if kernel is not KERNELS.get(op)}
         computes = (lambda op: type(op) in own) if own else None
         owner = self.name if own else REFERENCE
         placement = placement_of(program, computes, owner, REFERENCE, given)
         super().__init__(program, options, self.arrays, plans, placement)
+        self.planner, self._made = planned, made
 
     def new_store(self, name: str, slot: Slot) -> SlotStore:
         """Return an empty store for the slot of this name; a recurrent one has marks."""

@@ -16,7 +16,7 @@ from cortiq.backend.kernel import NO_KERNELS, GivenKernels
 from cortiq.backend.kernel_executable import placement_of
 from cortiq.backend.paged import PagedState
 from cortiq.backend.paged_executable import EARLY_POSITIONS, PagedExecutable
-from cortiq.ir import Program, expand
+from cortiq.ir import Program, expand, primitives_of
 from cortiq.numerics.layouts import Weight
 from cortiq_triton import compiled, flight, graph_memory, warm
 from cortiq_triton.activation_memory import batch_rows, row_bytes
@@ -67,6 +67,7 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
         fuses = bool(options.extra.get("fuse", True))
         angles = Angles(device)
         plans = {n: Plan(graph, prepared, angles, fuses, given) for n, graph in graphs.items()}
+        self._prepared_weights, self._fuses, self._given = prepared, fuses, given
         super().__init__(program, options, plans)
         poison = bool(options.extra.get("poison"))
         self.use_memory(TritonMemory(program, device, poison, self.windows))
@@ -82,6 +83,18 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
             each = max(map(row_bytes, plans.values()))
             self.batch_rows = batch_rows(each, self.device_bytes())
             self._workspace = (each + self.memory.windowed_row_bytes) * self.batch_rows
+
+    def varied_plans(self, program: Program, weights: Mapping[str, Weight]) -> Mapping[str, Plan]:
+        """Plan the trunk of a program with overlays; only their banks are uploaded.
+
+        Matrices are not made one for it: that would hold a second copy of the program's.
+        """
+        more = weights_of(weights, self.device)
+        more.made.update(self._prepared_weights.made)
+        graph = primitives_of(program).trunk
+        plan = Plan(graph, more, self.shared.angles, False, self._given)
+        plan.prepare(self._prepared)
+        return {"trunk": plan}
 
     @property
     def provenance(self) -> Mapping[str, str]:
@@ -149,12 +162,12 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
 
     def late_masks(self, batch: Batch) -> bool:
         """Check whether draws of this batch may have masks that come later: those of steps may."""
-        plan = self.plans.get(batch.entry)
+        plan = self.plan_of(batch) if batch.entry in self.plans else None
         return plan is not None and self.graphs and self.decoder.takes(plan, batch) is not None
 
     def forward(self, batch: Batch) -> Ticket:
         """Compute a batch; it is under way when this returns."""
-        plan = self.plans.get(batch.entry)
+        plan = self.plan_of(batch) if batch.entry in self.plans else None
         if plan is not None and self.graphs:
             going = self.decoder.submit(plan, batch) or flight.submit(self.decoder, plan, batch)
             if going is not None:

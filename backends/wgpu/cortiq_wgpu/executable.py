@@ -12,7 +12,7 @@ from cortiq.backend.kernel_executable import placement_of
 from cortiq.backend.paged import PagedState
 from cortiq.backend.paged_executable import PagedExecutable
 from cortiq.backend.windows import windows_of
-from cortiq.ir import Program, primitives_of
+from cortiq.ir import Graph, Program, primitives_of
 from cortiq.numerics.layouts import Weight
 from cortiq_wgpu import open_devices
 from cortiq_wgpu.device import DeviceLostError
@@ -64,16 +64,26 @@ class WgpuExecutable(PagedExecutable[PagedState, WgpuPlan]):
         self.pools = WgpuStateMemory(self.program, self.gpu, limit, poison, windows)
         parallel = bool(options.extra.get("gpu_kernels", not self.gpu.software))
         tuning = ProductTuning(**options.extra.get("tuning", {})) if parallel else None
-        weights = DeviceWeights(self._weights, self.gpu, limit, options.extra.get("progress"))
-        weights.prepare(list(self._graphs.values()))
-        self.plans = {
-            name: WgpuPlan(
-                graph, weights, self.pools, self.gpu, tuning, self.program.context, self._given
-            )
-            for name, graph in self._graphs.items()
-        }
+        self._limit, self._tuning = limit, tuning
+        progress = options.extra.get("progress")
+        self._uploaded = DeviceWeights(self._weights, self.gpu, limit, progress)
+        self.plans = self._planned(self._uploaded, self._graphs)
         self.use_memory(self.pools)
         self._lost = False
+
+    def _planned(self, weights: DeviceWeights, graphs: Mapping[str, Graph]) -> dict[str, WgpuPlan]:
+        """Upload the weights of graphs, and plan these."""
+        weights.prepare(list(graphs.values()))
+        shared = self.pools, self.gpu, self._tuning, self.program.context, self._given
+        return {name: WgpuPlan(graph, weights, *shared) for name, graph in graphs.items()}
+
+    def varied_plans(
+        self, program: Program, weights: Mapping[str, Weight]
+    ) -> Mapping[str, WgpuPlan]:
+        """Plan the trunk of a program with overlays; of matrices only their banks are uploaded."""
+        self._varied_from = program, weights
+        graphs = {"trunk": primitives_of(program).trunk}
+        return self._planned(self._uploaded.with_more(weights), graphs)
 
     @property
     def provenance(self) -> Mapping[str, str]:
@@ -118,6 +128,8 @@ class WgpuExecutable(PagedExecutable[PagedState, WgpuPlan]):
         if not self._lost:
             return
         self._open_device()
+        if self.varied:
+            self.varied = self.varied_plans(*self._varied_from)
         for state in self.states:
             state.block = None
             state.clear()

@@ -41,6 +41,12 @@ class DeviceWeights:
         self._end = 0
         self._buffer: Any = None
 
+    def with_more(self, weights: Mapping[str, Weight]) -> DeviceWeights:
+        """Return the matrices that are there, to which others of these weights may be added."""
+        more = DeviceWeights(weights, self._gpu, self._limit)
+        more._matrices = dict(self._matrices)
+        return more
+
     def prepare(self, graphs: Iterable[Graph]) -> None:
         """Upload the weights of all nodes; those that multiply the same rows lie together."""
         nodes = [node for graph in graphs for node in graph.nodes]
@@ -59,7 +65,8 @@ class DeviceWeights:
                     key = number, node.inputs[0]
                     together.setdefault(key, []).append(node.weights["weight"])
         with Uploader(self._gpu, self._limit) as uploader:
-            for names in together.values():
+            for group in together.values():
+                names = [name for name in group if name not in self._matrices]
                 if len(names) > 1:
                     weights = {name: self._weights[name] for name in names}
                     joined = uploader.joined(weights) or {}

@@ -18,6 +18,7 @@ from cortiq_conformance.faults.ordered import (
     WRONG_ORDERS,
     faults,
 )
+from cortiq_conformance.faults.overlays import WRONG_OVERLAYS
 from cortiq_conformance.faults.products import WRONG_PRODUCTS
 from cortiq_conformance.faults.recurrences import WRONG_RECURRENCES, WRONG_RECURRENT_STATES
 from cortiq_conformance.faults.roundings import WRONG_ROUNDINGS
@@ -30,7 +31,7 @@ SEQUENCES, ROBUSTNESS = 2, 3
 """Stages of level 0, after the foundations (0) and the primitives (1)."""
 WRONG: Mapping[str, Wrong] = {
     **WRONG_KERNELS, **WRONG_ROUNDINGS, **WRONG_RECURRENCES, **WRONG_SUMS, **WRONG_PRODUCTS,
-    **WRONG_ORDERS, **WRONG_CHOICES, **WRONG_COMPRESSION,
+    **WRONG_ORDERS, **WRONG_CHOICES, **WRONG_COMPRESSION, **WRONG_OVERLAYS,
 }  # fmt: skip
 """Wrong kernels by fault."""
 ANSWERS: Mapping[str, dict[type, Callable[[Any, Any, int], Any]]] = {
@@ -118,6 +119,7 @@ FAULTS: Mapping[str, Fault] = {
     "an entry without the bias of its rows": Fault(("Compress",), "Compress"),
     "the first keys of a list": Fault(("ListKeys", "Attend mass"), "ListKeys", also=("Attend",)),
     "a list without its last expert": Fault(("KeepListed",), "KeepListed"),
+    "a batch with the overlay of its first row": Fault(("overlay",), "ExpertMatMul", SEQUENCES),
     "a state that a rewind leaves as it is": Fault(("rewind",), "DeltaRule", SEQUENCES),
     DECLINES: Fault((), ""),
     DELEGATES: Fault(("placement",), "", ROBUSTNESS),

@@ -1,0 +1,276 @@
+"""Adapters beside a model: loaded, unloaded and listed by name, and chosen by requests.
+
+An adapter has a number in the executable's banks from when it is loaded until it is unloaded and
+no request holds it any more. The banks are made before the next request that chooses an adapter,
+however many were loaded or unloaded since the last.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cortiq.backend import Executable
+from cortiq.backend.error_attribution import attributed_to, backend_names
+from cortiq.engine.overlay import ChosenOverlay, facts_of
+from cortiq.errors import RequestError, shown
+from cortiq.formats.cache import Progress
+from cortiq.model.machine import memory
+from cortiq.model.source import ModelSource, open_lora
+from cortiq.models.overlay_banks import Overlay, bank_bytes, banks_of
+from cortiq.models.overlays import read_overlay
+from cortiq.numerics.layouts import Weight
+
+NAME = re.compile(r"[\w.-]{1,128}", re.ASCII)
+"""Names of adapters: they follow a colon in `model: "base:adapter"`."""
+
+
+@dataclass(frozen=True)
+class LoadedAdapter:
+    """An adapter as it is listed.
+
+    Attributes
+    ----------
+    name : what requests call it. path : its folder or file. scale : its factor.
+    sha256 : hash of its files. rank : the largest of its products; 0 for vectors alone.
+    nbytes : memory of its own numbers.
+    """
+
+    name: str
+    path: str
+    scale: float
+    sha256: str
+    rank: int
+    nbytes: int
+
+
+@dataclass
+class _Held:
+    """An adapter that has a number.
+
+    Attributes
+    ----------
+    chosen : what requests hold, as long as one does or it is loaded.
+    """
+
+    overlay: Overlay
+    chosen: weakref.ref[ChosenOverlay]
+
+
+class Adapters:
+    """The adapters of a model on an executable.
+
+    Any thread may load and unload; `sync` is called by the thread that computes, before a request.
+
+    Parameters
+    ----------
+    budget : most bytes of banks; None for what the machine has free.
+    """
+
+    def __init__(self, executable: Executable, source: ModelSource, budget: int | None) -> None:
+        self._executable, self._source, self._budget = executable, source, budget
+        self._lock = threading.RLock()
+        self._names: dict[str, tuple[ChosenOverlay, LoadedAdapter]] = {}
+        self._held: list[_Held | None] = []
+        self._current: list[Overlay | None] = []
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    @property
+    def listed(self) -> list[LoadedAdapter]:
+        """The adapters that requests may choose, in the order they were loaded."""
+        with self._lock:
+            return [listed for _, listed in self._names.values()]
+
+    def load(self, name: str, path: str, progress: Progress | None = None) -> LoadedAdapter:
+        """Load an adapter, `PATH[:SCALE]`, under a name.
+
+        Raises
+        ------
+        FormatError, UnsupportedError : it is no adapter, or none of this model.
+        RequestError : the name is taken, or there is no memory for it.
+        """
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            what = f"an adapter is named {shown(name)}: letters, digits, '.', '_' and '-'"
+            raise RequestError(what, where="adapter", hint="--adapter NAME=PATH")
+        if self._source.loaded is None:
+            raise RequestError("this model takes no adapters", where="adapter")
+        self._check_new(name)
+        adapter = open_lora(path, progress)
+        try:
+            overlay = read_overlay(adapter, self._source.loaded, self._executable.program)
+        finally:
+            adapter.close()
+        with self._lock:
+            self._check_new(name)
+            number = self._free_number(overlay, name)
+            chosen = ChosenOverlay(name, overlay.sha256, overlay.scale, 1 + number)
+            self._held[number] = _Held(overlay, weakref.ref(chosen))
+            listed = LoadedAdapter(
+                name, str(adapter.path), overlay.scale, overlay.sha256,
+                max((m.rank for m in overlay.members.values()), default=0), overlay.nbytes,
+            )  # fmt: skip
+            self._names[name] = chosen, listed
+        return listed
+
+    def unload(self, name: str) -> None:
+        """Forget an adapter; requests that chose it go on with it."""
+        with self._lock:
+            if name not in self._names:
+                raise self._unknown(name)
+            del self._names[name]
+
+    def named(self, name: str | None) -> ChosenOverlay | None:
+        """Return what a request of this adapter holds; None for none.
+
+        Raises
+        ------
+        RequestError : there is none of this name.
+        """
+        if name is None:
+            return None
+        with self._lock:
+            if name not in self._names:
+                raise self._unknown(name)
+            return self._names[name][0]
+
+    def claimed(self, facts: tuple[str, float] | None) -> ChosenOverlay | None:
+        """Return the adapter with this hash and scale; None for none.
+
+        Raises
+        ------
+        RequestError : it is not loaded.
+        """
+        if facts is None:
+            return None
+        with self._lock:
+            same = (one for one, _ in self._names.values() if facts_of(one) == facts)
+            found = next(same, None)
+        if found is None:
+            what = f"made with an adapter that is not loaded: {facts[0]}, times {facts[1]:g}"
+            raise RequestError(what, where="adapter", hint="load its files: --adapter NAME=PATH")
+        return found
+
+    def _unknown(self, name: object) -> RequestError:
+        there = ", ".join(self._names) or "none"
+        what = f"no adapter named {shown(name)} is loaded"
+        return RequestError(what, where="adapter", hint=f"there are: {there}")
+
+    def _check_new(self, name: str) -> None:
+        with self._lock:
+            if name in self._names:
+                what = f"an adapter named {name!r} is loaded already"
+                raise RequestError(what, where="adapter", hint="unload it first")
+
+    def _overlays(self) -> list[Overlay | None]:
+        """Return the overlay of each number; those that nobody holds any more are dropped."""
+        for number, held in enumerate(self._held):
+            if held is not None and held.chosen() is None:
+                self._held[number] = None
+        while self._held and self._held[-1] is None:
+            self._held.pop()
+        return [None if held is None else held.overlay for held in self._held]
+
+    def _free_number(self, overlay: Overlay, name: str) -> int:
+        """Return a number for an overlay; refuse it where the banks would be too large."""
+        overlays = self._overlays()
+        number = overlays.index(None) if None in overlays else len(overlays)
+        overlays[number : number + 1] = [overlay]
+        needed, budget = bank_bytes(self._executable.program, overlays), self._budget
+        free = memory()["free"]
+        most = budget if budget is not None else free
+        if most is not None and needed > most:
+            what = f"{len(overlays)} adapters take {_mib(needed)}, and there may be {_mib(most)}"
+            hint = "unload one, or load the model with more: --adapter-memory MIB"
+            raise RequestError(what, where=f"adapter {name}", hint=hint)
+        if number == len(self._held):
+            self._held.append(None)
+        return number
+
+    def sync(self, overlay: ChosenOverlay | None) -> None:
+        """Have the executable's banks hold what is loaded, between two batches, if a request
+        chooses an overlay or nobody does any more.
+
+        Raises
+        ------
+        BackendError, DeclinedError : the backend computes no overlays.
+        """
+        with self._lock:
+            overlays = self._overlays()
+            if overlay is not None or not overlays:
+                self._sync(overlays)
+
+    def _sync(self, overlays: list[Overlay | None]) -> None:
+        same = len(overlays) == len(self._current) and all(
+            one is other for one, other in zip(overlays, self._current, strict=True)
+        )
+        if same:
+            return
+        with attributed_to(backend_names(self._executable)):
+            if not any(overlays):
+                self._executable.vary(None, {})
+            else:
+                program, banks = banks_of(self._executable.program, overlays)
+                assert self._source.loaded is not None
+                self._executable.vary(
+                    program, _Joined(self._source.weights, banks, program.weights)
+                )
+        self._current = overlays
+
+
+class _Joined(Mapping[str, Weight]):
+    """The model's weights and banks."""
+
+    def __init__(self, base: Mapping[str, Weight], banks: Mapping[str, Weight], names: Any) -> None:
+        self._base, self._banks, self._names = base, banks, names
+
+    def __getitem__(self, name: str) -> Weight:
+        found = self._banks.get(name)
+        return self._base[name] if found is None else found
+
+    def __iter__(self) -> Any:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / 2**20:,.0f} MiB"
+
+
+class AdapterMixin:
+    """The adapters of `Model`.
+
+    Attributes
+    ----------
+    adapters : those that are loaded.
+    """
+
+    adapters: Adapters
+
+    def load_adapter(
+        self, name: str, path: str | os.PathLike[str], *, progress: Progress | None = None
+    ) -> LoadedAdapter:
+        """Load an adapter beside the model, for `generate(..., adapter=name)`; any thread may.
+
+        Parameters
+        ----------
+        path : a PEFT folder or a GGUF file, perhaps with `:SCALE`, or a name of the hub.
+
+        Raises
+        ------
+        FormatError, UnsupportedError : it is no adapter, or none of this model.
+        RequestError : the name is taken, or there is no memory for it.
+        """
+        return self.adapters.load(name, os.fspath(path), progress)
+
+    def unload_adapter(self, name: str) -> None:
+        """Unload an adapter; RequestError if none of this name is loaded."""
+        self.adapters.unload(name)

@@ -1,0 +1,132 @@
+"""Overlays of a program, and the banks that hold several of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+
+from cortiq.ir import Program
+from cortiq.ir.overlays import BANK_LAYOUT, OverlayChange, bank_name, with_overlays
+from cortiq.numerics.contract import F32, Floats
+from cortiq.numerics.layouts import LAYOUTS, Weight
+
+Key = tuple[str, bool]
+"""A weight, and whether its rows are looked up."""
+_PARTS = ("a", "b", "before", "gain", "after")
+
+
+@dataclass(frozen=True)
+class OverlayPart:
+    """An overlay's part for one weight; vectors are float32, None where there are none.
+
+    Attributes
+    ----------
+    a, b : factors, [r, in] (or [vocabulary, r] of a table) and [out, r].
+    before, gain, after : see `cortiq.ir.overlays.Change`.
+    """
+
+    a: Weight | None = None
+    b: Weight | None = None
+    before: Floats | None = None
+    gain: Floats | None = None
+    after: Floats | None = None
+
+    @property
+    def rank(self) -> int:
+        """The rank of the product, 0 for none."""
+        return 0 if self.b is None else self.b.shape[1]
+
+    def change(self, table: bool) -> OverlayChange:
+        """Return the nodes that it takes."""
+        before, gain, after = (v is not None for v in (self.before, self.gain, self.after))
+        return OverlayChange(self.rank, before, gain, after, table)
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """An adapter as an overlay.
+
+    Attributes
+    ----------
+    sha256 : hash of the adapter's files. scale : what the caller multiplies it with.
+    members : what it does to each weight.
+    """
+
+    sha256: str
+    scale: float
+    members: Mapping[Key, OverlayPart] = field(repr=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its numbers."""
+        held = (getattr(m, n) for m in self.members.values() for n in _PARTS)
+        return sum(part.nbytes for part in held if part is not None)
+
+
+def changes_of(overlays: Sequence[Overlay | None]) -> dict[Key, OverlayChange]:
+    """Return the changes of a program whose rows choose one of these."""
+    found: dict[Key, OverlayChange] = {}
+    for overlay in filter(None, overlays):
+        for key, member in overlay.members.items():
+            mine, before = member.change(key[1]), found.get(key, OverlayChange(table=key[1]))
+            found[key] = OverlayChange(
+                max(mine.rank, before.rank),
+                mine.before or before.before,
+                mine.gain or before.gain,
+                mine.after or before.after,
+                key[1],
+            )
+    return found
+
+
+def bank_bytes(program: Program, overlays: Sequence[Overlay | None]) -> int:
+    """Return the bytes of the banks of these overlays and of member 0."""
+    varied = with_overlays(program, 1 + len(overlays), changes_of(overlays))
+    banks = varied.weights.keys() - program.weights.keys()
+    layouts = {name: varied.weights[name] for name in banks}
+    return sum((4 if s.layout == "f32" else 2) * prod(s.shape) for s in layouts.values())
+
+
+def banks_of(
+    program: Program, overlays: Sequence[Overlay | None]
+) -> tuple[Program, dict[str, Weight]]:
+    """Return the program whose rows choose an overlay, and its banks; None leaves a number free."""
+    changes = changes_of(overlays)
+    varied = with_overlays(program, 1 + len(overlays), changes)
+    banks: dict[str, Weight] = {}
+    for key in changes:
+        name, table = key
+        members = [None if o is None else o.members.get(key) for o in (None, *overlays)]
+        for part in _PARTS:
+            bank = bank_name(name, part, table)
+            if bank not in varied.weights:
+                continue
+            shape = varied.weights[bank].shape
+            held = [None if m is None else getattr(m, part) for m in members]
+            banks[bank] = _stack(held, shape) if part in "ab" else _vectors(held, shape[1])
+    return varied, banks
+
+
+def _vectors(held: Sequence[Floats | None], width: int) -> Weight:
+    """Return a table of vectors; where there is none it is of ones."""
+    ones = np.ones(width, F32)
+    return Weight.from_floats(np.stack([ones if v is None else v for v in held]))
+
+
+def _stack(held: Sequence[Weight | None], shape: tuple[int, ...]) -> Weight:
+    """Return matrices one below the other, padded with zeros to equal ranks."""
+    rows, columns = prod(shape[:-1]) // len(held), shape[-1]
+    size = (prod(shape[:-1]), columns)
+    parts = {part: np.zeros(size, np.int8) for part in ("hi", "lo")}
+    scale = np.zeros((size[0], 1), F32)
+    for number, one in enumerate(held):
+        if one is None:
+            continue
+        start, (count, width) = number * rows, one.shape
+        for part, values in parts.items():
+            values[start : start + count, :width] = one.parts[part]
+        scale[start : start + count] = one.parts["scale"]
+    return Weight(LAYOUTS[BANK_LAYOUT], size, {**parts, "scale": scale})

@@ -1,0 +1,91 @@
+"""Names of adapters in requests: in `model`, as `base:adapter` or alone, or in `lora`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cortiq.errors import shown
+from cortiq.serve.api_keys import ApiKey
+from cortiq.serve.errors import ApiError, invalid
+from cortiq.serve.fields import Fields
+from cortiq.serve.offered_model import OfferedModel
+from cortiq.serve.served_model import ServedModel
+
+SEPARATOR = ":"
+
+
+def base_of(models: Mapping[str, OfferedModel], name: str) -> str | None:
+    """Return the offered model that a name with an adapter stands for; None where it names none."""
+    base, separator, adapter = name.rpartition(SEPARATOR)
+    if name in models:
+        return None
+    if separator and adapter and base in models:
+        return base
+    having = (
+        one.name
+        for one in models.values()
+        if one.served is not None and name in one.served.model.adapters
+    )
+    return next(having, None)
+
+
+def checked_base(
+    models: Mapping[str, OfferedModel], name: str, key: ApiKey | None, adapters: bool
+) -> str:
+    """Return the model's own name of one that may have an adapter.
+
+    Parameters
+    ----------
+    adapters : whether it may have one.
+
+    Raises
+    ------
+    ApiError : it may not (400), or the key may not use it (403).
+    """
+    base = base_of(models, name)
+    if base is not None and not adapters:
+        raise invalid("Adapters are for generating: name the model alone.", "model")
+    if key is not None:
+        key.check_model(name, base)
+    return name if base is None else base
+
+
+def adapter_of(served: ServedModel, fields: Fields) -> str | None:
+    """Return the name of the adapter that a request chooses; None for none.
+
+    Raises
+    ------
+    ApiError : it names two (400), or one that is not loaded (404).
+    """
+    asked, lora = fields.text("model") or "", fields.text("lora")
+    base, _, name = asked.rpartition(SEPARATOR)
+    named = name if base == served.name else asked if asked in served.model.adapters else None
+    if named is not None and lora not in (None, named):
+        raise invalid("'lora' and 'model' name two adapters.", "lora")
+    chosen = lora or named
+    if chosen is not None and chosen not in served.model.adapters:
+        there = ", ".join(one.name for one in served.model.adapters.listed) or "none"
+        message = f"{served.name} has no adapter {shown(chosen)}; there are: {there}."
+        raise ApiError(404, message, "model_not_found", "model" if lora is None else "lora")
+    return chosen
+
+
+def full_name(served: ServedModel, adapter: str | None) -> str:
+    """Return the name of a model with an adapter, as answers have it."""
+    return served.name if adapter is None else f"{served.name}{SEPARATOR}{adapter}"
+
+
+def adapter_entries(model: OfferedModel) -> list[dict[str, Any]]:
+    """Return the entries of a model's adapters in `/v1/models`."""
+    if model.served is None:
+        return []
+    entry = model.served.as_dict()
+    return [
+        {
+            **entry, "id": full_name(model.served, one.name), "display_name": one.name,
+            "parent": model.name, "root": one.path, "sha256": one.sha256, "rank": one.rank,
+            "scale": one.scale, "bytes": one.nbytes,
+        }
+        for one in model.served.model.adapters.listed
+    ]  # fmt: skip
