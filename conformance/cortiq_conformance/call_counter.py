@@ -43,6 +43,7 @@ DEFINITIONS: dict[str, tuple[Any, ...]] = {
     "Sinkhorn": (streams.sinkhorn,),
     "Compress": (compression.compress,),
     "KeepListed": (route.keep_listed,),
+    "IndexSelect": (route.index_select,),
     "CombineExperts": (route.combine_experts,),
 }
 """The contract's functions that define an operator; a backend that calls one delegates it."""

@@ -18,7 +18,7 @@ from cortiq_cpu.binder import OpArgs, OpBinder
 F32 = np.float32
 HOW = (
     "value", "head", "all", "row", "expert", "bias", "shift", "clamp", "softmax", "every",
-    "stochastic", "listed", "keys", "divided",
+    "stochastic", "listed", "keys", "divided", "selected",
 )  # fmt: skip
 """What is done to a part of a row, by the number the native core gives it."""
 
@@ -127,6 +127,12 @@ def _keys(b: OpBinder, step: LoweredStep) -> Special:
     return "keys", {"index": address(b.rows.positions), "step": op.every}
 
 
+def _index_selected(b: OpBinder, step: LoweredStep) -> Special:
+    op: ops.IndexSelect = step.op  # type: ignore[assignment]
+    index = b.vector(step.nodes[0], "index")
+    return "selected", {"factor": index, "from_width": op.in_width, "low": NEVER}
+
+
 _SPECIAL: Mapping[type, Callable[[OpBinder, LoweredStep], Special]] = {
     ops.Gain: _gain,
     ops.ScaleRows: _scale_rows,
@@ -139,4 +145,5 @@ _SPECIAL: Mapping[type, Callable[[OpBinder, LoweredStep], Special]] = {
     ops.Sinkhorn: _stochastic,
     ops.KeepListed: _listed,
     ops.ListKeys: _keys,
+    ops.IndexSelect: _index_selected,
 }

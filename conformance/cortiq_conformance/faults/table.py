@@ -115,6 +115,7 @@ FAULTS: Mapping[str, Fault] = {
     "an entry without the bias of its rows": Fault(("Compress",), "Compress"),
     "the first keys of a list": Fault(("ListKeys", "Attend mass"), "ListKeys", also=("Attend",)),
     "a list without its last expert": Fault(("KeepListed",), "KeepListed"),
+    "indices from the end of a row": Fault(("IndexSelect",), "IndexSelect"),
     "a state that a rewind leaves as it is": Fault(("rewind",), "DeltaRule", SEQUENCES),
     DECLINES: Fault((), ""),
     DELEGATES: Fault(("placement",), "", ROBUSTNESS),

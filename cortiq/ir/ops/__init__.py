@@ -12,6 +12,7 @@ from cortiq.ir.ops.elementwise import (
     Add,
     Bias,
     Concat,
+    IndexSelect,
     Multiply,
     Reshape,
     Scale,
@@ -46,7 +47,7 @@ PRIMITIVES: tuple[type[Op], ...] = (
     SoftCap, RMSNorm, LayerNorm, Rope, StoreKV, Attend, CausalConv, Route, CombineExperts, Slice,
     Concat, Reshape, Gain, ScaleRows, Shift, Clamp, L2Norm, Softmax, ExpertGain, ExpertBias,
     DeltaRule, StateSpace, ChooseBlocks, Recall, ChooseKeys, OwnBlock, Sinkhorn,
-    Compress, ListKeys, KeepListed,
+    Compress, ListKeys, KeepListed, IndexSelect,
 )  # fmt: skip
 """Every primitive a backend can be asked for."""
 
@@ -69,6 +70,7 @@ __all__ = [
     "ExpertGain",
     "ExpertMatMul",
     "Gain",
+    "IndexSelect",
     "HeadMatMul",
     "KeepListed",
     "L2Norm",
