@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from types import ModuleType
 
-from cortiq.errors import FormatError, GraphError, RequestError, UnsupportedError
+from cortiq.errors import RequestError
 from cortiq.formats.adapter import Adapter
 from cortiq.ir import Program, verify
 from cortiq.models.adapters import adapted
 from cortiq.models.config import BaseConfig
-from cortiq.models.dflash import PREFIX, read_drafter, synthetic_drafter, with_drafter
 from cortiq.models.draft_vocabulary import with_shortlist
+from cortiq.models.drafter_files import (
+    Drafters,
+    drafter_weights,
+    with_drafters,
+    with_formula_drafters,
+)
 from cortiq.models.fixture_heads import head_tensors as held_by_fixture
 from cortiq.models.head_names import (
     AUTO,
@@ -27,12 +31,19 @@ from cortiq.models.head_names import (
 from cortiq.models.head_tensors import HeadTensors
 from cortiq.models.heads import HeadPlan, is_like, layer_count, with_heads
 from cortiq.models.open_checkpoint import OpenCheckpoint
-from cortiq.models.registry import family_for, family_name, location_of, names_of, read_config
+from cortiq.models.registry import (
+    family_for,
+    family_name,
+    location_of,
+    names_of,
+    read_config,
+    said_of,
+)
 from cortiq.models.sidecar import WithSidecar, check_sidecar
 from cortiq.models.synthetic import SyntheticCheckpoint, synthetic_program, synthetic_weights
 from cortiq.models.tensor_pieces import TensorSlice, read_piece
 from cortiq.models.tensors import CheckpointTensors, find_tensors
-from cortiq.models.weight_rules import check_contract, format_of_each, matrix_names, with_rule
+from cortiq.models.weight_rules import check_contract, format_of_each, with_rule
 from cortiq.models.weights import matrix_weight, raw_weight, vector_weight
 from cortiq.numerics.layouts import Weight
 from cortiq.numerics.soundness import check_finite
@@ -80,7 +91,7 @@ def load_program(
     families: Sequence[ModuleType] = (),
     heads: str = OFF,
     sidecar: OpenCheckpoint | None = None,
-    drafter: OpenCheckpoint | None = None,
+    drafters: Drafters | None = None,
     draft_vocabulary: int = 0,
     ignored_keys: Sequence[str] = (),
     adapters: Sequence[Adapter] = (),
@@ -96,7 +107,8 @@ def load_program(
     heads : draft head to load beside the trunk: `off`, `auto` (the file's own), `mtp` or `mimo`;
         `:post` or `:raw` behind it for the trunk's rows that it takes.
     sidecar : a file beside the model's that may hold its draft head.
-    drafter : a block drafter's folder, beside a head or in place of one (`models.dflash`).
+    drafters : opened files of an EAGLE-3 head (`eagle3`), which stands in place of the model's own
+        head, and of a block drafter (`dflash`).
     draft_vocabulary : ids that a draft head looks at (`models.shortlist`); 0 for all.
     ignored_keys : unknown keys of the configuration to leave out; the program's facts name them.
     adapters : merged into the tensors before these are converted, in this order; the program's
@@ -111,7 +123,8 @@ def load_program(
     if isinstance(checkpoint, SyntheticCheckpoint):
         if adapters:
             raise RequestError("a synthetic model takes no adapters", where="lora")
-        return _load_synthetic(checkpoint, context, weight_format, heads, drafter, draft_vocabulary)
+        sides = drafters or {}
+        return _load_synthetic(checkpoint, context, weight_format, heads, sides, draft_vocabulary)
     check_contract(checkpoint)
     family = family_for(checkpoint, families)
     config = read_config(family, checkpoint, ignored_keys)
@@ -124,9 +137,9 @@ def load_program(
     head_tensors = CheckpointTensors(checkpoint, names_of(family, config), config.source)
     plan = find_plan(heads, config.num_hidden_layers, head_tensors.has)
     program = _headed(program, plan, head_tensors, heads, checkpoint)
-    trunk, program = program, _drafted(program, drafter)
+    trunk, (program, weights) = program, with_drafters(program, drafters or {})
     tensors = find_tensors(trunk, checkpoint, family, config)
-    weights = drafter_weights(program, drafter, weight_format)
+    weights |= _side_weights(program, drafters or {}, weight_format)
     weights |= _read_weights(program, checkpoint, tensors, weight_format)
     program = with_rule(program, weight_format, checkpoint, tensors)
     program, weights = with_shortlist(program, weights, draft_vocabulary)
@@ -164,7 +177,7 @@ def _load_synthetic(
     context: int | None,
     weight_format: str | None,
     heads: str,
-    drafter: OpenCheckpoint | None,
+    drafters: Drafters,
     draft_vocabulary: int,
 ) -> LoadedProgram:
     program, config = synthetic_program(checkpoint, context), None
@@ -172,57 +185,23 @@ def _load_synthetic(
         family = family_for(checkpoint)
         config = read_config(family, checkpoint)
         program = _built(family, config, context, checkpoint)
-    heads, block = split_heads_option(heads)
+    heads, further = split_heads_option(heads)
     plan = synthetic_plan(heads, layer_count(program.trunk))
     program = _headed(program, plan, held_by_fixture(checkpoint.name), heads, checkpoint)
-    if block is not None:
-        program = with_drafter(program, synthetic_drafter(program))
+    program = with_formula_drafters(program, further)
     weights = synthetic_weights(checkpoint, program, weight_format)
-    program = _drafted(program, drafter)
-    weights |= drafter_weights(program, drafter, weight_format)
+    program, implied = with_drafters(program, drafters)
+    weights |= implied | _side_weights(program, drafters, weight_format)
     program, weights = with_shortlist(program, weights, draft_vocabulary)
     name = str(program.facts["family"])
     return LoadedProgram(_with_layouts(program, weights), weights, checkpoint, name, config, {})
 
 
-def _drafted(program: Program, drafter: OpenCheckpoint | None) -> Program:
-    """Return the program with the entry of a block drafter, if there is one."""
-    if drafter is None:
-        return program
-    config = read_drafter(drafter, program)
-    with _said_of(drafter):
-        return with_drafter(program, config)
-
-
-def drafter_weights(
-    program: Program, drafter: OpenCheckpoint | None, weight_format: str | None
+def _side_weights(
+    program: Program, drafters: Drafters, weight_format: str | None
 ) -> dict[str, Weight]:
-    """Return the weights that a block drafter's own file holds.
-
-    Raises
-    ------
-    FormatError : one is missing, or has another shape.
-    """
-    weights: dict[str, Weight] = {}
-    matrices = matrix_names(program) if drafter is not None else set()
-    for name, spec in program.weights.items():
-        if drafter is None or not name.startswith(PREFIX):
-            continue
-        tensor = name.removeprefix(PREFIX)
-        if tensor not in drafter:
-            raise FormatError(f"lacks {tensor} {list(spec.shape)}", where=location_of(drafter))
-        found = drafter.tensor(tensor)
-        if tuple(found.shape) != spec.shape:
-            what = f"{tensor} is {list(found.shape)}, should be {list(spec.shape)}"
-            raise FormatError(what, where=location_of(drafter))
-        layout = weight_format or DEFAULT_WEIGHT_FORMAT
-        is_matrix = name in matrices
-        weights[name] = (
-            matrix_weight([found], spec.shape, layout)
-            if is_matrix
-            else vector_weight([found], spec.shape)
-        )
-    return weights
+    forced = weight_format is not None
+    return drafter_weights(program, drafters, weight_format or DEFAULT_WEIGHT_FORMAT, forced)
 
 
 def _headed(
@@ -255,19 +234,8 @@ def _built(
 ) -> Program:
     """Build the family's program."""
     declared = _context(context, config)
-    with _said_of(checkpoint):
+    with said_of(checkpoint):
         return family.build(config, declared)
-
-
-@contextmanager
-def _said_of(checkpoint: OpenCheckpoint) -> Iterator[None]:
-    """Attribute errors about a configuration to its file."""
-    try:
-        yield
-    except (FormatError, GraphError, UnsupportedError) as error:
-        inside = "" if error.where is None else f": {error.where}"
-        where = f"{location_of(checkpoint)}{inside}"
-        raise type(error)(error.what, where=where, hint=error.hint) from error
 
 
 def _context(context: int | None, config: BaseConfig) -> int:
