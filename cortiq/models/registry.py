@@ -89,6 +89,8 @@ OWN = (
     "jamba",
     "jais2",
     "gptj",
+    "opt",
+    "falcon",
 )
 """Modules of this package, in the order they are listed."""
 
