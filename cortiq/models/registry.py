@@ -91,6 +91,9 @@ OWN = (
     "gptj",
     "opt",
     "falcon",
+    "internlm2",
+    "minicpm",
+    "bailing_moe_v2",
 )
 """Modules of this package, in the order they are listed."""
 
