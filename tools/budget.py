@@ -29,7 +29,7 @@ MAX_FILE, MAX_FILE_MEDIAN, MAX_FUNCTION = 300, 130, 60
 MAX_FUNCTION_MEDIAN, MAX_FUNCTION_DECILE = 8, 25
 MAX_TOKENS_PER_LINE, MAX_FAMILY = 9.0, 220
 LIMITS: Mapping[str, int] = {
-    "backends/cpu": 11050,
+    "backends/cpu": 11080,
     "backends/mlx": 1760,
     "backends/reference": 970,
     "backends/triton": 10850,
@@ -47,7 +47,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/formats": 6850,
     "cortiq/ir": 3340,
     "cortiq/model": 2480,
-    "cortiq/models": 3760,
+    "cortiq/models": 4120,
     "cortiq/numerics": 3415,
     "cortiq/placement": 710,
     "cortiq/plugins": 660,
@@ -60,7 +60,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-null": 210,
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-torch": 190,
-    "tests": 47500,
+    "tests": 48000,
     "tools": 2100,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""

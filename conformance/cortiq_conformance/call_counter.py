@@ -44,6 +44,7 @@ DEFINITIONS: dict[str, tuple[Any, ...]] = {
     "Sinkhorn": (streams.sinkhorn,),
     "Compress": (compression.compress,),
     "KeepListed": (route.keep_listed,),
+    "IndexSelect": (route.index_select,),
     "CombineExperts": (route.combine_experts,),
     "Permute": (column_order.permute,),
 }

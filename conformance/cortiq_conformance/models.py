@@ -39,6 +39,7 @@ HEADED: Mapping[str, str] = {
     "mini-granitemoehybrid+mtp": "w8",
     "tiny-llama+dflash": "w16",
     "tiny-llama+mtp,dflash": "w8",
+    "tiny-llama+eagle3": "w8",
 }
 """Tiny models with a draft head, a block drafter or both, which stand behind the plus.
 

@@ -20,7 +20,7 @@ from cortiq.backend.array_mixers import (
     sinkhorn,
     state_space_step,
 )
-from cortiq.backend.array_routing import combined, keep_listed, routed, softmax
+from cortiq.backend.array_routing import combined, index_select, keep_listed, routed, softmax
 from cortiq.backend.kernel_walk import KernelCall as Call
 from cortiq.backend.plan import Kernels, SharedMatMul
 from cortiq.ir import ops
@@ -181,6 +181,7 @@ ARRAY_KERNELS: Kernels = {
     ops.Sinkhorn: sinkhorn,
     ops.ListKeys: _list_keys,
     ops.KeepListed: _keep_listed,
+    ops.IndexSelect: lambda call, x: index_select(call.library, x, call.weights["index"]),
     ops.DeltaRule: recurrent(delta_step),
     ops.StateSpace: recurrent(state_space_step),
     ops.Route: _route,

@@ -83,6 +83,13 @@ def keep_listed(library: Arithmetic, scores: Any, lists: Any) -> Any:
     return library.where(listed, scores, float(NEVER))
 
 
+def index_select(library: Arithmetic, x: Any, index: Any) -> Any:
+    """Return the values that an index names, float32 [rows, m], and `NEVER`."""
+    there = (index >= 0) & (index < x.shape[-1])
+    return library.where(there, x[..., library.cast(library.where(there, index, 0.0), "i32")],
+                         float(NEVER))  # fmt: skip
+
+
 def _admitted(library: Arithmetic, values: Any, keys: Any, router: Router, mask: Any) -> Any:
     """Return the experts that the mask allows and whose group is one of the best; None for all."""
     admitted = None if mask is None else library.spread(mask != 0.0, keys.shape)

@@ -149,6 +149,8 @@ def _from_huggingface(folder: Path) -> Checkpoint:
     if has_text_model(whole):
         config = text_config(whole)
     architecture = text_field(config, "model_type", where)
+    if architecture is None:  # draft heads of speculators
+        architecture = text_field(config, "speculators_model_type", where)
     if architecture is None:
         raise FormatError("has no model_type", where=where)
     tensors = _own_or_plain(open_safetensors(folder))

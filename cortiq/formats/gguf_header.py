@@ -34,7 +34,7 @@ from cortiq.formats.gguf_metadata import (
     MetadataEntry,
     is_utf8,
 )
-from cortiq.formats.gguf_types import GGML_TYPES, UNSUPPORTED_TYPES, told_apart
+from cortiq.formats.gguf_types import GGML_TYPES, INTEGER_TYPES, UNSUPPORTED_TYPES, told_apart
 from cortiq.formats.mapped import TensorInfo, map_file, refuse_overlaps
 
 _MAX_NAME = 65535  # bytes of a key, by the specification; applied to tensor names too
@@ -241,6 +241,7 @@ class _HeaderReader:
             supported = ", ".join(name for name, _, _ in GGML_TYPES.values())
             hint = f"supported: {supported}"
             self._unsupported(f"{what} has type {UNSUPPORTED_TYPES[number]}", hint)
-        if number not in GGML_TYPES:
+        known = GGML_TYPES | INTEGER_TYPES
+        if number not in known:
             self._fail(f"{what} has the unknown type number {number}")
-        return GGML_TYPES[number]
+        return known[number]

@@ -47,6 +47,9 @@ GGML_TYPES: dict[int, tuple[str, int, int]] = {
 }
 """Type number in the file -> (name, elements of a block, bytes of a block)."""
 
+INTEGER_TYPES: dict[int, tuple[str, int, int]] = {26: ("I32", 1, 4), 27: ("I64", 1, 8)}
+"""Types of indices, as `GGML_TYPES`; no weight has them."""
+
 UNSUPPORTED_TYPES: dict[int, str] = {
     4: "Q4_2",
     5: "Q4_3",
@@ -54,8 +57,6 @@ UNSUPPORTED_TYPES: dict[int, str] = {
     15: "Q8_K",
     24: "I8",
     25: "I16",
-    26: "I32",
-    27: "I64",
     28: "F64",
     31: "Q4_0_4_4",
     32: "Q4_0_4_8",

@@ -19,6 +19,9 @@ SHORTLIST = "shortlist"
 
 CHAIN, CASCADE, STACK, BLOCK = "chain", "cascade", "stack", "block"
 
+MTP, MIMO, EAGLE3 = "mtp", "mimo", "eagle3"
+"""Names of draft heads, as `--draft` has them."""
+
 HEAD_FACTS = "draft_head", "block_drafter"
 """Facts of a program that are a `DraftHead`."""
 KEPT_ROWS = "trunk.kept"
@@ -47,6 +50,11 @@ class DraftHead(Described):
     source: str
     size: int = 0
     mask_token: int = 0
+
+    @property
+    def name(self) -> str:
+        """Its name, as `--draft` has it."""
+        return EAGLE3 if EAGLE3 in self.entries else MIMO if self.style == STACK else MTP
 
     @property
     def deepest(self) -> int:

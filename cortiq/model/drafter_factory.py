@@ -49,7 +49,7 @@ class DrafterFactory:
         found = drafters_named(options)
         if found is None:
             return None
-        _check_block(found, self._model.options)
+        _check_files(found, self._model.options)
         key = options.draft, options.draft_depth
         if key not in self._made:
             self._made[key] = speculation(found, options.draft_depth, self)
@@ -97,15 +97,17 @@ def drafters_named(options: GenerateOptions) -> Mapping[str, NamedKind] | None:
     return find_kinds(options.draft, default_plugins().drafters)
 
 
-def _check_block(found: Mapping[str, NamedKind], options: LoadOptions) -> None:
-    """Refuse another block drafter than the one that the model was loaded with."""
+def _check_files(found: Mapping[str, NamedKind], options: LoadOptions) -> None:
+    """Refuse another head or block drafter than the one that the model was loaded with."""
     loaded = split_heads_option(options.heads)[1]
     for kind, path in found.values():
-        if kind.heads == DFLASH and loaded and realpath(path) != realpath(loaded):
+        mine = loaded.get(kind.heads, "")
+        if mine and realpath(path) != realpath(mine):
+            what = {DFLASH: "block drafter"}.get(kind.heads, "head")
             raise RequestError(
-                f"the model was loaded with the block drafter {loaded}, not {path}",
+                f"the model was loaded with the {what} {mine}, not {path}",
                 where="draft",
-                hint=f"draft with {DFLASH}:{loaded}, or load it with heads='{DFLASH}:{path}'",
+                hint=f"draft with {kind.heads}:{mine}, or load it with heads='{kind.heads}:{path}'",
             )
 
 
@@ -114,14 +116,14 @@ def heads_of(draft: str | None) -> str | None:
     if draft in (None, OFF):
         return None
     found = find_kinds(str(draft), default_plugins().drafters)
-    blocks = [f"{DFLASH}:{path}" for kind, path in found.values() if kind.heads == DFLASH]
+    files = {kind.heads: f"{kind.heads}:{path}" for kind, path in found.values() if path}
     heads = {AUTO if word == AUTO else kind.heads: kind for word, (kind, _) in found.items()}
     named = [name for name in heads if name not in ("", AUTO, DFLASH)]
     if len(named) > 1:
         what = f"a model is loaded with one draft head, not with {' and '.join(named)}"
         raise RequestError(what, where="draft", hint=f"draft with one of them, or with {AUTO}")
-    own = named or [AUTO] * (AUTO in heads)
-    return ",".join([*own, *blocks[:1]]) or None
+    own = [files.get(name, name) for name in named or [AUTO] * (AUTO in heads)]
+    return ",".join([*own, *(files[name] for name in (DFLASH,) if name in files)]) or None
 
 
 def _check_no_depth(options: GenerateOptions) -> None:

@@ -98,8 +98,8 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
         checkpoint = open_checkpoint(resolve(name, progress=progress), not options.lenient)
     with ExitStack() as opened:
         opened.callback(checkpoint.close)
-        heads, drafter = open_drafter(options.heads, progress)
-        if drafter is not None:
+        heads, drafters = open_drafters(options.heads, progress)
+        for drafter in drafters.values():
             opened.callback(drafter.close)
         sidecar = open_sidecar(checkpoint, heads, not options.lenient)
         if sidecar is not None:
@@ -111,7 +111,7 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
         loaded = load_program(
             checkpoint,
             sidecar=sidecar,
-            drafter=drafter,
+            drafters=drafters,
             context=options.context,
             weight_format=options.weight_format,
             families=default_plugins().families,
@@ -122,7 +122,7 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
             images=None if sight is None else sight.processor.rows,
         )
         vision = load_vision(checkpoint, sight, options.weight_format) if sight else None
-        alone = drafter is None and sidecar is None and not adapters
+        alone = not drafters and sidecar is None and not adapters
         files = _files_of(checkpoint, default_plugins().families) if alone else ()
         tokenizer = open_tokenizer(checkpoint.tokenizer_source, loaded.program)
         close = opened.pop_all().close
@@ -186,15 +186,14 @@ def adapter_notes(adapters: Sequence[Adapter], checkpoint: Any) -> list[str]:
     return [f"merged into {len(merged)} tensors, which are then converted as floats are: {named}"]
 
 
-def open_drafter(heads: str, progress: Progress | None = None) -> tuple[str, Any]:
-    """Return the option `heads` without a block drafter, and that drafter's folder, opened."""
-    head, path = split_heads_option(heads)
-    if path is None:
-        return heads, None
-    if not path:
-        raise RequestError("the folder of the block drafter is missing", where="heads",
-                           hint="heads='dflash:PATH'")  # fmt: skip
-    return head, open_checkpoint(resolve(path, progress=progress))
+def open_drafters(heads: str, progress: Progress | None = None) -> tuple[str, dict[str, Any]]:
+    """Return the option `heads` without drafters in files of their own, and those files, opened."""
+    head, paths = split_heads_option(heads)
+    for name, path in paths.items():
+        if not path:
+            what = f"the folder of the drafter {name} is missing"
+            raise RequestError(what, where="heads", hint=f"heads='{name}:PATH'")
+    return head, {name: open_checkpoint(resolve(p, progress=progress)) for name, p in paths.items()}
 
 
 def open_sidecar(checkpoint: Any, heads: str, strict: bool = True) -> Any:

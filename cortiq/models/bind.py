@@ -12,12 +12,16 @@ from cortiq.formats.adapter import Adapter
 from cortiq.ir import Program, verify
 from cortiq.ir.images import ImageRows
 from cortiq.models.adapters import adapted
-from cortiq.models.build import build_program, said_of
+from cortiq.models.build import build_program
 from cortiq.models.column_orders import OrderedWeights, in_order, ordered_weights, with_orders
 from cortiq.models.config import BaseConfig
-from cortiq.models.dflash import read_drafter, synthetic_drafter, with_drafter
 from cortiq.models.draft_vocabulary import with_shortlist
-from cortiq.models.drafter_weights import drafter_weights
+from cortiq.models.drafter_files import (
+    Drafters,
+    drafter_weights,
+    with_drafters,
+    with_formula_drafters,
+)
 from cortiq.models.fixture_heads import head_tensors as held_by_fixture
 from cortiq.models.head_names import (
     AUTO,
@@ -85,7 +89,7 @@ def load_program(
     families: Sequence[ModuleType] = (),
     heads: str = OFF,
     sidecar: OpenCheckpoint | None = None,
-    drafter: OpenCheckpoint | None = None,
+    drafters: Drafters | None = None,
     draft_vocabulary: int = 0,
     ignored_keys: Sequence[str] = (),
     adapters: Sequence[Adapter] = (),
@@ -102,7 +106,7 @@ def load_program(
     families : families of plugins.
     heads : draft head: `off`, `auto` (the file's own), `mtp`, `mimo`; `:post`, `:raw`: its rows.
     sidecar : a file beside the model's that may hold its draft head.
-    drafter : a block drafter's folder, beside a head or in place of one (`models.dflash`).
+    drafters : opened files of an EAGLE-3 head, in place of the model's own, and of a block drafter.
     draft_vocabulary : ids that a draft head looks at (`models.shortlist`); 0 for all.
     ignored_keys : unknown keys to leave out; the program's facts name them.
     adapters : merged into the tensors, in this order; the program's facts name hash and scale.
@@ -116,7 +120,7 @@ def load_program(
     RequestError : a context, or a draft head, that the model does not have.
     """
     if isinstance(checkpoint, SyntheticCheckpoint):
-        how = context, weight_format, heads, drafter, draft_vocabulary, adapters
+        how = context, weight_format, heads, drafters or {}, draft_vocabulary, adapters
         return _load_synthetic(checkpoint, *how)
     check_contract(checkpoint)
     family = family_for(checkpoint, families)
@@ -128,8 +132,8 @@ def load_program(
     plan = find_plan(heads, config.num_hidden_layers, head_tensors.has)
     program = _headed(program, plan, head_tensors, heads, checkpoint)
     tensors = find_tensors(program, checkpoint, family, config)
-    program = _drafted(program, drafter)
-    weights = drafter_weights(program, drafter, weight_format or DEFAULT_WEIGHT_FORMAT)
+    program, weights = with_drafters(program, drafters or {})
+    weights |= _side_weights(program, drafters or {}, weight_format)
     ordered = _ordered(program, checkpoint, tensors, column_orders, weight_format)
     weights |= read_weights(program, checkpoint, tensors, weight_format, ordered.orders)
     program = with_rule(program, weight_format, checkpoint, tensors)
@@ -177,7 +181,7 @@ def _load_synthetic(
     context: int | None,
     weight_format: str | None,
     heads: str,
-    drafter: OpenCheckpoint | None,
+    drafters: Drafters,
     draft_vocabulary: int,
     adapters: Sequence[Adapter],
 ) -> LoadedProgram:
@@ -188,27 +192,24 @@ def _load_synthetic(
         family = family_for(checkpoint)
         config = read_config(family, checkpoint)
         program = build_program(family, config, context, checkpoint)
-    heads, block = split_heads_option(heads)
+    heads, further = split_heads_option(heads)
     plan = synthetic_plan(heads, layer_count(program.trunk))
     program = _headed(program, plan, held_by_fixture(checkpoint.name), heads, checkpoint)
-    if block is not None:
-        program = with_drafter(program, synthetic_drafter(program))
+    program = with_formula_drafters(program, further)
     weights = synthetic_weights(checkpoint, program, weight_format)
-    program = _drafted(program, drafter)
-    weights |= drafter_weights(program, drafter, weight_format or DEFAULT_WEIGHT_FORMAT)
+    program, implied = with_drafters(program, drafters)
+    weights |= implied | _side_weights(program, drafters, weight_format)
     program, weights = with_shortlist(program, weights, draft_vocabulary)
     name = str(program.facts["family"])
     bound = with_layouts(program, weights)
     return LoadedProgram(bound, weights, checkpoint, name, config, {}, module=family)
 
 
-def _drafted(program: Program, drafter: OpenCheckpoint | None) -> Program:
-    """Return the program with the entry of a block drafter, if there is one."""
-    if drafter is None:
-        return program
-    config = read_drafter(drafter, program)
-    with said_of(drafter):
-        return with_drafter(program, config)
+def _side_weights(
+    program: Program, drafters: Drafters, weight_format: str | None
+) -> dict[str, Weight]:
+    forced = weight_format is not None
+    return drafter_weights(program, drafters, weight_format or DEFAULT_WEIGHT_FORMAT, forced)
 
 
 def _headed(

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from types import ModuleType
 
-from cortiq.errors import FormatError, GraphError, RequestError, UnsupportedError
+from cortiq.errors import RequestError
 from cortiq.ir import Program
 from cortiq.ir.images import IMAGES, ImageRows
 from cortiq.models.config import BaseConfig
 from cortiq.models.open_checkpoint import OpenCheckpoint
-from cortiq.models.registry import location_of
+from cortiq.models.registry import said_of
 
 IGNORED_KEYS = "ignored_config"
 """Fact of a program: unknown keys of its configuration that were left out by request."""
@@ -46,17 +45,6 @@ def with_ignored(program: Program, keys: Sequence[str]) -> Program:
     if not keys:
         return program
     return replace(program, facts={**program.facts, IGNORED_KEYS: sorted(keys)})
-
-
-@contextmanager
-def said_of(checkpoint: OpenCheckpoint) -> Iterator[None]:
-    """Attribute errors about a configuration to its file."""
-    try:
-        yield
-    except (FormatError, GraphError, UnsupportedError) as error:
-        inside = "" if error.where is None else f": {error.where}"
-        where = f"{location_of(checkpoint)}{inside}"
-        raise type(error)(error.what, where=where, hint=error.hint) from error
 
 
 def _context(context: int | None, config: BaseConfig) -> int:

@@ -1,4 +1,4 @@
-"""DeepSeek V3, R1, Kimi K2: latent attention; experts in groups, chosen by bias; a shared one."""
+"""DeepSeek V3, R1, Kimi K2 and K2.5: latent attention; experts in groups, one of them shared."""
 
 from __future__ import annotations
 

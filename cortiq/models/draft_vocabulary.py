@@ -36,7 +36,7 @@ def with_shortlist(
     for entry in head.entries:
         graph = program.graphs[entry]
         scored = next((n for n in graph.nodes if _scores(n, f"{entry}.hidden")), None)
-        if scored is None:
+        if scored is None or scored.op.out_width != program.facts["vocab_size"]:  # type: ignore[attr-defined]
             return program, weights
         (width, name) = scored.op.in_width, scored.weights["weight"]  # type: ignore[attr-defined]
         first = f"{name}#{count}"

@@ -72,9 +72,9 @@ def config_from_gguf(
     unknown = _unknown(given, table, known, keys)
     refuse_unknown(unknown, "metadata", where, ignored)
     values = {name: given[key] for key, name in table.items() if key in given and name in known}
-    if EMBEDDING not in source:
+    if EMBEDDING not in source and "vocab_size" not in values:  # draft heads share tables
         raise FormatError(f"has no tensor {EMBEDDING!r}", where=where)
-    rows = source.tensor(EMBEDDING).shape[0]
+    rows = source.tensor(EMBEDDING).shape[0] if EMBEDDING in source else values["vocab_size"]
     if values.setdefault("vocab_size", rows) != rows:
         message = f"says vocab_size is {values['vocab_size']}, but {EMBEDDING} has {rows} rows"
         raise FormatError(message, where=where)

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 
 from cortiq.errors import RequestError, shown
-from cortiq.ir.heads import CASCADE, CHAIN, STACK
+from cortiq.ir.heads import CASCADE, CHAIN, EAGLE3, MIMO, MTP, STACK
 from cortiq.models.heads import HeadModule, HeadPlan
 
-OFF, AUTO, MTP, MIMO, DFLASH = "off", "auto", "mtp", "mimo", "dflash"
+OFF, AUTO, DFLASH = "off", "auto", "dflash"
+FROM_FILES = DFLASH, EAGLE3
+"""Drafters whose file or folder is named behind a colon."""
 NORMED, RAW = "post", "raw"
 """The trunk's rows that modules take: after its last norm, or the last layer's output."""
 MOST_MODULES = 16
 
 
-def split_heads_option(text: str) -> tuple[str, str | None]:
-    """Split the option `heads` into a draft head and a block drafter's folder or None."""
-    head, found, path = text.partition(DFLASH)
-    if not found or (head and not head.endswith(",")) or (path and path[0] != ":"):
-        return text, None
-    return head.removesuffix(",") or OFF, path[1:]
+def split_heads_option(text: str) -> tuple[str, dict[str, str]]:
+    """Split the option `heads` into the model's own draft head, and folders of further drafters.
+
+    Raises
+    ------
+    RequestError : it names two draft heads.
+    """
+    found = dict[str, str]()
+    for name in FROM_FILES:
+        if parts := re.fullmatch(rf"(?:(.*),)?{name}(?::(.*))?", text, re.DOTALL):
+            text, found[name] = parts[1] or "", parts[2] or ""
+    if EAGLE3 in found and text:
+        what = f"a model is loaded with one draft head, not with {text} and {EAGLE3}"
+        raise RequestError(what, where="heads", hint=f"heads='{EAGLE3}:{found[EAGLE3]}'")
+    return text or OFF, found
 
 
 def parse_head_option(text: str) -> tuple[str, str]:
@@ -33,7 +45,7 @@ def parse_head_option(text: str) -> tuple[str, str]:
     known = name in (OFF, AUTO, MTP, MIMO) and (not colon or rows in (NORMED, RAW))
     if not known or (colon and name == OFF):
         hint = (
-            f"{OFF}, {AUTO}, {MTP}, {MIMO} or {DFLASH}:PATH, or a head,{DFLASH}:PATH; after the "
+            f"{OFF}, {AUTO}, {MTP}, {MIMO}, {EAGLE3}:PATH or HEAD,{DFLASH}:PATH; after the "
             f"colon of a head {NORMED} or {RAW}, the rows it takes"
         )
         raise RequestError(f"there is no draft head {shown(text)}", where="heads", hint=hint)

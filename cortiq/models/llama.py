@@ -1,4 +1,4 @@
-"""Llama 2 and 3, SmolLM2, Mistral: grouped-query attention, gated MLP, a norm before each."""
+"""Llama 2 and 3, Mistral, InternLM 3: grouped-query attention, gated MLP, a norm before each."""
 
 from __future__ import annotations
 
@@ -11,10 +11,15 @@ from cortiq.models.names import Names
 from cortiq.models.parts import Decoder, activation
 from cortiq.models.rope import rope_table
 
-ARCHITECTURES = ("llama", "mistral")
+ARCHITECTURES = ("llama", "mistral", "internlm3")
 GGUF = ("llama",)
 KEYS = Keys(
+    aliases={"bias": "mlp_bias", "qkv_bias": "attention_bias"},
     defaults={
+        "internlm3": {
+            "head_dim": 128, "max_position_embeddings": 32768, "num_key_value_heads": 2,
+            "rms_norm_eps": 1e-5,
+        },
         "mistral": {
             "max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096,
         },

@@ -220,7 +220,8 @@ class Decoder:
         file, here = f"model.layers.{layer}", f"layers.{layer}"
         return self.branch(
             x, op, f"{here}.mlp", before=_within(file, before), after=_within(file, after),
-            weights=named(op, f"{file}.{tensors}", table), out=f"{here}.out", read=read,
+            weights=named(op, f"{file}.{tensors}".removesuffix("."), table), out=f"{here}.out",
+            read=read,
         )  # fmt: skip
 
     def finish(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
 
-from cortiq.errors import UnsupportedError
+from cortiq.errors import FormatError, GraphError, UnsupportedError
 from cortiq.models.config import BaseConfig, config_from_json
 from cortiq.models.gguf_config import config_from_gguf
 from cortiq.models.names import Names
@@ -88,6 +89,11 @@ OWN = (
     "jamba",
     "jais2",
     "gptj",
+    "opt",
+    "falcon",
+    "internlm2",
+    "minicpm",
+    "bailing_moe_v2",
 )
 """Modules of this package, in the order they are listed."""
 
@@ -192,6 +198,17 @@ def names_of(family: ModuleType, config: BaseConfig) -> Names:
 def location_of(checkpoint: OpenCheckpoint) -> str:
     """Return the file or name of a checkpoint, for messages."""
     return str(getattr(checkpoint, "path", checkpoint.architecture))
+
+
+@contextmanager
+def said_of(checkpoint: OpenCheckpoint) -> Iterator[None]:
+    """Attribute errors about a configuration to its file."""
+    try:
+        yield
+    except (FormatError, GraphError, UnsupportedError) as error:
+        inside = "" if error.where is None else f": {error.where}"
+        where = f"{location_of(checkpoint)}{inside}"
+        raise type(error)(error.what, where=where, hint=error.hint) from error
 
 
 def read_config(

@@ -19,6 +19,8 @@ RENAMED: Mapping[str, str] = {
 }
 """Parameters of config.json that `rope_scaling` calls otherwise."""
 
+DYNAMIC = frozenset({"factor", "original_context"})
+"""Parameters of dynamic NTK scaling."""
 NEEDS_ORIGINAL = ("llama3", "yarn", "longrope")
 """Types whose original context is the model's own unless the file says otherwise."""
 
@@ -38,7 +40,8 @@ def rope_table(config: BaseConfig, context: int, layer_type: str | None = None) 
 
     Raises
     ------
-    UnsupportedError : an unknown type or parameter, or "dynamic", by name.
+    UnsupportedError : an unknown type or parameter, by name; "dynamic" in a context in which its
+        frequencies would follow from the length.
     FormatError : a parameter that is no number.
     """
     given = dict(config.rope_parameters)
@@ -65,6 +68,9 @@ def rope_table(config: BaseConfig, context: int, layer_type: str | None = None) 
         if kind != "llama3":
             implied = config.max_position_embeddings / parameters["original_context"]
             parameters.setdefault("factor", implied)
+    limit = parameters.get("original_context", config.max_position_embeddings)
+    if kind == "dynamic" and parameters.keys() <= DYNAMIC and context <= limit:
+        kind, parameters = "default", {}  # it changes nothing before a text is longer than that
     if kind == "longrope":
         parameters["declared_context"] = context
     if kind in ("default", "frequency_factors", "linear"):

@@ -15,9 +15,12 @@ from math import log2, prod
 from typing import Any
 from urllib.parse import parse_qsl
 
+import numpy as np
+
 from cortiq.errors import ModelNotFoundError, RequestError, shown
 from cortiq.formats.fetch import SYNTHETIC
 from cortiq.ir import Node, Program, primitives_of
+from cortiq.ir.ops import KeepListed
 from cortiq.models import fixtures
 from cortiq.models.synthetic_configs import CONFIGS
 from cortiq.models.weight_rules import format_of_each
@@ -185,6 +188,11 @@ def _matrix(
 def _vector(
     checkpoint: SyntheticCheckpoint, name: str, shape: tuple[int, ...], users: list[Node]
 ) -> Weight:
+    lists = next((n.op for n in users if isinstance(n.op, KeepListed)), None)
+    if lists is not None:  # neighbouring experts, other ones for every token
+        first = np.arange(lists.vocab)[:, None] * lists.listed + checkpoint.seed % lists.experts
+        chosen = (first + np.arange(lists.listed)) % lists.experts
+        return Weight.from_floats(chosen.astype(np.float32))
     if len(shape) > 1:
         return synthetic_weight("f32", name, checkpoint.seed, (prod(shape[:-1]), shape[-1]))
     factors = ("RMSNorm", "LayerNorm", "Gain", "ExpertGain")

@@ -124,6 +124,32 @@ MINI: Mapping[str, Mapping[str, Any]] = {
         "floor_scale": 8, "no_rope_layers": [1, 0], "moe_layers": [1],
     },
     "gpt_neox": {k: v for k, v in _MINI.items() if k not in ("num_key_value_heads", "head_dim")},
+    "deepseek_v4": _MINI | {
+        "num_hidden_layers": 3, "num_key_value_heads": 1, "q_lora_rank": 32, "o_groups": 2,
+        "o_lora_rank": 16, "n_routed_experts": 4, "num_experts_per_tok": 2,
+        "intermediate_size": 32, "index_n_heads": 4, "index_head_dim": 16, "index_topk": 8,
+        "sliding_window": 12, "layer_types": [
+            "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention",
+        ], "compress_rates": {"heavily_compressed_attention": 16}, "hc_mult": 2,
+        "hc_sinkhorn_iters": 3, "mlp_layer_types": ["hash_moe", "moe", "moe"],
+    },
+    "falcon_h1": _MINI | {
+        "mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 8,
+        "mamba_rms_norm": True, "ssm_multipliers": [0.4, 0.5, 0.8, 1.1, 1.3],
+        "key_multiplier": 0.6,
+    },
+    "mamba": {"vocab_size": VOCABULARY, "hidden_size": 64, "num_hidden_layers": 2, "state_size": 8},
+    "jamba": _WITHOUT_HEAD | {
+        "num_experts": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8,
+    },
+    "phi": _WITHOUT_HEAD,
+    "nemotron": _MINI,
+    "jais2": _MINI,
+    "gptj": {
+        "vocab_size": VOCABULARY, "n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8,
+        "n_positions": 4096,
+    },
+    "qwen3_vl_moe_text": _MINI | _EXPERTS | {"num_experts": 4},
 }  # fmt: skip
 """A small model of every family that brings something of its own and has no other here, by its
 `model_type`.

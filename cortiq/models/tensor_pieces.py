@@ -36,6 +36,7 @@ class FusedTensor:
     bare : the tensor's name has no `.weight` at its end.
     either : files have its matrices one way round or the other: the shape decides, and what the
         other fields say counts where both fit.
+    skipped : rows before the first part that no weight has.
     """
 
     tensor: str
@@ -43,6 +44,7 @@ class FusedTensor:
     swapped: tuple[str, ...] = ()
     bare: bool = False
     either: bool = False
+    skipped: int = 0
 
     @property
     def turned(self) -> FusedTensor:
@@ -173,9 +175,9 @@ def locate_piece(
     stored = {name: _stored(shapes[name], name in fused.swapped) for name in fused.parts}
     axis = max(len(shapes[part]) - (1 if fused.beside else 2), 0)
     sizes = [stored[name][axis] for name in fused.parts]
-    start = sum(sizes[: fused.parts.index(part)])
+    start = fused.skipped + sum(sizes[: fused.parts.index(part)])
     whole = list(stored[part])
-    whole[axis] = sum(sizes)
+    whole[axis] = fused.skipped + sum(sizes)
     size = stored[part][axis]
     swapped = part in fused.swapped and len(whole) > 1
     return TensorSlice(tensor, tuple(whole), axis, start, start + size, swapped)

@@ -109,6 +109,17 @@ def keep_listed(scores: Floats, tokens: Ints, table: Floats) -> Floats:
     return np.where(listed, scores, NEVER)
 
 
+def index_select(x: Floats, index: Floats) -> Floats:
+    """Return the value that each index names, and −2⁴⁰ where it names none; exact.
+
+    Parameters
+    ----------
+    x : float32 [rows, n]; index : float32 [m], whole numbers; others than 0 to n − 1 name nothing.
+    """
+    there = (index >= 0) & (index < x.shape[-1])
+    return np.where(there, x[..., np.where(there, index, 0).astype(np.int64)], NEVER)
+
+
 def choose(keys: Floats, top_k: int, admitted: Flags | None = None) -> Ints:
     """Choose the top_k largest keys of each row, lower index first on equality; ascending indices.
 

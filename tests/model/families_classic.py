@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from families_dense import ROPE, USUAL
 from family_harness import Family
 from gguf_files import GGUF
@@ -94,4 +95,83 @@ GPTJ = Family(
     ],
     unread=("num_attention_heads",),
 )  # fmt: skip
-FAMILIES = [JAIS2, GPTJ, PHI, GPT_NEOX, NEMOTRON]
+OPT = Family(
+    "opt",
+    "OPTConfig",
+    base={
+        "rms_norm_eps": ..., "head_dim": ..., "num_key_value_heads": ..., "intermediate_size": ...,
+        "ffn_dim": 56, "word_embed_proj_dim": ..., "pad_token_id": 1, "bos_token_id": 0,
+        "eos_token_id": 2,
+    },
+    switches={"tie_word_embeddings": True, "enable_bias": False},
+    moves=[{"activation_function": "gelu"}],
+    sizes=("ffn_dim", "max_position_embeddings"),
+    unread=("num_attention_heads",),
+    elsewhere=frozenset({"word_embed_proj_dim"}),
+    refused=[
+        ({"do_layer_norm_before": False}, "do_layer_norm_before"),
+        ({"word_embed_proj_dim": 8}, "word_embed_proj_dim is 8"),
+    ],
+)  # fmt: skip
+
+
+def by_kind(config, name, values):
+    """Rows of q, k and v of a group, as the converter orders them: queries first, then keys."""
+    if ".query_key_value." not in name:
+        return {name: values}
+    heads = config["num_attention_heads"]
+    grouped = config["new_decoder_architecture"] or not config["multi_query"]
+    groups = config["num_kv_heads"] if grouped else 1
+    rows = values.reshape(groups, heads // groups + 2, -1, *values.shape[1:])
+    parts = rows[:, :-2], rows[:, -2:-1], rows[:, -1:]
+    joined = np.concatenate([part.reshape(-1, *values.shape[1:]) for part in parts])
+    return {name: joined}
+
+
+def falcon_values(config):
+    """Metadata of Falcon."""
+    grouped = config["new_decoder_architecture"] or not config["multi_query"]
+    return {
+        "attention.layer_norm_epsilon": config["layer_norm_epsilon"],
+        "tensor_data_layout": "jploski",
+        "feed_forward_length": config["ffn_hidden_size"],
+        "attention.head_count_kv": config["num_kv_heads"] if grouped else 1,
+    }
+
+
+OLD = {
+    "layer_norm_epsilon": 0.02, "rms_norm_eps": ..., "head_dim": ..., "intermediate_size": ...,
+    "num_key_value_heads": ..., "ffn_hidden_size": 56, "num_kv_heads": ..., "bos_token_id": 0,
+    "eos_token_id": 1, "tie_word_embeddings": True,
+}  # fmt: skip
+FALCON = Family(
+    "falcon",
+    "FalconConfig",
+    base=OLD,
+    shapes={"switched": {"num_kv_heads": 6}},
+    switches={
+        "tie_word_embeddings": False, "multi_query": False, "parallel_attn": False, "bias": True,
+    },
+    moves=[{"layer_norm_epsilon": 0.021}, {"activation": "relu"}, {f"{ROPE}.rope_theta": 900.0}],
+    sizes=("ffn_hidden_size",),
+    unread=("num_attention_heads",),
+    refused=[({"alibi": True}, "alibi")],
+    elsewhere=frozenset({"new_decoder_architecture", "num_ln_in_parallel_attn"}),
+    gguf=[GGUF("falcon", geometries=("wide", "odd"), tensors=by_kind, values=falcon_values)],
+)  # fmt: skip
+FALCON_NEW = Family(
+    "falcon",
+    "FalconConfig",
+    base={**OLD, "new_decoder_architecture": True, "num_kv_heads": 2},
+    shapes={"switched": {"num_kv_heads": 3}},
+    switches={"tie_word_embeddings": False, "bias": True, "num_ln_in_parallel_attn": 1},
+    moves=[{"layer_norm_epsilon": 0.021}],
+    sizes=("ffn_hidden_size",),
+    unread=("num_attention_heads",),
+    elsewhere=frozenset({
+        "new_decoder_architecture", "multi_query", "parallel_attn", "hidden_act",
+    }),
+    gguf=[GGUF("falcon", geometries=("wide", "odd"), tensors=by_kind, values=falcon_values)],
+    title="falcon new",
+)  # fmt: skip
+FAMILIES = [JAIS2, GPTJ, PHI, GPT_NEOX, NEMOTRON, OPT, FALCON, FALCON_NEW]

@@ -13,6 +13,11 @@ USUAL = [{"rms_norm_eps": 0.021}, {"hidden_act": "gelu_pytorch_tanh"}, {f"{ROPE}
 """Options of nearly every family."""
 LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
 WINDOWS = {"use_sliding_window": True, "sliding_window": 9, "layer_types": LAYERS}
+DYNAMIC = {
+    f"{ROPE}.rope_type": "dynamic", f"{ROPE}.factor": 2.0,
+    f"{ROPE}.original_max_position_embeddings": 16,
+}  # fmt: skip
+"""In a context longer than that, frequencies follow from the length."""
 
 QWEN2 = Family(
     "qwen2",
@@ -24,7 +29,7 @@ QWEN2 = Family(
         {"layer_types": ["full_attention", *LAYERS[1:]]},
         {"sliding_window": 9, "layer_types": ..., "max_window_layers": 1},
     ],
-    refused=[({f"{ROPE}.rope_type": "dynamic", f"{ROPE}.factor": 2.0}, "dynamic NTK")],
+    refused=[(DYNAMIC, "dynamic NTK")],
     gguf=[GGUF("qwen2", geometries=("wide", "odd"))],
 )
 QWEN3 = Family(
@@ -159,7 +164,7 @@ HUNYUAN = Family(
     "HunYuanDenseV1Config",
     switches={"attention_bias": True, "tie_word_embeddings": True, ROPE: ALPHA},
     moves=[*USUAL[:2], {f"{ROPE}.rope_theta": 900.0}, {f"{ROPE}.alpha": 51.0}],
-    refused=[({f"{ROPE}.rope_type": "dynamic", f"{ROPE}.factor": 2.0}, "dynamic NTK")],
+    refused=[(DYNAMIC, "dynamic NTK")],
     gguf=[GGUF("hunyuan-dense", geometries=("wide", "odd"))],
 )
 STARCODER2 = Family(

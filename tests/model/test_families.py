@@ -69,6 +69,11 @@ def test_graph_in_float64_equals_transformers_in_double(case, written):
 
 
 ROPE = "rope_parameters"
+DYNAMIC = {
+    f"{ROPE}.rope_type": "dynamic", f"{ROPE}.factor": 2.0,
+    f"{ROPE}.original_max_position_embeddings": 16,
+}  # fmt: skip
+"""In a context longer than that, frequencies follow from the length."""
 FULL = f"{ROPE}.full_attention"
 CHANGES = [
     ("llama", {"rms_norm_eps": 0.021}),
@@ -206,6 +211,12 @@ def test_transformers_4_and_5_forms_of_rope_give_one_config(written):
         assert config == load_program(checkpoint).config
 
 
+def test_dynamic_scaling_changes_nothing_within_the_context_of_the_model(written):
+    checkpoint = open_checkpoint(written("llama").folder)
+    kind = {f"{ROPE}.rope_type": "dynamic", f"{ROPE}.factor": 2.0}
+    assert load_program(changed(checkpoint, kind)).program == load_program(checkpoint).program
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -215,7 +226,7 @@ def test_transformers_4_and_5_forms_of_rope_give_one_config(written):
         ),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention = True"),
         ({"hidden_act": "mish"}, "'mish'"),
-        ({f"{ROPE}.rope_type": "dynamic", f"{ROPE}.factor": 2.0}, "dynamic NTK"),
+        (DYNAMIC, "dynamic NTK"),
         ({f"{ROPE}.rope_type": "spiral"}, "spiral"),
         ({f"{ROPE}.temperature": 2.0}, "temperature"),
         ({"model_type": "perceptron"}, "perceptron"),

@@ -44,7 +44,7 @@ PRIMITIVES = (
     ops.ChooseKeys(2, 8, 4, 3), ops.Attend(2, 2, 8, 4, 0.3, mass=True), ops.Sinkhorn(3, 4, 0.01),
     ops.Compress(8, 3), ops.Compress(8, 2, True), ops.ListKeys(3, 4), ops.KeepListed(4, 5, 2),
     ops.Route(4, Router(2, "sqrt_softplus")), ops.Rope(RopeTable(1e4, 8, lag=3, inverse=True)),
-    ops.OwnBlock(4), ops.Permute(ColumnOrder.of((3, 0, 1, 2, 7, 5, 4, 6))),
+    ops.OwnBlock(4), ops.Permute(ColumnOrder.of((3, 0, 1, 2, 7, 5, 4, 6))), ops.IndexSelect(8, 11),
 )  # fmt: skip
 SPECIMENS = (
     *PRIMITIVES,
@@ -96,6 +96,7 @@ TAKES = {
         "gates": f32(op.parts * op.width)},
     ops.ListKeys: lambda op: {"position": Type((), "i32")},
     ops.KeepListed: lambda op: {"x": f32(op.experts), "token": Type((), "i32")},
+    ops.IndexSelect: lambda op: {"x": f32(op.in_width)},
     ops.Recall: lambda op: {"position": Type((), "i32")},
     ops.OwnBlock: lambda op: {"position": Type((), "i32")},
 }  # fmt: skip

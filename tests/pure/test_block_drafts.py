@@ -33,7 +33,9 @@ def drafter(tmp_path_factory):
 
 def loaded(folder, name="tiny-llama", layout="w16"):
     checkpoint = open_synthetic(f"synthetic:{name}?format={layout}")
-    return load_program(checkpoint, drafter=open_checkpoint(folder), weight_format=layout)
+    return load_program(
+        checkpoint, drafters={"dflash": open_checkpoint(folder)}, weight_format=layout
+    )
 
 
 @pytest.fixture(scope="module", params=backends())

@@ -17,7 +17,7 @@ from cortiq.errors import CortiqError, FormatError, ModelNotFoundError, Unsuppor
 from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.formats.file_types import file_type_name
 from cortiq.formats.gguf import GGML_TYPES, open_gguf
-from cortiq.formats.gguf_types import UNSUPPORTED_TYPES
+from cortiq.formats.gguf_types import INTEGER_TYPES, UNSUPPORTED_TYPES
 from cortiq.numerics.dequantise import embedding_rows
 from cortiq.numerics.layouts import LAYOUTS, Weight
 
@@ -85,7 +85,8 @@ def test_tensors_are_views_with_rows_first(write):
 def test_layouts_are_those_of_the_gguf_package():
     sizes = {t.value: (t.name, *size) for t, size in gguf.GGML_QUANT_SIZES.items()}
     assert {number: sizes[number] for number in GGML_TYPES} == GGML_TYPES
-    known = {number for number in sizes if number not in GGML_TYPES}
+    assert {number: sizes[number] for number in INTEGER_TYPES} == INTEGER_TYPES
+    known = {number for number in sizes if number not in GGML_TYPES | INTEGER_TYPES}
     assert known <= UNSUPPORTED_TYPES.keys()
     assert all(sizes[number][0] == UNSUPPORTED_TYPES[number] for number in known)
 

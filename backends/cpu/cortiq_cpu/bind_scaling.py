@@ -18,7 +18,7 @@ from cortiq_cpu.binder import OpArgs, OpBinder
 F32 = np.float32
 HOW = (
     "value", "head", "all", "row", "expert", "bias", "shift", "clamp", "softmax", "every",
-    "stochastic", "listed", "keys", "divided", "permuted",
+    "stochastic", "listed", "keys", "divided", "permuted", "selected",
 )  # fmt: skip
 """What is done to a part of a row, by the number the native core gives it."""
 
@@ -132,6 +132,12 @@ def _permuted(b: OpBinder, step: LoweredStep) -> Special:
     return "permuted", {"index": op.order.columns.ctypes.data}
 
 
+def _index_selected(b: OpBinder, step: LoweredStep) -> Special:
+    op: ops.IndexSelect = step.op  # type: ignore[assignment]
+    index = b.vector(step.nodes[0], "index")
+    return "selected", {"factor": index, "from_width": op.in_width, "low": NEVER}
+
+
 _SPECIAL: Mapping[type, Callable[[OpBinder, LoweredStep], Special]] = {
     ops.Gain: _gain,
     ops.ScaleRows: _scale_rows,
@@ -145,4 +151,5 @@ _SPECIAL: Mapping[type, Callable[[OpBinder, LoweredStep], Special]] = {
     ops.KeepListed: _listed,
     ops.ListKeys: _keys,
     ops.Permute: _permuted,
+    ops.IndexSelect: _index_selected,
 }

@@ -64,6 +64,16 @@ static void list_keys(int32_t position, int32_t every, int32_t top, int32_t *out
     }
 }
 
+/* Values by their indices; an index that is none of the row's gives `low`. */
+static void index_select(const float *x, const float *index, int32_t from, float low, float *out,
+                   int32_t n)
+{
+    for (int32_t i = 0; i < n; i++) {
+        int there = index[i] >= 0.0f && index[i] < (float)from;
+        out[i] = there ? x[(int32_t)index[i]] : low;
+    }
+}
+
 /* Integers not below 0, divided. */
 static int divide(const void *x, void *out, int32_t divisor, int n)
 {
@@ -102,6 +112,7 @@ static int scaled_part(const cortiq_scaled *a, cortiq_worker *worker, int32_t ro
         return 0;
     case CORTIQ_KEYS: list_keys(expert, a->step, n, (int32_t *)(void *)out); return 0;
     case CORTIQ_BETWEEN: bound(x, a->low, a->high, out, n); return 0;
+    case CORTIQ_SELECTED: index_select(x, a->factor, a->from_width, a->low, out, n); return 0;
     case CORTIQ_DIVIDED: return divide(x, out, a->step, n);
     default:
         for (int32_t i = 0; i < n; i++) out[i] = x[a->first + i * a->step];

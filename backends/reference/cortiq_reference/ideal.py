@@ -132,6 +132,14 @@ def _keep_listed(node: IdealCall, scores: Doubles, token: npt.NDArray[np.int64])
     return np.where(listed, scores, float(NEVER))
 
 
+def _index_select(node: IdealCall, x: Doubles) -> Doubles:
+    index = node.vector("index")
+    assert index is not None
+    padded = np.concatenate([x, np.full((len(x), 1), float(NEVER))], axis=-1)
+    there = (index >= 0) & (index < x.shape[-1])
+    return padded[:, np.where(there, index, x.shape[-1]).astype(int)]
+
+
 def _delta_rule(node: IdealCall, *rows: Doubles) -> Doubles:
     op = node.op
     return delta_rule_ideal(np.zeros((op.heads, op.key_dim, op.value_dim)), *rows)[1]
@@ -222,6 +230,7 @@ FORMULAS: dict[type[Op], Callable[..., Any]] = {
     ops.Compress: _compress,
     ops.Sinkhorn: lambda node, x: sinkhorn_ideal(x, node.op.rounds, node.op.eps),
     ops.KeepListed: _keep_listed,
+    ops.IndexSelect: _index_select,
     ops.DeltaRule: _delta_rule,
     ops.StateSpace: _state_space,
     ops.ExpertGain: _expert_gain,

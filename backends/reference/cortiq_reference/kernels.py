@@ -257,6 +257,7 @@ KERNELS: Kernels = {
     ops.Compress: _compress,
     ops.Sinkhorn: lambda call, x: streams.sinkhorn(x, call.op.rounds, call.op.eps, call.faults),
     ops.KeepListed: lambda call, x, token: route.keep_listed(x, token, call.weights["table"]),
+    ops.IndexSelect: lambda call, x: route.index_select(x, call.weights["index"]),
     ops.DeltaRule: _recurrent(recurrent.delta_step),
     ops.StateSpace: _recurrent(recurrent.state_space_step),
     ops.ExpertGain: _expert_gain,

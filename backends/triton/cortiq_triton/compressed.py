@@ -206,3 +206,27 @@ def keep_listed(call: LaunchCall, scores: torch.Tensor, token: torch.Tensor) -> 
         LISTED=op.listed, EP=pow2(op.experts),
     )  # fmt: skip
     return out
+
+
+@kernel
+def selected(
+    x: Tensor, index: Tensor, out: Tensor, N: Tensor, M: Tensor, WIDTH: tl.constexpr
+) -> None:
+    """Values of x [R, N] by an index [M], to out [R, M]; -2^40 where it names none."""
+    r, i = tl.program_id(0).to(tl.int64), tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    at = tl.load(index + i, mask=i < M, other=-1.0)
+    there = (at >= 0.0) & (at < N)
+    value = tl.load(x + r * N + tl.where(there, at, 0.0).to(tl.int32), mask=there, other=0.0)
+    tl.store(out + r * M + i, tl.where(there, value, -1099511627776.0), mask=i < M)
+
+
+def index_select(call: LaunchCall, x: torch.Tensor) -> torch.Tensor:
+    """Values by an index."""
+    op = call.op
+    out = torch.empty((len(x), op.out_width), dtype=torch.float32, device=x.device)
+    width = min(1024, pow2(op.out_width))
+    launch(
+        selected, (len(x), ceil_div(op.out_width, width)), x, call.weights["index"], out,
+        op.in_width, op.out_width, WIDTH=width,
+    )  # fmt: skip
+    return out

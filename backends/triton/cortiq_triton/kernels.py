@@ -209,6 +209,7 @@ KERNELS: Mapping[type[Op], Callable[..., Any]] = {
     ops.Sinkhorn: compressed.sinkhorn,
     ops.ListKeys: compressed.list_keys,
     ops.KeepListed: compressed.keep_listed,
+    ops.IndexSelect: compressed.index_select,
     ops.DeltaRule: recurrences.delta_rule,
     ops.StateSpace: recurrences.state_space,
     ops.Route: _route,

@@ -36,6 +36,17 @@ def keep_listed(binder: DispatchBinder, step: LoweredStep) -> Bound:
     return [mapped(body, x=x, out=out, n=step.op.experts, never=bits(NEVER), **values)]
 
 
+def index_select(binder: DispatchBinder, step: LoweredStep) -> Bound:
+    """Make the stage that takes values by their indices."""
+    body = """let at = from_bits(w[$index + i]);
+    let there = at >= 0.0 && at < f32($whole);
+    let value = x[$x + row * $whole + select(0u, u32(at), there)];
+    x[$out + row * $n + i] = select($never, value, there);"""
+    values = {"index": binder.vector(step, "index", NONE), "whole": step.op.in_width}
+    x, out = binder.at(step.inputs[0]), binder.at(step.outputs[0])
+    return [mapped(body, x=x, out=out, n=step.op.out_width, never=bits(NEVER), **values)]
+
+
 def sinkhorn(binder: DispatchBinder, step: LoweredStep) -> Bound:
     """Make the stages of the Sinkhorn-Knopp iteration: the softmax, then the rounds."""
     values = {

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from cortiq.backend.lower import Admit, Gather, LoweredStep, PackageOp
 from cortiq.ir import ops
 from cortiq.numerics.contract import F32
-from cortiq_wgpu.attention_stages import keep_listed, list_keys, merge, sinkhorn
+from cortiq_wgpu.attention_stages import index_select, keep_listed, list_keys, merge, sinkhorn
 from cortiq_wgpu.binder import DispatchBinder
 from cortiq_wgpu.block_offsets import row_words
 from cortiq_wgpu.dispatch import NONE
@@ -254,6 +254,7 @@ MAKERS: Mapping[type, Maker] = {
     ops.OwnBlock: _own_block,
     ops.ListKeys: list_keys,
     ops.KeepListed: keep_listed,
+    ops.IndexSelect: index_select,
     ops.Sinkhorn: sinkhorn,
     ops.RMSNorm: norm("rms"),
     ops.LayerNorm: norm("layer"),

@@ -66,10 +66,18 @@ def _one_fewer(call: Call, scores: Floats, token: Ints) -> Floats:
     return KERNELS[ops.KeepListed](call, scores, token)
 
 
+def _not_negative(call: Call, x: Floats) -> Floats:
+    """Count indices below 0 from the end of the row."""
+    index = call.weights["index"]
+    call.weights = {"index": np.where(index < 0, index + x.shape[-1], index)}
+    return KERNELS[ops.IndexSelect](call, x)
+
+
 WRONG_COMPRESSION: dict[str, Wrong] = {
     "rows of a matrix before its columns": {ops.Sinkhorn: _rows_first},
     "an entry without the bias of its rows": {ops.Compress: _no_bias},
     "the first keys of a list": {ops.ListKeys: _first_keys},
     "a list without its last expert": {ops.KeepListed: _one_fewer},
+    "indices from the end of a row": {ops.IndexSelect: _not_negative},
 }
 """Wrong kernels by fault."""

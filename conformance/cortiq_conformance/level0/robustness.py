@@ -79,6 +79,7 @@ PROBES: dict[str, Callable[[CaseData], ProbeProgram]] = {
     "Compress": lambda s: compressed.compress(s, compressed.COMPRESSIONS["2 rows, overlapping"]),
     "ListKeys": lambda s: compressed.list_keys(),
     "KeepListed": compressed.keep_listed,
+    "IndexSelect": scaling.index_select,
 }
 """A small program around each primitive; StoreKV is part of Attend's."""
 

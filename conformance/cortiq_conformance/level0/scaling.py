@@ -37,6 +37,8 @@ def cases() -> Iterator[Case]:
             yield _case("Softmax", f"width {width}", partial(normed, ops.Softmax(width)))
     for what, probe in EXPERT_PROBES.items():
         yield _case(what.partition(",")[0], what, partial(_random, probe))
+    for what, probe in SELECTED.items():
+        yield _case("IndexSelect", what, partial(_random, probe))
 
 
 def _case(family: str, what: str, build: Callable[[CaseData], Scenario]) -> Case:
@@ -98,6 +100,26 @@ def normed(op: ops.L2Norm | ops.Softmax, source: CaseData) -> Scenario:
     """Return rows of small, plain and large values."""
     x = np.concatenate([source.floats(24, op.width, amplitude=a) for a in (0.01, 1.0, 40.0)])
     return one(op, {"x": floats(op.width)}).given(x=x)
+
+
+def index_select(source: CaseData, width: int = 40, out: int = 70) -> ProbeProgram:
+    """Build a probe of values at their places in a longer row, from which some are missing."""
+    index = np.full(out, -1, F32)
+    index[source.permutation(out)[:width]] = source.permutation(width)[:out]
+    return one(ops.IndexSelect(width, out), {"x": floats(width)}, {"index": vector(index)})
+
+
+def _strangers(source: CaseData) -> ProbeProgram:
+    """Build a probe with indices that repeat, and others that are of no value."""
+    index = vector(source.integers(-3, 20, 300).astype(F32))
+    return one(ops.IndexSelect(17, 300), {"x": floats(17)}, {"index": index})
+
+
+SELECTED: dict[str, Callable[[CaseData], ProbeProgram]] = {
+    "40 of 70": index_select,
+    "1300 of 2500": lambda s: index_select(s, 1300, 2500),
+    "repetitions and strangers": _strangers,
+}
 
 
 def _index() -> Type:

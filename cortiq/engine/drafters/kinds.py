@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 from cortiq.backend import Executable
@@ -17,7 +18,6 @@ from cortiq.engine.drafters.turns import in_turns
 from cortiq.engine.drafting import DepthPolicy, Drafter, FixedDepth, Speculation
 from cortiq.engine.policy.adaptive import AdaptiveDepthFactory, DepthLimits
 from cortiq.errors import CortiqError, RequestError, shown
-from cortiq.ir.heads import STACK
 
 OFF, AUTO = "off", "auto"
 RESERVED = frozenset({OFF, AUTO})
@@ -89,21 +89,12 @@ def _model(target: DraftTarget, argument: str) -> Drafter:
     return CombinedDrafter(ModelDrafter(target.draft_model(argument)))
 
 
-def _mtp(target: DraftTarget, argument: str) -> Drafter:
-    return _head(target, "mtp")
-
-
-def _mimo(target: DraftTarget, argument: str) -> Drafter:
-    return _head(target, "mimo")
-
-
-def _head(target: DraftTarget, asked: str) -> Drafter:
+def _head(asked: str, target: DraftTarget, argument: str) -> Drafter:
     head = head_of(target.executable.program)  # says now that there is none
-    name = "mimo" if head.style == STACK else "mtp"
-    if name != asked:
-        what = f"the model was loaded with the draft head {name}, not {asked}"
-        raise RequestError(what, where="draft", hint=f"draft with {name}, or with {AUTO}")
-    return CombinedDrafter(HeadDrafter(name))
+    if head.name != asked:
+        what = f"the model was loaded with the draft head {head.name}, not {asked}"
+        raise RequestError(what, where="draft", hint=f"draft with {head.name}, or with {AUTO}")
+    return CombinedDrafter(HeadDrafter(head.name))
 
 
 def _block(target: DraftTarget, argument: str) -> Drafter:
@@ -118,18 +109,22 @@ MODEL = DrafterKind(
     "model", "a smaller model of the same tokens, and lookups", _model, "PATH", extra=EXTRA
 )
 MTP = DrafterKind(
-    "mtp", "the draft head in the model's file, and lookups", _mtp, limits=DepthLimits(start=1),
-    extra=EXTRA, heads="mtp",
+    "mtp", "the draft head in the model's file, and lookups", partial(_head, "mtp"),
+    limits=DepthLimits(start=1), extra=EXTRA, heads="mtp",
 )  # fmt: skip
 MIMO = DrafterKind(
-    "mimo", "MiMo's three draft layers, and lookups", _mimo, limits=DepthLimits(deepest=3, start=1),
-    extra=EXTRA, heads="mimo",
+    "mimo", "MiMo's three draft layers, and lookups", partial(_head, "mimo"),
+    limits=DepthLimits(deepest=3, start=1), extra=EXTRA, heads="mimo",
+)  # fmt: skip
+EAGLE3 = DrafterKind(
+    "eagle3", "an EAGLE-3 head that reads three of the model's layers, and lookups",
+    partial(_head, "eagle3"), "PATH", limits=DepthLimits(start=1), extra=EXTRA, heads="eagle3",
 )  # fmt: skip
 DFLASH = DrafterKind(
     "dflash", "a block drafter that reads the model's layers, and lookups", _block, "PATH",
     limits=DepthLimits(start=3, acceptance=(0.85, 0.82, 0.80)), extra=EXTRA, heads="dflash",
 )  # fmt: skip
-OWN: Mapping[str, DrafterKind] = {k.name: k for k in (LOOKUP, MODEL, MTP, MIMO, DFLASH)}
+OWN: Mapping[str, DrafterKind] = {k.name: k for k in (LOOKUP, MODEL, MTP, MIMO, EAGLE3, DFLASH)}
 
 
 NamedKind = tuple[DrafterKind, str]
@@ -196,7 +191,7 @@ def kinds_for(found: Mapping[str, NamedKind], target: DraftTarget) -> list[Named
     loaded with them, and separate lookups: copies are noticed while a useless head rests.
     """
     facts = target.executable.program.facts
-    own = [({STACK: MIMO}.get(facts["draft_head"].style, MTP), "")] if "draft_head" in facts else []
+    own = [(OWN[facts["draft_head"].name], "")] if "draft_head" in facts else []
     own += [(DFLASH, "")] if "block_drafter" in facts else []
     chosen = list[NamedKind]()
     for word, kind in found.items():

@@ -12,6 +12,7 @@ from cortiq.ir.ops.elementwise import (
     Add,
     Bias,
     Concat,
+    IndexSelect,
     Multiply,
     Permute,
     Reshape,
@@ -47,7 +48,7 @@ PRIMITIVES: tuple[type[Op], ...] = (
     SoftCap, RMSNorm, LayerNorm, Rope, StoreKV, Attend, CausalConv, Route, CombineExperts, Slice,
     Concat, Reshape, Gain, ScaleRows, Shift, Clamp, L2Norm, Softmax, ExpertGain, ExpertBias,
     DeltaRule, StateSpace, ChooseBlocks, Recall, ChooseKeys, OwnBlock, Sinkhorn,
-    Compress, ListKeys, KeepListed, Permute,
+    Compress, ListKeys, KeepListed, Permute, IndexSelect,
 )  # fmt: skip
 """Every primitive a backend can be asked for."""
 
@@ -70,6 +71,7 @@ __all__ = [
     "ExpertGain",
     "ExpertMatMul",
     "Gain",
+    "IndexSelect",
     "HeadMatMul",
     "KeepListed",
     "L2Norm",

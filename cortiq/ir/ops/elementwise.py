@@ -89,6 +89,28 @@ class Slice(Op):
 
 
 @dataclass(frozen=True)
+class IndexSelect(Op):
+    """out[i] = x[index[i]], −2⁴⁰ where the index is of no value (`numerics.route.index_select`).
+
+    f32[in_width] → f32[out_width]: scores of a part of the vocabulary at their places in all of it.
+    A weight `index` [out_width] holds whole numbers.
+    """
+
+    in_width: Count
+    out_width: Count
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """Infer the row that is selected."""
+        wanted = (Type((self.in_width,)),)
+        expect(inputs == wanted, f"IndexSelect takes {wanted}, got {inputs}")
+        return (Type((self.out_width,)),)
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Declare the indices."""
+        return {"index": (self.out_width,)}
+
+
+@dataclass(frozen=True)
 class Concat(Op):
     """Inputs one after the other along the last axis."""
 
