@@ -44,7 +44,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/dialects": 1050,
     "cortiq/domains": 270,
     "cortiq/engine": 4220,
-    "cortiq/formats": 6700,
+    "cortiq/formats": 6720,
     "cortiq/ir": 3120,
     "cortiq/model": 2050,
     "cortiq/models": 3600,
@@ -59,7 +59,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-null": 210,
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-torch": 190,
-    "tests": 45700,
+    "tests": 45740,
     "tools": 2100,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""
