@@ -44,7 +44,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/dialects": 1050,
     "cortiq/domains": 270,
     "cortiq/engine": 4220,
-    "cortiq/formats": 6850,
+    "cortiq/formats": 6870,
     "cortiq/ir": 3340,
     "cortiq/model": 2480,
     "cortiq/models": 4120,
@@ -60,7 +60,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-null": 210,
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-torch": 190,
-    "tests": 48000,
+    "tests": 48040,
     "tools": 2100,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""

@@ -16,7 +16,19 @@ import torch
 import transformers
 from checkpoints import Case, draw_weights
 from family_harness import distance, logits_of
-from quantised_folders import BF16, F32, SIZES, TOKENS, fp8_blocks, fp8_one, mlx, mxfp4, nvfp4
+from quantised_folders import (
+    BF16,
+    F32,
+    SIZES,
+    TOKENS,
+    compressed,
+    fp8_blocks,
+    fp8_one,
+    integers,
+    mlx,
+    mxfp4,
+    nvfp4,
+)
 from safetensors.torch import load_file, save_file
 
 from cortiq.errors import FormatError
@@ -194,8 +206,10 @@ QWEN3_MOE = Case("experts", "Qwen3MoeConfig", SIZES | EXPERTS)
          {"quant_method": "fp8", "weight_block_size": [48, 64]}, "e4m3b32"),
         (nvfp4(False), {"quant_method": "modelopt", "quant_algo": "NVFP4"}, "e2m1b16"),
         (deepseek_v4, {"quant_method": "fp8", "expert_dtype": "fp4"}, "MXFP4"),
+        (integers(4, 32, True, BF16),  # Kimi K2's
+         compressed("pack-quantized", 4, group_size=32), "i4b32"),
     ],
-    ids=["fp8", "nvfp4", "mxfp4"],
+    ids=["fp8", "nvfp4", "mxfp4", "int4"],
 )  # fmt: skip
 def test_experts_apart_are_a_stack(pack, said, layout, tmp_path):
     packs = {f"experts.{e}.{name}": pack for e in range(4) for name in MLP}

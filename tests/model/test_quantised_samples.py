@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -90,6 +91,18 @@ def test_numbers_are_the_librarys(name, tmp_path):
     assert np.abs(meant).max() > 0
     parts = np.concatenate([tensor.make(at, at + 1) for at in range(tensor.height)])
     assert np.array_equal(parts, tensor.raw)
+
+
+@pytest.mark.parametrize("name", [name for name in SAMPLES if "disorder" in name])
+def test_columns_in_no_order_of_groups_are_codes_in_another_order(name, tmp_path):
+    """GPTQModel packed them with `desc_act`."""
+    tensor, meant = opened(name, tmp_path), SAMPLES[name]["meant"].double().numpy()
+    ordered = tensor.ordered
+    assert ordered.type in ("i4b32", "i4b32m", "i8b32", "i8b32m")
+    found = values(replace(tensor, type=ordered.type, make=ordered.make))
+    largest = np.abs(meant).max(axis=1, keepdims=True)
+    assert (np.abs(found - meant[:, ordered.columns]) <= largest * 2.0**-20).all()
+    assert sorted(ordered.columns) == list(range(meant.shape[1]))
 
 
 def test_nf4_is_the_librarys_table_to_half_a_unit():
