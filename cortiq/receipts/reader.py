@@ -186,6 +186,8 @@ CLAIM_READERS: Mapping[str, Callable[[Any, str], Any]] = {
     "text": _text,
 }
 """Reader of each field of a claim."""
+OPTIONAL: Mapping[str, Callable[[Any, str], Any]] = {"images": _list_of(_hex(64))}
+"""Those of fields that only some claims have."""
 
 
 def _check_lengths(fields: Object) -> None:
@@ -218,11 +220,12 @@ def _length(value: Any, where: str) -> int:
 
 
 def _claim(fields: Object) -> Claim:
-    _check_fields(fields, CLAIM_READERS, "claim")
+    _check_fields(fields, CLAIM_READERS, "claim", optional=OPTIONAL)
     _check_lengths(fields)
-    claim = Claim(
-        **{name: read(fields[name], f"claim.{name}") for name, read in CLAIM_READERS.items()}
-    )
+    readers = {**CLAIM_READERS, **OPTIONAL}
+    claim = Claim(**{n: readers[n](value, f"claim.{n}") for n, value in fields.items()})
+    if "images" in fields and not 0 < len(claim.images) <= len(claim.prompt_ids):
+        raise FormatError("must be as many as the prompt can have", where="claim.images")
     if claim.options.temperature > 0 and claim.options.seed is None:
         raise FormatError("sampling needs a seed", where="claim.options.seed")
     try:

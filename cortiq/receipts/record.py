@@ -57,6 +57,8 @@ class Claim:
     digests : the contract's digest of the logits that each token was drawn from.
     chain : SHA-256 chain over these digests (`engine.digest_chain`), in hex.
     finish_reason, text : as in `Generation`.
+    images : SHA-256, in hex, of each image in the prompt as the model sees it; written only where
+        there are any, so that seals of older receipts stay valid.
     """
 
     contract: int
@@ -72,10 +74,13 @@ class Claim:
     chain: str
     finish_reason: str
     text: str
+    images: tuple[str, ...] = ()
 
     def as_object(self) -> dict[str, Any]:
         """Return the claim as a JSON object."""
         written = dict(vars(self))
+        if not self.images:
+            del written["images"]
         written["options"] = options_object(self.options)
         written["digests"] = [hexadecimal(words) for words in self.digests]
         return {name: list(v) if isinstance(v, tuple) else v for name, v in written.items()}
@@ -202,9 +207,9 @@ def make_receipt(made: Generation, model: Model, request: Request) -> Receipt:
 
     if not made.token_ids:
         raise RequestError("nothing was generated, so there is nothing to write a receipt for")
-    given = request.embeddings is not None or request.masks is not None or request.sees
+    given = request.embeddings is not None or request.masks is not None
     if type(request) is not Request or given:
-        what = "a receipt cannot hold the images, embeddings or masks that this was made with"
+        what = "a receipt cannot hold the embeddings or masks that this generation was made with"
         raise RequestError(what)
     options = {name: getattr(made.options, name) for name in RECORDED} | {"seed": made.seed}
     claim = Claim(
@@ -221,6 +226,7 @@ def make_receipt(made: Generation, model: Model, request: Request) -> Receipt:
         chain=made.digest,
         finish_reason=made.finish_reason,
         text=made.text,
+        images=request.image_digests,
     )
     return Receipt(claim, machine_facts(made, model), claim.seals())
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from cortiq.backend import Want
 from cortiq.engine.accept import drawn_token
 from cortiq.engine.output import Output
-from cortiq.engine.request import Request, make_request, vocabulary_size
+from cortiq.engine.prompt_images import ImageSpan
+from cortiq.engine.request import Request, make_request, vocabulary_size, with_images
 from cortiq.engine.session import Progress, RowResult, Session, digest_of
 from cortiq.errors import RequestError, SequenceFailedError, shown
 from cortiq.model.fingerprint import drawing_facts, fingerprint
+from cortiq.model.sight import sight_for
 from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq.numerics.digest import hexadecimal
 from cortiq.receipts.difference import Difference, Verification, field_difference
@@ -46,9 +49,14 @@ def edited_fields(receipt: Receipt) -> list[Difference]:
     return found
 
 
-def verify_on(model: Model, receipt: Receipt, progress: Progress | None = None) -> Verification:
+def verify_on(
+    model: Model,
+    receipt: Receipt,
+    progress: Progress | None = None,
+    images: Iterable[Any] = (),
+) -> Verification:
     """Verify a receipt's claim on this model; `cortiq.verify` checks the signature."""
-    return _result_of(verification_steps(model, receipt, progress))
+    return _result_of(verification_steps(model, receipt, progress, images))
 
 
 def _result_of(steps: Generator[None, None, Result]) -> Result:
@@ -62,9 +70,17 @@ def _result_of(steps: Generator[None, None, Result]) -> Result:
 
 
 def verification_steps(
-    model: Model, receipt: Receipt, progress: Progress | None = None
+    model: Model,
+    receipt: Receipt,
+    progress: Progress | None = None,
+    images: Iterable[Any] = (),
 ) -> Generator[None, None, Verification]:
-    """Verify a receipt's claim, and yield after each part of it that was computed."""
+    """Verify a receipt's claim, and yield after each part of it that was computed.
+
+    Raises
+    ------
+    RequestError : the claim is about images, and they are not given: there is no verdict.
+    """
     if not isinstance(receipt, Receipt):
         what = f"expected a receipt, not {shown(receipt)}"
         raise RequestError(what, where="verify", hint="cortiq.verify takes a file's name")
@@ -73,7 +89,7 @@ def verification_steps(
     found = contract_differences(claim) or _model_differences(model, claim)
     steps = 0
     if not found:
-        replayed = ClaimReplay(model, claim, progress)
+        replayed = ClaimReplay(model, claim, progress, list(images))
         found = yield from replayed.differences()
         steps = replayed.steps
     seconds = time.perf_counter() - started
@@ -112,12 +128,13 @@ class ClaimReplay:
 
     Attributes
     ----------
-    steps : draws found identical so far.
+    images : those of the prompt, in order. steps : draws found identical so far.
     """
 
     model: Model
     claim: Claim
     progress: Progress | None = None
+    images: list[Any] = field(default_factory=list)
     steps: int = field(default=0, init=False)
 
     def differences(self) -> Generator[None, None, list[Difference]]:
@@ -131,6 +148,10 @@ class ClaimReplay:
             request = make_request(claim.prompt_ids, options, model.program, claim.end_ids)
         except RequestError as error:
             return [_refused_request(error)]
+        seen = claimed_images(model, claim, self.images)
+        if isinstance(seen, Difference):
+            return [seen]
+        request = with_images(request, seen, model.program)
         output = Output(request, model.tokenizer)
         found = yield from self._draws(request, output)
         return found or self._ending(output) or self._results(output)
@@ -170,22 +191,26 @@ class ClaimReplay:
         tokens = self.claim.token_ids[: request.max_tokens]
         possible = next((i for i, t in enumerate(tokens) if t >= vocabulary), len(tokens) - 1)
         ids = [*request.prompt, *tokens[:possible]]
-        silent = len(request.prompt) - 1
+        last, images = len(request.prompt) - 1, request.images
+        silent = last if images is None else images.whole_rows(0, last)
+        silent = silent if silent <= last else 0
         chunk_rows = request.chunk_rows or self.model.executable.batch_rows
         with Session(self.model.executable, len(ids)) as session:
-            for start in range(0, silent, chunk_rows):
-                end = min(start + chunk_rows, silent)
-                session.read(session.feed(ids[start:end], ()))
+            for start, end in _chunks(request, 0, silent, chunk_rows):
+                none: list[tuple[Want, ...]] = [()] * (end - start)
+                session.read(session.feed_each(ids[start:end], none, _given(request, start, end)))
                 self._advance(end, len(ids))
                 yield None
             chunk_rows = max(1, min(chunk_rows, MAX_LOGITS // vocabulary))
-            for start in range(silent, len(ids), chunk_rows):
-                end = min(start + chunk_rows, len(ids))
+            for start, end in _chunks(request, silent, len(ids), chunk_rows):
                 wants = [
-                    (request.want_at(ids[: i + 1]), *request.captures) for i in range(start, end)
+                    (request.want_at(ids[: i + 1]), *request.captures) if i >= last else ()
+                    for i in range(start, end)
                 ]
-                rows = session.read_rows(session.feed_each(ids[start:end], wants))
-                yield from ((row[want[0]], row) for want, row in zip(wants, rows, strict=True))
+                given = _given(request, start, end)
+                rows = session.read_rows(session.feed_each(ids[start:end], wants, given))
+                made = zip(wants, rows, strict=True)
+                yield from ((row[want[0]], row) for want, row in made if want)
                 self._advance(end, len(ids))
                 yield None
 
@@ -246,3 +271,44 @@ def _refused_request(error: RequestError) -> Difference:
     names = {"sampling": "options"} | {name: f"options.{name}" for name in RECORDED}
     name = names.get(error.where or "", "prompt_ids")
     return Difference(name, f"{name}: such a request is refused: {error.what}")
+
+
+def _chunks(request: Request, start: int, stop: int, rows: int) -> Iterator[tuple[int, int]]:
+    """Yield begin and end of chunks of at most so many rows; none cuts an image's that see all."""
+    while start < stop:
+        end = min(start + rows, stop)
+        if request.images is not None and end < stop:
+            end = start + request.images.whole_rows(start, end - start)
+        yield start, end
+        start = end
+
+
+def _given(request: Request, start: int, end: int) -> list[dict[str, Any]] | None:
+    """Return what rows supply, None for nothing."""
+    return [request.inputs(at) for at in range(start, end)] if request.supplies else None
+
+
+def claimed_images(
+    model: Model, claim: Claim, images: Sequence[Any]
+) -> tuple[ImageSpan, ...] | Difference:
+    """Return a claim's images at their places, or how the given ones differ from them.
+
+    Raises
+    ------
+    RequestError : as many as the claim names are not given, or one cannot be read.
+    """
+    if len(images) != len(claim.images):
+        what = f"the receipt is about {len(claim.images)} images, {len(images)} are given"
+        hint = "cortiq verify RECEIPT MODEL --image FILE, in their order"
+        raise RequestError(what, where="image", hint=hint)
+    if not images:
+        return ()
+    sight = sight_for(model.sight, model.name)
+    made = sight.prepared(images)
+    found = tuple(image.digest for image in made)
+    if found != claim.images:
+        return field_difference("images", claim.images, found)
+    try:
+        return sight.placed(claim.prompt_ids, made).spans
+    except RequestError as error:
+        return Difference("prompt_ids", f"prompt_ids: {error.what}")

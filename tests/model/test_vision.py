@@ -289,8 +289,6 @@ def test_images_and_places_have_to_fit(written):
             model.image_prompt("x", [image] * 65)
         same = model.generate(list(prompt.ids), images=[image], max_tokens=3, **EXACT)
         assert same.digest == model.generate(prompt, max_tokens=3, **EXACT).digest
-        with pytest.raises(RequestError, match="receipt"):
-            same.receipt()
     with cortiq.load(folder, backend="cpu", threads=1) as model:
         with pytest.raises(RequestError, match="not loaded to see"):
             model.generate("x", images=[image])
@@ -368,3 +366,36 @@ def test_a_digest_is_of_everything_that_the_model_sees(written):
         ),
     ]  # fmt: skip
     assert len({image.digest, *(other.digest for other in others)}) == 5
+
+
+def test_a_receipt_is_about_its_images(written, tmp_path):
+    """On other backends, in its own file, and against other images, other places, none."""
+    _, folder, _ = written
+    image, text = drawn((40, 70)), {"type": "text", "text": "what?"}
+    with cortiq.load(folder, images=True, backend="cpu", threads=1) as model:
+        content = [{"image": image}, text, {"image": drawn((20, 21))}]
+        made = model.chat([{"role": "user", "content": content}], max_tokens=4, **EXACT)
+        receipt = made.receipt()
+        assert model.verify(receipt, images=[image, drawn((20, 21))]).identical
+        for given in ([image], [], [image] * 3):
+            with pytest.raises(RequestError, match="is about 2 images"):
+                model.verify(receipt, images=given)
+        other = model.verify(receipt, images=[drawn((20, 21)), image])
+        assert [d.field for d in other.differences] == ["images"]
+        ids = list(receipt.claim.prompt_ids)
+        at = ids.index(model.sight.processor.token)
+        ids[at] = 3
+        claim = dataclasses.replace(receipt.claim, prompt_ids=tuple(ids))
+        edited = model.verify(
+            dataclasses.replace(receipt, claim=claim), images=[image, drawn((20, 21))]
+        )
+        assert edited.differences[0].field == "prompt_ids"
+        plain = model.generate("hello", max_tokens=3, **EXACT).receipt()
+        assert plain.claim.images == () and "images" not in plain.as_object()["claim"]
+    receipt.write(tmp_path / "r.json")
+    read = cortiq.Receipt.read(tmp_path / "r.json")
+    assert read == receipt and len(read.claim.images) == 2
+    images = [Image.fromarray(image), drawn((20, 21))]
+    assert cortiq.verify(read, folder, images=images, backend="reference").identical
+    with cortiq.load(folder, backend="cpu", threads=1) as model:
+        assert model.verify(plain).identical
