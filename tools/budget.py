@@ -52,7 +52,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/placement": 710,
     "cortiq/plugins": 660,
     "cortiq/ranks": 1800,
-    "cortiq/receipts": 960,
+    "cortiq/receipts": 1000,
     "cortiq/serve": 5900,
     "cortiq/tokenizer": 2540,
     "cortiq/vision": 870,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from cortiq.backend import Want
 from cortiq.engine.accept import drawn_token
 from cortiq.engine.output import Output
-from cortiq.engine.prompt_images import ImageSpan
 from cortiq.engine.request import Request, make_request, vocabulary_size, with_images
 from cortiq.engine.session import Progress, RowResult, Session, digest_of
 from cortiq.errors import RequestError, SequenceFailedError, shown
 from cortiq.model.fingerprint import drawing_facts, fingerprint
-from cortiq.model.sight import sight_for
 from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq.numerics.digest import hexadecimal
+from cortiq.receipts.claimed_images import claimed_images, supplied_rows, whole_chunks
 from cortiq.receipts.difference import Difference, Verification, field_difference
 from cortiq.receipts.record import RECORDED, Claim, Receipt
 
@@ -196,18 +195,20 @@ class ClaimReplay:
         silent = silent if silent <= last else 0
         chunk_rows = request.chunk_rows or self.model.executable.batch_rows
         with Session(self.model.executable, len(ids)) as session:
-            for start, end in _chunks(request, 0, silent, chunk_rows):
+            for start, end in whole_chunks(request, 0, silent, chunk_rows):
                 none: list[tuple[Want, ...]] = [()] * (end - start)
-                session.read(session.feed_each(ids[start:end], none, _given(request, start, end)))
+                session.read(
+                    session.feed_each(ids[start:end], none, supplied_rows(request, start, end))
+                )
                 self._advance(end, len(ids))
                 yield None
             chunk_rows = max(1, min(chunk_rows, MAX_LOGITS // vocabulary))
-            for start, end in _chunks(request, silent, len(ids), chunk_rows):
+            for start, end in whole_chunks(request, silent, len(ids), chunk_rows):
                 wants = [
                     (request.want_at(ids[: i + 1]), *request.captures) if i >= last else ()
                     for i in range(start, end)
                 ]
-                given = _given(request, start, end)
+                given = supplied_rows(request, start, end)
                 rows = session.read_rows(session.feed_each(ids[start:end], wants, given))
                 made = zip(wants, rows, strict=True)
                 yield from ((row[want[0]], row) for want, row in made if want)
@@ -271,44 +272,3 @@ def _refused_request(error: RequestError) -> Difference:
     names = {"sampling": "options"} | {name: f"options.{name}" for name in RECORDED}
     name = names.get(error.where or "", "prompt_ids")
     return Difference(name, f"{name}: such a request is refused: {error.what}")
-
-
-def _chunks(request: Request, start: int, stop: int, rows: int) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of chunks of at most so many rows; none cuts an image's that see all."""
-    while start < stop:
-        end = min(start + rows, stop)
-        if request.images is not None and end < stop:
-            end = start + request.images.whole_rows(start, end - start)
-        yield start, end
-        start = end
-
-
-def _given(request: Request, start: int, end: int) -> list[dict[str, Any]] | None:
-    """Return what rows supply, None for nothing."""
-    return [request.inputs(at) for at in range(start, end)] if request.supplies else None
-
-
-def claimed_images(
-    model: Model, claim: Claim, images: Sequence[Any]
-) -> tuple[ImageSpan, ...] | Difference:
-    """Return a claim's images at their places, or how the given ones differ from them.
-
-    Raises
-    ------
-    RequestError : as many as the claim names are not given, or one cannot be read.
-    """
-    if len(images) != len(claim.images):
-        what = f"the receipt is about {len(claim.images)} images, {len(images)} are given"
-        hint = "cortiq verify RECEIPT MODEL --image FILE, in their order"
-        raise RequestError(what, where="image", hint=hint)
-    if not images:
-        return ()
-    sight = sight_for(model.sight, model.name)
-    made = sight.prepared(images)
-    found = tuple(image.digest for image in made)
-    if found != claim.images:
-        return field_difference("images", claim.images, found)
-    try:
-        return sight.placed(claim.prompt_ids, made).spans
-    except RequestError as error:
-        return Difference("prompt_ids", f"prompt_ids: {error.what}")
