@@ -22,7 +22,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 import cortiq
 from cortiq.engine.prompt_images import ImageSpan, with_spans
-from cortiq.errors import FormatError, RequestError, UnsupportedError
+from cortiq.errors import FormatError, OptionError, RequestError, UnsupportedError
 from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.models import load_program
 from cortiq.tokenizer.tokenizer import Tokenizer
@@ -330,7 +330,11 @@ def test_an_option_of_the_tower_moves_the_rows(written, tmp_path):
 
 
 WRONG = {
-    "gemma3": [{"mm_tokens_per_image": 5}, {"vision_config": {"patch_size": 0}}],
+    "gemma3": [
+        {"mm_tokens_per_image": 5},
+        {"vision_config": {"patch_size": 0}},
+        {"text_config": {"sliding_window": 3}},
+    ],
     "idefics3": [{"scale_factor": 3}],
     "smolvlm": [{"vision_config": {"unknown_key": 1}}],
     "qwen2_vl": [{"vision_config": {"hidden_act": "relu"}}, {"vision_config": {"depth": 3}}],
@@ -399,3 +403,8 @@ def test_a_receipt_is_about_its_images(written, tmp_path):
     assert cortiq.verify(read, folder, images=images, backend="reference").identical
     with cortiq.load(folder, backend="cpu", threads=1) as model:
         assert model.verify(plain).identical
+
+
+def test_images_are_for_one_device(written):
+    with pytest.raises(OptionError, match="one device"):
+        cortiq.load(written[1], images=True, devices=2, backend="cpu")
