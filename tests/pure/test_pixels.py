@@ -151,7 +151,7 @@ def header(width, height):
     "size", [(1 << 15, 1 << 12), (1 << 16, 1), (1, 1 << 31), (1 << 20, 1 << 20)]
 )
 def test_a_bomb_is_refused_by_its_size_before_it_is_decoded(size, monkeypatch):
-    monkeypatch.setattr(decode, "_converted", lambda image: pytest.fail("decoded"))
+    monkeypatch.setattr(decode, "_converted", lambda image, own: pytest.fail("decoded"))
     with pytest.raises(RequestError, match=r"pixels|decoded"):
         pixels_of(header(*size))
 
