@@ -117,6 +117,12 @@ def test_every_api_gives_what_python_gives(server, expected):
     assert chat(server, WHAT)["choices"][0]["message"]["content"] == alone
 
 
+def test_what_the_model_can_is_listed(server):
+    with urllib.request.urlopen(f"{server.url}/v1/models/sees") as answer:
+        assert json.load(answer)["images"] is True
+    assert "vision" in asked(server, "/api/show")["capabilities"]
+
+
 def test_ids_and_prefixes_are_those_of_the_image(server):
     part = {"type": "image_url", "image_url": {"url": URL}}
     messages = [{"role": "user", "content": [part, WHAT]}]
