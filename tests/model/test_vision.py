@@ -414,3 +414,19 @@ def test_a_receipt_is_about_its_images(written, tmp_path):
 def test_images_are_for_one_device(written):
     with pytest.raises(OptionError, match="one device"):
         cortiq.load(written[1], images=True, devices=2, backend="cpu")
+
+
+def test_a_text_has_the_same_bits_whether_the_model_sees(written):
+    """Also where rows are fed without a request: scores, logits, embeddings."""
+    name, folder, _ = written
+    if name in ("idefics3", "smolvlm"):
+        pytest.skip("its trunk's rows supply nothing")
+    found = []
+    for sees in (False, True):
+        with cortiq.load(folder, images=sees, backend="cpu", threads=1) as model:
+            made = model.generate("hello hello", max_tokens=5, draft="lookup", **EXACT)
+            score = model.score("hello world " * 20, window=64)
+            likely = model.likelihoods("hello", [[9, 8]])
+            rows = model.logits("hello").tobytes(), model.embed("hello").tobytes()
+            found.append((made.digest, model.fingerprint, repr(score), repr(likely), *rows))
+    assert found[0] == found[1]
