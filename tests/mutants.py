@@ -288,7 +288,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "T26",
         "test_acceptance.py::test_t26_empty_prompts_are_errors",
-        "cortiq/engine/request.py",
+        "cortiq/engine/prompt_ids.py",
         "    if not prompt:\n        raise RequestError(\"the prompt is empty\"",
         "    if not prompt:\n        raise RequestError(\"there is no prompt\"",
     ),

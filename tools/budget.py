@@ -39,7 +39,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq": 750,
     "cortiq/backend": 5380,
     "cortiq/bench": 540,
-    "cortiq/cli": 2730,
+    "cortiq/cli": 2760,
     "cortiq/convert": 1720,
     "cortiq/dialects": 1050,
     "cortiq/domains": 270,
@@ -52,7 +52,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/placement": 710,
     "cortiq/plugins": 660,
     "cortiq/ranks": 1960,
-    "cortiq/receipts": 960,
+    "cortiq/receipts": 1020,
     "cortiq/serve": 6060,
     "cortiq/tokenizer": 2540,
     "cortiq/vision": 870,
@@ -60,7 +60,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-null": 210,
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-torch": 190,
-    "tests": 48040,
+    "tests": 48340,
     "tools": 2100,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""

@@ -33,6 +33,10 @@ NOT_IDENTICAL = 1
     "--url", metavar="URL",
     help="Have this server recompute it; the signature is checked here. CORTIQ_API_KEY is its key.",
 )  # fmt: skip
+@click.option(
+    "--image", "pictures", multiple=True, metavar="FILE",
+    help="An image that the receipt is about; repeated in their order.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @options_of(LoadOptions, without=("context", "weight_format", "heads", "draft_vocabulary"))
 @click.pass_context
@@ -42,6 +46,7 @@ def verify(
     model: str | None,
     key: str | None,
     url: str | None,
+    pictures: tuple[str, ...],
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -72,7 +77,7 @@ def verify(
     if url is not None:
         verdict = _verdict_of_server(url, read, model, key, options)
     else:
-        verdict = _recomputed(read, model, key, options)
+        verdict = _recomputed(read, model, key, pictures, options)
     if as_json:
         print_json(asdict(verdict) | {"identical": verdict.identical})
     else:
@@ -94,13 +99,17 @@ def _verdict_of_server(
 
 
 def _recomputed(
-    receipt: Receipt, model: str | None, key: str | None, options: dict[str, Any]
+    receipt: Receipt,
+    model: str | None,
+    key: str | None,
+    pictures: tuple[str, ...],
+    options: dict[str, Any],
 ) -> Verification:
     import cortiq
 
     with progress_bar() as bar, progress_bar(in_bytes=True) as fetching:
         return cortiq.verify(
-            receipt, model, key=key, fetching=fetching,
+            receipt, model, key=key, fetching=fetching, images=pictures,
             progress=lambda done, rows: bar("Recomputing", done, rows),
             **select(LoadOptions, options),
         )  # fmt: skip

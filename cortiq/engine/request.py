@@ -94,9 +94,9 @@ class Request:
         return self.embeddings is not None or self.images is not None
 
     @property
-    def sees(self) -> bool:
-        """Whether there are images in its prompt."""
-        return self.images is not None and bool(self.images.spans)
+    def image_digests(self) -> tuple[str, ...]:
+        """SHA-256, in hex, of each image in its prompt as the model sees it."""
+        return () if self.images is None else tuple(span.digest for span in self.images.spans)
 
     def inputs(self, position: int) -> dict[str, np.ndarray]:
         """Return what the row at a position supplies."""

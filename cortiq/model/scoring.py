@@ -91,11 +91,22 @@ class ScoringMixin:
         with model._working():
             return tuple(likelihoods_of(model.executable, ids, wanted))
 
-    def verify(self, receipt: Receipt, *, progress: Progress | None = None) -> Verification:
-        """Compute again what a receipt claims; `cortiq.verify` opens the model as well."""
+    def verify(
+        self,
+        receipt: Receipt,
+        *,
+        progress: Progress | None = None,
+        images: Iterable[Any] = (),
+    ) -> Verification:
+        """Compute again what a receipt claims; `cortiq.verify` opens the model as well.
+
+        Parameters
+        ----------
+        images : those that it is about, in their order.
+        """
         model = cast("Model", self)
         with model._working():
-            return verify_on(model, receipt, function_of(progress, "progress"))
+            return verify_on(model, receipt, function_of(progress, "progress"), images)
 
     def embed(self, prompt: TextPrompt | Sequence[TextPrompt], **options: Any) -> np.ndarray:
         """Return a vector for a text or for token ids, from the hidden states: float32 [width].

@@ -24,6 +24,10 @@ KEYS = Keys(
             "max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096,
         },
     },
+    harmless=frozenset({
+        "_flash_attn_2_enabled", "neftune_noise_alpha", "perceiver_config", "pixel_shuffle_factor",
+    }),
+    only={"qk_layer_norms": False, "rope_interleaved": False, "use_resampler": False},
     gguf_only={"expert_count": 0, "expert_used_count": 0},
     gguf_tensors={"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_gate.bias"},
 )  # fmt: skip

@@ -141,22 +141,6 @@ def resize(pixels: Pixels, height: int, width: int, name: str) -> Pixels:
     return pixels if rows_first else _resized_rows(pixels, height, name)
 
 
-def centre_crop(pixels: Pixels, height: int, width: int) -> Pixels:
-    """Return the middle of an image, black where that reaches beyond it.
-
-    The upper left corner is at ((h − height) div 2, (w − width) div 2); of odd differences that
-    are below 0 one column more is added on the left, as transformers does.
-    """
-    top, left = (pixels.shape[0] - height) // 2, (pixels.shape[1] - width) // 2
-    out = np.zeros((height, width, pixels.shape[2]), np.uint8)
-    rows = slice(max(top, 0), min(top + height, pixels.shape[0]))
-    columns = slice(max(left, 0), min(left + width, pixels.shape[1]))
-    part = pixels[rows, columns]
-    y, x = max(-top, 0), max(-left, 0)
-    out[y : y + part.shape[0], x : x + part.shape[1]] = part
-    return out
-
-
 def normalise(
     pixels: Pixels, factor: float, mean: Sequence[float], deviation: Sequence[float]
 ) -> Floats:

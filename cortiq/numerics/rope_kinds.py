@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from cortiq.domains import Count
+
 
 @dataclass(frozen=True)
 class Default:
@@ -103,7 +105,7 @@ class NTKAlpha:
 class Axial:
     """f_i of dim/axes dimensions, i < dim/(2·axes), over again for each axis (Qwen2-VL's tower)."""
 
-    axes: int
+    axes: Count
 
 
 Constant: TypeAlias = (

@@ -196,7 +196,9 @@ CLAIM_READERS: Mapping[str, Callable[[Any, str], Any]] = {
     "text": _text,
 }
 """Reader of each field of a claim."""
-OPTIONAL_READERS: Mapping[str, Callable[[Any, str], Any]] = {"adapter": read_adapter}
+OPTIONAL_READERS: Mapping[str, Callable[[Any, str], Any]] = {
+    "adapter": read_adapter, "images": _list_of(_hex(64)),
+}  # fmt: skip
 """Reader of each field that claims have only where it says something."""
 
 
@@ -235,6 +237,8 @@ def _claim(fields: Object) -> Claim:
     readers = {**CLAIM_READERS, **OPTIONAL_READERS}
     there = {name: read for name, read in readers.items() if name in fields}
     claim = Claim(**{name: read(fields[name], f"claim.{name}") for name, read in there.items()})
+    if "images" in fields and not 0 < len(claim.images) <= len(claim.prompt_ids):
+        raise FormatError("must be as many as the prompt can have", where="claim.images")
     if claim.options.temperature > 0 and claim.options.seed is None:
         raise FormatError("sampling needs a seed", where="claim.options.seed")
     try:

@@ -59,6 +59,8 @@ class Claim:
     chain : SHA-256 chain over these digests (`engine.digest_chain`), in hex.
     finish_reason, text : as in `Generation`.
     adapter : hash of the files, and scale, of the adapter; None for none, which is not written.
+    images : SHA-256, in hex, of each image in the prompt as the model sees it; written only where
+        there are any, so that seals of older receipts stay valid.
     """
 
     contract: int
@@ -75,10 +77,13 @@ class Claim:
     finish_reason: str
     text: str
     adapter: tuple[str, float] | None = None
+    images: tuple[str, ...] = ()
 
     def as_object(self) -> dict[str, Any]:
         """Return the claim as a JSON object."""
         written = dict(vars(self))
+        if not self.images:
+            del written["images"]
         written["options"] = options_object(self.options)
         written["digests"] = [hexadecimal(words) for words in self.digests]
         if self.adapter is None:
@@ -207,9 +212,9 @@ def make_receipt(made: Generation, model: Model, request: Request) -> Receipt:
 
     if not made.token_ids:
         raise RequestError("nothing was generated, so there is nothing to write a receipt for")
-    given = request.embeddings is not None or request.masks is not None or request.sees
+    given = request.embeddings is not None or request.masks is not None
     if type(request) is not Request or given:
-        what = "a receipt cannot hold the images, embeddings or masks that this was made with"
+        what = "a receipt cannot hold the embeddings or masks that this generation was made with"
         raise RequestError(what)
     options = {name: getattr(made.options, name) for name in RECORDED} | {"seed": made.seed}
     claim = Claim(
@@ -227,6 +232,7 @@ def make_receipt(made: Generation, model: Model, request: Request) -> Receipt:
         finish_reason=made.finish_reason,
         text=made.text,
         adapter=facts_of(request.overlay),
+        images=request.image_digests,
     )
     return Receipt(claim, machine_facts(made, model), claim.seals())
 

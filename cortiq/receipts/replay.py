@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from cortiq.backend import Want
 from cortiq.engine.accept import drawn_token
 from cortiq.engine.output import Output
-from cortiq.engine.overlay import session_inputs
-from cortiq.engine.request import Request, make_request, vocabulary_size
+from cortiq.engine.request import Request, make_request, vocabulary_size, with_images
 from cortiq.engine.session import Progress, RowResult, Session, digest_of
 from cortiq.errors import RequestError, SequenceFailedError, shown
 from cortiq.model.fingerprint import adapter_facts, drawing_facts, fingerprint
 from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq.numerics.digest import hexadecimal
+from cortiq.receipts.claimed_images import claimed_images, supplied_rows, whole_chunks
 from cortiq.receipts.difference import Difference, Verification, field_difference
 from cortiq.receipts.record import RECORDED, Claim, Receipt
 
@@ -47,9 +48,14 @@ def edited_fields(receipt: Receipt) -> list[Difference]:
     return found
 
 
-def verify_on(model: Model, receipt: Receipt, progress: Progress | None = None) -> Verification:
+def verify_on(
+    model: Model,
+    receipt: Receipt,
+    progress: Progress | None = None,
+    images: Iterable[Any] = (),
+) -> Verification:
     """Verify a receipt's claim on this model; `cortiq.verify` checks the signature."""
-    return _result_of(verification_steps(model, receipt, progress))
+    return _result_of(verification_steps(model, receipt, progress, images))
 
 
 def _result_of(steps: Generator[None, None, Result]) -> Result:
@@ -63,9 +69,17 @@ def _result_of(steps: Generator[None, None, Result]) -> Result:
 
 
 def verification_steps(
-    model: Model, receipt: Receipt, progress: Progress | None = None
+    model: Model,
+    receipt: Receipt,
+    progress: Progress | None = None,
+    images: Iterable[Any] = (),
 ) -> Generator[None, None, Verification]:
-    """Verify a receipt's claim, and yield after each part of it that was computed."""
+    """Verify a receipt's claim, and yield after each part of it that was computed.
+
+    Raises
+    ------
+    RequestError : the claim is about images, and they are not given: there is no verdict.
+    """
     if not isinstance(receipt, Receipt):
         what = f"expected a receipt, not {shown(receipt)}"
         raise RequestError(what, where="verify", hint="cortiq.verify takes a file's name")
@@ -74,7 +88,7 @@ def verification_steps(
     found = contract_differences(claim) or _model_differences(model, claim)
     steps = 0
     if not found:
-        replayed = ClaimReplay(model, claim, progress)
+        replayed = ClaimReplay(model, claim, progress, list(images))
         found = yield from replayed.differences()
         steps = replayed.steps
     seconds = time.perf_counter() - started
@@ -113,12 +127,13 @@ class ClaimReplay:
 
     Attributes
     ----------
-    steps : draws found identical so far.
+    images : those of the prompt, in order. steps : draws found identical so far.
     """
 
     model: Model
     claim: Claim
     progress: Progress | None = None
+    images: list[Any] = field(default_factory=list)
     steps: int = field(default=0, init=False)
 
     def differences(self) -> Generator[None, None, list[Difference]]:
@@ -132,6 +147,10 @@ class ClaimReplay:
             request = make_request(claim.prompt_ids, options, model.program, claim.end_ids)
         except RequestError as error:
             return [_refused_request(error)]
+        seen = claimed_images(model, claim, self.images)
+        if isinstance(seen, Difference):
+            return [seen]
+        request = with_images(request, seen, model.program)
         request = replace(request, overlay=model.adapters.claimed(claim.adapter))
         model.adapters.sync(request.overlay)
         output = Output(request, model.tokenizer)
@@ -173,24 +192,28 @@ class ClaimReplay:
         tokens = self.claim.token_ids[: request.max_tokens]
         possible = next((i for i, t in enumerate(tokens) if t >= vocabulary), len(tokens) - 1)
         ids = [*request.prompt, *tokens[:possible]]
-        silent = len(request.prompt) - 1
+        last, images = len(request.prompt) - 1, request.images
+        silent = last if images is None else images.whole_rows(0, last)
+        silent = silent if silent <= last else 0
         chunk_rows = request.chunk_rows or self.model.executable.batch_rows
         with Session(self.model.executable, len(ids)) as session:
-            for start in range(0, silent, chunk_rows):
-                end = min(start + chunk_rows, silent)
-                given = [session_inputs(request.overlay)] * (end - start)
-                session.read(session.feed_each(ids[start:end], [()] * (end - start), given))
+            for start, end in whole_chunks(request, 0, silent, chunk_rows):
+                none: list[tuple[Want, ...]] = [()] * (end - start)
+                session.read(
+                    session.feed_each(ids[start:end], none, supplied_rows(request, start, end))
+                )
                 self._advance(end, len(ids))
                 yield None
             chunk_rows = max(1, min(chunk_rows, MAX_LOGITS // vocabulary))
-            for start in range(silent, len(ids), chunk_rows):
-                end = min(start + chunk_rows, len(ids))
+            for start, end in whole_chunks(request, silent, len(ids), chunk_rows):
                 wants = [
-                    (request.want_at(ids[: i + 1]), *request.captures) for i in range(start, end)
+                    (request.want_at(ids[: i + 1]), *request.captures) if i >= last else ()
+                    for i in range(start, end)
                 ]
-                given = [session_inputs(request.overlay)] * (end - start)
+                given = supplied_rows(request, start, end)
                 rows = session.read_rows(session.feed_each(ids[start:end], wants, given))
-                yield from ((row[want[0]], row) for want, row in zip(wants, rows, strict=True))
+                made = zip(wants, rows, strict=True)
+                yield from ((row[want[0]], row) for want, row in made if want)
                 self._advance(end, len(ids))
                 yield None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +30,7 @@ def verify(
     key: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
     fetching: FetchProgress | None = None,
+    images: Iterable[Any] = (),
     **options: Any,
 ) -> Verification:
     """Recompute what a receipt claims, all rows at once, and compare every bit.
@@ -41,6 +43,7 @@ def verify(
     key : file with the public key that must have signed the receipt; without one any valid
         signature passes.
     progress, fetching : called with rows done and in all; as for `cortiq.load`.
+    images : those that the receipt is about, in their order.
     options : `backend`, `device`, `threads` and `strict_placement` of `cortiq.LoadOptions`.
 
     Raises
@@ -54,7 +57,7 @@ def verify(
             raise RequestError(what, where="verify")
         receipt = Receipt.read(receipt)
     signed_by, forged = check_signature(receipt, key)
-    verdict = _recomputed(receipt, model, progress, fetching, options)
+    verdict = _recomputed(receipt, model, progress, fetching, options, list(images))
     differences = (*forged, *verdict.differences)
     return replace(verdict, differences=differences, signed_by=signed_by)
 
@@ -85,12 +88,13 @@ def _recomputed(
     progress: Progress | None,
     fetching: FetchProgress | None,
     options: dict[str, Any],
+    images: list[Any],
 ) -> Verification:
     if isinstance(model, Model):
         if options:
             what = f"{', '.join(options)}: an opened model has them already"
             raise RequestError(what, hint="give a model by its name or path")
-        return model.verify(receipt, progress=progress)
+        return model.verify(receipt, progress=progress, images=images)
     name = model_name(_named_model(receipt) if model is None else model)
     found = contract_differences(receipt.claim)
     opened = None if found else _open_claimed(name, receipt.claim, options, fetching)
@@ -98,7 +102,7 @@ def _recomputed(
         found += opened or []
         return Verification((*found, *edited_fields(receipt)))
     with opened:
-        return opened.verify(receipt, progress=progress)
+        return opened.verify(receipt, progress=progress, images=images)
 
 
 def _named_model(receipt: Receipt) -> str:
@@ -124,7 +128,9 @@ def _open_claimed(
     started = time.perf_counter()
     chosen = resolve(LoadOptions, given)
     placed = choose_backend(chosen)
-    claimed = replace(chosen, context=claim.context, weight_format=claim.weight_format)
+    sees = chosen.images or bool(claim.images)
+    fixed: dict[str, Any] = {"context": claim.context, "weight_format": claim.weight_format}
+    claimed = replace(chosen, images=sees, **fixed)
     try:
         source = open_source(name, claimed, fetching)
     except RequestError as error:

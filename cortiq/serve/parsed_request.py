@@ -131,7 +131,7 @@ def parse_chat(served: ServedModel, fields: Fields, answer_tokens: int) -> Parse
         text, opened = _continued(served, begun, opened)
         prompt = rendered(begun=text)
     requests = _requests(served, [prompt.ids], params, "messages", form, opened)
-    requests = _with_images(requests, served, prompt, params)
+    requests = [with_images(one, prompt.spans, served.model.program) for one in requests]
     return ParsedRequest(served, params, requests, tools, opened)
 
 
@@ -155,17 +155,6 @@ def conversation_prompt(
     except RequestError as error:
         raise as_api_error(error) from None
     return prompt if isinstance(prompt, ImagePrompt) else ImagePrompt(prompt, ())
-
-
-def _with_images(
-    requests: list[Request], served: ServedModel, prompt: ImagePrompt, params: CompletionParams
-) -> list[Request]:
-    """Return requests with the images of their prompt."""
-    if prompt.spans and params.receipt:
-        message = "'receipt': an answer about images has none."
-        raise invalid(message, "receipt")
-    program = served.model.program
-    return [with_images(request, prompt.spans, program) for request in requests]
 
 
 def _begun(messages: list[dict[str, Any]]) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class ReceiptMaker:
         """Return the receipt of a finished choice if the request asks for it, else None.
 
         It is written to the folder, if there is one, whether it was asked for or not. An answer
-        that masks restricted, or about images, has none: recomputing it would take those.
+        that masks restricted has none: recomputing it would take the masks.
 
         Raises
         ------
@@ -47,9 +47,7 @@ class ReceiptMaker:
         """
         sequence = job.sequences.get(choice)
         wanted = parsed.params.receipt
-        if sequence is None or not sequence.output.token_ids:
-            return None
-        if sequence.request.masks is not None or sequence.request.sees:
+        if sequence is None or sequence.request.masks is not None or not sequence.output.token_ids:
             return None
         if not wanted and self._folder is None:
             return None

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from cortiq.engine.overlay import facts_of
-from cortiq.engine.request import Request
 from cortiq.engine.sequence import Sequence
 from cortiq.errors import CortiqError
 from cortiq.numerics.contract import CONTRACT_VERSION
@@ -69,7 +68,7 @@ class RequestLog:
             "prompts": [list(ids) for ids in parsed.prompts], "n": parsed.params.n,
             "seeds": [one.sampling.seed for one in parsed.requests[:: parsed.params.n]],
             "options": options_object(parsed.params.options),
-            **({"images": seen} if (seen := _images(first)) else {}),
+            **({"images": list(seen)} if (seen := first.image_digests) else {}),
             "masks": None if masks is None else getattr(masks, "recipe", {}),
             **({} if first.overlay is None else {"adapter": facts_of(first.overlay)}),
         })  # fmt: skip
@@ -102,11 +101,6 @@ class RequestLog:
         if size and os.pread(self._file, 1, size - 1) != b"\n":
             with contextlib.suppress(OSError):
                 os.write(self._file, b"\n")
-
-
-def _images(request: Request) -> list[str]:
-    """Return the digests of a request's images."""
-    return [] if request.images is None else [span.digest for span in request.images.spans]
 
 
 def sealed_line(record: Mapping[str, Any]) -> bytes:

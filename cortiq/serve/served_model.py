@@ -79,6 +79,7 @@ class ServedModel:
             "chat": model.tokenizer.chat_template() is not None,
             "tools": self.dialect.name if self.dialect else None,
             "thinking": self.thinking is not None,
+            "images": model.sight is not None,
             "sampling": {**self.usual.values, "origin": self.usual.origin},
         }
 

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from cortiq.errors import FormatError
-from cortiq.models.config import BaseConfig, Keys
+from cortiq.models.config import BaseConfig
 
 SIGHT, TEXT = "vision_config", "text_config"
 FROM_TEXT = "text_width"
 """Field that holds the text model's `hidden_size`."""
-KEYS = Keys(harmless=frozenset({"use_cache", "num_key_value_heads"}))
 
 
 @dataclass(frozen=True, kw_only=True)

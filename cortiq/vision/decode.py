@@ -45,7 +45,7 @@ def pixels_of(image: Any) -> Pixels:
         return _decoded(_read(Path(image)))
     if hasattr(image, "convert") and hasattr(image, "size"):
         _check_size(image.size)
-        return _converted(image)
+        return _converted(image, own=False)
     hint = "give a path, the bytes of a file, an array, or an image of Pillow"
     raise RequestError(f"no image: {shown(image)}", where="image", hint=hint)
 
@@ -101,7 +101,7 @@ def _decoded(data: bytes) -> Pixels:
             warnings.simplefilter("ignore")
             image = image_module.open(io.BytesIO(data), formats=FORMATS)
             _check_size(image.size)
-            return _converted(image)
+            return _converted(image, own=True)
     except RequestError:
         raise
     except MemoryError:
@@ -114,11 +114,18 @@ def _decoded(data: bytes) -> Pixels:
         raise RequestError(what, where="image", hint=hint) from None
 
 
-def _converted(image: Any) -> Pixels:
-    """Return the pixels of an image of Pillow, upright as its EXIF orientation says."""
+def _converted(image: Any, *, own: bool) -> Pixels:
+    """Return the pixels of an image of Pillow, upright as its EXIF orientation says.
+
+    Parameters
+    ----------
+    own : the image may be changed: it is ours, and a copy of a large one takes much memory.
+    """
     from PIL import ImageOps
 
-    upright = ImageOps.exif_transpose(image)
-    pixels = np.array(upright.convert("RGB"), np.uint8)
-    _check_size(pixels.shape[1::-1])
-    return pixels
+    if own:
+        ImageOps.exif_transpose(image, in_place=True)
+    else:
+        image = ImageOps.exif_transpose(image)
+    image = image if image.mode == "RGB" else image.convert("RGB")
+    return np.array(image, np.uint8)

@@ -19,7 +19,7 @@ from cortiq.models.config import Keys
 from cortiq.models.names import Names
 from cortiq.models.tensor_pieces import FusedTensor
 from cortiq.numerics.pixels import Pixels, grouped, patches, resize
-from cortiq.vision.config import sight_values
+from cortiq.vision.config import TEXT, sight_values
 from cortiq.vision.image import ImageProcessor, PixelRules, PreparedImage, Tile
 from cortiq.vision.siglip import SiglipConfig, siglip_tower
 from cortiq.vision.tower import ROWS, SHARES, SQUARE
@@ -45,9 +45,15 @@ BEGIN, SOFT, END = "<start_of_image>", "<image_soft_token>", "<end_of_image>"
 
 @dataclass(frozen=True, kw_only=True)
 class Config(SiglipConfig):
-    """Fields of `Gemma3Config`: rows of an image, and its tower's."""
+    """Fields of `Gemma3Config`: rows of an image, and its tower's.
+
+    Attributes
+    ----------
+    window : of the text model's layers, which holds an image's rows.
+    """
 
     mm_tokens_per_image: int = 256
+    window: int = 4096
 
     @property
     def pool(self) -> int:
@@ -57,13 +63,18 @@ class Config(SiglipConfig):
 
 def values(whole: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configuration's keys."""
-    return {"image_token": 262144} | sight_values(
+    text = whole.get(TEXT)
+    window = text.get("sliding_window", 4096) if isinstance(text, Mapping) else 4096
+    return {"image_token": 262144, "window": window} | sight_values(
         whole, "mm_tokens_per_image", image_token="image_token_index,image_token_id"
     )
 
 
 def build(config: Config, most: int) -> Program:
     """Build tower and projector, for tiles of at most so many patches."""
+    if config.window < config.mm_tokens_per_image:
+        what = f"images of {config.mm_tokens_per_image} rows in windows of {config.window}"
+        raise UnsupportedError(what, where="config")
     rows = math.isqrt(config.mm_tokens_per_image)
     if rows**2 != config.mm_tokens_per_image or config.pool * rows != config.side:
         what = f"{config.side}² patches make no {config.mm_tokens_per_image} equal squares"

@@ -22,7 +22,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 import cortiq
 from cortiq.engine.prompt_images import ImageSpan, with_spans
-from cortiq.errors import FormatError, RequestError, UnsupportedError
+from cortiq.errors import FormatError, OptionError, RequestError, UnsupportedError
 from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.models import load_program
 from cortiq.tokenizer.tokenizer import Tokenizer
@@ -194,8 +194,8 @@ def test_idefics_text_is_that_of_its_processor(written, size):
 
 
 CONTENT = [
-    {"type": "text", "text": "a"}, {"image": drawn((40, 70))}, {"type": "text", "text": "what?"},
-    {"image": drawn((100, 30))}, {"type": "text", "text": "and?"},
+    {"type": "text", "text": "a"}, {"image": drawn((24, 30))}, {"type": "text", "text": "what?"},
+    {"image": drawn((30, 20))}, {"type": "text", "text": "and?"},
 ]  # fmt: skip
 MESSAGES = [{"role": "user", "content": CONTENT}]
 
@@ -221,7 +221,7 @@ def answers(folder, backend):
         assert again.stats.reused_tokens == len(again.prompt_ids) - 1
         found["reused"] = again
         other = [dict(part) for part in CONTENT]
-        other[3] = {"image": drawn((100, 30), seed=1)}
+        other[3] = {"image": drawn((30, 20), seed=1)}
         moved = model.chat([{"role": "user", "content": other}], max_tokens=5, **EXACT)
         first = next(at for at, token in enumerate(alone.prompt_ids) if token not in prompt.ids[:2])
         spans = prompt.spans
@@ -234,7 +234,9 @@ def answers(folder, backend):
 
 @pytest.fixture(scope="module")
 def expected(written):
-    _, folder, _ = written
+    name, folder, _ = written
+    if name == "smolvlm":
+        pytest.skip("its graphs are those of Idefics 3")
     return answers(folder, "reference")
 
 
@@ -254,8 +256,8 @@ OTHERS = [
 
 @pytest.mark.parametrize("backend", OTHERS)
 def test_every_backend_has_the_references_digests(written, expected, backend):
-    if written[0] == "smolvlm":
-        pytest.skip("its graph is that of Idefics 3")
+    if written[0] == "idefics3" and backend != "cpu":
+        pytest.skip("its tower is Gemma 3's, its trunk Llama's")
     assert answers(written[1], backend) == expected
 
 
@@ -273,7 +275,9 @@ def test_an_image_moves_the_answer_and_text_around_it_stays(written):
 
 
 def test_images_and_places_have_to_fit(written):
-    _, folder, _ = written
+    name, folder, _ = written
+    if name == "smolvlm":
+        pytest.skip("as Idefics 3")
     image = drawn((40, 70))
     with cortiq.load(folder, images=True, backend="cpu", threads=1) as model:
         marker = model.sight.processor.marker
@@ -289,8 +293,6 @@ def test_images_and_places_have_to_fit(written):
             model.image_prompt("x", [image] * 65)
         same = model.generate(list(prompt.ids), images=[image], max_tokens=3, **EXACT)
         assert same.digest == model.generate(prompt, max_tokens=3, **EXACT).digest
-        with pytest.raises(RequestError, match="receipt"):
-            same.receipt()
     with cortiq.load(folder, backend="cpu", threads=1) as model:
         with pytest.raises(RequestError, match="not loaded to see"):
             model.generate("x", images=[image])
@@ -332,7 +334,11 @@ def test_an_option_of_the_tower_moves_the_rows(written, tmp_path):
 
 
 WRONG = {
-    "gemma3": [{"mm_tokens_per_image": 5}, {"vision_config": {"patch_size": 0}}],
+    "gemma3": [
+        {"mm_tokens_per_image": 5},
+        {"vision_config": {"patch_size": 0}},
+        {"text_config": {"sliding_window": 3}},
+    ],
     "idefics3": [{"scale_factor": 3}],
     "smolvlm": [{"vision_config": {"unknown_key": 1}}],
     "qwen2_vl": [{"vision_config": {"hidden_act": "relu"}}, {"vision_config": {"depth": 3}}],
@@ -368,3 +374,59 @@ def test_a_digest_is_of_everything_that_the_model_sees(written):
         ),
     ]  # fmt: skip
     assert len({image.digest, *(other.digest for other in others)}) == 5
+
+
+def test_a_receipt_is_about_its_images(written, tmp_path):
+    """On other backends, in its own file, and against other images, other places, none."""
+    name, folder, _ = written
+    if name == "smolvlm":
+        pytest.skip("as Idefics 3")
+    image, text = drawn((40, 70)), {"type": "text", "text": "what?"}
+    with cortiq.load(folder, images=True, backend="cpu", threads=1) as model:
+        content = [{"image": image}, text, {"image": drawn((20, 21))}]
+        made = model.chat([{"role": "user", "content": content}], max_tokens=4, **EXACT)
+        receipt = made.receipt()
+        assert model.verify(receipt, images=[image, drawn((20, 21))]).identical
+        for given in ([image], [], [image] * 3):
+            with pytest.raises(RequestError, match="is about 2 images"):
+                model.verify(receipt, images=given)
+        other = model.verify(receipt, images=[drawn((20, 21)), image])
+        assert [d.field for d in other.differences] == ["images"]
+        ids = list(receipt.claim.prompt_ids)
+        at = ids.index(model.sight.processor.token)
+        ids[at] = 3
+        claim = dataclasses.replace(receipt.claim, prompt_ids=tuple(ids))
+        edited = model.verify(
+            dataclasses.replace(receipt, claim=claim), images=[image, drawn((20, 21))]
+        )
+        assert edited.differences[0].field == "prompt_ids"
+        plain = model.generate("hello", max_tokens=3, **EXACT).receipt()
+        assert plain.claim.images == () and "images" not in plain.as_object()["claim"]
+    receipt.write(tmp_path / "r.json")
+    read = cortiq.Receipt.read(tmp_path / "r.json")
+    assert read == receipt and len(read.claim.images) == 2
+    images = [Image.fromarray(image), drawn((20, 21))]
+    assert cortiq.verify(read, folder, images=images, backend="reference").identical
+    with cortiq.load(folder, backend="cpu", threads=1) as model:
+        assert model.verify(plain).identical
+
+
+def test_images_are_for_one_device(written):
+    with pytest.raises(OptionError, match="one device"):
+        cortiq.load(written[1], images=True, devices=2, backend="cpu")
+
+
+def test_a_text_has_the_same_bits_whether_the_model_sees(written):
+    """Also where rows are fed without a request: scores, logits, embeddings."""
+    name, folder, _ = written
+    if name in ("idefics3", "smolvlm"):
+        pytest.skip("its trunk's rows supply nothing")
+    found = []
+    for sees in (False, True):
+        with cortiq.load(folder, images=sees, backend="cpu", threads=1) as model:
+            made = model.generate("hello hello", max_tokens=5, draft="lookup", **EXACT)
+            score = model.score("hello world " * 20, window=64)
+            likely = model.likelihoods("hello", [[9, 8]])
+            rows = model.logits("hello").tobytes(), model.embed("hello").tobytes()
+            found.append((made.digest, model.fingerprint, repr(score), repr(likely), *rows))
+    assert found[0] == found[1]

@@ -21,6 +21,7 @@ import vision_folders
 from PIL import Image
 
 import cortiq
+from cortiq.receipts.reader import receipt_of
 from cortiq.serve.errors import ApiError
 from cortiq.serve.images import FETCHES, image_bytes, public_addresses
 
@@ -69,7 +70,7 @@ def expected(folder):
 
 
 def asked(server, path, **fields):
-    data = json.dumps({"model": "sees", **fields}).encode()
+    data = json.dumps(fields if "verify" in path else {"model": "sees", **fields}).encode()
     request = urllib.request.Request(server.url + path, data, {"content-type": "application/json"})
     try:
         with urllib.request.urlopen(request) as answer:
@@ -116,6 +117,12 @@ def test_every_api_gives_what_python_gives(server, expected):
     assert chat(server, WHAT)["choices"][0]["message"]["content"] == alone
 
 
+def test_what_the_model_can_is_listed(server):
+    with urllib.request.urlopen(f"{server.url}/v1/models/sees") as answer:
+        assert json.load(answer)["images"] is True
+    assert "vision" in asked(server, "/api/show")["capabilities"]
+
+
 def test_ids_and_prefixes_are_those_of_the_image(server):
     part = {"type": "image_url", "image_url": {"url": URL}}
     messages = [{"role": "user", "content": [part, WHAT]}]
@@ -151,8 +158,6 @@ def test_a_wrong_image_is_said_to_be_wrong(server, url):
 
 def test_what_an_image_cannot_be_asked_for(server):
     part = {"type": "image_url", "image_url": {"url": URL}}
-    status, error = chat(server, part, receipt=True)
-    assert status == 400 and "receipt" in error["error"]["message"]
     answer = {"role": "assistant", "content": [part]}
     messages = [{"role": "user", "content": "x"}, answer, {"role": "user", "content": "x"}]
     status, error = asked(server, "/v1/chat/completions", messages=messages)
@@ -224,3 +229,12 @@ def test_a_redirect_is_checked_like_the_address_itself(monkeypatch):
     finally:
         FETCHES.reset(token)
     assert seen == ["public.test", "127.0.0.1"]
+
+
+def test_a_receipt_over_http_is_verified_with_the_image(server, folder):
+    part = {"type": "image_url", "image_url": {"url": URL}}
+    given = chat(server, part, WHAT, receipt=True)["choices"][0]["receipt"]
+    receipt = receipt_of(given, "the answer")
+    assert cortiq.verify(receipt, folder, images=[PIXELS], backend="cpu", threads=1).identical
+    status, error = asked(server, "/v1/verify", receipt=given)
+    assert status == 400 and "1 images" in error["error"]["message"]

@@ -121,7 +121,7 @@ def test_ollama_is_the_same_answer(llama, expected):
     assert pieces[0].model == f"{TINY}:latest"
     without = [{**HELLO[0], "images": []}]  # as litellm sends it
     assert llama.chat(TINY, without, options=options).message.content == expected[0]
-    with pytest.raises(ollama.ResponseError, match="only text is supported"):
+    with pytest.raises(ollama.ResponseError, match="not loaded to see images"):
         llama.chat(TINY, [{**HELLO[0], "images": [b"x"]}])
     assert llama.generate(TINY, "hello", options=options).response == expected[0]
     raw = llama.generate(TINY, "hello", raw=True, options=options).response
@@ -303,12 +303,12 @@ def test_blocks_of_messages_are_messages_of_a_chat():
         (responses_request.as_chat, {"input": "a", "unheard": 1}, "unheard"),
         (messages_request.as_chat, {"messages": HELLO}, "max_tokens"),
         (messages_request.as_chat, {"max_tokens": 1, "messages": [
-            {"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type"),
+            {"role": "system", "content": [IMAGE]}]}, "messages[0].content[0].type"),
         (messages_request.as_chat, {"messages": HELLO, "mcp_servers": []}, "mcp_servers"),
         (messages_request.as_chat, {"max_tokens": 1, "messages": HELLO, "tools": [
             {"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
         (ollama_request.chat_request, {"messages": [
-            {"role": "user", "content": "a", "images": ["x"]}]}, "messages[0].images"),
+            {"role": "user", "content": "a", "images": [3]}]}, "messages[0].images"),
         (ollama_request.chat_request, {"messages": HELLO, "options": {"xtc": 1}}, "options.xtc"),
         (ollama_request.chat_request, {"messages": HELLO, "format": "xml"}, "format"),
     ],

@@ -1,0 +1,108 @@
+"""Towers of published configurations: read whole, and as large as transformers makes them."""
+
+from __future__ import annotations
+
+import json
+from math import prod
+
+import pytest
+
+pytest.importorskip("transformers")
+
+import torch
+import transformers
+from safetensors.torch import save_file
+
+from cortiq.formats.checkpoint import open_checkpoint
+from cortiq.models.registry import family_for, read_config
+from cortiq.vision.load import vision_family
+
+GEMMA3 = {
+    "model_type": "gemma3", "image_token_index": 262144, "boi_token_index": 255999,
+    "eoi_token_index": 256000, "mm_tokens_per_image": 256, "initializer_range": 0.02,
+    "text_config": {
+        "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text",
+        "num_hidden_layers": 34, "sliding_window": 1024, "vocab_size": 262208,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+    },
+    "vision_config": {
+        "hidden_size": 1152, "image_size": 896, "intermediate_size": 4304,
+        "model_type": "siglip_vision_model", "num_attention_heads": 16, "num_hidden_layers": 27,
+        "patch_size": 14, "vision_use_head": False,
+    },
+}  # fmt: skip
+SMOLVLM = {
+    "model_type": "idefics3", "image_token_id": 49190, "scale_factor": 4, "vocab_size": 49280,
+    "tie_word_embeddings": False,
+    "text_config": {
+        "_flash_attn_2_enabled": True, "architectures": ["VLlama3ForCausalLM"], "head_dim": 64,
+        "hidden_size": 576, "intermediate_size": 1536, "is_llama_config": True,
+        "max_position_embeddings": 8192, "model_type": "llama", "neftune_noise_alpha": 0.0,
+        "num_attention_heads": 9, "num_hidden_layers": 30, "num_key_value_heads": 3,
+        "pad_token_id": 2, "perceiver_config": {"resampler_depth": 6}, "pixel_shuffle_factor": 4,
+        "qk_layer_norms": False, "rms_norm_eps": 1e-5, "rope_interleaved": False,
+        "rope_theta": 100000, "torch_dtype": "bfloat16", "use_resampler": False,
+        "vocab_size": 49280,
+    },
+    "vision_config": {
+        "hidden_size": 768, "image_size": 512, "max_image_size": {"longest_edge": 512},
+        "model_type": "idefics3_vision", "num_attention_heads": 12, "patch_size": 16,
+        "size": {"longest_edge": 2048}, "tie_word_embeddings": False, "use_base_siglip": False,
+    },
+}  # fmt: skip
+QWEN2_VL = {
+    "model_type": "qwen2_vl", "vision_start_token_id": 151652, "vision_end_token_id": 151653,
+    "vision_token_id": 151654, "image_token_id": 151655, "video_token_id": 151656,
+    "hidden_act": "silu", "hidden_size": 1536, "intermediate_size": 8960,
+    "max_position_embeddings": 32768, "max_window_layers": 28, "num_attention_heads": 12,
+    "num_hidden_layers": 28, "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
+    "sliding_window": 32768, "tie_word_embeddings": True, "use_sliding_window": False,
+    "vocab_size": 151936, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+    "vision_config": {
+        "depth": 32, "embed_dim": 1280, "mlp_ratio": 4, "num_heads": 16, "in_chans": 3,
+        "hidden_size": 1536, "patch_size": 14, "spatial_merge_size": 2, "spatial_patch_size": 14,
+        "temporal_patch_size": 2,
+    },
+}  # fmt: skip
+RULES = {
+    "gemma3": {"size": {"height": 896, "width": 896}, "resample": 2, "do_pan_and_scan": None},
+    "idefics3": {"size": {"longest_edge": 2048}, "max_image_size": {"longest_edge": 512},
+                 "resample": 1, "do_image_splitting": True},
+    "qwen2_vl": {"min_pixels": 3136, "max_pixels": 12845056, "patch_size": 14, "merge_size": 2,
+                 "temporal_patch_size": 2},
+}  # fmt: skip
+PARTS = {
+    "gemma3": ("model.vision_tower", "model.multi_modal_projector"),
+    "idefics3": ("model.vision_model", "model.connector"),
+    "qwen2_vl": ("model.visual",),
+}
+
+
+def made_by_transformers(given):
+    """The same model of transformers without any memory."""
+    values = {key: value for key, value in given.items() if key not in ("model_type", "vocab_size")}
+    if "text_config" not in given:
+        text = {
+            key: value for key, value in given.items() if not key.startswith(("vision", "image"))
+        }
+        sight = given["vision_config"]
+        return transformers.Qwen2VLConfig(text_config=text, vision_config=sight)
+    kind = {"gemma3": transformers.Gemma3Config, "idefics3": transformers.Idefics3Config}
+    return kind[given["model_type"]](**values)
+
+
+@pytest.mark.parametrize("given", [GEMMA3, SMOLVLM, QWEN2_VL], ids=lambda one: one["model_type"])
+def test_a_published_tower_has_its_parameters(given, tmp_path):
+    name = given["model_type"]
+    (tmp_path / "config.json").write_text(json.dumps(given))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(RULES[name]))
+    save_file({"lm_head.weight": torch.zeros(1)}, tmp_path / "model.safetensors")
+    checkpoint = open_checkpoint(tmp_path)
+    read_config(family_for(checkpoint), checkpoint)
+    family = vision_family(checkpoint)
+    program = family.module.build(family.config, family.processor.most)
+    ours = sum(prod(spec.shape) for spec in program.weights.values())
+    with torch.device("meta"):
+        model = transformers.AutoModelForImageTextToText.from_config(made_by_transformers(given))
+    theirs = sum(p.numel() for part in PARTS[name] for p in model.get_submodule(part).parameters())
+    assert ours == theirs > 5e7
