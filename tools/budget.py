@@ -34,8 +34,8 @@ LIMITS: Mapping[str, int] = {
     "backends/reference": 970,
     "backends/triton": 10850,
     "backends/wgpu": 6000,
-    "benchmarks": 4100,
-    "conformance": 7680,
+    "benchmarks": 4280,
+    "conformance": 7690,
     "cortiq": 710,
     "cortiq/backend": 5230,
     "cortiq/bench": 540,
@@ -47,7 +47,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/formats": 6700,
     "cortiq/ir": 3120,
     "cortiq/model": 2050,
-    "cortiq/models": 3600,
+    "cortiq/models": 3730,
     "cortiq/numerics": 3230,
     "cortiq/placement": 710,
     "cortiq/plugins": 660,
@@ -59,7 +59,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-null": 210,
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-torch": 190,
-    "tests": 45700,
+    "tests": 46150,
     "tools": 2100,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""

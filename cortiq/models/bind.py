@@ -14,8 +14,8 @@ from cortiq.models.adapters import adapted
 from cortiq.models.config import BaseConfig
 from cortiq.models.draft_vocabulary import with_shortlist
 from cortiq.models.drafter_files import (
+    NO_DRAFTERS,
     Drafters,
-    drafter_weights,
     with_drafters,
     with_formula_drafters,
 )
@@ -43,13 +43,15 @@ from cortiq.models.sidecar import WithSidecar, check_sidecar
 from cortiq.models.synthetic import SyntheticCheckpoint, synthetic_program, synthetic_weights
 from cortiq.models.tensor_pieces import TensorSlice, read_piece
 from cortiq.models.tensors import CheckpointTensors, find_tensors
-from cortiq.models.weight_rules import check_contract, format_of_each, with_rule
+from cortiq.models.weight_rules import (
+    DEFAULT_WEIGHT_FORMAT,
+    check_contract,
+    format_of_each,
+    with_rule,
+)
 from cortiq.models.weights import matrix_weight, raw_weight, vector_weight
 from cortiq.numerics.layouts import Weight
 from cortiq.numerics.soundness import check_finite
-
-DEFAULT_WEIGHT_FORMAT = "w16"
-"""Layout that float matrices of a checkpoint are converted to, unless another is asked for."""
 
 IGNORED_KEYS = "ignored_config"
 """Fact of a program: unknown keys of its configuration that were left out by request."""
@@ -91,7 +93,7 @@ def load_program(
     families: Sequence[ModuleType] = (),
     heads: str = OFF,
     sidecar: OpenCheckpoint | None = None,
-    drafters: Drafters | None = None,
+    drafters: Drafters = NO_DRAFTERS,
     draft_vocabulary: int = 0,
     ignored_keys: Sequence[str] = (),
     adapters: Sequence[Adapter] = (),
@@ -107,8 +109,7 @@ def load_program(
     heads : draft head to load beside the trunk: `off`, `auto` (the file's own), `mtp` or `mimo`;
         `:post` or `:raw` behind it for the trunk's rows that it takes.
     sidecar : a file beside the model's that may hold its draft head.
-    drafters : opened files of an EAGLE-3 head (`eagle3`), which stands in place of the model's own
-        head, and of a block drafter (`dflash`).
+    drafters : opened files of an EAGLE-3 head (`eagle3`) and of a block drafter (`dflash`).
     draft_vocabulary : ids that a draft head looks at (`models.shortlist`); 0 for all.
     ignored_keys : unknown keys of the configuration to leave out; the program's facts name them.
     adapters : merged into the tensors before these are converted, in this order; the program's
@@ -123,8 +124,8 @@ def load_program(
     if isinstance(checkpoint, SyntheticCheckpoint):
         if adapters:
             raise RequestError("a synthetic model takes no adapters", where="lora")
-        sides = drafters or {}
-        return _load_synthetic(checkpoint, context, weight_format, heads, sides, draft_vocabulary)
+        rest = weight_format, heads, drafters, draft_vocabulary
+        return _load_synthetic(checkpoint, context, *rest)
     check_contract(checkpoint)
     family = family_for(checkpoint, families)
     config = read_config(family, checkpoint, ignored_keys)
@@ -137,9 +138,8 @@ def load_program(
     head_tensors = CheckpointTensors(checkpoint, names_of(family, config), config.source)
     plan = find_plan(heads, config.num_hidden_layers, head_tensors.has)
     program = _headed(program, plan, head_tensors, heads, checkpoint)
-    trunk, (program, weights) = program, with_drafters(program, drafters or {})
-    tensors = find_tensors(trunk, checkpoint, family, config)
-    weights |= _side_weights(program, drafters or {}, weight_format)
+    tensors = find_tensors(program, checkpoint, family, config)
+    program, weights = with_drafters(program, drafters, weight_format)
     weights |= _read_weights(program, checkpoint, tensors, weight_format)
     program = with_rule(program, weight_format, checkpoint, tensors)
     program, weights = with_shortlist(program, weights, draft_vocabulary)
@@ -190,18 +190,11 @@ def _load_synthetic(
     program = _headed(program, plan, held_by_fixture(checkpoint.name), heads, checkpoint)
     program = with_formula_drafters(program, further)
     weights = synthetic_weights(checkpoint, program, weight_format)
-    program, implied = with_drafters(program, drafters)
-    weights |= implied | _side_weights(program, drafters, weight_format)
+    program, theirs = with_drafters(program, drafters, weight_format)
+    weights |= theirs
     program, weights = with_shortlist(program, weights, draft_vocabulary)
     name = str(program.facts["family"])
     return LoadedProgram(_with_layouts(program, weights), weights, checkpoint, name, config, {})
-
-
-def _side_weights(
-    program: Program, drafters: Drafters, weight_format: str | None
-) -> dict[str, Weight]:
-    forced = weight_format is not None
-    return drafter_weights(program, drafters, weight_format or DEFAULT_WEIGHT_FORMAT, forced)
 
 
 def _headed(
