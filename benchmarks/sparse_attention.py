@@ -17,11 +17,18 @@ from cortiq.ir import Builder, ops
 from cortiq.ir.graph import Program
 from cortiq_cpu.backend import CpuBackend
 
-LATENT, ROTARY = 512, 64
+LATENT, ROTARY, NEAR = 512, 64, 128
 
 
-def attention_over(heads: int, index_heads: int, dim: int, top: int, context: int) -> Program:
-    """Return latent attention to chosen keys, or with a top of 0 to all, of rows that are given."""
+def attention_over(
+    heads: int, index_heads: int, dim: int, top: int, context: int, every: int = 1
+) -> Program:
+    """Return latent attention to chosen keys, or with a top of 0 to all, of rows that are given.
+
+    Parameters
+    ----------
+    every : of how many keys one can be chosen; then the last `NEAR` keys are seen, too.
+    """
     b = Builder(context=context)
     b.input("token")
     position = b.input("position")
@@ -40,10 +47,16 @@ def attention_over(heads: int, index_heads: int, dim: int, top: int, context: in
         b.add_node(ops.StoreKV(1, dim, 0), key, name="index_store", slots=slots)
         weights = b.input("index_w", (index_heads,), "f32")
         query = coded("index_q", index_heads, dim)
-        op = ops.ChooseKeys(index_heads, dim, top)
+        op = ops.ChooseKeys(index_heads, dim, top, every)
         chosen = [b.add(op, query, position, weights, name="keys", slots=slots)]
     attend = ops.Attend(heads, 1, width, LATENT, width**-0.5, block=1 if top else 0)
-    b.add(attend, coded("q", heads, width), position, *chosen, name="y", slots={"kv": "kv"})
+    query, slots = coded("q", heads, width), {"kv": "kv"}
+    if not top or every == 1:
+        b.add(attend, query, position, *chosen, name="y", slots=slots)
+        return b.program(("y",))
+    far = b.add(attend, query, position, *chosen, name="far", slots=slots)
+    op = ops.Attend(heads, 1, width, LATENT, width**-0.5, window=NEAR)
+    b.add(ops.Add(), far, b.add(op, query, position, name="near", slots=slots), name="y")
     return b.program(("y",))
 
 
@@ -88,14 +101,16 @@ def main() -> None:
     parser.add_argument("--index-dim", type=int, default=128)
     parser.add_argument("--top", type=int, default=2048)
     parser.add_argument("--positions", type=int, default=32768)
+    parser.add_argument("--every", type=int, default=1, help="4: as DeepSeek V4's entries")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     least: dict[str, float] = {}
     steps: dict[str, Steps] = {}
     for name, top in (("every key", 0), ("chosen keys", options.top)):
         program = attention_over(
-            options.heads, options.index_heads, options.index_dim, top, options.positions + 64
-        )
+            options.heads, options.index_heads, options.index_dim, top, options.positions + 64,
+            options.every,
+        )  # fmt: skip
         executable = CpuBackend().compile(program, {}, CompileOptions(threads=1))
         steps[name] = Steps(executable, options.positions + 64)
         steps[name].fill(options.positions)

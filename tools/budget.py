@@ -34,8 +34,8 @@ LIMITS: Mapping[str, int] = {
     "backends/reference": 970,
     "backends/triton": 10850,
     "backends/wgpu": 6000,
-    "benchmarks": 4100,
-    "conformance": 8230,
+    "benchmarks": 4360,
+    "conformance": 8240,
     "cortiq": 760,
     "cortiq/backend": 5500,
     "cortiq/bench": 540,
@@ -47,7 +47,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/formats": 6870,
     "cortiq/ir": 3510,
     "cortiq/model": 2710,
-    "cortiq/models": 4120,
+    "cortiq/models": 4250,
     "cortiq/numerics": 3415,
     "cortiq/placement": 710,
     "cortiq/plugins": 660,
@@ -60,7 +60,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-null": 210,
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-torch": 190,
-    "tests": 48790,
+    "tests": 49240,
     "tools": 2100,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""

@@ -17,8 +17,8 @@ from cortiq.models.column_orders import OrderedWeights, in_order, ordered_weight
 from cortiq.models.config import BaseConfig
 from cortiq.models.draft_vocabulary import with_shortlist
 from cortiq.models.drafter_files import (
+    NO_DRAFTERS,
     Drafters,
-    drafter_weights,
     with_drafters,
     with_formula_drafters,
 )
@@ -39,14 +39,16 @@ from cortiq.models.sidecar import with_sidecar
 from cortiq.models.synthetic import SyntheticCheckpoint, synthetic_program, synthetic_weights
 from cortiq.models.tensor_pieces import TensorSlice, read_piece
 from cortiq.models.tensors import CheckpointTensors, find_tensors
-from cortiq.models.weight_rules import check_contract, format_of_each, with_rule
+from cortiq.models.weight_rules import (
+    DEFAULT_WEIGHT_FORMAT,
+    check_contract,
+    format_of_each,
+    with_rule,
+)
 from cortiq.models.weights import FLOAT_TARGET, matrix_weight, raw_weight, vector_weight
 from cortiq.numerics.column_order import ColumnOrder
 from cortiq.numerics.layouts import Weight
 from cortiq.numerics.soundness import check_finite
-
-DEFAULT_WEIGHT_FORMAT = "w16"
-"""Layout that float matrices of a checkpoint are converted to, unless another is asked for."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ def load_program(
     families: Sequence[ModuleType] = (),
     heads: str = OFF,
     sidecar: OpenCheckpoint | None = None,
-    drafters: Drafters | None = None,
+    drafters: Drafters = NO_DRAFTERS,
     draft_vocabulary: int = 0,
     ignored_keys: Sequence[str] = (),
     adapters: Sequence[Adapter] = (),
@@ -106,7 +108,7 @@ def load_program(
     families : families of plugins.
     heads : draft head: `off`, `auto` (the file's own), `mtp`, `mimo`; `:post`, `:raw`: its rows.
     sidecar : a file beside the model's that may hold its draft head.
-    drafters : opened files of an EAGLE-3 head, in place of the model's own, and of a block drafter.
+    drafters : opened files of an EAGLE-3 head (`eagle3`) and of a block drafter (`dflash`).
     draft_vocabulary : ids that a draft head looks at (`models.shortlist`); 0 for all.
     ignored_keys : unknown keys to leave out; the program's facts name them.
     adapters : merged into the tensors, in this order; the program's facts name hash and scale.
@@ -120,7 +122,7 @@ def load_program(
     RequestError : a context, or a draft head, that the model does not have.
     """
     if isinstance(checkpoint, SyntheticCheckpoint):
-        how = context, weight_format, heads, drafters or {}, draft_vocabulary, adapters
+        how = context, weight_format, heads, drafters, draft_vocabulary, adapters
         return _load_synthetic(checkpoint, *how)
     check_contract(checkpoint)
     family = family_for(checkpoint, families)
@@ -132,8 +134,7 @@ def load_program(
     plan = find_plan(heads, config.num_hidden_layers, head_tensors.has)
     program = _headed(program, plan, head_tensors, heads, checkpoint)
     tensors = find_tensors(program, checkpoint, family, config)
-    program, weights = with_drafters(program, drafters or {})
-    weights |= _side_weights(program, drafters or {}, weight_format)
+    program, weights = with_drafters(program, drafters, weight_format)
     ordered = _ordered(program, checkpoint, tensors, column_orders, weight_format)
     weights |= read_weights(program, checkpoint, tensors, weight_format, ordered.orders)
     program = with_rule(program, weight_format, checkpoint, tensors)
@@ -197,19 +198,12 @@ def _load_synthetic(
     program = _headed(program, plan, held_by_fixture(checkpoint.name), heads, checkpoint)
     program = with_formula_drafters(program, further)
     weights = synthetic_weights(checkpoint, program, weight_format)
-    program, implied = with_drafters(program, drafters)
-    weights |= implied | _side_weights(program, drafters, weight_format)
+    program, theirs = with_drafters(program, drafters, weight_format)
+    weights |= theirs
     program, weights = with_shortlist(program, weights, draft_vocabulary)
     name = str(program.facts["family"])
     bound = with_layouts(program, weights)
     return LoadedProgram(bound, weights, checkpoint, name, config, {}, module=family)
-
-
-def _side_weights(
-    program: Program, drafters: Drafters, weight_format: str | None
-) -> dict[str, Weight]:
-    forced = weight_format is not None
-    return drafter_weights(program, drafters, weight_format or DEFAULT_WEIGHT_FORMAT, forced)
 
 
 def _headed(

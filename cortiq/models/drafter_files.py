@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from cortiq.errors import FormatError
 from cortiq.ir import Program
@@ -12,18 +13,26 @@ from cortiq.models.head_names import DFLASH, FROM_FILES
 from cortiq.models.names import IGNORED
 from cortiq.models.open_checkpoint import OpenCheckpoint
 from cortiq.models.registry import location_of, said_of
-from cortiq.models.weight_rules import format_of_each
+from cortiq.models.weight_rules import DEFAULT_WEIGHT_FORMAT, format_of_each
 from cortiq.models.weights import matrix_weight, vector_weight
 from cortiq.numerics.layouts import Weight
 
 Drafters = Mapping[str, OpenCheckpoint]
 """Opened files of drafters, by `head_names.FROM_FILES`."""
+NO_DRAFTERS: Drafters = MappingProxyType({})
 MOST_NAMED = 4
 """Tensors that an error names."""
 
 
-def with_drafters(program: Program, drafters: Drafters) -> tuple[Program, dict[str, Weight]]:
-    """Return the program with the drafters' entries, and the weights that their files imply."""
+def with_drafters(
+    program: Program, drafters: Drafters, weight_format: str | None
+) -> tuple[Program, dict[str, Weight]]:
+    """Return the program with the drafters' entries, and their weights.
+
+    Raises
+    ------
+    FormatError : one was made for another model; a weight is missing, misshapen or left over.
+    """
     made = dict[str, Weight]()
     if EAGLE3 in drafters:
         side = drafters[EAGLE3]
@@ -36,7 +45,7 @@ def with_drafters(program: Program, drafters: Drafters) -> tuple[Program, dict[s
         config = dflash.read_drafter(side, program)
         with said_of(side):
             program = dflash.with_drafter(program, config)
-    return program, made
+    return program, made | _weights(program, drafters, weight_format)
 
 
 def with_formula_drafters(program: Program, names: Iterable[str]) -> Program:
@@ -48,21 +57,10 @@ def with_formula_drafters(program: Program, names: Iterable[str]) -> Program:
     return program
 
 
-def drafter_weights(
-    program: Program, drafters: Drafters, rule: str, forced: bool
-) -> dict[str, Weight]:
-    """Return the weights that the drafters' own files hold.
-
-    Parameters
-    ----------
-    rule : format of float matrices; forced : of all matrices.
-
-    Raises
-    ------
-    FormatError : one is missing, has another shape, or is left over.
-    """
+def _weights(program: Program, drafters: Drafters, weight_format: str | None) -> dict[str, Weight]:
+    """Return the weights that the drafters' own files hold."""
     found = dict[str, Weight]()
-    formats = format_of_each(program, rule) if drafters else {}
+    formats = format_of_each(program, weight_format or DEFAULT_WEIGHT_FORMAT) if drafters else {}
     for kind in FROM_FILES:
         if kind not in drafters:
             continue
@@ -74,8 +72,8 @@ def drafter_weights(
         if kind == EAGLE3:
             _check_left(side, {*tensors.values(), *eagle3_files.UNREAD})
         for name, tensor in tensors.items():
-            layout = formats.get(name)
-            found[name] = _weight(side, tensor, program.weights[name].shape, layout, forced)
+            shape, forced = program.weights[name].shape, weight_format is not None
+            found[name] = _weight(side, tensor, shape, formats.get(name), forced)
     return found
 
 

@@ -18,7 +18,7 @@ from cortiq.errors import UnsupportedError
 from cortiq.ir import Builder, Graph, Program, Value, ops
 from cortiq.ir.heads import CHAIN, EAGLE3, KEPT_ROWS, DraftHead
 from cortiq.ir.layers import Embedding, GatedMLP, Linear, Residual, RMSNorm
-from cortiq.models.eagle3_files import PREFIX, Config, Eagle3Head
+from cortiq.models.eagle3_files import PREFIX, Config, EagleHead
 from cortiq.models.heads import keep, recall, resume, trunk_logits
 from cortiq.models.parts import MLP, activation, named
 from cortiq.models.rope import rope_table
@@ -27,7 +27,7 @@ FUSED, INDEX = f"{PREFIX}fused", f"{PREFIX}index"
 """The trunk's value that the head takes; the weight that places its scores."""
 
 
-def synthetic_head(program: Program) -> Eagle3Head:
+def synthetic_head(program: Program) -> EagleHead:
     """Return a formula head as wide as its model, which scores all tokens."""
     facts = program.facts
     config = Config(
@@ -38,12 +38,11 @@ def synthetic_head(program: Program) -> Eagle3Head:
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
     )  # fmt: skip
     last = facts["layers"] - 1
-    return Eagle3Head(
-        config, ("layers.0.out", f"layers.{last // 2}.out", f"layers.{last}.out"), False
-    )
+    taps = tuple(f"layers.{n}.out" for n in (0, last // 2, last))
+    return EagleHead(config, taps, own_table=False)
 
 
-def with_head(program: Program, head: Eagle3Head) -> Program:
+def with_head(program: Program, head: EagleHead) -> Program:
     """Return the program with the head's entry, and a trunk that keeps what it takes.
 
     Raises
@@ -74,7 +73,7 @@ class _Entry:
     """Writes the head's entry graph."""
 
     b: Builder
-    head: Eagle3Head
+    head: EagleHead
     rope: Any
 
     def write(self, trunk: Graph) -> None:

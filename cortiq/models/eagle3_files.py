@@ -82,7 +82,7 @@ class Config(BaseConfig):
 
 
 @dataclass(frozen=True)
-class Eagle3Head:
+class EagleHead:
     """A head that fits a trunk.
 
     Attributes
@@ -116,7 +116,7 @@ def tensor_name(name: str, side: OpenCheckpoint) -> str:
     return next((known for known in (name, old, f"model.{name}") if known in side), name)
 
 
-def read_head(side: OpenCheckpoint, program: Program) -> Eagle3Head:
+def read_head(side: OpenCheckpoint, program: Program) -> EagleHead:
     """Read a head's configuration, and check that it fits a trunk.
 
     Raises
@@ -147,7 +147,7 @@ def read_head(side: OpenCheckpoint, program: Program) -> Eagle3Head:
     if not own_table and config.hidden_size != facts["width"]:
         raise FormatError("lacks embed_tokens.weight: the model's has another width", where=where)
     places = _places(side, config, scored, where)
-    return Eagle3Head(config, _taps(config, program, where), own_table, own_scores, places)
+    return EagleHead(config, _taps(config, program, where), own_table, own_scores, places)
 
 
 def _config(side: OpenCheckpoint, where: str) -> Config:

@@ -191,8 +191,8 @@ def _vector(
     lists = next((n.op for n in users if isinstance(n.op, KeepListed)), None)
     if lists is not None:  # neighbouring experts, other ones for every token
         first = np.arange(lists.vocab)[:, None] * lists.listed + checkpoint.seed % lists.experts
-        chosen = (first + np.arange(lists.listed)) % lists.experts
-        return Weight.from_floats(chosen.astype(np.float32))
+        indices = (first + np.arange(lists.listed)) % lists.experts
+        return Weight.from_floats(indices.astype(np.float32))
     if len(shape) > 1:
         return synthetic_weight("f32", name, checkpoint.seed, (prod(shape[:-1]), shape[-1]))
     factors = ("RMSNorm", "LayerNorm", "Gain", "ExpertGain")

@@ -13,6 +13,8 @@ from cortiq.models.weights import FLOAT_TARGET
 from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq.numerics.layouts import LAYOUTS
 
+DEFAULT_WEIGHT_FORMAT = "w16"
+"""Layout that float matrices of a checkpoint are converted to, unless another is asked for."""
 MATRIX_OPERATORS = frozenset({"EmbedRows", "MatMul", "HeadMatMul", "ExpertMatMul"})
 """Primitives whose weights are matrices; every other weight stays float32."""
 WEIGHT_RULE = "weight_rule"

@@ -318,11 +318,10 @@ def test_lists_name_drafters_and_what_they_must_be_loaded_with():
     assert heads_of("auto,dflash:x") == "auto,dflash:x" and heads_of("auto,mtp") == "mtp"
     assert list(find_kinds("mtp, lookup,mtp")) == ["mtp", "lookup"]
     assert heads_of("lookup,model:y") is None and heads_of("auto") == "auto"
-    assert split_heads_option("auto,dflash:/a,b") == ("auto", "/a,b")
-    assert split_heads_option("dflash:p") == ("off", "p") and split_heads_option("mtp:raw") == (
-        "mtp:raw",
-        None,
-    )
+    assert heads_of("eagle3:e,dflash:x") == heads_of("dflash:x,eagle3:e") == "eagle3:e,dflash:x"
+    assert split_heads_option("auto,dflash:/a,b") == ("auto", {"dflash": "/a,b"})
+    assert split_heads_option("dflash:p") == ("off", {"dflash": "p"})
+    assert split_heads_option("mtp:raw") == ("mtp:raw", {})
     for draft, sentence in (
         ("mtp,nothing", "no drafter 'nothing'"),
         ("mtp,dflash", "takes an"),
@@ -330,6 +329,7 @@ def test_lists_name_drafters_and_what_they_must_be_loaded_with():
         ("auto:3", "auto takes no argument"),
         ("dflash:x,dflash:y", "dflash:x and dflash:y are two drafters of one kind"),
         ("mtp,mimo", "one draft head, not with mtp and mimo"),
+        ("mtp,eagle3:x", "one draft head, not with mtp and eagle3"),
     ):
         with pytest.raises(RequestError, match=sentence):
             heads_of(draft)
