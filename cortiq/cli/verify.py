@@ -38,7 +38,9 @@ NOT_IDENTICAL = 1
     help="An image that the receipt is about; repeated in their order.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@options_of(LoadOptions, without=("context", "weight_format", "heads", "draft_vocabulary"))
+@options_of(
+    LoadOptions, without=("context", "weight_format", "heads", "draft_vocabulary", "images")
+)
 @click.pass_context
 def verify(
     ctx: click.Context,

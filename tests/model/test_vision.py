@@ -430,3 +430,36 @@ def test_a_text_has_the_same_bits_whether_the_model_sees(written):
             rows = model.logits("hello").tobytes(), model.embed("hello").tobytes()
             found.append((made.digest, model.fingerprint, repr(score), repr(likely), *rows))
     assert found[0] == found[1]
+
+
+def test_the_command_line_generates_and_verifies_with_an_image(written, tmp_path):
+    from click.testing import CliRunner
+
+    from cortiq.cli.main import cli
+
+    name, folder, _ = written
+    if name != "gemma3":
+        pytest.skip("the commands know no families")
+    Image.fromarray(drawn((40, 70))).save(tmp_path / "a.png")
+    Image.fromarray(drawn((40, 70), seed=1)).save(tmp_path / "b.png")
+    image, receipt = str(tmp_path / "a.png"), str(tmp_path / "r.json")
+    model = [str(folder), "--backend", "cpu", "--threads", "1"]
+
+    def run(*arguments):
+        done = CliRunner().invoke(cli, [*arguments])
+        return done.exit_code, done.output, done.exception
+
+    options = ["--temperature", "0", "-n", "4", "--ignore-eos"]
+    code, output, _ = run(
+        "generate", *model, "--image", image, "--chat", "-p", "what?", *options,
+        "--receipt", receipt, "--json",
+    )  # fmt: skip
+    assert code == 0
+    content = [{"image": image}, {"type": "text", "text": "what?"}]
+    with cortiq.load(folder, images=True, backend="cpu", threads=1) as opened:
+        made = opened.chat([{"role": "user", "content": content}], max_tokens=4, **EXACT)
+    assert json.loads(output)["digest"] == made.digest
+    assert run("verify", receipt, *model, "--image", image)[0] == 0
+    assert run("verify", receipt, *model, "--image", str(tmp_path / "b.png"))[0] == 1
+    _, _, error = run("verify", receipt, *model)
+    assert isinstance(error, RequestError) and "about 1 images" in str(error)
