@@ -171,7 +171,7 @@ def read_adapter(value: Any, where: str) -> tuple[str, float]:
         raise FormatError(f"must be [hash, scale], not {shown(value)}", where=where)
     if not math.isfinite(value[1]):
         raise FormatError(f"has the scale {value[1]}", where=where)
-    return _hex(64)(value[0], where), value[1]
+    return _hex(64)(value[0], where), float(value[1])
 
 
 def _pair(value: Any, where: str) -> tuple[int, float]:
