@@ -349,8 +349,8 @@ def scripted(writer, pieces, finish="stop", splitter=None, **details):
     served = SimpleNamespace(name="m", fingerprint="c1-x")
     params = SimpleNamespace(options=GenerateOptions(max_tokens=9), top_logprobs=None)
     parsed = SimpleNamespace(
-        served=served, params=params, prompt_tokens=5, tokenizer=byte_tokenizer(258), model_name="m",
-        splitter=lambda: splitter,
+        served=served, params=params, prompt_tokens=5, tokenizer=byte_tokenizer(258),
+        model_name="m", splitter=lambda: splitter,
     )  # fmt: skip
     stats = Statistics(prompt_tokens=5, generated_tokens=7, reused_tokens=2)
     output = SimpleNamespace(matched_stop=None)
