@@ -33,7 +33,7 @@ DRAW = {
     "logit_bias": {"3": 1, "4": 2}, "stream": True, "ignore_eos": False, "user": "u",
     "loop_tokens": 96,
     "stream_options": {"include_usage": True, "include_obfuscation": False}, "receipt": False,
-    "return_token_ids": False, "priority": 1,
+    "return_token_ids": False, "priority": 1, "lora": None,
 }  # fmt: skip
 REQUESTS = {
     "chat": {
