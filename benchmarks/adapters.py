@@ -73,8 +73,9 @@ def main() -> None:
                 times[turn % 2 == 1].append(spent)
     plain, varied = (statistics.median(times[kind]) for kind in (False, True))
     size = sum(weight.nbytes for weight in made.values()) / 2**20
-    print(f"{given.targets}: {size:.0f} MiB of banks; a step without adapters {1e3 * plain:.1f} ms,")
-    print(f"with {given.requests} {1e3 * varied:.1f} ms: {100 * (varied / plain - 1):+.0f}%")
+    print(f"{given.targets}: {size:.0f} MiB of banks")
+    print(f"without adapters {1e3 * plain:.1f} ms a step, with {given.requests} of them", end=" ")
+    print(f"{1e3 * varied:.1f} ms: {100 * (varied / plain - 1):+.0f}%")
 
 
 if __name__ == "__main__":

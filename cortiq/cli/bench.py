@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cortiq.cli.flags import grouped_command, options_of
+from cortiq.cli.flags import ADAPTERS, grouped_command, options_of
 from cortiq.cli.generate import with_draft_heads
 from cortiq.cli.inputs import MODEL
 from cortiq.cli.render import echo, note, print_json, print_table, progress_bar
@@ -46,7 +46,7 @@ PEERS = ("llama.cpp", "engine")
 )
 @click.option("--profile", is_flag=True, help="Show each op's time and its bound.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@options_of(LoadOptions)
+@options_of(LoadOptions, without=ADAPTERS)
 def bench(
     model: str,
     against: str | None,

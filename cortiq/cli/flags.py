@@ -49,6 +49,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 PER_TOKEN = ("trace", "confidence", "calibration")
 """Options of what is kept about every token, which only `generate --json` prints."""
+ADAPTERS = ("adapters", "adapter_memory")
+"""Options of adapters that requests choose, which other commands than those that generate lack."""
 HEADINGS = {
     "GenerateOptions": "Generation", "LoadOptions": "Loading", "ServeOptions": "Server",
     "ScoreOptions": "Scoring",

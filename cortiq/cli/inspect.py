@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cortiq.cli.flags import grouped_command, options_of
+from cortiq.cli.flags import ADAPTERS, grouped_command, options_of
 from cortiq.cli.inputs import MODEL
 from cortiq.cli.render import byte_count, echo, note, print_table, progress_bar
 from cortiq.errors import FormatError, RequestError
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     "--html", metavar="FILE", type=click.Path(dir_okay=False),
     help="Draw the graph, the geometry and the bytes by format, as a page of one file.",
 )  # fmt: skip
-@options_of(LoadOptions)
+@options_of(LoadOptions, without=ADAPTERS)
 def inspect(
     model: str | None, families: bool, full: bool, check: bool, html: str | None, **options: Any
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from cortiq.cli.flags import options_of
+from cortiq.cli.flags import ADAPTERS, options_of
 from cortiq.cli.generate import load_model, read_prompt
 from cortiq.cli.inputs import MODEL
 from cortiq.cli.render import echo, print_json
@@ -26,7 +26,7 @@ def prefix() -> None:
 @click.argument("file")
 @click.option("-p", "--prompt", metavar="TEXT", help="The text; - reads stdin.")
 @click.option("--ids", metavar="ID,ID,...", help="Token ids instead of a text.")
-@options_of(LoadOptions)
+@options_of(LoadOptions, without=ADAPTERS)
 def save(model: str, file: str, prompt: str | None, ids: str | None, **options: Any) -> None:
     """Compute a text's rows and write them to FILE."""
     given = read_prompt(prompt, ids)
@@ -40,7 +40,7 @@ def save(model: str, file: str, prompt: str | None, ids: str | None, **options: 
 @click.argument("file")
 @click.option("--check", is_flag=True, help="Recompute it and compare every bit.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, every id in it.")
-@options_of(LoadOptions)
+@options_of(LoadOptions, without=ADAPTERS)
 def load(model: str, file: str, check: bool, as_json: bool, **options: Any) -> None:
     """Check that FILE can be continued from: the model, the contract, every value, this backend.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from cortiq.cli.flags import grouped_command, options_of
+from cortiq.cli.flags import ADAPTERS, grouped_command, options_of
 from cortiq.cli.generate import load_model
 from cortiq.cli.inputs import MODEL, read_text
 from cortiq.cli.render import counted, echo, print_json, progress_bar
@@ -18,7 +18,7 @@ from cortiq.options import LoadOptions, ScoreOptions, resolve, select
 @click.argument("model", type=MODEL)
 @click.argument("file")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, every token in it.")
-@options_of(ScoreOptions, LoadOptions)
+@options_of(ScoreOptions, LoadOptions, without=ADAPTERS)
 def score(model: str, file: str, as_json: bool, **options: Any) -> None:
     """Score a text: perplexity, with its standard error.
 

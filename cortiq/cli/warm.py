@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cortiq.cli.flags import grouped_command, options_of
+from cortiq.cli.flags import ADAPTERS, grouped_command, options_of
 from cortiq.cli.generate import load_model
 from cortiq.cli.inputs import MODEL
 from cortiq.cli.render import echo, progress_bar
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @grouped_command()
 @click.argument("name", metavar="MODEL", type=MODEL)
-@options_of(LoadOptions)
+@options_of(LoadOptions, without=ADAPTERS)
 def warm(name: str, **options: Any) -> None:
     """Compile ahead what a backend compiles to serve a model.
 
