@@ -204,7 +204,9 @@ def _error_text(error: CortiqError) -> str:
     text = str(error)
     option = error.option if isinstance(error, OptionError) else error.where
     if isinstance(error, RequestError) and option in _options():
-        text = text.replace(option, "--" + option.replace("_", "-"), 1)
+        from cortiq.options import flag
+
+        text = text.replace(option, flag(option), 1)
     if os.environ.get(TRACEBACK_VARIABLE):
         return f"{text}\n{''.join(traceback.format_exception(error))}".rstrip()
     if error.__cause__ is not None and isinstance(error, BackendError):
