@@ -39,7 +39,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq": 720,
     "cortiq/backend": 5350,
     "cortiq/bench": 540,
-    "cortiq/cli": 2700,
+    "cortiq/cli": 2710,
     "cortiq/convert": 1720,
     "cortiq/dialects": 1050,
     "cortiq/domains": 270,
