@@ -73,7 +73,9 @@ def fed(executable: Executable, state: State, size: int, start: int = 0) -> Answ
             for a in completed(executable, prompt(state, at, min(at + size, LENGTH)))]  # fmt: skip
 
 
-@pytest.mark.parametrize(("whole", "size"), [(60, 1), (0, 7), (0, 64)])
+@pytest.mark.parametrize(
+    ("whole", "size"), [(60, 1), pytest.param(0, 7, marks=pytest.mark.slow), (0, 64)]
+)
 def test_in_chunks(real, whole, size):
     """After `whole` rows in one chunk: row by row across the border of a tile, at 64."""
     state = real.executable.open(LENGTH)

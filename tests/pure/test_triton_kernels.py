@@ -105,10 +105,16 @@ def product(tuning, weight, x, faults):
         use_tuning(before)
 
 
+OTHERS = ("w16", "Q3_K", "Q5_0", "Q5_K", "e4m3b32", "nf4b32")
+
+
 @pytest.mark.parametrize(
     "layout",
-    ["w8", "w16", "Q4_1", "Q3_K", "Q4_K", "Q5_0", "Q5_K", "Q6_K", "e2m1b16", "e4m3b32", "nf4b32"],
-)
+    [
+        "w8", "Q4_1", "Q4_K", "Q6_K", "e2m1b16",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS),
+    ],
+)  # fmt: skip
 def test_no_tiling_changes_a_bit(layout):
     columns = 2304 if layout.endswith("_K") else 2336
     weight = synthetic_weight(layout, "weight", 1, (16, columns))
