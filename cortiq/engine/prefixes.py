@@ -138,8 +138,8 @@ class PrefixCache:
             if nearest is not None and nearest.value is not None:
                 yield _Candidate(min(shared, most), nearest.depth <= most, nearest.value)
         for other in running:
-            alike = other.request.embeddings is None and key_of(other.request.overlay) == overlay
-            if other.state is not None and alike:
+            alike = key_of(other.request.overlay) == overlay
+            if alike and other.state is not None and other.request.embeddings is None:
                 shared = min(common_prefix_length(other.keys, ids), other.fed, most)
                 if not self._bounded or shared == other.fed:
                     yield _Candidate(shared, shared == other.fed, running=other)

@@ -27,6 +27,7 @@ def events(made, include_usage=False):
     served = SimpleNamespace(name="m", fingerprint="c1-x")
     asked = SimpleNamespace(
         served=served,
+        model_name="m",
         params=params,
         requests=made.requests,
         echo=(),
@@ -61,7 +62,9 @@ def test_the_log_has_the_error_of_a_stream():
     params = SimpleNamespace(n=1, top_logprobs=None, include_usage=False, token_ids=False)
     made = job(ChoiceUpdate(0, error=BackendError("the device is gone")))
     served = SimpleNamespace(name="m", fingerprint="c1-x")
-    asked = SimpleNamespace(served=served, params=params, requests=made.requests, echo=())
+    asked = SimpleNamespace(
+        served=served, model_name="m", params=params, requests=made.requests, echo=()
+    )
     stream = AnswerStream(made, text_writer(asked, made), 1, print)
     scope = {"state": {"facts": {}}}
 

@@ -100,7 +100,7 @@ def test_log_probabilities_that_are_kept(given, kept):
 
 
 def test_a_field_nobody_read_is_refused_by_its_name_and_the_nearest():
-    fields = Fields({"model": "m", "top_logprob": 1, "user": "no effect"})
+    fields = Fields({"top_logprob": 1, "user": "no effect"})
     read_params(fields, chat_logprobs(fields), 7)
     with pytest.raises(ApiError, match="Did you mean 'top_logprobs'") as caught:
         fields.close()
