@@ -30,7 +30,7 @@ MEMBERS, RANKS = 4, (3, 16, 5)
 NUMBERS = (2, 0, 1, 2, 3)
 """Overlays of the streams, whose prompts repeat."""
 WANTS: dict[int, Want] = {3: Argmax(), 4: Draw(CHAINS["every filter"])}
-"""How tokens are chosen, by level."""
+"""The want that chooses tokens, by level."""
 NAMES = ("tiny-llama", "tiny-lfm2", "tiny-gemma3")
 
 

@@ -19,7 +19,7 @@ from cortiq.numerics.contract import F32
 from cortiq.numerics.layouts import Weight
 
 PREFIX = f"{EAGLE3}."
-"""What stands before its tensors' names in a program."""
+"""The beginning of its weights' names in a program."""
 TAPS = "eagle_aux_hidden_state_layer_ids"
 LAYER, OLD_LAYER = "layers.0.", "midlayer."
 """The beginning of its layer's names, and that in the folders of EAGLE's authors."""

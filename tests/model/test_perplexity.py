@@ -73,7 +73,7 @@ BY_LLAMA_CPP = {
     ("gemma3", "w4"): 21.9372,
     ("gemma3", "w4-5"): 19.3150,
 }
-"""The same layouts with the codes that llama.cpp's search finds: `q4_k` and `q4_k-5` of
+"""Layouts with the codes that llama.cpp's search finds: `q4_k` and `q4_k-5` of
 `benchmarks/weight_formats.py`."""
 
 

@@ -79,7 +79,7 @@ PARTS = {
 
 
 def made_by_transformers(given):
-    """The same model of transformers without any memory."""
+    """Make the model of transformers without any memory."""
     values = {key: value for key, value in given.items() if key not in ("model_type", "vocab_size")}
     if "text_config" not in given:
         text = {

@@ -60,7 +60,7 @@ def sight_of(folder, weight_format="f32"):
 
 
 def processed(name, folder, images):
-    """What transformers' processor makes of images."""
+    """Run the processor of transformers on images."""
     rules = json.loads((folder / "preprocessor_config.json").read_text())
     rules = {key: value for key, value in rules.items() if key != "image_processor_type"}
     kind = {"gemma3": Gemma3ImageProcessorPil, "qwen2_vl": Qwen2VLImageProcessorPil}

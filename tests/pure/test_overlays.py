@@ -209,7 +209,7 @@ def test_a_number_without_an_overlay_is_refused(folders):
 
 
 def test_a_chain_says_that_it_computes_none(folders):
-    """What several backends compute together takes no adapter, and goes on without."""
+    """A chain of several backends takes no adapter, and goes on without."""
     source = open_source(NAME, LoadOptions(context=64))
     options = cortiq.backend.CompileOptions()
     backend = ReferenceBackend()

@@ -43,7 +43,7 @@ def source() -> ModelSource:
 
 @pytest.fixture(scope="module")
 def expected(source: ModelSource) -> list[list[Any]]:
-    """What each sequence's rows bring on one device."""
+    """Compute each sequence on one device; the rows of each."""
     one = place(CPU, source.program, source.weights, CompileOptions(threads=1))
     return [_fed(one, {0: one.open(64)}, [(0, ids, 0)])[0] for ids in IDS]
 

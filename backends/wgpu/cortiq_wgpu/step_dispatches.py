@@ -86,20 +86,24 @@ def _heads_beside(op: ops.Attend, channels: int) -> int:
     return max(n for n in range(1, 5) if group % n == 0 and (n == 1 or n * channels <= 8))
 
 
-def _choose(binder: DispatchBinder, step: LoweredStep) -> list[Dispatch]:
+def _choice(binder: DispatchBinder, step: LoweredStep) -> dict[str, int]:
+    """Return the parameters that choices of blocks and of keys share."""
     key, op = binder.record(step.inputs[0]), step.op
-    values = {
+    return {
         "q": key["at"],
         "key_size": key["size"],
         "key_units": key["units"],
         "key_words": -(-op.key_dim // 4),
         "heads": op.heads,
         "group": binder.page_group(step),
-        "block": op.block,
         "top": op.top,
-        "local": op.local,
         "out": binder.at(step.outputs[0]),
     }
+
+
+def _choose(binder: DispatchBinder, step: LoweredStep) -> list[Dispatch]:
+    op = step.op
+    values = {**_choice(binder, step), "block": op.block, "local": op.local}
     text = staged((stage("blocks"),), binder.dot)
     assert step.node is not None
     pool = step.node.slots["kv"]
@@ -110,20 +114,9 @@ def _choose(binder: DispatchBinder, step: LoweredStep) -> list[Dispatch]:
 
 
 def _choose_keys(binder: DispatchBinder, step: LoweredStep) -> list[Dispatch]:
-    key, op = binder.record(step.inputs[0]), step.op
-    values = {
-        "q": key["at"],
-        "key_size": key["size"],
-        "key_units": key["units"],
-        "key_words": -(-op.key_dim // 4),
-        "heads": op.heads,
-        "levels": max(1, (op.heads - 1).bit_length()),
-        "weights": binder.at(step.inputs[2]),
-        "group": binder.page_group(step),
-        "every": op.every,
-        "top": op.top,
-        "out": binder.at(step.outputs[0]),
-    }
+    op = step.op
+    levels, weights = max(1, (op.heads - 1).bit_length()), binder.at(step.inputs[2])
+    values = {**_choice(binder, step), "levels": levels, "weights": weights, "every": op.every}
     assert step.node is not None
     text = staged((stage("keys"),), binder.dot)
     return [Dispatch(text, (values,), Grid(), step.tail, pool=step.node.slots["kv"])]
@@ -133,7 +126,7 @@ KEPT_ROW = """let gate = i - $half;
     if (i < $half) { x[$out + row * $n + i] = x[$x + row * $half + i]; continue; }
     let bias = from_bits(w[$bias + about(row, 1u) % $rate * $half + gate]);
     x[$out + row * $n + i] = canonical(add(from_bits(x[$z + row * $half + gate]), bias), row);"""
-"""What a ring keeps of a row: the row, and its gates with the bias of its place in the window."""
+"""A row, and its gates with the bias of its place in the window, as a ring keeps them."""
 
 
 def _compress(binder: DispatchBinder, step: LoweredStep) -> list[Dispatch]:

@@ -48,3 +48,21 @@ fn order_of(bits: u32) -> u32 {
 fn bits_of(order: u32) -> u32 {
   return select(~order, order & 0x7fffffffu, (order & 0x80000000u) != 0u);
 }
+
+// A quantised row times a key in the pages, the exact integer rounded once; of each the high and then
+// the low plane, the row's `units` times 16 codes wide, the key's `words` times 4.
+fn row_times_key(record: u32, keys: u32, words: u32, units: u32) -> f32 {
+  var high = 0;
+  var middle = 0;
+  var low = 0;
+  for (var i = 0u; i < words; i++) {
+    let qh = q[record + i];
+    let ql = q[record + units * 4u + i];
+    let kh = atomicLoad(&pool[keys + i * 64u]);
+    let kl = atomicLoad(&pool[keys + (words + i) * 64u]);
+    high += dot4(qh, kh);
+    middle += dot4(qh, kl) + dot4(ql, kh);
+    low += dot4(ql, kl);
+  }
+  return round_three_planes(high, middle, low);
+}

@@ -1,23 +1,6 @@
 // The blocks of keys that a head of a query scores best: scores of all blocks to scratch, then
 // `top` of them, the last `local` first, the lower index on equality; listed in ascending order.
 
-fn score_of(record: u32, keys: u32) -> f32 {
-  let words = $key_words;
-  var high = 0;
-  var middle = 0;
-  var low = 0;
-  for (var i = 0u; i < words; i++) {
-    let qh = q[record + i];
-    let ql = q[record + $key_units * 4u + i];
-    let kh = atomicLoad(&pool[keys + i * 64u]);
-    let kl = atomicLoad(&pool[keys + (words + i) * 64u]);
-    high += dot4(qh, kh);
-    middle += dot4(qh, kl) + dot4(ql, kh);
-    low += dot4(ql, kl);
-  }
-  return round_three_planes(high, middle, low);
-}
-
 fn best_of(row: u32, record: u32, block: u32, last: u32) -> u32 {
   let pages = pages_of(row, $group);
   let size = 128u * $key_words + 128u;
@@ -26,7 +9,7 @@ fn best_of(row: u32, record: u32, block: u32, last: u32) -> u32 {
   for (var key = block * $block; key < min(block * $block + $block, last); key++) {
     let base = m[pages + key / 64u] * size;
     let exponent = bitcast<i32>(atomicLoad(&pool[base + size - 128u + key % 64u]));
-    let score = multiply(score_of(record, base + key % 64u), exp2_int(e + exponent));
+    let score = multiply(row_times_key(record, base + key % 64u, $key_words, $key_units), exp2_int(e + exponent));
     // A score too small for a device that flushes is compared as the zero it becomes elsewhere.
     best = max(best, order_of(bitcast<u32>(score)));
   }

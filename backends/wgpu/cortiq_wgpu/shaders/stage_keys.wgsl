@@ -1,27 +1,10 @@
 // The keys that a query scores best, by the sum over its heads; of keys that close a window of
 // `every` rows. Scores of all to scratch, then the `top` largest, the lower position on equality.
 
-fn score_of(record: u32, keys: u32) -> f32 {
-  let words = $key_words;
-  var high = 0;
-  var middle = 0;
-  var low = 0;
-  for (var i = 0u; i < words; i++) {
-    let qh = q[record + i];
-    let ql = q[record + $key_units * 4u + i];
-    let kh = atomicLoad(&pool[keys + i * 64u]);
-    let kl = atomicLoad(&pool[keys + (words + i) * 64u]);
-    high += dot4(qh, kh);
-    middle += dot4(qh, kl) + dot4(ql, kh);
-    low += dot4(ql, kl);
-  }
-  return round_three_planes(high, middle, low);
-}
-
 fn of_head(row: u32, head: u32, keys: u32, exponent: i32) -> f32 {
   let record = $q + (row * $heads + head) * $key_size;
   let e = bitcast<i32>(q[record + $key_size - 4u]);
-  let score = multiply(score_of(record, keys), exp2_int(e + exponent));
+  let score = multiply(row_times_key(record, keys, $key_words, $key_units), exp2_int(e + exponent));
   let positive = select(0.0, min(score, 1125899906842624.0), score >= from_bits(SMALLEST_BITS));
   return multiply(from_bits(x[$weights + row * $heads + head]), positive);
 }
