@@ -69,6 +69,11 @@ class VariedPlans(Generic[P]):
         """Wait for what is under way."""
         return
 
+    @property
+    def takes_overlays(self) -> bool:
+        """Whether it can `vary`."""
+        return type(self).varied_plans is not VariedPlans.varied_plans
+
     def vary(self, program: Program | None, weights: Mapping[str, Weight]) -> None:
         """Take a program with overlays in place of the one before; None has none any more."""
         self.settle()

@@ -161,6 +161,11 @@ class OptionalCapabilities:
         """Names and texts for receipts: the driver, libraries, kernels (docs/receipts.md)."""
         return {}
 
+    @property
+    def takes_overlays(self) -> bool:
+        """Whether it can `vary`."""
+        return False
+
     def vary(self, program: Program | None, weights: Mapping[str, Weight]) -> None:
         """Take a program with overlays (`cortiq.ir.overlays`) in place of the one before; None has
         none any more. Rows that choose one are computed by it, over the sequences that are there.
@@ -221,6 +226,10 @@ class Executable(Protocol):
         """See `OptionalCapabilities`."""
 
     def late_masks(self, batch: Batch) -> bool:
+        """See `OptionalCapabilities`."""
+
+    @property
+    def takes_overlays(self) -> bool:
         """See `OptionalCapabilities`."""
 
     def vary(self, program: Program | None, weights: Mapping[str, Weight]) -> None:

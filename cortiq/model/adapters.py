@@ -77,7 +77,7 @@ class Adapters:
         self._lock = threading.RLock()
         self._names: dict[str, tuple[ChosenOverlay, LoadedAdapter]] = {}
         self._held: list[_Held | None] = []
-        self._current: list[Overlay | None] = []
+        self._current: list[Overlay | None] | None = []
 
     def __contains__(self, name: object) -> bool:
         return name in self._names
@@ -101,6 +101,9 @@ class Adapters:
             raise RequestError(what, where="adapter", hint="--adapter NAME=PATH")
         if self._source.loaded is None:
             raise RequestError("this model takes no adapters", where="adapter")
+        if not self._executable.takes_overlays:
+            what = "the backend, or several devices, compute no adapter chosen by request"
+            raise RequestError(what, where="adapter", hint="merge it into the model: --lora PATH")
         self._check_new(name)
         adapter = open_lora(path, progress)
         try:
@@ -207,11 +210,15 @@ class Adapters:
                 self._sync(overlays)
 
     def _sync(self, overlays: list[Overlay | None]) -> None:
-        same = len(overlays) == len(self._current) and all(
-            one is other for one, other in zip(overlays, self._current, strict=True)
+        current = self._current
+        same = (
+            current is not None
+            and len(overlays) == len(current)
+            and all(one is other for one, other in zip(overlays, current, strict=True))
         )
         if same:
             return
+        self._current = None  # what is there if this fails is not known
         with attributed_to(backend_names(self._executable)):
             if not any(overlays):
                 self._executable.vary(None, {})

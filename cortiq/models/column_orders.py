@@ -68,6 +68,17 @@ def _order(checkpoint: OpenCheckpoint, pieces: Sequence[TensorSlice]) -> list[Co
     return orders
 
 
+def orders_of(program: Program) -> dict[str, ColumnOrder]:
+    """Return the order of columns of each weight whose rows are permuted before its product."""
+    found = dict[str, ColumnOrder]()
+    for graph in program.graphs.values():
+        made = {n.outputs[0]: n.op.order for n in graph.nodes if isinstance(n.op, ops.Permute)}
+        for node in graph.nodes:
+            if node.inputs and node.inputs[0] in made:
+                found |= dict.fromkeys(node.weights.values(), made[node.inputs[0]])
+    return found
+
+
 def in_order(tensor: Any) -> Any:
     """Return a tensor with its columns in its order."""
     ordered = tensor.ordered

@@ -21,6 +21,7 @@ from cortiq.ir import Program
 from cortiq.ir.overlays import BANK_LAYOUT, changeable
 from cortiq.models.adapters import Factors, WithAdapters, doubles
 from cortiq.models.bind import LoadedProgram
+from cortiq.models.column_orders import orders_of
 from cortiq.models.exact_products import row_sums
 from cortiq.models.overlay_banks import Key, Overlay, OverlayPart
 from cortiq.models.tensor_pieces import TensorSlice
@@ -107,6 +108,7 @@ class _AdapterReader:
 
     def __post_init__(self) -> None:
         self.places: dict[str, list[_Place]] = {}
+        self.orders = orders_of(self.loaded.program)
         specs = self.loaded.program.weights
         for name, spec in specs.items():
             pieces = self.loaded.pieces.get(name) or [TensorSlice(name, spec.shape)]
@@ -140,7 +142,7 @@ class _AdapterReader:
         """Return both factors for a weight that is some rows of a tensor."""
         piece, where = place.piece, f"{self.adapter.path}: {place.weight}"
         cut = slice(piece.start, piece.stop)
-        a, b = factors.a[0], factors.b[0][cut] * factors.scale
+        a, b = self._ordered(place, factors.a[0]), factors.b[0][cut] * factors.scale
         if change.is_table:
             if change.magnitude:
                 what = f"changes the lengths of {place.weight}, a table"
@@ -151,6 +153,11 @@ class _AdapterReader:
         if factors.magnitude is not None:
             gain = self._gain(place, a, b, factors.magnitude[cut])
         return OverlayPart(_matrix(a, where), _matrix(b, where), gain=gain)
+
+    def _ordered(self, place: _Place, columns: Any) -> Any:
+        """Return what has a matrix's columns in the order of the rows that it multiplies."""
+        order = self.orders.get(place.weight)
+        return columns if order is None else columns[..., order.columns]
 
     def _gain(self, place: _Place, a: Any, b: Any, magnitude: Any) -> Floats:
         """Return DoRA's lengths over those of the changed rows, which are of the loaded weight."""
@@ -177,7 +184,8 @@ class _AdapterReader:
                 raise FormatError(what, where=str(self.adapter.path), hint=hint)
             where = f"{self.adapter.path}: {place.weight}"
             if vector.is_input:
-                yield (place.weight, False), OverlayPart(before=_vector(scale, where))
+                before = _vector(self._ordered(place, scale), where)
+                yield (place.weight, False), OverlayPart(before=before)
                 continue
             turned = scale if rows is None else scale[rows]
             cut = turned[place.piece.start : place.piece.stop]

@@ -60,7 +60,8 @@ def adapter_of(served: ServedModel, fields: Fields) -> str | None:
     """
     asked, lora = fields.text("model") or "", fields.text("lora")
     base, _, name = asked.rpartition(SEPARATOR)
-    named = name if base == served.name else asked if asked in served.model.adapters else None
+    alone = asked != served.name and asked in served.model.adapters
+    named = name if base == served.name else asked if alone else None
     if named is not None and lora not in (None, named):
         raise invalid("'lora' and 'model' name two adapters.", "lora")
     chosen = lora or named

@@ -46,7 +46,7 @@ class OllamaApi:
     async def generate(self, request: HttpRequest) -> Response:
         """Handle `POST /api/generate`."""
         fields = await self._ollama_body(request)
-        served = await self._held(request, fields)
+        served = await self._held(request, fields, adapters=True)
         chats = served.model.tokenizer.chat_template() is not None
         made = ollama_request.generate_request(fields, chats=chats)
         if not fields.values.get("prompt"):
@@ -56,7 +56,8 @@ class OllamaApi:
     async def _ollama(
         self, request: HttpRequest, fields: OllamaFields, made: dict[str, Any], *, chat: bool
     ) -> Response:
-        served = await self._held(request, fields)
+        served = await self._held(request, fields, adapters=True)
+        made["model"] = model_name(fields)
         tokens = self.service.options.answer_tokens
 
         def parse() -> ParsedRequest:
@@ -97,10 +98,12 @@ class OllamaApi:
         fields.close()
         return JSONResponse(show_object(await self._held(request, fields)))
 
-    async def _held(self, request: HttpRequest, fields: OllamaFields) -> ServedModel:
+    async def _held(
+        self, request: HttpRequest, fields: OllamaFields, adapters: bool = False
+    ) -> ServedModel:
         """Return the loaded model of a request, and note how long it is to stay."""
         keep = ollama_request.keep_seconds(fields)
-        served = await self.service.hold(request, model_name(fields))
+        served = await self.service.hold(request, model_name(fields), adapters=adapters)
         if keep is not ollama_request.UNSAID:
             self.service.models.keep(self.service.models[served.name], keep)
         return served

@@ -79,11 +79,11 @@ class ParsedRequest:
     def prompt_steps(self) -> Generator[list[list[PromptToken]] | None, None, None]:
         """Compute the log-probabilities of the prompts; yield None between steps, all at last."""
         found = []
-        for ids in self.prompts:
+        for one in self.requests[:: self.params.n]:
             executable, top = self.served.model.executable, self.params.prompt_logprobs or 0
-            overlay = self.requests[0].overlay
-            self.served.model.adapters.sync(overlay)
-            for scored in prompt_logprob_steps(executable, ids, top, overlay):
+            self.served.model.adapters.sync(one.overlay)
+            steps = prompt_logprob_steps(executable, one.prompt, top, one.overlay, one.images)
+            for scored in steps:
                 if scored is None:
                     yield None
                 else:

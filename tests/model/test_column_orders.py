@@ -8,13 +8,21 @@ import pytest
 pytest.importorskip("transformers")
 pytest.importorskip("compressed_tensors")
 
+import sys
+from pathlib import Path
+
 import torch
 from family_harness import distance, logits_of
 from quantised_folders import BF16, TOKENS, Scheme, compressed, gptq, integers, write
 from safetensors.torch import load_file, save_file
+from test_adapter_overlays import computed, error
 from test_mixed_folders import MLP, QWEN3_MOE
 from test_mixed_folders import write as write_mixed
 
+sys.path.append(str(Path(__file__).parents[1]))
+from adapter_folders import write_ia3, write_lora
+
+import cortiq
 from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.ir.layers import Attention, GatedMLP
 from cortiq.model.source import open_source
@@ -52,6 +60,22 @@ def test_logits_are_those_of_the_dequantised_model_and_nothing_is_noted(folder):
     assert not permutes(floats.program)
     name = "model.layers.0.mlp.down_proj.weight"
     assert floats.program.weights[name].layout == "w16"
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora", "ia3"])
+def test_adapters_change_permuted_products_as_they_do_others(kind, folder, tmp_path):
+    """Beside the same values as floats, whose rows are in the order of the file."""
+    found = {}
+    for form in (None, "w16"):
+        with cortiq.load(folder[0], backend="cpu", weight_format=form) as model:
+            if not found:
+                more = {} if kind == "ia3" else {"dora": kind == "dora"}
+                (write_ia3 if kind == "ia3" else write_lora)(tmp_path / "a", model, 1, **more)
+            model.load_adapter("a", tmp_path / "a")
+            found[form] = [computed(model, [name])[name] for name in ("a", None)]
+    changed, plain = (error(*pair) for pair in zip(found[None], found["w16"], strict=True))
+    assert plain < 1e-3 and changed < 2e-3
+    assert error(*found[None]) > 0.05
 
 
 def test_a_weight_format_converts_them_as_floats(folder):

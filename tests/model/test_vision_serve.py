@@ -238,3 +238,26 @@ def test_a_receipt_over_http_is_verified_with_the_image(server, folder):
     assert cortiq.verify(receipt, folder, images=[PIXELS], backend="cpu", threads=1).identical
     status, error = asked(server, "/v1/verify", receipt=given)
     assert status == 400 and "1 images" in error["error"]["message"]
+
+
+def test_scores_of_prompts_are_those_that_the_images_give(server, folder):
+    """Texts, too, where rows supply what they see of one another."""
+    found = []
+    for pixels in (PIXELS, 255 - PIXELS):
+        url = "data:image/png;base64," + base64.b64encode(file_of(pixels)).decode()
+        content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "?"}]
+        body = {
+            "model": folder.name, "messages": [{"role": "user", "content": content}],
+            "max_tokens": 1, "prompt_logprobs": 1, **GREEDY,
+        }  # fmt: skip
+        data = json.dumps(body).encode()
+        asked = urllib.request.Request(server.url + "/v1/chat/completions", data)
+        with urllib.request.urlopen(asked) as answer:
+            made = json.load(answer)
+        entries = made.get("prompt_logprobs") or made["choices"][0]["prompt_logprobs"]
+        found.append(json.dumps(entries))
+    assert found[0] != found[1]
+    body = {"model": folder.name, "text_1": "hello", "text_2": "world"}
+    asked = urllib.request.Request(server.url + "/v1/score", json.dumps(body).encode())
+    with urllib.request.urlopen(asked) as answer:
+        assert answer.status == 200

@@ -216,10 +216,36 @@ def test_a_chain_says_that_it_computes_none(folders):
     chain = place_split([(backend, options)] * 2, source.program, source.weights, [3])
     with opened() as model:
         model.adapters._executable = chain
-        model.load_adapter("one", folders["one"])
-        with pytest.raises(BackendError, match=r"computes no overlays.*\n.*--lora"):
-            model.generate(PROMPT, adapter="one")
+        with pytest.raises(RequestError, match=r"no adapter chosen by request.*\n.*--lora"):
+            model.load_adapter("one", folders["one"])
         assert model.generate(PROMPT, max_tokens=1).token_ids
+
+
+@pytest.mark.parametrize("backend", [one for one in backends() if one != "reference"])
+def test_adapters_come_and_go_on_a_model_that_has_computed(backend, folders, alone):
+    """Angles and memory of batches are there before the plans with overlays are."""
+    with opened(backend) as model:
+        assert digests(model, None) == alone[None]
+        first, second = [*folders][:2]
+        for name in (first, second):
+            model.load_adapter(name, folders[name])
+            assert digests(model, name) == alone[name]
+        model.unload_adapter(first)
+        assert (digests(model, None), digests(model, second)) == (alone[None], alone[second])
+
+
+def test_banks_that_could_not_be_made_are_made_with_the_next_request(folders, alone, monkeypatch):
+    with opened() as model:
+        first, second = [*folders][:2]
+        model.load_adapter(first, folders[first])
+        assert digests(model, first) == alone[first]
+        model.load_adapter(second, folders[second])
+        inner = model.executable.inner
+        with monkeypatch.context() as patch:
+            patch.setattr(inner, "varied_plans", lambda *given: (_ for _ in ()).throw(MemoryError))
+            with pytest.raises((MemoryError, BackendError)):
+                digests(model, second)
+        assert digests(model, first) == alone[first]
 
 
 def test_vectors_of_ones_and_products_of_zero_change_no_bit(folders, tmp_path, alone):

@@ -6,6 +6,7 @@ import json
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import openai
 import pytest
@@ -13,6 +14,8 @@ from adapter_folders import write_ia3, write_lora
 from serving import TINY, serving
 
 import cortiq
+from cortiq.serve.adapter_names import adapter_of
+from cortiq.serve.fields import Fields
 
 HELLO = [{"role": "user", "content": "hello"}]
 OPTIONS = {"max_completion_tokens": 8, "temperature": 0.8, "seed": 4}
@@ -99,6 +102,28 @@ def test_what_is_not_right_is_refused(client, server, folders, tmp_path):
         ask(client, f"{TINY}:again", extra_body={"lora": "other"})
     with pytest.raises(openai.BadRequestError, match="for generating"):
         client.embeddings.create(model=f"{TINY}:again", input="x")
+
+
+def test_an_adapter_of_the_models_own_name_takes_no_plain_request():
+    served = SimpleNamespace(name="m", model=SimpleNamespace(adapters={"m", "one"}))
+    for asked, chosen in (("m", None), ("m:m", "m"), ("one", "one"), ("m:one", "one")):
+        assert adapter_of(served, Fields({"model": asked})) == chosen
+
+
+def test_ollamas_paths_take_adapters(server, client, folders):
+    path, options = str(folders["two"]), {"temperature": 0, "num_predict": 8}
+    assert post(server, "/v1/load_lora_adapter", lora_name="other", lora_path=path)[0] == 200
+
+    def text(model):
+        body = {"model": model, "prompt": "Hi", "raw": True, "stream": False, "options": options}
+        status, answer = post(server, "/api/generate", **body)
+        assert status == 200, answer
+        return answer["response"]
+
+    how = {"prompt": "Hi", "max_tokens": 8, "temperature": 0}
+    made = client.completions.create(model=f"{TINY}:other", **how).choices[0].text
+    assert text(f"{TINY}:other") == made != text(TINY)
+    assert post(server, "/v1/unload_lora_adapter", lora_name="other")[0] == 200
 
 
 def test_receipts_of_a_server_name_the_adapter(client, server, folders):

@@ -83,7 +83,10 @@ class WgpuExecutable(PagedExecutable[PagedState, WgpuPlan]):
         """Plan the trunk of a program with overlays; of matrices only their banks are uploaded."""
         self._varied_from = program, weights
         graphs = {"trunk": primitives_of(program).trunk}
-        return self._planned(self._uploaded.with_more(weights), graphs)
+        plans = self._planned(self._uploaded.with_more(weights), graphs)
+        for plan in plans.values():
+            plan.prepare(self._prepared)
+        return plans
 
     @property
     def provenance(self) -> Mapping[str, str]:
