@@ -12,9 +12,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Protocol
+from typing import Any, Protocol
 
 from cortiq.backend import Argmax, Batch, Drawn, Executable, Row, State, Status
+from cortiq.backend.batch import NO_INPUTS
+from cortiq.engine.prompt_images import no_images
 from cortiq.errors import BackendError, RequestError
 
 CHUNK_ROWS = 512
@@ -85,6 +87,11 @@ class ExecutableRunner:
     def __init__(self, executable: Executable, work: Workload) -> None:
         self._executable, self._work = executable, work
         self._states: list[State] = []
+        self._seen = no_images(executable.program, work.limit)
+
+    def _given(self, position: int) -> Mapping[str, Any]:
+        """Return what a row supplies where the model sees images."""
+        return NO_INPUTS if self._seen is None else self._seen.inputs(position)
 
     def prefill(self, prompt: Sequence[int]) -> None:
         """Feed the prompt in chunks, one sequence after the other."""
@@ -102,7 +109,7 @@ class ExecutableRunner:
                 wants = (Argmax(),) if ends else ()
                 last = len(chunk) - 1
                 rows = [
-                    Row(state, start + i, token, wants if i == last else ())
+                    Row(state, start + i, token, wants if i == last else (), self._given(start + i))
                     for i, token in enumerate(chunk)
                 ]
                 result = self._forward(rows)
@@ -124,7 +131,7 @@ class ExecutableRunner:
         tokens: list[int | Drawn] = list(self._token)
         for step in range(steps):
             rows = [
-                Row(state, position + step, token, (Argmax(),))
+                Row(state, position + step, token, (Argmax(),), self._given(position + step))
                 for state, token in zip(self._states, tokens, strict=True)
             ]
             self._forward(rows)
