@@ -77,6 +77,9 @@ def verify(
 
     read = cortiq.Receipt.read(receipt)
     if url is not None:
+        if pictures:
+            what = "a server takes no images of a receipt"
+            raise RequestError(what, where="--image", hint="verify it here: name the model")
         verdict = _verdict_of_server(url, read, model, key, options)
     else:
         verdict = _recomputed(read, model, key, pictures, options)

@@ -27,7 +27,12 @@ class ModelRoutes:
 
     async def one_model(self, request: HttpRequest) -> Response:
         """Handle `GET /v1/models/NAME`."""
-        return JSONResponse(self.models.offered(request.path_params["name"]).as_dict())
+        name = request.path_params["name"]
+        for model in self.models.values():
+            for entry in adapter_entries(model):
+                if entry["id"] == name:
+                    return JSONResponse(entry)
+        return JSONResponse(self.models.offered(name).as_dict())
 
     async def load(self, request: HttpRequest) -> Response:
         """Handle `POST /v1/models/NAME/load`: answer when the model is loaded."""

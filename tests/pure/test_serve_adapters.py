@@ -7,6 +7,7 @@ import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from urllib.parse import quote
 
 import openai
 import pytest
@@ -72,6 +73,8 @@ def test_adapters_are_chosen_listed_loaded_and_unloaded(client, server, folders)
     listed = {model.id: model for model in client.models.list()}
     assert [*listed] == [TINY, *(f"{TINY}:{name}" for name in ("one", "two", "ia3"))]
     assert listed[f"{TINY}:two"].parent == TINY and listed[f"{TINY}:two"].rank == 5
+    with urllib.request.urlopen(f"{server.url}/v1/models/{quote(TINY)}:two") as answer:
+        assert json.load(answer)["rank"] == 5
 
     names = [TINY, *(f"{TINY}:{name}" for name in ("one", "two", "ia3"))]
     alone = {name: ask(client, name) for name in names}

@@ -213,6 +213,8 @@ def test_the_command_asks_a_server_and_checks_the_signature_itself(server, clien
     done = CliRunner().invoke(command, [str(file), "--url", "http://127.0.0.1:9"])
     assert isinstance(done.exception, CortiqError)
     (tmp_path / "other").write_text("0" * 64)
+    done = CliRunner().invoke(command, [str(file), "--url", server.url, "--image", "a.png"])
+    assert isinstance(done.exception, CortiqError) and "takes no images" in str(done.exception)
     done = CliRunner().invoke(command, [str(file), TINY, "--url", server.url])
     assert done.exit_code == 2 or isinstance(done.exception, CortiqError)
 
