@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cortiq.errors import FormatError
 from cortiq.ir import Program
 from cortiq.ir.layers import MLP, LayerNorm
 from cortiq.models.config import Amount, BaseConfig, Keys
+from cortiq.models.gpt_neox import FEED_FORWARD, TENSORS
 from cortiq.models.names import Names
 from cortiq.models.parts import Decoder, activation, attention
 from cortiq.models.rope import rope_table
@@ -41,16 +41,6 @@ NAMES = Names(
     },
     fused=(FusedTensor("self_attention.query_key_value", QKV),),
 )  # fmt: skip
-TENSORS: Mapping[str, str] = {
-    "qkv": "query_key_value.weight", "qkv_bias": "query_key_value.bias",
-    **{role: f"{role}.weight" for role in "qkv"},
-    **{f"{role}_bias": f"{role}.bias" for role in "qkv"},
-    "o": "dense.weight", "o_bias": "dense.bias",
-}  # fmt: skip
-FEED_FORWARD: Mapping[str, str] = {
-    "up": "dense_h_to_4h.weight", "up_bias": "dense_h_to_4h.bias",
-    "down": "dense_4h_to_h.weight", "down_bias": "dense_4h_to_h.bias",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

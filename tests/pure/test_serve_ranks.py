@@ -46,7 +46,7 @@ def status(server: Server, path: str) -> int:
 
 
 def answers(server: Server) -> list[str]:
-    """What requests of several kinds are answered, all sent at once, and twice."""
+    """Send requests of several kinds, all at once, and twice; return what each is answered."""
     asked: list[dict[str, Any]] = [
         {"messages": [{"role": "user", "content": "word " * (7 * n + 3)}], "seed": n,
          "max_tokens": 12, "temperature": 0.8 * (n % 2), "logprobs": n == 3}
