@@ -71,6 +71,17 @@ def test_every_backend_computes_a_mixed_batch_as_each_alone(backend, folders, al
     assert [m.step_digests for m in made] == [alone[name] for name in names]
 
 
+def test_steps_ahead_on_triton_look_up_tables_of_overlays(folders, alone):
+    """Seconds of Triton's interpreter: batches are launched while others are under way."""
+    pytest.importorskip("triton", reason="Triton has no package for this platform")
+    names, prompt, adapter = ["table", None], [5, 9], [f"table={folders['table']}"]
+    with opened("triton", adapters=adapter, extra={"graphs": True}) as model:
+        made = model.generate_many([prompt] * 2, max_tokens=2, ignore_eos=True, adapters=names)
+    with opened(adapters=adapter) as model:
+        expected = model.generate_many([prompt] * 2, max_tokens=2, ignore_eos=True, adapters=names)
+    assert [m.step_digests for m in made] == [m.step_digests for m in expected]
+
+
 def test_64_requests_of_64_adapters_are_each_alone(tmp_path):
     """Two seconds: 64 folders are read, and each is computed alone and with all others."""
     with opened("cpu") as model:

@@ -17,6 +17,7 @@ from cortiq.backend.kernel_executable import placement_of
 from cortiq.backend.paged import PagedState
 from cortiq.backend.paged_executable import EARLY_POSITIONS, PagedExecutable
 from cortiq.ir import Program, expand, primitives_of
+from cortiq.ir.overlays import OVERLAY_ROW
 from cortiq.numerics.layouts import Weight
 from cortiq_triton import compiled, flight, graph_memory, warm
 from cortiq_triton.activation_memory import batch_rows, row_bytes
@@ -168,6 +169,9 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
     def forward(self, batch: Batch) -> Ticket:
         """Compute a batch; it is under way when this returns."""
         plan = self.plan_of(batch) if batch.entry in self.plans else None
+        if plan is not None and OVERLAY_ROW in plan.graph.inputs:
+            self.settle()  # rows of tables follow from ids, which the batch before may draw
+            batch = self.prepared(plan, batch)
         if plan is not None and self.graphs:
             going = self.decoder.submit(plan, batch) or flight.submit(self.decoder, plan, batch)
             if going is not None:
