@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Self
 
 from cortiq.errors import RequestError
 from cortiq.numerics.masks import Mask, mask_fault
@@ -15,15 +17,47 @@ alone. It is never called with ids that an earlier mask of its own excluded, pro
 """
 
 
-def checked_masks(masks: Masks, vocabulary: int) -> Masks:
-    """Wrap masks; RequestError for one of another size or kind, or that allows nothing."""
+class BatchedMasks(ABC):
+    """Masks of a kind that computes those of a whole batch at once, by threads of its own."""
 
-    def asked(ids: Sequence[int]) -> Mask | None:
-        mask = masks(ids)
-        fault = "" if mask is None else mask_fault(mask, vocabulary)
+    @abstractmethod
+    def __call__(self, ids: Sequence[int]) -> Mask | None:
+        """Return the mask of the token after these ids; None allows all."""
+
+    @classmethod
+    @abstractmethod
+    def prepare(cls, asked: Sequence[tuple[Self, Sequence[int]]]) -> None:
+        """Compute together what each returns when it is called with its ids next."""
+
+
+class CheckedMasks:
+    """Masks of which each is checked as it is returned."""
+
+    def __init__(self, masks: Masks, vocabulary: int) -> None:
+        self.masks, self.vocabulary = masks, vocabulary
+
+    def __call__(self, ids: Sequence[int]) -> Mask | None:
+        """Return the mask of the token after these ids.
+
+        Raises
+        ------
+        RequestError : it has another size or kind, or allows nothing.
+        """
+        mask = self.masks(ids)
+        fault = "" if mask is None else mask_fault(mask, self.vocabulary)
         if fault:
             hint = "cortiq.numerics.masks.mask_of makes one of the ids that are allowed"
             raise RequestError(fault, where="masks", hint=hint)
         return mask
 
-    return asked
+
+def prepare_masks(asked: Iterable[tuple[Masks | None, Sequence[int]]]) -> None:
+    """Compute together the next masks of several requests, those that can be."""
+    kinds: dict[type[BatchedMasks], list[tuple[Any, Sequence[int]]]] = {}
+    for masks, ids in asked:
+        own = masks.masks if isinstance(masks, CheckedMasks) else masks
+        if isinstance(own, BatchedMasks):
+            kinds.setdefault(type(own), []).append((own, ids))
+    for kind, several in kinds.items():
+        if len(several) > 1:
+            kind.prepare(several)

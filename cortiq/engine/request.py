@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from cortiq.backend import LATE, Argmax, Digest, Draw, DrawnLogit, Top, Want
 from cortiq.engine.cache_roles import CachePoint
+from cortiq.engine.masks import CheckedMasks
 from cortiq.engine.masks import Masks as Masks
-from cortiq.engine.masks import checked_masks
 from cortiq.engine.overlay import ChosenOverlay
 from cortiq.engine.prompt_embeddings import EMBED, check_embeddings, copied_embeddings
 from cortiq.engine.prompt_ids import check_prompt as check_prompt
@@ -164,7 +164,7 @@ def checked_request(request: Request, program: Program) -> Request:
         request = replace(request, images=no_images(program, len(request.prompt)))
     if request.masks is None:
         return request
-    return replace(request, masks=checked_masks(request.masks, vocabulary_size(program)))
+    return replace(request, masks=CheckedMasks(request.masks, vocabulary_size(program)))
 
 
 def with_embeddings(request: Request, rows: object, program: Program) -> Request:

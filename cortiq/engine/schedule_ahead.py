@@ -7,6 +7,7 @@ from typing import cast
 
 from cortiq.backend import Executable, LateTicket
 from cortiq.engine.in_flight import InFlightBatch
+from cortiq.engine.masks import prepare_masks
 from cortiq.engine.sequence import Sequence
 from cortiq.numerics.masks import Mask
 
@@ -33,7 +34,9 @@ def note_wait(reason: str, running: Several[Sequence]) -> None:
 
 def supply_masks(batch: InFlightBatch) -> None:
     """Give a batch in flight the masks that depend on what the one before it drew."""
-    masks = [late_mask(rows.sequence) for rows in batch.late]
+    late = [rows.sequence for rows in batch.late]
+    prepare_masks((one.request.masks, one.ids) for one in late if not one.done)
+    masks = [late_mask(sequence) for sequence in late]
     cast(LateTicket, batch.ticket).supply(masks)
 
 

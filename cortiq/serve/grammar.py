@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
+
+from cortiq.engine.masks import BatchedMasks
 from cortiq.errors import shown
 from cortiq.numerics.masks import Mask, mask_of
 from cortiq.serve.embedded_schemas import objects_only, relocated
@@ -19,7 +22,7 @@ from cortiq.serve.errors import ApiError, invalid
 from cortiq.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 WHITESPACE = {"x-guidance": {"whitespace_pattern": r"[ \n\t]{1,20}"}}
 """White space in JSON is bounded: a small model may write nothing else."""
@@ -134,7 +137,7 @@ class _GrammarTokenizer:
         return self._tokenizer.encode(shown, add_bos=False)
 
 
-class GrammarMasks:
+class GrammarMasks(BatchedMasks):
     """The masks of one choice (`engine.request.Masks`): they depend on the ids alone.
 
     Parameters
@@ -167,20 +170,46 @@ class GrammarMasks:
         ids = grammars.tokenizer.encode(opens, add_bos=False, parse_special=True) if opens else []
         self._opens = ids[0] if len(ids) == 1 and closes else None
         self._consumed: list[int] = []
+        self._prepared: bytes | None = None  # the mask after `_consumed`, once it was computed
         self._thinking: list[int] = []  # ids up to the closing marker, as far as they were searched
         self._tail = b""  # last bytes of these ids
 
     def __call__(self, ids: Sequence[int]) -> Mask | None:
         """Return the mask of the token after these ids; None while the model thinks."""
-        made = list(ids[self._prompt :])
-        opened = self._opened or (bool(made) and made[0] == self._opens)
-        start = self._after_thinking(made) if opened else 0
+        made, start = self._start(ids)
         if start is None:
             return None
         mask = self._mask(made[start:])
-        if not made and not opened and self._opens is not None:
+        if not made and not self._opened and self._opens is not None:
             mask = _allowing(mask, self._opens)
         return mask
+
+    @classmethod
+    def prepare(cls, asked: Sequence[tuple[Self, Sequence[int]]]) -> None:
+        """Compute the masks after these ids by the library's threads."""
+        waiting = []
+        for masks, ids in asked:
+            made, start = masks._start(ids)
+            if start is not None:
+                masks._advance(made[start:])
+                waiting.append(masks)
+        if not waiting:
+            return
+        words = np.zeros((len(waiting), -(-waiting[0].grammars.vocabulary // 32)), np.int32)
+        matchers = [(masks._matcher, at) for at, masks in enumerate(waiting)]
+        _executor().unsafe_compute_mask_ptr(
+            matchers, words.ctypes.data, words.strides[0], len(words)
+        )
+        for masks, row in zip(waiting, words, strict=True):
+            masks._prepared = row.tobytes()
+
+    def _start(self, ids: Sequence[int]) -> tuple[list[int], int | None]:
+        """Return the ids after the prompt, and the index at which the grammar starts: None while
+        the model thinks.
+        """
+        made = list(ids[self._prompt :])
+        opened = self._opened or (bool(made) and made[0] == self._opens)
+        return made, self._after_thinking(made) if opened else 0
 
     def _after_thinking(self, made: Sequence[int]) -> int | None:
         """Return the index at which the grammar starts; None inside the thinking block."""
@@ -196,25 +225,40 @@ class GrammarMasks:
         self._thinking = thought
         return len(thought) if closes in self._tail else None
 
-    def _mask(self, made: Sequence[int]) -> Mask:
-        """Advance the matcher to these tokens, rolling back where they differ; return its mask."""
+    def _advance(self, made: Sequence[int]) -> None:
+        """Advance the matcher to these tokens, rolling back where they differ."""
         matcher = self._matcher
         same = len(self._consumed)
         if made[:same] != self._consumed:
             same = 0
         while same < min(len(made), len(self._consumed)) and made[same] == self._consumed[same]:
             same += 1
+        if same < max(len(made), len(self._consumed)):
+            self._prepared = None
         if same < len(self._consumed):
             matcher.rollback(len(self._consumed) - same)
         if same < len(made):
             matcher.consume_tokens(list(made[same:]))
         self._consumed = list(made)
-        mask = matcher.compute_bitmask()
+
+    def _mask(self, made: Sequence[int]) -> Mask:
+        """Return the mask after these tokens."""
+        self._advance(made)
+        matcher = self._matcher
+        mask = self._prepared if self._prepared is not None else matcher.compute_bitmask()
         if matcher.is_error():
             self.fault = stop_reason(matcher)
             return mask_of(self.grammars.eos_ids, self.grammars.vocabulary)
         size = -(-self.grammars.vocabulary // 8)  # the library's may be a word longer
         return bytes(mask)[:size].ljust(size, b"\0")
+
+
+@cache
+def _executor() -> LLExecutor:
+    """Return the library's threads: four fifths of the processors, 32 at most."""
+    from llguidance import LLExecutor
+
+    return LLExecutor()
 
 
 def masks_of(grammars: Grammars, recipe: Mapping[str, Any], prompt: int) -> GrammarMasks:

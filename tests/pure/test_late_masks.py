@@ -21,6 +21,7 @@ from cortiq.backend import (  # noqa: E402
     Status,
 )
 from cortiq.backend.seam import compiled_on  # noqa: E402
+from cortiq.engine.masks import BatchedMasks  # noqa: E402
 from cortiq.errors import BackendError  # noqa: E402
 from cortiq.numerics.masks import mask_of  # noqa: E402
 from cortiq.numerics.sampling import Sampling  # noqa: E402
@@ -61,6 +62,28 @@ def test_masks_follow_while_the_next_step_is_computed(ahead):
             most = max(most, len(ahead.decoder.under_way))
     assert [facts(each) for each in made] == [alone(executable(), each) for each in wanted]
     assert most == 1 and not any(each.stats.waited for each in made)
+
+
+def test_late_masks_of_a_batch_are_prepared_together(ahead):
+    prepared = []
+
+    class Following(BatchedMasks):
+        def __call__(self, ids):
+            return following(ids)
+
+        @classmethod
+        def prepare(cls, asked):
+            prepared.append([len(ids) for _, ids in asked])
+
+    made = [
+        replace(request(prompt(n, 5), max_tokens=4, temperature=0.9, seed=n), masks=Following())
+        for n in range(3)
+    ]
+    with engine(ahead) as on:
+        ended = [on.submit(one) for one in made]
+        on.run()
+    assert [facts(one) for one in ended] == [alone(executable(), one) for one in made]
+    assert prepared == [[6] * 3, [7] * 3, [8] * 3]
 
 
 def test_masks_that_raise_late_end_their_own_sequence(ahead):

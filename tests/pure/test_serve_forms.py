@@ -71,6 +71,27 @@ def test_masks_are_of_the_models_ids_whatever_the_tokenizer_has(size):
     assert grammars._tokens.vocab_size == VOCABULARY  # tables are no longer, whatever a file says
 
 
+def test_masks_of_a_batch_are_those_of_each(grammars):
+    """Four texts, one thinking first, one that rolls back, and one that no text follows."""
+    texts = [b'{"age":1', b"</t>", b'{"kind":"', b"{"]
+    more = {"opened": True, "closes": "</t>"}
+
+    def several():
+        return [masks(grammars), masks(grammars, **more), masks(grammars), masks(grammars)]
+
+    alone, batch = several(), several()
+    for length in (1, 2, 4, 3, 8, 2):
+        ids = [[1, 2, *text[:length]] for text in texts]
+        batch[0].prepare(list(zip(batch, ids, strict=True)))
+        expected = [one(of) for one, of in zip(alone, ids, strict=True)]
+        assert [one(of) for one, of in zip(batch, ids, strict=True)] == expected
+        assert expected[1] is None or length >= 4
+    wrong = [1, 2, *b"xx"]
+    batch[0].prepare([(batch[3], wrong), (batch[0], [1, 2, *texts[0]])])
+    assert allowed_ids(batch[3](wrong), VOCABULARY).tolist() == [EOS] and batch[3].fault
+    assert batch[0]([1, 2, *texts[0]]) == alone[0]([1, 2, *texts[0]]) and not batch[0].fault
+
+
 def walk(made, seed, ids=(1, 2)):
     """Ids drawn at random among those allowed, to the end."""
     draw, ids = random.Random(seed), list(ids)
