@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import triton.language as tl
 
+from cortiq_triton import draw_numbers as columns
 from cortiq_triton.language import Tensor, constant, device
-from cortiq_triton.order import allowed, bucket_of, depth_of, finer, keys_of, weight_of
+from cortiq_triton.order import allowed, bucket_of, depth_of, finer, keys_of, number, weight_of
+
+TOP_K, TOP_P = constant(columns.TOP_K), constant(columns.TOP_P)
 
 LAST = constant(9223372036854775807)
 """A key after all others."""
@@ -69,3 +72,51 @@ def least_and_most(
         low = tl.minimum(low, tl.min(tl.where(inside, key, LAST), 0))
         high = tl.maximum(high, tl.max(tl.where(inside, key, -LAST), 0))
     return low, high
+
+
+@device
+def keeps_few(lines: Tensor, row: Tensor, FEW: tl.constexpr) -> Tensor:
+    """Whether a row's top_k keeps at most FEW ids.
+
+    Such a row needs no weights by bucket: its top_p is found among all that is kept, in a list.
+    """
+    wanted = number(lines, row, TOP_K)
+    return (wanted > 0) & (wanted <= FEW)
+
+
+@device
+def weight_to_reach(whole: Tensor, lines: Tensor, row: Tensor) -> Tensor:
+    """share(whole, top_p), at least 1; 0 where top_p cuts nothing."""
+    share = number(lines, row, TOP_P).to(tl.int64)
+    target = (whole >> 24) * share + (((whole & 16777215) * share + 16777215) >> 24)
+    return tl.where(share < 0, 0, tl.maximum(target, 1))
+
+
+@device
+def last_of_list(
+    row_list: Tensor, many: Tensor, target: Tensor, lines: Tensor, row: Tensor,
+    WEIGHTS: tl.constexpr, SHIFT: tl.constexpr, SIZE: tl.constexpr,
+) -> Tensor:  # fmt: skip
+    """The last key that is kept of at most SIZE, which hold the first `target` of a row: these, and
+    with WEIGHTS of these the ones that a row's top_p keeps.
+
+    Each key is compared with all others, whose counts and weights up to it are its place.
+    """
+    i = tl.arange(0, SIZE)
+    key = tl.load(row_list + i, mask=i < many, other=LAST)
+    place, reached = key * 0, key * 0
+    for start in range(0, many, 16):
+        j = start + tl.arange(0, 16)
+        other = tl.load(row_list + j, mask=j < many, other=LAST)
+        upto = other[None, :] <= key[:, None]
+        place += tl.sum(upto.to(tl.int64), 1)
+        if WEIGHTS:
+            weight = tl.where(j < many, weights_of_keys(other, SHIFT), 0)
+            reached += tl.sum(tl.where(upto, weight[None, :], 0), 1)
+    last = tl.max(tl.where((i < many) & (place == target), key, -LAST), 0)
+    if WEIGHTS:
+        kept = (i < many) & (place <= target)
+        goal = weight_to_reach(tl.max(tl.where(kept, reached, 0), 0), lines, row)
+        least = tl.min(tl.where(kept & (reached >= goal), key, LAST), 0)
+        last = tl.where(goal > 0, least, last)
+    return last

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from cortiq_triton import draw_numbers as columns
 from cortiq_triton.language import Tensor, constant, device, kernel
 from cortiq_triton.listed_keys import (
     LAST,
+    TOP_K,
     candidates,
+    keeps_few,
+    last_of_list,
     least_and_most,
     weight_of_list,
+    weight_to_reach,
     weights_of_keys,
 )
 from cortiq_triton.order import (
@@ -34,31 +37,15 @@ from cortiq_triton.order import (
 from cortiq_triton.rows import ordered_bits
 from cortiq_triton.scalar import outside, snapped
 
-TOP_K, TOP_P = constant(columns.TOP_K), constant(columns.TOP_P)
 SUMS = constant(128)
 """Words of a row's sums: three tables of 16 (count, weight), then the four below."""
-LISTED, CUT, KEPT = constant(96), constant(98), constant(99)
-"""Ids listed (LISTED and LISTED + 1), last key kept, weight kept (−1: everything)."""
+LISTED, CUT, KEPT, DONE = constant(96), constant(98), constant(99), constant(-2)
+"""Ids listed (LISTED and LISTED + 1), last key kept, weight kept (−1: everything; DONE: top_p has
+cut it already)."""
+SMALL = constant(128)
+"""Ids of a list for which a program of fewer lanes is there."""
 COUNT_AT = constant(52)
 """Bit from which on a part's sum of weights holds its count."""
-
-
-@device
-def keeps_few(lines: Tensor, row: Tensor, FEW: tl.constexpr) -> Tensor:
-    """Whether a row's top_k keeps at most FEW ids.
-
-    Such a row needs no weights by bucket: its top_p is found among all that is kept, in a list.
-    """
-    wanted = number(lines, row, TOP_K)
-    return (wanted > 0) & (wanted <= FEW)
-
-
-@device
-def weight_to_reach(whole: Tensor, lines: Tensor, row: Tensor) -> Tensor:
-    """share(whole, top_p), at least 1; 0 where top_p cuts nothing."""
-    share = number(lines, row, TOP_P).to(tl.int64)
-    target = (whole >> 24) * share + (((whole & 16777215) * share + 16777215) >> 24)
-    return tl.where(share < 0, 0, tl.maximum(target, 1))
 
 
 @device
@@ -73,6 +60,7 @@ def target_of(lines: Tensor, sums: Tensor, row: Tensor, PHASE: tl.constexpr) -> 
         whole = tl.sum(tl.load(line + 2 * b + 1), 0)
         kept = tl.load(line + KEPT)
         target = weight_to_reach(tl.where(kept < 0, whole, kept), lines, row)
+        target = tl.where(kept == DONE, 0, target)
     return target
 
 
@@ -88,6 +76,16 @@ def crossing(
     count += tl.sum(tl.where(b < bucket, counts, 0), 0)
     weight += tl.sum(tl.where(b < bucket, weights, 0), 0)
     return bucket, count, weight
+
+
+@device
+def lists_all(
+    lines: Tensor, line: Tensor, row: Tensor, count: Tensor, fine: Tensor, PHASE: tl.constexpr,
+    FEW: tl.constexpr,
+) -> Tensor:  # fmt: skip
+    """Whether PHASE 1 lists all that a row's top_k may keep: `count` before its last bucket."""
+    many = count + tl.load(line + 32 * PHASE + 2 * fine)
+    return keeps_few(lines, row, FEW) & (many <= FEW) & (PHASE == 1)
 
 
 @kernel
@@ -171,7 +169,7 @@ def enlist(
 ) -> None:  # fmt: skip
     """List a part's keys that lie where the target is reached; PHASE 0: those up to the cut.
 
-    PHASE 2 lists those up to the cut, too, of a row that keeps few.
+    PHASE 2 lists those up to the cut, too, of a row that keeps few. See also `lists_all`.
     """
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     i = part * BLOCK + tl.arange(0, BLOCK)
@@ -193,7 +191,11 @@ def enlist(
         depth = depth_of(value, largest, smallest, RAW)
         chosen, count, weight = crossing(line, target * 0, target * 0, target, PHASE)
         fine, count, weight = crossing(line + 32 * PHASE, count, weight, target, PHASE)
-        inside = inside & (bucket_of(depth) == chosen) & (finer(depth, chosen) == fine)
+        bucket, place_in = bucket_of(depth), finer(depth, chosen)
+        last = (bucket == chosen) & (place_in == fine)
+        if lists_all(lines, line, row, count, fine, PHASE, FEW):
+            last = (bucket < chosen) | ((bucket == chosen) & (place_in <= fine))
+        inside = inside & last
     found = inside.to(tl.int32)
     many = tl.sum(found, 0)
     if many > 0:
@@ -228,6 +230,14 @@ def settle(
     short = many > capacity
     stop = tl.where(short, n.to(tl.int64), many)
     row_y, row_list = y + place * n, listed + row * capacity
+    if lists_all(lines, line, row, count, fine, PHASE, FEW):
+        if many <= SMALL:
+            last = last_of_list(row_list, many, target, lines, row, WEIGHTS, SHIFT, SMALL)
+        else:
+            last = last_of_list(row_list, many, target, lines, row, WEIGHTS, SHIFT, CHUNK)
+        tl.store(line + CUT, last)
+        tl.store(line + KEPT, DONE)
+        return
     low, high = least_and_most(
         row_y, row_list, masks, mask, stop, many, short, largest, smallest, chosen, fine, n,
         words, RAW, MASKED, SHIFT, CHUNK,
