@@ -165,19 +165,12 @@ static inline void bulk_copy(void* to, const void* from, u32 bytes, u64* barrier
 }
 static inline void sync_consumers() { meet(current->block->consumers, block_size - 32); }
 static inline void __syncthreads() { meet(current->block->all, block_size); }
-static inline u64 read_cell(const u64* c) { return *c; }
-static inline void read_cells(const u64* c, u64& first, u64& second)
+static inline void release_add(u32* c) { ++*c; }
+static inline u32 acquire(const u32* c)
 {
-    if ((u64)c % 16) { fprintf(stderr, "a load that is not aligned\n"); abort(); }
-    first = c[0];
-    second = c[1];
-}
-static inline void write_cell(u64* c, u64 value)
-{
-    *c = value;
     swap_stacks(&current->context, scheduler);
+    return *c;
 }
-static inline void look_again() { swap_stacks(&current->context, scheduler); }
 static inline u32 ordered_add(u32* c) { return (*c)++; }
 static inline void multiply_words(int (&sums)[4], int a0, int a8, int more0, int more8, int b, int more)
 {

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from ctypes import c_float, c_int, c_int64, c_void_p
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -27,8 +26,8 @@ FLIGHT, WIDTHS = 3, 4
 BESIDE, FEWEST_STAGES, FIRST_CAPABILITY = 1088 + 272 + 48, 8, (9, 0)
 MOST_TILES = 64
 """Tiles of keys up to which it is the faster way."""
-TURNS = 32
-"""Words before the cells, of which the first is the turn of the launch before."""
+GRID_COUNTERS = 32
+"""Counters that are the grid's; those of attention follow."""
 
 
 @dataclass(frozen=True)
@@ -42,17 +41,6 @@ class Geometry:
     groups: int
     dim: int
     wide: int
-
-    @property
-    def rows(self) -> tuple[int, ...]:
-        """Words that blocks hand to one another: heads, attended, middle, gated, what leaves."""
-        heads = (self.heads + 2 * self.groups) * self.dim
-        return heads, self.heads * self.dim, self.hidden, self.wide, self.hidden
-
-    @property
-    def most_blocks(self) -> int:
-        """Blocks that all have rows of each product, without which a block may write too early."""
-        return min(self.rows)
 
     @property
     def stage(self) -> int:
@@ -112,7 +100,7 @@ def function_of(geometry: Geometry) -> nvrtc.Function | None:
     major, minor = torch.cuda.get_device_capability()
     try:
         code = nvrtc.binary("layers.cu", geometry.constants, f"sm_{major}{minor}")
-        return nvrtc.Function(code, "layers", THREADS, geometry.shared, geometry.most_blocks)
+        return nvrtc.Function(code, "layers", THREADS, geometry.shared)
     except RuntimeError as error:
         what = f"layers of one row are launched kernel by kernel: {error}"
         warnings.warn(what, RuntimeWarning, stacklevel=2)
@@ -182,9 +170,10 @@ class Arguments(ctypes.Structure):
 
     _fields_ = (
         ("layers", c_void_p), ("x", c_void_p), ("norm", c_void_p), ("head_scale", c_void_p),
-        ("head", c_void_p), ("out", c_void_p), ("logits", c_void_p), ("cells", c_void_p * 7),
-        ("turns", c_void_p), ("faults", c_void_p), ("keys", KeyWords), ("count", c_int),
-        ("vocabulary", c_int), ("eps", c_float), ("one_over_n", c_float),
+        ("head", c_void_p), ("out", c_void_p), ("between", c_void_p * 4), ("logits", c_void_p),
+        ("largest", c_void_p * 2), ("faults", c_void_p), ("counters", c_void_p),
+        ("keys", KeyWords), ("count", c_int), ("vocabulary", c_int), ("eps", c_float),
+        ("one_over_n", c_float),
     )  # fmt: skip
 
 
@@ -202,7 +191,6 @@ class Layers:
     turn: Any
     head: Head | None
     _table: list[torch.Tensor] = field(default_factory=list)
-    _cells: list[torch.Tensor] = field(default_factory=list)
 
     def table(self, call: LaunchCall) -> torch.Tensor:
         """The layers' words on the device."""
@@ -219,15 +207,6 @@ class Layers:
             self._table.append(host.to(call.faults.device))
         return self._table[0]
 
-    def cells(self, device: torch.device, blocks: int) -> list[int]:
-        """Where the turn is, and the cells of each row; kept, since they know the launch before."""
-        heads, attended, middle, gated, passed = self.geometry.rows
-        counts = (heads, attended, self.geometry.heads, middle, gated, blocks, passed)
-        sizes = [TURNS, *(2 * count for count in counts)]
-        if not self._cells:
-            self._cells.append(torch.zeros(_words(sizes), dtype=torch.int32, device=device))
-        return _places_in(self._cells[0], sizes)
-
     def __call__(self, call: LaunchCall, x: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         """Compute the row that leaves the layers, or its logits."""
         function, g = function_of(self.geometry), self.geometry
@@ -236,22 +215,22 @@ class Layers:
         out = torch.empty((1, g.hidden), device=x.device)
         height = self.head.weight.height if self.head else 0
         logits = torch.empty((1, height), device=x.device)
+        floats = (g.hidden, (g.heads + 2 * g.groups) * g.dim, g.heads * g.dim, g.wide)
+        integers = (g.heads, function.blocks)
         states = (2 * most * g.heads * g.dim, 8 * most * g.heads)
-        memory = torch.empty(_words(states), dtype=torch.int32, device=x.device)
-        sums, numbers = _places_in(memory, states)
-        turn, *cells = self.cells(x.device, function.blocks)
-        counters = call.shared.counters.of(g.groups * (most // 16 + 2))
+        memory, room = _split(x.device, (*floats, *integers, *states))
+        counters = call.shared.counters.of(GRID_COUNTERS + g.groups * (most // 16 + 2))
         cos, sin, _ = call.shared.angles.of(self.turn)
         rows, head = call.rows, self.head
         keys = KeyWords(
             (c_void_p * 2)(cos.data_ptr(), sin.data_ptr()), position.data_ptr(),
-            rows.owners.data_ptr(), rows.table.data_ptr(), sums, numbers, counters.data_ptr(),
-            rows.pages, most,
+            rows.owners.data_ptr(), rows.table.data_ptr(), room[6], room[7],
+            counters[GRID_COUNTERS:].data_ptr(), rows.pages, most,
         )  # fmt: skip
         given = Arguments(
             self.table(call).data_ptr(), x.data_ptr(), *_places(head), out.data_ptr(),
-            logits.data_ptr(), (c_void_p * 7)(*cells), turn, call.faults.data_ptr(), keys,
-            len(self.layers), height,
+            (c_void_p * 4)(*room[:4]), logits.data_ptr(), (c_void_p * 2)(*room[4:6]),
+            call.faults.data_ptr(), counters.data_ptr(), keys, len(self.layers), height,
             float(F32(head.eps)) if head else 0.0, float(F32(1) / F32(g.hidden)),
         )  # fmt: skip
         if not compiled.is_collecting():
@@ -267,17 +246,8 @@ def _places(head: Head | None) -> tuple[int, int, int]:
     return head.norm.data_ptr(), head.weight.scale.data_ptr(), head.weight.codes.data_ptr()
 
 
-def _padded(sizes: Sequence[int]) -> list[int]:
-    """Sizes in words, each in whole lines."""
-    return [-(-size // 32) * 32 for size in sizes]
-
-
-def _words(sizes: Sequence[int]) -> int:
-    """Words that arrays of these sizes take, a line apart."""
-    return sum(_padded(sizes))
-
-
-def _places_in(memory: torch.Tensor, sizes: Sequence[int]) -> list[int]:
-    """Where arrays of these sizes begin."""
-    before = accumulate(_padded(sizes), initial=0)
-    return [memory.data_ptr() + 4 * start for start, _ in zip(before, sizes, strict=False)]
+def _split(device: torch.device, counts: Sequence[int]) -> tuple[torch.Tensor, list[int]]:
+    """Memory for so many words each, and where each begins, a line apart."""
+    sizes = [-(-count // 32) * 32 for count in counts]
+    memory = torch.empty(sum(sizes), dtype=torch.int32, device=device)
+    return memory, [memory.data_ptr() + 4 * sum(sizes[:at]) for at in range(len(sizes))]

@@ -131,10 +131,10 @@ class Function:
 
     Attributes
     ----------
-    blocks : how many are launched: as many as the device holds, one a processor, `most` at most.
+    blocks : how many are launched: as many as the device holds, at most one a processor.
     """
 
-    def __init__(self, code: bytes, name: str, threads: int, shared: int, most: int) -> None:
+    def __init__(self, code: bytes, name: str, threads: int, shared: int) -> None:
         self.threads, self.shared = threads, shared
         self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
         torch.cuda.current_stream()  # the device's context is there, and current
@@ -150,7 +150,7 @@ class Function:
             )
         )
         facts = torch.cuda.get_device_properties(torch.cuda.current_device())
-        self.blocks = min(most, facts.multi_processor_count * min(1, held.value))
+        self.blocks = facts.multi_processor_count * min(1, held.value)
 
     def launch(self, arguments: ctypes.Structure) -> None:
         """Launch the kernel, on the current stream; blocks may wait for one another."""

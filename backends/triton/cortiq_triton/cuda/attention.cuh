@@ -48,15 +48,15 @@ ON_DEVICE void merge_states(const float* sums, const int4* numbers, int count, i
     }
 }
 
-/* A column's result to its cell; returns the bits of its magnitude. */
-ON_DEVICE int finish(Scaled mass, Scaled sum, u64* out, u32 turn, int* faults)
+/* A column's result to `out`; returns the bits of its magnitude. */
+ON_DEVICE int finish(Scaled mass, Scaled sum, float* out, int* faults)
 {
     const int shift = sum.exponent - mass.exponent + 7;
     const float power = shift < -126 ? 0.0f : exp2_int(min(shift, 127));
     const float y = (sum.value * (1.0f / mass.value)) * power;
     if (outside(y))
         *faults = 1;
-    put_word(out, __float_as_int(snapped(y)), turn);
+    *out = snapped(y);
     return magnitude(snapped(y));
 }
 
@@ -98,13 +98,8 @@ ON_DEVICE void ask_for_tile(long long page, long long slot)
         prefetch((const i8*)(page + slot) + (plane * GROUPS + g) * 64 * DIM + line * 128);
 }
 
-/* What attention hands over: a row, and the largest magnitude of each head. */
-struct Attended {
-    u64 *row, *largest;
-};
-
 /* After a span's states are stored: its run's sums if no other span is missing, then all runs'. */
-ON_DEVICE void add_up(const Keys& keys, int g, int tile, const Spans& spans, const Attended& out, u32 turn,
+ON_DEVICE void add_up(const Keys& keys, int g, int tile, const Spans& spans, float* out, int* largest,
                       AttentionScratch& scratch, int* faults)
 {
     const int run = tile / 16, runs = (spans.tiles + 15) / 16, count = min(16, spans.tiles - run * 16);
@@ -130,7 +125,7 @@ ON_DEVICE void add_up(const Keys& keys, int g, int tile, const Spans& spans, con
         Scaled mass, sum;
         merge_states(keys.sums + at * DIM + i % DIM, keys.numbers + at, runs > 1 ? runs : count,
                      runs > 1 ? 16 : 1, mass, sum);
-        const int most = warp_most(finish(mass, sum, out.row + g * EACH * DIM + i, turn, faults));
+        const int most = warp_most(finish(mass, sum, out + g * EACH * DIM + i, faults));
         if (i % 32 == 0)
             scratch.maxima[i / 32] = most;
     }
@@ -140,14 +135,14 @@ ON_DEVICE void add_up(const Keys& keys, int g, int tile, const Spans& spans, con
 #pragma unroll
         for (int i = 0; i < DIM / 32; ++i)
             most = max(most, scratch.maxima[threadIdx.x * (DIM / 32) + i]);
-        put_word(out.largest + g * EACH + threadIdx.x, most, turn);
+        largest[g * EACH + threadIdx.x] = most;
     }
 }
 
 /* This block's tiles, each asked for while the one before is computed. x : queries, keys and values
    of the row, [HEADS + 2 * GROUPS][DIM]. */
-ON_DEVICE void attend(const Source& x, const Keys& keys, const Sight& sight, long long slot, float factor,
-                      const Attended& out, AttentionScratch& scratch, int* faults)
+ON_DEVICE void attend(const float* x, const Keys& keys, const Sight& sight, long long slot, float factor,
+                      float* out, int* largest, AttentionScratch& scratch, int* faults)
 {
     const Spans& spans = sight.spans;
     const int g = blockIdx.x % GROUPS, last = spans.tiles - 1, position = sight.position;
@@ -173,7 +168,7 @@ ON_DEVICE void attend(const Source& x, const Keys& keys, const Sight& sight, lon
         sync_consumers();
         add_values(part, scratch, keys.sums + at * DIM, (long long)keys.most * DIM);
         if (next != tile + 1 || next % spans.length == 0)
-            add_up(keys, g, tile, spans, out, x.turn, scratch, faults);
+            add_up(keys, g, tile, spans, out, largest, scratch, faults);
         tile = next;
     }
 }

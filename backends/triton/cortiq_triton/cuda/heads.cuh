@@ -34,17 +34,17 @@ struct Planes {
 
 /* A head of DIM floats by a warp, turned by angles if there are any, quantised to one or two places.
    Returns the exponent; faults are flagged. */
-ON_DEVICE int store_head(const Source& x, const float* cos, const float* sin, Planes to, Planes too,
+ON_DEVICE int store_head(const float* x, const float* cos, const float* sin, Planes to, Planes too,
                          int* faults)
 {
-    constexpr int MINE = HALF / 32;
     const int lane = threadIdx.x % 32;
-    float all[2 * MINE], *a = all, *b = all + MINE;
+    float a[HALF / 32], b[HALF / 32];
     int most = 0;
-    take_floats<DIM>(x, [=](int i) { return lane + 32 * i; }, all);
 #pragma unroll
     for (int i = 0; i < HALF / 32; ++i) {
         const int pair = lane + 32 * i;
+        a[i] = __ldcg(x + pair);
+        b[i] = __ldcg(x + pair + HALF);
         if (cos) {
             const float c = cos[pair], s = sin[pair];
             const float first = a[i] * c - b[i] * s, second = b[i] * c + a[i] * s;
@@ -74,24 +74,24 @@ ON_DEVICE int store_head(const Source& x, const float* cos, const float* sin, Pl
 
 /* The queries of a key's head to scratch, by warps 0 ...; with `page`, its new key and value to scratch
    and to their row of that page, by the next two. */
-ON_DEVICE void store_heads(const Source& x, int g, const Keys& keys, int position, float factor, i8* page,
+ON_DEVICE void store_heads(const float* x, int g, const Keys& keys, int position, float factor, i8* page,
                            AttentionScratch& scratch, int* faults)
 {
     const int warp = threadIdx.x / 32, t = position % 64;
     const float *cos = keys.cos + (long long)position * HALF, *sin = keys.sin + (long long)position * HALF;
     i8* exponents = page + 64 * GROUPS * 4 * DIM;
     if (warp < EACH) {
-        const int e = store_head(part(x, (g * EACH + warp) * DIM), cos, sin,
+        const int e = store_head(x + (g * EACH + warp) * DIM, cos, sin,
                                  {scratch.high[warp], scratch.low[warp], 1}, {nullptr, nullptr, 0}, faults);
         scratch.factor[warp] = exp2_int(e + 16) * factor;
     } else if (warp == EACH && page) {
         i8* to = page + (g * 64 + t) * DIM;
-        const int e = store_head(part(x, (HEADS + g) * DIM), cos, sin, {scratch.high[EACH], scratch.low[EACH], 1},
+        const int e = store_head(x + (HEADS + g) * DIM, cos, sin, {scratch.high[EACH], scratch.low[EACH], 1},
                                  {to, to + GROUPS * 64 * DIM, 1}, faults);
         exponents[g * 64 + t] = i8(scratch.new_exponents[0] = e);
     } else if (warp == EACH + 1 && page) {
         i8* to = page + 2 * GROUPS * 64 * DIM + g * DIM * 64 + t;
-        const int e = store_head(part(x, (HEADS + GROUPS + g) * DIM), nullptr, nullptr,
+        const int e = store_head(x + (HEADS + GROUPS + g) * DIM, nullptr, nullptr,
                                  {scratch.value_high, scratch.value_low, 1},
                                  {to, to + GROUPS * 64 * DIM, 64}, faults);
         exponents[(GROUPS + g) * 64 + t] = i8(scratch.new_exponents[1] = e);

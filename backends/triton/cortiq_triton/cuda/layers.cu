@@ -1,8 +1,7 @@
-/* Decoder layers of one row in one launch: as many blocks as the machine holds, one a processor, and
-   not more than a product has rows. What follows a product looks for its row in cells. */
+/* Decoder layers of one row in one launch: as many blocks as the machine holds, one a processor,
+   which wait for one another between products. */
 #include "machine.cuh"
 #include "numbers.cuh"
-#include "cells.cuh"
 #include "products.cuh"
 #include "rows.cuh"
 #include "heads.cuh"
@@ -20,17 +19,15 @@ struct Layer {
     float eps, mlp_eps, factor, unused;
 };
 
-/* x : the row that comes in; out : the one that leaves, if no head follows. head : a last product, of the
-   row normalised by `norm`, to `logits`; null for none. Cells, in the order in which a layer writes them:
-   heads, attended and largest, middle, gated and gated_largest, passed. turns : of the launch before. */
+/* x : the row that comes in; out : the one that leaves. Between : what blocks hand to one another.
+   head : a last product, of the row normalised by `norm`, to `logits`; null for none. */
 struct Arguments {
     const Layer* layers;
     const float *x, *norm, *head_scale;
     const i8* head;
-    float *out, *logits;
-    u64 *heads, *attended, *largest, *middle, *gated, *gated_largest, *passed;
-    u32* turns;
-    int* faults;
+    float *out, *middle, *heads, *attended, *gated, *logits;
+    int *largest, *gated_largest, *faults;
+    u32* counters;
     Keys keys;
     int count, vocabulary;
     float eps, one_over_n;
@@ -44,12 +41,10 @@ ON_DEVICE float value_of(float dot, float scale, int e, bool& fault)
     return snapped(y);
 }
 
-/* To a cell, or, where there are none, to `plain`; added to the residual if there is one. */
+/* Added to the residual; or, where there is none, stored. */
 struct Store {
-    u64* cells;
-    float* plain;
-    const Source* residual;
-    u32 turn;
+    float* out;
+    const float* residual;
     int* faults;
     int e;
 
@@ -58,16 +53,11 @@ struct Store {
         bool fault = false;
         float y = value_of(dot, scale, e, fault);
         if (residual) {
-            float x[1];
-            take_floats<HIDDEN>(*residual, [=](int) { return row; }, x);
-            y = x[0] + y;
+            y = __ldcg(residual + row) + y;
             fault |= outside(y);
             y = snapped(y);
         }
-        if (cells)
-            put_word(cells + row, __float_as_int(y), turn);
-        else
-            plain[row] = y;
+        out[row] = y;
         if (fault)
             *faults = 1;
     }
@@ -75,8 +65,7 @@ struct Store {
 
 /* silu(gate) * up, and the largest magnitude that a thread saw. */
 struct Gate {
-    u64* out;
-    u32 turn;
+    float* out;
     int *faults, *most;
     int e;
 
@@ -86,7 +75,7 @@ struct Gate {
         const float gate = value_of(dots.x, scales.x, e, fault), up = value_of(dots.y, scales.y, e, fault);
         const float a = silu(gate), y = snapped(a) * up;
         fault |= outside(a) || outside(y);
-        put_word(out + pair, __float_as_int(snapped(y)), turn);
+        out[pair] = snapped(y);
         *most = max(*most, magnitude(snapped(y)));
         if (fault)
             *faults = 1;
@@ -121,24 +110,26 @@ struct Inner {
 };
 
 /* The attention half of a layer: x to given.middle. */
-ON_DEVICE void attention_half(const Arguments& given, const Layer& l, const Source& x, u32 turn, Ring& ring,
-                              const Inner& inner)
+ON_DEVICE void attention_half(const Arguments& given, const Layer& l, const float* x, Ring& ring,
+                              u32& passed, const Inner& inner)
 {
     {
         Row<HIDDEN> row;
         norm_quantise<HIDDEN>(x, ring, l.eps, given.one_over_n, (i8*)inner.parts, inner.scratch,
                               given.faults, row);
-        const Store end = {given.heads, nullptr, nullptr, turn, given.faults, row.e};
+        const Store end = {given.heads, nullptr, given.faults, row.e};
         multiply_rows<HIDDEN>(ring, row, inner.parts, QUERIES + OTHERS, end);
         ask_for_tile(inner.sight.first, l.slot);
     }
-    attend({nullptr, given.heads, turn}, given.keys, inner.sight, l.slot, l.factor,
-           {given.attended, given.largest}, *(AttentionScratch*)inner.parts, given.faults);
-    sync_consumers();
+    sync_grid(given.counters, passed);
+    attend(given.heads, given.keys, inner.sight, l.slot, l.factor, given.attended, given.largest,
+           *(AttentionScratch*)inner.parts, given.faults);
+    sync_grid(given.counters, passed);
     Row<QUERIES> row;
-    quantise<QUERIES>({nullptr, given.attended, turn}, given.largest, HEADS, (i8*)inner.parts, row);
-    const Store end = {given.middle, nullptr, &x, turn, given.faults, row.e};
+    quantise<QUERIES>(given.attended, given.largest, HEADS, (i8*)inner.parts, row);
+    const Store end = {given.middle, x, given.faults, row.e};
     multiply_rows<QUERIES>(ring, row, inner.parts, HIDDEN, end);
+    sync_grid(given.counters, passed);
 }
 
 /* Words of a layer, from the device's memory to a block's. */
@@ -149,20 +140,18 @@ ON_DEVICE void copy_layer(const Layer* from, Layer* to)
         ((long long*)to)[word] = ((const long long*)from)[word];
 }
 
-/* The other half: given.middle to given.passed, or to given.out where nothing follows; the last warp
-   brings the next layer's words. */
-ON_DEVICE void mlp_half(const Arguments& given, const Layer& l, const Layer* coming, Layer* next, u32 turn,
-                        Ring& ring, const Inner& inner)
+/* The other half: given.middle to given.out; the last warp brings the next layer's words. */
+ON_DEVICE void mlp_half(const Arguments& given, const Layer& l, const Layer* coming, Layer* next,
+                        Ring& ring, u32& passed, const Inner& inner)
 {
-    const Source middle = {nullptr, given.middle, turn};
     {
         Row<HIDDEN> row;
-        norm_quantise<HIDDEN>(middle, ring, l.mlp_eps, given.one_over_n, (i8*)inner.parts, inner.scratch,
-                              given.faults, row);
+        norm_quantise<HIDDEN>(given.middle, ring, l.mlp_eps, given.one_over_n, (i8*)inner.parts,
+                              inner.scratch, given.faults, row);
         if (coming && threadIdx.x / 32 == WARPS - 1)
             copy_layer(coming, next);
         int most = 0;
-        const Gate end = {given.gated, turn, given.faults, &most, row.e};
+        const Gate end = {given.gated, given.faults, &most, row.e};
         multiply_pairs<HIDDEN>(ring, row, inner.parts, WIDE, end);
         most = warp_most(most);
         if (threadIdx.x % 32 == 0)
@@ -171,37 +160,33 @@ ON_DEVICE void mlp_half(const Arguments& given, const Layer& l, const Layer* com
         if (threadIdx.x < 32)
             most = warp_most(inner.scratch.maxima[threadIdx.x % WARPS]);
         if (threadIdx.x == 0)
-            put_word(given.gated_largest + blockIdx.x, most, turn);
+            given.gated_largest[blockIdx.x] = most;
     }
+    sync_grid(given.counters, passed);
     Row<WIDE> row;
-    quantise<WIDE>({nullptr, given.gated, turn}, given.gated_largest, gridDim.x, (i8*)inner.parts, row);
-    u64* cells = coming || given.head ? given.passed : nullptr;
-    const Store end = {cells, given.out, &middle, turn, given.faults, row.e};
+    quantise<WIDE>(given.gated, given.gated_largest, gridDim.x, (i8*)inner.parts, row);
+    const Store end = {given.out, given.middle, given.faults, row.e};
     multiply_rows<WIDE>(ring, row, inner.parts, HIDDEN, end);
+    sync_grid(given.counters, passed);
 }
 
-/* Turns go on from launch to launch. The first block counts them up: that it has come to the end says
-   that all have read where they began. */
 ON_DEVICE void compute_all(const Arguments& given, Ring ring, const Inner& inner)
 {
-    u32 turn = __ldcg(given.turns);
-    Source x = {given.x, nullptr, 0};
+    u32 passed = 0;
     for (int i = 0; i < given.count; ++i) {
         const Layer &l = inner.known[i % 2], *coming = i + 1 < given.count ? given.layers + i + 1 : nullptr;
-        ++turn;
-        attention_half(given, l, x, turn, ring, inner);
-        mlp_half(given, l, coming, inner.known + (i + 1) % 2, turn, ring, inner);
-        x = {nullptr, given.passed, turn};
+        attention_half(given, l, i ? given.out : given.x, ring, passed, inner);
+        mlp_half(given, l, coming, inner.known + (i + 1) % 2, ring, passed, inner);
     }
     if (given.head) {
         Row<HIDDEN> row;
-        norm_quantise<HIDDEN>(x, ring, given.eps, given.one_over_n, (i8*)inner.parts, inner.scratch,
-                              given.faults, row);
-        const Store end = {nullptr, given.logits, nullptr, turn, given.faults, row.e};
+        norm_quantise<HIDDEN>(given.out, ring, given.eps, given.one_over_n, (i8*)inner.parts,
+                              inner.scratch, given.faults, row);
+        const Store end = {given.logits, nullptr, given.faults, row.e};
         multiply_rows<HIDDEN>(ring, row, inner.parts, given.vocabulary, end);
     }
-    if (blockIdx.x == 0 && threadIdx.x == 0)
-        *given.turns = turn;
+    if (threadIdx.x == 0 && ordered_add(given.counters + 1) + 1 == gridDim.x)
+        given.counters[0] = given.counters[1] = 0;
 }
 
 /* Shared memory: stages; room for parts of dots, planes of rows and attention's scratch, one after the

@@ -71,30 +71,18 @@ ON_DEVICE void sync_consumers()
     asm volatile("bar.sync 1, %0;" :: "n"(CONSUMERS) : "memory");
 }
 
-/* Eight bytes that another block may write meanwhile: all of them as they were, or as they become. */
-ON_DEVICE u64 read_cell(const u64* cell)
+ON_DEVICE void release_add(u32* counter)
 {
-    u64 value;
-    asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];"
-                 : "=l"(value) : "l"(__cvta_generic_to_global(cell)) : "memory");
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;"
+                 :: "l"(__cvta_generic_to_global(counter)) : "memory");
+}
+
+ON_DEVICE u32 acquire(const u32* counter)
+{
+    u32 value;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
+                 : "=r"(value) : "l"(__cvta_generic_to_global(counter)) : "memory");
     return value;
-}
-
-ON_DEVICE void read_cells(const u64* cells, u64& first, u64& second)
-{
-    asm volatile("ld.relaxed.gpu.global.v2.b64 {%0, %1}, [%2];"
-                 : "=l"(first), "=l"(second) : "l"(__cvta_generic_to_global(cells)) : "memory");
-}
-
-ON_DEVICE void write_cell(u64* cell, u64 value)
-{
-    asm volatile("st.relaxed.gpu.global.b64 [%0], %1;"
-                 :: "l"(__cvta_generic_to_global(cell)), "l"(value) : "memory");
-}
-
-/* Between one look at cells that are not there yet and the next. */
-ON_DEVICE void look_again()
-{
 }
 
 ON_DEVICE u32 ordered_add(u32* counter)
@@ -142,6 +130,20 @@ ON_DEVICE void multiply_quads(int (&sums)[4], int4 a0, int4 a8, int4 b)
 {
     multiply_words(sums, a0.x, a8.x, a0.y, a8.y, b.x, b.y);
     multiply_words(sums, a0.z, a8.z, a0.w, a8.w, b.z, b.w);
+}
+
+/* A barrier of all blocks, which are on the machine together: every store of theirs before it is
+   seen by every load after it that passes the L1. `passed` counts arrivals, and starts at 0. */
+ON_DEVICE void sync_grid(u32* counter, u32& passed)
+{
+    sync_consumers();
+    passed += gridDim.x;
+    if (threadIdx.x == 0) {
+        release_add(counter);
+        while (acquire(counter) < passed)
+            ;
+    }
+    sync_consumers();
 }
 
 struct Share {

@@ -9,24 +9,30 @@ struct NormScratch {
     int maxima[WARPS];
 };
 
-/* A row in cells, and the largest magnitudes of its parts, which are written last. Where `room` holds
-   one plane it is used for one after the other. */
-template <int K>
-ON_DEVICE void quantise(const Source& y, const u64* maxima, int count, i8* room, Row<K>& x)
+/* A row of floats that other blocks wrote, whose parts' largest magnitudes are known. Where `room`
+   holds one plane it is used for one after the other. */
+template <int K> ON_DEVICE void quantise(const float* y, const int* maxima, int count, i8* room, Row<K>& x)
 {
-    constexpr int PAIRS = K / 2, MINE = (PAIRS + CONSUMERS - 1) / CONSUMERS, SECOND = 2 * K <= ROOM ? K : 0;
-    const auto pair = [](int i) { return int(threadIdx.x) + i * CONSUMERS; };
-    float2 value[MINE];
-    int low[MINE];
-    const int most = take_most(maxima, count, y.turn);
-    take_pairs<K>(y, pair, value);
+    constexpr int FOURS = K / 4, MINE = (FOURS + CONSUMERS - 1) / CONSUMERS, SECOND = 2 * K <= ROOM ? K : 0;
+    float4 value[MINE];
+    int low[MINE], most = 0;
+#pragma unroll
+    for (int i = 0; i < MINE; ++i) {
+        const int at = threadIdx.x + i * CONSUMERS;
+        value[i] = at < FOURS ? __ldcg((const float4*)y + at) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+    for (int i = threadIdx.x % 32; i < count; i += 32)
+        most = max(most, __ldcg(maxima + i));
+    most = warp_most(most);
     x.e = exponent_of(most);
 #pragma unroll
     for (int i = 0; i < MINE; ++i) {
+        const int at = threadIdx.x + i * CONSUMERS;
         const int a = quantised(value[i].x, most, x.e), b = quantised(value[i].y, most, x.e);
-        low[i] = word_of(a, b, 0, 0);
-        if (pair(i) < PAIRS)
-            ((short*)room)[pair(i)] = short(word_of(upper(a), upper(b), 0, 0));
+        const int c = quantised(value[i].z, most, x.e), d = quantised(value[i].w, most, x.e);
+        low[i] = word_of(a, b, c, d);
+        if (at < FOURS)
+            ((int*)room)[at] = word_of(upper(a), upper(b), upper(c), upper(d));
     }
     if (!SECOND) {
         sync_consumers();
@@ -35,8 +41,8 @@ ON_DEVICE void quantise(const Source& y, const u64* maxima, int count, i8* room,
     }
 #pragma unroll
     for (int i = 0; i < MINE; ++i)
-        if (pair(i) < PAIRS)
-            ((short*)(room + SECOND))[pair(i)] = short(low[i]);
+        if (threadIdx.x + i * CONSUMERS < FOURS)
+            ((int*)(room + SECOND))[threadIdx.x + i * CONSUMERS] = low[i];
     sync_consumers();
     take<K>(room, 1, SECOND, x);
     sync_consumers();
@@ -98,11 +104,13 @@ template <int K> ON_DEVICE float sum_of_squares(const Terms<K>& x, float* room, 
 }
 
 /* RMSNorm of x, whose weight is the ring's next stage, quantised. Faults are flagged. */
-template <int K> ON_DEVICE void norm_quantise(const Source& x, Ring& ring, float eps, float one_over_n,
+template <int K> ON_DEVICE void norm_quantise(const float* x, Ring& ring, float eps, float one_over_n,
                                               i8* room, NormScratch& scratch, int* faults, Row<K>& out)
 {
     Terms<K> terms;
-    take_floats<K>(x, Terms<K>::column, terms.value);
+#pragma unroll
+    for (int i = 0; i < Terms<K>::MINE; ++i)
+        terms.value[i] = Terms<K>::column(i) < K ? __ldcg(x + Terms<K>::column(i)) : 0.0f;
     const float root = 1.0f / sqrtf(sum_of_squares<K>(terms, (float*)room, scratch) * one_over_n + eps);
     const float* weight = (const float*)ring.wait_full(ring.number);
     int most = 0;
