@@ -187,19 +187,25 @@ class GrammarMasks(BatchedMasks):
     @classmethod
     def prepare(cls, asked: Sequence[tuple[Self, Sequence[int]]]) -> None:
         """Compute the masks after these ids by the library's threads."""
-        waiting = []
+        waiting, longer = [], []
         for masks, ids in asked:
             made, start = masks._start(ids)
-            if start is not None:
+            if start is None:
+                continue
+            waiting.append(masks)
+            if len(made) > start and masks._consumed == made[start:-1]:
+                longer.append((masks._matcher, made[-1]))
+                masks._consumed, masks._prepared = made[start:], None
+            else:
                 masks._advance(made[start:])
-                waiting.append(masks)
         if not waiting:
             return
+        if longer:
+            _executor().consume_token_par(longer)
         words = np.zeros((len(waiting), -(-waiting[0].grammars.vocabulary // 32)), np.int32)
         matchers = [(masks._matcher, at) for at, masks in enumerate(waiting)]
-        _executor().unsafe_compute_mask_ptr(
-            matchers, words.ctypes.data, words.strides[0], len(words)
-        )
+        place, each = words.ctypes.data, words.strides[0]
+        _executor().unsafe_compute_mask_ptr(matchers, place, each, len(words))
         for masks, row in zip(waiting, words, strict=True):
             masks._prepared = row.tobytes()
 
