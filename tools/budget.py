@@ -32,7 +32,7 @@ LIMITS: Mapping[str, int] = {
     "backends/cpu": 11080,
     "backends/mlx": 1760,
     "backends/reference": 970,
-    "backends/triton": 10850,
+    "backends/triton": 10930,
     "backends/wgpu": 6000,
     "benchmarks": 4360,
     "conformance": 8480,

@@ -19,7 +19,7 @@ from cortiq.engine.output import Output
 from cortiq.engine.pace import Pace
 from cortiq.engine.prefixes import PrefixCache
 from cortiq.engine.request import Request, checked_request, vocabulary_size
-from cortiq.engine.schedule_ahead import note_wait, runs_ahead, supply_masks
+from cortiq.engine.schedule_ahead import MaskThread, note_wait, runs_ahead
 from cortiq.engine.scheduler import DEFAULT_OPTIONS, AdmissionError, EngineOptions, Scheduler
 from cortiq.engine.sequence import Progress, Sequence
 from cortiq.engine.state_manager import StateManager
@@ -60,7 +60,7 @@ class Engine:
         self._pace = Pace(self.limits.mixed_seconds, self.limits.batch_rows)
         self._in_flight: InFlightBatch | None = None
         self._vocabulary = vocabulary_size(executable.program)
-        self._drafters = DrafterManager(executable, clock)
+        self._drafters, self._masks = DrafterManager(executable, clock), MaskThread()
         slots = [executable.program.slots[n] for n in executable.program.trunk.written_slots()]
         self._costly = any(isinstance(slot, Recurrent) for slot in slots)
 
@@ -128,8 +128,7 @@ class Engine:
     def step(self) -> bool:
         """Compute one batch and commit it; return whether there is more to do.
 
-        On an asynchronous executable the next batch is submitted before this one is read, with
-        what it draws as its input, unless some sequence drafts; masks follow once this is read.
+        On an asynchronous executable the next batch is submitted before this one is read.
         """
         try:
             self._end_cancelled()
@@ -169,8 +168,7 @@ class Engine:
     def preempt(self, sequence: Sequence, keep: int = 0) -> None:
         """Drop a running sequence's rows from `keep` on; at 0 it returns to the waiting queue.
 
-        No token changes. A sequence with rows in flight, or without a new token since it was last
-        preempted, keeps its rows.
+        One with rows in flight, or without a new token since the last time, keeps its rows.
         """
         preemptible = sequence in self.running and sequence.can_be_preempted
         if preemptible and not self._is_in_flight(sequence):
@@ -212,7 +210,7 @@ class Engine:
             return
         try:
             with attributed_to(self._states.backend):
-                supply_masks(batch)
+                self._masks.supply(batch)
         except Exception as error:
             self._in_flight = None
             self._fail_batch(batch, error)
@@ -225,6 +223,7 @@ class Engine:
         except Exception as error:
             self._fail_batch(batch, error)
             return
+        self._masks.start(self._in_flight, batch, result.rows)
         counts = [self._commit(batch, rows, result) for rows in batch.scheduled]
         now = self.clock()
         wall, self._finished = now - max(batch.started, self._finished), now
@@ -284,6 +283,7 @@ class Engine:
         for sequence in [*self.waiting, *self.running]:
             sequence.cancel()
         self.run()
+        self._masks.close()
 
     def _abort(self, error: BaseException) -> None:
         """End every sequence with the error: after an interrupt or a lack of memory."""

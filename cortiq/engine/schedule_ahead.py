@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Rows
 from collections.abc import Sequence as Several
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import cast
 
 from cortiq.backend import Executable, LateTicket
 from cortiq.engine.in_flight import InFlightBatch
 from cortiq.engine.masks import prepare_masks
 from cortiq.engine.sequence import Sequence
+from cortiq.engine.session import RowResult
 from cortiq.numerics.masks import Mask
 
 
@@ -32,12 +35,49 @@ def note_wait(reason: str, running: Several[Sequence]) -> None:
         sequence.stats.waited[reason] += 1
 
 
-def supply_masks(batch: InFlightBatch) -> None:
-    """Give a batch in flight the masks that depend on what the one before it drew."""
-    late = [rows.sequence for rows in batch.late]
-    prepare_masks((one.request.masks, one.ids) for one in late if not one.done)
-    masks = [late_mask(sequence) for sequence in late]
-    cast(LateTicket, batch.ticket).supply(masks)
+class MaskThread:
+    """Prepares the masks of a batch in flight while what the one before it drew is committed."""
+
+    def __init__(self) -> None:
+        self._pool: ThreadPoolExecutor | None = None
+        self._under_way: Future[None] | None = None
+
+    def start(
+        self, batch: InFlightBatch | None, before: InFlightBatch, rows: Rows[RowResult]
+    ) -> None:
+        """Begin with the masks after what the batch before drew, if there are some to be made.
+
+        Parameters
+        ----------
+        rows : results of the batch before.
+        """
+        asked = []
+        for late in batch.late if batch is not None else ():
+            drew = before.rows_of(late.sequence)
+            if drew is not None and drew.draws and (row := rows[drew.drawing[-1]]):
+                want = before.rows[drew.drawing[-1]].wants[0]
+                asked.append((late.sequence.request.masks, [*late.sequence.ids, int(row[want])]))
+        if len(asked) > 1:
+            self._pool = self._pool or ThreadPoolExecutor(1, "masks")
+            self._under_way = self._pool.submit(prepare_masks, asked)
+
+    def supply(self, batch: InFlightBatch) -> None:
+        """Give a batch in flight the masks that depend on what the one before it drew."""
+        self.wait()
+        masks = [late_mask(rows.sequence) for rows in batch.late]
+        cast(LateTicket, batch.ticket).supply(masks)
+
+    def wait(self) -> None:
+        """Wait for what was begun; an error of it is raised."""
+        waiting, self._under_way = self._under_way, None
+        if waiting is not None:
+            waiting.result()
+
+    def close(self) -> None:
+        """End the thread."""
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
 
 
 def late_mask(sequence: Sequence) -> Mask | None:

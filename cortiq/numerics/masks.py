@@ -15,6 +15,9 @@ from cortiq.errors import RequestError, shown
 
 Mask = bytes
 
+LOOKED_AT = 256
+"""Bytes of a mask that are looked at before all: masks are checked at each step of each row."""
+
 
 def mask_of(ids: Iterable[int], vocabulary: int) -> Mask:
     """Make a mask that allows these ids.
@@ -55,9 +58,15 @@ def mask_fault(mask: object, vocabulary: int) -> str:
     size = -(-vocabulary // 8)
     if len(mask) < size:
         return f"a mask of {len(mask)} bytes, {vocabulary} tokens take {size}"
-    if not (np.frombuffer(mask, np.uint8, vocabulary // 8).any() or _last_bits(mask, vocabulary)):
+    if not (_first_bits(mask, vocabulary) or _last_bits(mask, vocabulary)):
         return f"a mask that allows none of the {vocabulary} tokens"
     return ""
+
+
+def _first_bits(mask: Mask, vocabulary: int) -> bool:
+    """Return whether an id of the whole bytes is allowed; most masks allow one of the first."""
+    some = mask[: min(LOOKED_AT, vocabulary // 8)].strip(b"\0")
+    return bool(some) or bool(np.frombuffer(mask, np.uint8, vocabulary // 8).any())
 
 
 def _last_bits(mask: Mask, vocabulary: int) -> int:

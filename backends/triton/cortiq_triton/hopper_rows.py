@@ -60,7 +60,8 @@ def matmul_rows_of_codes(
     pieces: gl.constexpr = gl.NVMMASharedLayout(128, 8, 2)
     tm, tn = tile_place(gl.program_id(0), (N + BN - 1) // BN, (M + BM - 1) // BM, GROUP)
     n = gl.minimum(tn * BN + gl.arange(0, BN, layout=gl.SliceLayout(1, lie)), N - 1).to(gl.int64)
-    m = gl.minimum(tm * BM + gl.arange(0, BM, layout=gl.SliceLayout(1, lie)), M - 1).to(gl.int64)
+    # Rows beyond the last are the first ones again: one row that all ask for is a queue in the L2.
+    m = ((tm * BM + gl.arange(0, BM, layout=gl.SliceLayout(1, lie))) % M).to(gl.int64)
     weights = gl.allocate_shared_memory(gl.int8, [STAGES, BN, 128], pieces)
     highs = gl.allocate_shared_memory(gl.int8, [STAGES, BM, 128], pieces)
     lows = gl.allocate_shared_memory(gl.int8, [STAGES, BM, 128], pieces)

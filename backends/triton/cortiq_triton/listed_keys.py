@@ -10,8 +10,8 @@ from cortiq_triton.order import allowed, bucket_of, depth_of, finer, keys_of, nu
 
 TOP_K, TOP_P = constant(columns.TOP_K), constant(columns.TOP_P)
 
-LAST = constant(9223372036854775807)
-"""A key after all others."""
+LAST, SMALL = constant(9223372036854775807), constant(128)
+"""A key after all others; keys of a list for which a program of fewer lanes is there."""
 
 
 @device
@@ -93,14 +93,47 @@ def weight_to_reach(whole: Tensor, lines: Tensor, row: Tensor) -> Tensor:
 
 
 @device
+def weight_upto(
+    last: Tensor, y: Tensor, listed: Tensor, masks: Tensor, mask: Tensor, stop: Tensor,
+    count: Tensor, short: Tensor, largest: Tensor, smallest: Tensor, chosen: Tensor, fine: Tensor,
+    n: Tensor, words: Tensor, RAW: tl.constexpr, MASKED: tl.constexpr, SHIFT: tl.constexpr,
+    CHUNK: tl.constexpr,
+) -> Tensor:  # fmt: skip
+    """The sum of the weights of the candidates up to a key."""
+    weight = count * 0
+    for start in range(0, stop, CHUNK):
+        key, inside = candidates(
+            y, listed, masks, mask, start, count, short, largest, smallest, chosen, fine, n,
+            words, RAW, MASKED, SHIFT, CHUNK,
+        )  # fmt: skip
+        inside = inside & (key <= last)
+        weight += tl.sum(tl.where(inside, weights_of_keys(key, SHIFT), 0), 0)
+    return weight
+
+
+@device
 def last_of_list(
+    row_list: Tensor, many: Tensor, target: Tensor, lines: Tensor, row: Tensor,
+    WEIGHTS: tl.constexpr, SHIFT: tl.constexpr, CHUNK: tl.constexpr,
+) -> Tensor:  # fmt: skip
+    """The last key that is kept of a list that holds the first `target` of a row: these, and with
+    WEIGHTS of these the ones that a row's top_p keeps.
+    """
+    if many <= SMALL:
+        last = place_all(row_list, many, target, lines, row, WEIGHTS, SHIFT, SMALL)
+    else:
+        last = place_all(row_list, many, target, lines, row, WEIGHTS, SHIFT, CHUNK)
+    return last
+
+
+@device
+def place_all(
     row_list: Tensor, many: Tensor, target: Tensor, lines: Tensor, row: Tensor,
     WEIGHTS: tl.constexpr, SHIFT: tl.constexpr, SIZE: tl.constexpr,
 ) -> Tensor:  # fmt: skip
-    """The last key that is kept of at most SIZE, which hold the first `target` of a row: these, and
-    with WEIGHTS of these the ones that a row's top_p keeps.
+    """What `last_of_list` returns, of at most SIZE keys.
 
-    Each key is compared with all others, whose counts and weights up to it are its place.
+    Each is compared with all others, whose counts and weights up to it are its place.
     """
     i = tl.arange(0, SIZE)
     key = tl.load(row_list + i, mask=i < many, other=LAST)

@@ -14,6 +14,7 @@ from cortiq_triton.listed_keys import (
     least_and_most,
     weight_of_list,
     weight_to_reach,
+    weight_upto,
     weights_of_keys,
 )
 from cortiq_triton.order import (
@@ -42,8 +43,6 @@ SUMS = constant(128)
 LISTED, CUT, KEPT, DONE = constant(96), constant(98), constant(99), constant(-2)
 """Ids listed (LISTED and LISTED + 1), last key kept, weight kept (−1: everything; DONE: top_p has
 cut it already)."""
-SMALL = constant(128)
-"""Ids of a list for which a program of fewer lanes is there."""
 COUNT_AT = constant(52)
 """Bit from which on a part's sum of weights holds its count."""
 
@@ -221,8 +220,7 @@ def settle(
     target = target_of(lines, sums, row, PHASE)
     if target == 0:
         return
-    place = number(lines, row, PLACE).to(tl.int64) if RAW else row
-    mask = number(lines, row, MASK)
+    place, mask = number(lines, row, PLACE).to(tl.int64) if RAW else row, number(lines, row, MASK)
     largest, smallest = extremes(spread, row, parts, PP)
     chosen, count, weight = crossing(line, target * 0, target * 0, target, PHASE)
     fine, count, weight = crossing(line + 32 * PHASE, count, weight, target, PHASE)
@@ -231,11 +229,8 @@ def settle(
     stop = tl.where(short, n.to(tl.int64), many)
     row_y, row_list = y + place * n, listed + row * capacity
     if lists_all(lines, line, row, count, fine, PHASE, FEW):
-        if many <= SMALL:
-            last = last_of_list(row_list, many, target, lines, row, WEIGHTS, SHIFT, SMALL)
-        else:
-            last = last_of_list(row_list, many, target, lines, row, WEIGHTS, SHIFT, CHUNK)
-        tl.store(line + CUT, last)
+        known = (row_list, many, target, lines, row)
+        tl.store(line + CUT, last_of_list(*known, WEIGHTS, SHIFT, CHUNK))
         tl.store(line + KEPT, DONE)
         return
     low, high = least_and_most(
@@ -264,11 +259,8 @@ def settle(
         high = tl.minimum(high, low + step - 1)
     tl.store(line + CUT, low)
     if (PHASE == 1) and WEIGHTS:
-        for start in range(0, stop, CHUNK):
-            key, inside = candidates(
-                row_y, row_list, masks, mask, start, many, short, largest, smallest, chosen, fine,
-                n, words, RAW, MASKED, SHIFT, CHUNK,
-            )  # fmt: skip
-            each = weights_of_keys(key, SHIFT)
-            weight += tl.sum(tl.where(inside & (key <= low), each, 0), 0)
+        weight += weight_upto(
+            low, row_y, row_list, masks, mask, stop, many, short, largest, smallest, chosen, fine,
+            n, words, RAW, MASKED, SHIFT, CHUNK,
+        )  # fmt: skip
         tl.store(line + KEPT, weight)
