@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from cortiq.engine.prompt_embeddings import EMBED, check_row
+from cortiq.engine.prompt_embeddings import check_row
 from cortiq.errors import RequestError
 from cortiq.ir import Program
 from cortiq.ir.images import IMAGES, TEXT_ONLY, ImageRows
@@ -35,7 +35,7 @@ class ImageSpan:
 
     @cached_property
     def rows(self) -> Floats:
-        """Its rows, float32 [rows, width]."""
+        """Its rows, float32 [rows, width]; with rows of layers side by side, a width each."""
         return self.make()
 
 
@@ -108,7 +108,7 @@ class PromptImages:
         found = self.given.inputs(position, last, axes)
         if position in self._owners:
             span, number = self._owners[position]
-            found[EMBED] = span.rows[number]
+            found |= self.given.parts(span.rows[number])
         return found
 
     def whole_rows(self, start: int, rows: int) -> int:
@@ -154,7 +154,8 @@ def check_images(images: PromptImages | None, tokens: int, program: Program) -> 
 def compute_rows(images: PromptImages | None, program: Program) -> None:
     """Compute the rows of a prompt's images, and check them."""
     for span in images.spans if images is not None else ():
-        check_row(span.rows, len(span.places), program)
+        parts = 1 + program.facts.get(IMAGES, TEXT_ONLY).deep
+        check_row(span.rows, len(span.places), program, parts)
 
 
 def no_images(program: Program, tokens: int) -> PromptImages | None:

@@ -33,12 +33,12 @@ class Tile:
     Attributes
     ----------
     patches : float32 [patches, values].
-    inputs : what each patch supplies besides, int32 [patches, ...].
+    inputs : what each patch supplies besides, int32 or float32 [patches, ...].
     squares : int64 [rows, patches of a square]: the patches that each row is made of.
     """
 
     patches: Floats
-    inputs: Mapping[str, npt.NDArray[np.int32]]
+    inputs: Mapping[str, npt.NDArray[Any]]
     squares: npt.NDArray[np.int64]
 
 

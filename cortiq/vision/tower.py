@@ -7,17 +7,27 @@ from typing import Any
 
 from cortiq.ir import Builder, Op, Program, Value
 from cortiq.ir.encoders import ENCODER, LAST, Encoder
-from cortiq.ir.layers import Linear, Residual
+from cortiq.ir.layers import Embedding, Linear, Residual
+from cortiq.ir.ops import Activation, CombineExperts, Concat, Multiply, Reshape, Scale
 from cortiq.vision.config import VisionConfig
 
 PATCH, SQUARE, SHARES = "patch", "square", "shares"
 """Inputs: the pixels of a patch; of the projector, the rows of a square and what each weighs."""
+PLACES, TAPS = "place.{}", "taps.weights"
+"""Inputs: rows of a table of learned positions that are near a patch, and what each weighs."""
+STEEPNESS = 1.702
+"""Of the sigmoid that approximates GELU."""
 PROJECTOR = "projector"
 """Entry that makes a row of the text model of the tower's rows of one square."""
 ROWS = "rows"
 """Output of the projector."""
 HIDDEN = "hidden"
 """Output of the tower."""
+
+
+def square_of(number: int) -> str:
+    """Return the projector's input for the rows of the tower's output of a number."""
+    return f"{SQUARE}.{number}" if number else SQUARE
 
 
 class Tower:
@@ -73,13 +83,39 @@ class Tower:
         y = self.builder.add(op, y, *others, name=name, weights=weights, slots=slots)
         return self.builder.add(Residual(), x, y, name=out)
 
-    def finish(self) -> None:
-        """Finish the tower, whose output is `hidden`; what is written after it is the projector."""
+    def quick_gelu_mlp(self, x: Value, here: str, tensors: tuple[str, str]) -> Value:
+        """Write down(u·σ(1.702·u)) with u = up(x), biases with both."""
+        b, sizes = self.builder, (self.config.hidden_size, self.config.intermediate_size)
+        up = self.linear(x, f"{here}.up", tensors[0], sizes, biased=True)
+        steep = b.add(Scale(STEEPNESS), up, name=f"{here}.steep")
+        share = b.add(Activation("sigmoid"), steep, name=f"{here}.share")
+        product = b.add(Multiply(), up, share, name=f"{here}.product")
+        return self.linear(product, f"{here}.mlp", tensors[1], sizes[::-1], biased=True)
+
+    def interpolated(self, x: Value, rows: int, tensor: str, taps: int) -> Value:
+        """Write x and the weighted rows of a table of learned positions that its patch supplies."""
+        b, width = self.builder, self.config.hidden_size
+        table, weights = Embedding(rows, width), {"table": tensor}
+        given = [
+            b.add(table, b.input(PLACES.format(n)), name=f"place.{n}", weights=weights)
+            for n in range(taps)
+        ]
+        joined = b.add(Reshape((taps, width)), b.add(Concat(), *given, name="near"), name="taps")
+        where = b.add(CombineExperts(), b.input(TAPS, (taps,), "f32"), joined, name="place")
+        return b.add(Residual(), x, where, name="placed")
+
+    def finish(self, *deep: str) -> None:
+        """Finish the tower; what is written after it is the projector.
+
+        Parameters
+        ----------
+        deep : outputs beside `hidden`, of which the projector makes rows for layers of the text.
+        """
         self.builder.facts[ENCODER] = Encoder()
-        self.builder.graph("trunk", (HIDDEN,))
+        self.builder.graph("trunk", (HIDDEN, *deep))
         self.builder.input("position")
 
-    def program(self) -> Program:
-        """Return the program, after the projector's `rows`."""
-        self.builder.graph(PROJECTOR, (ROWS,))
+    def program(self, *deep: str) -> Program:
+        """Return the program, after the projector's `rows`, and rows for layers of the text."""
+        self.builder.graph(PROJECTOR, (ROWS, *deep))
         return self.builder.program()

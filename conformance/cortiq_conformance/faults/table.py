@@ -56,6 +56,7 @@ FAULTS: Mapping[str, Fault] = {
     "a window counted from the last key": Fault(("Attend span",), "Attend"),
     "rows that see nothing after themselves": Fault(("Attend block", "Attend span"), "Attend"),
     "an image that sees the one after it": Fault(("Attend block", "Attend span"), "Attend"),
+    "rows that see more than the blocks that they list": Fault(("Attend listed",), "Attend"),
     "sink dropped": Fault(("Attend sinks",), "Attend"),
     "a stale row after rewind": Fault(("rewind",), "Attend", SEQUENCES),
     "a fork that shares its parent's tail": Fault(("fork",), "Attend", SEQUENCES),
