@@ -97,10 +97,12 @@ class Tower:
         b, width = self.builder, self.config.hidden_size
         table, weights = Embedding(rows, width), {"table": tensor}
         given = [
-            b.add(table, b.input(PLACES.format(n)), name=f"place.{n}", weights=weights)
+            b.add(table, b.input(PLACES.format(n)), name=f"place.row.{n}", weights=weights)
             for n in range(taps)
         ]
-        joined = b.add(Reshape((taps, width)), b.add(Concat(), *given, name="near"), name="taps")
+        joined = b.add(
+            Reshape((taps, width)), b.add(Concat(), *given, name="near"), name="near.rows"
+        )
         where = b.add(CombineExperts(), b.input(TAPS, (taps,), "f32"), joined, name="place")
         return b.add(Residual(), x, where, name="placed")
 

@@ -27,13 +27,14 @@ from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.models import load_program
 from cortiq.tokenizer.tokenizer import Tokenizer
 from cortiq.vision.load import load_vision, vision_family
-from cortiq.vision.tower import PROJECTOR
+from cortiq.vision.tower import PROJECTOR, square_of
 from cortiq_reference.ideal import evaluate
 
 TOLERANCE = 1e-5
 SIZES = ((40, 70), (100, 30), (20, 21), (150, 149))
 """Height and width of images: wide, tall, small, large."""
-FAMILIES = ("gemma3", "idefics3", "smolvlm", "qwen2_vl")
+QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5")
+FAMILIES = ("gemma3", "idefics3", "smolvlm", *QWEN)
 EXACT = {"temperature": 0, "ignore_eos": True}
 
 
@@ -63,7 +64,7 @@ def processed(name, folder, images):
     """Run the processor of transformers on images."""
     rules = json.loads((folder / "preprocessor_config.json").read_text())
     rules = {key: value for key, value in rules.items() if key != "image_processor_type"}
-    kind = {"gemma3": Gemma3ImageProcessorPil, "qwen2_vl": Qwen2VLImageProcessorPil}
+    kind = {"gemma3": Gemma3ImageProcessorPil, **dict.fromkeys(QWEN, Qwen2VLImageProcessorPil)}
     processor = kind.get(name, Idefics3ImageProcessorPil)(**rules)
     more = {"return_row_col_info": True} if name in ("idefics3", "smolvlm") else {}
     return processor([Image.fromarray(one) for one in images], return_tensors="pt", **more)
@@ -71,7 +72,7 @@ def processed(name, folder, images):
 
 def patches_of(name, made):
     """Our patches of an image in the order and form of transformers' pixel values."""
-    if name == "qwen2_vl":
+    if name in QWEN:
         (tile,) = made.tiles
         return tile.patches[tile.squares.reshape(-1)]
     tiles = np.stack([tile.patches for tile in made.tiles]).reshape(-1, 4, 4, 3, 14, 14)
@@ -88,21 +89,24 @@ def test_pixels_are_those_of_transformers_processor(written, size):
 
 
 def ideal_rows(vision, image):
-    """The rows of an image in float64."""
+    """The rows of an image in float64, with those of layers beside them."""
     program, rows = vision.program, []
+    graph, names = program.graphs[PROJECTOR], program.trunk.outputs
     for tile in image.tiles:
         count = len(tile.patches)
         inputs = {"patch": tile.patches, "last": np.full(count, count - 1), **tile.inputs}
         zeros = [0] * count
-        hidden = evaluate(program, vision.weights, zeros, ["hidden"], inputs=inputs)["hidden"]
-        squares = hidden[tile.squares]
-        graph, kept = program.graphs[PROJECTOR], squares.shape[:2]
-        given = {"square": squares.reshape(len(squares), *graph.values["square"].shape)}
+        hidden = evaluate(program, vision.weights, zeros, names, inputs=inputs)
+        squares = [hidden[name][tile.squares] for name in names]
+        given = {
+            square_of(n): part.reshape(len(part), *graph.values[square_of(n)].shape)
+            for n, part in enumerate(squares)
+        }
+        kept = tile.squares.shape
         given |= {"shares": np.full(kept, 1 / kept[1])} if "shares" in graph.inputs else {}
-        rows.append(
-            evaluate(program, vision.weights, zeros[: len(squares)], ["rows"], PROJECTOR, given)
-        )
-    return np.concatenate([made["rows"] for made in rows])
+        made = evaluate(program, vision.weights, zeros[: kept[0]], graph.outputs, PROJECTOR, given)
+        rows.append(np.concatenate([made[name] for name in graph.outputs], axis=1))
+    return np.concatenate(rows)
 
 
 def rows_of(name, model, given):
@@ -111,10 +115,12 @@ def rows_of(name, model, given):
     with torch.no_grad():
         if name == "gemma3":
             return list(model.get_image_features(pixel_values=pixels).pooler_output.numpy())
-        if name == "qwen2_vl":
+        if name in QWEN:
             grids = {"image_grid_thw": given["image_grid_thw"]}
-            found = model.model.get_image_features(pixel_values=pixels, **grids).pooler_output
-            return [rows.numpy() for rows in found]
+            found = model.model.get_image_features(pixel_values=pixels, **grids)
+            rows = torch.cat(found.pooler_output)
+            rows = torch.cat([rows, *getattr(found, "deepstack_features", ())], dim=1)
+            return np.split(rows.numpy(), np.cumsum([len(x) for x in found.pooler_output])[:-1])
         mask = {"pixel_attention_mask": given["pixel_attention_mask"]}
         found = model.model.get_image_features(pixel_values=pixels, **mask).pooler_output
         return [torch.cat(list(found)).numpy()]
@@ -134,7 +140,7 @@ def prompt_of(name, folder, made):
     """Ids of a text with images, and where their rows are."""
     tokenizer, parts = Tokenizer.from_folder(folder), []
     for number, image in enumerate(made):
-        around = "<|vision_start|>{}<|vision_end|>" if name == "qwen2_vl" else "{}"
+        around = "<|vision_start|>{}<|vision_end|>" if name in QWEN else "{}"
         parts.append("ab"[number % 2] + around.format(image.text))
     return tokenizer.encode("".join(parts) + "what?", parse_special=True)
 
@@ -172,7 +178,7 @@ def test_logits_in_float64_are_transformers_in_double(written, count):
     logits = evaluate(*args, ["logits"], inputs={**inputs, "embed": embed})["logits"]
     seen = torch.tensor([[int(one == token) for one in ids]])
     more = {key: given[key] for key in ("image_grid_thw", "pixel_attention_mask") if key in given}
-    types = {"gemma3": "token_type_ids", "qwen2_vl": "mm_token_type_ids"}
+    types = {"gemma3": "token_type_ids", **dict.fromkeys(QWEN, "mm_token_type_ids")}
     more |= {types[name]: seen} if name in types else {}
     pixels = given["pixel_values"].double()
     with torch.no_grad():

@@ -101,23 +101,79 @@ def idefics3(folder: Path, kind: str = "Idefics3", **sight: Any) -> Any:
     return saved(folder, config, f"{kind}ForConditionalGeneration")
 
 
-def qwen2_vl(folder: Path, **sight: Any) -> Any:
-    """Write a Qwen2-VL with patches of 4 pixels."""
+def qwen_folder(folder: Path, sections: list[int], head_dim: int | None) -> tuple[dict, dict]:
+    """Write tokenizer and processor of a Qwen; return keys of its text model and of the whole."""
     control = ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>"]
     start, end = control[1:]
     ids = write_tokenizer(folder, control, template_of(start + control[0] + end))
-    sections = {"rope_type": "default", "rope_theta": 1e3, "mrope_section": [4, 2, 2]}
-    text = TEXT | {"vocab_size": len(ids), "hidden_size": 64, "rope_parameters": sections}
+    rope = {"rope_type": "default", "rope_theta": 1e3, "mrope_section": sections}
+    text = TEXT | {"vocab_size": len(ids), "hidden_size": 64, "rope_parameters": rope}
     text.pop("head_dim")
-    tower = {"depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "patch_size": 4,
-             "mlp_ratio": 2} | sight  # fmt: skip
-    config = transformers.Qwen2VLConfig(
-        text_config=text, vision_config=tower, image_token_id=ids[control[0]],
-        vision_start_token_id=ids[start], vision_end_token_id=ids[end], video_token_id=3,
-    )  # fmt: skip
+    text |= {"head_dim": head_dim} if head_dim else {}
     rules = {
         "size": {"shortest_edge": 256, "longest_edge": 2048}, "patch_size": 4,
         "merge_size": 2, "temporal_patch_size": 2, "image_processor_type": "Qwen2VLImageProcessor",
     }  # fmt: skip
     (folder / "preprocessor_config.json").write_text(json.dumps(rules))
+    whole = {
+        "image_token_id": ids[control[0]], "vision_start_token_id": ids[start],
+        "vision_end_token_id": ids[end], "video_token_id": 3,
+    }  # fmt: skip
+    return text, whole
+
+
+def qwen2_vl(folder: Path, **sight: Any) -> Any:
+    """Write a Qwen2-VL with patches of 4 pixels."""
+    text, whole = qwen_folder(folder, [4, 2, 2], None)
+    tower = {"depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "patch_size": 4,
+             "mlp_ratio": 2} | sight  # fmt: skip
+    config = transformers.Qwen2VLConfig(text_config=text, vision_config=tower, **whole)
     return saved(folder, config, "Qwen2VLForConditionalGeneration")
+
+
+def qwen2_5_vl(folder: Path, **sight: Any) -> Any:
+    """Write a Qwen2.5-VL with patches of 4 pixels, windows of 6 and a layer without them."""
+    text, whole = qwen_folder(folder, [4, 2, 2], None)
+    tower = {"depth": 3, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2,
+             "patch_size": 4, "intermediate_size": 40, "window_size": 24,
+             "fullatt_block_indexes": [1]} | sight  # fmt: skip
+    config = transformers.Qwen2_5_VLConfig(text_config=text, vision_config=tower, **whole)
+    return saved(folder, config, "Qwen2_5_VLForConditionalGeneration")
+
+
+QWEN3_TOWER = {
+    "depth": 3, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2, "patch_size": 4,
+    "intermediate_size": 40, "num_position_embeddings": 49,
+}  # fmt: skip
+
+
+def qwen3_vl(folder: Path, **sight: Any) -> Any:
+    """Write a Qwen3-VL whose text model adds rows of two layers of the tower."""
+    text, whole = qwen_folder(folder, [4, 2, 2], 16)
+    tower = QWEN3_TOWER | {"deepstack_visual_indexes": [0, 1]} | sight
+    config = transformers.Qwen3VLConfig(text_config=text, vision_config=tower, **whole)
+    return saved(folder, config, "Qwen3VLForConditionalGeneration")
+
+
+def qwen3_vl_moe(folder: Path, **sight: Any) -> Any:
+    """Write a Qwen3-VL with experts."""
+    text, whole = qwen_folder(folder, [4, 2, 2], 16)
+    text |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    tower = QWEN3_TOWER | {"deepstack_visual_indexes": [1]} | sight
+    config = transformers.Qwen3VLMoeConfig(text_config=text, vision_config=tower, **whole)
+    return saved(folder, config, "Qwen3VLMoeForConditionalGeneration")
+
+
+def qwen3_5(folder: Path, **sight: Any) -> Any:
+    """Write a Qwen 3.5 that sees."""
+    text, whole = qwen_folder(folder, [2, 1, 1], 32)
+    text |= {
+        "layer_types": ["linear_attention", "full_attention", "full_attention"],
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+    }  # fmt: skip
+    text["rope_parameters"] |= {"partial_rotary_factor": 0.25}
+    config = transformers.Qwen3_5Config(
+        text_config=text, vision_config=QWEN3_TOWER | sight, **whole
+    )
+    return saved(folder, config, "Qwen3_5ForConditionalGeneration")
