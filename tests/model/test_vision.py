@@ -119,7 +119,8 @@ def rows_of(name, model, given):
             grids = {"image_grid_thw": given["image_grid_thw"]}
             found = model.model.get_image_features(pixel_values=pixels, **grids)
             rows = torch.cat(found.pooler_output)
-            rows = torch.cat([rows, *getattr(found, "deepstack_features", ())], dim=1)
+            deep = [torch.cat(list(one)) for one in getattr(found, "deepstack_features", ())]
+            rows = torch.cat([rows, *deep], dim=1)
             return np.split(rows.numpy(), np.cumsum([len(x) for x in found.pooler_output])[:-1])
         mask = {"pixel_attention_mask": given["pixel_attention_mask"]}
         found = model.model.get_image_features(pixel_values=pixels, **mask).pooler_output
