@@ -12,7 +12,7 @@ from cortiq.engine.session import Session, check_outcome
 from cortiq.ir.encoders import LAST
 from cortiq.numerics.contract import F32, Floats
 from cortiq.vision.image import PreparedImage, Tile
-from cortiq.vision.tower import PROJECTOR, SHARES, square_of
+from cortiq.vision.tower import NEWLINE, PROJECTOR, SHARES, square_of
 
 KEPT_ROWS = 1 << 24
 """Floats of images' rows that are kept: 64 MiB."""
@@ -29,7 +29,7 @@ class VisionEncoder:
         """Return an image's rows, float32 [rows, width]; those made last are not made again."""
         found = self._kept.pop(image.digest, None)
         if found is None:
-            found = np.concatenate([tile_rows(self.executable, tile) for tile in image.tiles])
+            found = image_rows(self.executable, image)
             found.flags.writeable = False
         self._kept[image.digest] = found
         while sum(rows.size for rows in self._kept.values()) > KEPT_ROWS and len(self._kept) > 1:
@@ -40,6 +40,26 @@ class VisionEncoder:
         """Release the tower."""
         self._kept.clear()
         self.executable.close()
+
+
+def image_rows(executable: Executable, image: PreparedImage) -> Floats:
+    """Compute the rows of an image in the order of the text, the ends of lines among them."""
+    rows = [tile_rows(executable, tile) for tile in image.tiles]
+    if image.order is None:
+        return np.concatenate(rows)
+    if NEWLINE in executable.program.graphs:
+        rows.append(_newline(executable))
+    return np.concatenate(rows)[image.order]
+
+
+def _newline(executable: Executable) -> Floats:
+    """Compute the row that ends a line."""
+    want = Named(NEWLINE)
+    with Session(executable, 1) as session, attributed_to(backend_names(executable)):
+        row = Row(session.state, 0, 0, (want,))
+        result = executable.forward(Batch([row], NEWLINE)).result()
+        check_outcome(result.outcomes[session.state], 0, "the image cannot be read by this model")
+        return np.asarray(result.rows[0][want], F32)[None]
 
 
 def tile_rows(executable: Executable, tile: Tile) -> Floats:

@@ -51,15 +51,20 @@ class PreparedImage:
     tiles : in the order of their rows in the text.
     text : what stands for the image in the text: a token for each row, and those around.
     grid : height and width of its rows, where rows have positions on several axes.
+    order : int64 [rows], the number among the rows of all tiles that each row of the text is, and
+        the number after them for a row that ends a line; None for all in order.
     """
 
     tiles: tuple[Tile, ...]
     text: str
     grid: tuple[int, int] = (0, 0)
+    order: npt.NDArray[np.int64] | None = None
 
     @property
     def rows(self) -> int:
         """Rows of the text model that the image becomes."""
+        if self.order is not None:
+            return len(self.order)
         return sum(len(tile.squares) for tile in self.tiles)
 
     @cached_property
@@ -73,6 +78,8 @@ class PreparedImage:
                 digest.update(json.dumps([name, str(kind), *array.shape]).encode())
                 digest.update(np.ascontiguousarray(array, kind).tobytes())
         digest.update(json.dumps([self.text, *self.grid]).encode())
+        if self.order is not None:
+            digest.update(np.ascontiguousarray(self.order, "<i8").tobytes())
         return digest.hexdigest()
 
 

@@ -20,7 +20,9 @@ from cortiq.models.weight_rules import with_rule
 from cortiq.numerics.layouts import Weight
 from cortiq.vision.image import ImageProcessor
 
-OWN: Sequence[str] = ("gemma3", "idefics3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+OWN: Sequence[str] = (
+    "gemma3", "idefics3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava", "llava_next",
+)  # fmt: skip
 """Modules of this package, a family each."""
 
 

@@ -52,8 +52,9 @@ def build(config: Config, most: int) -> Program:
     if config.window < 1:
         what = f"window_size {config.window_size} is less than a square of patches"
         raise FormatError(what, where="config")
-    tower, width = Tower(config, most, "qwen2_5_vl"), config.hidden_size
     blocks = ListedBlocks(config.spatial_merge_size**2, config.window**2)
+    most += blocks.count  # lists go on after the last block
+    tower, width = Tower(config, most, "qwen2_5_vl"), config.hidden_size
     axes, listed = (
         tower.builder.input(AXES, (2,)), tower.builder.input(LISTED, blocks.type.shape),
     )  # fmt: skip

@@ -80,6 +80,9 @@ def build(config: Config, most: int) -> Program:
     if list(deep) != sorted(set(deep)) or not all(0 <= n < layers for n in deep):
         what = f"deepstack_visual_indexes {list(deep)} are no ascending ones of {layers} layers"
         raise FormatError(what, where="config")
+    if config.table_side**2 != config.num_position_embeddings:
+        what = f"num_position_embeddings {config.num_position_embeddings} is no square"
+        raise FormatError(what, where="config")
     tower, width = Tower(config, most, "qwen3_vl"), config.hidden_size
     axes = tower.builder.input(AXES, (2,))
     x, norm = tower.patches("vision.patch_embed.proj", biased=True), LayerNorm(width, EPS)

@@ -8,7 +8,16 @@ from typing import Any
 from cortiq.ir import Builder, Op, Program, Value
 from cortiq.ir.encoders import ENCODER, LAST, Encoder
 from cortiq.ir.layers import Embedding, Linear, Residual
-from cortiq.ir.ops import Activation, CombineExperts, Concat, Multiply, Reshape, Scale
+from cortiq.ir.ops import (
+    Activation,
+    CombineExperts,
+    Concat,
+    EmbedRows,
+    Multiply,
+    Reshape,
+    Scale,
+)
+from cortiq.models.parts import activation
 from cortiq.vision.config import VisionConfig
 
 PATCH, SQUARE, SHARES = "patch", "square", "shares"
@@ -19,6 +28,8 @@ STEEPNESS = 1.702
 """Of the sigmoid that approximates GELU."""
 PROJECTOR = "projector"
 """Entry that makes a row of the text model of the tower's rows of one square."""
+NEWLINE = "newline"
+"""Entry, and its output: the row that ends a line of an image."""
 ROWS = "rows"
 """Output of the projector."""
 HIDDEN = "hidden"
@@ -92,6 +103,18 @@ class Tower:
         product = b.add(Multiply(), up, share, name=f"{here}.product")
         return self.linear(product, f"{here}.mlp", tensors[1], sizes[::-1], biased=True)
 
+    def marked(self, x: Value, tensor: str, mark: str) -> Value:
+        """Write x, and a vector added where the row supplies 0 as `mark`, not where it is 1."""
+        op, given = EmbedRows(1, self.config.hidden_size, missing=True), self.builder.input(mark)
+        row = self.builder.add(op, given, name=f"{mark}.row", weights={"table": tensor})
+        return self.builder.add(Residual(), x, row, name=f"{mark}.added")
+
+    def two_layers(self, x: Value, act: str, widths: tuple[int, int], biased: bool) -> None:
+        """Write the projector's `rows`: a matrix, an activation and another matrix."""
+        y = self.linear(x, "up", "projector.linear_1", widths, biased)
+        y = self.builder.add(Activation(activation(act)), y, name="activation")
+        self.linear(y, ROWS, "projector.linear_2", (widths[1], widths[1]), biased)
+
     def interpolated(self, x: Value, rows: int, tensor: str, taps: int) -> Value:
         """Write x and the weighted rows of a table of learned positions that its patch supplies."""
         b, width = self.builder, self.config.hidden_size
@@ -117,7 +140,17 @@ class Tower:
         self.builder.graph("trunk", (HIDDEN, *deep))
         self.builder.input("position")
 
-    def program(self, *deep: str) -> Program:
-        """Return the program, after the projector's `rows`, and rows for layers of the text."""
+    def program(self, *deep: str, newline: str = "") -> Program:
+        """Return the program, after the projector's `rows`, and rows for layers of the text.
+
+        Parameters
+        ----------
+        newline : tensor of a row that ends lines of an image.
+        """
         self.builder.graph(PROJECTOR, (ROWS, *deep))
+        if newline:
+            table = Embedding(1, self.config.text_width)
+            token, _ = self.builder.input("token"), self.builder.input("position")
+            self.builder.add(table, token, name=NEWLINE, weights={"table": newline})
+            self.builder.graph(NEWLINE, (NEWLINE,))
         return self.builder.program()

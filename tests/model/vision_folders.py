@@ -178,3 +178,29 @@ def qwen3_5(folder: Path, **sight: Any) -> Any:
         text_config=text, vision_config=QWEN3_TOWER | sight, **whole
     )
     return saved(folder, config, "Qwen3_5ForConditionalGeneration")
+
+
+CLIP = SIGLIP | {"model_type": "clip_vision_model", "num_hidden_layers": 3}
+
+
+def llava(folder: Path, kind: str = "Llava", **sight: Any) -> Any:
+    """Write a LLaVA with 16 rows an image; kind "LlavaNext": with tiles, too."""
+    ids = write_tokenizer(folder, ["<image>"], template_of("<image>"))
+    text = TEXT | {"vocab_size": len(ids), "model_type": "llama"}
+    more = {"image_grid_pinpoints": [[56, 112], [112, 56], [112, 112], [168, 56]]}
+    config = getattr(transformers, f"{kind}Config")(
+        text_config=text, vision_config=CLIP | sight, image_token_index=ids["<image>"],
+        **(more if kind == "LlavaNext" else {}),
+    )  # fmt: skip
+    edge = (CLIP | sight)["image_size"]
+    rules = {
+        "size": {"shortest_edge": edge}, "crop_size": {"height": edge, "width": edge},
+        "image_processor_type": f"{kind}ImageProcessor", **(more if kind == "LlavaNext" else {}),
+    }  # fmt: skip
+    (folder / "preprocessor_config.json").write_text(json.dumps(rules))
+    return saved(folder, config, f"{kind}ForConditionalGeneration")
+
+
+def llava_next(folder: Path, **sight: Any) -> Any:
+    """Write a LLaVA-NeXT."""
+    return llava(folder, "LlavaNext", **sight)
