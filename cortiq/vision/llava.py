@@ -46,7 +46,7 @@ IMAGE = "<image>"
 CLASS = "class"
 """Input: 0 for the row that stands for the whole image, 1 for patches."""
 KEPT = ("projector_hidden_act", "multimodal_projector_bias", "vision_feature_select_strategy",
-        "vision_feature_layer", "image_grid_pinpoints")  # fmt: skip
+        "vision_feature_layer")  # fmt: skip
 """Keys of the whole folder's config.json."""
 
 
@@ -76,23 +76,53 @@ class Config(SiglipConfig):
 
 def values(whole: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configuration's keys."""
-    found = sight_values(whole, *KEPT, image_token="image_token_index,image_token_id")
+    found = tower_values(whole, "image_grid_pinpoints")
     kind = found.get("model_type", TOWER)
     if kind != TOWER:
         raise UnsupportedError(f"a tower {kind!r}, not {TOWER!r}", where=SIGHT)
-    count, read = found.get("num_hidden_layers", 12), found.pop("vision_feature_layer", -2)
+    return found
+
+
+def tower_values(whole: Mapping[str, Any], *kept: str, layers: int = 12) -> dict[str, Any]:
+    """Return the keys of a tower whose rows are read after layers that the folder names.
+
+    Parameters
+    ----------
+    kept : further keys of the top. layers : of the tower, unless the folder says.
+    """
+    found = sight_values(whole, *KEPT, *kept, image_token="image_token_index,image_token_id")
+    count, read = found.get("num_hidden_layers", layers), found.pop("vision_feature_layer", -2)
     read = read if isinstance(read, Sequence) else [read]
     if type(count) is not int or any(type(n) is not int for n in read):
         raise FormatError(f"vision_feature_layer {read} of {count!r} layers", where="config.json")
     passed = tuple(n if n >= 0 else count + 1 + n for n in read)
-    return {"image_token": 32000, "vision_feature_layer": passed} | found
+    return {
+        "image_token": 32000,
+        "vision_feature_layer": passed,
+        "num_hidden_layers": count,
+    } | found
+
+
+def checked_layers(config: Any) -> tuple[int, ...]:
+    """Return how many layers each row that is read has passed; FormatError if there are fewer."""
+    read: tuple[int, ...] = config.vision_feature_layer
+    if not read or max(read) > config.num_hidden_layers:
+        what = f"vision_feature_layer {list(read)} of {config.num_hidden_layers} layers"
+        raise FormatError(what, where="config")
+    return read
+
+
+def layers_after(config: Any, layers: str) -> str:
+    """Return a regular expression of the tensors of layers after the last that is read."""
+    last = max(config.vision_feature_layer, default=0)
+    left = "|".join(map(str, range(last, config.num_hidden_layers)))
+    return rf"{layers}\.({left or '$^'})\..*"
 
 
 def NAMES(config: Config) -> Names:
     """Return the names; layers after the last that is read are no part of the graph."""
-    last = max(config.vision_feature_layer, default=0)
-    left = "|".join(map(str, range(last, config.num_hidden_layers)))
-    return Names(unread=rf"vision\.(post_layernorm|encoder\.layers\.({left or '$^'}))\..*")
+    after = layers_after(config, r"vision\.encoder\.layers")
+    return Names(unread=rf"vision\.post_layernorm\..*|{after}")
 
 
 def build(config: Config, most: int) -> Program:
@@ -105,10 +135,7 @@ def tower_of(config: Config, most: int, family: str) -> Tower:
     strategy = config.vision_feature_select_strategy
     if strategy not in ("default", "full"):
         raise UnsupportedError(f"vision_feature_select_strategy {strategy!r}", where="config")
-    read = config.vision_feature_layer
-    if not read or max(read) > config.num_hidden_layers:
-        what = f"vision_feature_layer {list(read)} of {config.num_hidden_layers} layers"
-        raise FormatError(what, where="config")
+    read = checked_layers(config)
     tower, width = Tower(config, most, family), config.hidden_size
     norm = LayerNorm(width, config.layer_norm_eps)
     x = tower.patches("vision.embeddings.patch_embedding", biased=False)

@@ -28,9 +28,9 @@ from cortiq.vision.tower import NEWLINE, PROJECTOR, square_of
 from cortiq_reference.ideal import evaluate
 
 TOLERANCE = 1e-5
-SIZES = ((40, 70), (100, 30), (20, 21), (150, 149))
+SIZES = ((40, 70), (100, 30), (20, 31), (150, 149))
 """Height and width of images: wide, tall, small, large."""
-FAMILIES = ("gemma3", "idefics3", "smolvlm", *QWEN, "llava", "llava_next")
+FAMILIES = ("gemma3", "idefics3", "smolvlm", *QWEN, "llava", "llava_next", "pixtral", "mistral3")
 EXACT = {"temperature": 0, "ignore_eos": True}
 
 
@@ -292,6 +292,11 @@ MOVES = {
         {"projector_hidden_act": "relu"}, {"vision_feature_layer": -3},
     ],
     "llava_next": [{"vision_feature_layer": 1}],
+    "pixtral": [{"vision_config.hidden_act": "relu"}, {"vision_feature_layer": 1}],
+    "mistral3": [
+        {"vision_config.rope_parameters.rope_theta": 100.0}, {"text_config.rms_norm_eps": 1.0},
+        {"projector_hidden_act": "relu"}, {"vision_feature_layer": 0},
+    ],
 }  # fmt: skip
 
 
@@ -337,6 +342,10 @@ WRONG = {
         {"projector_hidden_act": "none"},
     ],
     "llava_next": [{"vision_feature_select_strategy": "full"}],
+    "pixtral": [
+        {"vision_feature_select_strategy": "default"}, {"vision_feature_layer": [1, -1]},
+    ],
+    "mistral3": [{"vision_feature_layer": [1, -1]}, {"spatial_merge_size": 3}],
 }  # fmt: skip
 
 

@@ -204,3 +204,30 @@ def llava(folder: Path, kind: str = "Llava", **sight: Any) -> Any:
 def llava_next(folder: Path, **sight: Any) -> Any:
     """Write a LLaVA-NeXT."""
     return llava(folder, "LlavaNext", **sight)
+
+
+PIXTRAL = SIGLIP | {"model_type": "pixtral", "num_hidden_layers": 3, "head_dim": 12}
+
+
+def pixtral(folder: Path, kind: str = "Llava", **sight: Any) -> Any:
+    """Write a Pixtral, a row a patch of 14 pixels; kind "Mistral3": a row for four."""
+    control = ["[IMG]", "[IMG_BREAK]", "[IMG_END]"]
+    ids = write_tokenizer(folder, control, template_of("[IMG]"))
+    text = TEXT | {"vocab_size": len(ids), "model_type": "mistral", "rms_norm_eps": 1e-3}
+    more = {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"}
+    config = getattr(transformers, f"{kind}Config")(
+        text_config=text, vision_config=PIXTRAL | sight, image_token_index=ids["[IMG]"],
+        **(more if kind == "Llava" else {}),
+    )  # fmt: skip
+    rules = {
+        "size": {"longest_edge": 70 if kind == "Llava" else 112},
+        "patch_size": {"height": 14, "width": 14} if kind == "Llava" else 28,
+        "image_processor_type": "PixtralImageProcessor",
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(rules))
+    return saved(folder, config, f"{kind}ForConditionalGeneration")
+
+
+def mistral3(folder: Path, **sight: Any) -> Any:
+    """Write a Mistral 3."""
+    return pixtral(folder, "Mistral3", **sight)

@@ -16,7 +16,8 @@ PADDED = (*SHUFFLED, "llava_next")
 PROCESSORS = {
     "gemma3": ("gemma3", "Gemma3"), **dict.fromkeys(SHUFFLED, ("idefics3", "Idefics3")),
     **dict.fromkeys(QWEN, ("qwen2_vl", "Qwen2VL")), "llava": ("llava", "Llava"),
-    "llava_next": ("llava_next", "LlavaNext"),
+    "llava_next": ("llava_next", "LlavaNext"), "pixtral": ("pixtral", "Pixtral"),
+    "mistral3": ("pixtral", "Pixtral"),
 }  # fmt: skip
 MORE = ("image_grid_thw", "pixel_attention_mask", "image_sizes")
 """What processors say of images beside their pixels."""
@@ -38,6 +39,11 @@ def patches_of(name, made):
     if name in QWEN:
         (tile,) = made.tiles
         return tile.patches[tile.squares.reshape(-1)]
+    if name in ("pixtral", "mistral3"):
+        (tile,) = made.tiles
+        down, across = tile.inputs["axes"][-1] + 1
+        parts = tile.patches.reshape(down, across, 3, 14, 14).transpose(2, 0, 3, 1, 4)
+        return parts.reshape(1, 3, 14 * down, 14 * across)
     whole = 1 if name.startswith("llava") else 0  # the class row has no pixels
     tiles = np.stack([tile.patches[whole:] for tile in made.tiles]).reshape(-1, 4, 4, 3, 14, 14)
     return tiles.transpose(0, 3, 1, 4, 2, 5).reshape(-1, 3, 56, 56)
