@@ -13,6 +13,7 @@ from cortiq.ir.ops import (
     CombineExperts,
     Concat,
     EmbedRows,
+    Gain,
     Multiply,
     Reshape,
     Scale,
@@ -87,11 +88,17 @@ class Tower:
         weights: Mapping[str, str],
         out: str,
         others: tuple[Value, ...] = (),
+        gain: str = "",
     ) -> Value:
-        """Write x + op(norm(x)); `norm` is an operator and its tensors' prefix."""
+        """Write x + op(norm(x)); `norm` is an operator and its tensors' prefix, `gain` a vector
+        that the branch is multiplied by.
+        """
         y = self.apply(norm[0], x, f"{name}_norm", norm[1])
         slots = {role: f"{name}.{role}" for role in op.slot_kinds()}
         y = self.builder.add(op, y, *others, name=name, weights=weights, slots=slots)
+        if gain:
+            op = Gain(self.config.hidden_size)
+            y = self.builder.add(op, y, name=f"{name}_scaled", weights={"weight": gain})
         return self.builder.add(Residual(), x, y, name=out)
 
     def quick_gelu_mlp(self, x: Value, here: str, tensors: tuple[str, str]) -> Value:

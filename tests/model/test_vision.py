@@ -30,7 +30,17 @@ from cortiq_reference.ideal import evaluate
 TOLERANCE = 1e-5
 SIZES = ((40, 70), (100, 30), (20, 31), (150, 149))
 """Height and width of images: wide, tall, small, large."""
-FAMILIES = ("gemma3", "idefics3", "smolvlm", *QWEN, "llava", "llava_next", "pixtral", "mistral3")
+FAMILIES = (
+    "gemma3",
+    "idefics3",
+    "smolvlm",
+    *QWEN,
+    "llava",
+    "llava_next",
+    "pixtral",
+    "mistral3",
+    "internvl",
+)
 EXACT = {"temperature": 0, "ignore_eos": True}
 
 
@@ -292,6 +302,7 @@ MOVES = {
         {"projector_hidden_act": "relu"}, {"vision_feature_layer": -3},
     ],
     "llava_next": [{"vision_feature_layer": 1}],
+    "internvl": [{"vision_config.layer_norm_eps": 1.0}, {"vision_feature_layer": 1}],
     "pixtral": [{"vision_config.hidden_act": "relu"}, {"vision_feature_layer": 1}],
     "mistral3": [
         {"vision_config.rope_parameters.rope_theta": 100.0}, {"text_config.rms_norm_eps": 1.0},
@@ -344,6 +355,10 @@ WRONG = {
     "llava_next": [{"vision_feature_select_strategy": "full"}],
     "pixtral": [
         {"vision_feature_select_strategy": "default"}, {"vision_feature_layer": [1, -1]},
+    ],
+    "internvl": [
+        {"vision_feature_layer": [1, -1]}, {"downsample_ratio": 0.3},
+        {"vision_config": {"norm_type": "none"}}, {"vision_feature_select_strategy": "full"},
     ],
     "mistral3": [{"vision_feature_layer": [1, -1]}, {"spatial_merge_size": 3}],
 }  # fmt: skip

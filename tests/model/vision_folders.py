@@ -231,3 +231,22 @@ def pixtral(folder: Path, kind: str = "Llava", **sight: Any) -> Any:
 def mistral3(folder: Path, **sight: Any) -> Any:
     """Write a Mistral 3."""
     return pixtral(folder, "Mistral3", **sight)
+
+
+def internvl(folder: Path, **sight: Any) -> Any:
+    """Write an InternVL of tiles of 4 rows."""
+    control = ["<IMG_CONTEXT>", "<img>", "</img>"]
+    ids = write_tokenizer(folder, control, template_of(control[0]))
+    text = TEXT | {"vocab_size": len(ids), "model_type": "qwen2"}
+    text.pop("head_dim")
+    config = transformers.InternVLConfig(
+        text_config=text, image_token_id=ids[control[0]], image_seq_length=4,
+        vision_config=SIGLIP | {"layer_scale_init_value": 0.5, "use_qk_norm": True} | sight,
+    )  # fmt: skip
+    edge = (SIGLIP | sight)["image_size"]
+    rules = {
+        "size": {"height": edge, "width": edge}, "max_patches": 5, "crop_to_patches": True,
+        "image_processor_type": "GotOcr2ImageProcessor",
+    }  # fmt: skip
+    (folder / "preprocessor_config.json").write_text(json.dumps(rules))
+    return saved(folder, config, "InternVLForConditionalGeneration")

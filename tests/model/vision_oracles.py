@@ -11,13 +11,13 @@ from PIL import Image
 
 QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5")
 SHUFFLED = ("idefics3", "smolvlm")
-PADDED = (*SHUFFLED, "llava_next")
+PADDED = (*SHUFFLED, "llava_next", "internvl")
 """Families whose processor pads several images to one number of tiles."""
 PROCESSORS = {
     "gemma3": ("gemma3", "Gemma3"), **dict.fromkeys(SHUFFLED, ("idefics3", "Idefics3")),
     **dict.fromkeys(QWEN, ("qwen2_vl", "Qwen2VL")), "llava": ("llava", "Llava"),
     "llava_next": ("llava_next", "LlavaNext"), "pixtral": ("pixtral", "Pixtral"),
-    "mistral3": ("pixtral", "Pixtral"),
+    "mistral3": ("pixtral", "Pixtral"), "internvl": ("got_ocr2", "GotOcr2"),
 }  # fmt: skip
 MORE = ("image_grid_thw", "pixel_attention_mask", "image_sizes")
 """What processors say of images beside their pixels."""
@@ -44,7 +44,7 @@ def patches_of(name, made):
         down, across = tile.inputs["axes"][-1] + 1
         parts = tile.patches.reshape(down, across, 3, 14, 14).transpose(2, 0, 3, 1, 4)
         return parts.reshape(1, 3, 14 * down, 14 * across)
-    whole = 1 if name.startswith("llava") else 0  # the class row has no pixels
+    whole = len(made.tiles[0].patches) - 16  # the class row has no pixels
     tiles = np.stack([tile.patches[whole:] for tile in made.tiles]).reshape(-1, 4, 4, 3, 14, 14)
     return tiles.transpose(0, 3, 1, 4, 2, 5).reshape(-1, 3, 56, 56)
 
@@ -55,7 +55,7 @@ def rows_of(name, model, given):
     with torch.no_grad():
         found = model.model.get_image_features(pixel_values=given["pixel_values"].double(), **more)
     rows = [torch.as_tensor(one) for one in found.pooler_output]
-    if name in SHUFFLED:
+    if name in SHUFFLED or name == "internvl":  # a tile each
         return [torch.cat(rows).numpy()]
     deep = [torch.cat(list(one)) for one in getattr(found, "deepstack_features", ())]
     whole = torch.cat([torch.cat(rows), *deep], dim=1).numpy()
