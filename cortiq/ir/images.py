@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cortiq.ir.graph import Program
 from cortiq.ir.op import Described
 from cortiq.numerics.contract import F32, Floats
 from cortiq.numerics.rope import Sections
@@ -77,3 +78,9 @@ class ImageRows(Described):
 
 TEXT_ONLY = ImageRows()
 """Of a trunk whose rows supply nothing."""
+
+
+def image_rows(program: Program) -> ImageRows:
+    """Return what the rows of a program's trunk supply where it sees images."""
+    found: ImageRows = program.facts.get(IMAGES, TEXT_ONLY)
+    return found
