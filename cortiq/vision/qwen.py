@@ -148,6 +148,8 @@ class Processor(ImageProcessor):
     """One tile of the image's own form, in whole squares, within limits of pixels."""
 
     marker, interleaved = PAD, False
+    limits = (56 * 56, 28 * 28 * 1280)
+    """Pixels of an image at least and at most, unless the processor's file says."""
     config: Any
 
     def __init__(self, config: QwenConfig, given: Mapping[str, Any]) -> None:
@@ -155,8 +157,8 @@ class Processor(ImageProcessor):
         default = PixelRules("bicubic", CLIP_MEAN, CLIP_DEVIATION)
         self.rules = PixelRules.of(given, default)
         size, where = self.rules.size, "preprocessor_config.json"
-        least = given.get("min_pixels") or size.get("shortest_edge", 56 * 56)
-        largest = given.get("max_pixels") or size.get("longest_edge", 28 * 28 * 1280)
+        least = given.get("min_pixels") or size.get("shortest_edge", self.limits[0])
+        largest = given.get("max_pixels") or size.get("longest_edge", self.limits[1])
         self.factor = config.patch_size * config.spatial_merge_size
         if not all(type(n) is int for n in (least, largest)) or not 0 < least <= largest:
             raise FormatError(f"images of {least!r} to {largest!r} pixels", where=where)
@@ -171,7 +173,7 @@ class Processor(ImageProcessor):
         """Resize to whole squares; a patch has the image once for each frame."""
         config = self.config
         height, width, _ = pixels.shape
-        size = squared_size(height, width, self.factor, self.least, self.largest)
+        size = self.fitted_size(height, width)
         fitted = self.rules.values(resize(pixels, *size, self.rules.filter))
         cut, frames = patches(fitted, config.patch_size), config.temporal_patch_size
         cut = cut.reshape(len(cut), config.num_channels, 1, -1).repeat(frames, axis=2)
@@ -180,8 +182,12 @@ class Processor(ImageProcessor):
         axes = np.stack(np.divmod(made.order, across), axis=1).astype(np.int32)
         cut = cut.reshape(len(cut), -1)[made.order]
         tile = Tile(cut, {AXES: axes, **made.inputs}, made.squares)
-        text = PAD * len(made.squares)
+        text = self.marker * len(made.squares)
         return PreparedImage((tile,), text, (down // merge, across // merge))
+
+    def fitted_size(self, height: int, width: int) -> tuple[int, int]:
+        """Return the size that an image is resized to."""
+        return squared_size(height, width, self.factor, self.least, self.largest)
 
     def arranged(self, down: int, across: int) -> Arrangement:
         """Return the patches of an image row by row."""
@@ -189,7 +195,9 @@ class Processor(ImageProcessor):
         return Arrangement(np.arange(down * across), {}, squares)
 
 
-def squared_size(height: int, width: int, factor: int, least: int, most: int) -> tuple[int, int]:
+def squared_size(
+    height: int, width: int, factor: int, least: float, most: float
+) -> tuple[int, int]:
     """Return the size in multiples of `factor` nearest to an image's, of `least` to `most` pixels.
 
     Raises

@@ -303,6 +303,10 @@ MOVES = {
     ],
     "llava_next": [{"vision_feature_layer": 1}],
     "internvl": [{"vision_config.layer_norm_eps": 1.0}, {"vision_feature_layer": 1}],
+    "glm4v": [
+        {"vision_config.hidden_act": "relu"}, {"vision_config.rms_norm_eps": 1.0},
+        {"vision_config.rope_parameters.rope_theta": 100.0},
+    ],
     "pixtral": [{"vision_config.hidden_act": "relu"}, {"vision_feature_layer": 1}],
     "mistral3": [
         {"vision_config.rope_parameters.rope_theta": 100.0}, {"text_config.rms_norm_eps": 1.0},
@@ -356,6 +360,7 @@ WRONG = {
     "pixtral": [
         {"vision_feature_select_strategy": "default"}, {"vision_feature_layer": [1, -1]},
     ],
+    "glm4v": [{"vision_config": {"image_size": 24}}, {"vision_config": {"attention_bias": True}}],
     "internvl": [
         {"vision_feature_layer": [1, -1]}, {"downsample_ratio": 0.3},
         {"vision_config": {"norm_type": "none"}}, {"vision_feature_select_strategy": "full"},

@@ -102,9 +102,11 @@ def idefics3(folder: Path, kind: str = "Idefics3", **sight: Any) -> Any:
     return saved(folder, config, f"{kind}ForConditionalGeneration")
 
 
-def qwen_folder(folder: Path, sections: list[int], head_dim: int | None) -> tuple[dict, dict]:
+def qwen_folder(
+    folder: Path, sections: list[int], head_dim: int | None, pad: str = "<|image_pad|>"
+) -> tuple[dict, dict]:
     """Write tokenizer and processor of a Qwen; return keys of its text model and of the whole."""
-    control = ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>"]
+    control = [pad, "<|vision_start|>", "<|vision_end|>"]
     start, end = control[1:]
     ids = write_tokenizer(folder, control, template_of(start + control[0] + end))
     rope = {"rope_type": "default", "rope_theta": 1e3, "mrope_section": sections}
@@ -250,3 +252,26 @@ def internvl(folder: Path, **sight: Any) -> Any:
     }  # fmt: skip
     (folder / "preprocessor_config.json").write_text(json.dumps(rules))
     return saved(folder, config, "InternVLForConditionalGeneration")
+
+
+def glm4v(folder: Path, kind: str = "Glm4v", **sight: Any) -> Any:
+    """Write a GLM-4.1V; kind "Glm4vMoe": with experts."""
+    text, whole = qwen_folder(folder, [4, 2, 2], None, "<|image|>")
+    whole = {key.replace("vision_", "image_"): value for key, value in whole.items()}
+    text["rope_parameters"] |= {"partial_rotary_factor": 1.0}
+    if kind == "Glm4vMoe":
+        text |= {
+            "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+            "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+        }  # fmt: skip
+    tower = {
+        "depth": 2, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2, "patch_size": 4,
+        "intermediate_size": 48, "image_size": 28,
+    } | sight  # fmt: skip
+    config = getattr(transformers, f"{kind}Config")(text_config=text, vision_config=tower, **whole)
+    return saved(folder, config, f"{kind}ForConditionalGeneration")
+
+
+def glm4v_moe(folder: Path, **sight: Any) -> Any:
+    """Write a GLM-4.5V."""
+    return glm4v(folder, "Glm4vMoe", **sight)

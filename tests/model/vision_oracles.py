@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5")
+GLM = ("glm4v", "glm4v_moe")
+QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", *GLM)
+"""Families whose patches are in squares, with positions on three axes."""
 SHUFFLED = ("idefics3", "smolvlm")
 PADDED = (*SHUFFLED, "llava_next", "internvl")
 """Families whose processor pads several images to one number of tiles."""
@@ -17,7 +19,8 @@ PROCESSORS = {
     "gemma3": ("gemma3", "Gemma3"), **dict.fromkeys(SHUFFLED, ("idefics3", "Idefics3")),
     **dict.fromkeys(QWEN, ("qwen2_vl", "Qwen2VL")), "llava": ("llava", "Llava"),
     "llava_next": ("llava_next", "LlavaNext"), "pixtral": ("pixtral", "Pixtral"),
-    "mistral3": ("pixtral", "Pixtral"), "internvl": ("got_ocr2", "GotOcr2"),
+    **dict.fromkeys(GLM, ("glm4v", "Glm4v")), "mistral3": ("pixtral", "Pixtral"),
+    "internvl": ("got_ocr2", "GotOcr2"),
 }  # fmt: skip
 MORE = ("image_grid_thw", "pixel_attention_mask", "image_sizes")
 """What processors say of images beside their pixels."""
