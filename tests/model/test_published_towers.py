@@ -154,6 +154,9 @@ def test_a_newer_published_tower_has_its_parameters(name, tmp_path):
         "vocab_size": 64,
         "num_attention_heads": 8,
     }
+    if name == "Qwen2_5_VL":
+        sections = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]}
+        text["rope_parameters"] = sections
     kinds = {"Llava": "llama", "LlavaNext": "llama", "Mistral3": "mistral", "InternVL": "qwen2"}
     text |= {"model_type": kinds[name]} if name in kinds else {}
     config = getattr(transformers, f"{name}Config")(text_config=text, vision_config=sight)
