@@ -31,6 +31,7 @@ from cortiq.plugins import default_plugins
 from cortiq.tokenizer.missing import MissingTokenizer
 from cortiq.tokenizer.tokenizer import Tokenizer, byte_tokenizer
 from cortiq.vision.load import LoadedVision, load_vision, vision_family
+from cortiq.vision.mmproj import with_mmproj
 
 
 @dataclass
@@ -107,6 +108,7 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
         adapters = [open_lora(text, progress) for text in options.lora]
         for adapter in adapters:
             opened.callback(adapter.close)
+        checkpoint = with_mmproj(checkpoint) if options.images else checkpoint
         sight = vision_family(checkpoint) if options.images else None
         loaded = load_program(
             checkpoint,

@@ -68,6 +68,7 @@ def vision_family(checkpoint: Any) -> VisionFamily:
     if kind not in families or sight is None:
         named = f"of the architecture {kind!r}" if kind else "without a tower"
         hint = f"images are read by models of {', '.join(families)}, in their folders"
+        hint += ", and by GGUF models with a file mmproj*.gguf beside them"
         raise UnsupportedError(f"reads no images: it is a model {named}", where=where, hint=hint)
     module = families[kind]
     with said_of(checkpoint):
