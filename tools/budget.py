@@ -56,7 +56,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/receipts": 1020,
     "cortiq/serve": 6220,
     "cortiq/tokenizer": 2540,
-    "cortiq/vision": 870,
+    "cortiq/vision": 1000,
     "plugins/cortiq-faulty": 60,
     "plugins/cortiq-null": 210,
     "plugins/cortiq-producers": 420,
