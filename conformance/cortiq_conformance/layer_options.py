@@ -20,6 +20,7 @@ from cortiq.ir.layers import (
     Indexer,
     KeyIndexer,
     LatentAttention,
+    ListedBlocks,
     Mamba1,
     Mamba2,
     MoE,
@@ -109,5 +110,6 @@ OPTIONS: tuple[Op, ...] = (
     Mamba1(64, 64, 16, 8, 3, biased=True, conv_biased=False, inner_norm=EPS, decay_form="plain"),
     Mamba1(64, 64, 16, 8, 3, inner_norm=EPS, weighted=False),
     replace(ATTENTION, rope=RopeTable(10000.0, 16, Axial(2)), sections=Sections((4, 4))),
+    replace(ATTENTION, listed=ListedBlocks(4, 7)),
 )
 """Each option at least once, over a layout that fits."""

@@ -63,6 +63,8 @@ DRIVES: dict[str, Drive] = {
 STATEFUL = ("Attention", "LatentAttention", "ShortConv", "GatedDeltaNet", "KDA", "Mamba2")
 TURNS = 200
 """Positions of the axes of mRoPE are below it."""
+BLOCKS = 20
+"""Blocks of keys that rows list are below it."""
 CHOSEN_KEYS = 9
 """Keys that rows of latent attention list, if they are chosen."""
 
@@ -251,6 +253,7 @@ def _inputs(op: Op) -> dict[str, Type]:
     found = {"x": width}
     if isinstance(op, Attention):
         found |= {"turns": Type((op.sections.count,), "i32")} if op.sections else {}
+        found |= {"blocks": op.listed.type} if op.listed else {}
         found |= {"values": width} if op.value_input else {}
     if isinstance(op, LatentAttention) and op.chosen:
         found["keys"] = Type((1, CHOSEN_KEYS), "i32")
@@ -277,7 +280,7 @@ def layer_probe(op: Op, layout: str, source: CaseData) -> ProbeProgram:
     roles = {role: role for role in weights}
     slots = {role: role for role in op.slot_kinds()}
     found = b.add_node(op, *taken, name=OUTPUT, weights=roles, slots=slots)
-    limits = {"token": _vocabulary(op), "turns": TURNS, "keys": ROWS}
+    limits = {"token": _vocabulary(op), "turns": TURNS, "keys": ROWS, "blocks": BLOCKS}
     return ProbeProgram(bound(b.program((found[0].name,)), weights), weights, inputs, limits)
 
 

@@ -139,7 +139,8 @@ def refusals(
 
 def _sizes(graph: Graph) -> dict[str, int]:
     """Return how many rows or matrices there are to choose from with an index, by its name."""
-    tables = {n.inputs[0]: n.op.vocab for n in graph.nodes if isinstance(n.op, EmbedRows)}
+    looked = [(n.inputs[0], n.op) for n in graph.nodes if isinstance(n.op, EmbedRows)]
+    tables = {name: op.vocab for name, op in looked if not op.missing}
     tables |= {n.inputs[1]: n.op.experts for n in graph.nodes if isinstance(n.op, ExpertMatMul)}
     overlays = [tables[name] for name in (OVERLAY, OVERLAY_INDEX) if name in tables]
     if overlays:  # one number in two shapes, one of which may index nothing

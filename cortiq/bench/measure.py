@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 from cortiq.backend import Argmax, Batch, Drawn, Executable, Row, State, Status
 from cortiq.backend.batch import NO_INPUTS
-from cortiq.engine.prompt_images import no_images
 from cortiq.errors import BackendError, RequestError
+from cortiq.ir.images import image_rows
 
 CHUNK_ROWS = 512
 """Prompt rows submitted at a time."""
@@ -87,11 +87,11 @@ class ExecutableRunner:
     def __init__(self, executable: Executable, work: Workload) -> None:
         self._executable, self._work = executable, work
         self._states: list[State] = []
-        self._seen = no_images(executable.program, work.limit)
+        self._text = image_rows(executable.program)
 
     def _given(self, position: int) -> Mapping[str, Any]:
         """Return what a row supplies where the model sees images."""
-        return NO_INPUTS if self._seen is None else self._seen.inputs(position)
+        return self._text.inputs(position) if self._text.supplies else NO_INPUTS
 
     def prefill(self, prompt: Sequence[int]) -> None:
         """Feed the prompt in chunks, one sequence after the other."""

@@ -32,7 +32,13 @@ SHOWN_DIFFERENCES = 20
 @click.option(
     "--out", type=click.Path(file_okay=False), help="Folder for another file, for a case."
 )
-@options_of(LoadOptions, without=("context", "weight_format", "heads", "draft_vocabulary"))
+@click.option(
+    "--image", "pictures", multiple=True, metavar="FILE",
+    help="An image of a log's prompts; repeated in any order.",
+)  # fmt: skip
+@options_of(
+    LoadOptions, without=("context", "weight_format", "heads", "draft_vocabulary", "images")
+)
 @click.pass_context
 def replay(
     ctx: click.Context,
@@ -40,6 +46,7 @@ def replay(
     models: tuple[str, ...],
     as_json: bool,
     out: str | None,
+    pictures: tuple[str, ...],
     **options: Any,
 ) -> None:
     """Compute a server's request log again, or a failed case of `conform`.
@@ -52,11 +59,11 @@ def replay(
     failed, or on --backend.
     """
     if _is_case(file):
-        _replay_case(ctx, file, models, out, options)
+        _replay_case(ctx, file, models, out, {**options, "image": pictures or None})
         return
     if out is not None:
         raise RequestError("is for a case of `conform`, not for a log", where="--out")
-    verdict = _replayed(file, models, options)
+    verdict = _replayed(file, models, options, pictures)
     if as_json:
         print_json(asdict(verdict))
     else:
@@ -90,14 +97,17 @@ def _replay_case(
     ctx.invoke(command, **{name: value for name, value in given.items() if name in known})
 
 
-def _replayed(file: str, models: tuple[str, ...], options: dict[str, Any]) -> LogVerdict:
+def _replayed(
+    file: str, models: tuple[str, ...], options: dict[str, Any], pictures: tuple[str, ...]
+) -> LogVerdict:
     from cortiq.serve.log_replay import replay_log
 
     chosen = resolve(LoadOptions, select(LoadOptions, options))
     with progress_bar() as bar:
         return replay_log(
-            Path(file), models, chosen, lambda done, total: bar("Recomputing", done, total)
-        )
+            Path(file), models, chosen, lambda done, total: bar("Recomputing", done, total),
+            images=pictures,
+        )  # fmt: skip
 
 
 def _print(verdict: LogVerdict) -> None:

@@ -7,9 +7,7 @@ import numpy.typing as npt
 
 from cortiq.errors import RequestError, shown
 from cortiq.ir import Program
-
-EMBED = "embed"
-"""Value that stands in for a token's embedding."""
+from cortiq.ir.images import EMBED
 
 
 def copied_embeddings(
@@ -38,11 +36,12 @@ def check_embeddings(rows: npt.NDArray[np.float32] | None, tokens: int, program:
         check_row(rows, tokens, program)
 
 
-def check_row(rows: npt.NDArray[np.float32], tokens: int, program: Program) -> None:
-    """Check that there are so many finite rows of the width of the model's own."""
+def check_row(rows: npt.NDArray[np.float32], tokens: int, program: Program, parts: int = 1) -> None:
+    """Check that there are so many finite rows, of so many of the model's own widths."""
     embed = program.trunk.values.get(EMBED)
-    if embed is None or rows.shape != (tokens, *embed.shape):
-        wanted = "none" if embed is None else [tokens, *embed.shape]
+    shape = () if embed is None else (tokens, parts * embed.shape[0])
+    if embed is None or rows.shape != shape:
+        wanted = "none" if embed is None else list(shape)
         message = f"the embeddings are {list(rows.shape)}, the model takes {wanted}"
         raise RequestError(message, where="prompt")
     if not np.isfinite(rows).all():

@@ -9,10 +9,10 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from cortiq.engine.prompt_embeddings import EMBED, check_row
+from cortiq.engine.prompt_embeddings import check_row
 from cortiq.errors import RequestError
 from cortiq.ir import Program
-from cortiq.ir.images import IMAGES, TEXT_ONLY, ImageRows
+from cortiq.ir.images import IMAGES, ImageRows, image_rows
 from cortiq.numerics.contract import Floats
 
 
@@ -35,7 +35,7 @@ class ImageSpan:
 
     @cached_property
     def rows(self) -> Floats:
-        """Its rows, float32 [rows, width]."""
+        """Its rows, float32 [rows, width]; with rows of layers side by side, a width each."""
         return self.make()
 
 
@@ -108,7 +108,7 @@ class PromptImages:
         found = self.given.inputs(position, last, axes)
         if position in self._owners:
             span, number = self._owners[position]
-            found[EMBED] = span.rows[number]
+            found |= self.given.parts(span.rows[number])
         return found
 
     def whole_rows(self, start: int, rows: int) -> int:
@@ -154,12 +154,13 @@ def check_images(images: PromptImages | None, tokens: int, program: Program) -> 
 def compute_rows(images: PromptImages | None, program: Program) -> None:
     """Compute the rows of a prompt's images, and check them."""
     for span in images.spans if images is not None else ():
-        check_row(span.rows, len(span.places), program)
+        parts = 1 + image_rows(program).deep
+        check_row(span.rows, len(span.places), program, parts)
 
 
 def no_images(program: Program, tokens: int) -> PromptImages | None:
     """Return what rows of a text supply where the trunk sees images; None where nothing."""
-    given = program.facts.get(IMAGES, TEXT_ONLY)
+    given = image_rows(program)
     return PromptImages(given, tokens) if given.supplies else None
 
 
@@ -167,7 +168,7 @@ def with_spans(
     images: PromptImages | None, program: Program, tokens: int, spans: Sequence[ImageSpan]
 ) -> PromptImages:
     """Return a prompt's images with these."""
-    known = images or PromptImages(program.facts.get(IMAGES, TEXT_ONLY), tokens)
+    known = images or PromptImages(image_rows(program), tokens)
     made = replace(known, spans=tuple(spans))
     check_images(made, tokens, program)
     return made

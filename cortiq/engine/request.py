@@ -15,7 +15,7 @@ from cortiq.engine.cache_roles import CachePoint
 from cortiq.engine.masks import CheckedMasks
 from cortiq.engine.masks import Masks as Masks
 from cortiq.engine.overlay import ChosenOverlay
-from cortiq.engine.prompt_embeddings import EMBED, check_embeddings, copied_embeddings
+from cortiq.engine.prompt_embeddings import check_embeddings, copied_embeddings
 from cortiq.engine.prompt_ids import check_prompt as check_prompt
 from cortiq.engine.prompt_ids import id_list as id_list
 from cortiq.engine.prompt_ids import shorten_hint
@@ -30,6 +30,7 @@ from cortiq.engine.prompt_images import (
 )
 from cortiq.errors import RequestError, shown
 from cortiq.ir import Program
+from cortiq.ir.images import EMBED
 from cortiq.numerics.sampling import Sampling
 from cortiq.options import GenerateOptions
 

@@ -21,7 +21,7 @@ from cortiq.backend import (
 from cortiq.backend.batch import NO_INPUTS
 from cortiq.backend.error_attribution import attributed_to, backend_names, failure_hint
 from cortiq.errors import BackendError, DeclinedError, RequestError, SequenceFailedError
-from cortiq.ir.images import IMAGES, TEXT_ONLY
+from cortiq.ir.images import image_rows
 
 DIGEST = Digest("logits")
 RowResult = Mapping[Want, Any]
@@ -77,7 +77,7 @@ class Session:
         self.executable = executable
         with attributed_to(backend_names(executable)):
             self.state = executable.open(limit)
-        self.length = 0
+        self.length, self._text = 0, image_rows(executable.program)
         self._in_flight: list[PendingBatch] = []
         if not self.state.reserve(limit):
             self.state.release()
@@ -119,12 +119,13 @@ class Session:
         wants: Sequence[tuple[Want, ...]],
         inputs: Sequence[Mapping[str, Any]] | None = None,
     ) -> PendingBatch:
-        """Submit one batch of rows, each with its own wants, and with what it supplies."""
-        given = inputs
-        if given is None:
-            images = self.executable.program.facts.get(IMAGES, TEXT_ONLY)
-            places = range(self.length, self.length + len(ids))
-            given = [images.inputs(at) if images.supplies else NO_INPUTS for at in places]
+        """Submit one batch of rows, each with its own wants, and with what it supplies.
+
+        Where the model sees images a row supplies what one of a text does, unless it is said.
+        """
+        given: Sequence[Mapping[str, Any]] = inputs or [NO_INPUTS] * len(ids)
+        if self._text.supplies:
+            given = [{**self._text.inputs(self.length + i), **own} for i, own in enumerate(given)]
         rows = [
             Row(self.state, self.length + i, token, wants[i], given[i])
             for i, token in enumerate(ids)

@@ -34,6 +34,8 @@ from cortiq.formats.text_model import (
     with_usual_prefix,
 )
 
+TOWER = "mmproj"
+"""Part of the names of files with a tower beside a GGUF model."""
 _PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
 
 
@@ -85,7 +87,7 @@ def _from_cmf(path: Path, strict: bool) -> Checkpoint:
 
 
 def _open_folder(folder: Path, strict: bool) -> Checkpoint:
-    files = sorted(folder.glob("*.gguf"))
+    files = sorted(file for file in folder.glob("*.gguf") if TOWER not in file.name)
     if (folder / "config.json").is_file() and (not files or any(folder.glob("*.safetensors"))):
         return _from_huggingface(folder)
     if (folder / GGUF_HEADER).is_file():

@@ -44,6 +44,7 @@ class Checkpoint:
     quantisation : what a Hugging Face folder says about quantised matrices.
     sampling : options of sampling that the files recommend. container : the file, of CMF.
     whole : config.json of a folder with several models; empty for others.
+    image_rules : of the processing of images, where no file of the folder says them.
     """
 
     path: Path
@@ -61,6 +62,7 @@ class Checkpoint:
     container: CMFFile | None = field(default=None, repr=False)
     whole: Mapping[str, Any] = field(default_factory=dict, repr=False)
     _all: MappedTensors | None = field(default=None, repr=False)
+    image_rules: Mapping[str, Any] | None = field(default=None, repr=False)
 
     def part(self, prefixes: Mapping[str, str]) -> Checkpoint:
         """Return another model of the same folder: what its tensors' names begin with, and what
@@ -68,11 +70,15 @@ class Checkpoint:
         """
         assert self._all is not None
         names = renamed(self._all.tensors, prefixes)
-        tensors, kind = RenamedTensors(self._all, names), str(self.whole.get("model_type"))
-        return replace(self, config=self.whole, architecture=kind, _tensors=tensors)
+        tensors, name = RenamedTensors(self._all, names), str(self.whole.get("model_type"))
+        return replace(
+            self, kind="huggingface", config=self.whole, architecture=name, _tensors=tensors
+        )
 
     def image_processor(self) -> dict[str, Any]:
         """Return what the folder says of the processing of images; empty where it says nothing."""
+        if self.image_rules is not None:
+            return dict(self.image_rules)
         own = read_optional(self.path / "processor_config.json").get("image_processor")
         given = read_optional(self.path / "preprocessor_config.json")
         return given | (own if isinstance(own, dict) else {})

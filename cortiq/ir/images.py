@@ -10,13 +10,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cortiq.ir.graph import Program
 from cortiq.ir.op import Described
+from cortiq.numerics.contract import F32, Floats
 from cortiq.numerics.rope import Sections
 
 IMAGES = "images"
 """Fact of a program that is an `ImageRows`."""
 AXES = "axes"
 """Input: positions of a row on the axes of a rotation."""
+EMBED, DEEP = "embed", "deep.{}"
+"""Values of a trunk that an image's rows supply: the embedding, and what layers add to theirs."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +33,14 @@ class ImageRows(Described):
         where no row sees a key after itself.
     sections : rotary pairs by the axis whose position turns them (`AXES`); None where a row has
         only its own position.
+    deep : first layers that add a row of the image to their output (`DEEP`), a text's rows zeros.
+    width : of the trunk's rows; needed where there are such layers.
     """
 
     last: str = ""
     sections: Sections | None = None
+    deep: int = 0
+    width: int = 0
 
     @property
     def axes(self) -> int:
@@ -42,7 +50,17 @@ class ImageRows(Described):
     @property
     def supplies(self) -> bool:
         """Whether rows supply anything."""
-        return bool(self.last or self.axes)
+        return bool(self.last or self.axes or self.deep)
+
+    @property
+    def deep_names(self) -> tuple[str, ...]:
+        """Inputs of the layers that add rows of an image."""
+        return tuple(DEEP.format(n) for n in range(self.deep))
+
+    def parts(self, row: Floats) -> dict[str, Floats]:
+        """Return what a row of an image is to each value of the trunk, of all in one."""
+        names = (EMBED, *self.deep_names)
+        return dict(zip(names, np.split(row, len(names)), strict=True))
 
     def inputs(
         self, position: int, last: int | None = None, axes: np.ndarray | None = None
@@ -55,8 +73,14 @@ class ImageRows(Described):
             given[self.last] = np.array(position if last is None else last, np.int32)
         if self.axes:
             given[AXES] = np.full(self.axes, position, np.int32) if axes is None else axes
-        return given
+        return given | dict.fromkeys(self.deep_names, np.zeros(self.width, F32))
 
 
 TEXT_ONLY = ImageRows()
 """Of a trunk whose rows supply nothing."""
+
+
+def image_rows(program: Program) -> ImageRows:
+    """Return what the rows of a program's trunk supply where it sees images."""
+    found: ImageRows = program.facts.get(IMAGES, TEXT_ONLY)
+    return found

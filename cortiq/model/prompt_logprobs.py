@@ -11,7 +11,7 @@ import numpy as np
 from cortiq.backend import Executable, Named, Top
 from cortiq.engine.output import TokenLogprobs
 from cortiq.engine.overlay import ChosenOverlay, session_inputs
-from cortiq.engine.prompt_images import PromptImages, compute_rows, no_images
+from cortiq.engine.prompt_images import PromptImages, compute_rows
 from cortiq.engine.request import check_prompt
 from cortiq.engine.session import Session
 from cortiq.model.score import ROWS
@@ -53,16 +53,16 @@ def prompt_logprob_steps(
     wants = Named("logits"), Top(max(1, top))
     made: list[PromptToken] = []
     compute_rows(images, executable.program)
-    seen = images or no_images(executable.program, len(tokens))
     chosen = session_inputs(overlay)
     inputs, targets = tokens[:-1], tokens[1:]
     with Session(executable, max(len(inputs), 1)) as session:
         start = 0
         while start < len(inputs):
             rows = min(ROWS, len(inputs) - start)
-            rows = rows if seen is None else min(seen.whole_rows(start, rows), len(inputs) - start)
+            if images is not None:
+                rows = min(images.whole_rows(start, rows), len(inputs) - start)
             part, places = inputs[start : start + rows], range(start, start + rows)
-            given = [{**chosen, **(seen.inputs(at) if seen else {})} for at in places]
+            given = [{**chosen, **(images.inputs(at) if images else {})} for at in places]
             fed = session.feed_each(part, [wants] * rows, given)
             for row, target in zip(session.read_rows(fed), targets[start:][:rows], strict=True):
                 made.append(_entry(np.asarray(row[wants[0]], F32), row[wants[1]], target, top))

@@ -30,7 +30,8 @@ from cortiq.options import LoadOptions
 from cortiq.plugins import default_plugins
 from cortiq.tokenizer.missing import MissingTokenizer
 from cortiq.tokenizer.tokenizer import Tokenizer, byte_tokenizer
-from cortiq.vision.load import LoadedVision, load_vision, vision_family
+from cortiq.vision.load import LoadedVision, VisionFamily, load_vision, vision_family
+from cortiq.vision.mmproj import with_mmproj
 
 
 @dataclass
@@ -107,7 +108,7 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
         adapters = [open_lora(text, progress) for text in options.lora]
         for adapter in adapters:
             opened.callback(adapter.close)
-        sight = vision_family(checkpoint) if options.images else None
+        checkpoint, sight = _sight_of(checkpoint) if options.images else (checkpoint, None)
         loaded = load_program(
             checkpoint,
             sidecar=sidecar,
@@ -150,6 +151,12 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
         vision,
         loaded,
     )
+
+
+def _sight_of(checkpoint: Any) -> tuple[Any, VisionFamily]:
+    """Return a checkpoint with the tower that lies beside it, if one does, and what reads it."""
+    checkpoint = with_mmproj(checkpoint)
+    return checkpoint, vision_family(checkpoint)
 
 
 def _pooling(checkpoint: Any) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cortiq.ir import Program
+from cortiq.ir.images import TEXT_ONLY, ImageRows
 from cortiq.models.config import BaseConfig, Keys
 from cortiq.models.names import Names
 from cortiq.models.parts import Decoder, attention, gated_mlp
@@ -47,14 +48,16 @@ class Config(BaseConfig):
     default_turned: ClassVar[float] = 0.5
 
 
-def build(config: Config, context: int) -> Program:
-    """Build the trunk."""
+def build(config: Config, context: int, rows: ImageRows = TEXT_ONLY) -> Program:
+    """Build the trunk; one that sees images turns rows by their positions on several axes."""
     decoder = Decoder(config, context, family="glm4", eps=config.rms_norm_eps)
     rope, mlp = rope_table(config, context), gated_mlp(config, config.hidden_act)
-    mixer = attention(config, rope=rope, pairing="interleaved", biased=config.attention_bias)
+    options = {"pairing": "interleaved", "biased": config.attention_bias}
+    mixer = attention(config, rope=rope, sections=rows.sections, **options)
     around = config.model_type != "glm"
-    x = decoder.embed()
+    x, axes = decoder.embed(), decoder.axes(rows)
     for n in range(config.num_hidden_layers):
-        x = decoder.mixer(x, n, mixer, after="post_self_attn_layernorm" if around else None)
+        after = "post_self_attn_layernorm" if around else None
+        x = decoder.mixer(x, n, mixer, after=after, others=axes)
         x = decoder.feed_forward(x, n, mlp, after="post_mlp_layernorm" if around else None)
     return decoder.finish(x)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cortiq.ir import Program
+from cortiq.ir.images import TEXT_ONLY, ImageRows
 from cortiq.ir.layers import Attention, GatedMLP, MoE, QKNorm
 from cortiq.models.config import Amount, BaseConfig, Keys
 from cortiq.models.names import Names
@@ -58,8 +59,8 @@ class Config(BaseConfig):
     default_turned: ClassVar[float] = 0.5
 
 
-def build(config: Config, context: int) -> Program:
-    """Build the trunk."""
+def build(config: Config, context: int, rows: ImageRows = TEXT_ONLY) -> Program:
+    """Build the trunk; one that sees images turns rows by their positions on several axes."""
     width, act = config.hidden_size, activation(config.hidden_act)
     decoder = Decoder(config, context, family="glm4_moe", eps=config.rms_norm_eps)
     mixer = Attention(
@@ -70,6 +71,7 @@ def build(config: Config, context: int) -> Program:
         rope=rope_table(config, context),
         qk_norm=QKNorm(config.rms_norm_eps) if config.use_qk_norm else None,
         biased=config.attention_bias,
+        sections=rows.sections,
     )
     router = grouped_router(
         config.num_experts_per_tok, config.norm_topk_prob, config.routed_scaling_factor,
@@ -85,9 +87,9 @@ def build(config: Config, context: int) -> Program:
         selection_bias=True,
         shared_inner=config.moe_intermediate_size * config.n_shared_experts,
     )
-    x = decoder.embed()
+    x, axes = decoder.embed(), decoder.axes(rows)
     for n in range(config.num_hidden_layers):
-        x = decoder.mixer(x, n, mixer)
+        x = decoder.mixer(x, n, mixer, others=axes)
         if n < config.first_k_dense_replace:
             x = decoder.feed_forward(x, n, mlp)
         else:

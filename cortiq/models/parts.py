@@ -7,6 +7,7 @@ from typing import Any
 
 from cortiq.errors import UnsupportedError
 from cortiq.ir import Builder, Op, Program, Value
+from cortiq.ir.images import AXES, ImageRows
 from cortiq.ir.layers import Attention, Embedding, GatedMLP, Linear, Residual, RMSNorm
 from cortiq.ir.ops import Scale, SoftCap
 from cortiq.models.config import BaseConfig
@@ -131,6 +132,17 @@ class Decoder:
         """Write the token's row of the table."""
         op = Embedding(self.config.vocab_size, self.config.hidden_size, multiplier)
         return self.builder.add(op, self.token, name="embed", weights={"table": TABLE})
+
+    def axes(self, rows: ImageRows) -> tuple[Value, ...]:
+        """Write the input of positions on several axes, of a trunk whose rows have them."""
+        return (self.builder.input(AXES, (rows.axes,)),) if rows.axes else ()
+
+    def deepened(self, x: Value, layer: int, rows: ImageRows) -> Value:
+        """Write x and the row of an image that a layer's output has added, where one has."""
+        if layer >= rows.deep:
+            return x
+        given = self.builder.input(rows.deep_names[layer], (rows.width,), "f32")
+        return self.builder.add(Residual(), x, given, name=f"layers.{layer}.deep")
 
     def norm(self, x: Value, name: str, prefix: str) -> Value:
         """Write the family's norm, with tensors `prefix`.weight and possibly `prefix`.bias."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cortiq.ir import Program
-from cortiq.ir.images import AXES, TEXT_ONLY, ImageRows
+from cortiq.ir.images import TEXT_ONLY, ImageRows
 from cortiq.models.config import Amount, BaseConfig, Keys
 from cortiq.models.layer_kinds import windows
 from cortiq.models.names import Names
@@ -52,7 +52,7 @@ class Config(BaseConfig):
 def build(config: Config, context: int, rows: ImageRows = TEXT_ONLY) -> Program:
     """Build the trunk; one that sees images turns rows by their positions on several axes."""
     decoder = Decoder(config, context, family="qwen2", eps=config.rms_norm_eps)
-    axes = (decoder.builder.input(AXES, (rows.axes,)),) if rows.axes else ()
+    axes = decoder.axes(rows)
     options = {"sections": rows.sections, "biased": True}
     rope, mlp = rope_table(config, context), gated_mlp(config, config.hidden_act)
     x = decoder.embed()

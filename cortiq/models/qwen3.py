@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from cortiq.ir import Program
+from cortiq.ir.images import TEXT_ONLY, ImageRows
 from cortiq.ir.layers import QKNorm
 from cortiq.models import qwen2
 from cortiq.models.names import Names
@@ -25,16 +26,17 @@ class Config(qwen2.Config):
     attention_bias: bool = False
 
 
-def build(config: Config, context: int) -> Program:
-    """Build the trunk."""
+def build(config: Config, context: int, rows: ImageRows = TEXT_ONLY) -> Program:
+    """Build the trunk; one that sees images turns rows on several axes, and adds to some layers."""
     decoder = Decoder(config, context, family="qwen3", eps=config.rms_norm_eps)
     rope, mlp = rope_table(config, context), gated_mlp(config, config.hidden_act)
     biased, qk_norm = config.attention_bias, QKNorm(config.rms_norm_eps)
-    x = decoder.embed()
+    x, axes = decoder.embed(), decoder.axes(rows)
     for n, window in enumerate(config.windows()):
         mixer = attention(
-            config, rope=rope, window=window, qk_norm=qk_norm, biased=biased, output_biased=biased
-        )
-        x = decoder.mixer(x, n, mixer)
-        x = decoder.feed_forward(x, n, mlp)
+            config, rope=rope, window=window, qk_norm=qk_norm, biased=biased,
+            output_biased=biased, sections=rows.sections,
+        )  # fmt: skip
+        x = decoder.mixer(x, n, mixer, others=axes)
+        x = decoder.deepened(decoder.feed_forward(x, n, mlp), n, rows)
     return decoder.finish(x)

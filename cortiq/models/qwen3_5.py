@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cortiq.ir import Program, Value
+from cortiq.ir.images import TEXT_ONLY, ImageRows
 from cortiq.ir.layers import GatedMLP
 from cortiq.models.config import Keys
 from cortiq.models.layer_kinds import GLOBAL
@@ -41,23 +42,26 @@ class HybridDecoder(Decoder):
 
     config: LinearConfig
 
-    def __init__(self, config: LinearConfig, context: int, family: str) -> None:
+    def __init__(
+        self, config: LinearConfig, context: int, family: str, rows: ImageRows = TEXT_ONLY
+    ) -> None:
         eps, offset = config.rms_norm_eps, norm_offset(config)
         super().__init__(config, context, family=family, eps=eps, offset=offset)
         self._delta = delta_net(config, tiled=config.source == "gguf")
-        self._attention = gated_attention(config, context)
+        self._attention = gated_attention(config, context, rows.sections)
+        self._axes = self.axes(rows)
 
     def mixed(self, x: Value, layer: int, kind: str) -> Value:
         """Write the branch of a layer's mixer."""
         if kind == GLOBAL:
-            return self.mixer(x, layer, self._attention)
+            return self.mixer(x, layer, self._attention, others=self._axes)
         op, tensors = self._delta, "linear_attn"
         return self.mixer(x, layer, op, name="delta", tensors=tensors, table=DELTA)
 
 
-def build(config: Config, context: int) -> Program:
-    """Build the trunk."""
-    decoder = HybridDecoder(config, context, "qwen3_5")
+def build(config: Config, context: int, rows: ImageRows = TEXT_ONLY) -> Program:
+    """Build the trunk; one that sees images turns rows by their positions on several axes."""
+    decoder = HybridDecoder(config, context, "qwen3_5", rows)
     mlp = GatedMLP(config.hidden_size, config.intermediate_size, activation(config.hidden_act))
     x = decoder.embed()
     for n, kind in enumerate(config.kinds()):

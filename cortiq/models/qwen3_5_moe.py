@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from cortiq.ir import Program
+from cortiq.ir.images import TEXT_ONLY, ImageRows
 from cortiq.ir.layers import MoE
 from cortiq.models import qwen3_5
 from cortiq.models.parts import activation
@@ -31,9 +32,9 @@ class Config(LinearConfig):
     shared_expert_intermediate_size: int = 512
 
 
-def build(config: Config, context: int) -> Program:
-    """Build the trunk."""
-    decoder = qwen3_5.HybridDecoder(config, context, "qwen3_5_moe")
+def build(config: Config, context: int, rows: ImageRows = TEXT_ONLY) -> Program:
+    """Build the trunk; one that sees images turns rows by their positions on several axes."""
+    decoder = qwen3_5.HybridDecoder(config, context, "qwen3_5_moe", rows)
     experts = MoE(
         width=config.hidden_size,
         inner=config.moe_intermediate_size,

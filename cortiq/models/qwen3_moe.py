@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cortiq.ir import Program
+from cortiq.ir.images import TEXT_ONLY, ImageRows
 from cortiq.ir.layers import Attention, GatedMLP, MoE, QKNorm
 from cortiq.models.config import Amount, BaseConfig, Keys
 from cortiq.models.layer_kinds import is_stepped_sparse
@@ -63,8 +64,8 @@ class Config(BaseConfig):
         return is_stepped_sparse(layer, self.decoder_sparse_step, self.mlp_only_layers)
 
 
-def build(config: Config, context: int) -> Program:
-    """Build the trunk."""
+def build(config: Config, context: int, rows: ImageRows = TEXT_ONLY) -> Program:
+    """Build the trunk; of one that sees images see `qwen3.build`."""
     width, act = config.hidden_size, activation(config.hidden_act)
     decoder = Decoder(config, context, family="qwen3_moe", eps=config.rms_norm_eps)
     mixer = Attention(
@@ -77,6 +78,7 @@ def build(config: Config, context: int) -> Program:
         qk_norm=QKNorm(config.rms_norm_eps),
         biased=config.attention_bias,
         output_biased=config.attention_bias,
+        sections=rows.sections,
     )
     mlp = GatedMLP(width, config.intermediate_size, act)
     experts = MoE(
@@ -86,11 +88,12 @@ def build(config: Config, context: int) -> Program:
         router=Router(config.num_experts_per_tok, renormalise=config.renormalises),
         activation=act,
     )
-    x = decoder.embed()
+    x, axes = decoder.embed(), decoder.axes(rows)
     for n in range(config.num_hidden_layers):
-        x = decoder.mixer(x, n, mixer)
+        x = decoder.mixer(x, n, mixer, others=axes)
         if config.is_sparse(n):
             x = decoder.feed_forward(x, n, experts, table=MOE)
         else:
             x = decoder.feed_forward(x, n, mlp)
+        x = decoder.deepened(x, n, rows)
     return decoder.finish(x)

@@ -16,6 +16,7 @@ from cortiq.models.parts import Decoder, activation, norm_offset
 from cortiq.models.qwen2_moe import EXPERTS, SHARED_EXPERT
 from cortiq.models.rope import rope_table
 from cortiq.models.tensor_pieces import FusedTensor
+from cortiq.numerics.rope import Sections
 from cortiq.numerics.route import Router
 
 ARCHITECTURES = ("qwen3_next", "qwen3next")
@@ -170,7 +171,9 @@ def delta_net(config: LinearConfig, **layout: Any) -> GatedDeltaNet:
     )
 
 
-def gated_attention(config: LinearConfig, context: int) -> Attention:
+def gated_attention(
+    config: LinearConfig, context: int, sections: Sections | None = None
+) -> Attention:
     """Return attention whose queries carry the gates of its output."""
     return Attention(
         width=config.hidden_size,
@@ -182,6 +185,7 @@ def gated_attention(config: LinearConfig, context: int) -> Attention:
         biased=config.attention_bias,
         output_biased=config.attention_bias,
         output_gate=True,
+        sections=sections,
     )
 
 

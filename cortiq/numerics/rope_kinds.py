@@ -108,9 +108,19 @@ class Axial:
     axes: Count
 
 
+@dataclass(frozen=True)
+class Staggered:
+    """f_i of all dimensions, dealt to the axes in turns: axis a has i = a, a + axes, … one after
+    the other (Pixtral's tower).
+    """
+
+    axes: Count
+
+
 Constant: TypeAlias = (
-    Default | Linear | Llama3 | Yarn | LongRope | Proportional | FrequencyFactors | NTKAlpha | Axial
-)
+    Default | Linear | Llama3 | Yarn | LongRope | Proportional | FrequencyFactors | NTKAlpha
+    | Axial | Staggered
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from cortiq.numerics.rope_kinds import LongRope as LongRope
 from cortiq.numerics.rope_kinds import NTKAlpha as NTKAlpha
 from cortiq.numerics.rope_kinds import Proportional as Proportional
 from cortiq.numerics.rope_kinds import Scaling as Scaling
+from cortiq.numerics.rope_kinds import Staggered as Staggered
 from cortiq.numerics.rope_kinds import Yarn as Yarn
 
 PRECISION = Context(prec=60, rounding=ROUND_HALF_EVEN)
@@ -162,11 +163,13 @@ def _frequencies(base: float, dim: int, scaling: Scaling) -> list[Decimal]:
             return turning + [Decimal(0)] * (dim // 2 - rotated)
         case FrequencyFactors(factors):
             return divided(powers, factors)
-        case Axial(axes):
+        case Axial(axes) | Staggered(axes):
             if axes < 1 or dim % (2 * axes):
                 what = f"{dim} rotary dimensions are not whole pairs of {axes} axes"
                 raise UnsupportedError(what, where="rope scaling")
-            return inverse_powers(base, dim // axes) * axes
+            if isinstance(scaling, Axial):
+                return inverse_powers(base, dim // axes) * axes
+            return [f for axis in range(axes) for f in powers[axis::axes]]
         case Growth(inner):
             return _frequencies(base, dim, inner)
         case NTKAlpha(alpha):

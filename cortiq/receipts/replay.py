@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from cortiq.backend import Want
 from cortiq.engine.accept import drawn_token
 from cortiq.engine.output import Output
-from cortiq.engine.prompt_images import no_images
 from cortiq.engine.request import Request, make_request, vocabulary_size, with_images
 from cortiq.engine.session import Progress, RowResult, Session, digest_of
 from cortiq.errors import RequestError, SequenceFailedError, shown
@@ -152,9 +151,6 @@ class ClaimReplay:
         if isinstance(seen, Difference):
             return [seen]
         request = with_images(request, seen, model.program)
-        if request.images is None:
-            none = no_images(model.program, len(request.prompt))
-            request = replace(request, images=none)
         request = replace(request, overlay=model.adapters.claimed(claim.adapter))
         model.adapters.sync(request.overlay)
         output = Output(request, model.tokenizer)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
 from cortiq.engine.engine import Engine
-from cortiq.engine.request import Request, make_request, vocabulary_size
+from cortiq.engine.request import Request, make_request, vocabulary_size, with_images
 from cortiq.engine.sequence import Sequence as EngineSequence
 from cortiq.errors import CortiqError, RequestError
 from cortiq.formats.known_models import KNOWN_MODELS
 from cortiq.model.load import choose_backend, model_of
 from cortiq.model.model import Model
+from cortiq.model.sight import Sight, sight_for
 from cortiq.model.source import open_source
 from cortiq.models.synthetic import PREFIX
 from cortiq.numerics.contract import CONTRACT_VERSION
@@ -24,8 +25,8 @@ from cortiq.serve.log_reader import LoggedAnswer, LoggedRequest, LogReader
 
 AT_ONCE = 64
 """Answers that are computed together."""
-LoadedAs = tuple[str, int, str | None]
-"""Hash of a model, context and weight format: one loading for each."""
+LoadedAs = tuple[str, int, str | None, bool]
+"""Hash of a model, context, weight format, and whether it sees: one loading for each."""
 
 
 @dataclass
@@ -60,6 +61,7 @@ def replay_log(
     models: Sequence[str],
     options: LoadOptions,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    images: Sequence[str] = (),
 ) -> LogVerdict:
     """Compute every answer of a log again and compare tokens, digests and ends.
 
@@ -67,6 +69,7 @@ def replay_log(
     ----------
     models : files of the models that the log names and that are no known ones.
     progress : called with answers done and in all.
+    images : files of the images in its prompts, in any order.
 
     Raises
     ------
@@ -85,7 +88,7 @@ def replay_log(
         first = next(wanted)
         with _opened(first.request, models, options) as model:
             answers = (a for a in reader.answers() if _loaded_as(a.request) == loaded_as)
-            for answer, difference in replayed(model, answers):
+            for answer, difference in replayed(model, answers, images):
                 verdict.count(answer, difference)
                 done += 1
                 progress(done, sum(counts.values()))
@@ -93,7 +96,7 @@ def replay_log(
 
 
 def _loaded_as(request: LoggedRequest) -> LoadedAs:
-    return request.model_hash, request.context, request.weight_format
+    return request.model_hash, request.context, request.weight_format, bool(request.images)
 
 
 def _opened(asked: LoggedRequest, models: Sequence[str], options: LoadOptions) -> Model:
@@ -102,7 +105,10 @@ def _opened(asked: LoggedRequest, models: Sequence[str], options: LoadOptions) -
         what = f"the log is of contract {asked.contract}, this cortiq computes {CONTRACT_VERSION}"
         raise RequestError(what)
     known = asked.model in KNOWN_MODELS or asked.model.startswith(PREFIX)
-    chosen = replace(options, context=asked.context, weight_format=asked.weight_format)
+    chosen = replace(
+        options, context=asked.context, weight_format=asked.weight_format,
+        images=bool(asked.images),
+    )  # fmt: skip
     for name in (*models, *([asked.model] if known else [])):
         source = open_source(name, chosen)
         if source.model_hash() == asked.model_hash:
@@ -112,14 +118,17 @@ def _opened(asked: LoggedRequest, models: Sequence[str], options: LoadOptions) -
     raise RequestError(what, where="model", hint="name its file or folder after the log")
 
 
-def replayed(model: Model, answers: Iterator[LoggedAnswer]) -> Iterator[tuple[LoggedAnswer, str]]:
+def replayed(
+    model: Model, answers: Iterator[LoggedAnswer], images: Sequence[str] = ()
+) -> Iterator[tuple[LoggedAnswer, str]]:
     """Compute answers again; yield each with its difference, which is empty if there is none."""
+    files = {} if model.sight is None else _by_digest(model.sight, images)
     running: list[tuple[LoggedAnswer, EngineSequence]] = []
     with Engine(model.executable, model.tokenizer) as engine:
         while True:
             for answer in islice(answers, AT_ONCE - len(running)):
                 try:
-                    running.append((answer, engine.submit(_request(model, answer))))
+                    running.append((answer, engine.submit(_request(model, answer, files))))
                 except CortiqError as error:
                     yield answer, f"it is refused: {error}"
             if not running:
@@ -131,15 +140,34 @@ def replayed(model: Model, answers: Iterator[LoggedAnswer]) -> Iterator[tuple[Lo
             yield from ((answer, difference(answer, made)) for answer, made in ended)
 
 
-def _request(model: Model, answer: LoggedAnswer) -> Request:
+def _by_digest(sight: Sight, images: Sequence[str]) -> dict[str, str]:
+    """Return files of images by what a model sees of them; they are read again where needed."""
+    return {sight.prepared([name])[0].digest: name for name in images}
+
+
+def _with_images(
+    model: Model, request: Request, digests: Sequence[str], files: Mapping[str, str]
+) -> Request:
+    """Return the request with the images that the log names; RequestError if one is not given."""
+    if not digests:
+        return request
+    lacking = [digest for digest in digests if digest not in files]
+    if lacking:
+        what = f"it is about images that are not given: {', '.join(lacking)}"
+        raise RequestError(what, where="image", hint="cortiq replay LOG MODEL --image FILE")
+    sight = sight_for(model.sight, model.name)
+    made = sight.prepared(files[digest] for digest in digests)
+    return with_images(request, sight.placed(request.prompt, made).spans, model.program)
+
+
+def _request(model: Model, answer: LoggedAnswer, files: Mapping[str, str]) -> Request:
     """Return the request of an answer for this model."""
     asked = answer.request
     if asked.end_ids != model.eos_ids:
         raise RequestError(f"the model ends at {model.eos_ids}, not at {asked.end_ids}")
-    if asked.images:
-        raise RequestError("it is about images, which the log does not hold")
     ids, options = asked.of_choice(answer.choice)
     request = make_request(ids, options, model.program, model.eos_ids)
+    request = _with_images(model, request, asked.images, files)
     overlay = model.adapters.claimed(asked.adapter)
     model.adapters.sync(overlay)
     request = replace(request, shown_ids=asked.shown_ids, overlay=overlay)

@@ -12,7 +12,7 @@ from cortiq.engine.session import Session, check_outcome
 from cortiq.ir.encoders import LAST
 from cortiq.numerics.contract import F32, Floats
 from cortiq.vision.image import PreparedImage, Tile
-from cortiq.vision.tower import HIDDEN, PROJECTOR, ROWS, SHARES, SQUARE
+from cortiq.vision.tower import NEWLINE, PROJECTOR, SHARES, square_of
 
 KEPT_ROWS = 1 << 24
 """Floats of images' rows that are kept: 64 MiB."""
@@ -29,7 +29,7 @@ class VisionEncoder:
         """Return an image's rows, float32 [rows, width]; those made last are not made again."""
         found = self._kept.pop(image.digest, None)
         if found is None:
-            found = np.concatenate([tile_rows(self.executable, tile) for tile in image.tiles])
+            found = image_rows(self.executable, image)
             found.flags.writeable = False
         self._kept[image.digest] = found
         while sum(rows.size for rows in self._kept.values()) > KEPT_ROWS and len(self._kept) > 1:
@@ -40,6 +40,26 @@ class VisionEncoder:
         """Release the tower."""
         self._kept.clear()
         self.executable.close()
+
+
+def image_rows(executable: Executable, image: PreparedImage) -> Floats:
+    """Compute the rows of an image in the order of the text, the ends of lines among them."""
+    rows = [tile_rows(executable, tile) for tile in image.tiles]
+    if image.order is None:
+        return np.concatenate(rows)
+    if NEWLINE in executable.program.graphs:
+        rows.append(_newline(executable))
+    return np.concatenate(rows)[image.order]
+
+
+def _newline(executable: Executable) -> Floats:
+    """Compute the row that ends a line."""
+    want = Named(NEWLINE)
+    with Session(executable, 1) as session, attributed_to(backend_names(executable)):
+        row = Row(session.state, 0, 0, (want,))
+        result = executable.forward(Batch([row], NEWLINE)).result()
+        check_outcome(result.outcomes[session.state], 0, "the image cannot be read by this model")
+        return np.asarray(result.rows[0][want], F32)[None]
 
 
 def tile_rows(executable: Executable, tile: Tile) -> Floats:
@@ -56,24 +76,28 @@ def tile_rows(executable: Executable, tile: Tile) -> Floats:
         {"patch": tile.patches[i], LAST: last, **{n: v[i] for n, v in tile.inputs.items()}}
         for i in range(count)
     ]
-    want = (Named(HIDDEN),)
+    want = tuple(Named(name) for name in executable.program.trunk.outputs)
     with Session(executable, count) as session:
         made = session.read_rows(session.feed_each([0] * count, [want] * count, inputs))
-        hidden = np.stack([np.asarray(row[want[0]], F32) for row in made])
-        return _projected(executable, session, hidden[tile.squares])
+        hidden = [np.stack([np.asarray(row[one], F32) for row in made]) for one in want]
+        return _projected(executable, session, [rows[tile.squares] for rows in hidden])
 
 
-def _projected(executable: Executable, session: Session, squares: Floats) -> Floats:
-    """Compute the rows of the text model, each of the tower's rows of a square."""
-    graph, want = executable.program.graphs[PROJECTOR], Named(ROWS)
-    shape = graph.values[SQUARE].shape
-    share = np.full(squares.shape[1], F32(1) / F32(squares.shape[1]), F32)
+def _projected(executable: Executable, session: Session, squares: list[Floats]) -> Floats:
+    """Compute the rows of the text model of the tower's outputs, each of a square's rows."""
+    graph = executable.program.graphs[PROJECTOR]
+    wants = tuple(Named(name) for name in graph.outputs)
+    share = np.full(squares[0].shape[1], F32(1) / F32(squares[0].shape[1]), F32)
     more = {SHARES: share} if SHARES in graph.inputs else {}
-    rows = [
-        Row(session.state, i, 0, (want,), {SQUARE: square.reshape(shape), **more})
-        for i, square in enumerate(squares)
-    ]
+    shapes = {name: graph.values[name].shape for name in map(square_of, range(len(squares)))}
+    rows = []
+    for i in range(len(squares[0])):
+        pairs = zip(shapes.items(), squares, strict=True)
+        given = {name: part[i].reshape(shape) for (name, shape), part in pairs}
+        rows.append(Row(session.state, i, 0, wants, {**given, **more}))
     with attributed_to(backend_names(executable)):
         result = executable.forward(Batch(rows, PROJECTOR)).result()
     check_outcome(result.outcomes[session.state], 0, "the image cannot be read by this model")
-    return np.stack([np.asarray(row[want], F32) for row in result.rows])
+    return np.stack(
+        [np.concatenate([np.asarray(row[w], F32) for w in wants]) for row in result.rows]
+    )

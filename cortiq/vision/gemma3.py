@@ -50,10 +50,12 @@ class Config(SiglipConfig):
     Attributes
     ----------
     window : of the text model's layers, which holds an image's rows.
+    soft_offset : added to the weights of the projector's norm; files of llama.cpp hold the sum.
     """
 
     mm_tokens_per_image: int = 256
     window: int = 4096
+    soft_offset: float = 1.0
 
     @property
     def pool(self) -> int:
@@ -66,7 +68,7 @@ def values(whole: Mapping[str, Any]) -> dict[str, Any]:
     text = whole.get(TEXT)
     window = text.get("sliding_window", 4096) if isinstance(text, Mapping) else 4096
     return {"image_token": 262144, "window": window} | sight_values(
-        whole, "mm_tokens_per_image", image_token="image_token_index,image_token_id"
+        whole, "mm_tokens_per_image", "soft_offset", image_token="image_token_index,image_token_id"
     )
 
 
@@ -83,9 +85,8 @@ def build(config: Config, most: int) -> Program:
     b, width, count = tower.builder, config.hidden_size, config.pool**2
     square, shares = b.input(SQUARE, (count, width), "f32"), b.input(SHARES, (count,), "f32")
     x = b.add(CombineExperts(), shares, square, name="mean")
-    x = tower.apply(
-        RMSNorm(width, config.layer_norm_eps, 1.0), x, "mean.norm", "projector.mm_soft_emb_norm"
-    )
+    norm = RMSNorm(width, config.layer_norm_eps, config.soft_offset)
+    x = tower.apply(norm, x, "mean.norm", "projector.mm_soft_emb_norm")
     tower.linear(x, ROWS, "projector.projection", (width, config.text_width), biased=False)
     return tower.program()
 

@@ -33,12 +33,12 @@ class Tile:
     Attributes
     ----------
     patches : float32 [patches, values].
-    inputs : what each patch supplies besides, int32 [patches, ...].
+    inputs : what each patch supplies besides, int32 or float32 [patches, ...].
     squares : int64 [rows, patches of a square]: the patches that each row is made of.
     """
 
     patches: Floats
-    inputs: Mapping[str, npt.NDArray[np.int32]]
+    inputs: Mapping[str, npt.NDArray[Any]]
     squares: npt.NDArray[np.int64]
 
 
@@ -51,15 +51,20 @@ class PreparedImage:
     tiles : in the order of their rows in the text.
     text : what stands for the image in the text: a token for each row, and those around.
     grid : height and width of its rows, where rows have positions on several axes.
+    order : int64 [rows], the number among the rows of all tiles that each row of the text is, and
+        the number after them for a row that ends a line; None for all in order.
     """
 
     tiles: tuple[Tile, ...]
     text: str
     grid: tuple[int, int] = (0, 0)
+    order: npt.NDArray[np.int64] | None = None
 
     @property
     def rows(self) -> int:
         """Rows of the text model that the image becomes."""
+        if self.order is not None:
+            return len(self.order)
         return sum(len(tile.squares) for tile in self.tiles)
 
     @cached_property
@@ -73,6 +78,8 @@ class PreparedImage:
                 digest.update(json.dumps([name, str(kind), *array.shape]).encode())
                 digest.update(np.ascontiguousarray(array, kind).tobytes())
         digest.update(json.dumps([self.text, *self.grid]).encode())
+        if self.order is not None:
+            digest.update(np.ascontiguousarray(self.order, "<i8").tobytes())
         return digest.hexdigest()
 
 

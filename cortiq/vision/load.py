@@ -20,7 +20,10 @@ from cortiq.models.weight_rules import with_rule
 from cortiq.numerics.layouts import Weight
 from cortiq.vision.image import ImageProcessor
 
-OWN: Sequence[str] = ("gemma3", "idefics3", "qwen2_vl")
+OWN: Sequence[str] = (
+    "gemma3", "idefics3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava", "llava_next",
+    "pixtral", "internvl", "glm4v",
+)  # fmt: skip
 """Modules of this package, a family each."""
 
 
@@ -59,9 +62,13 @@ def vision_family(checkpoint: Any) -> VisionFamily:
     modules = (import_module(f"cortiq.vision.{name}") for name in OWN)
     families = {name: module for module in modules for name in module.ARCHITECTURES}
     where = location_of(checkpoint)
-    if kind not in families or "vision_config" not in whole:
+    sight = whole.get("vision_config")
+    inner = f"{kind} {sight.get('model_type')}" if isinstance(sight, Mapping) else ""
+    kind = inner if inner in families else kind
+    if kind not in families or sight is None:
         named = f"of the architecture {kind!r}" if kind else "without a tower"
         hint = f"images are read by models of {', '.join(families)}, in their folders"
+        hint += ", and by GGUF models with a file mmproj*.gguf beside them"
         raise UnsupportedError(f"reads no images: it is a model {named}", where=where, hint=hint)
     module = families[kind]
     with said_of(checkpoint):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from cortiq.ir import Value
 from cortiq.ir.encoders import PLACE
 from cortiq.ir.layers import MLP, Attention, Embedding, LayerNorm, Residual
 from cortiq.models.parts import activation, named
@@ -44,23 +45,32 @@ def siglip_tower(config: SiglipConfig, family: str, patches: int) -> Tower:
     place = tower.builder.input(PLACE)
     where = tower.builder.add(table, place, name="place.row", weights=weights)
     x = tower.builder.add(Residual(), x, where, name="placed")
+    for n in range(config.num_hidden_layers):
+        x = layer(tower, config, x, n)
+    tower.apply(LayerNorm(width, config.layer_norm_eps), x, HIDDEN, "vision.post_layernorm")
+    tower.finish()
+    return tower
+
+
+def layer(tower: Tower, config: SiglipConfig, x: Value, n: int) -> Value:
+    """Write a layer of SigLIP, or of CLIP, whose activation approximates GELU by a sigmoid."""
+    width, here, file = config.hidden_size, f"layers.{n}", f"vision.encoder.layers.{n}"
     norm = LayerNorm(width, config.layer_norm_eps)
     op = Attention(
         width, config.num_attention_heads, config.kv_heads, config.head_width,
         biased=True, output_biased=True, until=True,
     )  # fmt: skip
+    x = tower.branch(
+        x, op, f"{here}.attention", (norm, f"{file}.layer_norm1"),
+        named(op, f"{file}.self_attn", ATTENTION), f"{here}.middle",
+        (tower.position, tower.last),
+    )  # fmt: skip
+    if config.hidden_act == "quick_gelu":
+        y = tower.apply(norm, x, f"{here}.mlp_norm", f"{file}.layer_norm2")
+        y = tower.quick_gelu_mlp(y, here, (f"{file}.mlp.fc1", f"{file}.mlp.fc2"))
+        return tower.builder.add(Residual(), x, y, name=f"{here}.out")
     mlp = MLP(width, config.intermediate_size, activation(config.hidden_act), biased=True)
-    for n in range(config.num_hidden_layers):
-        here, file = f"layers.{n}", f"vision.encoder.layers.{n}"
-        x = tower.branch(
-            x, op, f"{here}.attention", (norm, f"{file}.layer_norm1"),
-            named(op, f"{file}.self_attn", ATTENTION), f"{here}.middle",
-            (tower.position, tower.last),
-        )  # fmt: skip
-        x = tower.branch(
-            x, mlp, f"{here}.mlp", (norm, f"{file}.layer_norm2"),
-            named(mlp, f"{file}.mlp", FEED_FORWARD), f"{here}.out",
-        )  # fmt: skip
-    tower.apply(norm, x, HIDDEN, "vision.post_layernorm")
-    tower.finish()
-    return tower
+    return tower.branch(
+        x, mlp, f"{here}.mlp", (norm, f"{file}.layer_norm2"),
+        named(mlp, f"{file}.mlp", FEED_FORWARD), f"{here}.out",
+    )  # fmt: skip

@@ -7,17 +7,39 @@ from typing import Any
 
 from cortiq.ir import Builder, Op, Program, Value
 from cortiq.ir.encoders import ENCODER, LAST, Encoder
-from cortiq.ir.layers import Linear, Residual
+from cortiq.ir.layers import Embedding, Linear, Residual
+from cortiq.ir.ops import (
+    Activation,
+    CombineExperts,
+    Concat,
+    EmbedRows,
+    Gain,
+    Multiply,
+    Reshape,
+    Scale,
+)
+from cortiq.models.parts import activation
 from cortiq.vision.config import VisionConfig
 
 PATCH, SQUARE, SHARES = "patch", "square", "shares"
 """Inputs: the pixels of a patch; of the projector, the rows of a square and what each weighs."""
+PLACES, TAPS = "place.{}", "taps.weights"
+"""Inputs: rows of a table of learned positions that are near a patch, and what each weighs."""
+STEEPNESS = 1.702
+"""Of the sigmoid that approximates GELU."""
 PROJECTOR = "projector"
 """Entry that makes a row of the text model of the tower's rows of one square."""
+NEWLINE = "newline"
+"""Entry, and its output: the row that ends a line of an image."""
 ROWS = "rows"
 """Output of the projector."""
 HIDDEN = "hidden"
 """Output of the tower."""
+
+
+def square_of(number: int) -> str:
+    """Return the projector's input for the rows of the tower's output of a number."""
+    return f"{SQUARE}.{number}" if number else SQUARE
 
 
 class Tower:
@@ -66,20 +88,76 @@ class Tower:
         weights: Mapping[str, str],
         out: str,
         others: tuple[Value, ...] = (),
+        gain: str = "",
     ) -> Value:
-        """Write x + op(norm(x)); `norm` is an operator and its tensors' prefix."""
+        """Write x + op(norm(x)); `norm` is an operator and its tensors' prefix, `gain` a vector
+        that the branch is multiplied by.
+        """
         y = self.apply(norm[0], x, f"{name}_norm", norm[1])
         slots = {role: f"{name}.{role}" for role in op.slot_kinds()}
         y = self.builder.add(op, y, *others, name=name, weights=weights, slots=slots)
+        if gain:
+            op = Gain(self.config.hidden_size)
+            y = self.builder.add(op, y, name=f"{name}_scaled", weights={"weight": gain})
         return self.builder.add(Residual(), x, y, name=out)
 
-    def finish(self) -> None:
-        """Finish the tower, whose output is `hidden`; what is written after it is the projector."""
+    def quick_gelu_mlp(self, x: Value, here: str, tensors: tuple[str, str]) -> Value:
+        """Write down(u·σ(1.702·u)) with u = up(x), biases with both."""
+        b, sizes = self.builder, (self.config.hidden_size, self.config.intermediate_size)
+        up = self.linear(x, f"{here}.up", tensors[0], sizes, biased=True)
+        steep = b.add(Scale(STEEPNESS), up, name=f"{here}.steep")
+        share = b.add(Activation("sigmoid"), steep, name=f"{here}.share")
+        product = b.add(Multiply(), up, share, name=f"{here}.product")
+        return self.linear(product, f"{here}.mlp", tensors[1], sizes[::-1], biased=True)
+
+    def marked(self, x: Value, tensor: str, mark: str) -> Value:
+        """Write x, and a vector added where the row supplies 0 as `mark`, not where it is 1."""
+        op, given = EmbedRows(1, self.config.hidden_size, missing=True), self.builder.input(mark)
+        row = self.builder.add(op, given, name=f"{mark}.row", weights={"table": tensor})
+        return self.builder.add(Residual(), x, row, name=f"{mark}.added")
+
+    def two_layers(self, x: Value, act: str, widths: tuple[int, int], biased: bool) -> None:
+        """Write the projector's `rows`: a matrix, an activation and another matrix."""
+        y = self.linear(x, "up", "projector.linear_1", widths, biased)
+        y = self.builder.add(Activation(activation(act)), y, name="activation")
+        self.linear(y, ROWS, "projector.linear_2", (widths[1], widths[1]), biased)
+
+    def interpolated(self, x: Value, rows: int, tensor: str, taps: int) -> Value:
+        """Write x and the weighted rows of a table of learned positions that its patch supplies."""
+        b, width = self.builder, self.config.hidden_size
+        table, weights = Embedding(rows, width), {"table": tensor}
+        given = [
+            b.add(table, b.input(PLACES.format(n)), name=f"place.row.{n}", weights=weights)
+            for n in range(taps)
+        ]
+        joined = b.add(
+            Reshape((taps, width)), b.add(Concat(), *given, name="near"), name="near.rows"
+        )
+        where = b.add(CombineExperts(), b.input(TAPS, (taps,), "f32"), joined, name="place")
+        return b.add(Residual(), x, where, name="placed")
+
+    def finish(self, *deep: str) -> None:
+        """Finish the tower; what is written after it is the projector.
+
+        Parameters
+        ----------
+        deep : outputs beside `hidden`, of which the projector makes rows for layers of the text.
+        """
         self.builder.facts[ENCODER] = Encoder()
-        self.builder.graph("trunk", (HIDDEN,))
+        self.builder.graph("trunk", (HIDDEN, *deep))
         self.builder.input("position")
 
-    def program(self) -> Program:
-        """Return the program, after the projector's `rows`."""
-        self.builder.graph(PROJECTOR, (ROWS,))
+    def program(self, *deep: str, newline: str = "") -> Program:
+        """Return the program, after the projector's `rows`, and rows for layers of the text.
+
+        Parameters
+        ----------
+        newline : tensor of a row that ends lines of an image.
+        """
+        self.builder.graph(PROJECTOR, (ROWS, *deep))
+        if newline:
+            table = Embedding(1, self.config.text_width)
+            token, _ = self.builder.input("token"), self.builder.input("position")
+            self.builder.add(table, token, name=NEWLINE, weights={"table": newline})
+            self.builder.graph(NEWLINE, (NEWLINE,))
         return self.builder.program()

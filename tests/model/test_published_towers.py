@@ -106,3 +106,72 @@ def test_a_published_tower_has_its_parameters(given, tmp_path):
         model = transformers.AutoModelForImageTextToText.from_config(made_by_transformers(given))
     theirs = sum(p.numel() for part in PARTS[name] for p in model.get_submodule(part).parameters())
     assert ours == theirs > 5e7
+
+
+LLAVA = {
+    "hidden_size": 1024, "image_size": 336, "intermediate_size": 4096,
+    "model_type": "clip_vision_model", "num_attention_heads": 16, "num_hidden_layers": 24,
+    "patch_size": 14, "projection_dim": 768, "vocab_size": 32000,
+}  # fmt: skip
+CLIP_RULES = {
+    "crop_size": {"height": 336, "width": 336}, "do_center_crop": True, "resample": 3,
+    "size": {"shortest_edge": 336},
+}  # fmt: skip
+SQUARES = {"min_pixels": 3136, "max_pixels": 12845056, "patch_size": 14, "merge_size": 2}
+NEWER = {
+    "Qwen2_5_VL": ({"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16,
+                    "out_hidden_size": 3584}, SQUARES, 6e8),
+    "Qwen3VL": ({"depth": 24, "hidden_size": 1024, "intermediate_size": 4096, "num_heads": 16,
+                 "out_hidden_size": 2560, "deepstack_visual_indexes": [5, 11, 17]},
+                {"size": {"shortest_edge": 65536, "longest_edge": 16777216}}, 3e8),
+    "Llava": (LLAVA, CLIP_RULES, 2.9e8),
+    "LlavaNext": (LLAVA, CLIP_RULES | {
+        "image_grid_pinpoints": [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]],
+    }, 2.9e8),
+    "Mistral3": ({"head_dim": 64, "hidden_size": 1024, "image_size": 1540, "model_type": "pixtral",
+                  "intermediate_size": 4096, "num_attention_heads": 16, "num_hidden_layers": 24,
+                  "patch_size": 14, "rope_theta": 10000.0},
+                 {"size": {"longest_edge": 1540}, "patch_size": 14}, 3e8),
+    "InternVL": ({"image_size": [448, 448], "patch_size": [14, 14], "hidden_size": 1024,
+                  "attention_bias": True, "num_hidden_layers": 24},
+                 {"size": {"height": 448, "width": 448}, "max_patches": 12}, 3e8),
+    "Glm4v": ({"depth": 24, "hidden_size": 1536, "intermediate_size": 13696, "num_heads": 12,
+               "out_hidden_size": 4096, "image_size": 336},
+              {"size": {"shortest_edge": 12544, "longest_edge": 9633792}}, 5e8),
+}  # fmt: skip
+"""A family's published tower, rules of its processor, and parameters that it has more than."""
+UNREAD = {"Llava": ".layers.23.", "LlavaNext": ".layers.23."}
+"""Layers of the tower that come after the one that is read."""
+
+
+@pytest.mark.parametrize("name", NEWER)
+def test_a_newer_published_tower_has_its_parameters(name, tmp_path):
+    sight, rules, least = NEWER[name]
+    width = sight.get("out_hidden_size", 1024)
+    text = {
+        "hidden_size": width,
+        "num_hidden_layers": 1,
+        "vocab_size": 64,
+        "num_attention_heads": 8,
+    }
+    if name == "Qwen2_5_VL":
+        sections = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]}
+        text["rope_parameters"] = sections
+    kinds = {"Llava": "llama", "LlavaNext": "llama", "Mistral3": "mistral", "InternVL": "qwen2"}
+    text |= {"model_type": kinds[name]} if name in kinds else {}
+    config = getattr(transformers, f"{name}Config")(text_config=text, vision_config=sight)
+    given = json.loads(json.dumps(config.to_dict())) | {"vision_config": sight}
+    (tmp_path / "config.json").write_text(json.dumps(given))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(rules))
+    save_file({"lm_head.weight": torch.zeros(1)}, tmp_path / "model.safetensors")
+    family = vision_family(open_checkpoint(tmp_path))
+    program = family.module.build(family.config, family.processor.most)
+    ours = sum(prod(spec.shape) for spec in program.weights.values())
+    with torch.device("meta"):
+        model = transformers.AutoModelForImageTextToText.from_config(config).model
+    skipped = ("language_model.", "vision_tower.post_layernorm", "vision_tower.vision_model.post")
+    theirs = sum(
+        p.numel() for key, p in model.named_parameters()
+        if not key.startswith(skipped) and UNREAD.get(name, "-") not in key
+    )  # fmt: skip
+    assert ours == theirs > least

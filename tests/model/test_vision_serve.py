@@ -11,6 +11,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 pytest.importorskip("transformers")
 pytest.importorskip("PIL")
@@ -21,9 +22,12 @@ import vision_folders
 from PIL import Image
 
 import cortiq
+from cortiq.cli.main import cli
+from cortiq.options import LoadOptions
 from cortiq.receipts.reader import receipt_of
 from cortiq.serve.errors import ApiError
 from cortiq.serve.images import FETCHES, image_bytes, public_addresses
+from cortiq.serve.log_replay import replay_log
 
 sys.path.append(str(Path(__file__).parents[1] / "pure"))
 from serving import Server
@@ -52,7 +56,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(folder):
-    made = Server(str(folder), "--images", "--threads", "1", "--backend", "cpu")
+    log = ("--request-log", str(folder.parent / "requests.log"))
+    made = Server(str(folder), "--images", "--threads", "1", "--backend", "cpu", *log)
     yield made
     made.stop()
 
@@ -261,3 +266,26 @@ def test_scores_of_prompts_are_those_that_the_images_give(server, folder):
     asked = urllib.request.Request(server.url + "/v1/score", json.dumps(body).encode())
     with urllib.request.urlopen(asked) as answer:
         assert answer.status == 200
+
+
+def test_a_log_with_images_is_recomputed_where_they_are_given(server, folder, tmp_path):
+    """Texts and images of one log on another backend; without an image no answer about it."""
+    other = file_of(255 - PIXELS)
+    (tmp_path / "b.png").write_bytes(other)
+    (tmp_path / "a.png").write_bytes(file_of())
+    urls = [URL, "data:image/png;base64," + base64.b64encode(other).decode()]
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    chat(server, *parts, WHAT)
+    chat(server, parts[1], WHAT)
+    chat(server, WHAT)
+    log = folder.parent / "requests.log"
+    files = [str(tmp_path / "b.png"), str(tmp_path / "a.png")]
+    options = LoadOptions(backend="reference")
+    verdict = replay_log(log, [str(folder)], options, images=files)
+    assert verdict.differences == [] and verdict.identical >= 3
+    partial = replay_log(log, [str(folder)], options, images=files[:1])
+    assert partial.differences and all("not given" in text for text in partial.differences)
+    done = CliRunner().invoke(
+        cli, ["replay", str(log), str(folder), *(x for f in files for x in ("--image", f))]
+    )
+    assert done.exit_code == 0

@@ -50,7 +50,8 @@ def template_of(image: str) -> str:
 def saved(folder: Path, config: Any, name: str, seed: int = 1) -> Any:
     """Write a random model; return it."""
     torch.manual_seed(seed)
-    model = getattr(transformers, name)(config).float().eval()
+    model = getattr(transformers, name)._from_config(config, experts_implementation="eager")
+    model = model.float().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -101,23 +102,176 @@ def idefics3(folder: Path, kind: str = "Idefics3", **sight: Any) -> Any:
     return saved(folder, config, f"{kind}ForConditionalGeneration")
 
 
-def qwen2_vl(folder: Path, **sight: Any) -> Any:
-    """Write a Qwen2-VL with patches of 4 pixels."""
-    control = ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>"]
+def qwen_folder(
+    folder: Path, sections: list[int], head_dim: int | None, pad: str = "<|image_pad|>"
+) -> tuple[dict, dict]:
+    """Write tokenizer and processor of a Qwen; return keys of its text model and of the whole."""
+    control = [pad, "<|vision_start|>", "<|vision_end|>"]
     start, end = control[1:]
     ids = write_tokenizer(folder, control, template_of(start + control[0] + end))
-    sections = {"rope_type": "default", "rope_theta": 1e3, "mrope_section": [4, 2, 2]}
-    text = TEXT | {"vocab_size": len(ids), "hidden_size": 64, "rope_parameters": sections}
+    rope = {"rope_type": "default", "rope_theta": 1e3, "mrope_section": sections}
+    text = TEXT | {"vocab_size": len(ids), "hidden_size": 64, "rope_parameters": rope}
     text.pop("head_dim")
-    tower = {"depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "patch_size": 4,
-             "mlp_ratio": 2} | sight  # fmt: skip
-    config = transformers.Qwen2VLConfig(
-        text_config=text, vision_config=tower, image_token_id=ids[control[0]],
-        vision_start_token_id=ids[start], vision_end_token_id=ids[end], video_token_id=3,
-    )  # fmt: skip
+    text |= {"head_dim": head_dim} if head_dim else {}
     rules = {
         "size": {"shortest_edge": 256, "longest_edge": 2048}, "patch_size": 4,
         "merge_size": 2, "temporal_patch_size": 2, "image_processor_type": "Qwen2VLImageProcessor",
     }  # fmt: skip
     (folder / "preprocessor_config.json").write_text(json.dumps(rules))
+    whole = {
+        "image_token_id": ids[control[0]], "vision_start_token_id": ids[start],
+        "vision_end_token_id": ids[end], "video_token_id": 3,
+    }  # fmt: skip
+    return text, whole
+
+
+def qwen2_vl(folder: Path, **sight: Any) -> Any:
+    """Write a Qwen2-VL with patches of 4 pixels."""
+    text, whole = qwen_folder(folder, [4, 2, 2], None)
+    tower = {"depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "patch_size": 4,
+             "mlp_ratio": 2} | sight  # fmt: skip
+    config = transformers.Qwen2VLConfig(text_config=text, vision_config=tower, **whole)
     return saved(folder, config, "Qwen2VLForConditionalGeneration")
+
+
+def qwen2_5_vl(folder: Path, **sight: Any) -> Any:
+    """Write a Qwen2.5-VL with patches of 4 pixels, windows of 6 and a layer without them."""
+    text, whole = qwen_folder(folder, [4, 2, 2], None)
+    tower = {"depth": 3, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2,
+             "patch_size": 4, "intermediate_size": 40, "window_size": 24,
+             "fullatt_block_indexes": [1]} | sight  # fmt: skip
+    config = transformers.Qwen2_5_VLConfig(text_config=text, vision_config=tower, **whole)
+    return saved(folder, config, "Qwen2_5_VLForConditionalGeneration")
+
+
+QWEN3_TOWER = {
+    "depth": 3, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2, "patch_size": 4,
+    "intermediate_size": 40, "num_position_embeddings": 49,
+}  # fmt: skip
+
+
+def qwen3_vl(folder: Path, **sight: Any) -> Any:
+    """Write a Qwen3-VL whose text model adds rows of two layers of the tower."""
+    text, whole = qwen_folder(folder, [4, 2, 2], 16)
+    tower = QWEN3_TOWER | {"deepstack_visual_indexes": [0, 1]} | sight
+    config = transformers.Qwen3VLConfig(text_config=text, vision_config=tower, **whole)
+    return saved(folder, config, "Qwen3VLForConditionalGeneration")
+
+
+def qwen3_vl_moe(folder: Path, **sight: Any) -> Any:
+    """Write a Qwen3-VL with experts."""
+    text, whole = qwen_folder(folder, [4, 2, 2], 16)
+    text |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    tower = QWEN3_TOWER | {"deepstack_visual_indexes": [1]} | sight
+    config = transformers.Qwen3VLMoeConfig(text_config=text, vision_config=tower, **whole)
+    return saved(folder, config, "Qwen3VLMoeForConditionalGeneration")
+
+
+def qwen3_5(folder: Path, **sight: Any) -> Any:
+    """Write a Qwen 3.5 that sees."""
+    text, whole = qwen_folder(folder, [2, 1, 1], 32)
+    text |= {
+        "layer_types": ["linear_attention", "full_attention", "full_attention"],
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+    }  # fmt: skip
+    text["rope_parameters"] |= {"partial_rotary_factor": 0.25}
+    config = transformers.Qwen3_5Config(
+        text_config=text, vision_config=QWEN3_TOWER | sight, **whole
+    )
+    return saved(folder, config, "Qwen3_5ForConditionalGeneration")
+
+
+CLIP = SIGLIP | {"model_type": "clip_vision_model", "num_hidden_layers": 3}
+
+
+def llava(folder: Path, kind: str = "Llava", **sight: Any) -> Any:
+    """Write a LLaVA with 16 rows an image; kind "LlavaNext": with tiles, too."""
+    ids = write_tokenizer(folder, ["<image>"], template_of("<image>"))
+    text = TEXT | {"vocab_size": len(ids), "model_type": "llama"}
+    more = {"image_grid_pinpoints": [[56, 112], [112, 56], [112, 112], [168, 56]]}
+    config = getattr(transformers, f"{kind}Config")(
+        text_config=text, vision_config=CLIP | sight, image_token_index=ids["<image>"],
+        **(more if kind == "LlavaNext" else {}),
+    )  # fmt: skip
+    edge = (CLIP | sight)["image_size"]
+    rules = {
+        "size": {"shortest_edge": edge}, "crop_size": {"height": edge, "width": edge},
+        "image_processor_type": f"{kind}ImageProcessor", **(more if kind == "LlavaNext" else {}),
+    }  # fmt: skip
+    (folder / "preprocessor_config.json").write_text(json.dumps(rules))
+    return saved(folder, config, f"{kind}ForConditionalGeneration")
+
+
+def llava_next(folder: Path, **sight: Any) -> Any:
+    """Write a LLaVA-NeXT."""
+    return llava(folder, "LlavaNext", **sight)
+
+
+PIXTRAL = SIGLIP | {"model_type": "pixtral", "num_hidden_layers": 3, "head_dim": 12}
+
+
+def pixtral(folder: Path, kind: str = "Llava", **sight: Any) -> Any:
+    """Write a Pixtral, a row a patch of 14 pixels; kind "Mistral3": a row for four."""
+    control = ["[IMG]", "[IMG_BREAK]", "[IMG_END]"]
+    ids = write_tokenizer(folder, control, template_of("[IMG]"))
+    text = TEXT | {"vocab_size": len(ids), "model_type": "mistral", "rms_norm_eps": 1e-3}
+    more = {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"}
+    config = getattr(transformers, f"{kind}Config")(
+        text_config=text, vision_config=PIXTRAL | sight, image_token_index=ids["[IMG]"],
+        **(more if kind == "Llava" else {}),
+    )  # fmt: skip
+    rules = {
+        "size": {"longest_edge": 70 if kind == "Llava" else 112},
+        "patch_size": {"height": 14, "width": 14} if kind == "Llava" else 28,
+        "image_processor_type": "PixtralImageProcessor",
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(rules))
+    return saved(folder, config, f"{kind}ForConditionalGeneration")
+
+
+def mistral3(folder: Path, **sight: Any) -> Any:
+    """Write a Mistral 3."""
+    return pixtral(folder, "Mistral3", **sight)
+
+
+def internvl(folder: Path, **sight: Any) -> Any:
+    """Write an InternVL of tiles of 4 rows."""
+    control = ["<IMG_CONTEXT>", "<img>", "</img>"]
+    ids = write_tokenizer(folder, control, template_of(control[0]))
+    text = TEXT | {"vocab_size": len(ids), "model_type": "qwen2"}
+    text.pop("head_dim")
+    config = transformers.InternVLConfig(
+        text_config=text, image_token_id=ids[control[0]], image_seq_length=4,
+        vision_config=SIGLIP | {"layer_scale_init_value": 0.5, "use_qk_norm": True} | sight,
+    )  # fmt: skip
+    edge = (SIGLIP | sight)["image_size"]
+    rules = {
+        "size": {"height": edge, "width": edge}, "max_patches": 5, "crop_to_patches": True,
+        "image_processor_type": "GotOcr2ImageProcessor",
+    }  # fmt: skip
+    (folder / "preprocessor_config.json").write_text(json.dumps(rules))
+    return saved(folder, config, "InternVLForConditionalGeneration")
+
+
+def glm4v(folder: Path, kind: str = "Glm4v", **sight: Any) -> Any:
+    """Write a GLM-4.1V; kind "Glm4vMoe": with experts."""
+    text, whole = qwen_folder(folder, [4, 2, 2], None, "<|image|>")
+    whole = {key.replace("vision_", "image_"): value for key, value in whole.items()}
+    text["rope_parameters"] |= {"partial_rotary_factor": 1.0}
+    if kind == "Glm4vMoe":
+        text |= {
+            "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+            "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+        }  # fmt: skip
+    tower = {
+        "depth": 2, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2, "patch_size": 4,
+        "intermediate_size": 48, "image_size": 28,
+    } | sight  # fmt: skip
+    config = getattr(transformers, f"{kind}Config")(text_config=text, vision_config=tower, **whole)
+    return saved(folder, config, f"{kind}ForConditionalGeneration")
+
+
+def glm4v_moe(folder: Path, **sight: Any) -> Any:
+    """Write a GLM-4.5V."""
+    return glm4v(folder, "Glm4vMoe", **sight)

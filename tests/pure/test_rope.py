@@ -31,6 +31,7 @@ SCALINGS = {
     "proportional": rope_scaling.Proportional(0.25, 2.0),
     "ntk alpha": rope_scaling.NTKAlpha(1000.0),
     "axial": rope_scaling.Axial(2),
+    "staggered": rope_scaling.Staggered(2),
 }
 
 
@@ -104,6 +105,9 @@ def mp_scaled(scaling, base, dim, i):
             return mp_frequency(base * mpmath.mpf(alpha) ** (mpmath.mpf(dim) / (dim - 2)), dim, i)
         case rope_scaling.Axial(axes):
             return mp_frequency(base, dim // axes, i % (dim // (2 * axes)))
+        case rope_scaling.Staggered(axes):
+            axis, n = divmod(i, dim // (2 * axes))
+            return mp_frequency(base, dim, n * axes + axis)
     return f
 
 

@@ -90,6 +90,13 @@ def _causal(call: Call, q: Quantised, position: Ints, *chosen: Ints) -> Floats:
     return KERNELS[ops.Attend](call, q, position, *chosen)
 
 
+def _unlisted(call: Call, q: Quantised, last: Ints, *chosen: Ints) -> Floats:
+    """Let rows that supply their last key and a list of blocks see all keys up to the last."""
+    if call.op.until and chosen:
+        call.op, chosen = _with(call.op, block=0), ()
+    return KERNELS[ops.Attend](call, q, last, *chosen)
+
+
 def _joined_images(call: Call, q: Quantised, last: Ints, *chosen: Ints) -> Floats:
     """Let rows that see keys after themselves see those of later images, too."""
     if call.op.until:
@@ -197,6 +204,7 @@ WRONG_KERNELS: dict[str, Wrong] = {
     "a window counted from the last key": {ops.Attend: _window_of_last},
     "rows that see nothing after themselves": {ops.Attend: _causal},
     "an image that sees the one after it": {ops.Attend: _joined_images},
+    "rows that see more than the blocks that they list": {ops.Attend: _unlisted},
     "sink dropped": {ops.Attend: _no_sinks},
     "a tile counted from the chunk's start": {ops.Attend: _relative_tiles},
     "a row that sees its batch neighbour": {ops.Attend: _neighbour(ops.Attend)},

@@ -54,8 +54,11 @@ FAULTS: Mapping[str, Fault] = {
     "wrong tie-break in routing": Fault(("Route ties",), "Route"),
     "window off by one": Fault(("Attend window", "Attend keys", "Attend span"), "Attend"),
     "a window counted from the last key": Fault(("Attend span",), "Attend"),
-    "rows that see nothing after themselves": Fault(("Attend block", "Attend span"), "Attend"),
+    "rows that see nothing after themselves": Fault(
+        ("Attend block", "Attend span", "Attend listed"), "Attend"
+    ),
     "an image that sees the one after it": Fault(("Attend block", "Attend span"), "Attend"),
+    "rows that see more than the blocks that they list": Fault(("Attend listed",), "Attend"),
     "sink dropped": Fault(("Attend sinks",), "Attend"),
     "a stale row after rewind": Fault(("rewind",), "Attend", SEQUENCES),
     "a fork that shares its parent's tail": Fault(("fork",), "Attend", SEQUENCES),

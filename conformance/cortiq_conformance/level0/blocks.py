@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
+
 from cortiq.backend import Named
 from cortiq.ir import Builder, ops
 from cortiq.numerics.contract import F32
 from cortiq_conformance.case import Case, Scenario
 from cortiq_conformance.case_data import CaseData
+from cortiq_conformance.drives import SequenceInput
 from cortiq_conformance.probes import CONTEXT, OUTPUT, ProbeProgram, floats
 
 ROWS = 150
@@ -36,6 +39,9 @@ def cases() -> Iterator[Case]:
         what = f"chunks of {block} keys"
         yield _case("OwnBlock", what, partial(_chunked, block, CHOSEN))
         yield _case("Attend blocks", what, partial(_chunked, block, OUTPUT))
+    for block, sizes in WINDOWS:
+        what = f"windows of {', '.join(map(str, sizes))} blocks of {block} keys that rows list"
+        yield _case("Attend listed", what, partial(_windows, block, sizes))
 
 
 def _case(family: str, what: str, build: Callable[[CaseData], Scenario]) -> Case:
@@ -74,6 +80,45 @@ def chunked_attention(block: int) -> ProbeProgram:
 
 def _chunked(block: int, wanted: str, source: CaseData) -> Scenario:
     return replace(chunked_attention(block).scenario(source, ROWS, 2.0), wants=(Named(wanted),))
+
+
+WINDOWS = ((1, (1,)), (4, (16, 8, 16, 2)), (4, (36, 36, 12)), (9, (1, 3, 1)))
+"""Keys of a block, and blocks of the windows that a batch's rows are in, in order."""
+
+
+def listed_attention(block: int, count: int) -> ProbeProgram:
+    """Build an Attend whose rows supply their last key and a list of blocks."""
+    b = Builder(context=CONTEXT)
+    b.input("token")
+    b.input("position")
+    shapes = {"q": floats(4, DIM), "k": floats(2, DIM), "v": floats(2, DIM)}
+    rows = {n: b.input(n, kind.shape, "f32") for n, kind in shapes.items()}
+    last, listed = b.input("last"), b.input("listed", (1, count))
+    coded = {n: b.add(ops.Quantise(), x, name=f"{n}.quantised") for n, x in rows.items()}
+    store = ops.StoreKV(2, DIM, DIM)
+    b.add_node(store, coded["k"], coded["v"], name="store", slots={"kv": "kv"})
+    attend = ops.Attend(4, 2, DIM, DIM, DIM**-0.5, block=block, until=True)
+    b.add(attend, coded["q"], last, listed, name=OUTPUT, slots={"kv": "kv"})
+    return ProbeProgram(b.program((OUTPUT,)), {}, shapes)
+
+
+def _windows(block: int, sizes: tuple[int, ...], source: CaseData) -> Scenario:
+    """Return one batch whose rows see those of their own window."""
+    most, blocks = max(sizes), sum(sizes)
+    probe = listed_attention(block, most)
+    feed = probe.feed(source, block * blocks, 2.0)
+    firsts = np.repeat(np.cumsum((0, *sizes[:-1])), np.array(sizes) * block)
+    counts = np.repeat(sizes, np.array(sizes) * block)
+    offsets = np.arange(most)
+    listed = np.where(
+        offsets < counts[:, None], firsts[:, None] + offsets, blocks + offsets - counts[:, None]
+    )
+    given = {
+        "last": np.full(len(listed), len(listed) - 1, np.int32),
+        "listed": listed.astype(np.int32)[:, None],
+    }
+    feed = SequenceInput(feed.tokens, {**feed.inputs, **given})
+    return Scenario(probe.program, {}, [feed])
 
 
 def block_attention(

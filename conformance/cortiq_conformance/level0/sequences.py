@@ -11,7 +11,7 @@ import numpy as np
 from cortiq.ir import Builder, Type, ops
 from cortiq.numerics.contract import F32
 from cortiq.numerics.rope import RopeTable, Sections
-from cortiq.numerics.rope_scaling import Axial, Growth, Linear
+from cortiq.numerics.rope_scaling import Axial, Growth, Linear, Staggered
 from cortiq_conformance.case import Case, Scenario
 from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.drives import SequenceInput
@@ -95,6 +95,9 @@ ROTATIONS: dict[str, Callable[[CaseData], Scenario]] = {
     "three axes, interleaved": partial(_sections, Sections((4, 2, 2), interleaved=True)),
     "two axes of the same frequencies": partial(
         _sections, Sections((4, 4)), table=RopeTable(10000.0, 16, Axial(2))
+    ),
+    "two axes that take frequencies in turns": partial(
+        _sections, Sections((4, 4)), table=RopeTable(10000.0, 16, Staggered(2))
     ),
 }
 

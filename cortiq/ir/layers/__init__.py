@@ -6,7 +6,7 @@ weight layout: integer codes multiply quantised rows, an `f32` weight the float 
 
 from __future__ import annotations
 
-from cortiq.ir.layers.attention import Attention, AttentionGate, QKNorm
+from cortiq.ir.layers.attention import Attention, AttentionGate, ListedBlocks, QKNorm
 from cortiq.ir.layers.basic import Blend, Embedding, Layer, Linear, Residual
 from cortiq.ir.layers.compressed import CompressedAttention, Entries, EntryIndexer
 from cortiq.ir.layers.delta import KDA, GatedDeltaNet
@@ -47,6 +47,7 @@ __all__ = [
     "Indexer",
     "KeyIndexer",
     "LatentAttention",
+    "ListedBlocks",
     "Layer",
     "LayerNorm",
     "Linear",

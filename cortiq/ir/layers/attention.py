@@ -10,6 +10,7 @@ from cortiq.ir.graph import Scope, Value
 from cortiq.ir.layers.attention_options import (
     PROJECTIONS,
     AttentionGate,
+    ListedBlocks,
     Projection,
     QKNorm,
     parted,
@@ -29,7 +30,8 @@ class Attention(Layer):
     q, k, v = Linear(x); per head: [RMSNorm]; RoPE; keys and values to the slot; softmax over the
     visible rows (`window`, `sinks`, `soft_cap`); [gates]; Linear. All geometry is per layer.
     Further inputs, in this order, if the options ask for them: the last key i32[] that the row sees
-    (`until`), positions i32[axes] of RoPE (`sections`), the values' row f32[width] (`value_input`).
+    (`until`), positions i32[axes] of RoPE (`sections`), blocks i32[1, n] of keys (`listed`), the
+    values' row f32[width] (`value_input`).
 
     Attributes
     ----------
@@ -42,11 +44,12 @@ class Attention(Layer):
     output_gate : q is twice as wide, [q | gate] in every head: the head's output times σ(gate).
     gate : a further gate, with a matrix of its own.
     value_input : values are projected from another row (value residual).
-    shares_kv : the layer projects no keys and values: it reads a slot that another layer writes.
+    shares_kv : the layer projects no keys and values: it reads another layer's slot.
     indexer : chooses the blocks of visible keys.
     until : rows see keys after themselves, up to one that they supply (`ops.Attend`).
     joint : q, k and v are one matrix `qkv`, whose rows are by KV head: queries, key, value.
     chunk : rows see only the keys of their own chunk of so many positions, 0 for all.
+    listed : rows see only the keys of blocks that they supply.
     """
 
     width: Count
@@ -75,6 +78,7 @@ class Attention(Layer):
     until: bool = False
     chunk: Size = 0
     joint: bool = False
+    listed: ListedBlocks | None = None
     relations = (
         divides("kv_heads", "heads"),
         Relation(
@@ -119,8 +123,10 @@ class Attention(Layer):
             ),
         ),
         Relation(
-            ("chunk", "indexer", "until"), "a chunk's rows see earlier keys, and all of them",
-            lambda a: not a.chunk or not (a.indexer or a.until),
+            ("chunk", "listed", "indexer", "until"),
+            "blocks of keys are named once, and a chunk's rows see earlier keys",
+            lambda a: not (a.chunk and a.until)
+            and sum(map(bool, (a.chunk, a.listed, a.indexer))) <= 1,
         ),
     )  # fmt: skip
 
@@ -159,6 +165,7 @@ class Attention(Layer):
         expect(position == Type((), "i32"), f"Attention takes a position, got {position}")
         wanted = [Type((), "i32")] if self.until else []
         wanted += [Type((self.sections.count,), "i32")] if self.sections else []
+        wanted += [self.listed.type] if self.listed else []
         wanted += [Type((self.width,))] if self.value_input else []
         expect(others == wanted, f"Attention takes {wanted} after the position, got {others}")
         return (Type((self.width,)),)
@@ -211,33 +218,29 @@ class Attention(Layer):
         if not self.shares_kv:
             self._store(scope, x, turned, inputs[-1] if self.value_input else x, given)
         q = scope.add(ops.Quantise(), q, name="q.quantised")
-        y = self._gated(
-            scope, x, self._attend(scope, q, x, inputs[2] if self.until else position), gate
-        )
+        last = inputs[2] if self.until else position
+        listed = inputs[2 + self.until + bool(self.sections)] if self.listed else None
+        y = self._gated(scope, x, self._attend(scope, q, x, last, listed), gate)
         width = self.heads * self.value_width
         y = scope.add(ops.Reshape((width,)), y, name="merged")
         return linear(scope, y, "o", width, self.width, self.output_biased)
 
-    def _attend(self, scope: Scope, q: Value, x: Value, position: Value) -> Value:
+    def _attend(
+        self, scope: Scope, q: Value, x: Value, position: Value, listed: Value | None
+    ) -> Value:
         """Write the attention and return the heads' outputs."""
         scale = self.head_dim**-0.5 if self.scale is None else self.scale
+        chosen = self.indexer and self.indexer.block
+        block = chosen or (self.listed.size if self.listed else self.chunk)
         attend = ops.Attend(
-            self.heads,
-            self.kv_heads,
-            self.head_dim,
-            self.value_width,
-            scale,
-            self.window,
-            self.soft_cap,
-            self.sinks,
-            self.indexer.block if self.indexer else self.chunk,
-            self.until,
-        )
-        inputs = [q, position]
+            self.heads, self.kv_heads, self.head_dim, self.value_width, scale, self.window,
+            self.soft_cap, self.sinks, block, self.until,
+        )  # fmt: skip
         if self.indexer:
-            inputs.append(self.indexer.choose(scope, x, position, self.rope, self.pairing))
+            listed = self.indexer.choose(scope, x, position, self.rope, self.pairing)
         elif self.chunk:
-            inputs.append(scope.add(ops.OwnBlock(self.chunk), position, name="chunk"))
+            listed = scope.add(ops.OwnBlock(self.chunk), position, name="chunk")
+        inputs = [q, position] if listed is None else [q, position, listed]
         sinks = {"sinks": "sinks"} if self.sinks else {}
         return scope.add(attend, *inputs, name="attend", weights=sinks, slots={"kv": "kv"})
 
@@ -286,7 +289,7 @@ class Attention(Layer):
 
     def _gated(self, scope: Scope, x: Value, y: Value, gate: Value | None) -> Value:
         """Return the heads' outputs multiplied by the gates."""
-        if gate is not None:
+        if gate:
             gate = scope.add(ops.Activation("sigmoid"), gate, name="output_gate")
             y = scope.add(ops.Multiply(), y, gate, name="output_gated")
         if self.gate is None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from cortiq.domains import OneOf
+from cortiq.domains import Count, OneOf
 from cortiq.ir import ops
 from cortiq.ir.graph import Scope, Value
 from cortiq.ir.layers.basic import linear
-from cortiq.ir.op import Described
+from cortiq.ir.op import Described, Type
 from cortiq.ir.options import Constant, Epsilon, Function
 
 PROJECTIONS = ("q", "k", "v")
@@ -52,6 +52,25 @@ class AttentionGate(Described):
         y = linear(scope, x, "gate", width, rows)
         y = scope.add(ops.Activation(self.function), y, name="gate.activation")
         return scope.add(ops.Reshape((heads, rows // heads)), y, name="gate.heads")
+
+
+@dataclass(frozen=True)
+class ListedBlocks(Described):
+    """Keys that rows see of all visible ones: those of blocks that each row supplies, ascending.
+
+    Attributes
+    ----------
+    size : keys of a block. count : blocks of a row's list; it goes on with blocks that hold no
+        visible key where there are fewer.
+    """
+
+    size: Count
+    count: Count
+
+    @property
+    def type(self) -> Type:
+        """Type of a row's list, one for all heads."""
+        return Type((1, self.count), "i32")
 
 
 def parted(scope: Scope, x: Value, how: Any) -> dict[str, Value]:

@@ -1,0 +1,71 @@
+"""Learned positions of a grid, for grids of other sizes: rows of the table, and their weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cortiq.numerics.contract import F32, Floats
+
+Places = npt.NDArray[np.int32]
+
+
+def bilinear_places(down: int, across: int, side: int) -> tuple[Places, Floats]:
+    """Return rows and weights of the corners around each place of a grid: [places, 4].
+
+    The corners of the grid are those of the table of side × side. Along an edge of n places, place
+    i is at s = RN(i·(side − 1)/max(n − 1, 1)); the rows ⌊s⌋ and ⌊s⌋ + 1, none past the last, weigh
+    RN(1 − (s − ⌊s⌋)) and s − ⌊s⌋. A corner weighs RN of the product of its row's and column's.
+
+    Source: Qwen3-VL.
+    """
+    rows, columns = (_linear_taps(n, side) for n in (down, across))
+    return _products(rows, columns, side)
+
+
+def bicubic_places(down: int, across: int, side: int) -> tuple[Places, Floats]:
+    """Return rows and weights of the 4 × 4 places around each place of a grid: [places, 16].
+
+    Pixels' middles of the grid lie over those of the table. Along an edge of n places, place i is
+    at s = (i + ½)·side/n − ½; the rows ⌊s⌋ − 1 … ⌊s⌋ + 2, those past the edges being the edge's,
+    weigh Keys' filter of a = −¾ at their distance d: ((a + 2)·d − (a + 3))·d·d + 1 up to 1, then
+    ((a·d − 5a)·d + 8a)·d − 4a. All of it is float64, in the order written; products of a row's and
+    a column's weight are rounded once, to float32.
+
+    Source: GLM-4.1V.
+    """
+    rows, columns = (_cubic_taps(n, side) for n in (down, across))
+    return _products(rows, columns, side)
+
+
+def _cubic_taps(count: int, side: int) -> tuple[Places, npt.NDArray[np.float64]]:
+    """Return the rows of each place along an edge and their weights, [count, 4]."""
+    at = (np.arange(count) + 0.5) * side / count - 0.5
+    first = np.floor(at)
+    raw = first.astype(np.int32)[:, None] + np.arange(-1, 3, dtype=np.int32)
+    a, d = -0.75, np.abs(at[:, None] - raw)
+    near = ((a + 2) * d - (a + 3)) * d * d + 1
+    far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+    return np.clip(raw, 0, side - 1), np.where(d <= 1, near, far)
+
+
+def _linear_taps(count: int, side: int) -> tuple[Places, Floats]:
+    """Return the rows of each place along an edge and their weights, [count, 2]."""
+    at = (np.arange(count) * (side - 1)).astype(F32) / F32(max(count - 1, 1))
+    first = np.floor(at)
+    share = at - first
+    taps = np.minimum(first.astype(np.int32)[:, None] + np.arange(2, dtype=np.int32), side - 1)
+    return taps, np.stack([F32(1) - share, share], axis=1)
+
+
+def _products(
+    rows: tuple[Places, npt.NDArray[Any]], columns: tuple[Places, npt.NDArray[Any]], side: int
+) -> tuple[Places, Floats]:
+    """Return the places of a table by those of rows and of columns, and products of weights."""
+    (y, down), (x, across) = rows, columns
+    count = len(y) * len(x)
+    places = y[:, None, :, None] * side + x[None, :, None, :]
+    weights = down[:, None, :, None] * across[None, :, None, :]
+    return places.reshape(count, -1).astype(np.int32), weights.reshape(count, -1).astype(F32)

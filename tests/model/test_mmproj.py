@@ -1,0 +1,198 @@
+"""Towers in llama.cpp's files: the same rows and answers as the folder that they were made from."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("transformers")
+pytest.importorskip("PIL")
+pytest.importorskip("gguf")
+
+import gguf
+import gguf_files
+import numpy as np
+import vision_folders
+from gguf_files import GGUF
+from safetensors.numpy import load_file, save_file
+from test_vision import EXACT, SIZES, drawn, ideal_rows, sight_of
+
+import cortiq
+from cortiq.errors import FormatError, UnsupportedError
+from cortiq.formats.checkpoint import open_checkpoint
+from cortiq.vision.load import load_vision, vision_family
+from cortiq.vision.mmproj import with_mmproj
+
+TEXTS = {
+    "gemma3": GGUF("gemma3", norm_offset=1.0, values=lambda config: {
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": 2,
+    }),
+    "idefics3": GGUF("llama", permuted=True),
+}  # fmt: skip
+
+
+def write_text(path, folder, how):
+    """Write the text model with its tokenizer."""
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    template = json.loads((folder / "tokenizer_config.json").read_text())["chat_template"]
+    tokens = sorted(vocabulary, key=vocabulary.get)
+    tokens[-1] = "ab"  # a file has a merge at least; no text here has these letters together
+    special = [len(token) > 1 and token.startswith("<") for token in tokens]
+    emit = gguf_files.emit
+
+    def with_tokenizer(place, architecture, values, tensors):
+        emit(place, architecture, values, tensors)
+        reader, writer = gguf.GGUFReader(place), gguf.GGUFWriter(path, architecture)
+        for key, value in values.items():
+            name = f"{architecture}.{key}"
+            if isinstance(value, float):
+                writer.add_float32(name, value)
+            elif isinstance(value, int):
+                writer.add_uint32(name, value)
+            elif value is not None:
+                writer.add_string(name, value)
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("default")
+        writer.add_token_list(tokens)
+        writer.add_token_merges(["a b"])
+        writer.add_token_types([3 if one else 1 for one in special])
+        writer.add_bos_token_id(vocabulary["<bos>"])
+        writer.add_eos_token_id(vocabulary["<eos>"])
+        writer.add_add_bos_token(False)
+        writer.add_chat_template(template)
+        for tensor in reader.tensors:
+            writer.add_tensor(tensor.name, np.array(tensor.data))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf_files, "emit", with_tokenizer)
+        gguf_files.write_gguf(path.with_suffix(".plain"), text_folder(folder), how)
+
+
+def text_folder(folder):
+    """Write the text model as a folder of its own."""
+    text = folder / "text"
+    text.mkdir()
+    whole = json.loads((folder / "config.json").read_text())
+    (text / "config.json").write_text(json.dumps(whole["text_config"]))
+    tensors = load_file(folder / "model.safetensors")
+    parts = ("model.language_model.", "model.text_model.", "language_model.model.")
+    kept = {
+        "model." + name.removeprefix(part): values
+        for name, values in tensors.items() for part in parts if name.startswith(part)
+    }  # fmt: skip
+    if "lm_head.weight" in tensors:
+        kept["lm_head.weight"] = tensors["lm_head.weight"]
+    save_file(kept, text / "model.safetensors")
+    return text
+
+
+def write_tower(path, folder, name, swapped=False):
+    """Write the tower as llama.cpp's converter does, by the names of the package gguf."""
+    config = json.loads((folder / "config.json").read_text())
+    sight = config["vision_config"]
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, sight["num_hidden_layers"])
+    writer = gguf.GGUFWriter(path, "clip")
+    writer.add_string("clip.projector_type", name)
+    for key, value in {
+        "image_size": sight["image_size"], "patch_size": sight["patch_size"],
+        "embedding_length": sight["hidden_size"], "block_count": sight["num_hidden_layers"],
+        "feed_forward_length": sight["intermediate_size"],
+        "attention.head_count": sight["num_attention_heads"],
+        "projector.scale_factor": 2,
+    }.items():  # fmt: skip
+        writer.add_uint32(f"clip.vision.{key}", value)
+    if name == "idefics3":
+        writer.add_uint32("clip.vision.preproc_image_size", 2 * sight["image_size"])
+    writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
+    writer.add_bool("clip.use_gelu", True)
+    writer.add_array("clip.vision.image_mean", [0.5] * 3)
+    writer.add_array("clip.vision.image_std", [0.5] * 3)
+    for tensor, values in load_file(folder / "model.safetensors").items():
+        if any(part in tensor for part in ("language_model", "text_model", "lm_head", ".head.")):
+            continue
+        old = tensor
+        if "multi_modal" in old or "vision_tower" in old:
+            old = old.removeprefix("model.").replace("vision_tower.vision_model.", "vision_tower.")
+            old = old.replace("vision_tower.", "vision_tower.vision_model.")
+        own = names.get_name(old.replace("_weight", ".weight"), try_suffixes=(".weight", ".bias"))
+        assert own is not None, tensor
+        if swapped:
+            own = own.replace("ffn_up", "x").replace("ffn_down", "ffn_up").replace("x", "ffn_down")
+        values = values + 1 if "soft_emb_norm" in own else values
+        writer.add_tensor(own, np.ascontiguousarray(values, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.fixture(scope="module", params=list(TEXTS))
+def written(request, tmp_path_factory):
+    """A family's name, its folder, and the text model's file with the tower's beside it."""
+    name, place = request.param, tmp_path_factory.mktemp(request.param)
+    folder = place / "folder"
+    folder.mkdir()
+    getattr(vision_folders, name)(folder)
+    write_text(place / "model.gguf", folder, TEXTS[name])
+    write_tower(place / "mmproj-model-f32.gguf", folder, name)
+    return name, folder, place / "model.gguf"
+
+
+def sight_of_file(file):
+    checkpoint = with_mmproj(open_checkpoint(file))
+    return load_vision(checkpoint, vision_family(checkpoint), "f32")
+
+
+def test_rows_are_those_of_the_folder(written):
+    _, folder, file = written
+    ours, theirs = sight_of_file(file), sight_of(folder)
+    for size in SIZES[:2]:
+        image = ours.processor.prepare(drawn(size))
+        assert image.digest == theirs.processor.prepare(drawn(size)).digest
+        assert np.allclose(ideal_rows(ours, image), ideal_rows(theirs, image), atol=1e-5)
+
+
+def test_older_names_of_an_mlps_matrices_are_read(written, tmp_path):
+    name, folder, file = written
+    (tmp_path / "model.gguf").write_bytes(file.read_bytes())
+    write_tower(tmp_path / "mmproj.gguf", folder, name, swapped=True)
+    image = sight_of(folder).processor.prepare(drawn((40, 70)))
+    ours = ideal_rows(sight_of_file(tmp_path / "model.gguf"), image)
+    assert np.allclose(ours, ideal_rows(sight_of(folder), image), atol=1e-5)
+
+
+def test_answers_of_a_file_with_a_tower_are_the_folders(written):
+    """By name, and by the folder that both files are in."""
+    _, folder, file = written
+    content = [{"image": drawn((40, 70))}, {"type": "text", "text": "what?"}]
+    digests = []
+    for place in (file, file.parent, folder):
+        with cortiq.load(
+            place, images=True, backend="cpu", threads=1, weight_format="f32"
+        ) as model:
+            made = model.chat([{"role": "user", "content": content}], max_tokens=3, **EXACT)
+            digests.append((made.prompt_ids, made.token_ids))
+    assert digests[0] == digests[1] == digests[2]
+
+
+def test_what_is_no_tower_is_said(written, tmp_path):
+    name, folder, file = written
+    (tmp_path / "model.gguf").write_bytes(file.read_bytes())
+    with pytest.raises(UnsupportedError, match="mmproj"):
+        vision_family(with_mmproj(open_checkpoint(tmp_path / "model.gguf")))
+    write_tower(tmp_path / "mmproj.gguf", folder, "other")
+    with pytest.raises(UnsupportedError, match="projector 'other'"):
+        with_mmproj(open_checkpoint(tmp_path / "model.gguf"))
+    write_tower(tmp_path / "mmproj.gguf", folder, name)
+    files = (file, tmp_path / "model.gguf")
+    hashes = {with_mmproj(open_checkpoint(one)).model_hash() for one in files}
+    assert open_checkpoint(file).model_hash() not in hashes
+    write_tower(tmp_path / "b-mmproj.gguf", folder, name)
+    with pytest.raises(FormatError, match="several towers"):
+        with_mmproj(open_checkpoint(tmp_path / "model.gguf"))
