@@ -11,7 +11,12 @@ from cortiq.errors import UnsupportedError
 from cortiq.formats.checkpoint import Checkpoint
 from cortiq.formats.strict_json import read_bytes, read_optional
 from cortiq.formats.tokenizer_files import TokenizerFiles
-from cortiq.tokenizer.pretokenizers import PreTokenizer, plain_pattern, pre_tokenizer
+from cortiq.tokenizer.pretokenizers import (
+    CHARACTER_LEVEL,
+    PreTokenizer,
+    plain_pattern,
+    pre_tokenizer,
+)
 from cortiq.tokenizer.special_tokens import TokenType
 
 PREFIX = "tokenizer.ggml."
@@ -59,12 +64,13 @@ def tokenizer_json(checkpoint: Checkpoint) -> bytes:
     if isinstance(source, Path):
         file = source / "tokenizer.json"
         return read_bytes(file) if file.is_file() else b""
-    model = source.get(PREFIX + "model")
+    model, pre = (source.get(PREFIX + name) for name in ("model", "pre"))
     if model is None:
         return b""
-    if model != "gpt2":
+    if model != "gpt2" or pre in CHARACTER_LEVEL:
         hint = "convert the model's Hugging Face folder instead"
-        what = f"its tokenizer is of the kind {model!r}, which is not written as tokenizer.json"
+        kind = pre if model == "gpt2" else model
+        what = f"its tokenizer is of the kind {kind!r}, which is not written as tokenizer.json"
         raise UnsupportedError(what, where=str(checkpoint.path), hint=hint)
     return json.dumps(_byte_level(source), ensure_ascii=False).encode()
 
