@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -12,6 +13,10 @@ from cortiq.ir import Builder, Op, Type
 from cortiq.ir.layers import (
     KDA,
     MLP,
+    AltUpAdd,
+    AltUpCorrect,
+    AltUpExit,
+    AltUpPredict,
     Attention,
     Blend,
     CompressedAttention,
@@ -34,6 +39,7 @@ from cortiq.ir.layers import (
     StreamRead,
     StreamWrite,
 )
+from cortiq.ir.ops import Concat, Reshape
 from cortiq.numerics.contract import F32
 from cortiq.numerics.layouts import LAYOUTS, Weight
 from cortiq.numerics.rope import RopeTable
@@ -258,6 +264,9 @@ def _inputs(op: Op) -> dict[str, Type]:
         found["routed"] = width
     if isinstance(op, PerLayerGate):
         found["given"] = Type((op.layers * op.dim,))
+    if isinstance(op, AltUpPredict | AltUpCorrect | AltUpAdd | AltUpExit):
+        given = {"x": Type((op.streams, op.width))}
+        return given | ({"row": width} if isinstance(op, AltUpCorrect | AltUpAdd) else {})
     if isinstance(op, StreamRead | StreamWrite):
         n, given = op.streams, {"x": Type((op.streams, op.width))}
         branch = {"branch": width, "post": Type((n, 1)), "mix": Type((n, n))}
@@ -276,9 +285,14 @@ def layer_probe(op: Op, layout: str, source: CaseData) -> ProbeProgram:
         taken.insert(1, position)
     roles = {role: role for role in weights}
     slots = {role: role for role in op.slot_kinds()}
-    found = b.add_node(op, *taken, name=OUTPUT, weights=roles, slots=slots)
+    several = isinstance(op, AltUpPredict | AltUpCorrect)
+    name = "layer" if several else OUTPUT
+    found = b.add_node(op, *taken, name=name, weights=roles, slots=slots)
+    if several:  # all of its outputs, in one row
+        flat = [b.add(Reshape((math.prod(v.type.shape),)), v, name=f"{v.name}.flat") for v in found]
+        b.add(Concat(), *flat, name=OUTPUT)
     limits = {"token": _vocabulary(op), "turns": TURNS, "keys": ROWS}
-    return ProbeProgram(bound(b.program((found[0].name,)), weights), weights, inputs, limits)
+    return ProbeProgram(bound(b.program((OUTPUT,)), weights), weights, inputs, limits)
 
 
 def _vocabulary(op: Op) -> int:
