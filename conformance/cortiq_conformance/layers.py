@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -13,10 +12,6 @@ from cortiq.ir import Builder, Op, Type
 from cortiq.ir.layers import (
     KDA,
     MLP,
-    AltUpAdd,
-    AltUpCorrect,
-    AltUpExit,
-    AltUpPredict,
     Attention,
     Blend,
     CompressedAttention,
@@ -36,10 +31,7 @@ from cortiq.ir.layers import (
     RMSNorm,
     Rope,
     ShortConv,
-    StreamRead,
-    StreamWrite,
 )
-from cortiq.ir.ops import Concat, Reshape
 from cortiq.numerics.contract import F32
 from cortiq.numerics.layouts import LAYOUTS, Weight
 from cortiq.numerics.rope import RopeTable
@@ -49,6 +41,7 @@ from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.case_weights import LAYER_LAYOUTS, typical
 from cortiq_conformance.drives import BatchedDrive, ChunkedDrive, Drive
 from cortiq_conformance.layer_options import OPTIONS
+from cortiq_conformance.layer_streams import SEVERAL, joined, stream_inputs
 from cortiq_conformance.probes import CONTEXT, OUTPUT, ProbeProgram, bound, vector
 from cortiq_conformance.state_drives import ExportDrive, ForkDrive, RewindDrive, SnapshotDrive
 
@@ -253,6 +246,9 @@ def _inputs(op: Op) -> dict[str, Type]:
         return {"x": Type((2, op.table.dim))}
     if isinstance(op, Residual | Blend):
         return {"x": Type((64,)), "branch": Type((64,))}
+    streams = stream_inputs(op)
+    if streams is not None:
+        return streams
     width = Type((int(getattr(op, "width", None) or getattr(op, "in_width", None) or 0),))
     found = {"x": width}
     if isinstance(op, Attention):
@@ -264,13 +260,6 @@ def _inputs(op: Op) -> dict[str, Type]:
         found["routed"] = width
     if isinstance(op, PerLayerGate):
         found["given"] = Type((op.layers * op.dim,))
-    if isinstance(op, AltUpPredict | AltUpCorrect | AltUpAdd | AltUpExit):
-        given = {"x": Type((op.streams, op.width))}
-        return given | ({"row": width} if isinstance(op, AltUpCorrect | AltUpAdd) else {})
-    if isinstance(op, StreamRead | StreamWrite):
-        n, given = op.streams, {"x": Type((op.streams, op.width))}
-        branch = {"branch": width, "post": Type((n, 1)), "mix": Type((n, n))}
-        return given if isinstance(op, StreamRead) else given | branch
     return found
 
 
@@ -285,12 +274,11 @@ def layer_probe(op: Op, layout: str, source: CaseData) -> ProbeProgram:
         taken.insert(1, position)
     roles = {role: role for role in weights}
     slots = {role: role for role in op.slot_kinds()}
-    several = isinstance(op, AltUpPredict | AltUpCorrect)
+    several = isinstance(op, SEVERAL)
     name = "layer" if several else OUTPUT
     found = b.add_node(op, *taken, name=name, weights=roles, slots=slots)
-    if several:  # all of its outputs, in one row
-        flat = [b.add(Reshape((math.prod(v.type.shape),)), v, name=f"{v.name}.flat") for v in found]
-        b.add(Concat(), *flat, name=OUTPUT)
+    if several:
+        joined(b, found, OUTPUT)
     limits = {"token": _vocabulary(op), "turns": TURNS, "keys": ROWS}
     return ProbeProgram(bound(b.program((OUTPUT,)), weights), weights, inputs, limits)
 

@@ -13,6 +13,7 @@ from cortiq.models.layer_kinds import windows
 from cortiq.models.names import Names
 from cortiq.models.parts import (
     ATTENTION,
+    MLP,
     MOE,
     Decoder,
     activation,
@@ -23,22 +24,38 @@ from cortiq.models.parts import (
 from cortiq.models.rope import rope_table
 
 ARCHITECTURES = ("afmoe",)
-GGUF: tuple[str, ...] = ()
 KEYS = Keys(
     harmless=frozenset({"load_balance_coeff", "use_grouped_mm"}),
     only={
         "score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1,
         "num_expert_groups": 1, "num_limited_groups": 1,
     },
+    gguf={
+        "expert_count": "num_experts",
+        "expert_feed_forward_length": "moe_intermediate_size",
+        "expert_shared_count": "num_shared_experts",
+        "expert_weights_scale": "route_scale",
+        "leading_dense_block_count": "num_dense_layers",
+    },
+    gguf_only={"expert_gating_func": 2, "expert_weights_norm": True},
 )  # fmt: skip
-NAMES = Names()
+NAMES = Names(
+    gguf={
+        "post_attention_layernorm": "post_attention_norm",
+        "pre_mlp_layernorm": "ffn_norm",
+        "post_mlp_layernorm": "post_ffw_norm",
+        "self_attn.gate_proj": "attn_gate",
+        "mlp.router.gate": "ffn_gate_inp",
+        "mlp.expert_bias": "exp_probs_b.bias",
+    }
+)
 GATED: Mapping[str, str] = {**ATTENTION, "gate": "gate_proj.weight"}
 EXPERTS: Mapping[str, str] = {**MOE, "router": "router.gate.weight", "bias": "expert_bias"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(BaseConfig):
-    """Fields of `AfmoeConfig`."""
+    """Fields of `AfmoeConfig`. GGUF files always scale embeddings, and have no list of layers."""
 
     head_dim: int | None = 128
     max_position_embeddings: int = 16384
@@ -77,8 +94,8 @@ def build(config: Config, context: int) -> Program:
         selection_bias=True,
         shared_inner=config.moe_intermediate_size * config.num_shared_experts,
     )
-    around = {"before": "pre_mlp_layernorm", "after": "post_mlp_layernorm"}
-    x = decoder.embed(math.sqrt(config.hidden_size) if config.mup_enabled else 1.0)
+    scaled = config.mup_enabled or config.source == "gguf"
+    x = decoder.embed(math.sqrt(config.hidden_size) if scaled else 1.0)
     for n, window in enumerate(config.windows()):
         mixer = attention(
             config, rope=rope if window else None, window=window,
@@ -86,8 +103,8 @@ def build(config: Config, context: int) -> Program:
             biased=config.attention_bias, output_biased=config.attention_bias,
         )  # fmt: skip
         x = decoder.mixer(x, n, mixer, table=GATED, after="post_attention_layernorm")
-        if n < config.num_dense_layers:
-            x = decoder.feed_forward(x, n, mlp, **around)
-        else:
-            x = decoder.feed_forward(x, n, experts, table=EXPERTS, **around)
+        op, table = (mlp, MLP) if n < config.num_dense_layers else (experts, EXPERTS)
+        x = decoder.feed_forward(
+            x, n, op, table=table, before="pre_mlp_layernorm", after="post_mlp_layernorm"
+        )
     return decoder.finish(x)

@@ -125,7 +125,7 @@ class Config(BaseConfig):
 
 
 @dataclass
-class LayerBuilder:
+class CopiesBuilder:
     """The layers under construction."""
 
     config: Config
@@ -217,7 +217,7 @@ def build(config: Config, context: int) -> Program:
     }  # fmt: skip
     weights = {role: f"model.{name}.weight" for role, name in tensors.items()}
     given = decoder.builder.add(inputs, decoder.token, x, name="per_layer", weights=weights)
-    layers = LayerBuilder(config, decoder, given)
+    layers = CopiesBuilder(config, decoder, given)
 
     def around(op: AltUpEntry | AltUpExit, x: Value, tensor: str, name: str) -> Value:
         roles = enumerate(op.weight_shapes())

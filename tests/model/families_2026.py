@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from families_dense import USUAL
 from family_harness import Family
+from gguf_files import GGUF
 
 ROPE, LOCAL, FULL = "rope_parameters", "sliding_attention", "full_attention"
 
@@ -47,6 +48,13 @@ GEMMA3N = Family(
     ],
     elsewhere=frozenset({"layer_types", "rope_local_base_freq"}),
 )  # fmt: skip
+
+
+def biased(config, name, values):
+    """The biases of experts, which the converter calls so."""
+    return {f"{name}.bias" if name.endswith("expert_bias") else name: values}
+
+
 AFMOE = Family(
     "afmoe",
     "AfmoeConfig",
@@ -55,7 +63,12 @@ AFMOE = Family(
         "moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2,
         "num_shared_experts": 1,
     },
-    shapes={"odd": {"layer_types": [LOCAL, FULL, LOCAL]}},
+    shapes={
+        "odd": {
+            "num_hidden_layers": 4, "layer_types": [*[LOCAL] * 3, FULL], "mup_enabled": True,
+            "route_scale": 1.3,
+        },
+    },
     switches={
         "layer_types": [FULL, LOCAL, FULL], "mup_enabled": True, "attention_bias": True,
         "num_dense_layers": 2, "num_shared_experts": 2, "route_scale": 1.7,
@@ -68,5 +81,16 @@ AFMOE = Family(
     sizes=("moe_intermediate_size", "num_experts"),
     refused=[({"score_func": "softmax"}, "score_func"), ({"n_group": 2}, "n_group")],
     elsewhere=frozenset({"global_attn_every_n_layers"}),
+    gguf=[GGUF("afmoe", geometries=("odd",), tensors=biased, values=lambda config: {
+        "attention.sliding_window": config["sliding_window"],
+        "attention.key_length": config["head_dim"], "attention.value_length": config["head_dim"],
+        "expert_count": config["num_experts"],
+        "expert_used_count": config["num_experts_per_tok"],
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "expert_shared_count": config["num_shared_experts"], "expert_gating_func": 2,
+        "expert_weights_norm": True, "expert_weights_scale": config["route_scale"],
+        "leading_dense_block_count": config["num_dense_layers"],
+        "rope.dimension_count": config["head_dim"], "rope.freq_base": 10000.0,
+    })],
 )  # fmt: skip
 FAMILIES = [GEMMA3N, AFMOE]
