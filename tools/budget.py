@@ -55,7 +55,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/ranks": 1960,
     "cortiq/receipts": 1020,
     "cortiq/serve": 6220,
-    "cortiq/tokenizer": 2540,
+    "cortiq/tokenizer": 2880,
     "cortiq/vision": 1000,
     "plugins/cortiq-faulty": 60,
     "plugins/cortiq-null": 210,

@@ -1,4 +1,4 @@
-"""Generate the tables of docs/models.md: families, and whether today's checkpoints open.
+"""Generate the tables of docs/models.md: families, today's checkpoints, pre-tokenizers.
 
 The first follows from the registry, the second from it and `tests/data/checkpoints.json`, whose
 configurations `tests/pure/test_todays_checkpoints.py` builds. Without `--write` they are compared
@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from cortiq.models.registry import describe_families, families
+from cortiq.tokenizer.pretokenizers import CHARACTER_LEVEL, PRE_TOKENIZERS
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "models.md"
 CHECKPOINTS = ROOT / "tests" / "data" / "checkpoints.json"
 BEGIN, END = "<!-- table: tools/model_table.py -->\n", "<!-- end of the table -->\n"
 BEGIN_CHECKPOINTS = "<!-- checkpoints: tools/model_table.py -->\n"
+BEGIN_NAMES = "<!-- pre-tokenizers: tools/model_table.py -->\n"
 
 
 def code(names: tuple[str, ...]) -> str:
@@ -69,6 +71,18 @@ def checkpoint_table() -> str:
     return "\n".join(rows) + "\n"
 
 
+def pre_tokenizer_table() -> str:
+    """Return one row per pre-tokenizer of GGUF files, with the names that mean it."""
+    flags = {"ignore_merges": "whole words first", "add_bos": "BOS", "nfc": "NFC"}
+    rows = ["| names in `tokenizer.ggml.pre` | stages | and |", "|---|---|---|"]
+    for definition in dict.fromkeys(PRE_TOKENIZERS.values()):
+        names = tuple(sorted(n for n, other in PRE_TOKENIZERS.items() if other == definition))
+        said = ", ".join(text for flag, text in flags.items() if getattr(definition, flag))
+        rows.append(f"| {code(names)} | {len(definition.stages)} | {said} |")
+    rows.append(f"| {code(CHARACTER_LEVEL)} | lines | characters instead of bytes |")
+    return "\n".join(rows) + "\n"
+
+
 def filled(text: str, begin: str, made: str) -> str:
     """Return a page with a table between its marks."""
     head, _, rest = text.partition(begin)
@@ -76,8 +90,15 @@ def filled(text: str, begin: str, made: str) -> str:
 
 
 def page(text: str) -> str:
-    """Return the page with both tables as they should be."""
-    return filled(filled(text, BEGIN, table()), BEGIN_CHECKPOINTS, checkpoint_table())
+    """Return the page with its tables as they should be."""
+    made = {
+        BEGIN: table(),
+        BEGIN_CHECKPOINTS: checkpoint_table(),
+        BEGIN_NAMES: pre_tokenizer_table(),
+    }
+    for begin, rows in made.items():
+        text = filled(text, begin, rows)
+    return text
 
 
 def main() -> int:

@@ -8,6 +8,11 @@ from cortiq.ir import Op
 from cortiq.ir.layers import (
     KDA,
     MLP,
+    AltUpAdd,
+    AltUpCorrect,
+    AltUpEntry,
+    AltUpExit,
+    AltUpPredict,
     Attention,
     AttentionGate,
     Blend,
@@ -111,5 +116,12 @@ OPTIONS: tuple[Op, ...] = (
     Mamba1(64, 64, 16, 8, 3, inner_norm=EPS, weighted=False),
     replace(ATTENTION, rope=RopeTable(10000.0, 16, Axial(2)), sections=Sections((4, 4))),
     replace(ATTENTION, listed=ListedBlocks(4, 7)),
+    GatedMLP(64, 96, above=0.8),
+    AltUpEntry(3, 64),
+    AltUpPredict(3, 64, active=1, eps=EPS),
+    AltUpCorrect(3, 64, active=1, eps=EPS),
+    AltUpCorrect(4, 64, active=0, eps=EPS, scaled=False),
+    AltUpAdd(3, 64),
+    AltUpExit(3, 64),
 )
 """Each option at least once, over a layout that fits."""

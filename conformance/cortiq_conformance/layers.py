@@ -31,8 +31,6 @@ from cortiq.ir.layers import (
     RMSNorm,
     Rope,
     ShortConv,
-    StreamRead,
-    StreamWrite,
 )
 from cortiq.numerics.contract import F32
 from cortiq.numerics.layouts import LAYOUTS, Weight
@@ -43,6 +41,7 @@ from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.case_weights import LAYER_LAYOUTS, typical
 from cortiq_conformance.drives import BatchedDrive, ChunkedDrive, Drive
 from cortiq_conformance.layer_options import OPTIONS
+from cortiq_conformance.layer_streams import SEVERAL, joined, stream_inputs
 from cortiq_conformance.probes import CONTEXT, OUTPUT, ProbeProgram, bound, vector
 from cortiq_conformance.state_drives import ExportDrive, ForkDrive, RewindDrive, SnapshotDrive
 
@@ -249,6 +248,9 @@ def _inputs(op: Op) -> dict[str, Type]:
         return {"x": Type((2, op.table.dim))}
     if isinstance(op, Residual | Blend):
         return {"x": Type((64,)), "branch": Type((64,))}
+    streams = stream_inputs(op)
+    if streams is not None:
+        return streams
     width = Type((int(getattr(op, "width", None) or getattr(op, "in_width", None) or 0),))
     found = {"x": width}
     if isinstance(op, Attention):
@@ -261,10 +263,6 @@ def _inputs(op: Op) -> dict[str, Type]:
         found["routed"] = width
     if isinstance(op, PerLayerGate):
         found["given"] = Type((op.layers * op.dim,))
-    if isinstance(op, StreamRead | StreamWrite):
-        n, given = op.streams, {"x": Type((op.streams, op.width))}
-        branch = {"branch": width, "post": Type((n, 1)), "mix": Type((n, n))}
-        return given if isinstance(op, StreamRead) else given | branch
     return found
 
 
@@ -279,22 +277,24 @@ def layer_probe(op: Op, layout: str, source: CaseData) -> ProbeProgram:
         taken.insert(1, position)
     roles = {role: role for role in weights}
     slots = {role: role for role in op.slot_kinds()}
-    found = b.add_node(op, *taken, name=OUTPUT, weights=roles, slots=slots)
+    name = "layer" if isinstance(op, SEVERAL) else OUTPUT
+    found = b.add_node(op, *taken, name=name, weights=roles, slots=slots)
+    if name != OUTPUT:
+        joined(b, found, OUTPUT)
     limits = {"token": _vocabulary(op), "turns": TURNS, "keys": ROWS, "blocks": BLOCKS}
-    return ProbeProgram(bound(b.program((found[0].name,)), weights), weights, inputs, limits)
+    return ProbeProgram(bound(b.program((OUTPUT,)), weights), weights, inputs, limits)
 
 
 def _vocabulary(op: Op) -> int:
     """Return one past the largest token; per-layer tables lack the last few."""
-    if isinstance(op, PerLayerInputs):
-        return op.vocab + 5
-    return op.vocab if isinstance(op, Embedding) else 2
+    more = 5 if isinstance(op, PerLayerInputs) else 0
+    return op.vocab + more if isinstance(op, Embedding | PerLayerInputs) else 2
 
 
 def scenario(op: Op, layout: str, decomposed: bool, drive: Drive, source: CaseData) -> Scenario:
     """Return a scenario of a layer's rows with this drive."""
     probe = layer_probe(op, layout, source)
-    many = isinstance(drive, BatchedDrive)
-    feeds = [probe.feed(source, rows) for rows in ((ROWS, 30, 66) if many else (ROWS,))]
+    counts = (ROWS, 30, 66) if isinstance(drive, BatchedDrive) else (ROWS,)
+    feeds = [probe.feed(source, rows) for rows in counts]
     found = Scenario(probe.program, probe.weights, feeds, drive=drive)
     return replace(found, decomposed=decomposed)

@@ -13,6 +13,7 @@ from cortiq.formats.tokenizer_files import TokenizerFiles
 
 COPIED = (
     "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
+    "tekken.json", "tiktoken.model", "qwen.tiktoken", "hy.tiktoken",
     "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
     "chat_template.jinja", "chat_template.json", "LICENSE", "LICENSE.txt", "README.md",
 )  # fmt: skip

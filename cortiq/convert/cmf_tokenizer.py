@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,17 @@ from cortiq.errors import UnsupportedError
 from cortiq.formats.checkpoint import Checkpoint
 from cortiq.formats.strict_json import read_bytes, read_optional
 from cortiq.formats.tokenizer_files import TokenizerFiles
-from cortiq.tokenizer.pretokenizers import PreTokenizer, plain_pattern, pre_tokenizer
+from cortiq.tokenizer.description import BYTE_LEVEL, begins_with, special_tokens
+from cortiq.tokenizer.pretokenizers import (
+    CHARACTER_LEVEL,
+    PreTokenizer,
+    plain_pattern,
+    pre_tokenizer,
+)
 from cortiq.tokenizer.special_tokens import TokenType
 
 PREFIX = "tokenizer.ggml."
 ADDED = (TokenType.CONTROL, TokenType.USER_DEFINED)
-BYTE_LEVEL: Mapping[str, Any] = {
-    "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False,
-}  # fmt: skip
 
 
 def bundle_of(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -59,12 +63,13 @@ def tokenizer_json(checkpoint: Checkpoint) -> bytes:
     if isinstance(source, Path):
         file = source / "tokenizer.json"
         return read_bytes(file) if file.is_file() else b""
-    model = source.get(PREFIX + "model")
+    model, pre = (source.get(PREFIX + name) for name in ("model", "pre"))
     if model is None:
         return b""
-    if model != "gpt2":
+    if model != "gpt2" or pre in CHARACTER_LEVEL:
         hint = "convert the model's Hugging Face folder instead"
-        what = f"its tokenizer is of the kind {model!r}, which is not written as tokenizer.json"
+        kind = pre if model == "gpt2" else model
+        what = f"its tokenizer is of the kind {kind!r}, which is not written as tokenizer.json"
         raise UnsupportedError(what, where=str(checkpoint.path), hint=hint)
     return json.dumps(_byte_level(source), ensure_ascii=False).encode()
 
@@ -75,10 +80,13 @@ def _byte_level(metadata: Mapping[str, Any]) -> dict[str, Any]:
     kinds = [int(kind) for kind in metadata.get(PREFIX + "token_type", [1] * len(texts))]
     pre = pre_tokenizer(str(metadata.get(PREFIX + "pre")))
     added = [
-        {"id": token, "content": texts[token], "single_word": False, "lstrip": False,
-         "rstrip": False, "normalized": False, "special": kind == TokenType.CONTROL}
-        for token, kind in enumerate(kinds) if kind in ADDED
-    ]  # fmt: skip
+        entry
+        for kind in ADDED
+        for entry in special_tokens(
+            {n: texts[n] for n, own in enumerate(kinds) if own == kind}, kind == TokenType.CONTROL
+        )
+    ]
+    added.sort(key=itemgetter("id"))
     return {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": added,
         "normalizer": {"type": "NFC"} if pre.nfc else None,
@@ -116,10 +124,4 @@ def _beginning(
     token = metadata.get(PREFIX + "bos_token_id")
     if not metadata.get(PREFIX + "add_bos_token", pre.add_bos) or token is None:
         return None
-    bos = texts[int(token)]
-    parts = [{"SpecialToken": {"id": bos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
-    pair = [*parts, {"Sequence": {"id": "B", "type_id": 1}}]
-    return {
-        "type": "TemplateProcessing", "single": parts, "pair": pair,
-        "special_tokens": {bos: {"id": bos, "ids": [int(token)], "tokens": [bos]}},
-    }  # fmt: skip
+    return begins_with(texts[int(token)], int(token))

@@ -15,6 +15,8 @@ NOTHING = re.compile("")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 _ENDS = {"{": "}", "[": "]"}
+_NAMES = {"tool_name": "name", "tool_call_id": "id"}
+"""Other names of a call object's keys."""
 _KEYS = frozenset({"id", "type", "index", "name", "arguments", "parameters"})
 """Keys that a call object may have: any other key would be an argument that is lost."""
 
@@ -105,6 +107,8 @@ def call_of(value: object) -> ToolCall:
     """Return the call that an object is; ValueError where it is none, or says more than a call."""
     if isinstance(value, Mapping) and isinstance(value.get("function"), Mapping):
         value = value["function"]
+    if isinstance(value, Mapping) and "name" not in value:
+        value = {_NAMES.get(key, key): item for key, item in value.items()}
     if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
         raise ValueError("no object with a name")
     given = [value[key] for key in ("arguments", "parameters") if key in value]

@@ -1,4 +1,4 @@
-"""LFM2: a list of Python calls with literal keyword arguments, `[f(a=1), g(b="x")]`."""
+"""LFM2 and OLMo 3: Python calls with literal keyword arguments, in a list or on lines."""
 
 from __future__ import annotations
 
@@ -8,25 +8,17 @@ import json
 from cortiq.dialects.dialect import ToolCall, ToolDialect, Tools, Unfinished
 from cortiq.dialects.json_text import object_reader, read_json
 
-OPENS, CLOSES = "<|tool_call_start|>", "<|tool_call_end|>"
-
-
-def read(text: str, tools: Tools, final: bool) -> tuple[list[ToolCall], int]:
-    """Read calls (`dialect.CallReader`); only literals are read, nothing is run."""
-    if text.removeprefix(OPENS).lstrip().startswith(("[{", "{")):
-        return _OBJECTS(text, tools, final)
-    body = text.removeprefix(OPENS).strip()
-    return parse(body.removesuffix(CLOSES)), len(text)
-
 
 def parse(text: str) -> list[ToolCall]:
-    """Return all calls of a list."""
+    """Return all calls of a list, or of lines."""
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
+        lines = ast.parse(text.strip()).body
     except (SyntaxError, RecursionError, MemoryError):
         raise Unfinished("no Python expression") from None
-    nodes = tree.elts if isinstance(tree, ast.List) else [tree]
-    return [_call(node) for node in nodes]
+    if not lines or not all(isinstance(line, ast.Expr) for line in lines):
+        raise ValueError("no calls")
+    values = [line.value for line in lines if isinstance(line, ast.Expr)]
+    return [_call(node) for v in values for node in (v.elts if isinstance(v, ast.List) else [v])]
 
 
 class _JsonWords(ast.NodeTransformer):
@@ -50,6 +42,18 @@ def _call(node: ast.expr) -> ToolCall:
         raise ValueError("a value that JSON has not") from None
 
 
-_OBJECTS = object_reader(OPENS, CLOSES)
+def _dialect(name: str, opens: str, closes: str) -> ToolDialect:
+    objects = object_reader(opens, closes)
 
-DIALECT = ToolDialect("pythonic", lambda template: OPENS in template, OPENS, CLOSES, read=read)
+    def read(text: str, tools: Tools, final: bool) -> tuple[list[ToolCall], int]:
+        """Read calls (`dialect.CallReader`); only literals are read, nothing is run."""
+        body = text.removeprefix(opens).strip()
+        if body.startswith(("[{", "{")):
+            return objects(text, tools, final)
+        return parse(body.removesuffix(closes)), len(text)
+
+    return ToolDialect(name, lambda template: opens in template, opens, closes, read=read)
+
+
+DIALECT = _dialect("pythonic", "<|tool_call_start|>", "<|tool_call_end|>")
+OLMO = _dialect("olmo", "<function_calls>", "</function_calls>")

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cortiq.dialects import (
+    apertus,
+    cohere,
     deepseek,
+    dsml,
     gemma,
     glm,
     granite,
     harmony,
     hermes,
     hunyuan,
+    internlm,
     kimi,
     llama,
     minimax,
@@ -19,13 +23,15 @@ from cortiq.dialects import (
     nemotron,
     pythonic,
     qwen_xml,
+    seed,
 )
 from cortiq.dialects.dialect import ToolDialect
 
 OWN = (
-    qwen_xml.DIALECT, glm.DIALECT, hermes.DIALECT, minimax.DIALECT, mistral.DIALECT,
-    deepseek.DIALECT, kimi.DIALECT, pythonic.DIALECT, harmony.DIALECT, gemma.DIALECT,
-    nemotron.DIALECT, hunyuan.DIALECT, granite.DIALECT, llama.DIALECT,
+    seed.DIALECT, *dsml.DIALECTS, pythonic.OLMO, qwen_xml.DIALECT, glm.DIALECT, hermes.DIALECT,
+    minimax.DIALECT, mistral.DIALECT, deepseek.DIALECT, kimi.DIALECT, pythonic.DIALECT,
+    harmony.DIALECT, gemma.DIALECT, nemotron.DIALECT, hunyuan.DIALECT, granite.DIALECT,
+    cohere.DIALECT, apertus.DIALECT, internlm.DIALECT, llama.DIALECT,
 )  # fmt: skip
 """Our dialects; the first that fits a template is taken."""
 

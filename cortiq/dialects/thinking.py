@@ -21,6 +21,14 @@ class Thinking:
 
 
 TAGS = Thinking("<think>", "</think>")
+ANSWERS = Thinking(
+    "<think>", "</think>",
+    tuple(mark for word in ("answer", "response") for mark in (f"<{word}>\n", f"\n</{word}>")),
+)  # fmt: skip
+SEED = Thinking("<seed:think>", "</seed:think>")
+COHERE = Thinking(
+    "<|START_THINKING|>", "<|END_THINKING|>", ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
+)
 BRACKETS = Thinking("[THINK]", "[/THINK]")
 GEMMA = Thinking("<|channel>thought\n", "<channel|>")
 HARMONY = Thinking(
@@ -41,4 +49,7 @@ def thinking_of(template: str | None) -> Thinking | None:
         return HARMONY
     if "<|channel>" in template and "<channel|>" in template:
         return GEMMA
-    return next((kind for kind in (TAGS, BRACKETS) if kind.closes in template), None)
+    if TAGS.closes in template and ("</answer>" in template or "</response>" in template):
+        return ANSWERS
+    kinds = (TAGS, BRACKETS, SEED, COHERE)
+    return next((kind for kind in kinds if kind.closes in template), None)

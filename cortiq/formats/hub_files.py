@@ -18,6 +18,8 @@ _TEXT_FILES = {
     *("special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
     *("chat_template.jinja", "model.safetensors.index.json", OPT_FILE, ADAPTER),
 }
+_TOKENIZERS = ("tekken.json", "tokenizer.model", "tiktoken.model", "*.tiktoken")
+"""Files that hold a tokenizer where there is no tokenizer.json."""
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 _PART = re.compile(r"-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _QUANTISATION = re.compile(
@@ -158,12 +160,18 @@ def _folder_files(
     for place in ("", folders.pop()):
         for file in files:
             folder, _, base = file.name.rpartition("/")
-            if folder == place and base in _TEXT_FILES:
+            if folder == place and (base in _TEXT_FILES or _holds_tokenizer(base)):
                 texts[base] = file
+    if "tokenizer.json" in texts:
+        texts = {base: file for base, file in texts.items() if not _holds_tokenizer(base)}
     if "config.json" not in texts and ADAPTER not in texts:
         hint = "download a GGUF file of the repository and name that file"
         raise UnsupportedError("has no config.json", where=source.name, hint=hint)
     return [*texts.values(), *weights]
+
+
+def _holds_tokenizer(base: str) -> bool:
+    return any(fnmatchcase(base, name) for name in _TOKENIZERS)
 
 
 def _gguf_models(source: HubName, files: Sequence[HubFile]) -> Iterator[GGUFModel]:

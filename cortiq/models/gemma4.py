@@ -21,7 +21,7 @@ from cortiq.ir.layers import (
 from cortiq.ir.ops import Add, Gain
 from cortiq.models import gemma4_gguf
 from cortiq.models.config import Amount, BaseConfig, Keys, convert_config
-from cortiq.models.layer_kinds import GLOBAL, LOCAL, layer_list
+from cortiq.models.layer_kinds import GLOBAL, LOCAL, key_sources, layer_list
 from cortiq.models.names import Names
 from cortiq.models.parts import ATTENTION, MLP, Decoder, activation, named
 from cortiq.models.rope import rope_table
@@ -107,25 +107,6 @@ class Config(BaseConfig):
             message = f"per_layer_config changes {', '.join(strange)} of layer {layer}"
             raise UnsupportedError(message, where="config", hint=f"known: {sorted(LAYER_KEYS)}")
         return replace(self, **own)
-
-    def sources(self) -> tuple[int, ...]:
-        """Return the layer that each layer's keys and values come from: itself, or the last alike.
-
-        Raises
-        ------
-        FormatError : a layer shares keys and values that none before it writes.
-        """
-        kinds, first = self.kinds(), self.num_hidden_layers - self.num_kv_shared_layers
-        found = []
-        for n, kind in enumerate(kinds):
-            writers = [m for m in range(min(n + 1, first)) if kinds[m] == kind]
-            if n < first:
-                writers = [n]
-            if not writers:
-                message = f"layer {n} shares keys and values that no {kind} layer before it writes"
-                raise FormatError(message, where="config")
-            found.append(writers[-1])
-        return tuple(found)
 
     def check(self) -> None:
         """Raise for features that are not implemented, and for experts that are not described."""
@@ -259,8 +240,10 @@ def build(config: Config, context: int) -> Program:
         )
     given = {kind: {**ROPE[kind], **config.rope_parameters.get(kind, {})} for kind in ROPE}
     roped = replace(config, rope_parameters=given)
-    act = activation(config.hidden_activation)
-    for n, (kind, source) in enumerate(zip(config.kinds(), config.sources(), strict=True)):
+    act, kinds = activation(config.hidden_activation), config.kinds()
+    for n, (kind, source) in enumerate(
+        zip(kinds, key_sources(kinds, config.num_kv_shared_layers), strict=True)
+    ):
         own, shares = roped.of_layer(n, kind), source != n
         wide = 2 if shares and config.use_double_wide_mlp else 1
         mlp = GatedMLP(width, wide * config.intermediate_size, act)

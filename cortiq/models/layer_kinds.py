@@ -58,6 +58,41 @@ def is_stepped_sparse(layer: int, step: int, dense: Sequence[int] | None) -> boo
     return layer not in (dense or ()) and (layer + 1) % step == 0
 
 
+def key_sources(kinds: Sequence[str], shared: int) -> tuple[int, ...]:
+    """Return the layer that each layer's keys and values come from: itself, or the last alike.
+
+    Parameters
+    ----------
+    shared : how many layers at the end write none of their own.
+
+    Raises
+    ------
+    FormatError : a layer shares keys and values that none before it writes.
+    """
+    first, found = len(kinds) - shared, []
+    for n, kind in enumerate(kinds):
+        writers = [m for m in range(min(n + 1, first)) if kinds[m] == kind] if n >= first else [n]
+        if not writers:
+            message = f"layer {n} shares keys and values that no {kind} layer before it writes"
+            raise FormatError(message, where="config")
+        found.append(writers[-1])
+    return tuple(found)
+
+
+def each_layer(value: Any, count: int, name: str) -> tuple[Any, ...]:
+    """Return a value of config.json for every layer: one for all, or a list of one each.
+
+    Raises
+    ------
+    FormatError : the list has another length.
+    """
+    if not isinstance(value, tuple):
+        return (value,) * count
+    if len(value) != count:
+        raise FormatError(f"{name} has {len(value)} entries for {count} layers", where="config")
+    return value
+
+
 def by_layer(values: Any, count: int, name: str) -> tuple[Any, ...]:
     """Expand a key's value to one per layer; a list may be longer, for layers that draft.
 

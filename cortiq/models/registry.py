@@ -94,6 +94,8 @@ OWN = (
     "internlm2",
     "minicpm",
     "bailing_moe_v2",
+    "gemma3n",
+    "afmoe",
 )
 """Modules of this package, in the order they are listed."""
 

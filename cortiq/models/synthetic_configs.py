@@ -150,6 +150,12 @@ MINI: Mapping[str, Mapping[str, Any]] = {
         "n_positions": 4096,
     },
     "qwen3_vl_moe_text": _MINI | _EXPERTS | {"num_experts": 4},
+    "gemma3n_text": _MINI | {
+        "num_hidden_layers": 4, "layer_types": _KINDS * 2, "sliding_window": 24,
+        "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 16, "laurel_rank": 8,
+        "vocab_size_per_layer_input": VOCABULARY, "altup_num_inputs": 3,
+        "activation_sparsity_pattern": [0.7, 0.7, 0.0, 0.0], "head_dim": 16,
+    },
 }  # fmt: skip
 """A small model of every family that brings something of its own and has no other here, by its
 `model_type`.

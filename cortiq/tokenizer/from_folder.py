@@ -1,5 +1,7 @@
 """Tokenizers from a Hugging Face folder: tokenizer.json, run by the `tokenizers` library.
 
+Of other files that hold one (`folder_files`) a tokenizer.json is made.
+
 Beside it, tokenizer_config.json and special_tokens_map.json name BOS, EOS and the chat template,
 generation_config.json and config.json further end tokens; chat_template.jinja wins over the
 template in tokenizer_config.json.
@@ -20,13 +22,14 @@ from cortiq.errors import (
     UnsupportedError,
     shown,
 )
-from cortiq.formats.strict_json import parse_object, read_bytes, read_optional, read_text
+from cortiq.formats.strict_json import parse_object, read_optional, read_text
 from cortiq.formats.tokenizer_files import TokenizerFiles
 from cortiq.tokenizer.byte_level import missing_bytes, refuse_missing_bytes
 from cortiq.tokenizer.decode_base import MIDDLE, TextEdges
 from cortiq.tokenizer.decoders import DecoderChain, PieceStream, decoder_steps
 from cortiq.tokenizer.encoders import TextEncoder, open_encoder
 from cortiq.tokenizer.encoding_cost import flattened
+from cortiq.tokenizer.folder_files import find_tokenizer
 from cortiq.tokenizer.frames import frames_of
 from cortiq.tokenizer.special_tokens import SpecialTokens, find_end_tokens
 
@@ -93,9 +96,11 @@ class _FolderVocabulary:
 
 def load_folder(path: Path) -> tuple[_FolderVocabulary, SpecialTokens, dict[str, str]]:
     """Load vocabulary, special tokens and chat templates of a model folder."""
-    file = path / "tokenizer.json"
-    vocabulary = _FolderVocabulary(_open_engine(file), str(file))
     settings = {**_json(path / "special_tokens_map.json"), **_json(path / "tokenizer_config.json")}
+    with _as_tokenizer_errors():
+        found = find_tokenizer(path, settings)
+        vocabulary = _FolderVocabulary(_engine_of(found.data, found.where), found.where)
+    settings = {**found.names, **settings}
     return vocabulary, _special_tokens(path, vocabulary, settings), _templates(path, settings)
 
 
@@ -123,18 +128,6 @@ def load_files(
     )
     template = files.chat_template
     return vocabulary, special, {} if template is None else {"default": template}
-
-
-def _open_engine(file: Path) -> TextEncoder:
-    if not file.is_file():
-        raise NoTokenizerError(
-            "the folder has no tokenizer.json: give token ids instead of text",
-            where=str(file.parent),
-            hint="On the command line with --ids. Or save one with transformers: "
-            "AutoTokenizer.from_pretrained(...).save_pretrained().",
-        )
-    with _as_tokenizer_errors():
-        return _engine_of(read_bytes(file), str(file))
 
 
 def _engine_of(data: bytes, where: str) -> TextEncoder:

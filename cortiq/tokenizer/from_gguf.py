@@ -16,7 +16,7 @@ from cortiq.errors import NoTokenizerError, TokenizerError, UnsupportedError, sh
 from cortiq.tokenizer.byte_level import ByteLevelEncoder, piece_bytes
 from cortiq.tokenizer.char_level import CharLevelEncoder
 from cortiq.tokenizer.decoders import ByteStream
-from cortiq.tokenizer.pretokenizers import pre_tokenizer
+from cortiq.tokenizer.pretokenizers import CHARACTER_LEVEL, pre_tokenizer
 from cortiq.tokenizer.score_merge import SPACE, ScoreEncoder
 from cortiq.tokenizer.special_tokens import (
     IMAGE_TEXTS,
@@ -111,7 +111,7 @@ def load_gguf(
 ) -> tuple[_GGUFVocabulary, SpecialTokens, dict[str, str]]:
     """Load vocabulary, special tokens and chat templates from a GGUF file's metadata."""
     model = metadata.get(_PREFIX + "model")
-    if model is None:
+    if model in (None, "none", "no_vocab"):
         message = "the file has no tokenizer: give token ids instead of text"
         hint = "on the command line with --ids"
         raise NoTokenizerError(message, where=_PREFIX + "model", hint=hint)
@@ -121,7 +121,8 @@ def load_gguf(
             where=_PREFIX + "model",
             hint=f"Supported: {', '.join(sorted(_BUILDERS))}.",
         )
-    texts = _strings(metadata, "tokens", unique=model != "gemma4")
+    characters = "gemma4" in (model, metadata.get(_PREFIX + "pre"))
+    texts = _strings(metadata, "tokens", unique=not characters)
     tokens = _Tokens(texts, _token_types(metadata, texts))
     vocabulary, add_bos = _BUILDERS[model](metadata, tokens)
     special = _special_tokens(metadata, tokens, model == "llama", add_bos)
@@ -136,6 +137,8 @@ def _byte_level(metadata: Mapping[str, Any], tokens: _Tokens) -> tuple[_GGUFVoca
             where=_PREFIX + "pre",
             hint="It was written by an old converter; convert the model again.",
         )
+    if name in CHARACTER_LEVEL:
+        return _char_level(metadata, tokens)[0], False
     pre = pre_tokenizer(str(name))
     merges = [_pair(merge) for merge in _strings(metadata, "merges")]
     encoder = ByteLevelEncoder(tokens.but(*_HIDDEN), merges, pre)

@@ -7,6 +7,10 @@ model families, as GGUF readers name them.
 A GGUF file has no field for its tokenizer's normalisation, so the name implies it. The names with
 `nfc` are those of the tokenizers that transformers builds with that normalizer (Qwen 2 to 3.5,
 GPT-NeoX, Cohere), and of their descendants.
+
+Some published patterns look ahead to the end of a run of digits, or of spaces, at every position in
+it. Here they are written so that the time on any text is proportional to its length, with the same
+cuts (`test_pre_tokenizers.py` holds the published ones beside them).
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from dataclasses import dataclass, replace
 from cortiq.errors import UnsupportedError
 
 __all__ = [
+    "CHARACTER_LEVEL",
     "PRE_TOKENIZERS",
     "PUBLISHED_PATTERNS",
     "PreTokenizer",
@@ -109,6 +114,51 @@ _DEEPSEEK_3 = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_BLANKS}",
 )
+_SPARK = (
+    *_DEEPSEEK_3[:2],
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+|[\r\n]|\s+(?!\S)|\s+",
+    r"\p{N}",
+)
+_FIRST_DIGITS = r"\A\p{N}{1,2}(?=(?:\p{N}{3})++\z)"
+"""The one or two digits of a number before its groups of three."""
+
+_AFMOE_SCRIPTS = """
+4E00-9FFF 3400-4DBF F900-FAFF 3040-309F 30A0-30FF FF65-FF9F 2F00-2FDF E40-E7F E80-EFF 1780-17FF
+1000-109F AA60-AA7F A9E0-A9FF AC00-D7AF 1100-11FF
+"""
+_AFMOE = (
+    r"\p{N}+", _FIRST_DIGITS, r"\p{N}{3}", rf"[{_character_class(_AFMOE_SCRIPTS)}]+",
+    _DEEPSEEK_3[2],
+)  # fmt: skip
+_TINY_AYA = (r"(?<!\d)\d++\b", _FIRST_DIGITS.replace(r"\p{N}", r"\d"), _GPT4O)
+_SUPERBPE = (
+    r"\p{N}+", r"(?<!\d)\d{0,2}\K(?=(?:\d{3})++(?!\d))", r"\d{3}(?=\d)",
+)  # fmt: skip
+_YOUTU = (
+    rf"[{_character_class('AC00-D7A3 3131-318E')}]+"
+    rf"|[{_character_class('FF01 2026 201C 201D 2018 2019 2014 FF1A FF1B FF0C')}"
+    rf"{_character_class('3001-303F FE30-FE4F')}]+|[{_character_class('3105-312F')}]+"
+    rf"|[{_character_class('4E00-9FA5 3040-309F 30A0-30FF')}]+",
+    _GPT4O.replace("{1,3}", ""),
+)
+_HANLESS = "&&[^\\p{Han}]]"
+_KIMI = "[\\p{Han}]+|" + _GPT4O.replace("/", "").replace(_UPPER, _UPPER[:-1] + _HANLESS).replace(
+    _LOWER, _LOWER[:-1] + _HANLESS
+)
+_CASCADE = "|".join(rf"\s{{{2**n}}}(?!\S)" for n in range(9, 1, -1))
+_JAIS_2 = _LLAMA3.removesuffix(_BLANKS) + (
+    rf"(?<![^\S\r\n])\s*[\r\n]+|{_CASCADE}|\s{{1,2}}(?!\S)|\s"
+)
+_EXAONE_MOE = (
+    rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+_LINES = r"[^\n]+|\n+"
+_CHAMELEON = (
+    "<sentinel:[0-9]+>", "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z", r"[\t\n]|    |  ", r"\p{N}",
+    r"[\p{P}!-/:-@\[-`{-~]", _GPT2,
+)  # fmt: skip
 _PUNCTUATION_FIRST = r"[\p{P}\$\+<=>\^~\|]+"
 
 _DIGIT_THEN_GPT2 = PreTokenizer((r"\p{N}", _GPT2))
@@ -139,10 +189,26 @@ _GROUPS: tuple[tuple[PreTokenizer, str], ...] = (
     (replace(_ONE_DIGIT, nfc=True), "qwen2 deepseek-r1-qwen f2llmv2"),
     (PreTokenizer((_QWEN35,), nfc=True), "qwen35"),
     (PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True), "tekken"),
-    (_CASED, "gpt-4o llama4 kanana2 minimax-m2"),
+    (_CASED, "gpt-4o llama4 kanana2 minimax-m2 talkie"),
+    (replace(_CASED, ignore_merges=True), "granite-embed-multi-97m"),
+    (PreTokenizer(_TINY_AYA, nfc=True), "tiny_aya cohere2moe"),
+    (PreTokenizer((_KIMI,)), "kimi-k2"),
+    (PreTokenizer(_YOUTU, ignore_merges=True), "youtu"),
+    (PreTokenizer((_JAIS_2,)), "jais-2"),
+    (
+        PreTokenizer((r"\p{N}{1,3}", _LLAMA3.replace("{1,3}", "+")), ignore_merges=True),
+        "minicpm5",
+    ),
+    (PreTokenizer((_LINES, _QWEN2)), "laguna"),
+    (PreTokenizer((_QWEN2.removeprefix(_CONTRACTION + "|"),)), "ufakzeka"),
+    (PreTokenizer((_EXAONE_MOE,)), "exaone-moe"),
+    (PreTokenizer(_AFMOE), "afmoe"),
+    (PreTokenizer(_SUPERBPE), "superbpe"),
+    (PreTokenizer(_CHAMELEON, add_bos=True), "chameleon"),
+    (PreTokenizer(_SPARK), "spark2_5"),
     (PreTokenizer(_DEEPSEEK_LLM), "deepseek-llm"),
     (PreTokenizer(_DEEPSEEK_CODER), "deepseek-coder"),
-    (_DEEPSEEK_3_STAGES, "deepseek-v3 hunyuan-dense joyai-llm"),
+    (_DEEPSEEK_3_STAGES, "deepseek-v3 hunyuan-dense joyai-llm hy_v4"),
     (_BLOOM, "bloom poro-chat gpt3-finnish"),
     (PreTokenizer((_NO_STOPS, r"\p{N}")), "viking"),
     (_BAILING_MOE, "bailingmoe bailingmoe2 llada-moe"),
@@ -162,6 +228,9 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
 }
 """Name in the file -> pre-tokenizer."""
 
+CHARACTER_LEVEL = ("gemma4", "granite-embed-multi-311m", "sarvam-moe")
+"""Names of vocabularies of characters, whose words are lines (`char_level`)."""
+
 
 def pre_tokenizer(name: str) -> PreTokenizer:
     """Return the pre-tokenizer that a GGUF file calls `name`.
@@ -176,7 +245,7 @@ def pre_tokenizer(name: str) -> PreTokenizer:
         raise UnsupportedError(
             f"pre-tokenizer {name!r} is not supported",
             where="tokenizer.ggml.pre",
-            hint=f"Supported: {', '.join(sorted(PRE_TOKENIZERS))}.",
+            hint=f"Supported: {', '.join(sorted((*PRE_TOKENIZERS, *CHARACTER_LEVEL)))}.",
         ) from None
 
 

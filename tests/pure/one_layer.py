@@ -42,7 +42,10 @@ FUNCTIONS = {
 
 
 def program_of(op, rows):
-    """The layer alone, `y`; it takes the position after its first input if it has key rows."""
+    """The layer alone, of its outputs the first.
+
+    It takes the position after its first input if it has key rows.
+    """
     b = Builder(context=256)
     b.input("token")
     position = b.input("position")
@@ -51,8 +54,9 @@ def program_of(op, rows):
     if "kv" in op.slot_kinds():
         taken.insert(1, position)
     roles, slots = op.weight_shapes(), op.slot_kinds()
-    b.add(op, *taken, name="y", weights={r: r for r in roles}, slots={s: s for s in slots})
-    return b.program(("y",))
+    found = b.add_node(op, *taken, name="y", weights={r: r for r in roles},
+                       slots={s: s for s in slots})  # fmt: skip
+    return b.program((found[0].name,))
 
 
 def weights_for(op, seed):
@@ -75,8 +79,9 @@ def plain(op, weights):
 
 
 def run(op, weights, rows):
-    """Outputs of the layer in float64, through its decomposition."""
+    """The layer's (first) output in float64, through its decomposition."""
     program = program_of(op, rows)
     program = program.with_layouts(dict.fromkeys(program.weights, "f32"))
     count = len(next(iter(rows.values())))
-    return evaluate(program, weights, [0] * count, ["y"], inputs=rows)["y"]
+    (name,) = program.trunk.outputs
+    return evaluate(program, weights, [0] * count, [name], inputs=rows)[name]

@@ -42,6 +42,22 @@ WRITTEN = {
     "</TOOLCALL>",
     "hunyuan": '<tool_calls>[{"name": "weather", "arguments": {"city": "Bern", "days": 3}}]'
     "</tool_calls>",
+    "seed": "<seed:tool_call>\n<function=weather>\n<parameter=city>Bern</parameter>\n"
+    "<parameter=days>3</parameter>\n</function>\n</seed:tool_call>",
+    "dsml": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="weather">\n'
+    '<｜DSML｜parameter name="city" string="true">Bern</｜DSML｜parameter>\n'
+    '<｜DSML｜parameter name="days" string="false">3'
+    "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+    "dsml_4": '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="weather">\n'
+    '<｜DSML｜parameter name="city" string="true">Bern</｜DSML｜parameter>\n'
+    '<｜DSML｜parameter name="days" string="false">3'
+    "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
+    "olmo": '<function_calls>weather(city="Bern", days=3)</function_calls>',
+    "cohere": '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "weather", "parameters": '
+    '{"city": "Bern", "days": 3}}\n]<|END_ACTION|>',
+    "apertus": '<|tools_prefix|>[{"weather": {"city": "Bern", "days": 3}}]<|tools_suffix|>',
+    "internlm": '<|action_start|><|plugin|>\n{"name": "weather", "parameters": {"city": "Bern", '
+    '"days": 3}}<|action_end|>',
     "granite": '<|tool_call|>[{"name": "weather", "arguments": {"city": "Bern", "days": 3}}]',
 }
 DIALECTS = {dialect.name: dialect for dialect in OWN}
@@ -161,7 +177,30 @@ def test_gemmas_values_are_read_whole():
 def test_a_templates_own_words_name_its_dialect():
     for name, marker in (("glm", "<arg_key>"), ("qwen_xml", "<function="), ("hermes", "")):
         assert dialect_of(f"{{{{ tools }}}} <tool_call> {marker}").name == name
+    assert dialect_of("{{ tools }} <seed:tool_call>\n<function=").name == "seed"
     assert dialect_of("no such thing") is None and dialect_of(None) is None
     mine = ToolDialect("mine", lambda template: True, "<<", ">>", lambda text: [])
     assert dialect_of("{{ tools }} <tool_call>", [mine]) is mine
     assert thinking_of("x </think> y") == TAGS and thinking_of("plain") is None
+
+
+def test_an_answer_in_tags_of_its_own_is_its_text():
+    hunyuan = thinking_of("{{ c.split('</think>') }} {{ c.split('</answer>') }}")
+    text = "<think>\nhm\n</think>\n<answer>\nYes.\n</answer>"
+    for cuts in ((), range(0, 60, 3)):
+        parts = split(text, cuts, thinking=hunyuan)
+        assert [type(p) for p in parts] == [ThinkingText, AnswerText]
+        assert (parts[0].text.strip(), parts[1].text.strip()) == ("hm", "Yes.")
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("</seed:think>", "<seed:think>hm</seed:think>Yes."),
+        ("<|END_THINKING|>", "<|START_THINKING|>hm<|END_THINKING|><|START_RESPONSE|>Yes."
+         "<|END_RESPONSE|>"),
+    ],
+)  # fmt: skip
+def test_thinking_of_families_with_markers_of_their_own(template, text):
+    parts = split(text, range(0, 60, 5), thinking=thinking_of(template))
+    assert parts == [ThinkingText("hm"), AnswerText("Yes.")]

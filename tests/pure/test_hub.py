@@ -39,6 +39,7 @@ FILES = {
     "modeling_custom.py": b"raise SystemExit",
     "consolidated.safetensors": b"again",
     "onnx/model.safetensors": b"elsewhere",
+    "tokenizer.model": b"of SentencePiece",
     "README.md": b"# hello",
 }
 WANTED = {
@@ -135,6 +136,15 @@ def test_config_tokenizer_and_safetensors_are_fetched_and_nothing_else(serve, ca
     assert fetch.size_of(folder) == sum(p.stat().st_size for p in folder.iterdir())
     counted = [done for what, done, _ in seen if what.startswith("downloading")]
     assert counted == sorted(counted) and counted[-1] == sum(len(FILES[n]) for n in WANTED)
+
+
+def test_other_files_of_a_tokenizer_are_fetched_where_there_is_no_tokenizer_json(serve, cache):
+    others = ("tekken.json", "tokenizer.model", "tiktoken.model", "hy.tiktoken")
+    files = {n: data for n, data in FILES.items() if n != "tokenizer.json"}
+    serve(files | dict.fromkeys(others, b"tokens"))
+    folder = fetch.resolve("hf:org/name")
+    found = {path.name for path in folder.iterdir()}
+    assert found == (WANTED - {"tokenizer.json"}) | {*others, "origin.json"}
 
 
 def test_the_revision_is_pinned_and_written_down(serve, cache, tmp_path):

@@ -11,6 +11,8 @@ from one_layer import EPS, FUNCTIONS, normed, plain, run, sigmoid, softmax, weig
 from cortiq.errors import GraphError
 from cortiq.ir.layers import (
     MLP,
+    AltUpCorrect,
+    AltUpPredict,
     Blend,
     GatedMLP,
     Gating,
@@ -208,3 +210,37 @@ def test_per_layer_inputs_and_their_branch():
     inner = FUNCTIONS["gelu_tanh"](x @ w["gate"].T) * expected[:, 8:16]
     found = run(gate, weights, {"x": x, "given": expected})
     np.testing.assert_allclose(found, inner @ w["projection"].T, atol=1e-6)
+
+
+@pytest.mark.parametrize("deviations", [0.8, -0.3, 0.0])
+def test_a_gate_keeps_what_exceeds_its_mean_by_some_deviations(deviations):
+    op = GatedMLP(24, 35, "gelu_tanh", above=deviations)
+    weights, x = weights_for(op, seed=21), rows(22) + 0.4
+    w = plain(op, weights)
+    gate, up = x @ w["gate"].T, x @ w["up"].T
+    cut = gate.mean(-1, keepdims=True) + deviations * gate.std(-1, keepdims=True)
+    expected = FUNCTIONS["gelu_tanh"](np.maximum(gate - cut, 0)) * up @ w["down"].T
+    np.testing.assert_allclose(run(op, weights, {"x": x}), expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_alternating_updates_are_their_formulas(scaled):
+    n, width, active = 3, 24, 1
+    predict = AltUpPredict(n, width, active, EPS)
+    correct = AltUpCorrect(n, width, active, EPS, scaled)
+    weights, streams = weights_for(predict, seed=31), rows(32, n * width).reshape(ROWS, n, width)
+    w = plain(predict, weights)
+
+    def routed(row, w):
+        return np.tanh(normed(row, w["norm"]) / width @ w["router"].T)
+
+    coefs = (routed(streams[:, active], w) @ w["coefs"].T).reshape(ROWS, n, n)
+    predicted = streams + np.einsum("rij,rjw->riw", coefs, streams)
+    found = run(predict, weights, {"x": streams})
+    np.testing.assert_allclose(found, predicted, atol=3e-6)
+    weights, row = weights_for(correct, seed=33), rows(34)
+    w = plain(correct, weights)
+    factors = 1 + routed(row, w) @ w["coefs"].T
+    corrected = predicted + factors[..., None] * (row - predicted[:, active])[:, None]
+    found = run(correct, weights, {"x": predicted, "row": row})
+    np.testing.assert_allclose(found, corrected, atol=5e-6)

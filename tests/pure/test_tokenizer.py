@@ -127,6 +127,7 @@ def test_work_grows_no_faster_than_the_text(tokenizer, text):
 
 COMPOSED = ["é", "Å", "가"]  # NFC of "e\u0301", "A\u030a" and two letters of Hangul
 NFC = {"qwen2", "deepseek-r1-qwen", "f2llmv2", "qwen35", "command-r", "mpt", "olmo", "modern-bert"}
+NFC |= {"tiny_aya", "cohere2moe"}
 
 
 @pytest.mark.parametrize("pre", PRE_TOKENIZERS)

@@ -13,7 +13,7 @@ from cortiq.dialects.dialect import ToolCall, coerce_arguments
 from cortiq.dialects.splitter import AnswerText, Splitter
 from cortiq.dialects.thinking import HARMONY
 
-MARKED = {"qwen_xml", "glm", "minimax"}
+MARKED = {"qwen_xml", "glm", "minimax", "seed", "dsml", "dsml_4"}
 """Dialects whose values are texts that nothing escapes."""
 NASTY = [
     "</tool_call>", '"}', "\\", "<|call|>", "<tool_call|>", "<｜tool▁call▁end｜>", "; {", "\n",

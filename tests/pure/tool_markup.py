@@ -49,6 +49,23 @@ def minimax(name, arguments):
     return f'<invoke name="{name}">\n{inner}</invoke>'
 
 
+def seed(name, arguments):
+    inner = "".join(f"<parameter={k}>{as_text(v)}</parameter>\n" for k, v in arguments.items())
+    return f"<function={name}>\n{inner}</function>"
+
+
+def dsml(name, arguments):
+    inner = "".join(
+        f'<｜DSML｜parameter name="{k}" string="{str(isinstance(v, str)).lower()}">{as_text(v)}'
+        "</｜DSML｜parameter>\n" for k, v in arguments.items()
+    )  # fmt: skip
+    return f'<｜DSML｜invoke name="{name}">\n{inner}</｜DSML｜invoke>'
+
+
+def cohere(number, name, arguments):
+    return {"tool_call_id": str(number), "tool_name": name, "parameters": arguments}
+
+
 def gemma(value):
     if isinstance(value, str):
         return f'<|"|>{value}<|"|>'
@@ -209,6 +226,46 @@ WRITERS = {
         "as it should": listed("<tool_calls>", "</tool_calls>"),
         "never closed": listed("<tool_calls>", ""),
         "no opening": listed("", "</tool_calls>"),
+    },
+    "seed": {
+        "as it should": each("<seed:tool_call>\n", seed, "\n</seed:tool_call>"),
+        "two in one": block("<seed:tool_call>\n", seed, "\n</seed:tool_call>"),
+        "no wrapper": each("", seed, ""),
+        "never closed": block("<seed:tool_call>\n", seed, ""),
+    },
+    "dsml": {
+        "as it should": block("<｜DSML｜function_calls>\n", dsml, "\n</｜DSML｜function_calls>"),
+        "no wrapper": each("", dsml, ""),
+        "never closed": block("<｜DSML｜function_calls>\n", dsml, ""),
+    },
+    "dsml_4": {
+        "as it should": block("<｜DSML｜tool_calls>\n", dsml, "\n</｜DSML｜tool_calls>"),
+        "no opening": each("", dsml, "</｜DSML｜tool_calls>"),
+    },
+    "olmo": {
+        "as it should": lambda calls: "<function_calls>" + "\n".join(
+            python([call]) for call in calls) + "</function_calls>",
+        "a list": lambda calls: f"<function_calls>\n[{python(calls)}]\n</function_calls>",
+        "never closed": lambda calls: "<function_calls>" + "\n".join(
+            python([call]) for call in calls),
+    },
+    "cohere": {
+        "as it should": lambda calls: "<|START_ACTION|>" + json.dumps(
+            [cohere(n, *call) for n, call in enumerate(calls)], indent=4) + "<|END_ACTION|>",
+        "never closed": lambda calls: "<|START_ACTION|>" + json.dumps(
+            [cohere(n, *call) for n, call in enumerate(calls)]),
+        "other keys": listed("<|START_ACTION|>", "<|END_ACTION|>"),
+    },
+    "apertus": {
+        "as it should": lambda calls: "<|tools_prefix|>" + json.dumps(
+            [{name: given} for name, given in calls]) + "<|tools_suffix|>",
+        "never closed": lambda calls: "<|tools_prefix|>" + json.dumps(
+            [{name: given} for name, given in calls]),
+        "with names": listed("<|tools_prefix|>", "<|tools_suffix|>"),
+    },
+    "internlm": {
+        "as it should": each("<|action_start|><|plugin|>\n", as_json, "<|action_end|>"),
+        "a list": listed("<|action_start|><|plugin|>", "<|action_end|>"),
     },
     "granite": {
         "as it should": listed("<|tool_call|>", ""),

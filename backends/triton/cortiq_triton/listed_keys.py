@@ -131,7 +131,7 @@ def place_all(
     row_list: Tensor, many: Tensor, target: Tensor, lines: Tensor, row: Tensor,
     WEIGHTS: tl.constexpr, SHIFT: tl.constexpr, SIZE: tl.constexpr,
 ) -> Tensor:  # fmt: skip
-    """What `last_of_list` returns, of at most SIZE keys.
+    """Return what `last_of_list` does, of at most SIZE keys.
 
     Each is compared with all others, whose counts and weights up to it are its place.
     """

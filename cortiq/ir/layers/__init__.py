@@ -6,6 +6,13 @@ weight layout: integer codes multiply quantised rows, an `f32` weight the float 
 
 from __future__ import annotations
 
+from cortiq.ir.layers.altup import (
+    AltUpAdd,
+    AltUpCorrect,
+    AltUpEntry,
+    AltUpExit,
+    AltUpPredict,
+)
 from cortiq.ir.layers.attention import Attention, AttentionGate, ListedBlocks, QKNorm
 from cortiq.ir.layers.basic import Blend, Embedding, Layer, Linear, Residual
 from cortiq.ir.layers.compressed import CompressedAttention, Entries, EntryIndexer
@@ -27,6 +34,7 @@ LAYERS: tuple[type[Op], ...] = (
     Embedding, Linear, RMSNorm, LayerNorm, Rope, Attention, LatentAttention, ShortConv,
     GatedDeltaNet, KDA, Mamba1, Mamba2, GatedMLP, MLP, XieluMLP, MoE, PerLayerInputs, PerLayerGate,
     Residual, Blend, KeyIndexer, CompressedAttention, StreamEntry, StreamRead, StreamWrite,
+    AltUpEntry, AltUpPredict, AltUpCorrect, AltUpAdd, AltUpExit,
 )  # fmt: skip
 """Every layer of the catalogue."""
 
@@ -34,6 +42,11 @@ __all__ = [
     "KDA",
     "LAYERS",
     "MLP",
+    "AltUpAdd",
+    "AltUpCorrect",
+    "AltUpEntry",
+    "AltUpExit",
+    "AltUpPredict",
     "Attention",
     "AttentionGate",
     "Blend",

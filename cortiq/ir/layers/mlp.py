@@ -8,6 +8,7 @@ from cortiq.domains import Count
 from cortiq.ir import ops
 from cortiq.ir.graph import Scope, Value
 from cortiq.ir.layers.basic import Layer, linear
+from cortiq.ir.layers.moments import above
 from cortiq.ir.op import Described, Type, expect_last
 from cortiq.ir.options import Cap, Constant, Function, Positive
 
@@ -81,6 +82,7 @@ class GatedMLP(Layer):
     ----------
     activation : name of a function, or a `Gating`.
     interleaved : one matrix `gate_up` holds the rows of gate and up in turns.
+    above : of the gate's row only what exceeds its mean by so many deviations is kept, less that.
     """
 
     width: Count
@@ -88,6 +90,7 @@ class GatedMLP(Layer):
     activation: Activation = "silu"
     biased: bool = False
     interleaved: bool = False
+    above: Constant | None = None
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """Keep the width."""
@@ -114,6 +117,8 @@ class GatedMLP(Layer):
         else:
             gate = linear(scope, x, "gate", self.width, self.inner, self.biased)
             up = linear(scope, x, "up", self.width, self.inner, self.biased)
+        if self.above is not None:
+            gate = above(scope, gate, self.above, "gate.above")
         product = join(scope, gate, up, self.activation)
         return linear(scope, product, "down", self.inner, self.width, self.biased)
 

@@ -1,0 +1,42 @@
+"""Level 1: inputs of layers over several copies of a row, and outputs of those that have two."""
+
+from __future__ import annotations
+
+import math
+
+from cortiq.ir import Builder, Op, Type
+from cortiq.ir.graph import Value
+from cortiq.ir.layers import (
+    AltUpAdd,
+    AltUpCorrect,
+    AltUpExit,
+    AltUpPredict,
+    StreamRead,
+    StreamWrite,
+)
+from cortiq.ir.ops import Concat, Reshape
+
+SEVERAL = AltUpPredict | AltUpCorrect
+"""Layers whose outputs a probe joins in one row."""
+
+
+def stream_inputs(op: Op) -> dict[str, Type] | None:
+    """Return the inputs of a layer over copies of a row; None for another one."""
+    if isinstance(op, AltUpPredict | AltUpCorrect | AltUpAdd | AltUpExit):
+        given = {"x": Type((op.streams, op.width))}
+        row = {"row": Type((op.width,))} if isinstance(op, AltUpCorrect | AltUpAdd) else {}
+        return given | row
+    if not isinstance(op, StreamRead | StreamWrite):
+        return None
+    n, given = op.streams, {"x": Type((op.streams, op.width))}
+    branch = {"branch": Type((op.width,)), "post": Type((n, 1)), "mix": Type((n, n))}
+    return given if isinstance(op, StreamRead) else given | branch
+
+
+def joined(b: Builder, outputs: tuple[Value, ...], name: str) -> None:
+    """Write all outputs of a layer in one row."""
+    flat = [
+        b.add(Reshape((math.prod(value.type.shape),)), value, name=f"{value.name}.flat")
+        for value in outputs
+    ]
+    b.add(Concat(), *flat, name=name)
