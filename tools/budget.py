@@ -34,7 +34,7 @@ LIMITS: Mapping[str, int] = {
     "backends/reference": 970,
     "backends/triton": 10850,
     "backends/wgpu": 6000,
-    "benchmarks": 4360,
+    "benchmarks": 4450,
     "conformance": 8480,
     "cortiq": 770,
     "cortiq/backend": 5620,
