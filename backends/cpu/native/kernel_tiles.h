@@ -159,15 +159,17 @@ INLINE void tiles_of_32(const int layout, const chunk *c)
 {
     const int each = 3 - layout_sums(layout);
     tile_step last = {.parity = -1};
-    for (int row = 0; row < c->tile->count; row += TILE_ROWS)
+    for (int row = 0; row < c->tile->count; row += TILE_ROWS) {
+        int left = c->tile->count - row;
+        ask_next(c, row, TILE_ROWS);
         for (int b = 0; b < c->units / 2; b += each) {
-            int left = c->tile->count - row;
             tile_step s = {row, left < TILE_ROWS ? left : TILE_ROWS, b, last.parity == 0};
             multiply_blocks(layout, c, &s, c->units / 2 - b);
             if (last.parity >= 0)
                 finish_blocks(layout, c, &last);
             last = s;
         }
+    }
     finish_blocks(layout, c, &last);
 }
 
@@ -273,29 +275,17 @@ INLINE void tiles_of_256(const int layout, const chunk *c)
     const int panels = layout_planes(layout); /* steps of sixteen rows */
     const int waits = layout_is_row(layout) && !c->last;
     tile_step last = {.parity = -1};
-    for (int row = 0; row < c->tile->count; row += TILE_ROWS)
+    for (int row = 0; row < c->tile->count; row += TILE_ROWS) {
+        int left = c->tile->count - row;
+        ask_next(c, row, TILE_ROWS);
         for (int v = 0; v < panels; v++) {
-            int left = c->tile->count - row;
             tile_step s = {row, left < TILE_ROWS ? left : TILE_ROWS, v, last.parity == 0};
             multiply_chunk(layout, c, &s);
             if (last.parity >= 0 && !waits)
                 finish_chunk(layout, c, &last);
             last = s;
         }
+    }
     if (!waits)
         finish_chunk(layout, c, &last);
 }
-
-#define TILE_KERNEL(name)                                                                          \
-    TARGET static void tiles_##name(chunk *c)                                                      \
-    {                                                                                              \
-        if (layout_form(CORTIQ_##name) == HALVES)                                                  \
-            tiles_of_32(CORTIQ_##name, c);                                                         \
-        else                                                                                       \
-            tiles_of_256(CORTIQ_##name, c);                                                        \
-    }                                                                                              \
-    TARGET static void block_##name(const cortiq_tile *t)                                          \
-    {                                                                                              \
-        block_chunks(CORTIQ_##name, t, tiles_##name);                                              \
-    }
-CORTIQ_EACH_TILE_LAYOUT(TILE_KERNEL)
