@@ -34,7 +34,8 @@ PROCESSORS = {"cortex-a72": "neon", "neoverse-n1": "neon-dotprod", "max": "neon-
 PARTS = (".", "backends/reference", "backends/cpu", "conformance")
 FOREIGN = ("python3-minimal", "libpython3-stdlib", "libstdc++6")
 TESTED_WITH = ("threadpoolctl", "pytest", "gguf", "hypothesis")
-TESTS = ("matmul", "matrices", "attention", "blocks", "kernels", "tail", "recurrences", "isa")
+TESTS = ("matmul", "matrices", "narrow", "attention", "blocks", "keys", "kernels", "tail")
+TESTS += ("recurrences", "isa")
 PORTS = "deb http://ports.ubuntu.com/ubuntu-ports {0} main universe\n"
 PLATFORMS = ("manylinux_2_28_aarch64", "manylinux2014_aarch64")
 LACKING = 77
@@ -150,7 +151,8 @@ def examined(
     isa, model = PROCESSORS[processor], processor + (",pauth-impdef=on" * (processor == "max"))
     forced = {**environment, "QEMU_CPU": model, "CORTIQ_CPU_ISA": isa}
     files = [f"tests/pure/test_cpu_{name}.py" for name in tests]
-    pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", f"{isa} or test_cpu_isa"]
+    named = f"{isa} or test_cpu_isa or test_cpu_narrow"
+    pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", named]
     commands = [[*pytest, *files]] if files else []
     if level >= 0:
         commands.append(["-m", "cortiq", "conform", "--backend", "cpu", "--level", str(level)])

@@ -17,6 +17,12 @@ from setuptools.command.build_ext import build_ext
 NATIVE = Path(__file__).parent / "native"
 FLAGS = ["-O3", "-std=c11", "-ffp-contract=off", "-fno-fast-math", "-fno-math-errno"]
 FLAGS += ["-pthread", "-fvisibility=hidden", "-g0", "-Wall", "-Wextra"]
+LINK = ["-pthread"]
+OPTIONS = {"bdist_wheel": {"py_limited_api": "cp311"}}  # one wheel a platform
+if os.name == "nt":  # the sources are GNU C, which Microsoft's compiler does not read
+    OPTIONS["build_ext"] = {"compiler": "mingw32"}
+    FLAGS.append("-Wa,-muse-unaligned-vector-move")  # stacks lie at 16 bytes
+    LINK.append("-static")
 
 
 def _cores() -> int:
@@ -62,7 +68,7 @@ def _sources() -> list[str]:
 
 setup(
     cmdclass={"build_ext": ParallelBuild},
-    options={"bdist_wheel": {"py_limited_api": "cp311"}},  # one wheel a platform
+    options=OPTIONS,
     ext_modules=[
         Extension(
             "cortiq_cpu._native",
@@ -75,7 +81,7 @@ setup(
             define_macros=[("Py_LIMITED_API", "0x030B0000")],
             py_limited_api=True,
             extra_compile_args=FLAGS,
-            extra_link_args=["-pthread"],
+            extra_link_args=LINK,
             optional=True,
         )
     ],

@@ -124,6 +124,8 @@ SHAPES = {
     "narrow values": Case(((100, 40),), heads=4, kv=4, dk=16, dv=3),
     "odd widths": Case(((100, 5),), heads=4, kv=2, dk=5, dv=19),
     "eighty": Case(((70, 9),), heads=2, kv=2, dk=80, dv=80),
+    "many wide heads": Case(((130, 12),), heads=2, dk=256, dv=240),
+    "many odd widths": Case(((60, 21),), heads=2, dk=71, dv=19),
     "latent": Case(((200, 2),), heads=16, kv=1, dk=576, dv=512),
     "many heads a group": Case(((90, 2),), heads=40, kv=1, dk=16, dv=32),
     "batch": Case(((0, 1), (63, 1), (64, 1), (1100, 1), (127, 2), (300, 30)), heads=4, kv=2),
@@ -148,28 +150,28 @@ def test_a_window_at_every_kind_of_offset(path, window, position):
     check(path, Case(((position, 3),), heads=2, dk=8, dv=8, window=window))
 
 
-def test_largest_integers(path):
-    """Every q, k and v at ±32512, in the widest rows that int32 sums are allowed."""
-    for dk in (512, 576):
-        case = Case(((70, 1),), heads=2, dk=dk, dv=16)
-        parts, _ = expected(case)
-        big = [Quantised(np.where(p.q >= 0, 32512, -32512).astype(np.int32), p.e * 0 - 20)
-               for p in parts[0]]  # fmt: skip
-        big[0].q[:] = big[1].q[:] = 32512
-        big[1].q[::2] = -32512
-        q, k, v = big
-        store = Cache(1, 71, 1, dk, 16)
-        store.write(0, 0, k, v)
-        records, out = write_records(q), np.full((1, 32), 7, F32)
-        listed, count = segments((0, 1, 70))
-        c = attention.scoring(2.0**-30)
-        struct = args.AttendArgs(
-            store.struct(listed, count), address(records), None, address(out), None, None, 32, 0,
-            2, 0, *(float(x) for x in c),
-        )  # fmt: skip
-        run_ops(path, 1, (Kind.ATTEND, struct))
-        exact = attention.attend(q, k, v, np.array([70]), 2.0**-30)
-        assert same_bits(out.reshape(1, 2, 16), exact)
+@pytest.mark.parametrize(("dk", "rows"), [(512, 1), (576, 1), (256, 12)])
+def test_largest_integers(path, dk, rows):
+    """Every q, k and v at ±32512, in the widest rows that int32 sums are allowed, and on tiles."""
+    case = Case(((70, rows),), heads=2, dk=dk, dv=16)
+    parts, _ = expected(case)
+    big = [Quantised(np.where(p.q >= 0, 32512, -32512).astype(np.int32), p.e * 0 - 20)
+           for p in parts[0]]  # fmt: skip
+    big[0].q[:] = big[1].q[:] = 32512
+    big[1].q[::2] = -32512
+    q, k, v = big
+    store = Cache(1, 70 + rows, 1, dk, 16)
+    store.write(0, 0, k, v)
+    records, out = write_records(q), np.full((rows, 32), 7, F32)
+    listed, count = segments((0, rows, 70))
+    c = attention.scoring(2.0**-30)
+    struct = args.AttendArgs(
+        store.struct(listed, count), address(records), None, address(out), None, None, 32, 0,
+        2, 0, *(float(x) for x in c),
+    )  # fmt: skip
+    run_ops(path, rows, (Kind.ATTEND, struct))
+    exact = attention.attend(q, k, v, 70 + np.arange(rows), 2.0**-30)
+    assert same_bits(out.reshape(rows, 2, 16), exact)
 
 
 @pytest.mark.parametrize("step", [-61, -59, -12, 12, 30, 59, 61, 70])

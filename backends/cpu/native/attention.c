@@ -110,6 +110,24 @@ static void finish_query(const cortiq_op *op, const cortiq_kernels *k, const att
     if (a->mass) a->mass[(int64_t)row * a->heads + head] = log_mass(k, total);
 }
 
+/* A task on this worker's instruction set. */
+static void attend(const cortiq_worker *worker, const attention_task *t)
+{
+#if defined(CORTIQ_TILES)
+    if (worker->isa == CORTIQ_AMX) {
+        cortiq_attend_amx(t);
+        return;
+    }
+#endif
+#if defined(__x86_64__)
+    if (worker->isa == CORTIQ_AMX_EMULATED) {
+        cortiq_attend_amx_emulated(t);
+        return;
+    }
+#endif
+    cortiq_kernels_of(worker->isa)->attend(t);
+}
+
 /* The first block of an item's tile, or NULL where there is no such item or tile. */
 static const uint8_t *block_of(const plan *p, int32_t item, int32_t part)
 {
@@ -131,7 +149,7 @@ static void attend_whole(const cortiq_op *op, cortiq_worker *worker, const plan 
         t.after = block_of(p, start + worker->threads, 0);
         t.scratch = worker->scratch + BLOCK * partial_bytes(value_dim);
         find_item(p, start, &t, &row);
-        k->attend(&t);
+        attend(worker, &t);
         for (int32_t i = 0; i < t.count; i++)
             finish_query(op, k, &t, row, i, partial_at(t.totals, (size_t)i, value_dim));
     }
@@ -158,7 +176,7 @@ static void attend_parts(cortiq_worker *worker, const plan *p, int32_t item, int
     t.totals = partial_of(p, item, first, 0);
     t.separate = p->unit == 1 ? p->queries : 0;
     t.after = after;
-    cortiq_kernels_of(worker->isa)->attend(&t);
+    attend(worker, &t);
 }
 
 static void attend_split(cortiq_worker *worker, const plan *p)

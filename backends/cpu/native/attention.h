@@ -9,6 +9,7 @@ enum {
     TILE = 64,       /* keys of a tile, at absolute positions */
     RUN_TILES = 16,  /* tiles of a run */
     BLOCK = 32,      /* queries of a task: so many share what is loaded of a tile */
+    PLANE_WIDTH = 256, /* of keys and values that tiles multiply: sums fit int32 */
     FEW_KEYS = 32,   /* keys of a tile up to which those that are seen are taken out of it */
     NONE = -(1 << 20) /* exponent of an empty sum: below every real one */
 };
@@ -48,7 +49,7 @@ static inline partial *partial_at(void *base, size_t index, int32_t value_dim)
 
 /* Queries first … first + count − 1 of one segment and KV head, numbered row·group + head,
  * against the tiles tile … tile_stop − 1. `totals` receives a partial a query. */
-struct attention_task {
+typedef struct attention_task {
     const cortiq_attend *args;
     uint8_t *const *pages;
     const uint8_t *q; /* record of the segment's first row, of the KV head's first query head */
@@ -60,7 +61,7 @@ struct attention_task {
     int32_t tile, tile_stop;
     int32_t separate; /* 0, or: totals holds so many partials a tile, and tiles aren't merged */
     const uint8_t *after; /* a block to ask memory for at the end: where this worker goes on */
-};
+} attention_task;
 
 /* A block of keys and its score; see blocks_body.h. */
 typedef struct {
@@ -68,11 +69,32 @@ typedef struct {
     int32_t index;
 } ranked;
 
-/* Scratch of a task: planes of the queries, few keys of a tile, and the run's partials. */
+static inline size_t few_bytes(int32_t key_dim)
+{
+    return FEW_KEYS * 2 * ((size_t)sixteens(key_dim) + 32);
+}
+
+/* Dimensions of a key in whole tiles. */
+static inline int32_t plane_depth(int32_t key_dim) { return (key_dim + 63) & ~63; }
+
+/* Planes of int8 of queries, weights, keys and values, and products, where tiles multiply them. */
+static inline size_t plane_bytes(int32_t key_dim, int32_t value_dim)
+{
+    int32_t depth = plane_depth(key_dim), width = sixteens(value_dim);
+    if (depth > PLANE_WIDTH || width > PLANE_WIDTH) return 0;
+    return (size_t)(2 * (BLOCK + TILE) * depth + 2 * BLOCK * TILE + 2 * TILE * width) +
+           BLOCK * TILE * sizeof(float) + 3 * 1024 + 64;
+}
+
+/* Scratch of a task: planes of the queries, few keys of a tile, the run's partials, and for tiles. */
 static inline size_t task_scratch(int32_t key_dim, int32_t value_dim)
 {
-    size_t keys = FEW_KEYS * 2 * ((size_t)sixteens(key_dim) + 32);
-    return BLOCK * (4 * (size_t)sixteens(key_dim) + partial_bytes(value_dim)) + keys + 64;
+    size_t block = BLOCK * (4 * (size_t)sixteens(key_dim) + partial_bytes(value_dim));
+    return block + few_bytes(key_dim) + plane_bytes(key_dim, value_dim) + 64;
 }
+
+/* Attention with tile registers, and with those in plain C. */
+void cortiq_attend_amx(const attention_task *t);
+void cortiq_attend_amx_emulated(const attention_task *t);
 
 #endif

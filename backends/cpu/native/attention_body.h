@@ -9,7 +9,7 @@
 
 #include "attention.h"
 #include "pair_sums.h"
-#include "rows_body.h"
+#include "scalar.h"
 
 #define VECTORS (TILE / CQ_LANES)
 #if CQ_LANES == 16
@@ -53,6 +53,7 @@ typedef struct {
     ptrdiff_t ahead; /* bytes from there to the next tile */
     sight *sight;    /* where keys are chosen */
     struct few_keys *few;
+    struct planes *planes; /* where there are tile registers */
 } block;
 
 /* What the softmax of a tile gives one query, besides a partial's head. */
@@ -245,6 +246,9 @@ INLINE void add_value_rows(int count, const block *b, const tile_weights *w, int
 
 #include "attention_tile_body.h"
 #include "few_keys_body.h"
+#if defined(CQ_TILES)
+#include "attention_planes_body.h"
+#endif
 #include "attention_task_body.h"
 
 #endif

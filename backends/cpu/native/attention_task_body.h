@@ -1,4 +1,4 @@
-/* A task of attention, tile by tile, and what ends a query; continues attention_body.h. */
+/* A task of attention, tile by tile; continues attention_body.h. */
 
 static void clear_partials(void *partials, int count, int32_t value_dim)
 {
@@ -143,12 +143,52 @@ static int visits(const attention_task *t, const block *b, int32_t i, int32_t ti
     return 1;
 }
 
+#if defined(CQ_TILES)
+/* All queries of the task against a tile, if one sees its keys. */
+static void attend_whole_tile(const attention_task *t, block *b, int32_t tile, void *runs)
+{
+    planes *p = b->planes;
+    visitors q;
+    int taken = 0;
+    for (int i = 0; i < t->count; i++) {
+        int seen = visits(t, b, i, tile, &q, 0);
+        p->low[i] = seen ? q.low[0] : 0;
+        p->stop[i] = seen ? q.stop[0] : 0;
+        taken += seen;
+    }
+    if (!taken) return;
+    take_tile(t, b, tile);
+    attend_planes(t, b, p, runs);
+}
+
+/* Where a task's planes lie, behind what else it has in its scratch. */
+static void place_planes(const attention_task *t, const block *b, uint8_t *at, planes *p)
+{
+    int32_t depth = plane_depth(t->args->kv.key_dim);
+    int fits = depth <= PLANE_WIDTH && b->value_width <= PLANE_WIDTH;
+    p->steps = fits && t->count >= PLANE_QUERIES && !t->args->chosen ? depth / TILE_STEP : 0;
+    p->queries = (uint8_t *)(((uintptr_t)at + 63) & ~(uintptr_t)63);
+    p->weights = p->queries + 2 * BLOCK * depth;
+    p->keys = p->weights + 2 * BLOCK * TILE;
+    p->values = p->keys + 2 * TILE * depth;
+    p->dots = (float *)(void *)(p->values + 2 * TILE * b->value_width);
+    p->sums = (plane_sums *)(void *)(p->dots + BLOCK * TILE);
+    if (p->steps) query_planes(b, t->count, p);
+}
+#endif
+
 /* The task's queries that see keys of the tile, three at a time. A tile that none sees is not
  * read. */
 static void attend_tile(const attention_task *t, block *b, int32_t tile, void *runs)
 {
     visitors q;
     int found = 0, taken = 0, run = tile / RUN_TILES;
+#if defined(CQ_TILES)
+    if (b->planes->steps) {
+        attend_whole_tile(t, b, tile, runs);
+        return;
+    }
+#endif
     if (t->args->chosen && b->sight->run != run) look_at_run(t, b->sight, run);
     for (int i = 0; i < t->count; i++) {
         int left = t->count - i;
@@ -192,6 +232,11 @@ static void attend_task(const attention_task *t)
     b.low = b.high + BLOCK * 2 * b.pairs;
     few.gathered = b.low + BLOCK * 2 * b.pairs;
     take_queries(t, &b);
+#if defined(CQ_TILES)
+    planes tiles;
+    b.planes = &tiles;
+    place_planes(t, &b, (uint8_t *)few.gathered + few_bytes(t->args->kv.key_dim), &tiles);
+#endif
     if (t->separate) {
         attend_separately(t, &b);
         return;
@@ -205,37 +250,4 @@ static void attend_task(const attention_task *t)
                 merge_partial(partial_at(t->totals, (size_t)i, value_dim),
                               partial_at(runs, (size_t)i, value_dim), value_dim);
     }
-}
-
-/* A sink joins the denominator, after all keys. */
-static void add_sink(partial *p, float sink)
-{
-    float limited, g, lane[CQ_LANES];
-    vf s = f_min(f_max(f_all(sink) * f_all(LOG2_E), f_all(-16384.0f)), f_all(16384.0f));
-    vf whole = f_rint(s);
-    f_store(lane, f_exp2_fraction(s - whole));
-    g = lane[0] * 2097152.0f;
-    f_store(lane, whole);
-    limited = lane[0];
-    int32_t kappa = (int32_t)limited, m = larger(p->m, kappa);
-    p->mass = p->mass * power(p->m - m, -60) + g * power(kappa - m, -60);
-    p->m = m;
-}
-
-/* The output of query head `head`: snap((o/mass)·2^(n − m + 7)). Changes the partial. */
-static int attend_finish(const cortiq_attend *a, partial *p, float *out, int head)
-{
-    vi worst = {0};
-    int32_t dim = a->kv.value_dim;
-    if (p->n == NONE) {
-        memset(out, 0, (size_t)dim * sizeof *out);
-        return 0;
-    }
-    if (a->sinks) add_sink(p, a->sinks[head]);
-    vf inverse = f_all(1.0f / p->mass), scale = f_all(power(p->n - p->m + 7, -126));
-    EACH(i, count, dim) {
-        vf y = (f_load_part(p->o + i, count) * inverse) * scale;
-        f_store_part(out + i, snap(y, &worst), count);
-    }
-    return has_fault(worst);
 }

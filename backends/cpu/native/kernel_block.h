@@ -196,6 +196,7 @@ INLINE void block_wide(const int layout, const int rows, const chunk *c)
 
 INLINE void block_rows(const int layout, const int rows, const chunk *c)
 {
+    ask_next(c, c->row, rows);
     if (layout_is_wide(layout))
         block_upper(layout, rows, c);
     else if (layout_block(layout) == 16)

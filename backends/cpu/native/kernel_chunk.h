@@ -24,6 +24,8 @@ typedef struct {
     int32_t index, column, units, block, row;
     int32_t first, last; /* chunk of the row? */
     int32_t lane;        /* outputs from here on: w16 takes half a tile at a time */
+    int32_t next_lines;  /* of 64 bytes of a panel of what is expanded next, */
+    const uint8_t *next; /* and of its first one */
 } chunk;
 
 /* Unit u of a chunk without its offset, sub-scales multiplied in: int16 pairs of columns. */

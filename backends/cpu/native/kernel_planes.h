@@ -199,6 +199,7 @@ INLINE void plane_wide(const int layout, const int pairs, const chunk *c, int v,
 INLINE void plane_rows(const int layout, const int pairs, chunk *c)
 {
     const int8_t *x[MOST_PAIRS];
+    ask_next(c, c->row, 2 * pairs);
     for (int i = 0; i < pairs; i++)
         x[i] = ready_at(c, c->row + 2 * i);
     for (int v = 0; v < TILE_VECTORS; v += ABREAST) {

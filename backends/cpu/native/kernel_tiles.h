@@ -95,15 +95,28 @@ INLINE vf block_term_32(const int layout, const step_sums *sums, int n, int i, i
     return term;
 }
 
-/* The step's blocks join the run of its rows. */
-INLINE void join_run(const int layout, const chunk *c, const tile_step *s, const int blocks,
-                     const int first)
+/* The run of a row and vector is whole: it joins the row's sums, or ends them. */
+INLINE void keep_run(const cortiq_tile *tile, float (*state)[TILE], int row, int v, int first,
+                     int last, vf run)
 {
+    vf y = first ? run : vf_add(vf_load(state[row] + v * LANES), run);
+    if (last)
+        finish_row(tile, row, v * LANES, y);
+    else
+        vf_store(state[row] + v * LANES, y);
+}
+
+/* The step's blocks join the run of its rows, which `ends` with them or not. */
+INLINE void join_run(const int layout, const chunk *c, const tile_step *s, const int blocks,
+                     const int first, int ends)
+{
+    const cortiq_tile tile = *c->tile;
     const step_sums *sums = sums_of(c, s->parity);
-    const void *const *x = c->tile->x + s->row;
-    const size_t at = (size_t)cortiq_record_sum32(NULL, c->tile->matrix->width) +
+    const size_t at = (size_t)cortiq_record_sum32(NULL, tile.matrix->width) +
                       sizeof(float) * (size_t)(c->block + s->at);
     float (*run)[TILE] = ((tile_scratch *)c->scratch)->run;
+    float (*state)[TILE] = (float (*)[TILE])(void *)c->scratch->state[0];
+    const int begun = !c->first, last = c->last;
     vf scale[2][2], minimum[2][2];
     for (int n = 0; n < blocks; n++)
         for (int v = 0; v < 2; v++) {
@@ -111,7 +124,7 @@ INLINE void join_run(const int layout, const chunk *c, const tile_step *s, const
             minimum[n][v] = vf_load(c->scratch->minimum[s->at + n] + v * LANES);
         }
     for (int i = 0; i < s->count; i++) {
-        const float *sum = (const float *)((const uint8_t *)x[i] + at);
+        const float *sum = (const float *)((const uint8_t *)tile.x[s->row + i] + at);
         _Pragma("GCC unroll 2")
         for (int v = 0; v < 2; v++) {
             vf total = first ? vf_zero() : vf_load(run[i] + v * LANES);
@@ -119,52 +132,44 @@ INLINE void join_run(const int layout, const chunk *c, const tile_step *s, const
             for (int n = 0; n < blocks; n++)
                 total = vf_add(total, block_term_32(layout, sums, n, i, v, scale[n][v],
                                                     minimum[n][v], sum + n));
-            vf_store(run[i] + v * LANES, total);
+            if (ends)
+                keep_run(&tile, state, s->row + i, v, !begun, last, total);
+            else
+                vf_store(run[i] + v * LANES, total);
         }
     }
-}
-
-/* The run is whole: it joins the rows' sums. */
-INLINE void keep_run(const chunk *c, const tile_step *s)
-{
-    float (*run)[TILE] = ((tile_scratch *)c->scratch)->run;
-    for (int i = 0; i < s->count; i++)
-        for (int v = 0; v < 2; v++) {
-            vf y = vf_load(run[i] + v * LANES);
-            keep(c, s->row + i, v, c->first ? y : vf_add(kept(c, 0, s->row + i, v), y));
-        }
 }
 
 INLINE void finish_blocks(const int layout, const chunk *c, const tile_step *s)
 {
     const int each = 3 - layout_sums(layout);
-    int blocks = c->units / 2;
+    int blocks = c->units / 2, ends = s->at + each >= blocks;
     int both = each == 2 && s->at + 2 <= blocks;
     if (both && s->at)
-        join_run(layout, c, s, 2, 0);
+        join_run(layout, c, s, 2, 0, ends);
     else if (both)
-        join_run(layout, c, s, 2, 1);
+        join_run(layout, c, s, 2, 1, ends);
     else if (s->at)
-        join_run(layout, c, s, 1, 0);
+        join_run(layout, c, s, 1, 0, ends);
     else
-        join_run(layout, c, s, 1, 1);
-    if (s->at + each >= blocks)
-        keep_run(c, s);
+        join_run(layout, c, s, 1, 1, ends);
 }
 
 INLINE void tiles_of_32(const int layout, const chunk *c)
 {
     const int each = 3 - layout_sums(layout);
     tile_step last = {.parity = -1};
-    for (int row = 0; row < c->tile->count; row += TILE_ROWS)
+    for (int row = 0; row < c->tile->count; row += TILE_ROWS) {
+        int left = c->tile->count - row;
+        ask_next(c, row, TILE_ROWS);
         for (int b = 0; b < c->units / 2; b += each) {
-            int left = c->tile->count - row;
             tile_step s = {row, left < TILE_ROWS ? left : TILE_ROWS, b, last.parity == 0};
             multiply_blocks(layout, c, &s, c->units / 2 - b);
             if (last.parity >= 0)
                 finish_blocks(layout, c, &last);
             last = s;
         }
+    }
     finish_blocks(layout, c, &last);
 }
 
@@ -270,29 +275,17 @@ INLINE void tiles_of_256(const int layout, const chunk *c)
     const int panels = layout_planes(layout); /* steps of sixteen rows */
     const int waits = layout_is_row(layout) && !c->last;
     tile_step last = {.parity = -1};
-    for (int row = 0; row < c->tile->count; row += TILE_ROWS)
+    for (int row = 0; row < c->tile->count; row += TILE_ROWS) {
+        int left = c->tile->count - row;
+        ask_next(c, row, TILE_ROWS);
         for (int v = 0; v < panels; v++) {
-            int left = c->tile->count - row;
             tile_step s = {row, left < TILE_ROWS ? left : TILE_ROWS, v, last.parity == 0};
             multiply_chunk(layout, c, &s);
             if (last.parity >= 0 && !waits)
                 finish_chunk(layout, c, &last);
             last = s;
         }
+    }
     if (!waits)
         finish_chunk(layout, c, &last);
 }
-
-#define TILE_KERNEL(name)                                                                          \
-    TARGET static void tiles_##name(chunk *c)                                                      \
-    {                                                                                              \
-        if (layout_form(CORTIQ_##name) == HALVES)                                                  \
-            tiles_of_32(CORTIQ_##name, c);                                                         \
-        else                                                                                       \
-            tiles_of_256(CORTIQ_##name, c);                                                        \
-    }                                                                                              \
-    TARGET static void block_##name(const cortiq_tile *t)                                          \
-    {                                                                                              \
-        block_chunks(CORTIQ_##name, t, tiles_##name);                                              \
-    }
-CORTIQ_EACH_TILE_LAYOUT(TILE_KERNEL)

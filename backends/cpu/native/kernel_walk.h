@@ -37,6 +37,28 @@ INLINE void expand_tile(const int layout, const chunk *c)
     }
 }
 
+/* Where lies what is expanded after this chunk: the next one, or the next tile's first. */
+INLINE void find_next(const int layout, chunk *c)
+{
+    const cortiq_tile *t = c->tile;
+    const uint8_t *panel = t->panel + c->lane / PANEL * t->matrix->panel_bytes;
+    cortiq_chunk from = chunk_at(layout, t->matrix, panel, c->index);
+    c->next = c->last ? panel + TILE / PANEL * t->matrix->panel_bytes : from.end;
+    c->next_lines = (int32_t)((from.end - from.base + 63) / 64);
+}
+
+/* Ask memory for the share of it that falls to `rows` rows from `row` on: the machine's own
+ * prefetching does not see so far, and all at once fill what waits for memory.
+ */
+INLINE void ask_next(const chunk *c, int row, int rows)
+{
+    int32_t lines = TILE / PANEL * c->next_lines, count = c->tile->count;
+    int32_t stop = row + rows < count ? lines * (row + rows) / count : lines;
+    for (int32_t n = lines * row / count; n < stop; n++)
+        __builtin_prefetch(c->next + n / c->next_lines * c->tile->matrix->panel_bytes +
+                           n % c->next_lines * 64);
+}
+
 /* y of a row and vector is complete up to this chunk: keep it, or finish the row. */
 INLINE void keep(const chunk *c, int row, int v, vf y)
 {
@@ -101,6 +123,7 @@ INLINE void block_chunks(const int layout, const cortiq_tile *t, void (*rows)(ch
             c.last = c.index == chunks - 1;
             c.row = 0;
             expand_tile(layout, &c);
+            find_next(layout, &c);
             rows(&c);
         }
 }

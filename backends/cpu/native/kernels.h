@@ -79,7 +79,6 @@ typedef struct {
 } recurrence_row;
 
 /* Queries of one head group against tiles; see attention.c. */
-typedef struct attention_task attention_task;
 typedef struct {
     cortiq_row_kernels row;
     cortiq_tail_kernels tail;

@@ -10,6 +10,7 @@
 #include "probe_body.h"
 #include "tail_body.h"
 #include "attention_body.h"
+#include "attention_end_body.h"
 #include "blocks_body.h"
 #include "keys_body.h"
 

@@ -66,6 +66,14 @@ INLINE void f_store_part(float *p, vf x, int n)
     else copy_part(p, &x, n, sizeof *p);
 }
 
+/* The lower halves of the first n lanes. */
+INLINE void i16_store_part(int16_t *p, vi x, int n)
+{
+    v16 y = __builtin_convertvector(x, v16);
+    if (n >= CQ_LANES) memcpy(p, &y, sizeof y);
+    else copy_part(p, &y, n, sizeof *p);
+}
+
 INLINE vf f_all(float x) { return x - (vf){0}; }
 INLINE vi i_all(int32_t x) { return x - (vi){0}; }
 INLINE vi bits_of(vf x) { return (vi)x; }

@@ -161,6 +161,8 @@ typedef struct {
     uint8_t *memory[READY_FORMS];
 } ready_rows;
 
+enum { READY_BYTES = 1 << 20 };
+
 static ready_rows forms_of(const cortiq_matmul_args *args, const cortiq_matmul_set *set)
 {
     ready_rows ready = {.layout = {-1, -1}};
@@ -223,6 +225,18 @@ static int64_t panels_of(const cortiq_matmul_args *args)
     return panels;
 }
 
+/* Rows of a pass, as many in each: READY_BYTES at most, which stay in a second-level cache while
+ * every tile of outputs reads them.
+ */
+static int32_t pass_rows(const ready_rows *ready, int32_t rows)
+{
+    int32_t most = (int32_t)(READY_BYTES / (ready->bytes[0] + ready->bytes[1])) * READY_ROWS;
+    if (most < 4 * READY_ROWS || most > BLOCK_ROWS) /* too few share the expanding of codes */
+        most = BLOCK_ROWS;
+    int32_t passes = (rows + most - 1) / most, each = (rows + passes - 1) / passes;
+    return (each + READY_ROWS - 1) / READY_ROWS * READY_ROWS;
+}
+
 /* Pass after pass, each made ready by all workers first. 0: there is no memory for it. */
 static int matmul_ready(const cortiq_op *op, cortiq_worker *worker)
 {
@@ -236,8 +250,9 @@ static int matmul_ready(const cortiq_op *op, cortiq_worker *worker)
     ready.memory[0] = memory;
     ready.memory[1] = memory + ready.bytes[0] * READY_BLOCKS;
     set->begin();
-    for (int32_t from = 0; from < rows; from += BLOCK_ROWS) {
-        int32_t end = from + BLOCK_ROWS < rows ? from + BLOCK_ROWS : rows;
+    int32_t each = pass_rows(&ready, rows);
+    for (int32_t from = 0; from < rows; from += each) {
+        int32_t end = from + each < rows ? from + each : rows;
         int64_t start, stop;
         if (from)
             cortiq_barrier(worker);

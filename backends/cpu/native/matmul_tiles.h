@@ -13,6 +13,20 @@
 
 #include "kernel_tiles.h"
 
+#define TILE_KERNEL(name)                                                                          \
+    TARGET static void tiles_##name(chunk *c)                                                      \
+    {                                                                                              \
+        if (layout_form(CORTIQ_##name) == HALVES)                                                  \
+            tiles_of_32(CORTIQ_##name, c);                                                         \
+        else                                                                                       \
+            tiles_of_256(CORTIQ_##name, c);                                                        \
+    }                                                                                              \
+    TARGET static void block_##name(const cortiq_tile *t)                                          \
+    {                                                                                              \
+        block_chunks(CORTIQ_##name, t, tiles_##name);                                              \
+    }
+CORTIQ_EACH_TILE_LAYOUT(TILE_KERNEL)
+
 #include "kernel_float.h"
 
 /* Tile products on registers: half as many multiply-adds of int16, in two planes. */

@@ -19,6 +19,15 @@
 #define RELAX() ((void)0)
 #endif
 
+#if defined(_WIN32)
+#include <malloc.h>
+#define ALIGNED_ALLOC(alignment, bytes) _aligned_malloc(bytes, alignment)
+#define ALIGNED_FREE _aligned_free
+#else
+#define ALIGNED_ALLOC aligned_alloc
+#define ALIGNED_FREE free
+#endif
+
 /* Turns of a waiting thread before it lets others run, and how often it does before it sleeps:
  * some 50 µs together, longer than most ops.
  */
@@ -122,9 +131,9 @@ uint8_t *cortiq_shared(cortiq_worker *worker, size_t bytes)
         return pool->shared;
     cortiq_barrier(worker); /* all have looked, and none uses the old memory */
     if (worker->index == 0) {
-        free(pool->shared);
+        ALIGNED_FREE(pool->shared);
         bytes = (bytes + 4095) & ~(size_t)4095;
-        pool->shared = aligned_alloc(4096, bytes);
+        pool->shared = ALIGNED_ALLOC(4096, bytes);
         pool->shared_bytes = pool->shared ? bytes : 0;
     }
     cortiq_barrier(worker);
@@ -160,7 +169,7 @@ static int start_workers(cortiq_pool *pool, int32_t isa, size_t scratch_bytes)
     size_t bytes = (scratch_bytes + 4095) & ~(size_t)4095;
     for (int32_t i = 0; i < pool->threads; i++) {
         cortiq_worker *worker = &pool->workers[i];
-        void *scratch = aligned_alloc(4096, bytes ? bytes : 4096);
+        void *scratch = ALIGNED_ALLOC(4096, bytes ? bytes : 4096);
         if (!scratch)
             return 0;
         *worker = (cortiq_worker){pool, i, pool->threads, isa, scratch, bytes};
@@ -177,7 +186,7 @@ cortiq_pool *cortiq_pool_create(int32_t threads, int32_t isa, size_t scratch_byt
 {
     if (threads < 1 || !cortiq_isa_supported(isa))
         return NULL;
-    cortiq_pool *pool = aligned_alloc(64, (sizeof *pool + 63) & ~(size_t)63);
+    cortiq_pool *pool = ALIGNED_ALLOC(64, (sizeof *pool + 63) & ~(size_t)63);
     if (!pool)
         return NULL;
     memset(pool, 0, sizeof *pool);
@@ -202,11 +211,11 @@ void cortiq_pool_destroy(cortiq_pool *pool)
         if (pool->handles[i])
             pthread_join(pool->handles[i], NULL);
     for (int32_t i = 0; pool->workers && i < pool->threads; i++)
-        free(pool->workers[i].scratch);
-    free(pool->shared);
+        ALIGNED_FREE(pool->workers[i].scratch);
+    ALIGNED_FREE(pool->shared);
     free(pool->workers);
     free(pool->handles);
     pthread_mutex_destroy(&pool->mutex);
     pthread_cond_destroy(&pool->wake);
-    free(pool);
+    ALIGNED_FREE(pool);
 }

@@ -1,13 +1,5 @@
 /* Rows quantised to records, for one instruction set; continues rows_body.h. */
 
-/* Low 16 bits of the first n lanes. */
-INLINE void i16_store_part(int16_t *p, vi x, int n)
-{
-    v16 y = __builtin_convertvector(x, v16);
-    if (n >= CQ_LANES) memcpy(p, &y, sizeof y);
-    else copy_part(p, &y, n, sizeof *p);
-}
-
 /* Exponent of a row of canonical values: see numerics.quantise. */
 static int32_t row_exponent(const float *x, int n)
 {

@@ -36,7 +36,8 @@ INLINE vi vi_multiply16(vi a, vi b) { return _mm256_mullo_epi16(a, b); }
 INLINE vi vi_dot(vi total, vi a, vi b)
 {
 #if CORTIQ_VNNI
-    return _mm256_dpwssd_avx_epi32(total, a, b);
+    __asm__("%{vex%} vpdpwssd %2, %1, %0" : "+x"(total) : "x"(a), "x"(b));
+    return total;
 #else
     vi product = _mm256_madd_epi16(a, b);
     __asm__("vpaddd %1, %0, %0" : "+x"(total) : "x"(product));
