@@ -18,7 +18,6 @@ from cortiq.convert.writing import (
     Container,
     ConvertedModel,
     Progress,
-    takes_feedback,
     write_planned,
 )
 from cortiq.errors import RequestError
@@ -187,7 +186,7 @@ def _rule(
 ) -> dict[str, object]:
     """Return what the new file says of its making."""
     rule: dict[str, object] = {**recipe.rule, "adapters": loaded.program.facts.get(ADAPTERS, [])}
-    if not ids or not any(map(takes_feedback, planned)):
+    if not ids or not any(t.takes_feedback for t in planned):
         return {**rule, "feedback": None}
     read = hashlib.sha256(json.dumps(list(ids)).encode()).hexdigest()
     return {**rule, "feedback": {"tokens": len(ids), "sha256": read}}
