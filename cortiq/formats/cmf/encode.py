@@ -176,7 +176,7 @@ def _four(values: Floats) -> tuple[Bytes, Bytes]:
 
 def pack_nibbles(codes: Bytes) -> Bytes:
     """Return codes 0 … 15, [groups, 32], as bytes [groups, 16] of neighbours, the even one low."""
-    return codes[:, 0::2] | codes[:, 1::2] << 4
+    return codes[:, 0::2] | codes[:, 1::2] << np.uint8(4)
 
 
 def _q4_block(values: Floats, found: Survey, start: int) -> list[Bytes]:

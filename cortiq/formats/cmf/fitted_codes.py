@@ -52,9 +52,9 @@ def fit_rows(name: str, values: Floats, weights: Floats, found: Survey, start: i
         least = F32(1) - (1 << (widths - 1)).astype(F32)
     largest = ((1 << widths) - 1).astype(F32)
     groups = values.shape[1] // GROUP
-    ends = [np.repeat(end, groups) for end in (least, least + largest)]
+    low, high = np.repeat(least, groups), np.repeat(least + largest, groups)
     weight = np.tile(weights.reshape(-1, GROUP), (len(values), 1))
-    scale = _scales(split_groups(values), weight, *ends, signed=name != "q4tp")
+    scale = _scales(split_groups(values), weight, low, high, signed=name != "q4tp")
     scale = scale.reshape(len(values), groups)
     rest: list[Bytes] = []
     if name == "q4tp":
