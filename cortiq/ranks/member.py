@@ -132,7 +132,8 @@ class Member:
         weights: Mapping[str, Weight] = sent
         if plan.source is not None:
             names = tuple(name for name in local.program.weights if name not in sent)
-            weights = ChainMap(sent, LocalWeights(self._open(plan.source), names, local.cuts))
+            own: Any = LocalWeights(self._open(plan.source), names, local.cuts)
+            weights = ChainMap(sent, own)
         splits = self._splits[number]
         if any(local.splits.get(key) != split for key, split in splits.items()):
             what = "these overlays need values whole that the ranks have divided"
