@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from installed import INTERPRETED, backends
+from installed import backends
 
 import cortiq
 from cortiq.convert.cmf_tokenizer import bundle_of, tokenizer_json
@@ -59,16 +59,3 @@ def test_every_backend_gives_the_same_tokens(kind, smollm2_path, tmp_path):
         with cortiq.load(str(made.path), backend=backend) as model:
             found[backend] = model.generate("The sky is", max_tokens=4, ignore_eos=True).digest
     assert len(found) > 3 and len(set(found.values())) == 1, found
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not INTERPRETED, reason="Triton compiles here: the test above has it")
-@pytest.mark.parametrize("kind", ["w8", "q4_tiled", "q4tp", "vbit_ro"])
-def test_interpreted_triton_gives_the_same_token(kind, smollm2_path, tmp_path):
-    """One row of all layers: interpreted kernels take a minute or more for it."""
-    made = convert_model(str(smollm2_path), tmp_path / "m.cmf", kind)
-    found = {}
-    for backend in ("cpu", *INTERPRETED):
-        with cortiq.load(str(made.path), backend=backend, context=64) as model:
-            found[backend] = model.generate([4093], max_tokens=1, ignore_eos=True).digest
-    assert len(found) == 2 and len(set(found.values())) == 1, found
