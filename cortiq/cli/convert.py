@@ -32,7 +32,7 @@ from cortiq.options import LoadOptions, resolve
 )  # fmt: skip
 @click.option(
     "--calibrate", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A text; w4 matrices are made to lose least on it (error feedback).",
+    help="A text; matrices of four bits are made to lose least on it (error feedback).",
 )  # fmt: skip
 @click.option(
     "--calibration-tokens", default=4096, show_default=True, type=click.IntRange(512, 1 << 20),

@@ -30,7 +30,7 @@ from cortiq.convert.work_folder import WEIGHTS, Place, WorkFolder, publish
 from cortiq.formats.checkpoint import Checkpoint
 from cortiq.formats.cmf.decode import matrix_of
 from cortiq.formats.cmf.directory import PAGE, Entry
-from cortiq.formats.cmf.encode import Survey, encode_rows, part_sizes, survey
+from cortiq.formats.cmf.encode import encode_rows, part_sizes
 from cortiq.formats.cmf.hash64 import hash64
 from cortiq.formats.cmf.header import VERSION
 from cortiq.formats.cmf.reader import CMFFile
@@ -137,7 +137,6 @@ class CMFContainer:
         out: Path, shard_bytes: int = 0,
     ) -> None:  # fmt: skip
         self.out = out
-        self._found = {t.name: _survey(t) for t in tensors}
         self._sizes = {t.name: self._part_sizes(t) for t in tensors}
         sizes: dict[str, int] = {}
         for tensor in tensors:
@@ -163,7 +162,7 @@ class CMFContainer:
         if tensor.payload is not None:
             return [len(tensor.payload)]
         shape = matrix_of(tensor.shape)
-        return part_sizes(tensor.encoding, shape, self._found[tensor.name])
+        return part_sizes(tensor.encoding, shape, tensor.survey)
 
     def _groups(self, tensors: Sequence[EncodedTensor], most: int) -> Iterator[list[EncodedTensor]]:
         group: list[EncodedTensor] = []
@@ -220,13 +219,13 @@ class CMFContainer:
             raw = tensor.payload
             yield from ([raw[at : at + CHUNK]] for at in range(0, len(raw), CHUNK))
             return
-        if tensor.searched:
+        if tensor.target == "q4_fit":
             yield from ([rows] for rows in tensor.fitted())
             return
         name = tensor.target if tensor.target in MADE_OTHERWISE else tensor.encoding
         start = 0
         for values in tensor.values():
-            yield encode_rows(name, values, self._found[tensor.name], start)
+            yield encode_rows(name, values, tensor.survey, start)
             start += len(values)
 
     def publish(self, work: WorkFolder, out: Path) -> None:
@@ -250,13 +249,6 @@ class CMFContainer:
         at = shard.at + shard.head + entry.offset
         raw: npt.NDArray[np.uint8] = np.memmap(work.path / WEIGHTS, np.uint8, "r", at, entry.nbytes)
         return hash64(raw), hashlib.sha256(raw.data).hexdigest()
-
-
-def _survey(tensor: EncodedTensor) -> Survey:
-    """Return what an encoding takes of a whole tensor."""
-    if tensor.payload is not None:
-        return Survey({})
-    return survey(tensor.encoding, matrix_of(tensor.shape), tensor.values)
 
 
 def shard_path(out: Path, number: int, count: int) -> Path:

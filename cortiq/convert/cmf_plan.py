@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from cortiq.convert.feedback import CodeGrid, Feedback, best_codes
 from cortiq.convert.plan import PlannedTensor
 from cortiq.convert.recipes import KEEP, Recipe
 from cortiq.formats.checkpoint import Checkpoint
+from cortiq.formats.cmf.decode import matrix_of
 from cortiq.formats.cmf.dtypes import BY_NAME, GROUP, fits
+from cortiq.formats.cmf.encode import Survey, pack_nibbles, survey
 from cortiq.formats.cmf.families import LFM2, MIXTRAL
+from cortiq.formats.cmf.fitted_codes import FITTED, fit_rows
 from cortiq.formats.cmf.reader import CMFFile
 from cortiq.models.bind import LoadedProgram
 from cortiq.models.weight_rules import delicate_names, matrix_names
@@ -22,7 +28,7 @@ from cortiq.models.weights import raw_weight
 from cortiq.numerics.contract import Floats
 from cortiq.numerics.four_bits import four_bit_rows
 from cortiq.numerics.layouts import LAYOUTS, Layout, Weight
-from cortiq.numerics.weights import refuse_large, weight_values
+from cortiq.numerics.weights import refuse_large, refuse_scales, weight_values
 
 FORMATS = (
     "q8_row", "q8_2f", "q4_block", "q4_tiled", "q4_fit", "q4tp", "q2tp", "vbit", "vbit_ro", "q1",
@@ -35,7 +41,6 @@ RECIPES: Mapping[str, tuple[str, str]] = {
     **{name: (name, name if name in FINE else "q8_row") for name in FORMATS},
 }
 """As `recipes.RECIPES`: tables and heads get at least eight bits."""
-FITTED = "Q4_0"
 MADE_OTHERWISE = {"q1p": "q1", "q4_fit": "q4_tiled"}
 """Encodings of formats that are named after how their codes are found."""
 BROKEN_GROUPS = "q8_row"
@@ -81,23 +86,37 @@ class EncodedTensor(PlannedTensor):
         return self.held.once()
 
     @property
-    def searched(self) -> str:
-        """The layout whose codes are searched for: that of q4_tiled's."""
-        return FITTED if self.target == "q4_fit" else ""
+    def takes_feedback(self) -> bool:
+        """Whether it is a matrix in an encoding whose codes errors decide."""
+        whole = len(self.shape) == 2 and self.columns % GROUP == 0
+        return self.encoding in FITTED and whole and self.payload is None
 
-    def laid_out(self, raw: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        """Return rows of Q4_0 as tiles, whose nibbles are neighbours."""
-        blocks = raw.reshape(-1, 18)
-        codes = np.concatenate([blocks[:, 2:] & 15, blocks[:, 2:] >> 4], axis=1)
-        packed = codes[:, 0::2] | codes[:, 1::2] << 4
-        return np.concatenate([blocks[:, :2], packed], axis=1).reshape(-1)
+    @cached_property
+    def survey(self) -> Survey:
+        """The facts about all rows that the encoding takes."""
+        if self.payload is not None:
+            return Survey({})
+        return survey(self.encoding, matrix_of(self.shape), self.values)
+
+    def fed_pieces(self, feedback: Feedback) -> Iterator[Sequence[npt.NDArray[Any]]]:
+        """Yield all rows in order, by part, with scales and codes that lose less."""
+        start = 0
+        for values in self.values():
+            fitted = fit_rows(self.encoding, values, feedback.weights, self.survey, start)
+            if not np.isfinite(fitted.scale).all():
+                refuse_scales(values, self.name)
+            steps = CodeGrid(fitted.scale, fitted.low, fitted.largest)
+            yield fitted.pack(best_codes(values, steps, feedback).astype(np.uint8))
+            start += len(values)
 
     def fitted(self) -> Iterator[npt.NDArray[np.uint8]]:
         """Yield all rows in order, with scales of least squares."""
         for values in self.values():
-            raw = four_bit_rows(FITTED, values)
-            refuse_large(LAYOUTS[FITTED], raw, values, self.name)
-            yield self.laid_out(raw)
+            raw = four_bit_rows("Q4_0", values)
+            refuse_large(LAYOUTS["Q4_0"], raw, values, self.name)
+            blocks = raw.reshape(-1, 18)
+            codes = np.concatenate([blocks[:, 2:] & 15, blocks[:, 2:] >> 4], axis=1)
+            yield np.concatenate([blocks[:, :2], pack_nibbles(codes)], axis=1).reshape(-1)
 
     def rows_of(self, start: int, stop: int) -> Floats:
         """Return rows as floats, in the order of the new file."""

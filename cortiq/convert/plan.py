@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from cortiq.convert.feedback import Feedback, best_rows
 from cortiq.convert.recipes import KEEP, Recipe
 from cortiq.errors import RequestError
 from cortiq.models.bind import LoadedProgram
@@ -19,7 +20,7 @@ from cortiq.models.weights import raw_weight
 from cortiq.numerics.contract import Floats
 from cortiq.numerics.four_bits import BLOCKS
 from cortiq.numerics.layouts import LAYOUTS, Layout, Weight
-from cortiq.numerics.weights import SEARCHED, weight_values
+from cortiq.numerics.weights import SEARCHED, refuse_large, weight_values
 
 LayoutOf = Callable[[str, int, str], Layout]
 Rows = Callable[[Weight, "PlannedTensor"], Mapping[str, npt.NDArray[Any]]]
@@ -81,9 +82,18 @@ class PlannedTensor:
         found = self.target in SEARCHED and self.layout.name in BLOCKS
         return self.layout.name if found else ""
 
-    def laid_out(self, raw: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        """Return rows of the searched layout as the new file has them."""
-        return raw
+    @property
+    def takes_feedback(self) -> bool:
+        """Whether it becomes one matrix, or some side by side, whose codes errors decide."""
+        return bool(self.searched) and len(self.shape) == 2
+
+    def fed_pieces(self, feedback: Feedback) -> Iterator[Sequence[npt.NDArray[Any]]]:
+        """Yield all rows in order, as the new file has them, by part, with codes that lose less."""
+        layout = self.searched
+        for values in self.values():
+            raw = best_rows(layout, values, feedback)
+            refuse_large(LAYOUTS[layout], raw, values, self.name)
+            yield [raw]
 
     def described(self) -> list[object]:
         """Return what of the plan decides the new bytes."""

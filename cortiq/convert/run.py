@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +19,6 @@ from cortiq.convert.writing import (
     Container,
     ConvertedModel,
     Progress,
-    takes_feedback,
     write_planned,
 )
 from cortiq.errors import RequestError
@@ -74,7 +74,7 @@ def convert_model(
     ----------
     model : what `cortiq.load` opens, but for synthetic models. recipe : a key of `RECIPES`.
     tensors : PATTERN=FORMAT, by which single matrices get another format.
-    calibration : a text on which the errors of w4 are fed back.
+    calibration : a text on which the errors of four-bit formats are fed back.
     lora : adapters that are merged first, as `cortiq.LoadOptions.lora` names them.
     progress : called while a model is fetched, read and written.
     shard_bytes : of CMF, most bytes of tensors in a file; 0 for one file.
@@ -101,14 +101,16 @@ def convert_model(
     checkpoint = open_checkpoint(path, strict)
     adapters = [open_lora(text, progress) for text in lora]
     try:
-        families = default_plugins().families
-        loaded = load_program(
-            checkpoint, heads="off" if is_cmf else "auto", families=families, adapters=adapters,
-            weight_format=FLOAT_TARGET if is_cmf else None, column_orders=False,
+        load = partial(
+            load_program, checkpoint, heads="off" if is_cmf else "auto", adapters=adapters,
+            families=default_plugins().families, column_orders=False,
         )  # fmt: skip
+        loaded = load(weight_format=FLOAT_TARGET if is_cmf else None)
+        # Rows are looked at where they are quantised, which those of float matrices are not.
+        read = load() if is_cmf and calibration is not None else loaded
         ids = _ids(calibration, loaded, checkpoint)
         planned, container, plan = _planned(loaded, checkpoint, asked, ids)
-        return write_planned(out, planned, container, plan, loaded, ids, progress)
+        return write_planned(out, planned, container, plan, read, ids, progress)
     finally:
         checkpoint.close()
         for adapter in adapters:
@@ -187,7 +189,7 @@ def _rule(
 ) -> dict[str, object]:
     """Return what the new file says of its making."""
     rule: dict[str, object] = {**recipe.rule, "adapters": loaded.program.facts.get(ADAPTERS, [])}
-    if not ids or not any(map(takes_feedback, planned)):
+    if not ids or not any(t.takes_feedback for t in planned):
         return {**rule, "feedback": None}
     read = hashlib.sha256(json.dumps(list(ids)).encode()).hexdigest()
     return {**rule, "feedback": {"tokens": len(ids), "sha256": read}}

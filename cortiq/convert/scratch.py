@@ -45,7 +45,8 @@ class ScratchArrays:
             return np.memmap(file, dtype, "r+", shape=shape)
 
 
-def panels(size: int) -> Iterator[slice]:
-    """Yield the slices of `PANEL` rows or columns that make up so many."""
-    for start in range(0, size, PANEL):
-        yield slice(start, min(start + PANEL, size))
+def panels(size: int, most: int = 0) -> Iterator[slice]:
+    """Yield the slices of `most` rows or columns that make up so many; of `PANEL` if it is 0."""
+    step = most or PANEL
+    for start in range(0, size, step):
+        yield slice(start, min(start + step, size))

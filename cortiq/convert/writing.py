@@ -11,13 +11,11 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from cortiq.convert.calibration import moments_of
-from cortiq.convert.feedback import Feedback, best_rows, feedback_of
+from cortiq.convert.feedback import Feedback, feedback_of
 from cortiq.convert.plan import PlannedTensor, contiguous_bytes
 from cortiq.convert.scratch import ScratchArrays
 from cortiq.convert.work_folder import Place, WorkFolder, remove, work_folder
 from cortiq.models.bind import LoadedProgram
-from cortiq.numerics.layouts import LAYOUTS
-from cortiq.numerics.weights import refuse_large
 
 Progress = Callable[[str, int, int], None]
 
@@ -91,7 +89,7 @@ class _Conversion:
         if loaded is None or not ids:
             yield from ((tensor, None) for tensor in left)
             return
-        fed = {n: t for t in left if takes_feedback(t) for n in t.weights}
+        fed = {n: t for t in left if t.takes_feedback for n in t.weights}
         scratch = ScratchArrays(self.work.path)
         for held, moments in moments_of(
             loaded.program, loaded.weights, ids, set(fed), scratch, self.progress
@@ -108,10 +106,8 @@ class _Conversion:
         places = self._places(tensor)
         digests = [hashlib.sha256() for _ in places]
         at = [place.start for place in places]
-        if feedback is None:
-            pieces = self.container.pieces(tensor)
-        else:
-            pieces = _with_least_loss(tensor, feedback)
+        fed = None if feedback is None else tensor.fed_pieces(feedback)
+        pieces = self.container.pieces(tensor) if fed is None else fed
         for arrays in pieces:
             for i, array in enumerate(arrays):
                 data = contiguous_bytes(array)
@@ -121,22 +117,6 @@ class _Conversion:
                 self._report(len(data))
         hashes = {p.name: d.hexdigest() for p, d in zip(places, digests, strict=True)}
         self.work.finish_tensor(tensor.name, hashes)
-
-
-def _with_least_loss(
-    tensor: PlannedTensor, feedback: Feedback
-) -> Iterator[Sequence[npt.NDArray[Any]]]:
-    """Yield the rows of a tensor in order, with the codes that lose less."""
-    layout = tensor.searched
-    for values in tensor.values():
-        raw = best_rows(layout, values, feedback)
-        refuse_large(LAYOUTS[layout], raw, values, tensor.name)
-        yield [tensor.laid_out(raw)]
-
-
-def takes_feedback(tensor: PlannedTensor) -> bool:
-    """Return whether a tensor becomes one matrix, or some side by side, of four-bit codes."""
-    return bool(tensor.searched) and len(tensor.shape) == 2
 
 
 def write_planned(

@@ -72,6 +72,12 @@ def _is_row(node: Node, program: Program) -> bool:
     return len(primitives_of(program).trunk.values[node.inputs[0]].shape) == 1
 
 
+def is_second_factor(node: Node) -> bool:
+    """Return whether a node is a product with the second factors of overlays: B of B·(A·x)."""
+    stacked = node.inputs[1:] == (OVERLAY_INDEX,)
+    return stacked and node.weights["weight"].endswith(("@b", "@table.b"))
+
+
 def with_overlays(
     program: Program, members: int, changes: Mapping[tuple[str, bool], OverlayChange]
 ) -> Program:

@@ -102,7 +102,7 @@ class Adapters:
         if self._source.loaded is None:
             raise RequestError("this model takes no adapters", where="adapter")
         if not self._executable.takes_overlays:
-            what = "the backend, or several devices, compute no adapter chosen by request"
+            what = "the backend, or a split by layers, computes no adapter chosen by request"
             raise RequestError(what, where="adapter", hint="merge it into the model: --lora PATH")
         self._check_new(name)
         adapter = open_lora(path, progress)

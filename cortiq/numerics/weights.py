@@ -7,6 +7,8 @@ under two floats for 256 columns, and Q4_1 for rows that are no whole blocks of 
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import numpy as np
 
 from cortiq.errors import UnsupportedError
@@ -138,5 +140,10 @@ def refuse_large(layout: Layout, raw: Bytes, values: Floats, name: str) -> None:
     blocks = raw.reshape(-1, layout.block_bytes)
     words = np.concatenate([blocks[:, at : at + 2].view("<i2") for at in layout.scales_at])
     if int((words & 0x7FFF).max(initial=0)) >= WORDS["f16"][1]:
-        what = f"holds values up to {np.abs(values).max():g}, too large for the scales of w4"
-        raise UnsupportedError(what, where=name, hint="Choose w8 or w16 for this matrix.")
+        refuse_scales(values, name)
+
+
+def refuse_scales(values: Floats, name: str) -> NoReturn:
+    """Raise UnsupportedError: f16 has no scale for rows of such values."""
+    what = f"holds values up to {np.abs(values).max():g}, too large for the scales of w4"
+    raise UnsupportedError(what, where=name, hint="Choose w8 or w16 for this matrix.")

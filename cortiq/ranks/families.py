@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
+from typing import Any
 
 from cortiq.ir import Graph, KVRows, Node, Op, Program, Type, ops
+from cortiq.ir.overlays import OVERLAY, OVERLAY_INDEX, is_second_factor
 from cortiq.ranks.shares import EXPERTS, Range, Split, common_units, divided, refined, scaled
 
 Key = tuple[str, str]
@@ -162,7 +164,8 @@ class Site:
         for name in self.node.outputs:
             length = self.graph.values[name].shape[axis]
             if axis == EXPERTS:
-                length = self.families.lengths[keys[0]] if keys else _experts_of(self.node)
+                op: Any = self.node.op
+                length = self.families.lengths[keys[0]] if keys else op.experts
             self.families.add((self.graph.name, name), axis, length, *keys)
         return True
 
@@ -187,15 +190,11 @@ def _heads(site: Site) -> bool:
 
 
 def _experts(site: Site) -> bool:
+    if OVERLAY_INDEX in site.node.inputs:  # the first factor is small: every rank computes it
+        return is_second_factor(site.node) and site.cut(1)
     if not site.families.by_expert:
         return site.cut(1)
     return site.cut(EXPERTS, *([0] if site.axis(0) == EXPERTS else []))
-
-
-def _experts_of(node: Node) -> int:
-    """Return the number of experts that a product chooses from."""
-    assert isinstance(node.op, ops.ExpertMatMul)
-    return node.op.experts
 
 
 def _first(site: Site) -> bool:
@@ -227,12 +226,11 @@ def _scale_rows(site: Site) -> bool:
 
 
 def _expert_bias(site: Site) -> bool:
-    axis = site.axis(0)
-    return axis in (1, EXPERTS) and axis is not None and site.cut(axis, 0)
+    return site.axis(0) in (1, EXPERTS) and _first(site)
 
 
 def _expert_gain(site: Site) -> bool:
-    return site.axis(0) == EXPERTS and site.cut(EXPERTS, 0)
+    return site.axis(0) == EXPERTS and _first(site)
 
 
 def _combine(site: Site) -> bool:
@@ -245,8 +243,15 @@ def _concat(site: Site) -> bool:
     return by_head and site.cut(0, *every)
 
 
+def _vectors(site: Site) -> bool:
+    """Cut the vectors of overlays, which multiply values that are cut."""
+    return site.node.inputs == (OVERLAY,) and site.cut(0)
+
+
 def _reshape(site: Site) -> bool:
     before, after = site.type(0).shape, site.graph.values[site.node.outputs[0]].shape
+    if before == (1, *after) and site.axis(0) == 1:
+        return site.cut(0, 0)
     flat = sorted((len(before), len(after))) == [1, 2] and prod(before) == prod(after)
     return flat and site.axis(0) == 0 and site.cut(0, 0)
 
@@ -285,6 +290,7 @@ def _attend(site: Site) -> bool:
 
 CUTS: Mapping[type[Op], Callable[[Site], bool]] = {
     ops.MatMul: _matmul, ops.HeadMatMul: _heads, ops.ExpertMatMul: _experts,
+    ops.EmbedRows: _vectors,
     ops.Reshape: _reshape, ops.Slice: _slice, ops.StoreKV: _store, ops.Attend: _attend,
     ops.CombineExperts: _combine, ops.Gain: _gain, ops.ScaleRows: _scale_rows,
     ops.ExpertBias: _expert_bias, ops.ExpertGain: _expert_gain, ops.Concat: _concat,

@@ -110,6 +110,11 @@ def _expert_bias(part: Part) -> dict[str, Any]:
     return {"width": part.size}
 
 
+def _vectors(part: Part) -> dict[str, Any]:
+    part.cut("table", 1)
+    return {"width": part.size}
+
+
 def _gain(part: Part) -> dict[str, Any]:
     op: Any = part.node.op
     if op.per == "all" or part.last != (op.per == "value"):
@@ -143,5 +148,6 @@ LOCAL: Mapping[type[Op], Callable[[Part], dict[str, Any]]] = {
     ops.MatMul: _matmul, ops.HeadMatMul: _heads, ops.ExpertMatMul: _experts, ops.Bias: _bias,
     ops.ExpertBias: _expert_bias, ops.ExpertGain: _expert_gain, ops.Gain: _gain,
     ops.Reshape: _reshape, ops.Slice: _slice, ops.StoreKV: _store, ops.Attend: _attend,
+    ops.EmbedRows: _vectors,
 }  # fmt: skip
 """What changes about an operator's options where a part of its output is computed."""

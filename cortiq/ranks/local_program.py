@@ -35,6 +35,10 @@ class LocalProgram:
     splits: Mapping[Key, Split]
     tables: tuple[str, ...] = ()
 
+    def whole_name(self, name: str) -> str:
+        """Return the name of the weight that a weight here is, or is a part of."""
+        return self.cuts[name].name if name in self.cuts else name
+
 
 def local_program(program: Program, rank: int, ranks: int, by_expert: bool = False) -> LocalProgram:
     """Return the program of one rank."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import gc
 import os
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -119,7 +120,27 @@ class Member:
         self._executables[number] = made
         self._splits[number] = local.splits
         self._places[number] = plan.members.index(self.world.rank)
-        return dict(made.windows), made.batch_rows, dict(made.provenance)
+        return dict(made.windows), made.batch_rows, dict(made.provenance), made.takes_overlays
+
+    def do_vary(self, number: int, plan: StagePlan | None) -> None:
+        """Take a program with overlays, whose banks were sent, in place of the one before."""
+        sent, self._sent = self._sent, {}
+        if plan is None:
+            self._executables[number].vary(None, {})
+            return
+        local = self.share(plan)
+        weights: Mapping[str, Weight] = sent
+        if plan.source is not None:
+            names = tuple(name for name in local.program.weights if name not in sent)
+            own: Any = LocalWeights(self._open(plan.source), names, local.cuts)
+            weights = ChainMap(sent, own)
+        splits = self._splits[number]
+        if any(local.splits.get(key) != split for key, split in splits.items()):
+            what = "these overlays need values whole that the ranks have divided"
+            raise BackendError(what, hint="merge the adapter into the model: --lora PATH")
+        # Rank 0 has asked the backend about the nodes; those of the exchange are the ranks' own.
+        self._executables[number].inner.vary(local.program, weights)
+        self._splits[number] = local.splits
 
     def share(self, plan: StagePlan) -> LocalProgram:
         """Return this rank's share of a plan's program: all of it, if the rank is alone."""

@@ -24,6 +24,8 @@ from cortiq.backend import (
 from cortiq.backend.admission import drawn_token, token_of
 from cortiq.backend.row_runs import RowRun, RowRuns
 from cortiq.errors import BackendError
+from cortiq.ir import Program
+from cortiq.numerics.layouts import Weight
 from cortiq.ranks.replica_state import ReplicaState
 from cortiq.ranks.stage import StageExecutable, forward_together
 from cortiq.ranks.stage_state import StageState
@@ -75,6 +77,16 @@ class ReplicasExecutable(OptionalCapabilities):
     def provenance(self) -> Mapping[str, str]:
         """Facts of the first replica, for receipts."""
         return self.replicas[0].provenance
+
+    @property
+    def takes_overlays(self) -> bool:
+        """Whether every replica can `vary`."""
+        return all(one.takes_overlays for one in self.replicas)
+
+    def vary(self, program: Program | None, weights: Mapping[str, Weight]) -> None:
+        """Have every replica take a program with overlays in place of the one before."""
+        for one in self.replicas:
+            one.vary(program, weights)
 
     def open(self, limit: int) -> ReplicaState:
         """Open a new, empty sequence on the least busy replica."""

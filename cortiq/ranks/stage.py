@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -72,7 +72,7 @@ class StageBackend:
         options = replace(options, kept=None)
         plan = StagePlan(program, self.members, self.name, options, self.source, self.by_expert)
         if self.source is None:
-            self._send(plan, weights)
+            self.send(plan, weights)
         number = next(self.driver.numbers)
         try:
             facts = self.driver.ask(self.members, ("compile", number, plan))
@@ -80,15 +80,18 @@ class StageBackend:
             if not self.driver.world.lost:
                 self.driver.ask(self.members, ("close", number))
             raise
-        return StageExecutable(self, program, number, facts[0])
+        return StageExecutable(self, plan, number, facts[0])
 
-    def _send(self, plan: StagePlan, weights: Mapping[str, Weight]) -> None:
-        """Send each rank its parts of the weights."""
+    def send(
+        self, plan: StagePlan, weights: Mapping[str, Weight], but: Collection[str] = ()
+    ) -> None:
+        """Send each rank its parts of the weights, but for some."""
         for place, rank in enumerate(self.members):
             local = LocalProgram(plan.program, {}, {})
             if len(self.members) > 1:
                 local = local_program(plan.program, place, len(self.members), plan.by_expert)
             names = dict.fromkeys((*local.program.weights, *local.tables))
+            names = {n: None for n in names if local.whole_name(n) not in but}
             for name, weight in LocalWeights(weights, tuple(names), local.cuts).items():
                 sent = weight.layout.name, weight.shape, dict(weight.parts)
                 self.driver.ask((rank,), ("weight", name, sent))
@@ -105,11 +108,12 @@ class StageExecutable(OptionalCapabilities):
     checks_weights = True
 
     def __init__(
-        self, backend: StageBackend, program: Program, number: int, facts: tuple[Any, ...]
+        self, backend: StageBackend, plan: StagePlan, number: int, facts: tuple[Any, ...]
     ) -> None:
-        self.program, self.number = program, number
+        self.program, self.number, self._plan = plan.program, number, plan
+        program = plan.program
         self._backend, self.driver, self.members = backend, backend.driver, backend.members
-        self._windows, self._batch_rows, self._provenance = facts
+        self._windows, self._batch_rows, self._provenance, self._takes_overlays = facts
         nodes = [node for graph in program.graphs.values() for node in graph.nodes]
         self.placement: Mapping[str, str] = {node.name: backend.name for node in nodes}
         size = len(self.members)
@@ -132,6 +136,20 @@ class StageExecutable(OptionalCapabilities):
     def provenance(self) -> Mapping[str, str]:
         """Facts of the first rank, for receipts."""
         return self._provenance
+
+    @property
+    def takes_overlays(self) -> bool:
+        """Whether the ranks can `vary`."""
+        return self._takes_overlays
+
+    def vary(self, program: Program | None, weights: Mapping[str, Weight]) -> None:
+        """Take a program with overlays in place of the one before; None has none any more."""
+        plan = None
+        if program is not None:
+            plan = replace(self._plan, program=program)
+            known = () if plan.source is None else self.program.weights
+            self._backend.send(plan, weights, known)
+        self.ask(("vary", self.number, plan))
 
     def ask(self, command: Any) -> list[Any]:
         """Have all ranks of the stage execute a command."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from cmf_files import header_of, tensors_of, values_of
-from installed import backends
+from installed import INTERPRETED, backends
 
 import cortiq
 from cortiq.formats.cmf.writer import file_parts
@@ -33,7 +33,7 @@ def digest(path, backend):
         return model.generate([5, 9, 200, 17, 33], max_tokens=8, ignore_eos=True).digest
 
 
-OTHERS = [one for one in backends() if one != "reference"]
+OTHERS = [one for one in backends() if one != "reference"] + sorted(INTERPRETED)
 SLOW = ("triton", "wgpu")
 
 

@@ -19,7 +19,7 @@ from cortiq.cli.main import cli
 from cortiq.convert.cmf_arch import arch_of, check_arch
 from cortiq.convert.cmf_plan import DELICATE, _parts, is_matrix
 from cortiq.convert.requant import requantise
-from cortiq.convert.run import convert_model
+from cortiq.convert.run import Calibration, convert_model
 from cortiq.errors import FormatError, RequestError, UnsupportedError
 from cortiq.formats.cmf.reader import open_cmf
 from cortiq.formats.cmf.writer import TrailingSections, file_parts
@@ -96,6 +96,25 @@ def test_every_recipe_opens_verifies_and_says_what_it_is(recipe, folder, tmp_pat
         assert set(said) == set(file.entries) and "0" * 64 not in said.values()
     source = opened(made.path)
     assert source.program.weights
+
+
+@pytest.mark.parametrize("recipe", ["w4", "q4_block", "q4tp", "vbit_ro"])
+def test_codes_are_chosen_on_a_text_from_a_folder_and_from_a_file(recipe, folder, tmp_path):
+    text = tmp_path / "text"
+    text.write_text("the quick brown fox jumps over it, and so on. " * 20)
+    file = convert_model(str(folder), tmp_path / "f.cmf", "f32", tensors=["*=f32"]).path
+    found = []
+    for number, source in enumerate((folder, file)):
+        for calibration in (None, Calibration(text)):
+            out = tmp_path / f"{number}{calibration is None}.cmf"
+            made = convert_model(str(source), out, recipe, calibration=calibration)
+            with open_cmf(made.path) as held:
+                assert not list(held.problems())
+                found.append({n: bytes(part.payload(e)) for n, (part, e) in held.entries.items()})
+    plain, fed, recoded, fed_again = found
+    assert plain == recoded and fed == fed_again
+    differing = {name for name in plain if plain[name] != fed[name]}
+    assert differing and all("_proj" in name for name in differing)
 
 
 @pytest.mark.parametrize("kind", FAMILIES)

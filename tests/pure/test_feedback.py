@@ -10,15 +10,15 @@ from converted import opened, write_model
 from cortiq.cli.main import cli
 from cortiq.convert import calibration
 from cortiq.convert.calibration import moments_of, rows_of_matrices
-from cortiq.convert.feedback import (
-    best_rows,
-    feedback_of,
-    inverse_factor,
-    rows_with_feedback,
-)
+from cortiq.convert.feedback import CodeGrid, best_codes, best_rows, feedback_of
 from cortiq.convert.run import Calibration, convert_model
 from cortiq.convert.scratch import ScratchArrays
 from cortiq.errors import CortiqError, RequestError
+from cortiq.formats.cmf.decode import decode_rows
+from cortiq.formats.cmf.dtypes import BY_NAME
+from cortiq.formats.cmf.encode import encode, survey
+from cortiq.formats.cmf.fitted_codes import FITTED, fit_rows
+from cortiq.formats.cmf.payloads import problem
 from cortiq.models.weight_rules import matrix_names
 from cortiq.numerics.four_bits import BLOCKS, four_bit_rows
 from cortiq.numerics.layouts import LAYOUTS, Weight
@@ -34,44 +34,71 @@ def correlated(rows, columns, seed=0):
     return (mixed + rng.standard_normal((rows, columns))).astype(F32)
 
 
+def loss_on(x, values, found):
+    return np.square(x.astype(float) @ (found.astype(float) - values).T).sum(axis=0)
+
+
+def held_by(layout, raw):
+    return weight_values(Weight.from_bytes(LAYOUTS[layout], raw, (len(raw), 512)), "w")
+
+
 @pytest.mark.parametrize("layout", BLOCKS)
 def test_products_lose_less_than_with_the_nearest_codes(layout):
     x, values = correlated(600, 512), np.random.default_rng(1).standard_normal((24, 512))
     values = values.astype(F32)
-    factor = inverse_factor(x.T @ x, ScratchArrays())
-
-    def loss(raw):
-        found = weight_values(Weight.from_bytes(LAYOUTS[layout], raw, values.shape), "w")
-        return np.square(x.astype(float) @ (found.astype(float) - values).T).sum()
-
-    plain, fed = four_bit_rows(layout, values), rows_with_feedback(layout, values, factor)
-    assert loss(fed) < 0.6 * loss(plain)
-    halves = [rows_with_feedback(layout, values[a:b], factor) for a, b in ((0, 11), (11, 24))]
-    codes = [weight_values(Weight.from_bytes(LAYOUTS[layout], r, (len(r), 512)), "w")
-             for r in (np.concatenate(halves), fed)]  # fmt: skip
+    feedback = feedback_of(x.T @ x, ScratchArrays())
+    plain, fed = four_bit_rows(layout, values), best_rows(layout, values, feedback)
+    least, most = (loss_on(x, values, held_by(layout, raw)).sum() for raw in (fed, plain))
+    assert least < 0.6 * most
+    halves = [best_rows(layout, values[a:b], feedback) for a, b in ((0, 11), (11, 24))]
+    codes = [held_by(layout, raw) for raw in (np.concatenate(halves), fed)]
     assert np.abs(codes[0] - codes[1]).mean() < 0.01 * np.abs(codes[1]).mean()
 
 
+@pytest.mark.parametrize("name", FITTED)
+def test_rows_of_cmf_lose_less_than_the_originals_and_are_what_the_file_holds(name):
+    x, rng = correlated(600, 96), np.random.default_rng(1)
+    values = (rng.standard_normal((24, 96)) * np.exp2(rng.integers(-4, 4, (24, 1)))).astype(F32)
+    values[3], values[5, 32:64] = 0, 0
+    feedback = feedback_of(x.T @ x, ScratchArrays())
+    found, start = survey(name, values.shape, lambda: [values]), 0
+    meant, parts = [], []
+    for rows in (values[:11], values[11:]):
+        fitted = fit_rows(name, rows, feedback.weights, found, start)
+        steps = CodeGrid(fitted.scale, fitted.low, fitted.largest)
+        codes = best_codes(rows, steps, feedback)
+        meant.append((codes + steps.low / np.where(steps.scale != 0, steps.scale, 1)) * steps.scale)
+        parts.append([part.tobytes() for part in fitted.pack(codes.astype(np.uint8))])
+        start += len(rows)
+    raw = b"".join(b"".join(part) for part in zip(*parts, strict=True))
+    files = [np.frombuffer(data, np.uint8) for data in (raw, encode(name, values))]
+    assert not problem(BY_NAME[name], values.shape, files[0])
+    fed, plain = (decode_rows(BY_NAME[name], values.shape, data, 0, 24) for data in files)
+    assert np.allclose(fed, np.concatenate(meant), rtol=1e-6, atol=0)
+    assert loss_on(x, values, fed).sum() < 0.3 * loss_on(x, values, plain).sum()
+
+
 def test_rows_that_four_bits_hold_keep_their_codes_and_others_get_better_ones():
-    x, values = correlated(600, 256), np.random.default_rng(1).standard_normal((8, 256))
-    held = four_bit_rows("Q4_1", values.astype(F32))
-    values = weight_values(Weight.from_bytes(LAYOUTS["Q4_1"], held, values.shape), "w")
-    values[4:] += np.random.default_rng(2).standard_normal((4, 256)).astype(F32) * F32(0.3)
+    x, values = correlated(600, 512), np.random.default_rng(1).standard_normal((8, 512))
+    values = held_by("Q4_1", four_bit_rows("Q4_1", values.astype(F32)))
+    values[4:] += np.random.default_rng(2).standard_normal((4, 512)).astype(F32) * F32(0.3)
     found = best_rows("Q4_1", values, feedback_of(x.T @ x, ScratchArrays()))
-    assert np.array_equal(found[:4], four_bit_rows("Q4_1", values[:4]))
-    assert np.array_equal(
-        found[4:], rows_with_feedback("Q4_1", values, inverse_factor(x.T @ x, ScratchArrays()))[4:]
-    )
+    plain = four_bit_rows("Q4_1", values)
+    assert np.array_equal(found[:4], plain[:4])
+    least, most = (loss_on(x, values, held_by("Q4_1", raw))[4:] for raw in (found, plain))
+    assert np.all(least < 0.8 * most)
 
 
 def test_the_factor_is_that_of_the_damped_inverse_and_dead_columns_lose_nothing():
     x = correlated(300, 64)
     x[:, 5] = 0
     h = (x.T @ x).astype(float)
-    factor = inverse_factor((x.T @ x).astype(F32), ScratchArrays()).astype(float)
+    feedback = feedback_of((x.T @ x).astype(F32), ScratchArrays())
+    order, factor = feedback.order, feedback.factor.astype(float)
+    assert order[-1] == 5 and np.all(np.diff(np.diagonal(h)[order]) <= 0)
     damped = h + 0.01 * np.diagonal(h).mean() * np.eye(64)
     damped[5, 5] = 1
-    assert np.allclose(factor.T @ factor @ damped, np.eye(64), atol=1e-3)
+    assert np.allclose(factor.T @ factor @ damped[order][:, order], np.eye(64), atol=1e-3)
     assert np.allclose(factor, np.triu(factor))
 
 
@@ -128,10 +155,10 @@ def test_moments_are_the_same_however_many_layers_are_read_at_a_time(model, fold
 
 def test_large_moments_and_factors_lie_in_files_without_a_name(tmp_path, monkeypatch):
     x = correlated(300, 64)
-    held = inverse_factor((x.T @ x).astype(F32), ScratchArrays())
+    held = feedback_of((x.T @ x).astype(F32), ScratchArrays()).factor
     monkeypatch.setattr("cortiq.convert.scratch.HELD_BYTES", 0)
     monkeypatch.setattr("cortiq.convert.scratch.PANEL", 24)
-    found = inverse_factor((x.T @ x).astype(F32), ScratchArrays(tmp_path))
+    found = feedback_of((x.T @ x).astype(F32), ScratchArrays(tmp_path)).factor
     assert isinstance(found, np.memmap) and not list(tmp_path.iterdir())
     assert np.allclose(found, held, atol=1e-5 * np.abs(held).max()) and np.any(held)
     with pytest.raises(CortiqError, match="are free"):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from cortiq.formats.cmf.dtypes import GROUP
 from cortiq.formats.cmf.ladder_codes import ladder_rows
@@ -128,7 +129,11 @@ def encode_rows(name: str, values: Floats, found: Survey, start: int) -> list[By
     ----------
     name : of an encoding, or q1p: q1 with what is lost carried on along a row.
     """
-    own = ENCODERS[name](np.ascontiguousarray(values, F32), found, start)
+    return with_fixed(ENCODERS[name](np.ascontiguousarray(values, F32), found, start), found, start)
+
+
+def with_fixed(own: list[Bytes], found: Survey, start: int) -> list[Bytes]:
+    """Return parts of rows with those that belong to no row between them."""
     if not found.fixed:
         return own
     parts, left = [], iter(own)
@@ -166,8 +171,12 @@ def _four(values: Floats) -> tuple[Bytes, Bytes]:
     """Return nibble bytes [groups, 16] and scales [groups, 2] of groups [groups, 32]."""
     scale = floored(np.abs(values).max(axis=1) / F32(7))
     codes = np.clip(np.rint(values / scale[:, None]), -8, 7).astype(np.int8) + np.int8(8)
-    nibbles = codes.view(np.uint8)
-    return nibbles[:, 0::2] | nibbles[:, 1::2] << 4, half_bits(scale).view(np.uint8).reshape(-1, 2)
+    return pack_nibbles(codes.view(np.uint8)), half_bits(scale).view(np.uint8).reshape(-1, 2)
+
+
+def pack_nibbles(codes: Bytes) -> Bytes:
+    """Return codes 0 … 15, [groups, 32], as bytes [groups, 16] of neighbours, the even one low."""
+    return codes[:, 0::2] | codes[:, 1::2] << np.uint8(4)
 
 
 def _q4_block(values: Floats, found: Survey, start: int) -> list[Bytes]:
@@ -191,11 +200,16 @@ def _vbit(values: Floats, found: Survey, start: int) -> list[Bytes]:
     steps = np.rint(groups / scale[..., None]).reshape(values.shape) + low
     top = ((1 << widths) - 1).astype(F32)[:, None]
     codes = np.clip(steps, 0, top).astype(np.uint8)
+    return [half_bits(scale).view(np.uint8).reshape(-1), pack_widths(codes, widths)]
+
+
+def pack_widths(codes: Bytes, widths: npt.NDArray[np.int32]) -> Bytes:
+    """Return rows of codes [n, C] of so many bits each, the first bit first, in whole bytes."""
     rows = []
     for row, width in zip(codes, widths, strict=True):
         bits = np.unpackbits(row[:, None], axis=1)[:, 8 - width :]
         rows.append(np.packbits(bits.reshape(-1)))
-    return [half_bits(scale).view(np.uint8).reshape(-1), np.concatenate(rows)]
+    return np.concatenate(rows)
 
 
 ENCODERS: Mapping[str, Callable[[Floats, Survey, int], list[Bytes]]] = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
@@ -16,6 +18,15 @@ BUMPS = 64
 Halves = npt.NDArray[np.uint16]
 
 
+class WantedScales(NamedTuple):
+    """Scales that groups would have without a ladder, [n, groups], and the weight of the squared
+    error of every column, [K].
+    """
+
+    scale: Floats
+    weights: Floats
+
+
 class _Rows:
     """Rows whose ladders are sought.
 
@@ -25,7 +36,7 @@ class _Rows:
     low, high : ends of the logarithms of a row's live groups.
     """
 
-    def __init__(self, values: Floats, four_bits: bool) -> None:
+    def __init__(self, values: Floats, four_bits: bool, wanted: WantedScales | None = None) -> None:
         self.four_bits = four_bits
         self.groups = values.shape[1] // GROUP
         self.steps = 31 if four_bits else 30
@@ -33,7 +44,8 @@ class _Rows:
         self.tiles = np.ascontiguousarray(groups.T)
         largest = np.abs(groups).max(axis=1).reshape(-1, self.groups)
         self.dead = largest == 0
-        scale = floored(largest / F32(7 if four_bits else 1.5))
+        scale = floored(largest / F32(7 if four_bits else 1.5) if wanted is None else wanted.scale)
+        self._weights = None if wanted is None else wanted.weights.reshape(-1, GROUP).T
         self.logs = log2_table()[half_bits(scale)]
         low = np.where(self.dead, F32(np.inf), self.logs).min(axis=1)
         high = np.where(self.dead, F32(-np.inf), self.logs).max(axis=1)
@@ -78,9 +90,12 @@ class _Rows:
         middle = F32(0 if self.four_bits else 1.5)
         total = np.zeros(len(scale), F32)
         with np.errstate(over="ignore"):
-            for tile, code in zip(self.tiles, self.codes(scale), strict=True):
+            for at, (tile, code) in enumerate(zip(self.tiles, self.codes(scale), strict=True)):
                 error = tile - (code - middle) * scale
-                total = total + error * error
+                square = error * error
+                if self._weights is not None:
+                    square = square * np.tile(self._weights[at], len(rung))
+                total = total + square
         return np.where(usable, total, F32(np.inf)).reshape(rung.shape)
 
     def search(
@@ -130,8 +145,22 @@ def ladder_rows(values: Floats, four_bits: bool) -> list[Bytes]:
     else:
         twos = np.where(live, codes, F32(2)).astype(np.uint8)
         packed = (twos[0::4] | twos[1::4] << 2 | twos[2::4] << 4 | twos[3::4] << 6).T
-    flat = np.ascontiguousarray(packed).reshape(-1)
-    return [flat, parameters.astype("<u2").view(np.uint8).reshape(-1), _packed_rungs(rung)]
+    return [np.ascontiguousarray(packed).reshape(-1), *_ladder_parts(parameters, rung)]
+
+
+def fitted_ladders(values: Floats, wanted: WantedScales) -> tuple[Floats, list[Bytes]]:
+    """Return the scale of every group of rows in q4tp, [n, groups], 0 of one without a usable one,
+    and the parts of the tensor behind its codes.
+    """
+    rows = _Rows(values, True, wanted)
+    parameters = rows.parameters(rows.high)
+    ladder = ladders(parameters)
+    rung, _ = rows.search(ladder, rows.nominal(parameters), above=2)
+    return np.take_along_axis(ladder, rung, axis=1), _ladder_parts(parameters, rung)
+
+
+def _ladder_parts(parameters: Halves, rung: npt.NDArray[np.intp]) -> list[Bytes]:
+    return [parameters.astype("<u2").view(np.uint8).reshape(-1), _packed_rungs(rung)]
 
 
 def _packed_rungs(rung: npt.NDArray[np.intp]) -> Bytes:

@@ -1,0 +1,128 @@
+"""Adapters chosen by request on several ranks: the bits of one, for every kind of change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import pytest
+from adapter_folders import write_ia3, write_lora
+
+import cortiq
+from cortiq.backend import Batch, CompileOptions, Digest, Executable, Row, Status
+from cortiq.errors import BackendError
+from cortiq.ir.overlays import overlay_inputs
+from cortiq.model.devices import backend_named, weights_of
+from cortiq.model.source import ModelSource, open_lora, open_source
+from cortiq.models.overlay_banks import banks_of
+from cortiq.models.overlays import read_overlay
+from cortiq.options import LoadOptions
+from cortiq.placement.place import place
+from cortiq.ranks.backend import DeviceSplit, RanksBackend
+from cortiq.ranks.start import Ranks, start_ranks
+
+MODEL = "synthetic:tiny-llama?seed=1&format=w8"
+CPU = backend_named("cpu")
+IDS = [5, 9, 2, 71, 33, 8, 4]
+WANTS = (Digest("hidden"), Digest())
+SPLITS = {
+    "two": DeviceSplit(((0, 1),)),
+    "three": DeviceSplit(((0, 1, 2),)),
+    "experts": DeviceSplit(((1, 2),), by_expert=True),
+    "replicas": DeviceSplit(((0,), (1, 2)), replicas=True),
+}
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    made = start_ranks(3, backend_named, weights_of)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def source() -> ModelSource:
+    return open_source(MODEL, LoadOptions())
+
+
+@pytest.fixture(scope="module")
+def varied(source: ModelSource, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+    """A program with an overlay of every kind, and the weights with their banks."""
+    folder = tmp_path_factory.mktemp("adapters")
+    with cortiq.load(MODEL, context=64, keep_weights=False) as model:
+        paths = [
+            write_lora(folder / "one", model, 1, rank=1),
+            write_lora(folder / "wide", model, 2, rank=9, targets=("q_proj", "k_proj", "o_proj")),
+            write_lora(folder / "dora", model, 3, dora=True),
+            write_lora(folder / "table", model, 4, targets=("embed_tokens", "lm_head")),
+            write_ia3(folder / "ia3", model, 5),
+        ]
+    overlays = []
+    for path in paths:
+        adapter = open_lora(str(path))
+        overlays.append(read_overlay(adapter, source.loaded, source.program))
+        adapter.close()
+    program, banks = banks_of(source.program, overlays)
+    return program, {**source.weights, **banks}
+
+
+def digests(executable: Executable) -> list[list[Any]]:
+    """Return the digests of a sequence of each overlay, all in the same batches."""
+    states = [executable.open(16) for _ in range(6)]
+    found: list[list[Any]] = [[] for _ in states]
+    for start, stop in ((0, 5), (5, 6), (6, 7)):
+        rows = [
+            Row(state, at, IDS[at], WANTS, overlay_inputs(number))
+            for number, state in enumerate(states)
+            for at in range(start, stop)
+        ]
+        result = executable.forward(Batch(rows)).result()
+        assert all(one.status is Status.COMPLETED for one in result.outcomes.values())
+        each = iter(result.rows)
+        for one in found:
+            for row in islice(each, stop - start):
+                one.append([row[want] for want in WANTS])
+    for state in states:
+        state.release()
+    return found
+
+
+@pytest.fixture(scope="module")
+def alone(source: ModelSource, varied: tuple[Any, Any]) -> list[list[Any]]:
+    """The digests on one rank, which differ from overlay to overlay."""
+    one = place(CPU, source.program, source.weights, CompileOptions(threads=1))
+    one.vary(*varied)
+    found = digests(one)
+    one.close()
+    assert len({str(of[-1]) for of in found}) == len(found)
+    return found
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_rows_of_overlays_have_the_bits_of_one_rank(
+    split: str, ranks: Ranks, source: ModelSource, varied: tuple[Any, Any], alone: list[list[Any]]
+) -> None:
+    """Ranks open the weights themselves, or get all of them, and give overlays back."""
+    named = (MODEL, LoadOptions()) if split != "two" else None
+    backend = RanksBackend(ranks.driver, CPU, SPLITS[split], named)
+    on = place(backend, source.program, source.weights, CompileOptions(threads=1))
+    assert on.takes_overlays
+    plain = on.open(16)
+    row = Row(plain, 0, IDS[0], WANTS)
+    before = on.forward(Batch([row])).result().rows[0]
+    on.vary(*varied)
+    assert digests(on) == alone
+    on.vary(None, {})
+    plain.rewind(0)
+    assert on.forward(Batch([row])).result().rows[0] == before
+    on.close()
+
+
+def test_layers_on_several_ranks_take_none(ranks: Ranks, source: ModelSource) -> None:
+    backend = RanksBackend(ranks.driver, CPU, DeviceSplit(((0,), (1,))))
+    on = place(backend, source.program, source.weights, CompileOptions(threads=1))
+    assert not on.takes_overlays
+    with pytest.raises(BackendError, match="computes no overlays"):
+        on.vary(None, {})
+    on.close()
