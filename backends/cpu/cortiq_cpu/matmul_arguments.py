@@ -69,6 +69,30 @@ class ChosenMatmulArgs(ctypes.Structure):
     )
 
 
+class LowRankPart(ctypes.Structure):
+    """`cortiq_low_rank_part`: a weight's two stacks, and the products that their own is added to."""
+
+    _fields_ = (
+        ("a", ctypes.c_void_p),
+        ("b", ctypes.c_void_p),
+        ("changes", ctypes.c_void_p),
+        ("base", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+    )
+
+
+class LowRankArgs(ctypes.Structure):
+    """`cortiq_low_rank_args`: LOW_RANK."""
+
+    _fields_ = (
+        ("x", ctypes.c_void_p),
+        ("choice", ctypes.c_void_p),
+        ("workspace", ctypes.c_void_p),
+        ("count", ctypes.c_int32),
+        ("parts", LowRankPart * PRODUCTS),
+    )
+
+
 class EmbedArgs(ctypes.Structure):
     """`cortiq_embed_args`: EMBED_ROWS."""
 

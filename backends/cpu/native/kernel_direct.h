@@ -293,20 +293,25 @@ INLINE void direct(const int layout, const int rows, const cortiq_tile *t, int r
         direct_32(layout, rows, t, row, lane);
 }
 
+INLINE void direct_panel(const int layout, const cortiq_tile *t, int lane)
+{
+    int row = 0;
+    for (; LANES > 8 && row + 8 <= t->count; row += 8)
+        direct(layout, 8, t, row, lane);
+    for (; LANES > 8 && row + 4 <= t->count; row += 4)
+        direct(layout, 4, t, row, lane);
+    for (; LANES > 4 && row + 2 <= t->count; row += 2)
+        direct(layout, 2, t, row, lane);
+    for (; row < t->count; row++)
+        direct(layout, 1, t, row, lane);
+}
+
 #define DIRECT_KERNEL(name)                                                                        \
-    TARGET static void direct_##name(const cortiq_tile *t)                                         \
+    TARGET static void direct_##name(const cortiq_tile *tile)                                      \
     {                                                                                              \
-        for (int lane = 0; lane < PANEL && lane < t->outputs; lane += LANES) {                     \
-            int row = 0;                                                                           \
-            for (; LANES > 8 && row + 8 <= t->count; row += 8)                                     \
-                direct(CORTIQ_##name, 8, t, row, lane);                                            \
-            for (; LANES > 8 && row + 4 <= t->count; row += 4)                                     \
-                direct(CORTIQ_##name, 4, t, row, lane);                                            \
-            for (; LANES > 4 && row + 2 <= t->count; row += 2)                                     \
-                direct(CORTIQ_##name, 2, t, row, lane);                                            \
-            for (; row < t->count; row++)                                                          \
-                direct(CORTIQ_##name, 1, t, row, lane);                                            \
-        }                                                                                          \
+        for (EACH_PANEL(t, tile))                                                                  \
+            for (int lane = 0; lane < PANEL && lane < t.outputs; lane += LANES)                    \
+                direct_panel(CORTIQ_##name, &t, lane);                                             \
     }
 #ifndef DIRECT_LAYOUTS /* those that no other kernels take */
 #define DIRECT_LAYOUTS CORTIQ_EACH_LAYOUT

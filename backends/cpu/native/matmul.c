@@ -107,7 +107,7 @@ void cortiq_multiply(cortiq_worker *worker, const row_group *group, int32_t firs
         set = set->otherwise;
     }
     int direct = group->count <= set->direct_rows[m->layout];
-    int32_t step = direct ? 1 : set->panels, *starts[DIRECT_ROWS];
+    int32_t step = direct ? stop - first : set->panels, *starts[DIRECT_ROWS];
     size_t exponent_at = cortiq_record_exponent_at(m->width);
     if (direct && m->layout != CORTIQ_F32)
         ready = direct_rows(set, group, worker->scratch, starts);
@@ -116,8 +116,8 @@ void cortiq_multiply(cortiq_worker *worker, const row_group *group, int32_t firs
         int32_t outputs = (end * PANEL < m->height ? end * PANEL : m->height) - panel * PANEL;
         float *out[BLOCK_ROWS];
         for (int32_t i = 0; i < group->count; i++)
-            out[i] = group->out[i] + (size_t)panel * PANEL;
-        cortiq_tile tile = {m, panel_at(m, group->index, panel), outputs, group->count, group->x,
+            out[i] = group->out[i] + (int64_t)(panel - group->panel) * PANEL;
+        cortiq_tile tile = {m, panel_at(m, group->index, panel), outputs, 0, group->count, group->x,
                             out, group->faults, starts, ready, worker->scratch, exponent_at};
         (direct ? set->direct : set->block)[m->layout](&tile);
     }
@@ -145,7 +145,7 @@ static void product_rows(const cortiq_op *op, const cortiq_product *product, int
     const cortiq_matmul_args *args = op->args;
     size_t stride = cortiq_row_stride(product->matrix);
     group->matrix = product->matrix;
-    group->index = 0;
+    group->index = group->panel = 0;
     group->count = stop - first;
     for (int32_t i = 0; i < group->count; i++) {
         group->x[i] = (const uint8_t *)args->x + (size_t)(first + i) * stride;
