@@ -36,7 +36,7 @@ class Slabs:
             return None
         with self._lock:
             if self._used + nbytes > len(self._slab):
-                memory = mmap.mmap(-1, SLAB_BYTES)
+                memory = mmap.mmap(-1, SLAB_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
                 try:
                     memory.madvise(advice)
                 except OSError:  # a kernel built without them

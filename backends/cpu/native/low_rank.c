@@ -19,10 +19,11 @@ typedef struct {
     const cortiq_low_rank_args *args;
     cortiq_worker *worker;
     sorted_pairs sorted;
-    int32_t first;      /* row of the pass */
-    float *r;           /* [parts][BLOCK_ROWS][rank] */
-    uint8_t *records;   /* of this worker: GROUP_ROWS rows of r */
-    float *products;    /* [GROUP_ROWS][GROUP_PANELS·PANEL] */
+    int32_t first;    /* row of the pass */
+    int32_t rank;     /* the largest */
+    float *r;         /* [parts][BLOCK_ROWS][rank] */
+    uint8_t *records; /* of this worker: GROUP_ROWS rows of r */
+    float *products;  /* [GROUP_ROWS][GROUP_PANELS·PANEL] */
     uint8_t *ready;
 } pass;
 
@@ -47,9 +48,8 @@ static int32_t most_rank(const cortiq_low_rank_args *args)
 
 static float *r_of(const pass *p, int part, int32_t row)
 {
-    const cortiq_low_rank_args *args = p->args;
     size_t rows = (size_t)part * BLOCK_ROWS + (size_t)(row - p->first);
-    return p->r + rows * (size_t)args->parts[part].a->height;
+    return p->r + rows * (size_t)p->rank;
 }
 
 static void start_group(const cortiq_matrix *m, int32_t member, int32_t count, row_group *group)
@@ -169,7 +169,7 @@ static void low_rank(const cortiq_op *op, cortiq_worker *worker)
     int32_t rows = *op->rows, rank = most_rank(args);
     size_t records = GROUP_ROWS * cortiq_record_stride(rank), own = products_bytes() + records;
     uint8_t *mine = args->workspace + CORTIQ_PRODUCTS * r_bytes(rank) + own * (size_t)worker->index;
-    pass p = {.op = op, .args = args, .worker = worker, .r = (float *)(void *)args->workspace};
+    pass p = {.op = op, .args = args, .worker = worker, .rank = rank, .r = (float *)(void *)args->workspace};
     p.products = (float *)(void *)mine;
     p.records = mine + products_bytes();
     const cortiq_matrix *wide = args->parts[0].a;

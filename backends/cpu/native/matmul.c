@@ -44,7 +44,7 @@ static int32_t sum_of(const int32_t *sums, int32_t count)
 
 /* What direct kernels start their sums with, since their codes are offset: −offset·Σq of each
  * block or sub-block; where there is no offset the sums of sub-blocks alone, for minima; for one
- * scale a row that number in base 256, high part first.
+ * scale a row that number in base 256, high part first, and for w16 that of a plane.
  */
 static void starts_of(const cortiq_matrix *m, const void *record, int32_t *starts)
 {
@@ -54,6 +54,7 @@ static void starts_of(const cortiq_matrix *m, const void *record, int32_t *start
     if (layout_is_row(layout)) {
         int64_t total = (int64_t)sum_of(sums, count) * -128;
         if (layout == CORTIQ_W16) {
+            starts[3] = (int32_t)total; /* of a plane */
             total *= 257;
             starts[2] = (int32_t)(total & 255);
             total >>= 8;
