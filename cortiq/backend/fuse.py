@@ -94,7 +94,7 @@ class LowRankPart:
 
 @dataclass(frozen=True)
 class FusedLowRank:
-    """What overlays add to the products of one row: inputs are the row, the numbers, the products."""
+    """What overlays add to the products of one row: inputs: the row, numbers, products."""
 
     parts: tuple[LowRankPart, ...]
 

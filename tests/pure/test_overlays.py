@@ -15,6 +15,7 @@ from cortiq.ir.overlays import overlay_inputs
 from cortiq.model.source import open_source
 from cortiq.options import LoadOptions
 from cortiq.placement.place import place_split
+from cortiq.receipts.replay import verification_steps
 from cortiq_reference.backend import ReferenceBackend
 
 NAME = "synthetic:tiny-llama?seed=1&format=w8"
@@ -161,6 +162,34 @@ def test_receipts_name_the_adapter_by_its_hash(folders, tmp_path):
         assert "adapter" not in model.generate(PROMPT, max_tokens=1).receipt().as_object()["claim"]
     verdict = cortiq.verify(read, NAME, backend="reference", adapters=[f"x={folders['dora']}"])
     assert verdict.identical
+
+
+def test_an_adapter_may_be_unloaded_while_a_receipt_is_verified(folders):
+    with with_all(folders) as model:
+        receipt = model.generate(PROMPT, max_tokens=4, adapter="dora").receipt()
+        steps = verification_steps(model, receipt)
+        next(steps)
+        model.unload_adapter("dora")
+        with pytest.raises(StopIteration) as end:
+            while True:
+                next(steps)
+        assert end.value.value.identical
+
+
+def test_saved_prefixes_are_an_adapters(folders, tmp_path, alone):
+    file = tmp_path / "prefix"
+    with with_all(folders, "cpu") as model:
+        assert model.save_prefix(PROMPT[:9], file, adapter="wide") == 9
+    with with_all(folders) as model:
+        for other in (None, "one"):
+            with pytest.raises(RequestError, match="another model"):
+                model.load_prefix(file, adapter=other)
+        assert model.load_prefix(file, adapter="wide", check=True) == PROMPT[:9]
+        made = model.generate(PROMPT, max_tokens=5, ignore_eos=True, adapter="wide")
+        assert made.step_digests == alone["wide"] and made.stats.reused_tokens == 9
+        for name in (None, "one"):
+            again = model.generate(PROMPT, max_tokens=5, ignore_eos=True, adapter=name)
+            assert again.step_digests == alone[name] and not again.stats.reused_tokens
 
 
 def test_a_scale_multiplies_the_change(folders):

@@ -70,7 +70,7 @@ class ChosenMatmulArgs(ctypes.Structure):
 
 
 class LowRankPart(ctypes.Structure):
-    """`cortiq_low_rank_part`: a weight's two stacks, and the products that their own is added to."""
+    """`cortiq_low_rank_part`: two stacks of a weight, and products that theirs are added to."""
 
     _fields_ = (
         ("a", ctypes.c_void_p),

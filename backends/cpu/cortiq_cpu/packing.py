@@ -163,7 +163,7 @@ class PackedMatrix:
             self._explain(weight, name)
 
     def changes(self) -> npt.NDArray[np.uint8]:
-        """Return for each matrix in w16 whether it is other than zero: a panel starts with scales."""
+        """Return for each matrix in w16 if it is not zero: panels start with scales."""
         panels = self.data[: self.nbytes].reshape(self.matrices, -1, self._struct.panel_bytes)
         scales = panels[..., : 4 * PANEL].view(np.float32)
         return np.any(scales != 0, axis=(1, 2)).astype(np.uint8)
