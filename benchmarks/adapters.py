@@ -1,8 +1,8 @@
 """Measure what adapters cost a decoding step: many requests, each with an adapter of its own.
 
 Steps with and without adapters in turn, and prompts of all requests in one batch: a shared machine
-disturbs both alike. On the CPU it is the processor time of one thread, elsewhere (`--backend triton`)
-wall time. Numbers are random; they change no time.
+disturbs both alike. On the CPU it is the processor time of one thread, with `--backend triton` wall
+time. Numbers are random; they change no time.
 """
 
 from __future__ import annotations
