@@ -29,7 +29,8 @@ Clock = Callable[[], float]
 
 def banks(model: Model, targets: list[str], members: int, rank: int) -> dict[str, Weight]:
     """Give the model's executable random adapters; return their banks."""
-    random, changes, made = np.random.default_rng(1), {}, {}
+    random, made = np.random.default_rng(1), {}
+    changes: dict[tuple[str, bool], OverlayChange] = {}
     for (name, table), node in changeable(model.program).items():
         op: Any = node.op
         if table or not any(target in name for target in targets):
@@ -94,7 +95,7 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=16)
     given = parser.parse_args()
     clock = time.process_time if given.backend == "cpu" else time.perf_counter
-    options = {"threads": 1} if given.backend == "cpu" else {}
+    options: Any = {"threads": 1} if given.backend == "cpu" else {}
     with cortiq.load(given.model, backend=given.backend, context=256, **options) as model:
         made = banks(model, given.targets.split(","), 1 + given.requests, given.rank)
         size = sum(weight.nbytes for weight in made.values()) / 2**20

@@ -94,7 +94,7 @@ class LowRankPart:
 
 @dataclass(frozen=True)
 class FusedLowRank:
-    """What overlays add to the products of one row: inputs: the row, numbers, products."""
+    """Sums of products of one row and its overlay's; inputs are the row, numbers, products."""
 
     parts: tuple[LowRankPart, ...]
 

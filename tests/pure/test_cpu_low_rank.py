@@ -21,7 +21,7 @@ from cortiq.numerics.scalar import add
 from cortiq.numerics.weights import convert
 from cortiq_cpu.arguments import OpKind
 from cortiq_cpu.fuse import fuser
-from cortiq_cpu.matmul_arguments import LowRankArgs, LowRankPart
+from cortiq_cpu.matmul_arguments import LowRankArgs, LowRankPartArgs
 from cortiq_cpu.native import library, supported_isas
 from cortiq_cpu.packing import PackedMatrix, aligned
 from cortiq_cpu.quantised_rows import records_of
@@ -75,7 +75,7 @@ def test_sums_are_those_of_the_definition(rows, isa):
         assert changes.tolist() == [1, 1, 0, 1]
         addresses = [one.address for one in packed]
         addresses += [one.ctypes.data for one in (changes, base, out)]
-        args.parts[number] = LowRankPart(*addresses)
+        args.parts[number] = LowRankPartArgs(*addresses)
         kept.append((packed, changes, base, out))
         wanted.append(defined(x, a, b, base, choice, rank, height))
         faulty |= wanted[-1][1]

@@ -69,7 +69,7 @@ class ChosenMatmulArgs(ctypes.Structure):
     )
 
 
-class LowRankPart(ctypes.Structure):
+class LowRankPartArgs(ctypes.Structure):
     """`cortiq_low_rank_part`: two stacks of a weight, and products that theirs are added to."""
 
     _fields_ = (
@@ -89,7 +89,7 @@ class LowRankArgs(ctypes.Structure):
         ("choice", ctypes.c_void_p),
         ("workspace", ctypes.c_void_p),
         ("count", ctypes.c_int32),
-        ("parts", LowRankPart * PRODUCTS),
+        ("parts", LowRankPartArgs * PRODUCTS),
     )
 
 
