@@ -285,3 +285,34 @@ def test_vectors_of_ones_and_products_of_zero_change_no_bit(folders, tmp_path, a
         safetensors.numpy.save_file(same, file)
         model.load_adapter("ones", path)
         assert digests(model, "ones") == alone[None]
+
+
+def test_a_load_changes_its_own_part_of_the_banks(folders, tmp_path, alone, monkeypatch):
+    """Also in the place of one that was unloaded; a larger one has all banks made anew."""
+    made = []
+    with with_all(folders, "cpu") as model:
+        inner = model.executable.inner
+        vary = inner.vary
+        monkeypatch.setattr(inner, "vary", lambda *given: (made.append(1), vary(*given)))
+        assert digests(model, "wide") == alone["wide"]
+        folder = write_lora(tmp_path / "new", model, 9, rank=2)
+        large = write_lora(tmp_path / "large", model, 9, rank=20)
+        model.load_adapter("again", folders["wide"])
+        model.unload_adapter("one")
+        for name, path in (("new", folder), ("ia3 again", folders["ia3"])):
+            model.load_adapter(name.replace(" ", "-"), path)
+        assert digests(model, "again") == alone["wide"]
+        assert digests(model, "ia3-again") == alone["ia3"]
+        found = digests(model, "new")
+        assert made == [1] and {n: digests(model, n) for n in ("dora", None)} == {
+            n: alone[n] for n in ("dora", None)
+        }
+        model.unload_adapter("table")
+        model.load_adapter("table-again", folders["table"])
+        model.load_adapter("large", large)
+        assert digests(model, "table-again") == alone["table"] and made == [1, 1]
+        expected = digests(model, "large")
+    with opened() as model:
+        for name, path, want in (("new", folder, found), ("large", large, expected)):
+            model.load_adapter(name, path)
+            assert digests(model, name) == want

@@ -113,6 +113,16 @@ class PackedWeights:
         """Return the address of the native description of a packed matrix or stack."""
         return self._matrices[name].address
 
+    def takes(self, name: str, number: int, weight: Weight) -> bool:
+        """Check whether the part of a bank for this number can be packed alone."""
+        return name in self._matrices and self._matrices[name].takes(number, weight)
+
+    def revise(self, name: str, number: int, weight: Weight) -> None:
+        """Pack the part of a bank for a number anew, in its place."""
+        self._matrices[name].revise(number, weight, name)
+        if name in self._changes:
+            self._changes[name][:] = self._matrices[name].changes()
+
     def changes(self, name: str) -> int:
         """Return the address of a byte for each matrix of a stack in w16: 0 if it is zero."""
         if name not in self._changes:
