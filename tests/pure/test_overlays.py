@@ -229,7 +229,8 @@ def test_a_number_without_an_overlay_is_refused(folders):
     with with_all(folders, "cpu") as model:
         digests(model, "one")
         state = model.executable.open(8)
-        for number in (-1, 6, 1 << 20):
+        members = 1 + model.adapters._banks._room
+        for number in (-1, members, 1 << 20):
             row = Row(state, 0, 5, (Argmax(),), overlay_inputs(number))
             outcome = model.executable.forward(Batch([row])).result().outcomes[state]
             assert outcome.status is Status.DECLINED, number

@@ -115,12 +115,16 @@ def test_an_adapter_of_the_models_own_name_takes_no_plain_request():
         assert adapter_of(served, Fields({"model": asked})) == chosen
 
 
-def test_tokens_are_the_models_with_any_adapter(server):
+def test_tokens_are_the_models_with_any_adapter(server, folders):
     """An adapter changes no tokenizer; its name is one of the model's all the same."""
-    found = [post(server, "/tokenize", model=n, prompt="Hi") for n in (TINY, f"{TINY}:one", "one")]
+    given = {"lora_name": "named", "lora_path": str(folders["one"])}
+    assert post(server, "/v1/load_lora_adapter", **given)[0] == 200
+    names = (TINY, f"{TINY}:named", "named")
+    found = [post(server, "/tokenize", model=name, prompt="Hi") for name in names]
     assert found[0][0] == 200 and found == [found[0]] * 3
-    status, made = post(server, "/detokenize", model=f"{TINY}:one", tokens=found[0][1]["tokens"])
+    status, made = post(server, "/detokenize", model=names[1], tokens=found[0][1]["tokens"])
     assert status == 200 and made["prompt"].endswith("Hi")
+    assert post(server, "/v1/unload_lora_adapter", lora_name="named")[0] == 200
 
 
 def test_a_key_of_an_adapter_takes_both_its_names():
