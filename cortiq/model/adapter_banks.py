@@ -27,7 +27,7 @@ SPARE = 3
 
 
 class AdapterBanks:
-    """What an executable's banks hold.
+    """The banks that an executable holds, and which overlays are in them.
 
     Parameters
     ----------

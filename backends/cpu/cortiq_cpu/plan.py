@@ -17,7 +17,7 @@ from cortiq.ir import Graph, Node, ops
 from cortiq.ir.overlays import OVERLAY_INDEX
 from cortiq_cpu.arena import Arena, ArenaOffsets, assign
 from cortiq_cpu.bind import ops_of
-from cortiq_cpu.binder import OpBinder, row_bytes
+from cortiq_cpu.binder import OpBinder, fields, row_bytes
 from cortiq_cpu.fuse import fuser
 from cortiq_cpu.native import NativeOp, ThreadPool, library, op_list
 from cortiq_cpu.profile import OpLabel, moving
@@ -110,7 +110,7 @@ class CpuPlan(RequestPlan[CompiledOps]):
         native, threads = library(), self.pool.threads
         attends = {(n.op.value_dim, LONG) for n in self.graph.nodes if isinstance(n.op, ops.Attend)}
         sizes = [native.cortiq_attend_workspace(*shape, threads) for shape in attends]
-        ranks = [n.op.out_width for n in self.graph.nodes if _is_overlay(n)]
+        ranks = [fields(n).out_width for n in self.graph.nodes if _is_overlay(n)]
         sizes += [native.cortiq_low_rank_workspace(max(ranks), threads)] if ranks else []
         widths = [prod(type_.shape) for type_ in self.graph.values.values()]  # rows want any digest
         sizes.append(native.cortiq_tail_workspace(max(widths, default=1), threads))
