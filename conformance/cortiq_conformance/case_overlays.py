@@ -42,10 +42,11 @@ def varied(
         changes[key] = OverlayChange(rank, before, gain, after, table)
     made = with_overlays(program, members, changes)
     names = made.weights.keys() - program.weights.keys()
-    return made, {n: _bank(source, n, made.weights[n].shape, members) for n in sorted(names)}
+    return made, {n: random_bank(source, n, made.weights[n].shape, members) for n in sorted(names)}
 
 
-def _bank(source: CaseData, name: str, shape: tuple[int, ...], members: int) -> Weight:
+def random_bank(source: CaseData, name: str, shape: tuple[int, ...], members: int) -> Weight:
+    """Return a bank by its name, of a shape; number 0 changes nothing."""
     part = name.rpartition("@")[2].removeprefix("table.")
     if part not in ("a", "b"):
         values = source.floats(*shape, amplitude=SMALL) + F32(1)

@@ -83,6 +83,23 @@ class FusedProduct:
 
 
 @dataclass(frozen=True)
+class LowRankPart:
+    """A sum of a product, `base`, and B·quantise(A·x) of a row's overlay; A and B are nodes."""
+
+    a: Node
+    b: Node
+    base: str
+    out: str
+
+
+@dataclass(frozen=True)
+class FusedLowRank:
+    """Sums of products of one row and its overlay's; inputs are the row, numbers, products."""
+
+    parts: tuple[LowRankPart, ...]
+
+
+@dataclass(frozen=True)
 class FusionPattern:
     """A pattern: tries to join a step of these operators with earlier ones."""
 

@@ -9,15 +9,18 @@ from cortiq.backend.fuse import (
     NORMS,
     FusedAttention,
     FusedElementwise,
+    FusedLowRank,
     FusedProduct,
     Fuser,
     FusionPattern,
     HeadGroup,
+    LowRankPart,
     NormChain,
     QKVPrologue,
 )
-from cortiq.backend.lower import LoweredStep
+from cortiq.backend.lower import TAIL, LoweredStep
 from cortiq.ir import ops
+from cortiq.ir.overlays import OVERLAY_INDEX
 
 
 def _quantise_after(fuser: Fuser, step: LoweredStep) -> bool:
@@ -186,9 +189,52 @@ def _product_end(fuser: Fuser, step: LoweredStep) -> bool:
     return False
 
 
+def _overlay_product(fuser: Fuser, name: str) -> int | None:
+    """Return the place of a product with a row's own matrix, whose value nobody else reads."""
+    place = fuser.maker(name, ops.ExpertMatMul)
+    if place is None or not fuser.inner(name):
+        return None
+    return place if fuser.done[place].inputs[1].removesuffix(TAIL) == OVERLAY_INDEX else None
+
+
+def _low_rank(fuser: Fuser, step: LoweredStep) -> bool:
+    """Fuse both products of an overlay into the sum, and the sums of one row into one step."""
+    base, delta = step.inputs
+    b = _overlay_product(fuser, delta)
+    row = None if b is None else fuser.maker(fuser.done[b].inputs[0], ops.Quantise)
+    if b is None or row is None or not fuser.inner(fuser.done[row].outputs[0]):
+        return False
+    a = _overlay_product(fuser, fuser.done[row].inputs[0])
+    if a is None or fuser.root(base) == fuser.root(delta):
+        return False
+    inner = [fuser.done[place] for place in (a, row, b)]
+    nodes = tuple(node for one in (*inner, step) for node in one.nodes)
+    source, out = inner[0].inputs[0], step.outputs[0]
+    part = LowRankPart(inner[0].nodes[0], inner[2].nodes[0], base, out)
+    for place in sorted((a, row, b), reverse=True):
+        del fuser.done[place]
+    made = fuser.producer(base)
+    for place, before in enumerate(fuser.done):
+        same = isinstance(before.op, FusedLowRank) and before.inputs[0] == source
+        if same and (made is None or made < place):
+            fuser.done[place] = replace(
+                before,
+                op=FusedLowRank((*before.op.parts, part)),
+                inputs=(*before.inputs, base),
+                outputs=(*before.outputs, out),
+                nodes=(*before.nodes, *nodes),
+            )
+            return True
+    joined = FusedLowRank((part,))
+    inputs = (source, inner[0].inputs[1], base)
+    fuser.done.append(replace(step, op=joined, inputs=inputs, nodes=nodes))
+    return True
+
+
 PATTERNS: Mapping[str, FusionPattern] = {
     "quantised rows": FusionPattern((ops.Quantise,), _quantise_after),
     "norms of sums": FusionPattern(NORMS, _norm_after_sum),
+    "overlays": FusionPattern((ops.Add,), _low_rank),
     "residual sums": FusionPattern((ops.Add,), _residual_sum),
     "gates": FusionPattern((ops.Multiply,), _gate),
     "keys and values": FusionPattern((ops.StoreKV,), _store),

@@ -180,6 +180,16 @@ class OptionalCapabilities:
         """
         raise BackendError("the backend computes no overlays", hint="merge the adapter: --lora")
 
+    def revise(self, number: int, weights: Mapping[str, Weight]) -> bool:
+        """Change the overlay of a number, which no sequence's rows choose now, in the program that
+        `vary` took; return False where all banks must be given again.
+
+        Parameters
+        ----------
+        weights : the number's part of every bank, in the bank's layout; none to ask if it ever can.
+        """
+        return False
+
     def warm(self, progress: Callable[[int, int], None] = lambda done, total: None) -> bool:
         """Compile ahead what serving needs; return whether there is anything to compile.
 
@@ -233,6 +243,9 @@ class Executable(Protocol):
         """See `OptionalCapabilities`."""
 
     def vary(self, program: Program | None, weights: Mapping[str, Weight]) -> None:
+        """See `OptionalCapabilities`."""
+
+    def revise(self, number: int, weights: Mapping[str, Weight]) -> bool:
         """See `OptionalCapabilities`."""
 
     def warm(self, progress: Callable[[int, int], None] = ...) -> bool:

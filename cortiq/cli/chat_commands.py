@@ -140,15 +140,19 @@ def _set(chat: ChatSession, argument: str) -> None:
         if not value.strip():
             chat.say(f"{name} {_current(chat, name)}")
             return
-        changed = {
-            **chat.conversation.options,
-            name: from_text(name, known[name], value.strip(), "/set"),
-        }
+        changed = {**chat.conversation.options, name: _read(chat, name, value.strip())}
         chat.conversation.model.usual.options(changed)
         chat.conversation.options = changed
     given = {**chat.conversation.model.usual.values, **chat.conversation.options}
     given = {name: value for name, value in given.items() if value is not None}
     chat.say(", ".join(f"{name} {value}" for name, value in given.items()) or "nothing is set")
+
+
+def _read(chat: ChatSession, name: str, value: str) -> Any:
+    """Return an option's value; adapter `none` is none, unless one of that name is loaded."""
+    if (name, value) == ("adapter", "none") and value not in chat.conversation.model.adapters:
+        return None
+    return from_text(name, specs(GenerateOptions)[name], value, "/set")
 
 
 def _current(chat: ChatSession, name: str) -> str:

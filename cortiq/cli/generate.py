@@ -105,7 +105,7 @@ def generate(
     load_options = with_draft_heads(options, resolved.draft)
     load_options |= {"images": True} if pictures else {}
     with note_missing_receipt(receipt), load_model(model, load_options) as opened:
-        kept = opened.load_prefix(prefix) if prefix is not None else []
+        kept = [] if prefix is None else opened.load_prefix(prefix, adapter=resolved.adapter)
         if sys.stderr.isatty() and not chat and ids is None and opened.tokenizer.chat_templates:
             note("this model has a chat template: --chat uses it")
         fed = prompt_ids(opened, given, system, variables, chat=chat, images=pictures)
@@ -187,13 +187,20 @@ def with_draft_heads(options: dict[str, Any], draft: str | None) -> dict[str, An
     return options if needed is None or given != "off" else {**options, "heads": needed}
 
 
+def first_adapter(options: dict[str, Any]) -> str | None:
+    """Return the name of the first adapter that is loaded; None for none."""
+    loaded = resolve(LoadOptions, select(LoadOptions, options)).adapters
+    if not loaded:
+        return None
+    from cortiq.formats.adapter import split_adapter
+
+    return split_adapter(loaded[0])[0]
+
+
 def with_adapter(options: dict[str, Any]) -> dict[str, Any]:
     """Return the options of generating: with the first adapter, where some are loaded."""
-    chosen = select(GenerateOptions, options)
-    loaded = resolve(LoadOptions, select(LoadOptions, options)).adapters
-    if loaded:
-        from cortiq.formats.adapter import split_adapter
-    return {**chosen, "adapter": split_adapter(loaded[0])[0]} if loaded else chosen
+    name = first_adapter(options)
+    return select(GenerateOptions, options) | ({} if name is None else {"adapter": name})
 
 
 def load_model(name: str, options: dict[str, Any]) -> Model:

@@ -11,20 +11,17 @@ import os
 import re
 import threading
 import weakref
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from cortiq.backend import Executable
-from cortiq.backend.error_attribution import attributed_to, backend_names
 from cortiq.engine.overlay import ChosenOverlay, facts_of
 from cortiq.errors import RequestError, shown
 from cortiq.formats.cache import Progress
+from cortiq.model.adapter_banks import AdapterBanks
 from cortiq.model.machine import memory
 from cortiq.model.source import ModelSource, open_lora
-from cortiq.models.overlay_banks import Overlay, bank_bytes, banks_of
+from cortiq.models.overlay_banks import Overlay, bank_bytes
 from cortiq.models.overlays import read_overlay
-from cortiq.numerics.layouts import Weight
 
 NAME = re.compile(r"[\w.-]{1,128}", re.ASCII)
 """Names of adapters: they follow a colon in `model: "base:adapter"`."""
@@ -77,7 +74,7 @@ class Adapters:
         self._lock = threading.RLock()
         self._names: dict[str, tuple[ChosenOverlay, LoadedAdapter]] = {}
         self._held: list[_Held | None] = []
-        self._current: list[Overlay | None] | None = []
+        self._banks = AdapterBanks(executable, source, budget)
 
     def __contains__(self, name: object) -> bool:
         return name in self._names
@@ -207,45 +204,7 @@ class Adapters:
         with self._lock:
             overlays = self._overlays()
             if overlay is not None or not overlays:
-                self._sync(overlays)
-
-    def _sync(self, overlays: list[Overlay | None]) -> None:
-        current = self._current
-        same = (
-            current is not None
-            and len(overlays) == len(current)
-            and all(one is other for one, other in zip(overlays, current, strict=True))
-        )
-        if same:
-            return
-        self._current = None  # what is there if this fails is not known
-        with attributed_to(backend_names(self._executable)):
-            if not any(overlays):
-                self._executable.vary(None, {})
-            else:
-                program, banks = banks_of(self._executable.program, overlays)
-                assert self._source.loaded is not None
-                self._executable.vary(
-                    program, _Joined(self._source.weights, banks, program.weights)
-                )
-        self._current = overlays
-
-
-class _Joined(Mapping[str, Weight]):
-    """The model's weights and banks."""
-
-    def __init__(self, base: Mapping[str, Weight], banks: Mapping[str, Weight], names: Any) -> None:
-        self._base, self._banks, self._names = base, banks, names
-
-    def __getitem__(self, name: str) -> Weight:
-        found = self._banks.get(name)
-        return self._base[name] if found is None else found
-
-    def __iter__(self) -> Any:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
+                self._banks.sync(overlays)
 
 
 def _mib(nbytes: int) -> str:

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, cast
 from cortiq.arguments import path_of
 from cortiq.backend import ExportedState
 from cortiq.engine.cache_roles import CacheRole
+from cortiq.engine.overlay import ChosenOverlay, key_of, session_inputs
 from cortiq.engine.prefix_file import first_difference, read_prefix, write_prefix
 from cortiq.engine.prefixes import PrefixCache
 from cortiq.engine.request import check_prompt
 from cortiq.engine.session import Session
 from cortiq.errors import FormatError, RequestError, shown
+from cortiq.model.fingerprint import adapter_facts, fingerprint
 
 if TYPE_CHECKING:
     from cortiq.model.model import Model
@@ -57,34 +59,54 @@ class PrefixCacheMixin:
             self.prefixes.clear()
         self.prefixes = None
 
-    def save_prefix(self, prompt: TextPrompt, path: str | Path) -> int:
+    def save_prefix(
+        self, prompt: TextPrompt, path: str | Path, *, adapter: str | None = None
+    ) -> int:
         """Compute a prompt's rows and write them to a file; return their number.
+
+        Parameters
+        ----------
+        adapter : the one to compute them with.
 
         Raises
         ------
-        RequestError : the prompt cannot be served, or the file not be written.
+        RequestError : the prompt cannot be served, or the file not be written, or there is no such
+            adapter.
         """
         file = path_of(path, "save_prefix")
         model = cast("Model", self)
         ids = check_prompt(model.ids(prompt), model.program)
+        overlay = model.adapters.named(adapter)
         with model._working():
-            write_prefix(file, self._computed(ids), model.fingerprint)
+            write_prefix(file, self._computed(ids, overlay), self._prefix_of(overlay))
         return len(ids)
 
-    def _computed(self, ids: Sequence[int]) -> ExportedState:
+    def _prefix_of(self, overlay: ChosenOverlay | None) -> str:
+        """Return the fingerprint of rows: of the model, and of the adapter if there is one."""
+        own = cast("Model", self).fingerprint
+        return own if overlay is None else fingerprint({"model": own, **adapter_facts(overlay)})
+
+    def _computed(self, ids: Sequence[int], overlay: ChosenOverlay | None) -> ExportedState:
         """Compute the rows of some ids."""
-        with Session(cast("Model", self).executable, len(ids)) as session:
+        model = cast("Model", self)
+        model.adapters.sync(overlay)
+        given = None if overlay is None else [session_inputs(overlay)] * CHUNK_ROWS
+        with Session(model.executable, len(ids)) as session:
             for start in range(0, len(ids), CHUNK_ROWS):
-                session.read_rows(session.feed(ids[start : start + CHUNK_ROWS], ()))
+                some = ids[start : start + CHUNK_ROWS]
+                session.read_rows(session.feed_each(some, [()] * len(some), given))
             return session.state.export()
 
-    def load_prefix(self, path: str | Path, *, check: bool = False) -> list[int]:
+    def load_prefix(
+        self, path: str | Path, *, check: bool = False, adapter: str | None = None
+    ) -> list[int]:
         """Load a prefix that `save_prefix` wrote, on whatever backend; return its ids.
 
         Parameters
         ----------
         check : compute the prefix again, and compare every bit. Without it the file is believed:
             whoever wrote it decides what the model takes those tokens for.
+        adapter : the one that it was computed with, and is for.
 
         Raises
         ------
@@ -92,11 +114,12 @@ class PrefixCacheMixin:
         RequestError : it is of another model, or was loaded with other options that decide bits.
         """
         model, file = cast("Model", self), path_of(path, "load_prefix")
-        exported = read_prefix(file, model.program, model.fingerprint)
+        overlay = model.adapters.named(adapter)
+        exported = read_prefix(file, model.program, self._prefix_of(overlay))
         ids = exported.tokens.tolist()
         if check:
             with model._working():
-                differs = first_difference(exported, self._computed(ids))
+                differs = first_difference(exported, self._computed(ids, overlay))
             if differs:
                 what = f"is not what the model computes of its tokens: {differs!r} differs"
                 hint = "do not use it; save the prefix again"
@@ -105,5 +128,5 @@ class PrefixCacheMixin:
         prefixes = self.keep_prefixes() if self.prefixes is None else self.prefixes
         with model._working():
             state = model.executable.import_(exported, model.program.context)
-            prefixes.put(ids, state, CacheRole.FILE)
+            prefixes.put(ids, state, CacheRole.FILE, key_of(overlay))
         return ids

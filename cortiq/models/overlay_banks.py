@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -90,24 +90,53 @@ def bank_bytes(program: Program, overlays: Sequence[Overlay | None]) -> int:
     return sum((4 if s.layout == "f32" else 2) * prod(s.shape) for s in layouts.values())
 
 
+def fits(overlay: Overlay, changes: Mapping[Key, OverlayChange]) -> bool:
+    """Check whether banks made for these changes have room for an overlay."""
+    for key, member in overlay.members.items():
+        mine, there = member.change(key[1]), changes.get(key, OverlayChange())
+        vectors = (getattr(mine, p) <= getattr(there, p) for p in ("before", "gain", "after"))
+        if mine.rank > there.rank or not all(vectors):
+            return False
+    return True
+
+
+def part_of(
+    varied: Program, changes: Mapping[Key, OverlayChange], members: int, overlay: Overlay
+) -> dict[str, Weight]:
+    """Return an overlay's part of each bank of a program that it fits."""
+    return dict(_parts(varied, changes, members, [overlay]))
+
+
+def _parts(
+    varied: Program,
+    changes: Mapping[Key, OverlayChange],
+    members: int,
+    overlays: Sequence[Overlay | None],
+) -> Iterator[tuple[str, Weight]]:
+    """Yield banks of these overlays alone, of as many rows each as those of `members` have."""
+    for key in changes:
+        name, table = key
+        held = [None if o is None else o.members.get(key) for o in overlays]
+        for part in _PARTS:
+            bank = bank_name(name, part, table)
+            if bank not in varied.weights:
+                continue
+            shape = varied.weights[bank].shape
+            own = [None if m is None else getattr(m, part) for m in held]
+            if part in "ab":
+                size = (len(own) * (prod(shape[:-1]) // members), shape[-1])
+                yield bank, _stack(own, size)
+            else:
+                yield bank, _vectors(own, shape[1])
+
+
 def banks_of(
     program: Program, overlays: Sequence[Overlay | None]
 ) -> tuple[Program, dict[str, Weight]]:
     """Return the program whose rows choose an overlay, and its banks; None leaves a number free."""
     changes = changes_of(overlays)
     varied = with_overlays(program, 1 + len(overlays), changes)
-    banks: dict[str, Weight] = {}
-    for key in changes:
-        name, table = key
-        members = [None if o is None else o.members.get(key) for o in (None, *overlays)]
-        for part in _PARTS:
-            bank = bank_name(name, part, table)
-            if bank not in varied.weights:
-                continue
-            shape = varied.weights[bank].shape
-            held = [None if m is None else getattr(m, part) for m in members]
-            banks[bank] = _stack(held, shape) if part in "ab" else _vectors(held, shape[1])
-    return varied, banks
+    return varied, dict(_parts(varied, changes, 1 + len(overlays), (None, *overlays)))
 
 
 def _vectors(held: Sequence[Floats | None], width: int) -> Weight:

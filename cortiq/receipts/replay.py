@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from cortiq.backend import Want
 from cortiq.engine.accept import drawn_token
 from cortiq.engine.output import Output
+from cortiq.engine.overlay import ChosenOverlay
 from cortiq.engine.request import Request, make_request, vocabulary_size, with_images
 from cortiq.engine.session import Progress, RowResult, Session, digest_of
 from cortiq.errors import RequestError, SequenceFailedError, shown
@@ -128,6 +129,7 @@ class ClaimReplay:
     Attributes
     ----------
     images : those of the prompt, in order. steps : draws found identical so far.
+    overlay : the claim's adapter; held, so that it may be unloaded meanwhile.
     """
 
     model: Model
@@ -135,6 +137,7 @@ class ClaimReplay:
     progress: Progress | None = None
     images: list[Any] = field(default_factory=list)
     steps: int = field(default=0, init=False)
+    overlay: ChosenOverlay | None = field(default=None, init=False)
 
     def differences(self) -> Generator[None, None, list[Difference]]:
         """Return the first step that differs, or the differences of the rest of the claim.
@@ -151,8 +154,9 @@ class ClaimReplay:
         if isinstance(seen, Difference):
             return [seen]
         request = with_images(request, seen, model.program)
-        request = replace(request, overlay=model.adapters.claimed(claim.adapter))
-        model.adapters.sync(request.overlay)
+        self.overlay = model.adapters.claimed(claim.adapter)
+        request = replace(request, overlay=self.overlay)
+        model.adapters.sync(self.overlay)
         output = Output(request, model.tokenizer)
         found = yield from self._draws(request, output)
         return found or self._ending(output) or self._results(output)
@@ -255,9 +259,8 @@ class ClaimReplay:
 
     def _results(self, output: Output) -> list[Difference]:
         """Compare the fields that follow from the draws."""
-        overlay = self.model.adapters.claimed(self.claim.adapter)
         facts = {"model": self.model.fingerprint, **drawing_facts(self.claim.options)}
-        facts |= adapter_facts(overlay)
+        facts |= adapter_facts(self.overlay)
         results = {
             "finish_reason": output.finish_reason,
             "text": "".join(output.pieces),

@@ -47,7 +47,8 @@ def checked_base(
     if base is not None and not adapters:
         raise invalid("Adapters are for generating: name the model alone.", "model")
     if key is not None:
-        key.check_model(name, base)
+        alone = base is not None and SEPARATOR not in name
+        key.check_model(name, base, *([f"{base}{SEPARATOR}{name}"] if alone else []))
     return name if base is None else base
 
 

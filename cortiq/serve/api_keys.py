@@ -66,14 +66,14 @@ class ApiKey:
     models: frozenset[str] | None = None
     admin: bool = True
 
-    def check_model(self, model: str, base: str | None = None) -> None:
-        """Raise ApiError (403) if the key may not use this model, or one with all its adapters.
+    def check_model(self, model: str, *others: str | None) -> None:
+        """Raise ApiError (403) if the key may not use this model.
 
         Parameters
         ----------
-        base : the model's name without an adapter; None where it has none.
+        others : names that allow it as well: the model's without an adapter, and with it.
         """
-        if self.models is not None and not {model, base} & self.models:
+        if self.models is not None and not {model, *others} & self.models:
             message = f"This key may not use {shown(model)}."
             raise ApiError(403, message, "model_not_allowed", "model")
 

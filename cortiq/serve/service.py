@@ -247,13 +247,13 @@ class Service:
     async def tokenize(self, request: HttpRequest) -> Response:
         """Handle `POST /tokenize`."""
         fields = await self.body(request)
-        served = await self.hold(request, model_name(fields))
+        served = await self.hold(request, model_name(fields), adapters=True)
         return JSONResponse(await self.read(request, lambda: tokenize(served, fields)))
 
     async def detokenize(self, request: HttpRequest) -> Response:
         """Handle `POST /detokenize`."""
         fields = await self.body(request)
-        served = await self.hold(request, model_name(fields))
+        served = await self.hold(request, model_name(fields), adapters=True)
         return JSONResponse(await self.read(request, lambda: detokenize(served, fields)))
 
     async def show_metrics(self, request: HttpRequest) -> Response:

@@ -3,6 +3,7 @@
 import gc
 import mmap
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -44,3 +45,15 @@ def test_a_slab_lives_as_long_as_an_array_in_it():
     del first
     gc.collect()
     assert slab() is None
+
+
+def test_slabs_are_private_memory():
+    """The system gives shared memory no large pages, whatever is asked for."""
+    array = Slabs().take(LEAST_BYTES)
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, rights, *_ = line.split()
+        start, stop = (int(part, 16) for part in span.split("-"))
+        if start <= array.ctypes.data < stop:
+            assert rights == "rw-p"
+            return
+    raise AssertionError("the array is in no mapping")

@@ -15,6 +15,7 @@ from cortiq.ir.overlays import overlay_inputs
 from cortiq.model.source import open_source
 from cortiq.options import LoadOptions
 from cortiq.placement.place import place_split
+from cortiq.receipts.replay import verification_steps
 from cortiq_reference.backend import ReferenceBackend
 
 NAME = "synthetic:tiny-llama?seed=1&format=w8"
@@ -174,6 +175,34 @@ def test_receipts_name_the_adapter_by_its_hash(folders, tmp_path):
     assert verdict.identical
 
 
+def test_an_adapter_may_be_unloaded_while_a_receipt_is_verified(folders):
+    with with_all(folders) as model:
+        receipt = model.generate(PROMPT, max_tokens=4, adapter="dora").receipt()
+        steps = verification_steps(model, receipt)
+        next(steps)
+        model.unload_adapter("dora")
+        with pytest.raises(StopIteration) as end:
+            while True:
+                next(steps)
+        assert end.value.value.identical
+
+
+def test_saved_prefixes_are_an_adapters(folders, tmp_path, alone):
+    file = tmp_path / "prefix"
+    with with_all(folders, "cpu") as model:
+        assert model.save_prefix(PROMPT[:9], file, adapter="wide") == 9
+    with with_all(folders) as model:
+        for other in (None, "one"):
+            with pytest.raises(RequestError, match="another model"):
+                model.load_prefix(file, adapter=other)
+        assert model.load_prefix(file, adapter="wide", check=True) == PROMPT[:9]
+        made = model.generate(PROMPT, max_tokens=5, ignore_eos=True, adapter="wide")
+        assert made.step_digests == alone["wide"] and made.stats.reused_tokens == 9
+        for name in (None, "one"):
+            again = model.generate(PROMPT, max_tokens=5, ignore_eos=True, adapter=name)
+            assert again.step_digests == alone[name] and not again.stats.reused_tokens
+
+
 def test_a_scale_multiplies_the_change(folders):
     with opened() as model:
         for name, scale in (("whole", ""), ("none", ":0"), ("half", ":0.5")):
@@ -211,7 +240,8 @@ def test_a_number_without_an_overlay_is_refused(folders):
     with with_all(folders, "cpu") as model:
         digests(model, "one")
         state = model.executable.open(8)
-        for number in (-1, 6, 1 << 20):
+        members = 1 + model.adapters._banks._room
+        for number in (-1, members, 1 << 20):
             row = Row(state, 0, 5, (Argmax(),), overlay_inputs(number))
             outcome = model.executable.forward(Batch([row])).result().outcomes[state]
             assert outcome.status is Status.DECLINED, number
@@ -267,3 +297,34 @@ def test_vectors_of_ones_and_products_of_zero_change_no_bit(folders, tmp_path, a
         safetensors.numpy.save_file(same, file)
         model.load_adapter("ones", path)
         assert digests(model, "ones") == alone[None]
+
+
+def test_a_load_changes_its_own_part_of_the_banks(folders, tmp_path, alone, monkeypatch):
+    """Also in the place of one that was unloaded; a larger one has all banks made anew."""
+    made = []
+    with with_all(folders, "cpu") as model:
+        inner = model.executable.inner
+        vary = inner.vary
+        monkeypatch.setattr(inner, "vary", lambda *given: (made.append(1), vary(*given)))
+        assert digests(model, "wide") == alone["wide"]
+        folder = write_lora(tmp_path / "new", model, 9, rank=2)
+        large = write_lora(tmp_path / "large", model, 9, rank=20)
+        model.load_adapter("again", folders["wide"])
+        model.unload_adapter("one")
+        for name, path in (("new", folder), ("ia3 again", folders["ia3"])):
+            model.load_adapter(name.replace(" ", "-"), path)
+        assert digests(model, "again") == alone["wide"]
+        assert digests(model, "ia3-again") == alone["ia3"]
+        found = digests(model, "new")
+        assert made == [1] and {n: digests(model, n) for n in ("dora", None)} == {
+            n: alone[n] for n in ("dora", None)
+        }
+        model.unload_adapter("table")
+        model.load_adapter("table-again", folders["table"])
+        model.load_adapter("large", large)
+        assert digests(model, "table-again") == alone["table"] and made == [1, 1]
+        expected = digests(model, "large")
+    with opened() as model:
+        for name, path, want in (("new", folder, found), ("large", large, expected)):
+            model.load_adapter(name, path)
+            assert digests(model, name) == want

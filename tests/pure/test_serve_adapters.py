@@ -15,7 +15,9 @@ from adapter_folders import write_ia3, write_lora
 from serving import TINY, serving
 
 import cortiq
-from cortiq.serve.adapter_names import adapter_of
+from cortiq.serve.adapter_names import adapter_of, checked_base
+from cortiq.serve.api_keys import ApiKey
+from cortiq.serve.errors import ApiError
 from cortiq.serve.fields import Fields
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -111,6 +113,29 @@ def test_an_adapter_of_the_models_own_name_takes_no_plain_request():
     served = SimpleNamespace(name="m", model=SimpleNamespace(adapters={"m", "one"}))
     for asked, chosen in (("m", None), ("m:m", "m"), ("one", "one"), ("m:one", "one")):
         assert adapter_of(served, Fields({"model": asked})) == chosen
+
+
+def test_tokens_are_the_models_with_any_adapter(server, folders):
+    """An adapter changes no tokenizer; its name is one of the model's all the same."""
+    given = {"lora_name": "named", "lora_path": str(folders["one"])}
+    assert post(server, "/v1/load_lora_adapter", **given)[0] == 200
+    names = (TINY, f"{TINY}:named", "named")
+    found = [post(server, "/tokenize", model=name, prompt="Hi") for name in names]
+    assert found[0][0] == 200 and found == [found[0]] * 3
+    status, made = post(server, "/detokenize", model=names[1], tokens=found[0][1]["tokens"])
+    assert status == 200 and made["prompt"].endswith("Hi")
+    assert post(server, "/v1/unload_lora_adapter", lora_name="named")[0] == 200
+
+
+def test_a_key_of_an_adapter_takes_both_its_names():
+    adapters = SimpleNamespace(model=SimpleNamespace(adapters={"one", "two"}))
+    models = {"m": SimpleNamespace(name="m", served=adapters)}
+    key = ApiKey(b"", models=frozenset({"m:one"}))
+    for name in ("m:one", "one"):
+        assert checked_base(models, name, key, True) == "m"
+    for name in ("m:two", "two", "m"):
+        with pytest.raises(ApiError, match="may not use"):
+            checked_base(models, name, key, True)
 
 
 def test_ollamas_paths_take_adapters(server, client, folders):

@@ -54,6 +54,7 @@ class OpKind(IntEnum):
     PACKAGE = 31
     CHOOSE_KEYS = 32
     COMPRESS = 33
+    LOW_RANK = 34
 
 
 def _fields(**groups: str) -> tuple[tuple[str, type], ...]:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cortiq.backend.fuse import FusedAttention, FusedElementwise, NormChain, QKVPrologue
+from cortiq.backend.fuse import (
+    FusedAttention,
+    FusedElementwise,
+    FusedLowRank,
+    NormChain,
+    QKVPrologue,
+)
 from cortiq.backend.lower import Admit, Gather, LoweredStep, PackageOp
 from cortiq.ir import ops
 from cortiq_cpu.bind_matrices import (
     bind_chosen,
     bind_combine,
     bind_embed,
+    bind_low_rank,
     bind_matmul,
     bind_route,
 )
@@ -49,6 +56,7 @@ BINDERS: dict[type, Callable[[OpBinder, LoweredStep], OpArgs]] = {
     ops.MatMul: bind_matmul,
     ops.HeadMatMul: bind_chosen,
     ops.ExpertMatMul: bind_chosen,
+    FusedLowRank: bind_low_rank,
     ops.Quantise: bind_quantise,
     FusedElementwise: bind_elementwise,
     NormChain: bind_norm,

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
+from cortiq.backend.fuse import FusedLowRank
 from cortiq.backend.lower import LoweredStep
 from cortiq.ir import ops
 from cortiq_cpu import arguments
 from cortiq_cpu.arguments import OpKind, address
 from cortiq_cpu.binder import OpArgs, OpBinder, fields
-from cortiq_cpu.matmul_arguments import PRODUCTS, ChosenMatmulArgs, EmbedArgs, MatmulArgs
+from cortiq_cpu.matmul_arguments import (
+    PRODUCTS,
+    ChosenMatmulArgs,
+    EmbedArgs,
+    LowRankArgs,
+    MatmulArgs,
+)
 
 F32 = np.float32
 ROUTERS = ("softmax", "sigmoid", "softmax_topk", "sqrt_softplus")
@@ -56,6 +63,23 @@ def bind_chosen(b: OpBinder, step: LoweredStep) -> OpArgs:
     if isinstance(node.op, ops.ExpertMatMul):
         args.choice = b.at(step.inputs[1])
     return [(OpKind.MATMUL_CHOSEN, args)]
+
+
+def bind_low_rank(b: OpBinder, step: LoweredStep) -> OpArgs:
+    """Bind LOW_RANK: what overlays add to the products of a row, up to four an op."""
+    bound: OpArgs = []
+    op: FusedLowRank = step.op
+    for start in range(0, len(op.parts), PRODUCTS):
+        some = op.parts[start : start + PRODUCTS]
+        x, choice = map(b.at, step.inputs[:2])
+        args = LowRankArgs(x, choice, b.workspace.address, len(some))
+        for part, of in zip(args.parts, some, strict=False):
+            first, second = (node.weights["weight"] for node in (of.a, of.b))
+            part.a, part.b = b.weights.matrix(first), b.weights.matrix(second)
+            part.changes = b.weights.changes(first)
+            part.base, part.out = b.at(of.base), b.at(of.out)
+        bound.append((OpKind.LOW_RANK, args))
+    return bound
 
 
 def bind_route(b: OpBinder, step: LoweredStep) -> OpArgs:

@@ -84,6 +84,17 @@ class CpuExecutable(PagedExecutable[CpuState, CpuPlan]):
         plan.prepare(self._prepared)
         return {"trunk": plan}
 
+    def revise(self, number: int, weights: Mapping[str, Weight]) -> bool:
+        """Pack the part of one overlay in place."""
+        if "trunk" not in self.varied:
+            return not weights
+        packed = self.varied["trunk"].weights
+        if not all(packed.takes(name, number, weight) for name, weight in weights.items()):
+            return False
+        for name, weight in weights.items():
+            packed.revise(name, number, weight)
+        return True
+
     @property
     def provenance(self) -> Mapping[str, str]:
         """Return what receipts record: the instruction set, and the hash of the native core."""

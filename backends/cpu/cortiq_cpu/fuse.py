@@ -9,7 +9,8 @@ from cortiq.backend.patterns import PATTERNS
 NATIVE = tuple(
     PATTERNS[name]
     for name in (
-        "quantised rows", "norms of sums", "residual sums", "gates", "keys and values", "queries",
+        "quantised rows", "norms of sums", "overlays", "residual sums", "gates",
+        "keys and values", "queries",
     )
 )  # fmt: skip
 

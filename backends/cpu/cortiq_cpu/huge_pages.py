@@ -36,7 +36,9 @@ class Slabs:
             return None
         with self._lock:
             if self._used + nbytes > len(self._slab):
-                memory = mmap.mmap(-1, SLAB_BYTES)
+                # Python maps shared memory unless told otherwise, and that has no large pages.
+                private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+                memory = mmap.mmap(-1, SLAB_BYTES, flags=private)
                 try:
                     memory.madvise(advice)
                 except OSError:  # a kernel built without them

@@ -69,6 +69,30 @@ class ChosenMatmulArgs(ctypes.Structure):
     )
 
 
+class LowRankPartArgs(ctypes.Structure):
+    """`cortiq_low_rank_part`: two stacks of a weight, and products that theirs are added to."""
+
+    _fields_ = (
+        ("a", ctypes.c_void_p),
+        ("b", ctypes.c_void_p),
+        ("changes", ctypes.c_void_p),
+        ("base", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+    )
+
+
+class LowRankArgs(ctypes.Structure):
+    """`cortiq_low_rank_args`: LOW_RANK."""
+
+    _fields_ = (
+        ("x", ctypes.c_void_p),
+        ("choice", ctypes.c_void_p),
+        ("workspace", ctypes.c_void_p),
+        ("count", ctypes.c_int32),
+        ("parts", LowRankPartArgs * PRODUCTS),
+    )
+
+
 class EmbedArgs(ctypes.Structure):
     """`cortiq_embed_args`: EMBED_ROWS."""
 

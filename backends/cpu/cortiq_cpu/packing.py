@@ -162,6 +162,28 @@ class PackedMatrix:
         if failed:
             self._explain(weight, name)
 
+    def changes(self) -> npt.NDArray[np.uint8]:
+        """Return for each matrix in w16 if it is not zero: panels start with scales."""
+        panels = self.data[: self.nbytes].reshape(self.matrices, -1, self._struct.panel_bytes)
+        scales = panels[..., : 4 * PANEL].view(np.float32)
+        return np.any(scales != 0, axis=(1, 2)).astype(np.uint8)
+
+    def takes(self, number: int, rows: Weight) -> bool:
+        """Check whether rows number·n … of the weight, all n of them, can be packed alone: whole
+        matrices of a stack, or whole panels.
+        """
+        count = rows.shape[0]
+        whole = count == self.height or native_layout(rows) == "f32" or count % PANEL == 0
+        return whole and (number + 1) * count <= self.matrices * self.height
+
+    def revise(self, number: int, rows: Weight, name: str) -> None:
+        """Pack them in their place; errors as of the constructor."""
+        part = PackedMatrix(rows, name).data
+        size = 4 * self.width * rows.shape[0]
+        if native_layout(rows) != "f32":
+            size = -(-rows.shape[0] // PANEL) * self._struct.panel_bytes
+        self.data[number * size : (number + 1) * size] = part[:size]
+
     def first_rows(self, count: int) -> PackedMatrix:
         """Return the first rows, whole panels, as a matrix over the same bytes."""
         view = copy.copy(self)

@@ -13,10 +13,11 @@ from cortiq.backend.admission import BY_ROW
 from cortiq.backend.kernel import NO_KERNELS, GivenKernels
 from cortiq.backend.lower import Admit, Lowered, LoweredStep, joined_products, lower
 from cortiq.backend.requests import Ask, RequestedOutputs, RequestPlan
-from cortiq.ir import Graph, ops
+from cortiq.ir import Graph, Node, ops
+from cortiq.ir.overlays import OVERLAY_INDEX
 from cortiq_cpu.arena import Arena, ArenaOffsets, assign
 from cortiq_cpu.bind import ops_of
-from cortiq_cpu.binder import OpBinder, row_bytes
+from cortiq_cpu.binder import OpBinder, fields, row_bytes
 from cortiq_cpu.fuse import fuser
 from cortiq_cpu.native import NativeOp, ThreadPool, library, op_list
 from cortiq_cpu.profile import OpLabel, moving
@@ -109,6 +110,8 @@ class CpuPlan(RequestPlan[CompiledOps]):
         native, threads = library(), self.pool.threads
         attends = {(n.op.value_dim, LONG) for n in self.graph.nodes if isinstance(n.op, ops.Attend)}
         sizes = [native.cortiq_attend_workspace(*shape, threads) for shape in attends]
+        ranks = [fields(n).out_width for n in self.graph.nodes if _is_overlay(n)]
+        sizes += [native.cortiq_low_rank_workspace(max(ranks), threads)] if ranks else []
         widths = [prod(type_.shape) for type_ in self.graph.values.values()]  # rows want any digest
         sizes.append(native.cortiq_tail_workspace(max(widths, default=1), threads))
         return max(sizes)
@@ -191,6 +194,11 @@ class CpuPlan(RequestPlan[CompiledOps]):
 
     def _answering(self, asked: AnswerOp) -> OpLabel:
         return OpLabel(asked.ask.kind, moving(row_bytes(self.graph.values[asked.ask.value])))
+
+
+def _is_overlay(node: Node) -> bool:
+    """Check for a product with a row's own matrix of the overlays'."""
+    return isinstance(node.op, ops.ExpertMatMul) and node.inputs[1] == OVERLAY_INDEX
 
 
 class BoundOps(NamedTuple):

@@ -45,6 +45,7 @@ class PackedWeights:
         self._unplaced: list[str] = []
         self._vectors: dict[tuple[str, float, str], np.ndarray] = {}
         self._taps: dict[str, np.ndarray] = {}
+        self._changes: dict[str, np.ndarray] = {}
         self._scorings: dict[ops.Attend, ScoreConstants] = {}
 
     def with_more(self, source: Mapping[str, Weight], pool: ThreadPoolExecutor) -> PackedWeights:
@@ -111,6 +112,22 @@ class PackedWeights:
     def matrix(self, name: str) -> int:
         """Return the address of the native description of a packed matrix or stack."""
         return self._matrices[name].address
+
+    def takes(self, name: str, number: int, weight: Weight) -> bool:
+        """Check whether the part of a bank for this number can be packed alone."""
+        return name in self._matrices and self._matrices[name].takes(number, weight)
+
+    def revise(self, name: str, number: int, weight: Weight) -> None:
+        """Pack the part of a bank for a number anew, in its place."""
+        self._matrices[name].revise(number, weight, name)
+        if name in self._changes:
+            self._changes[name][:] = self._matrices[name].changes()
+
+    def changes(self, name: str) -> int:
+        """Return the address of a byte for each matrix of a stack in w16: 0 if it is zero."""
+        if name not in self._changes:
+            self._changes[name] = self._matrices[name].changes()
+        return self._changes[name].ctypes.data
 
     def nbytes(self, name: str) -> int:
         """Return the bytes of a packed matrix or stack."""

@@ -82,6 +82,7 @@ typedef enum {
     CORTIQ_PACKAGE, /* the kernel of another package */
     CORTIQ_CHOOSE_KEYS,
     CORTIQ_COMPRESS,
+    CORTIQ_LOW_RANK, /* what overlays add to products */
     CORTIQ_PROBE_FLOATS = 61, /* what the machine can do, for benchmarks */
     CORTIQ_PROBE_READ,
     CORTIQ_PROBE_DOTS,

@@ -16,19 +16,19 @@ INLINE void direct_rows_of(const cortiq_tile *t, const int rows, int row, direct
     }
 }
 
-/* total[i] += unit · 16 columns of row i. One or two rows sum in two parts each, so that one
- * product need not wait for the one before.
+/* total[i] += unit · 16 columns of row i. One or two rows sum in two parts each, which start anew, so
+ * that one product need not wait for the one before.
  */
 INLINE void dot_unit(const int rows, const vi *p, const direct_row *x, int column, vi *total)
 {
     for (int i = 0; rows <= 2 && i < rows; i++) {
-        vi second = vi_zero();
+        vi first = vi_zero(), second = vi_zero();
         _Pragma("GCC unroll 4")
         for (int j = 0; j < 8; j += 2) {
-            total[i] = vi_dot(total[i], p[j], pair(x[i].q + column + 2 * j));
+            first = vi_dot(first, p[j], pair(x[i].q + column + 2 * j));
             second = vi_dot(second, p[j + 1], pair(x[i].q + column + 2 * j + 2));
         }
-        total[i] = vi_add(total[i], second);
+        total[i] = vi_add(total[i], vi_add(first, second));
     }
     if (rows <= 2)
         return;
@@ -281,6 +281,24 @@ INLINE void direct_whole(const int layout, const int rows, const cortiq_tile *t,
     }
 }
 
+/* w16 of one or two units and a row: sums of a plane of the weight fit int32. Measured: B of rank 16
+ * takes 0.4 of the time that it takes with the parts of long rows. */
+INLINE void narrow_panel(const cortiq_tile *t, const direct_row *x, const int units, int lane)
+{
+    cortiq_chunk c = chunk_at(CORTIQ_W16, t->matrix, t->panel, 0);
+    vi high = vi_set(x->start[3]), low = high;
+    for (int line = 0; lane == 0 && line < 8 * units; line++)
+        __builtin_prefetch(c.base + AHEAD + 64 * line);
+    for (int u = 0; u < units; u++) {
+        vi p[8];
+        unpack_unit(CORTIQ_W8, &c, c.main, u, 0, lane, p);
+        dot_unit(1, p, x, UNIT * u, &high);
+        unpack_unit(CORTIQ_W8, &c, c.main + 256 * units, u, 0, lane, p);
+        dot_unit(1, p, x, UNIT * u, &low);
+    }
+    finish_row(t, 0, lane, vf_multiply(round_two(high, low), load_scale(CORTIQ_W16, t->panel, lane)));
+}
+
 INLINE void direct(const int layout, const int rows, const cortiq_tile *t, int row, int lane)
 {
     if (layout_is_row(layout))
@@ -293,20 +311,34 @@ INLINE void direct(const int layout, const int rows, const cortiq_tile *t, int r
         direct_32(layout, rows, t, row, lane);
 }
 
+INLINE void direct_panel(const int layout, const cortiq_tile *t, int lane)
+{
+    int row = 0, units = units_of(t->matrix);
+    if (layout == CORTIQ_W16 && t->count == 1 && units <= 2) {
+        direct_row x;
+        direct_rows_of(t, 1, 0, &x);
+        if (units == 1)
+            narrow_panel(t, &x, 1, lane);
+        else
+            narrow_panel(t, &x, 2, lane);
+        return;
+    }
+    for (; LANES > 8 && row + 8 <= t->count; row += 8)
+        direct(layout, 8, t, row, lane);
+    for (; LANES > 8 && row + 4 <= t->count; row += 4)
+        direct(layout, 4, t, row, lane);
+    for (; LANES > 4 && row + 2 <= t->count; row += 2)
+        direct(layout, 2, t, row, lane);
+    for (; row < t->count; row++)
+        direct(layout, 1, t, row, lane);
+}
+
 #define DIRECT_KERNEL(name)                                                                        \
-    TARGET static void direct_##name(const cortiq_tile *t)                                         \
+    TARGET static void direct_##name(const cortiq_tile *tile)                                      \
     {                                                                                              \
-        for (int lane = 0; lane < PANEL && lane < t->outputs; lane += LANES) {                     \
-            int row = 0;                                                                           \
-            for (; LANES > 8 && row + 8 <= t->count; row += 8)                                     \
-                direct(CORTIQ_##name, 8, t, row, lane);                                            \
-            for (; LANES > 8 && row + 4 <= t->count; row += 4)                                     \
-                direct(CORTIQ_##name, 4, t, row, lane);                                            \
-            for (; LANES > 4 && row + 2 <= t->count; row += 2)                                     \
-                direct(CORTIQ_##name, 2, t, row, lane);                                            \
-            for (; row < t->count; row++)                                                          \
-                direct(CORTIQ_##name, 1, t, row, lane);                                            \
-        }                                                                                          \
+        for (EACH_PANEL(t, tile))                                                                  \
+            for (int lane = 0; lane < PANEL && lane < t.outputs; lane += LANES)                    \
+                direct_panel(CORTIQ_##name, &t, lane);                                             \
     }
 #ifndef DIRECT_LAYOUTS /* those that no other kernels take */
 #define DIRECT_LAYOUTS CORTIQ_EACH_LAYOUT

@@ -224,14 +224,15 @@ INLINE void panel_whole(const int layout, const cortiq_tile *t, int row)
 }
 
 #define PANEL_KERNEL(name)                                                                         \
-    TARGET static void direct_##name(const cortiq_tile *t)                                         \
+    TARGET static void direct_##name(const cortiq_tile *tile)                                      \
     {                                                                                              \
-        for (int row = 0; row < t->count; row++) {                                                 \
-            if (layout_is_row(CORTIQ_##name))                                                      \
-                panel_whole(CORTIQ_##name, t, row);                                                \
-            else if (layout_block(CORTIQ_##name) == 256)                                           \
-                panel_wide(CORTIQ_##name, t, row);                                                 \
-            else                                                                                   \
-                panel_small(CORTIQ_##name, t, row);                                                \
-        }                                                                                          \
+        for (EACH_PANEL(t, tile))                                                                  \
+            for (int row = 0; row < t.count; row++) {                                              \
+                if (layout_is_row(CORTIQ_##name))                                                  \
+                    panel_whole(CORTIQ_##name, &t, row);                                           \
+                else if (layout_block(CORTIQ_##name) == 256)                                       \
+                    panel_wide(CORTIQ_##name, &t, row);                                            \
+                else                                                                               \
+                    panel_small(CORTIQ_##name, &t, row);                                           \
+            }                                                                                      \
     }

@@ -284,7 +284,7 @@ INLINE void finish_row(const cortiq_tile *tile, int row, int lane, vf y)
     uint32_t fault = 0;
     y = vf_snap(vf_multiply(y, vf_bits(vi_set((e + 127) << 23))), &fault);
     int32_t left = tile->outputs - lane;
-    float *out = tile->out[row] + lane, all[LANES];
+    float *out = tile->out[row] + tile->at + lane, all[LANES];
     if (left >= LANES) {
         vf_store(out, y);
     } else {

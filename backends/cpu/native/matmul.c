@@ -44,7 +44,7 @@ static int32_t sum_of(const int32_t *sums, int32_t count)
 
 /* What direct kernels start their sums with, since their codes are offset: −offset·Σq of each
  * block or sub-block; where there is no offset the sums of sub-blocks alone, for minima; for one
- * scale a row that number in base 256, high part first.
+ * scale a row that number in base 256, high part first, and for w16 that of a plane.
  */
 static void starts_of(const cortiq_matrix *m, const void *record, int32_t *starts)
 {
@@ -54,6 +54,7 @@ static void starts_of(const cortiq_matrix *m, const void *record, int32_t *start
     if (layout_is_row(layout)) {
         int64_t total = (int64_t)sum_of(sums, count) * -128;
         if (layout == CORTIQ_W16) {
+            starts[3] = (int32_t)total; /* of a plane */
             total *= 257;
             starts[2] = (int32_t)(total & 255);
             total >>= 8;
@@ -107,7 +108,7 @@ void cortiq_multiply(cortiq_worker *worker, const row_group *group, int32_t firs
         set = set->otherwise;
     }
     int direct = group->count <= set->direct_rows[m->layout];
-    int32_t step = direct ? 1 : set->panels, *starts[DIRECT_ROWS];
+    int32_t step = direct ? stop - first : set->panels, *starts[DIRECT_ROWS];
     size_t exponent_at = cortiq_record_exponent_at(m->width);
     if (direct && m->layout != CORTIQ_F32)
         ready = direct_rows(set, group, worker->scratch, starts);
@@ -116,8 +117,8 @@ void cortiq_multiply(cortiq_worker *worker, const row_group *group, int32_t firs
         int32_t outputs = (end * PANEL < m->height ? end * PANEL : m->height) - panel * PANEL;
         float *out[BLOCK_ROWS];
         for (int32_t i = 0; i < group->count; i++)
-            out[i] = group->out[i] + (size_t)panel * PANEL;
-        cortiq_tile tile = {m, panel_at(m, group->index, panel), outputs, group->count, group->x,
+            out[i] = group->out[i] + (int64_t)(panel - group->panel) * PANEL;
+        cortiq_tile tile = {m, panel_at(m, group->index, panel), outputs, 0, group->count, group->x,
                             out, group->faults, starts, ready, worker->scratch, exponent_at};
         (direct ? set->direct : set->block)[m->layout](&tile);
     }
@@ -145,7 +146,7 @@ static void product_rows(const cortiq_op *op, const cortiq_product *product, int
     const cortiq_matmul_args *args = op->args;
     size_t stride = cortiq_row_stride(product->matrix);
     group->matrix = product->matrix;
-    group->index = 0;
+    group->index = group->panel = 0;
     group->count = stop - first;
     for (int32_t i = 0; i < group->count; i++) {
         group->x[i] = (const uint8_t *)args->x + (size_t)(first + i) * stride;

@@ -37,6 +37,28 @@ typedef struct {
     int32_t slots, shared;
 } cortiq_chosen_args;
 
+/* CORTIQ_LOW_RANK: out = base + B·quantise(A·x) for up to four weights of one input; row i's A and B are
+ * members choice[i] of stacks. x: records, one a row; base, out: float32 [rows, height of B].
+ * changes: a byte a member of A, 0 where A is zero, so that out is base.
+ */
+typedef struct {
+    const cortiq_matrix *a, *b;
+    const uint8_t *changes;
+    const float *base;
+    float *out;
+} cortiq_low_rank_part;
+
+typedef struct {
+    const void *x;
+    const int32_t *choice;
+    uint8_t *workspace; /* cortiq_low_rank_workspace bytes */
+    int32_t count;
+    cortiq_low_rank_part parts[CORTIQ_PRODUCTS];
+} cortiq_low_rank_args;
+
+/* Bytes of workspace for products of this rank at most. */
+CORTIQ_API int64_t cortiq_low_rank_workspace(int32_t rank, int32_t threads);
+
 /* CORTIQ_EMBED_ROWS: out[i] = row ids[i] of the matrix; ids were checked. float32 [rows, width]. */
 typedef struct {
     const cortiq_matrix *matrix;
@@ -63,6 +85,7 @@ typedef struct {
     const cortiq_matrix *matrix;
     const uint8_t *panel; /* the first, others follow; of F32: the first row of the weight */
     int32_t outputs;      /* that exist from there on */
+    int32_t at;           /* of the panel's first output in a row of out */
     int32_t count;        /* rows */
     const void *const *x; /* their records, or float rows */
     float *const *out;    /* where each row's first output of this tile goes */
@@ -74,9 +97,14 @@ typedef struct {
     size_t exponent_at; /* where a record has it, in bytes */
 } cortiq_tile;
 
+/* A tile's panels one after the other: narrow matrices have little to do in each. */
+#define EACH_PANEL(one, tile)                                                                      \
+    cortiq_tile one = *(tile); one.outputs > 0;                                                    \
+    one.panel += one.matrix->panel_bytes, one.at += PANEL, one.outputs -= PANEL
+
 typedef void (*cortiq_tile_kernel)(const cortiq_tile *tile);
 
-/* The kernels of an instruction set. A direct kernel takes one panel and up to DIRECT_ROWS rows,
+/* The kernels of an instruction set. A direct kernel takes any panels and up to DIRECT_ROWS rows,
  * a block kernel `panels` panels and up to BLOCK_ROWS rows. A set with tile registers has its rows
  * made ready for block kernels, READY_ROWS at a time, in one of READY_FORMS forms, by the layout.
  */

@@ -1,42 +1,31 @@
 /* Matrix products of stacks: a matrix for each (row, slot). */
 #include "matmul_group.h"
 
-enum { MOST_PAIRS = 1 << 16 };
-
-/* Pairs (row·slots + slot) in the order of their matrices. */
-typedef struct {
-    int32_t *order;  /* [pairs] */
-    int32_t *starts; /* [matrices + 1] */
-} sorted_pairs;
-
-static int32_t chosen_by(const cortiq_chosen_args *args, int32_t pair)
+static int32_t chosen_by(const int32_t *choice, int32_t slots, int32_t pair)
 {
-    return args->choice ? args->choice[pair] : pair % args->slots;
+    return choice ? choice[pair] : pair % slots;
 }
 
-/* A counting sort into the worker's scratch, behind what the kernels use. */
-static sorted_pairs sort_pairs(const cortiq_chosen_args *args, int32_t first, int32_t stop,
-                               const cortiq_worker *worker)
+sorted_pairs cortiq_sort_pairs(const int32_t *choice, int32_t slots, int32_t matrices, int32_t first,
+                               int32_t stop, const cortiq_worker *worker)
 {
-    int32_t matrices = args->matrix->matrices;
     int32_t *memory = (int32_t *)(worker->scratch + (1 << 20));
     sorted_pairs sorted = {memory, memory + MOST_PAIRS};
     for (int32_t m = 0; m <= matrices; m++)
         sorted.starts[m] = 0;
     for (int32_t pair = first; pair < stop; pair++)
-        sorted.starts[chosen_by(args, pair) + 1]++;
+        sorted.starts[chosen_by(choice, slots, pair) + 1]++;
     for (int32_t m = 0; m < matrices; m++)
         sorted.starts[m + 1] += sorted.starts[m];
     for (int32_t pair = first; pair < stop; pair++)
-        sorted.order[sorted.starts[chosen_by(args, pair)]++] = pair;
+        sorted.order[sorted.starts[chosen_by(choice, slots, pair)]++] = pair;
     for (int32_t m = matrices; m > 0; m--)
         sorted.starts[m] = sorted.starts[m - 1];
     sorted.starts[0] = 0;
     return sorted;
 }
 
-/* The group's rows for the block kernels, if these want them, into a worker's own memory. */
-static void make_ready(cortiq_worker *worker, row_group *group, uint8_t *memory)
+void cortiq_make_ready(const cortiq_worker *worker, row_group *group, uint8_t *memory)
 {
     const cortiq_matmul_set *set = cortiq_matmul_set_of(worker);
     const cortiq_matrix *m = group->matrix;
@@ -48,6 +37,16 @@ static void make_ready(cortiq_worker *worker, row_group *group, uint8_t *memory)
         set->ready(m->layout, m->width, group->x + i, rows, to);
     }
     group->ready[set->ready_form(m->layout)] = memory;
+}
+
+uint8_t *cortiq_ready_memory(cortiq_worker *worker, const cortiq_matrix *m, int32_t rows)
+{
+    const cortiq_matmul_set *set = cortiq_matmul_set_of(worker);
+    if (!cortiq_wants_ready(set, m, rows))
+        return NULL;
+    size_t each = READY_BLOCKS * set->ready_bytes(m->layout, m->width);
+    uint8_t *memory = cortiq_shared(worker, each * (size_t)worker->threads);
+    return memory ? memory + each * (size_t)worker->index : NULL;
 }
 
 static void multiply_pairs(const cortiq_op *op, cortiq_worker *worker, int32_t index,
@@ -66,7 +65,7 @@ static void multiply_pairs(const cortiq_op *op, cortiq_worker *worker, int32_t i
             group.out[i] = args->out + (size_t)pair * args->matrix->height;
             group.faults[i] = op->faults + row;
         }
-        make_ready(worker, &group, ready);
+        cortiq_make_ready(worker, &group, ready);
         cortiq_multiply(worker, &group, panel, stop);
     }
 }
@@ -76,7 +75,8 @@ static void chosen_pass(const cortiq_op *op, cortiq_worker *worker, int32_t firs
 {
     const cortiq_chosen_args *args = op->args;
     int64_t panels = args->matrix->panels, used = 0, from, to;
-    sorted_pairs sorted = sort_pairs(args, first, stop, worker);
+    sorted_pairs sorted =
+        cortiq_sort_pairs(args->choice, args->slots, args->matrix->matrices, first, stop, worker);
     for (int32_t m = 0; m < args->matrix->matrices; m++)
         used += sorted.starts[m + 1] > sorted.starts[m];
     while (cortiq_take_panels(worker, used * panels, &from, &to)) {
@@ -94,23 +94,11 @@ static void chosen_pass(const cortiq_op *op, cortiq_worker *worker, int32_t firs
     }
 }
 
-/* Memory of a worker's own in which rows are made ready; NULL if none are. */
-static uint8_t *ready_memory(const cortiq_chosen_args *args, cortiq_worker *worker, int32_t rows)
-{
-    const cortiq_matmul_set *set = cortiq_matmul_set_of(worker);
-    const cortiq_matrix *m = args->matrix;
-    if (!cortiq_wants_ready(set, m, rows * args->slots))
-        return NULL;
-    size_t each = READY_BLOCKS * set->ready_bytes(m->layout, m->width);
-    uint8_t *memory = cortiq_shared(worker, each * (size_t)worker->threads);
-    return memory ? memory + each * (size_t)worker->index : NULL;
-}
-
 static void matmul_chosen(const cortiq_op *op, cortiq_worker *worker)
 {
     const cortiq_chosen_args *args = op->args;
     int32_t rows = *op->rows, step = MOST_PAIRS / args->slots;
-    uint8_t *ready = ready_memory(args, worker, rows);
+    uint8_t *ready = cortiq_ready_memory(worker, args->matrix, rows * args->slots);
     if (ready)
         cortiq_matmul_set_of(worker)->begin();
     for (int32_t row = 0; row < rows; row += step) {

@@ -9,9 +9,10 @@ enum { READY_BLOCKS = BLOCK_ROWS / READY_ROWS };
 typedef struct {
     const cortiq_matrix *matrix;
     int32_t index; /* of the matrix in its stack */
+    int32_t panel; /* whose first output is out[i][0] */
     int32_t count;
     const void *x[BLOCK_ROWS];
-    float *out[BLOCK_ROWS]; /* output 0 */
+    float *out[BLOCK_ROWS];
     uint8_t *faults[BLOCK_ROWS];
     const uint8_t *ready[READY_FORMS]; /* the rows for the set's block kernels, or NULL */
 } row_group;
@@ -32,6 +33,26 @@ static inline size_t cortiq_row_stride(const cortiq_matrix *m)
 
 /* Outputs of panels first … stop − 1 for all rows of the group. */
 void cortiq_multiply(cortiq_worker *worker, const row_group *group, int32_t first, int32_t stop);
+
+/* Pairs (row·slots + slot) in the order of the matrices that they chose. */
+typedef struct {
+    int32_t *order;  /* [pairs] */
+    int32_t *starts; /* [matrices + 1] */
+} sorted_pairs;
+
+enum { MOST_PAIRS = 1 << 16 };
+
+/* A counting sort of pairs first … stop − 1 into the worker's scratch, behind what the kernels use.
+ * Without `choice` slot j meets matrix j. */
+sorted_pairs cortiq_sort_pairs(const int32_t *choice, int32_t slots, int32_t matrices, int32_t first,
+                               int32_t stop, const cortiq_worker *worker);
+
+/* Memory of a worker's own in which so many rows of a matrix are made ready; NULL if none are. All
+ * workers call this. */
+uint8_t *cortiq_ready_memory(cortiq_worker *worker, const cortiq_matrix *m, int32_t rows);
+
+/* The group's rows for the block kernels, if these want them, into such memory. */
+void cortiq_make_ready(const cortiq_worker *worker, row_group *group, uint8_t *memory);
 
 /* A worker's next share [*start, *stop) of `total` panels: large shares at first, then ever smaller
  * ones, so that memory is read in long stretches and nobody waits long at the end.

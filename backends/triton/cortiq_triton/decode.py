@@ -44,6 +44,7 @@ from cortiq_triton.shapes import (
 )
 from cortiq_triton.step_answers import Asked, StepAnswers
 from cortiq_triton.step_rows import (
+    STEP_INPUTS,
     KnownFacts,
     StepArrays,
     StepRows,
@@ -104,7 +105,7 @@ class StepDecoder:
         rows = batch.rows
         if isinstance(rows, RowRuns) and len(rows.runs) < len(rows):
             return None
-        if not (0 < len(rows) <= MOST_ROWS and set(plan.graph.inputs) <= {"token", "position"}):
+        if not (0 < len(rows) <= MOST_ROWS and set(plan.graph.inputs) <= STEP_INPUTS):
             return None
         if not all(self.owner.owns(row.state) for row in rows):
             return None
@@ -267,6 +268,14 @@ class StepDecoder:
             torch.cuda.synchronize(self.owner.device)
         self.shapes.clear()
         self.mixed.shapes.clear()
+
+    def forget_plans(self, plans: Sequence[Plan]) -> None:
+        """Drop the shapes of plans that are no more, once nothing is under way."""
+        gone = [key for key, shape in self.shapes.items() if shape.run.plan in plans]
+        if gone and self.owner.device != "cpu":
+            torch.cuda.synchronize(self.owner.device)
+        for key in gone:
+            self.shapes.drop(key)
 
     def settle(self, last: UnderWay | None = None) -> None:
         """Finish the batches under way, up to one if it is given."""

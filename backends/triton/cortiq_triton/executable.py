@@ -93,9 +93,15 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
         more = weights_of(weights, self.device)
         more.made.update(self._prepared_weights.made)
         graph = primitives_of(program).trunk
-        plan = Plan(graph, more, self.shared.angles, False, self._given)
+        plan = Plan(graph, more, self.shared.angles, self._fuses, self._given, joins=False)
         plan.prepare(self._prepared)
         return {"trunk": plan}
+
+    def vary(self, program: Program | None, weights: Mapping[str, Weight]) -> None:
+        """Take a program with overlays in place of the one before, and of what was captured."""
+        before = [*self.varied.values()]
+        super().vary(program, weights)
+        self.decoder.forget_plans(before)
 
     @property
     def provenance(self) -> Mapping[str, str]:
@@ -169,10 +175,7 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
     def forward(self, batch: Batch) -> Ticket:
         """Compute a batch; it is under way when this returns."""
         plan = self.plan_of(batch) if batch.entry in self.plans else None
-        if plan is not None and OVERLAY_ROW in plan.graph.inputs:
-            self.settle()  # rows of tables follow from ids, which the batch before may draw
-            batch = self.prepared(plan, batch)
-        if plan is not None and self.graphs:
+        if plan is not None and self.graphs and OVERLAY_ROW not in plan.graph.inputs:
             going = self.decoder.submit(plan, batch) or flight.submit(self.decoder, plan, batch)
             if going is not None:
                 return going

@@ -47,7 +47,8 @@ class Plan(Steps):
     Attributes
     ----------
     given : kernels of other packages, by primitive.
-    joined : weights that are rows of one; None where nothing is to be fused.
+    joined : weights that are rows of one, where the plan `joins` any; None where nothing is to be
+        fused.
     tables : rotary tables of its nodes. supplied : inputs that are positions of other axes.
     """
 
@@ -58,11 +59,12 @@ class Plan(Steps):
         angles: Angles,
         fuses: bool = True,
         given: GivenKernels = NO_KERNELS,
+        joins: bool = True,
     ) -> None:
         theirs = {op: kernel.function for op, kernel in given.items()}
         super().__init__(graph, prepared.bound(graph), {**KERNELS, **theirs})
         self.given = given
-        self.joined = Joined(self.steps) if fuses else None
+        self.joined = Joined(self.steps if joins else ()) if fuses else None
         for node in graph.nodes:
             if isinstance(node.op, ops.Attend):
                 factors_of(node.op.scale, node.op.soft_cap)

@@ -135,6 +135,10 @@ class ShapeCache(dict[Hashable, S]):
             torch.cuda.synchronize(self._device)  # a graph of theirs may be under way
         return shape
 
+    def drop(self, key: Hashable) -> None:
+        """Forget a shape, of which no graph is under way."""
+        del self[key], self._sizes[key]
+
     @property
     def nbytes(self) -> int:
         """Bytes that the shapes hold."""

@@ -11,10 +11,12 @@ import numpy as np
 import torch
 
 from cortiq.backend import LATE, Argmax, Batch, Draw, Row, Want
+from cortiq.backend.admission import BY_ROW
 from cortiq.backend.answers import drawing_want
 from cortiq.backend.executable import Accepted
 from cortiq.backend.requests import penalises
 from cortiq.backend.walk import Group
+from cortiq.ir.overlays import OVERLAY, OVERLAY_INDEX
 from cortiq_triton.plan import Plan
 from cortiq_triton.rowset import Ids
 from cortiq_triton.run import Run
@@ -23,6 +25,11 @@ from cortiq_triton.step_answers import answerable, names_of
 
 GIVEN = "given "
 """Before the names of values that rows supply, among the arrays of a step."""
+
+
+STEP_INPUTS = frozenset({*BY_ROW, OVERLAY, OVERLAY_INDEX})
+"""Inputs of graphs whose steps are captured. Rows of overlays' tables depend on ids that the device
+draws: graphs that look them up are not."""
 
 
 class WantFacts(NamedTuple):
@@ -78,7 +85,7 @@ class StepRows(NamedTuple):
     Attributes
     ----------
     sources : the row of the batch before that draws a row's id, or −1. given : what rows supply in
-        place of values, by name: float32 [rows, …].
+        place of values or as inputs, by name: float32 or int32 [rows, …].
     """
 
     states: list[TritonState]
@@ -104,7 +111,8 @@ class StepRows(NamedTuple):
 
 def plain_rows(batch: Batch, facts: KnownFacts, plan: Plan) -> list[WantFacts] | None:
     """Return the facts of a batch's rows; None unless each is another sequence's and wants only
-    what a step can answer. Values that rows name or supply must be the same ones, of floats.
+    what a step can answer. Values that rows name or supply must be the same ones, of floats, but
+    for the numbers of overlays.
     """
     found = []
     for row in batch.rows:
@@ -119,21 +127,23 @@ def plain_rows(batch: Batch, facts: KnownFacts, plan: Plan) -> list[WantFacts] |
         return None
     if any(row.inputs.keys() != given for row in batch.rows):
         return None
-    values = plan.graph.values
-    if any(name not in values or values[name].dtype != "f32" for name in (*named, *given)):
+    values, floats = plan.graph.values, [*named, *(given - STEP_INPUTS)]
+    if any(name not in values or values[name].dtype != "f32" for name in floats):
+        return None
+    if any(name not in given for name in plan.graph.inputs if name not in BY_ROW):
         return None
     states = {id(row.state) for row in batch.rows}
     return found if len(states) == len(found) else None
 
 
 def given_values(batch: Batch, plan: Plan) -> dict[str, np.ndarray]:
-    """Return what rows supply, float32 [rows, …] by name."""
+    """Return what rows supply, float32 or int32 [rows, …] by name."""
     found = {}
     for name in batch.rows[0].inputs:
-        shape = plan.graph.values[name].shape
-        values = [np.asarray(row.inputs[name]).reshape(shape) for row in batch.rows]
+        kind = plan.graph.values[name]
+        values = [np.asarray(row.inputs[name]).reshape(kind.shape) for row in batch.rows]
         with np.errstate(over="ignore"):  # float64 beyond float32 is infinite, and so a fault
-            found[name] = np.stack(values).astype(np.float32)
+            found[name] = np.stack(values).astype(np.int32 if kind.dtype == "i32" else np.float32)
     return found
 
 
@@ -142,7 +152,7 @@ class StepRun(Run):
 
     Attributes
     ----------
-    given : of the first step, float32 [rows, …] by name.
+    given : of the first step, float32 or int32 [rows, …] by name.
     """
 
     given: Mapping[str, np.ndarray] = MappingProxyType({})
@@ -150,6 +160,11 @@ class StepRun(Run):
     def parts(self, sources: Ids, pages: int) -> dict[str, np.ndarray]:
         """Row metadata as arrays, and what rows supply."""
         return super().parts(sources, pages) | _padded(self.given, len(self.rows))
+
+    def input(self, name: str) -> Any:
+        """A value that every row has or supplies: the number of an overlay is data, too."""
+        there = self.there.get(GIVEN + name)
+        return super().input(name) if there is None else there
 
     def _replaced(self, name: str, value: Any, group: Group, faults: torch.Tensor) -> torch.Tensor:
         """Return what all rows supply in place of a value."""
@@ -160,7 +175,7 @@ def _padded(given: Mapping[str, np.ndarray], count: int) -> dict[str, np.ndarray
     """The words of given values, filled up by zeros."""
     found = {}
     for name, rows in given.items():
-        whole = np.zeros((count, *rows.shape[1:]), np.float32)
+        whole = np.zeros((count, *rows.shape[1:]), rows.dtype)
         whole[: len(rows)] = rows
         found[GIVEN + name] = whole.view(np.int32)
     return found

@@ -1,0 +1,106 @@
+"""Steps of rows with overlays on the Triton backend: captured, with the numbers as data."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch", reason="the Triton backend keeps its memory in PyTorch")
+pytest.importorskip("triton", reason="Triton has no package for this platform")
+
+import small_program
+from sequences import same
+
+from cortiq.backend import Argmax, Batch, CompileOptions, Digest, Row
+from cortiq.ir import Builder, ops
+from cortiq.ir.layers import Attention, Embedding, Linear, Residual
+from cortiq.ir.overlays import OverlayChange, changeable, overlay_inputs, with_overlays
+from cortiq_conformance.case_data import CaseData
+from cortiq_conformance.case_overlays import random_bank
+from cortiq_reference.backend import ReferenceBackend
+from cortiq_triton.backend import TritonBackend
+from cortiq_triton.decoding_step import DecodingStep
+
+WIDTH, VOCABULARY, MEMBERS = 16, 24, 4
+WANTS = (Argmax(), Digest("logits"))
+STEPS = ((1, 0, 2), (3, 3, 0), (0, 1, 1))
+"""Overlays of each step's rows."""
+
+
+@pytest.fixture(scope="module")
+def model():
+    b = Builder(context=64, facts={"vocab_size": VOCABULARY})
+    token, position = b.input("token"), b.input("position")
+    x = b.add(Embedding(VOCABULARY, WIDTH), token, name="embed", weights={"table": "embed"})
+    op = Attention(WIDTH, 1, 1, WIDTH)
+    weights = {role: f"0.{role}" for role in op.weight_shapes()}
+    y = b.add(op, x, position, name="a", weights=weights, slots={"kv": "kv.0"})
+    x = b.add(Residual(), x, y, name="x0")
+    b.add(Linear(WIDTH, VOCABULARY), x, name="logits", weights={"weight": "embed"})
+    b.graph("trunk", ("logits",))
+    return small_program.bound(b.program(), 2)
+
+
+def varied(model, seed, tables=False):
+    program, weights = model
+    changes = {
+        key: OverlayChange(3, gain=not key[1], table=key[1])
+        for key in changeable(program)
+        if tables or not key[1]
+    }
+    made, source = with_overlays(program, MEMBERS, changes), CaseData(f"overlays {seed}")
+    names = sorted(made.weights.keys() - program.weights.keys())
+    banks = {n: random_bank(source, n, made.weights[n].shape, MEMBERS) for n in names}
+    return made, {**weights, **banks}
+
+
+def steps(on):
+    """What three sequences bring in steps of changing overlays, and the kinds of tickets."""
+    states, found, kinds = [on.open(16) for _ in range(3)], [], []
+    for at, numbers in enumerate(STEPS):
+        rows = [
+            Row(state, at, 3 + place, WANTS, overlay_inputs(number))
+            for place, (state, number) in enumerate(zip(states, numbers, strict=True))
+        ]
+        ticket = on.forward(Batch(rows))
+        kinds.append(type(ticket))
+        found += ticket.result().rows
+    for state in states:
+        state.release()
+    return found, kinds
+
+
+@pytest.fixture(scope="module")
+def captured(model):
+    on = TritonBackend().compile(*model, CompileOptions(extra={"graphs": True, "poison": True}))
+    yield on
+    on.close()
+
+
+def test_steps_of_overlays_are_captured_and_banks_may_change(model, captured):
+    defined = ReferenceBackend().compile(*model, CompileOptions())
+    answers = []
+    for seed in range(2):
+        for on in (defined, captured):
+            on.vary(*varied(model, seed))
+        found, kinds = steps(captured)
+        assert same(found, steps(defined)[0]) and set(kinds) == {DecodingStep}
+        assert len(captured.decoder.shapes) == 1  # not one for each choice, nor of what was before
+        answers.append([row[WANTS[1]] for row in found])
+    assert answers[0] != answers[1]
+
+
+def test_products_are_fused_beside_overlays(model, captured):
+    """Norms, sums and quantised rows are; no matrix is made one with others a second time."""
+    captured.vary(*varied(model, 0))
+    plan = captured.varied["trunk"]
+    fused = plan.fused(frozenset({"logits"}), frozenset())
+    assert len(fused) < len(plan.select(frozenset({"logits"}))) and not plan.joined.groups
+    assert any(isinstance(step.node.op, ops.ExpertMatMul) for step, _ in fused)
+
+
+def test_tables_of_overlays_are_computed_batch_by_batch(model, captured):
+    defined = ReferenceBackend().compile(*model, CompileOptions())
+    for on in (defined, captured):
+        on.vary(*varied(model, 0, tables=True))
+    found, kinds = steps(captured)
+    assert same(found, steps(defined)[0]) and DecodingStep not in kinds
