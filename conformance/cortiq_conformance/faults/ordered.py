@@ -105,7 +105,7 @@ ORDERED: Mapping[str, OrderedTerms] = {
     **dict(_by_blocks("blocks of a run", "blocks")),
     **dict(_by_blocks("runs of blocks", "runs")),
     "tiles of a run": OrderedTerms(
-        "tiles of a run", Fault(ATTEND, "Attend"),
+        "tiles of a run", Fault((*ATTEND, "Attend listed"), "Attend"),
         lambda fold: {ops.Attend: products.attend(tiles=fold)},
     ),
     "runs of tiles": OrderedTerms(

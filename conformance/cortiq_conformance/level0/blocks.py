@@ -82,7 +82,7 @@ def _chunked(block: int, wanted: str, source: CaseData) -> Scenario:
     return replace(chunked_attention(block).scenario(source, ROWS, 2.0), wants=(Named(wanted),))
 
 
-WINDOWS = ((1, (1,)), (4, (16, 8, 16, 2)), (4, (36, 36, 12)), (9, (1, 3, 1)))
+WINDOWS = ((1, (1,)), (4, (16, 8, 16, 2)), (4, (36, 70, 12)), (9, (1, 3, 1)))
 """Keys of a block, and blocks of the windows that a batch's rows are in, in order."""
 
 
