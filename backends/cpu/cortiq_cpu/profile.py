@@ -177,5 +177,5 @@ class OpProfile:
             "share": round(total.nanoseconds / whole, 4),
             "memory_ms": round(memory, 3),
             "arithmetic_ms": round(arithmetic, 3),
-            "of_bound": round(bound / spent, 3) if spent else None,
+            "of_bound": float(f"{bound / spent:.3g}") if spent else None,
         }
