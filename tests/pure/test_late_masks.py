@@ -21,6 +21,7 @@ from cortiq.backend import (  # noqa: E402
     Status,
 )
 from cortiq.backend.seam import compiled_on  # noqa: E402
+from cortiq.engine import schedule_ahead  # noqa: E402
 from cortiq.engine.masks import BatchedMasks  # noqa: E402
 from cortiq.errors import BackendError  # noqa: E402
 from cortiq.numerics.masks import mask_of  # noqa: E402
@@ -64,7 +65,8 @@ def test_masks_follow_while_the_next_step_is_computed(ahead):
     assert most == 1 and not any(each.stats.waited for each in made)
 
 
-def test_late_masks_of_a_batch_are_prepared_together(ahead):
+def test_late_masks_of_a_batch_are_prepared_together(ahead, monkeypatch):
+    monkeypatch.setattr(schedule_ahead, "PREPARED", 3)
     prepared = []
 
     class Following(BatchedMasks):
