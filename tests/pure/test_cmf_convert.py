@@ -117,6 +117,16 @@ def test_codes_are_chosen_on_a_text_from_a_folder_and_from_a_file(recipe, folder
     assert differing and all("_proj" in name for name in differing)
 
 
+def test_a_text_that_decides_no_code_is_refused(folder, tmp_path):
+    text = tmp_path / "text"
+    text.write_text("the quick brown fox jumps over it, and so on. " * 20)
+    given = {"calibration": Calibration(text)}
+    for recipe, tensors in (("w8", ()), ("q1t", ()), ("w4", ["*=q8_row"])):
+        with pytest.raises(RequestError, match=f"no matrix gets codes .*{recipe}"):
+            convert_model(str(folder), tmp_path / "m.cmf", recipe, tensors=tensors, **given)
+    assert not (tmp_path / "m.cmf").exists()
+
+
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_headers_describe_the_graphs_of_families(kind):
     """What is read of the header builds the same graph; one size changed, and it is refused."""
