@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import struct
 from importlib import import_module
@@ -182,6 +183,21 @@ def test_a_file_holds_what_the_folder_does(name, more, tmp_path):
         with cortiq.load(str(path), backend="reference") as model:
             ids.append(model.generate([5, 9, 200, 17, 33], max_tokens=4, ignore_eos=True).digest)
     assert ids[0] == ids[1]
+    _mixed_by_graph_and_by_names(source, made.path, tmp_path)
+
+
+def _mixed_by_graph_and_by_names(folder, file, tmp_path):
+    """Of four layers, w4-mixed gives values of attention and the last two eight bits."""
+    for number, path in enumerate((folder, file)):
+        asked = ["*.layers.3.self_attn.q_proj.*=vbit"]
+        made = convert_model(str(path), tmp_path / f"{number}.cmf", "w4-mixed", tensors=asked)
+        with open_cmf(made.path) as held:
+            for name, (_, entry) in held.entries.items():
+                if name.endswith("_proj.weight"):
+                    fine = ".v_proj." in name or re.search(r"\.[23]\.", name)
+                    wanted = "q8_row" if fine else "q4_tiled"
+                    wanted = "vbit" if ".3.self_attn.q_proj." in name else wanted
+                    assert entry.dtype.name == wanted, name
 
 
 def _names_tell_what_graphs_do(program, family):
