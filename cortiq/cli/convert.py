@@ -22,8 +22,9 @@ from cortiq.options import LoadOptions, resolve
     "--format", "recipe", default="w4", show_default=True, metavar="RECIPE",
     help="w4 (tables and heads in w8), w4-all, w4-keep (those as they are), w8, w8b256, w16, f32 "
     "or keep; for GGUF w4, Q4_K, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, BF16, F16, F32 or keep; for CMF w4 "
-    "(q4_tiled), w8 (q8_row), q8_row, q8_2f, q4_block, q4_tiled, q4tp, q2tp, vbit, vbit_ro, q1, "
-    "q1p, q1s, q1t, f16, f32 or keep.",
+    "(q4_tiled), w4-mixed (values of attention and the last two layers in q8_row), w8 (q8_row), "
+    "q8_row, q8_2f, q4_block, q4_tiled, q4tp, q2tp, vbit, vbit_ro, q1, q1p, q1s, q1t, f16, f32 or "
+    "keep.",
 )  # fmt: skip
 @click.option(
     "--tensor", "tensors", multiple=True, metavar="PATTERN=FORMAT",

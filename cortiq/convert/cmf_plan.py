@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -37,6 +37,7 @@ FORMATS = (
 FINE = ("q8_row", "q8_2f", "f16", "f32", KEEP)
 RECIPES: Mapping[str, tuple[str, str]] = {
     "w4": ("q4_fit", "q8_row"),
+    "w4-mixed": ("q4_fit", "q8_row"),
     "w8": ("q8_row", "q8_row"),
     **{name: (name, name if name in FINE else "q8_row") for name in FORMATS},
 }
@@ -49,6 +50,9 @@ PLAIN = re.compile(r".*\.(mlp\.gate|shared_expert_gate|linear_attn\.in_proj_[ab]
 """Small matrices that stay f16."""
 DELICATE = re.compile(r".*(embed_tokens|lm_head|\.desc\.|mlp\.gate\.weight|k_gate).*")
 """Tables, heads and routers of CMF files."""
+FINE_LAYERS = 2
+"""Last layers whose matrices get eight bits under w4-mixed."""
+LAYER = re.compile(r"(?:model\.)?layers\.(\d+)\.")
 LEFT = re.compile(r"skill\.|model\.mtp\.")
 """Beginnings of names that a recipe leaves as they are; a pattern reaches them."""
 TAPS = re.compile(r".*\.conv(1d)?\.weight")
@@ -138,6 +142,7 @@ class EncodedTensor(PlannedTensor):
 def encoded_tensors(loaded: LoadedProgram, recipe: Recipe) -> Iterator[EncodedTensor]:
     """Yield the tensors of a model of another format."""
     matrices, delicate = matrix_names(loaded.program), delicate_names(loaded.program)
+    delicate |= finer_names(recipe, matrices)
     paired = loaded.config is not None and loaded.config.source == "gguf"
     paired = paired and loaded.family in ("llama", "mixtral")
     for name, spec in loaded.program.weights.items():
@@ -155,6 +160,15 @@ def encoded_tensors(loaded: LoadedProgram, recipe: Recipe) -> Iterator[EncodedTe
             layout = Layout(found, "parts", 0, 0)
             target = chosen if MADE_OTHERWISE.get(chosen) == found else found
             yield EncodedTensor(own, shape, layout, target, (name,), None, part, heads)
+
+
+def finer_names(recipe: Recipe, names: Collection[str]) -> set[str]:
+    """Return what w4-mixed takes for delicate, too: values of attention, and the last layers."""
+    if recipe.name != "w4-mixed":
+        return set()
+    layers = {name: int(found[1]) for name in names if (found := LAYER.match(name))}
+    first = max(layers.values(), default=0) + 1 - FINE_LAYERS
+    return {name for name in names if ".v_proj." in name or layers.get(name, -1) >= first}
 
 
 def _parts(
@@ -210,11 +224,12 @@ def recoded_tensors(
     ----------
     weights : canonical names of weights, which patterns may give too, by names of the file.
     """
+    finer = finer_names(recipe, file.entries)
     for name, (part, entry) in file.entries.items():
         weight, own = weights.get(name, name), Layout(entry.dtype.name, "parts", 0, 0)
         chosen, asked = KEEP, False
         if len(entry.shape) == 2 and entry.dtype.decodes:
-            delicate = DELICATE.fullmatch(name) is not None
+            delicate = name in finer or DELICATE.fullmatch(name) is not None
             chosen, asked = recipe.format_of((name, weight), delicate)
         if not asked and not is_matrix(name, entry.shape):
             chosen = KEEP

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cortiq.convert.beside import files_beside
-from cortiq.convert.calibration import calibration_ids
+from cortiq.convert.calibration import calibration_ids, rows_of_matrices
 from cortiq.convert.own_container import OwnContainer, own_layout_of
 from cortiq.convert.plan import PlannedTensor, described_plan, plan_tensors
 from cortiq.convert.recipes import Recipe, read_recipe
@@ -27,6 +27,7 @@ from cortiq.formats.cmf.model import container_at
 from cortiq.formats.cmf.reader import SUFFIX as CMF_SUFFIX
 from cortiq.formats.cmf.reader import open_cmf
 from cortiq.formats.fetch import SYNTHETIC, resolve
+from cortiq.ir import Program
 from cortiq.model.source import open_lora, open_tokenizer
 from cortiq.models import load_program
 from cortiq.models.adapters import FACT as ADAPTERS
@@ -82,7 +83,7 @@ def convert_model(
 
     Raises
     ------
-    RequestError : `out` exists, or there is no such recipe, format or matrix.
+    RequestError : `out` exists, there is no such recipe, format or matrix, or none for the text.
     FormatError, UnsupportedError : about the model.
     """
     if model.startswith(SYNTHETIC):
@@ -110,6 +111,7 @@ def convert_model(
         read = load() if is_cmf and calibration is not None else loaded
         ids = _ids(calibration, loaded, checkpoint)
         planned, container, plan = _planned(loaded, checkpoint, asked, ids)
+        _check_fed(planned, read.program, recipe, ids)
         return write_planned(out, planned, container, plan, read, ids, progress)
     finally:
         checkpoint.close()
@@ -154,6 +156,17 @@ def _ids(
     return calibration_ids(ids, calibration.tokens, str(calibration.path))
 
 
+def _check_fed(
+    planned: Sequence[PlannedTensor], program: Program, recipe: str, ids: Sequence[int]
+) -> None:
+    """Raise RequestError where the text would decide no code of any matrix."""
+    fed = {name for tensor in planned if tensor.takes_feedback for name in tensor.weights}
+    if ids and not rows_of_matrices(program, fed):
+        hint = "leave it out, or take w4 or w4-5, or another format of four bits in a CMF file"
+        what = f"no matrix gets codes that a text decides under {recipe!r}"
+        raise RequestError(what, where="calibrate", hint=hint)
+
+
 def _planned(
     loaded: LoadedProgram,
     checkpoint: Checkpoint,
@@ -189,7 +202,7 @@ def _rule(
 ) -> dict[str, object]:
     """Return what the new file says of its making."""
     rule: dict[str, object] = {**recipe.rule, "adapters": loaded.program.facts.get(ADAPTERS, [])}
-    if not ids or not any(t.takes_feedback for t in planned):
+    if not ids:
         return {**rule, "feedback": None}
     read = hashlib.sha256(json.dumps(list(ids)).encode()).hexdigest()
     return {**rule, "feedback": {"tokens": len(ids), "sha256": read}}

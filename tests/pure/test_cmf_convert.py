@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import struct
 from importlib import import_module
@@ -117,6 +118,16 @@ def test_codes_are_chosen_on_a_text_from_a_folder_and_from_a_file(recipe, folder
     assert differing and all("_proj" in name for name in differing)
 
 
+def test_a_text_that_decides_no_code_is_refused(folder, tmp_path):
+    text = tmp_path / "text"
+    text.write_text("the quick brown fox jumps over it, and so on. " * 20)
+    given = {"calibration": Calibration(text)}
+    for recipe, tensors in (("w8", ()), ("q1t", ()), ("w4", ["*=q8_row"])):
+        with pytest.raises(RequestError, match=f"no matrix gets codes .*{recipe}"):
+            convert_model(str(folder), tmp_path / "m.cmf", recipe, tensors=tensors, **given)
+    assert not (tmp_path / "m.cmf").exists()
+
+
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_headers_describe_the_graphs_of_families(kind):
     """What is read of the header builds the same graph; one size changed, and it is refused."""
@@ -172,6 +183,21 @@ def test_a_file_holds_what_the_folder_does(name, more, tmp_path):
         with cortiq.load(str(path), backend="reference") as model:
             ids.append(model.generate([5, 9, 200, 17, 33], max_tokens=4, ignore_eos=True).digest)
     assert ids[0] == ids[1]
+    _mixed_by_graph_and_by_names(source, made.path, tmp_path)
+
+
+def _mixed_by_graph_and_by_names(folder, file, tmp_path):
+    """Of four layers, w4-mixed gives values of attention and the last two eight bits."""
+    for number, path in enumerate((folder, file)):
+        asked = ["*.layers.3.self_attn.q_proj.*=vbit"]
+        made = convert_model(str(path), tmp_path / f"{number}.cmf", "w4-mixed", tensors=asked)
+        with open_cmf(made.path) as held:
+            for name, (_, entry) in held.entries.items():
+                if name.endswith("_proj.weight"):
+                    fine = ".v_proj." in name or re.search(r"\.[23]\.", name)
+                    wanted = "q8_row" if fine else "q4_tiled"
+                    wanted = "vbit" if ".3.self_attn.q_proj." in name else wanted
+                    assert entry.dtype.name == wanted, name
 
 
 def _names_tell_what_graphs_do(program, family):
