@@ -140,7 +140,6 @@ class Member:
             raise BackendError(what, hint="merge the adapter into the model: --lora PATH")
         # Rank 0 has asked the backend about the nodes; those of the exchange are the ranks' own.
         self._executables[number].inner.vary(local.program, weights)
-        self._splits[number] = local.splits
 
     def share(self, plan: StagePlan) -> LocalProgram:
         """Return this rank's share of a plan's program: all of it, if the rank is alone."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from cortiq.errors import BackendError
 from cortiq.ir.overlays import overlay_inputs
 from cortiq.model.devices import backend_named, weights_of
 from cortiq.model.source import ModelSource, open_lora, open_source
-from cortiq.models.overlay_banks import banks_of
+from cortiq.models.overlay_banks import Overlay, banks_of
 from cortiq.models.overlays import read_overlay
 from cortiq.options import LoadOptions
 from cortiq.placement.place import place
@@ -47,8 +48,8 @@ def source() -> ModelSource:
 
 
 @pytest.fixture(scope="module")
-def varied(source: ModelSource, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
-    """A program with an overlay of every kind, and the weights with their banks."""
+def overlays(source: ModelSource, tmp_path_factory: pytest.TempPathFactory) -> list[Overlay]:
+    """An overlay of every kind."""
     folder = tmp_path_factory.mktemp("adapters")
     with cortiq.load(MODEL, context=64, keep_weights=False) as model:
         paths = [
@@ -58,18 +59,31 @@ def varied(source: ModelSource, tmp_path_factory: pytest.TempPathFactory) -> tup
             write_lora(folder / "table", model, 4, targets=("embed_tokens", "lm_head")),
             write_ia3(folder / "ia3", model, 5),
         ]
-    overlays = []
-    for path in paths:
-        adapter = open_lora(str(path))
-        overlays.append(read_overlay(adapter, source.loaded, source.program))
+    return [read(path, source) for path in paths]
+
+
+@pytest.fixture(scope="module")
+def varied(source: ModelSource, overlays: list[Overlay]) -> tuple[Any, Any]:
+    """A program with all the overlays, and the weights with their banks."""
+    return with_banks(source, overlays)
+
+
+def read(path: Path, source: ModelSource) -> Overlay:
+    adapter = open_lora(str(path))
+    try:
+        return read_overlay(adapter, source.loaded, source.program)
+    finally:
         adapter.close()
+
+
+def with_banks(source: ModelSource, overlays: list[Overlay]) -> tuple[Any, Any]:
     program, banks = banks_of(source.program, overlays)
     return program, {**source.weights, **banks}
 
 
-def digests(executable: Executable) -> list[list[Any]]:
+def digests(executable: Executable, count: int = 6) -> list[list[Any]]:
     """Return the digests of a sequence of each overlay, all in the same batches."""
-    states = [executable.open(16) for _ in range(6)]
+    states = [executable.open(16) for _ in range(count)]
     found: list[list[Any]] = [[] for _ in states]
     for start, stop in ((0, 5), (5, 6), (6, 7)):
         rows = [
@@ -101,9 +115,16 @@ def alone(source: ModelSource, varied: tuple[Any, Any]) -> list[list[Any]]:
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_rows_of_overlays_have_the_bits_of_one_rank(
-    split: str, ranks: Ranks, source: ModelSource, varied: tuple[Any, Any], alone: list[list[Any]]
+    split: str,
+    ranks: Ranks,
+    source: ModelSource,
+    overlays: list[Overlay],
+    varied: tuple[Any, Any],
+    alone: list[list[Any]],
 ) -> None:
-    """Ranks open the weights themselves, or get all of them, and give overlays back."""
+    """Ranks open the weights themselves, or get all of them, take fewer overlays than they had, and
+    give them back.
+    """
     named = (MODEL, LoadOptions()) if split != "two" else None
     backend = RanksBackend(ranks.driver, CPU, SPLITS[split], named)
     on = place(backend, source.program, source.weights, CompileOptions(threads=1))
@@ -113,6 +134,8 @@ def test_rows_of_overlays_have_the_bits_of_one_rank(
     before = on.forward(Batch([row])).result().rows[0]
     on.vary(*varied)
     assert digests(on) == alone
+    on.vary(*with_banks(source, overlays[:1]))
+    assert digests(on, 2) == alone[:2]
     on.vary(None, {})
     plain.rewind(0)
     assert on.forward(Batch([row])).result().rows[0] == before
