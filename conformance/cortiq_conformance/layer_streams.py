@@ -33,10 +33,11 @@ def stream_inputs(op: Op) -> dict[str, Type] | None:
     return given if isinstance(op, StreamRead) else given | branch
 
 
-def joined(b: Builder, outputs: tuple[Value, ...], name: str) -> None:
-    """Write all outputs of a layer in one row."""
+def joined(b: Builder, outputs: tuple[Value, ...], name: str) -> str:
+    """Write all outputs of a layer in one row; return its name."""
     flat = [
         b.add(Reshape((math.prod(value.type.shape),)), value, name=f"{value.name}.flat")
         for value in outputs
     ]
     b.add(Concat(), *flat, name=name)
+    return name

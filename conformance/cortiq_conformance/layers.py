@@ -279,10 +279,9 @@ def layer_probe(op: Op, layout: str, source: CaseData) -> ProbeProgram:
     slots = {role: role for role in op.slot_kinds()}
     name = "layer" if isinstance(op, SEVERAL) else OUTPUT
     found = b.add_node(op, *taken, name=name, weights=roles, slots=slots)
-    if name != OUTPUT:
-        joined(b, found, OUTPUT)
+    first = found[0].name if name == OUTPUT else joined(b, found, OUTPUT)
     limits = {"token": _vocabulary(op), "turns": TURNS, "keys": ROWS, "blocks": BLOCKS}
-    return ProbeProgram(bound(b.program((OUTPUT,)), weights), weights, inputs, limits)
+    return ProbeProgram(bound(b.program((first,)), weights), weights, inputs, limits)
 
 
 def _vocabulary(op: Op) -> int:

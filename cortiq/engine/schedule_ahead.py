@@ -34,6 +34,7 @@ def note_wait(reason: str, running: Several[Sequence]) -> None:
     for sequence in running:
         sequence.stats.waited[reason] += 1
 
+
 PREPARED = 64
 """Masks from which on a thread prepares them: fewer are made within a step, and waking the threads
 of a grammar library costs more than it gains (measured on an H200's host with 16 and 32)."""
