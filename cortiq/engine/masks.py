@@ -51,13 +51,16 @@ class CheckedMasks:
         return mask
 
 
-def prepare_masks(asked: Iterable[tuple[Masks | None, Sequence[int]]]) -> None:
-    """Compute together the next masks of several requests, those that can be."""
+def batched(masks: Masks | None) -> BatchedMasks | None:
+    """Return the masks, without their check, if they are of a kind that is computed together."""
+    own = masks.masks if isinstance(masks, CheckedMasks) else masks
+    return own if isinstance(own, BatchedMasks) else None
+
+
+def prepare_masks(asked: Iterable[tuple[BatchedMasks, Sequence[int]]]) -> None:
+    """Compute together the next masks of several requests, kind by kind."""
     kinds: dict[type[BatchedMasks], list[tuple[Any, Sequence[int]]]] = {}
     for masks, ids in asked:
-        own = masks.masks if isinstance(masks, CheckedMasks) else masks
-        if isinstance(own, BatchedMasks):
-            kinds.setdefault(type(own), []).append((own, ids))
+        kinds.setdefault(type(masks), []).append((masks, ids))
     for kind, several in kinds.items():
-        if len(several) > 1:
-            kind.prepare(several)
+        kind.prepare(several)

@@ -9,7 +9,7 @@ from typing import cast
 
 from cortiq.backend import Executable, LateTicket
 from cortiq.engine.in_flight import InFlightBatch
-from cortiq.engine.masks import prepare_masks
+from cortiq.engine.masks import batched, prepare_masks
 from cortiq.engine.sequence import Sequence
 from cortiq.engine.session import RowResult
 from cortiq.numerics.masks import Mask
@@ -56,15 +56,21 @@ class MaskThread:
         ----------
         rows : results of the batch before.
         """
+        if batch is None or len(batch.late) < PREPARED:
+            return
         asked = []
-        for late in batch.late if batch is not None else ():
-            drew = before.rows_of(late.sequence)
-            if drew is not None and drew.draws and (row := rows[drew.drawing[-1]]):
-                want = before.rows[drew.drawing[-1]].wants[0]
-                asked.append((late.sequence.request.masks, [*late.sequence.ids, int(row[want])]))
-        if len(asked) >= PREPARED:
-            self._pool = self._pool or ThreadPoolExecutor(1, "masks")
-            self._under_way = self._pool.submit(prepare_masks, asked)
+        for late in batch.late:
+            masks = batched(late.sequence.request.masks)
+            drew = before.rows_of(late.sequence) if masks is not None else None
+            if masks is not None and drew is not None and drew.draws:
+                at = drew.drawing[-1]
+                if row := rows[at]:
+                    token = int(row[before.rows[at].wants[0]])
+                    asked.append((masks, [*late.sequence.ids, token]))
+        if len(asked) < PREPARED:
+            return
+        self._pool = self._pool or ThreadPoolExecutor(1, "masks")
+        self._under_way = self._pool.submit(prepare_masks, asked)
 
     def supply(self, batch: InFlightBatch) -> None:
         """Give a batch in flight the masks that depend on what the one before it drew."""

@@ -16,7 +16,8 @@ from cortiq.errors import RequestError, shown
 Mask = bytes
 
 LOOKED_AT = 256
-"""Bytes of a mask that are looked at before all: masks are checked at each step of each row."""
+"""Bytes of a mask that are looked at before all, since most masks allow one of these ids: masks are
+checked at each step of each row."""
 
 
 def mask_of(ids: Iterable[int], vocabulary: int) -> Mask:
@@ -58,15 +59,11 @@ def mask_fault(mask: object, vocabulary: int) -> str:
     size = -(-vocabulary // 8)
     if len(mask) < size:
         return f"a mask of {len(mask)} bytes, {vocabulary} tokens take {size}"
-    if not (_first_bits(mask, vocabulary) or _last_bits(mask, vocabulary)):
+    first = size > LOOKED_AT and mask[:LOOKED_AT].strip(b"\0")
+    whole = first or np.frombuffer(mask, np.uint8, vocabulary // 8).any()
+    if not (whole or _last_bits(mask, vocabulary)):
         return f"a mask that allows none of the {vocabulary} tokens"
     return ""
-
-
-def _first_bits(mask: Mask, vocabulary: int) -> bool:
-    """Return whether an id of the whole bytes is allowed; most masks allow one of the first."""
-    some = mask[: min(LOOKED_AT, vocabulary // 8)].strip(b"\0")
-    return bool(some) or bool(np.frombuffer(mask, np.uint8, vocabulary // 8).any())
 
 
 def _last_bits(mask: Mask, vocabulary: int) -> int:

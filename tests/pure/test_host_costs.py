@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="Triton has no package for this platform")
 
 MOST = 140
 """Calls of a row that decodes greedily, from the engine to the executable and back."""
-MORE = {"temperature": 0, "filters": 0, "penalties": 20, "masks": 55}
+MORE = {"temperature": 0, "filters": 0, "penalties": 20, "masks": 45}
 """Calls that draws add."""
 
 
