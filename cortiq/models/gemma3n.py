@@ -28,9 +28,9 @@ from cortiq.models.config import Amount, BaseConfig, Keys
 from cortiq.models.layer_kinds import (
     GLOBAL,
     LOCAL,
+    alternating_kinds,
     each_layer,
     key_sources,
-    layer_list,
     layer_ropes,
 )
 from cortiq.models.names import Names
@@ -90,9 +90,7 @@ class Config(BaseConfig):
 
     def kinds(self) -> tuple[str, ...]:
         """Return whether each layer has a window."""
-        count = self.num_hidden_layers
-        turns = [LOCAL if (n + 1) % PATTERN else GLOBAL for n in range(count)]
-        return layer_list(self.layer_types or turns, count, (LOCAL, GLOBAL))
+        return alternating_kinds(self.layer_types, self.num_hidden_layers, PATTERN)
 
     def mlps(self) -> list[GatedMLP]:
         """Return the MLP of every layer; those with sparsity keep the tail of a Gaussian.

@@ -21,7 +21,7 @@ from cortiq.ir.layers import (
 from cortiq.ir.ops import Add, Gain
 from cortiq.models import gemma4_gguf
 from cortiq.models.config import Amount, BaseConfig, Keys, convert_config
-from cortiq.models.layer_kinds import GLOBAL, LOCAL, key_sources, layer_list
+from cortiq.models.layer_kinds import GLOBAL, LOCAL, alternating_kinds, key_sources
 from cortiq.models.names import Names
 from cortiq.models.parts import ATTENTION, MLP, Decoder, activation, named
 from cortiq.models.rope import rope_table
@@ -83,10 +83,7 @@ class Config(BaseConfig):
 
     def kinds(self) -> tuple[str, ...]:
         """Return whether each layer has a window; the last one never has."""
-        count = self.num_hidden_layers
-        turns = [LOCAL if (n + 1) % PATTERN else GLOBAL for n in range(count)]
-        kinds = layer_list(self.layer_types or turns, count, (LOCAL, GLOBAL))
-        return (*kinds[:-1], GLOBAL)
+        return (*alternating_kinds(self.layer_types, self.num_hidden_layers, PATTERN)[:-1], GLOBAL)
 
     def of_layer(self, layer: int, kind: str) -> Config:
         """Return the configuration with the heads of a layer.

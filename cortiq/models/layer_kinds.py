@@ -33,6 +33,17 @@ def layer_list(
     return listed
 
 
+def alternating_kinds(values: Sequence[str] | None, count: int, period: int) -> tuple[str, ...]:
+    """Return the kind of every layer, as listed or, without a list, each `period`th global.
+
+    Raises
+    ------
+    FormatError : as `layer_list`.
+    """
+    kinds = [LOCAL if (n + 1) % period else GLOBAL for n in range(count)]
+    return layer_list(values or kinds, count, (LOCAL, GLOBAL))
+
+
 def windows(values: Sequence[str] | None, count: int, window: int | None) -> tuple[int | None, ...]:
     """Return the window of every layer of `layer_types`, `None` for full attention.
 

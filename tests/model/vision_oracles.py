@@ -1,4 +1,4 @@
-"""What transformers makes of images: pixels, rows and logits of each family, in double."""
+"""Ask transformers for an image's pixels, rows and logits of each family, in double."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROCESSORS = {
     "internvl": ("got_ocr2", "GotOcr2"),
 }  # fmt: skip
 MORE = ("image_grid_thw", "pixel_attention_mask", "image_sizes")
-"""What processors say of images beside their pixels."""
+"""Outputs of a processor beside the pixels."""
 
 
 def processed(name, folder, images):

@@ -1,4 +1,4 @@
-"""What overlays add to products on the CPU: one op, against the definitions, bit for bit."""
+"""Overlays' low-rank products on the CPU: one op, against the definitions, bit for bit."""
 
 from __future__ import annotations
 

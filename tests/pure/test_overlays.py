@@ -73,7 +73,7 @@ def test_every_backend_computes_a_mixed_batch_as_each_alone(backend, folders, al
 
 
 def test_steps_ahead_on_triton_look_up_tables_of_overlays(folders, alone):
-    """Seconds of Triton's interpreter: batches are launched while others are under way."""
+    """Nine seconds of Triton's interpreter, with graphs on, as on a GPU."""
     pytest.importorskip("triton", reason="Triton has no package for this platform")
     names, prompt, adapter = ["table", None], [5, 9], [f"table={folders['table']}"]
     with opened("triton", adapters=adapter, extra={"graphs": True}) as model:

@@ -54,7 +54,7 @@ def varied(model, seed, tables=False):
 
 
 def steps(on):
-    """What three sequences bring in steps of changing overlays, and the kinds of tickets."""
+    """Return results of three sequences in steps of changing overlays, and kinds of tickets."""
     states, found, kinds = [on.open(16) for _ in range(3)], [], []
     for at, numbers in enumerate(STEPS):
         rows = [
