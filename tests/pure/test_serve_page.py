@@ -63,7 +63,7 @@ def ask(page, text="hello", **chosen):
 def ended(page):
     """Wait until an answer has ended and its chat is listed: it is kept after the button says so."""
     page.until("running === null && document.querySelector('#send').textContent === 'Send'")
-    page.until("!chat.nodes.length || document.querySelector('#list [aria-current]')")
+    page.until("!chat.nodes.length || document.querySelector('#list [aria-current]') !== null")
 
 
 def show(page, text):
