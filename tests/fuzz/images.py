@@ -1,6 +1,6 @@
 """Mutants of images, and of requests with images: pixels or an error of ours, in bounded memory.
 
-`python -m tests.fuzz.images --seconds 60`. Files of every format are damaged at random, and by hand:
+`python -m tests.fuzz.images --seconds 60`. Files of all formats are damaged at random, and by hand:
 sizes that their header does not have, checksums made right again, streams that unpack to much more.
 With `--server` the mutants are those of requests, their texts and the files in their data URLs.
 """
