@@ -64,7 +64,7 @@ slow: setup-test
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest -n 2 --dist loadfile -m slow
 
 fuzz: setup-test
-	cd tests && set -e; for fuzzer in cmf files graphs http templates tokenizers; do \
+	cd tests && set -e; for fuzzer in cmf files graphs http images templates tokenizers; do \
 	    ../$(BIN)/python -m fuzz.$$fuzzer --seconds $(SECONDS); done
 
 mutants: setup-test

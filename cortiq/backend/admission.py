@@ -279,6 +279,8 @@ def _unfit(graph: Graph, name: str, value: object, context: int) -> str | None:
     if type_.dtype == "q16":
         return None
     whole = type_.dtype == "i32"
+    if whole and type_.shape == () and isinstance(value, np.int32) and 0 <= value < context:
+        return None
     given = np.asarray(value)
     if given.shape != type_.shape or given.dtype.kind not in ("iu" if whole else "fiu"):
         return f"{name!r} is {type_}, a row supplies {given.dtype}{list(given.shape)}"

@@ -118,7 +118,11 @@ def request(rng: random.Random) -> bytes:
 
 def try_one(server: Server, rng: random.Random) -> str:
     """Send one request, or two in a row; the status of the first answer, or "closed"."""
-    data = b"".join(request(rng) for _ in range(rng.choice([1, 1, 1, 2])))
+    return exchange(server, b"".join(request(rng) for _ in range(rng.choice([1, 1, 1, 2]))), rng)
+
+
+def exchange(server: Server, data: bytes, rng: random.Random) -> str:
+    """Send bytes, at times not all of them; the status of the first answer, or "closed"."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_SECONDS) as link:
         try:
             if rng.random() < 0.1:  # by pieces, and perhaps not all of it

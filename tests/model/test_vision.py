@@ -191,14 +191,16 @@ def answers(folder, backend):
         model.generate(prompt, max_tokens=5, **EXACT)
         again = model.generate(prompt, max_tokens=5, **EXACT)
         whole = len(again.prompt_ids) - 1
-        assert again.stats.reused_tokens == whole or folder.name.startswith("qwen3_5")
+        recurrent = folder.name.startswith("qwen3_5")  # whose states are kept at some rows only
+        assert again.stats.reused_tokens == whole or recurrent
         found["reused"] = again
         other = [dict(part) for part in CONTENT]
         other[3] = {"image": drawn((30, 20), seed=1)}
         moved = model.chat([{"role": "user", "content": other}], max_tokens=5, **EXACT)
         first = next(at for at, token in enumerate(alone.prompt_ids) if token not in prompt.ids[:2])
         spans = prompt.spans
-        assert first < moved.stats.reused_tokens <= spans[1].places[0]
+        assert moved.stats.reused_tokens <= spans[1].places[0]
+        assert first < moved.stats.reused_tokens or recurrent
         assert moved.digest != alone.digest
     digests = {name: made.digest for name, made in found.items()}
     assert len(set(digests.values())) == 1

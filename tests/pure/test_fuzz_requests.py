@@ -29,6 +29,14 @@ def test_files_are_read_or_refused():
     assert outcomes["read"] > 10 and outcomes["FormatError"] > 50 and outcomes.total() == 120
 
 
+def test_images_are_pixels_or_refused():
+    pytest.importorskip("PIL")
+    from tests.fuzz.images import run
+
+    outcomes = run(4, count=150)
+    assert outcomes["read"] > 15 and outcomes["RequestError"] > 60 and outcomes.total() == 150
+
+
 def test_a_finding_is_made_again_by_its_seed_and_round():
     def fails(rng):
         made = mutants.mutated_json(CHANGED, rng)

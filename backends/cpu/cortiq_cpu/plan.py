@@ -65,6 +65,12 @@ class CompiledOps:
     exact: list[tuple[np.ndarray, frozenset[str]]]
     kept: list[Any]
 
+    def buffer(self, name: str, count: int) -> np.ndarray:
+        """Return the first rows of a value's buffer: bytes [count, size]."""
+        size = row_bytes(self.graph.values[name])
+        offset = self.places.offsets[self.lowered.root(name)]
+        return self.arena.view(offset, count * size).reshape(count, size)
+
     def row(self, name: str, place: int) -> np.ndarray:
         """Return row `place` of a value's buffer: bytes."""
         size = row_bytes(self.graph.values[name])

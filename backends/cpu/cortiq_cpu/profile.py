@@ -59,9 +59,10 @@ class OpLabel(NamedTuple):
 
 @dataclass
 class OpTotal:
-    """Sums over the ops of one name."""
+    """Sums over the ops of one name, and the least time of one of them."""
 
     nanoseconds: int = 0
+    least: float = float("inf")
     calls: int = 0
     nbytes: int = 0
     products: int = 0
@@ -115,6 +116,7 @@ class OpProfile:
         for op, label, time_ in zip(ops, labels, spent, strict=True):
             total = self.totals[label.name]
             total.nanoseconds += time_
+            total.least = min(total.least, time_)
             total.calls += 1
             cost = label.cost(ctypes.c_int32.from_address(op.rows).value)
             total.nbytes += cost.nbytes

@@ -22,6 +22,7 @@ from cortiq_cpu.state import CpuState
 from cortiq_cpu.wants import fill_draw, parts_of
 
 OP_BYTES = ctypes.sizeof(NativeOp)
+NUMBERS = {"i32": np.int32, "f32": np.float32}
 
 
 class CpuRun(FlatBatch[CpuPlan]):
@@ -119,27 +120,30 @@ class CpuRun(FlatBatch[CpuPlan]):
 
     def _take_inputs(self) -> None:
         """Write what rows supply for the graph's inputs; ops pass it through `snap`."""
+        rows = list(enumerate(self.which[0].tolist()))
         for name in self.plan.graph.inputs:
             if name not in BY_ROW:
-                for place, row in enumerate(self.which[0].tolist()):
-                    self._put(name, place, self.rows[row].inputs[name])
+                self._put(name, rows)
 
-    def _put(self, name: str, place: int, value: Any) -> None:
+    def _put(self, name: str, places: Sequence[tuple[int, int]]) -> None:
+        """Write what rows supply for a value: pairs of a place in the set and a row."""
         type_ = self.plan.graph.values[name]
-        buffer = self.compiled.row(name, place)
+        buffer = self.compiled.buffer(name, 1 + max((place for place, _ in places), default=0))
         if type_.dtype == "q16":
-            write_records(buffer, value, type_.shape[-1])
-        else:
-            dtype = np.int32 if type_.dtype == "i32" else np.float32
-            with np.errstate(over="ignore"):  # beyond float32 is infinite, and so a fault
-                buffer.view(dtype)[:] = np.asarray(value).reshape(-1)
+            for place, row in places:
+                value: Any = self.rows[row].inputs[name]
+                write_records(buffer[place], value, type_.shape[-1])
+            return
+        numbers = buffer.view(NUMBERS[type_.dtype])
+        with np.errstate(over="ignore"):  # beyond float32 is infinite, and so a fault
+            for place, row in places:
+                numbers[place] = np.asarray(self.rows[row].inputs[name]).reshape(-1)
 
     def _replace(self, name: str, number: int) -> None:
         """Replace computed values by those that rows supply."""
         rows = self.which[number].tolist()
         giving = [(i, row) for i, row in enumerate(rows) if name in self.rows[row].inputs]
-        for place, row in giving:
-            self._put(name, place, self.rows[row].inputs[name])
+        self._put(name, giving)
         if giving and self.plan.graph.values[name].dtype == "f32":
             # All rows of the set: `snap` leaves computed ones as they are.
             self._call(self.compiled.snapping[name], [OpLabel("Admit")])
@@ -157,11 +161,18 @@ class CpuRun(FlatBatch[CpuPlan]):
             self.note_faults(asked.faults, looked_at)
             for index, row in enumerate(looked_at.tolist()):
                 self.answers[asked.ask, row] = asked.answer(index)
-        late = self.compiled.late
+        asked_of: dict[tuple[Want, ...], list[tuple[Want, Ask | None]]] = {}
         for place, row in enumerate(rows.tolist()):
-            for want, ask in asked_by(self.rows[row].wants):
-                if (value_of(want) in late) == bool(number):
-                    self.brought[row][want] = self._answer(want, ask, row, place)
+            wants = self.rows[row].wants
+            if wants not in asked_of:
+                asked_of[wants] = self._answered_by(wants, number)
+            for want, ask in asked_of[wants]:
+                self.brought[row][want] = self._answer(want, ask, row, place)
+
+    def _answered_by(self, wants: tuple[Want, ...], number: int) -> list[tuple[Want, Ask | None]]:
+        """Return the wants that a set's rows answer."""
+        late = self.compiled.late
+        return [(w, ask) for w, ask in asked_by(wants) if (value_of(w) in late) == bool(number)]
 
     def _answer(self, want: Want, ask: Ask | None, row: int, place: int) -> Any:
         if isinstance(want, Named | DrawnLogit):
@@ -177,6 +188,5 @@ class CpuRun(FlatBatch[CpuPlan]):
         buffer = self.compiled.row(name, place)
         if type_.dtype == "q16":
             return read_records(buffer, type_.shape)
-        dtype = np.int32 if type_.dtype == "i32" else np.float32
-        value = buffer.view(dtype).reshape(type_.shape).copy()
+        value = buffer.view(NUMBERS[type_.dtype]).reshape(type_.shape).copy()
         return value if type_.shape else value[()]
