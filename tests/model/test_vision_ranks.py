@@ -76,7 +76,7 @@ def assert_same_answers(folder: Path, splits: list[str]) -> None:
 @pytest.mark.usefixtures("held")
 @pytest.mark.parametrize("name", QUICK)
 def test_images_on_three_ranks(name: str, tmp_path: Path) -> None:
-    """Each split of three processes; about 4 seconds of a processor for what only processes show."""
+    """Splits on three processes: 4 seconds of a processor for what only processes show."""
     getattr(vision_folders, name)(tmp_path)
     assert_same_answers(tmp_path, ["tensors", "layers"] if name in QWEN else ["tensors"])
 
