@@ -52,7 +52,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/numerics": 3415,
     "cortiq/placement": 710,
     "cortiq/plugins": 660,
-    "cortiq/ranks": 2010,
+    "cortiq/ranks": 2216,
     "cortiq/receipts": 1020,
     "cortiq/serve": 6220,
     "cortiq/tokenizer": 2880,
@@ -61,7 +61,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-null": 210,
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-torch": 190,
-    "tests": 49690,
+    "tests": 49803,
     "tools": 2100,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""

@@ -26,8 +26,9 @@ class _Running:
 
 def shared_backend(
     name: str, backend: Backend, options: LoadOptions
-) -> tuple[Backend, Callable[[], None]]:
-    """Return a backend over the ranks that the options ask for, and what lets go of them.
+) -> tuple[Backend, Backend, Callable[[], None]]:
+    """Return a backend over the ranks that the options ask for, that of a model's tower, and what
+    lets go of the ranks.
 
     In a rank that torchrun started it does not return: it works until rank 0 has ended.
 
@@ -38,12 +39,13 @@ def shared_backend(
     """
     count = device_count(options.devices)
     if count == 1:
-        return backend, lambda: None
+        return backend, backend, lambda: None
     split = _split(options, count)
     plain = dataclasses.replace(options, backend=None, devices=1, **on_one_device())
     ranks = _ranks(count, options.ray)
     _Running.models += 1
-    return RanksBackend(ranks.driver, backend, split, (name, plain)), _let_go
+    whole = RanksBackend(ranks.driver, backend, split, (name, plain))
+    return whole, whole.for_tower(), _let_go
 
 
 def _split(options: LoadOptions, count: int) -> DeviceSplit:

@@ -72,13 +72,13 @@ def model_of(
     """Compile an opened source for a backend's device; close it if that fails."""
     backend, device = placed
     try:
-        backend = _on_devices(name, source, backend, options)
+        backend, sees = _on_devices(name, source, backend, options)
         kept = _kept_weights(name, source, backend, options)
         with contextlib.ExitStack() as stack:
             if kept is not None:
                 stack.callback(kept.close)
             executable = compile_source(source, backend, device, options, extra, progress, kept)
-            tower = compile_tower(source, backend, device, options)
+            tower = compile_tower(source, sees, device, options)
             if kept is not None:
                 kept.finish()
     except BaseException:
@@ -95,19 +95,21 @@ def model_of(
     return model
 
 
-def _on_devices(name: str, source: ModelSource, backend: Backend, options: LoadOptions) -> Backend:
-    """Return the backend over the devices that the options ask for; the source lets go of them."""
+def _on_devices(
+    name: str, source: ModelSource, backend: Backend, options: LoadOptions
+) -> tuple[Backend, Backend]:
+    """Return the backend over the devices that the options ask for, and that of the model's tower;
+    the source lets go of them.
+    """
     alone = options.devices == 1 or (options.devices == 0 and "WORLD_SIZE" not in os.environ)
     for given, default in on_one_device().items():
         if alone and given != "split" and getattr(options, given) != default:
             raise OptionError(given, "needs several devices", hint="devices=2, --devices 2")
     if alone:
-        return backend
-    if source.vision is not None:
-        raise OptionError("images", "needs one device", hint="leave out --devices")
+        return backend, backend
     from cortiq.model.devices import shared_backend
 
-    backend, let_go = shared_backend(name, backend, options)
+    whole, tower, let_go = shared_backend(name, backend, options)
     close = source.close
 
     def close_all() -> None:
@@ -115,7 +117,7 @@ def _on_devices(name: str, source: ModelSource, backend: Backend, options: LoadO
         let_go()
 
     source.close = close_all
-    return backend
+    return whole, tower
 
 
 def choose_backend(options: LoadOptions) -> tuple[Backend, str]:

@@ -107,6 +107,15 @@ class RanksBackend:
         """Say whether the ranks execute a node."""
         return self.inner.supports(node, graph, program)
 
+    def for_tower(self) -> RanksBackend:
+        """Return the backend of the tower that this one's model sees with.
+
+        The ranks of the first stage compute it together: an image is seen before its rows enter the
+        text's layers, one image at a time. Rank 0, which opened it, sends the weights.
+        """
+        first = DeviceSplit(self.split.stages[:1], by_expert=self.split.by_expert)
+        return RanksBackend(self.driver, self.inner, first)
+
     def compile(
         self, program: Program, weights: Mapping[str, Weight], options: CompileOptions
     ) -> Executable:

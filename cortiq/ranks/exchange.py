@@ -153,14 +153,16 @@ def gathered(
     """Return whole rows [rows, *shape] from this rank's parts of them."""
     rows, split = len(part), op.split
     lead, inner = (1 if split.axis == 0 else op.shape[0]), op.inner
-    widest = max(stop - start for start, stop in split.ranges)
+    widest = max(split.size(rank) for rank in range(group.size))
     own = part.reshape(rows, lead, -1)
     sent = np.zeros((rows, lead, widest * inner), np.float32)
     sent[:, :, : own.shape[2]] = own
     parts = group.gather(sent)
     whole = np.empty((rows, lead, split.length * inner), np.float32)
-    for given, (start, stop) in zip(parts, split.owned, strict=True):
-        whole[:, :, start * inner : stop * inner] = given[:, :, : (stop - start) * inner]
+    for rank, given in enumerate(parts):
+        for at, (start, stop) in split.owned(rank):
+            until = at + stop - start
+            whole[:, :, start * inner : stop * inner] = given[:, :, at * inner : until * inner]
     return whole.reshape(rows, *op.shape)
 
 

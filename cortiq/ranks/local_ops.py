@@ -23,6 +23,7 @@ class Part:
     Attributes
     ----------
     shape : of its whole output. split, slot : of its output, and of its slot.
+    inputs : splits of its inputs.
     part_of_weight : names this rank's part of a weight along an axis. weights : such, by role.
     """
 
@@ -31,6 +32,7 @@ class Part:
     shape: tuple[int, ...]
     split: Split | None
     slot: Split | None
+    inputs: tuple[Split | None, ...]
     part_of_weight: Callable[[str, int, Split], str]
     weights: dict[str, str] = field(default_factory=dict)
 
@@ -41,14 +43,18 @@ class Part:
 
     @property
     def slot_size(self) -> int:
-        """Heads that this rank has of the slot."""
+        """Heads, or channels, that this rank has of the slot."""
         return self._size(self.slot)
 
     def _size(self, split: Split | None) -> int:
         if split is None:
             raise GraphError("a node is cut that has no cut value", where=self.node.name)
-        start, stop = split.ranges[self.rank]
-        return stop - start
+        return split.size(self.rank)
+
+    def input_size(self, which: int, whole: int) -> int:
+        """Return this rank's size of an input; `whole` if that is not cut."""
+        split = self.inputs[which]
+        return whole if split is None else split.size(self.rank)
 
     @property
     def by_expert(self) -> bool:
@@ -129,7 +135,14 @@ def _reshape(part: Part) -> dict[str, Any]:
 
 def _slice(part: Part) -> dict[str, Any]:
     op: Any = part.node.op
-    return {"stop": part.size * op.step} if part.last else {}
+    given = part.inputs[0]
+    if given is None or given.axis != len(part.shape) - 1:
+        return {}
+    if op.step > 1:
+        return {"stop": part.size * op.step}
+    places = given.places(op.start, op.stop, part.rank)
+    assert places is not None
+    return {"start": places[0], "stop": places[1]}
 
 
 def _store(part: Part) -> dict[str, Any]:
@@ -144,10 +157,27 @@ def _attend(part: Part) -> dict[str, Any]:
     return {"heads": part.size, "kv_heads": kv_heads}
 
 
+def _conv(part: Part) -> dict[str, Any]:
+    for role in part.node.weights:
+        part.cut(role, 0)
+    return {"width": part.size}
+
+
+def _delta_rule(part: Part) -> dict[str, Any]:
+    op: Any = part.node.op
+    return {"heads": part.size, "key_heads": part.input_size(0, op.groups)}
+
+
+def _state_space(part: Part) -> dict[str, Any]:
+    op: Any = part.node.op
+    return {"heads": part.size, "groups": part.input_size(1, op.groups)}
+
+
 LOCAL: Mapping[type[Op], Callable[[Part], dict[str, Any]]] = {
     ops.MatMul: _matmul, ops.HeadMatMul: _heads, ops.ExpertMatMul: _experts, ops.Bias: _bias,
     ops.ExpertBias: _expert_bias, ops.ExpertGain: _expert_gain, ops.Gain: _gain,
     ops.Reshape: _reshape, ops.Slice: _slice, ops.StoreKV: _store, ops.Attend: _attend,
-    ops.EmbedRows: _vectors,
+    ops.EmbedRows: _vectors, ops.CausalConv: _conv, ops.DeltaRule: _delta_rule,
+    ops.StateSpace: _state_space,
 }  # fmt: skip
 """What changes about an operator's options where a part of its output is computed."""

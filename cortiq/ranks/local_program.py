@@ -6,9 +6,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cortiq.ir import Graph, KVRows, Node, Op, Program, Slot, Type, ops, primitives_of
+from cortiq.ir import (
+    Graph,
+    KVRows,
+    Node,
+    Op,
+    Program,
+    Recurrent,
+    Ring,
+    Slot,
+    Type,
+    ops,
+    primitives_of,
+)
+from cortiq.ranks.cuts import splits_of
 from cortiq.ranks.exchange import GatherParts, JoinExperts, OwnExperts, TableRows
-from cortiq.ranks.families import Key, splits_of
+from cortiq.ranks.families import Key
 from cortiq.ranks.local_ops import BY_EXPERT, LOCAL, NEED_WHOLE, Part
 from cortiq.ranks.local_weights import WeightCut
 from cortiq.ranks.shares import EXPERTS, Split, divided
@@ -76,9 +89,13 @@ class _Writer:
         split = self.splits.get(("", name))
         if split is None:
             return slot
+        size = split.size(self.rank)
+        if isinstance(slot, Ring):
+            return replace(slot, width=size)
+        if isinstance(slot, Recurrent):
+            return replace(slot, shape=(size, *slot.shape[1:]))
         assert isinstance(slot, KVRows)
-        start, stop = split.ranges[self.rank]
-        return replace(slot, heads=stop - start)
+        return replace(slot, heads=size)
 
     def graph(self, graph: Graph) -> Graph:
         """Return an entry graph as this rank has it."""
@@ -87,7 +104,7 @@ class _Writer:
     def part_of_weight(self, name: str, axis: int, split: Split) -> str:
         """Return the name of this rank's part of a weight."""
         shape = self.program.weights[name].shape
-        cut = WeightCut(name, shape, axis, split.ranges[self.rank], split.axis == EXPERTS)
+        cut = WeightCut(name, shape, axis, split.pieces(self.rank), split.axis == EXPERTS)
         self.cuts[cut.local_name] = cut
         return cut.local_name
 
@@ -120,7 +137,7 @@ class _GraphWriter:
         if split is None or name in self.values:
             return name
         type_, maker = self.given.values[name], self.makers[name]
-        if type_.dtype == "q16":
+        if type_.dtype == "q16" or self._is_section(maker):
             node = replace(maker, inputs=tuple(map(self.whole, maker.inputs)))
         else:
             node = self._exchange(name, split)
@@ -131,7 +148,8 @@ class _GraphWriter:
         """Return the node that puts a value together."""
         if split.axis == EXPERTS:
             inputs = (name + PART, self.whole(self._experts_of(name)))
-            return Node(f"{name}.join", JoinExperts(split.owned[self.writer.rank]), inputs, (name,))
+            ((_, owned),) = split.owned(self.writer.rank)
+            return Node(f"{name}.join", JoinExperts(owned), inputs, (name,))
         op = GatherParts(self.given.values[name].shape, split, self.writer.rank)
         return Node(f"{name}.gather", op, (name + PART,), (name,))
 
@@ -148,7 +166,7 @@ class _GraphWriter:
         """Return chosen experts by their numbers on this rank."""
         own = f"{self.whole(name)}@own"
         if own not in self.values:
-            op = OwnExperts(split.ranges[self.writer.rank])
+            op = OwnExperts(split.only(self.writer.rank))
             self._add(Node(own, op, (name,), (own,)), [self.given.values[name]])
         return own
 
@@ -164,12 +182,9 @@ class _GraphWriter:
         cut = [self.split(name) for name in node.outputs]
         slots = {role: self.writer.splits.get(("", name)) for role, name in node.slots.items()}
         if not any(cut) and not any(slots.values()):
-            inputs = tuple(map(self.whole, node.inputs))
-            self._add(
-                replace(node, inputs=inputs), [self.given.values[name] for name in node.outputs]
-            )
+            self._add(self._uncut(node), [self.given.values[name] for name in node.outputs])
             return
-        op, weights = self._local(node, cut[0] if cut else None, slots.get("kv"))
+        op, weights = self._local(node, cut[0] if cut else None, next(iter(slots.values()), None))
         inputs = tuple(self._input(node, name) for name in node.inputs)
         if cut and cut[0] is not None and cut[0].axis == EXPERTS and isinstance(node.op, BY_EXPERT):
             inputs = (inputs[0], self._own_experts(node.inputs[1], cut[0]))
@@ -184,6 +199,27 @@ class _GraphWriter:
         name = node.name + PART if outputs else node.name
         self._add(Node(name, op, inputs, outputs, weights, node.slots), types)
 
+    def _uncut(self, node: Node) -> Node:
+        """Return a node whose outputs are whole here: of whole inputs, or of a part that has all
+        of a section, since every rank computes it.
+        """
+        if self._is_section(node):
+            (name,), op = node.inputs, node.op
+            assert isinstance(op, ops.Slice)
+            given, ranks = self.split(name), range(self.writer.ranks)
+            places = [given and given.places(op.start, op.stop, rank) for rank in ranks]
+            if all(place and place[1] - place[0] == op.stop - op.start for place in places):
+                local, _ = self._local(node, None, None)
+                return replace(node, op=local, inputs=(name + PART,))
+        return replace(node, inputs=tuple(map(self.whole, node.inputs)))
+
+    def _is_section(self, node: Node) -> bool:
+        """Check whether a node takes neighbours of a value's last axis, along which that is cut."""
+        if not isinstance(node.op, ops.Slice) or node.op.step > 1:
+            return False
+        split = self.split(node.inputs[0])
+        return split is not None and split.axis == len(self.given.values[node.inputs[0]].shape) - 1
+
     def _is_table(self, node: Node) -> bool:
         """Check whether a node looks up rows of tokens in a table that ranks can divide."""
         writer = self.writer
@@ -194,10 +230,10 @@ class _GraphWriter:
         """Return the node that looks up rows of which every rank has some."""
         op, writer = node.op, self.writer
         assert isinstance(op, ops.EmbedRows)
-        split = Split(0, op.vocab, divided(op.vocab, writer.ranks))
+        split = Split(0, op.vocab, (divided(op.vocab, writer.ranks),))
         name = writer.part_of_weight(node.weights["table"], 0, split)
         writer.tables.add(name)
-        rows = TableRows(op.vocab, op.width, op.missing, split.ranges[writer.rank], name)
+        rows = TableRows(op.vocab, op.width, op.missing, split.only(writer.rank), name)
         return Node(node.name, rows, node.inputs, node.outputs)
 
     def _input(self, node: Node, name: str) -> str:
@@ -222,7 +258,8 @@ class _GraphWriter:
             return node.op, dict(node.weights)
         shape = self.given.values[node.outputs[0]].shape if node.outputs else ()
         writer = self.writer
-        given = Part(node, writer.rank, shape, split, slot, writer.part_of_weight)
+        inputs = tuple(map(self.split, node.inputs))
+        given = Part(node, writer.rank, shape, split, slot, inputs, writer.part_of_weight)
         changes = local(given)
         weights = {role: given.weights.get(role, name) for role, name in node.weights.items()}
         op: Any = node.op

@@ -11,7 +11,7 @@ import numpy as np
 from cortiq.backend import ExportedState, KVPlanes
 from cortiq.ranks.families import Key
 from cortiq.ranks.local_program import PART
-from cortiq.ranks.shares import Split
+from cortiq.ranks.shares import EXPERTS, Split
 
 
 def with_parts(
@@ -22,24 +22,37 @@ def with_parts(
     for name, value in inputs.items():
         split = splits.get((entry, name))
         if split is not None and isinstance(value, np.ndarray) and value.ndim > split.axis:
-            start, stop = split.ranges[rank] if split.axis >= 0 else (0, len(value))
-            parts[name + PART] = value[(slice(None),) * split.axis + (slice(start, stop),)]
+            parts[name + PART] = value if split.axis == EXPERTS else _part(value, split, rank)
     return {**inputs, **parts} if parts else inputs
 
 
-def share_of(exported: ExportedState, splits: Mapping[Key, Split], rank: int) -> ExportedState:
-    """Return a rank's share of an exported sequence: its heads of key and value rows.
+def _part(array: Any, split: Split, rank: int) -> Any:
+    """Return a rank's part of an array that is cut along an axis."""
+    before = (slice(None),) * split.axis
+    parts = [array[(*before, slice(start, stop))] for start, stop in split.pieces(rank)]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, split.axis)
 
-    What is not as an exported sequence should be stays as it is, for the check on each rank.
-    """
+
+def _whole(parts: Sequence[Any], split: Split) -> Any:
+    """Return an array of every rank's part of it."""
+    before = (slice(None),) * split.axis
+    shape = parts[0].shape
+    whole = np.empty((*shape[: split.axis], split.length, *shape[split.axis + 1 :]), parts[0].dtype)
+    for rank, part in enumerate(parts):
+        for at, (start, stop) in split.owned(rank):
+            whole[(*before, slice(start, stop))] = part[(*before, slice(at, at + stop - start))]
+    return whole
+
+
+def share_of(exported: ExportedState, splits: Mapping[Key, Split], rank: int) -> ExportedState:
+    """Return a rank's share of an exported sequence: its heads, and its channels of what recurs."""
     slots: dict[str, Any] = dict(exported.slots)
-    for name, planes in exported.slots.items():
+    for name, given in exported.slots.items():
         split = splits.get(("", name))
-        if split is not None and isinstance(planes, KVPlanes):
-            start, stop = split.ranges[rank]
-            slots[name] = KVPlanes(
-                *(getattr(planes, f.name)[:, start:stop] for f in fields(planes))
-            )
+        if split is not None and isinstance(given, KVPlanes):
+            slots[name] = KVPlanes(*(_part(plane, split, rank) for plane in _planes(given)))
+        elif split is not None:
+            slots[name] = _part(given, split, rank)
     return replace(exported, slots=slots)
 
 
@@ -48,15 +61,16 @@ def put_together(shares: Sequence[ExportedState], splits: Mapping[Key, Split]) -
     slots: dict[str, Any] = dict(shares[0].slots)
     for name in slots:
         split = splits.get(("", name))
-        if split is not None:
-            own = [share.slots[name] for share in shares]
-            counts = [stop - start for start, stop in split.owned]
-            slots[name] = KVPlanes(
-                *(
-                    np.concatenate(
-                        [getattr(p, f.name)[:, :n] for p, n in zip(own, counts, strict=True)], 1
-                    )
-                    for f in fields(KVPlanes)
-                )
-            )
+        if split is None:
+            continue
+        own: list[Any] = [share.slots[name] for share in shares]
+        if isinstance(own[0], KVPlanes):
+            each = zip(*map(_planes, own), strict=True)
+            slots[name] = KVPlanes(*(_whole(planes, split) for planes in each))
+        else:
+            slots[name] = _whole(own, split)
     return replace(shares[0], slots=slots)
+
+
+def _planes(given: KVPlanes) -> list[Any]:
+    return [getattr(given, field.name) for field in fields(KVPlanes)]

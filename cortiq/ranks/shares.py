@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import gcd
 
 Range = tuple[int, int]
 """First index, and the one after the last."""
@@ -19,37 +18,73 @@ EXPERTS = -1
 
 @dataclass(frozen=True)
 class Split:
-    """A row value cut along one axis: rank r has the indices `ranges[r]` of it.
+    """A row value cut along one axis, of which every rank has a range of each section.
 
-    Every rank has at least one index. Where there are fewer units than ranks, neighbours have the
-    same range, and the first of them counts as its owner.
+    Every rank has at least one index of a section. Where a section has fewer units than there are
+    ranks, neighbours have the same range, and the first of them counts as its owner.
 
     Attributes
     ----------
     axis : 0, or 1 for the last axis of values of two, or `EXPERTS`: rows of chosen experts, of
-        which those of other ranks' experts mean nothing here.
+        which those of other ranks' experts mean nothing here. Of a slot: of its exported array.
     length : size of that axis of the whole value, or the number of experts.
+    sections : ranges of the axis by rank, for each of its consecutive sections. Only values that
+        hold several one after the other, as queries, keys and values, have more than one.
     """
 
     axis: int
     length: int
-    ranges: tuple[Range, ...]
+    sections: tuple[tuple[Range, ...], ...]
 
     def local(self, shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
         """Return the shape of a rank's part of a value of this shape."""
         if self.axis == EXPERTS:
             return shape
-        start, stop = self.ranges[rank]
-        return (*shape[: self.axis], stop - start, *shape[self.axis + 1 :])
+        return (*shape[: self.axis], self.size(rank), *shape[self.axis + 1 :])
 
-    @property
-    def owned(self) -> tuple[Range, ...]:
-        """Ranges that add up to the whole: empty for a rank that repeats the one before it."""
-        before = [(-1, -1), *self.ranges[:-1]]
-        return tuple(
-            (own[0], own[0]) if own == last else own
-            for own, last in zip(self.ranges, before, strict=True)
+    def size(self, rank: int) -> int:
+        """Return how many indices a rank has."""
+        return sum(stop - start for start, stop in self.pieces(rank))
+
+    def pieces(self, rank: int) -> tuple[Range, ...]:
+        """Return the indices that a rank has: one range of each section, neighbours joined."""
+        found = list[Range]()
+        for ranges in self.sections:
+            start, stop = ranges[rank]
+            if found and found[-1][1] == start:
+                start = found.pop()[0]
+            found.append((start, stop))
+        return tuple(found)
+
+    def only(self, rank: int) -> Range:
+        """Return a rank's range of a value of one section, as experts and tables are."""
+        ((start, stop),) = self.pieces(rank)
+        return start, stop
+
+    def owned(self, rank: int) -> tuple[tuple[int, Range], ...]:
+        """Return the ranges that a rank owns, each with its place in the rank's part.
+
+        Those of all ranks add up to the whole: they are empty where a rank repeats the one before.
+        """
+        found, at = [], 0
+        for ranges in self.sections:
+            start, stop = ranges[rank]
+            repeats = rank > 0 and ranges[rank - 1] == ranges[rank]
+            found.append((at, (start, start if repeats else stop)))
+            at += stop - start
+        return tuple(found)
+
+    def places(self, start: int, stop: int, rank: int) -> Range | None:
+        """Return where a rank's part has its share of some sections; None if these are none."""
+        borders = [ranges[0][0] for ranges in self.sections]
+        if start not in borders or stop not in (*borders, self.length):
+            return None
+        sizes = [ranges[rank][1] - ranges[rank][0] for ranges in self.sections]
+        before, until = (
+            sum(size for border, size in zip(borders, sizes, strict=True) if border < at)
+            for at in (start, stop)
         )
+        return before, until
 
 
 def divided(units: int, ranks: int) -> tuple[Range, ...]:
@@ -87,8 +122,3 @@ def scaled(ranges: Sequence[Range], units: int, length: int) -> tuple[Range, ...
     """Return ranges of units as ranges of an axis of `length`, a multiple of the units."""
     size = length // units
     return tuple((start * size, stop * size) for start, stop in ranges)
-
-
-def common_units(lengths: Sequence[int]) -> int:
-    """Return the largest number of units that cuts every one of these lengths evenly."""
-    return gcd(*lengths)

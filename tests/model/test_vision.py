@@ -19,7 +19,7 @@ from vision_oracles import PADDED, QWEN, logits_of, patches_of, processed, rows_
 
 import cortiq
 from cortiq.engine.prompt_images import ImageSpan, with_spans
-from cortiq.errors import FormatError, OptionError, RequestError, UnsupportedError
+from cortiq.errors import FormatError, RequestError, UnsupportedError
 from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.models import load_program
 from cortiq.tokenizer.tokenizer import Tokenizer
@@ -435,11 +435,6 @@ def test_a_receipt_is_about_its_images(written, tmp_path):
     assert cortiq.verify(read, folder, images=images, backend="reference").identical
     with cortiq.load(folder, backend="cpu", threads=1) as model:
         assert model.verify(plain).identical
-
-
-def test_images_are_for_one_device(written):
-    with pytest.raises(OptionError, match="one device"):
-        cortiq.load(written[1], images=True, devices=2, backend="cpu")
 
 
 def test_a_text_has_the_same_bits_whether_the_model_sees(written):

@@ -13,16 +13,22 @@ from cortiq.ranks.shares import Split, divided, refined
 from cortiq.ranks.start import device_count, launched
 
 
+def owned_indices(split: Split, ranks: int) -> list[int]:
+    owned = (one for rank in range(ranks) for _, one in split.owned(rank))
+    return [index for start, stop in owned for index in range(start, stop)]
+
+
 @pytest.mark.parametrize("units", [1, 2, 3, 5, 8, 96, 320, 4096])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7])
 def test_every_unit_has_one_owner(units: int, ranks: int) -> None:
     """Ranges are never empty, and what ranks own adds up to the whole, in order."""
-    split = Split(0, units, divided(units, ranks))
-    assert all(start < stop for start, stop in split.ranges)
-    owned = [index for start, stop in split.owned for index in range(start, stop)]
+    split = Split(0, units, (divided(units, ranks),))
+    ranges = [split.only(rank) for rank in range(ranks)]
+    assert all(start < stop for start, stop in ranges)
+    owned = owned_indices(split, ranks)
     assert owned == list(range(units))
     if units >= ranks:
-        sizes = [stop - start for start, stop in split.ranges]
+        sizes = [stop - start for start, stop in ranges]
         assert max(sizes) - min(sizes) <= 32
 
 
@@ -40,8 +46,7 @@ def test_heads_of_queries_find_their_keys(heads: int, kv_heads: int, ranks: int)
         local = (q_stop - q_start) // (k_stop - k_start)
         for head in range(q_start, q_stop):
             assert head // each == k_start + (head - q_start) // local
-    owned = Split(0, heads, queries).owned
-    assert [n for start, stop in owned for n in range(start, stop)] == list(range(heads))
+    assert owned_indices(Split(0, heads, (queries,)), ranks) == list(range(heads))
 
 
 def test_layers_are_divided_evenly_or_by_budget() -> None:
