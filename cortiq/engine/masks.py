@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Self
+from typing import Self
 
 from cortiq.errors import RequestError
 from cortiq.numerics.masks import Mask, mask_fault
@@ -27,7 +27,10 @@ class BatchedMasks(ABC):
     @classmethod
     @abstractmethod
     def prepare(cls, asked: Sequence[tuple[Self, Sequence[int]]]) -> None:
-        """Compute together what each returns when it is called with its ids next."""
+        """Compute together what each returns when it is called with its ids next.
+
+        None is given twice. An error ends the sequences whose masks these are.
+        """
 
 
 class CheckedMasks:
@@ -57,10 +60,20 @@ def batched(masks: Masks | None) -> BatchedMasks | None:
     return own if isinstance(own, BatchedMasks) else None
 
 
-def prepare_masks(asked: Iterable[tuple[BatchedMasks, Sequence[int]]]) -> None:
-    """Compute together the next masks of several requests, kind by kind."""
-    kinds: dict[type[BatchedMasks], list[tuple[Any, Sequence[int]]]] = {}
+def prepare_masks(
+    asked: Iterable[tuple[BatchedMasks, Sequence[int]]],
+) -> dict[BatchedMasks, Exception]:
+    """Compute together the next masks of several requests, kind by kind; return the errors.
+
+    Masks that several requests share are prepared for the first of them.
+    """
+    kinds: dict[type[BatchedMasks], dict[BatchedMasks, Sequence[int]]] = {}
     for masks, ids in asked:
-        kinds.setdefault(type(masks), []).append((masks, ids))
+        kinds.setdefault(type(masks), {}).setdefault(masks, ids)
+    failed: dict[BatchedMasks, Exception] = {}
     for kind, several in kinds.items():
-        kind.prepare(several)
+        try:
+            kind.prepare([*several.items()])
+        except Exception as error:
+            failed |= dict.fromkeys(several, error)
+    return failed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Rows
 from collections.abc import Sequence as Several
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,7 +10,7 @@ from typing import cast
 
 from cortiq.backend import Executable, LateTicket
 from cortiq.engine.in_flight import InFlightBatch
-from cortiq.engine.masks import batched, prepare_masks
+from cortiq.engine.masks import BatchedMasks, batched, prepare_masks
 from cortiq.engine.sequence import Sequence
 from cortiq.engine.session import RowResult
 from cortiq.numerics.masks import Mask
@@ -45,7 +46,7 @@ class MaskThread:
 
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
-        self._under_way: Future[None] | None = None
+        self._under_way: Future[dict[BatchedMasks, Exception]] | None = None
 
     def start(
         self, batch: InFlightBatch | None, before: InFlightBatch, rows: Rows[RowResult]
@@ -74,15 +75,10 @@ class MaskThread:
 
     def supply(self, batch: InFlightBatch) -> None:
         """Give a batch in flight the masks that depend on what the one before it drew."""
-        self.wait()
-        masks = [late_mask(rows.sequence) for rows in batch.late]
-        cast(LateTicket, batch.ticket).supply(masks)
-
-    def wait(self) -> None:
-        """Wait for what was begun; an error of it is raised."""
         waiting, self._under_way = self._under_way, None
-        if waiting is not None:
-            waiting.result()
+        failed = {} if waiting is None else waiting.result()
+        masks = [late_mask(rows.sequence, failed) for rows in batch.late]
+        cast(LateTicket, batch.ticket).supply(masks)
 
     def close(self) -> None:
         """End the thread."""
@@ -91,14 +87,21 @@ class MaskThread:
             self._pool = None
 
 
-def late_mask(sequence: Sequence) -> Mask | None:
+def late_mask(sequence: Sequence, failed: Mapping[BatchedMasks, Exception]) -> Mask | None:
     """Return the mask after a sequence's ids, for a draw that waits for it; none where the sequence
     has ended. Masks that raise end it before the next step.
+
+    Parameters
+    ----------
+    failed : masks that could not be prepared, and why: their state is not known.
     """
     masks = sequence.request.masks
     if masks is None or sequence.done:
         return None
+    own = batched(masks)
     try:
+        if own is not None and own in failed:
+            raise failed[own]
         return masks(sequence.ids)
     except Exception as error:
         sequence.error = error

@@ -243,7 +243,7 @@ class Model(ModelFacts, AdapterMixin, PromptMixin, PrefixCacheMixin, ScoringMixi
         if self._closed:
             raise closed
         if not self._busy.acquire(blocking=False):
-            hint = "finish or close that stream first"
+            hint = "finish or close it first; for several at once: generate_many, cortiq.load_async"
             raise RequestError("the model is busy with another stream", where=self.name, hint=hint)
         try:
             for request in requests:

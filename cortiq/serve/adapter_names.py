@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cortiq.errors import shown
+from cortiq.engine.overlay import ChosenOverlay
+from cortiq.errors import RequestError, shown
 from cortiq.serve.api_keys import ApiKey
 from cortiq.serve.errors import ApiError, invalid
 from cortiq.serve.fields import Fields
@@ -52,25 +53,29 @@ def checked_base(
     return name if base is None else base
 
 
-def adapter_of(served: ServedModel, fields: Fields) -> str | None:
-    """Return the name of the adapter that a request chooses; None for none.
+def adapter_of(served: ServedModel, fields: Fields) -> ChosenOverlay | None:
+    """Return the adapter that a request chooses; None for none. It stays the request's own,
+    whoever unloads it meanwhile.
 
     Raises
     ------
     ApiError : it names two (400), or one that is not loaded (404).
     """
     asked, lora = fields.text("model") or "", fields.text("lora")
-    base, _, name = asked.rpartition(SEPARATOR)
-    alone = asked != served.name and asked in served.model.adapters
-    named = name if base == served.name else asked if alone else None
+    base, _, end = asked.rpartition(SEPARATOR)
+    named = None if asked in ("", served.name) else end if base == served.name else asked
     if named is not None and lora not in (None, named):
         raise invalid("'lora' and 'model' name two adapters.", "lora")
     chosen = lora or named
-    if chosen is not None and chosen not in served.model.adapters:
+    if chosen is None:
+        return None
+    try:
+        return served.model.adapters.named(chosen)
+    except RequestError:
         there = ", ".join(one.name for one in served.model.adapters.listed) or "none"
         message = f"{served.name} has no adapter {shown(chosen)}; there are: {there}."
-        raise ApiError(404, message, "model_not_found", "model" if lora is None else "lora")
-    return chosen
+        param = "model" if lora is None else "lora"
+        raise ApiError(404, message, "model_not_found", param) from None
 
 
 def full_name(served: ServedModel, adapter: str | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from cortiq.engine.overlay import ChosenOverlay
 from cortiq.model.default_sampling import CORTIQ_SAMPLING, DefaultSampling
 from cortiq.options import GenerateOptions
 from cortiq.serve.api_keys import PRIORITIES
@@ -25,7 +26,7 @@ class CompletionParams:
 
     Attributes
     ----------
-    options : sampling parameters and stop conditions.
+    options : sampling parameters and stop conditions. overlay : the adapter that was chosen.
     n : choices per prompt.
     top_logprobs : alternatives to report log-probabilities of, beside each drawn token; None
         reports no log-probabilities.
@@ -38,6 +39,7 @@ class CompletionParams:
     """
 
     options: GenerateOptions
+    overlay: ChosenOverlay | None
     n: int
     top_logprobs: int | None
     stream: bool
@@ -54,7 +56,7 @@ def read_params(
     top_logprobs: int | None,
     max_tokens: int,
     usual: DefaultSampling = CORTIQ_SAMPLING,
-    adapter: str | None = None,
+    adapter: ChosenOverlay | None = None,
 ) -> CompletionParams:
     """Read the fields shared by both completion endpoints.
 
@@ -75,7 +77,7 @@ def read_params(
         "seed": _seed(fields),
         "stop": _stops(fields),
         "ignore_eos": fields.flag("ignore_eos"),
-        "adapter": adapter,
+        "adapter": None if adapter is None else adapter.name,
         "loop_tokens": fields.integer("loop_tokens", 0, MAX_LOOP),
         **_top_p(fields),
     }
@@ -85,6 +87,7 @@ def read_params(
         raise invalid(message, "prompt_logprobs")
     return CompletionParams(
         usual.options(options, environment={}),
+        adapter,
         fields.integer("n", 1, MAX_CHOICES) or 1,
         top_logprobs,
         stream,

@@ -257,10 +257,11 @@ def _requests(
             raise too_long(len(ids), model.context, param)
         try:
             first = make_request(ids, params.options, model.program, model.eos_ids)
-            overlay = model.adapters.named(params.options.adapter)
         except RequestError as error:
             raise as_api_error(error) from None
-        first = replace(first, top_logprobs=params.top_logprobs, shown_ids=shown, overlay=overlay)
+        first = replace(
+            first, top_logprobs=params.top_logprobs, shown_ids=shown, overlay=params.overlay
+        )
         choices = [replace(first, choice=choice) for choice in range(params.n)]
         if form is not None:
             choices = [replace(one, masks=form.make_masks(ids, opened)) for one in choices]

@@ -6,6 +6,7 @@ import json
 import threading
 
 import pytest
+from adapter_folders import write_lora
 from click.testing import CliRunner
 
 import cortiq
@@ -227,6 +228,25 @@ def test_commands(monkeypatch, tmp_path):
     ):  # fmt: skip
         assert words in done.stderr, words
     assert len(done.stdout.splitlines()) >= 4
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_an_adapter_is_set_and_none_is_none(monkeypatch, tmp_path, named):
+    """Unless an adapter is named so."""
+    opened = tiny()
+    folders = [write_lora(tmp_path / name, opened, seed) for seed, name in enumerate("ab")]
+    names = ["a", "none" if named else "b"]
+    for name, folder in zip(names, folders, strict=True):
+        opened.load_adapter(name, folder)
+    talks = [Conversation(opened, max_tokens=6, ignore_eos=True, adapter=n) for n in (*names, None)]
+    a, other, plain = (talk.ask("One").text for talk in talks)
+    assert len({a, other, plain}) == 3
+    monkeypatch.setattr(command, "load_model", lambda name, options: opened)
+    lines = "/set adapter a\nOne\n/reset\n/set adapter none\nOne\n"
+    given = ["synthetic:m", "-n", "6", "--ignore-eos"]
+    done = CliRunner().invoke(command.chat, given, input=lines.encode())
+    assert done.exit_code == 0, done.output
+    assert done.stdout == f"{a}\n{other if named else plain}\n"
 
 
 def test_what_comes_after_an_interrupt_is_shown_by_more(model, capsys):

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="the Triton backend keeps its memory in PyTorch")
 pytest.importorskip("triton", reason="Triton has no package for this platform")
 
-from engines import alone, engine, executable, facts, loaded, prompt, request  # noqa: E402
+from engines import (  # noqa: E402
+    TOKENIZER,
+    alone,
+    engine,
+    executable,
+    facts,
+    loaded,
+    prompt,
+    request,
+)
 
 from cortiq.backend import (  # noqa: E402
     LATE,
@@ -22,10 +32,11 @@ from cortiq.backend import (  # noqa: E402
 )
 from cortiq.backend.seam import compiled_on  # noqa: E402
 from cortiq.engine import schedule_ahead  # noqa: E402
-from cortiq.engine.masks import BatchedMasks  # noqa: E402
+from cortiq.engine.masks import BatchedMasks, prepare_masks  # noqa: E402
 from cortiq.errors import BackendError  # noqa: E402
 from cortiq.numerics.masks import mask_of  # noqa: E402
 from cortiq.numerics.sampling import Sampling  # noqa: E402
+from cortiq.serve.grammar import Grammars, masks_of  # noqa: E402
 from cortiq_triton.backend import TritonBackend  # noqa: E402
 
 VOCABULARY = 320
@@ -65,27 +76,54 @@ def test_masks_follow_while_the_next_step_is_computed(ahead):
     assert most == 1 and not any(each.stats.waited for each in made)
 
 
-def test_late_masks_of_a_batch_are_prepared_together(ahead, monkeypatch):
+class Following(BatchedMasks):
+    """Masks that note what they were prepared for."""
+
+    prepared: ClassVar[list[list[int]]] = []
+
+    def __call__(self, ids):
+        return following(ids)
+
+    @classmethod
+    def prepare(cls, asked):
+        cls.prepared.append([len(ids) for _, ids in asked])
+
+
+class Broken(Following):
+    @classmethod
+    def prepare(cls, asked):
+        raise ValueError("no threads")
+
+
+def test_late_masks_are_prepared_together_and_what_cannot_be_ends_its_own(ahead, monkeypatch):
+    """Several sequences may share their masks, which are prepared once then."""
     monkeypatch.setattr(schedule_ahead, "PREPARED", 3)
-    prepared = []
-
-    class Following(BatchedMasks):
-        def __call__(self, ids):
-            return following(ids)
-
-        @classmethod
-        def prepare(cls, asked):
-            prepared.append([len(ids) for _, ids in asked])
-
-    made = [
-        replace(request(prompt(n, 5), max_tokens=4, temperature=0.9, seed=n), masks=Following())
-        for n in range(3)
+    monkeypatch.setattr(Following, "prepared", [])
+    shared = Following()
+    plain = [
+        replace(request(prompt(n, 5), max_tokens=4, temperature=0.9, seed=n), masks=masks)
+        for n, masks in enumerate((Following(), shared, shared))
     ]
     with engine(ahead) as on:
-        ended = [on.submit(one) for one in made]
+        good = [on.submit(one) for one in plain]
+        bad = on.submit(replace(plain[0], masks=Broken()))
         on.run()
-    assert [facts(one) for one in ended] == [alone(executable(), one) for one in made]
-    assert prepared == [[6] * 3, [7] * 3, [8] * 3]
+    assert [facts(one) for one in good] == [alone(executable(), one) for one in plain]
+    assert Following.prepared == [[6] * 2, [7] * 2, [8] * 2]
+    assert str(bad.error) == "no threads" and len(bad.output.token_ids) == 1
+
+
+def test_masks_of_a_grammar_may_be_shared():
+    """The grammar library's threads take each matcher once."""
+    pytest.importorskip("llguidance")
+    grammars = Grammars(TOKENIZER, VOCABULARY, [2])
+    recipe = {"grammar": "start: /a[bc]+/", "opened": False, "opens": "", "closes": ""}
+    asked = [[5, *TOKENIZER.encode(text, add_bos=False)] for text in ("ab", "", "acb")]
+    shared, own = masks_of(grammars, recipe, 1), masks_of(grammars, recipe, 1)
+    assert prepare_masks([(shared, ids) for ids in asked] + [(own, asked[0])]) == {}
+    for ids in asked:
+        assert shared(ids) == masks_of(grammars, recipe, 1)(ids)
+    assert own(asked[0]) == shared(asked[0])
 
 
 def test_masks_that_raise_late_end_their_own_sequence(ahead):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from serving import TEMPLATE, TINY
@@ -83,7 +84,7 @@ READERS = {
 def model():
     loaded = cortiq.load(TINY, backend="reference")
     loaded.tokenizer.chat_templates["default"] = TEMPLATE
-    return make_served_model(loaded, None)
+    return replace(make_served_model(loaded, None), name="m")
 
 
 def places(value, at=()):

@@ -15,10 +15,14 @@ from adapter_folders import write_ia3, write_lora
 from serving import TINY, serving
 
 import cortiq
+from cortiq.errors import RequestError
+from cortiq.serve import parsed_request
 from cortiq.serve.adapter_names import adapter_of, checked_base
 from cortiq.serve.api_keys import ApiKey
 from cortiq.serve.errors import ApiError
 from cortiq.serve.fields import Fields
+from cortiq.serve.parsed_request import parse_completion
+from cortiq.serve.served_model import make_served_model
 
 HELLO = [{"role": "user", "content": "hello"}]
 OPTIONS = {"max_completion_tokens": 8, "temperature": 0.8, "seed": 4}
@@ -109,10 +113,48 @@ def test_what_is_not_right_is_refused(client, server, folders, tmp_path):
         client.embeddings.create(model=f"{TINY}:again", input="x")
 
 
+class Loaded(dict):
+    """Adapters by name, as a model has them."""
+
+    listed = ()
+
+    def named(self, name):
+        if name not in self:
+            raise RequestError("not loaded")
+        return self[name]
+
+
 def test_an_adapter_of_the_models_own_name_takes_no_plain_request():
-    served = SimpleNamespace(name="m", model=SimpleNamespace(adapters={"m", "one"}))
-    for asked, chosen in (("m", None), ("m:m", "m"), ("one", "one"), ("m:one", "one")):
+    served = SimpleNamespace(name="m", model=SimpleNamespace(adapters=Loaded(m=1, one=2)))
+    for asked, chosen in (("m", None), ("m:m", 1), ("one", 2), ("m:one", 2)):
         assert adapter_of(served, Fields({"model": asked})) == chosen
+
+
+@pytest.mark.parametrize("asked", [{"model": "one"}, {"model": "m:one"}, {"lora": "one"}])
+def test_an_adapter_unloaded_meanwhile_is_not_found(asked):
+    """Its name alone found the model, which does not answer without it."""
+    served = SimpleNamespace(name="m", model=SimpleNamespace(adapters=Loaded()))
+    with pytest.raises(ApiError, match="no adapter 'one'") as caught:
+        adapter_of(served, Fields({"model": "m", **asked}))
+    assert (caught.value.status, caught.value.code) == (404, "model_not_found")
+
+
+def test_a_parsed_request_holds_its_adapter(folders, monkeypatch):
+    """It is looked up once, so that a request keeps one that is unloaded while it is parsed."""
+    with cortiq.load(TINY, backend="reference", context=64) as model:
+        served = make_served_model(model, None)
+        model.load_adapter("one", folders["one"])
+        chosen, own = model.adapters.named("one"), parsed_request.read_params
+
+        def read(*given):
+            model.unload_adapter("one")
+            return own(*given)
+
+        monkeypatch.setattr(parsed_request, "read_params", read)
+        fields = Fields({"model": f"{served.name}:one", "prompt": "x"})
+        parsed = parse_completion(served, fields)
+        assert [one.overlay for one in parsed.requests] == [chosen]
+        assert parsed.model_name == f"{served.name}:one"
 
 
 def test_tokens_are_the_models_with_any_adapter(server, folders):
