@@ -46,10 +46,11 @@ LIMITS: Mapping[str, int] = {
     "cortiq/domains": 270,
     "cortiq/engine": 4220,
     "cortiq/formats": 6890,
+    "cortiq/hearing": 420,
     "cortiq/ir": 3680,
     "cortiq/model": 2940,
     "cortiq/models": 4250,
-    "cortiq/numerics": 3415,
+    "cortiq/numerics": 3545,
     "cortiq/placement": 710,
     "cortiq/plugins": 660,
     "cortiq/ranks": 2216,
@@ -61,7 +62,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-null": 210,
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-torch": 190,
-    "tests": 50513,
+    "tests": 51073,
     "tools": 2100,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""

@@ -61,7 +61,13 @@ FLOORS: tuple[tuple[str, Mapping[str, str]], ...] = (
         {"engine": "scheduler, sequences, state manager, prefix cache, drafters and policies"},
     ),
     ("families", {"models": "families: a config and tensors become a graph"}),
-    ("sight", {"vision": "towers: an image becomes rows of a text model"}),
+    (
+        "senses",
+        {
+            "vision": "towers: an image becomes rows of a text model",
+            "hearing": "sound becomes a spectrogram, and that the rows of an encoder",
+        },
+    ),
     ("hooks", {"hookspecs": "the plugin contract"}),
     ("plugins", {"plugins": "finding, checking and calling packages"}),
     ("placement", {"placement": "which backend computes which node; chains of executables"}),

@@ -1,0 +1,1 @@
+"""Models that hear: files of sound to samples, samples to spectrograms, encoders of these."""
