@@ -61,7 +61,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-null": 210,
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-torch": 190,
-    "tests": 49690,
+    "tests": 49720,
     "tools": 2100,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""
