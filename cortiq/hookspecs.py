@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from cortiq.backend import Backend, Kernel
     from cortiq.dialects.dialect import ToolDialect
     from cortiq.engine.drafters.kinds import DrafterKind
+    from cortiq.models.overlay_kinds import OverlayKind
 
 PROJECT = "cortiq"
 GROUP = "cortiq.plugins"
@@ -69,6 +70,15 @@ def cortiq_drafters() -> Sequence[DrafterKind]:
 @hookspec
 def cortiq_tool_dialects() -> Sequence[ToolDialect]:
     """Return tool call dialects (`cortiq.dialects.dialect.ToolDialect`); they precede ours."""
+    raise NotImplementedError
+
+
+@hookspec
+def cortiq_overlays() -> Sequence[OverlayKind]:
+    """Return kinds of files (`cortiq.models.overlay_kinds.OverlayKind`) for `--adapter NAME=PATH`.
+
+    What such a file does to a model's weights is an overlay, which requests choose by its name.
+    """
     raise NotImplementedError
 
 

@@ -62,7 +62,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-null": 210,
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-torch": 190,
-    "tests": 51073,
+    "tests": 51103,
     "tools": 2100,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""

@@ -37,6 +37,7 @@ class OverlayChange:
     before, gain, after : whether vectors multiply the input, the product, and the output with its
         bias.
     table : it is the change of rows looked up, not of a product.
+    shift : whether a vector is added to the input, after `before`.
     """
 
     rank: int = 0
@@ -44,10 +45,11 @@ class OverlayChange:
     gain: bool = False
     after: bool = False
     table: bool = False
+    shift: bool = False
 
 
 def bank_name(weight: str, part: str, table: bool = False) -> str:
-    """Return the name of a bank of a weight: part `a`, `b`, `before`, `gain` or `after`."""
+    """Return the name of a bank of a weight: of a part of `OverlayPart`."""
     return f"{weight}@{'table.' if table else ''}{part}"
 
 
@@ -160,8 +162,8 @@ class _OverlayWriter:
         out = node.outputs[0] if node.outputs else ""
         steps = [step for step, there in (("delta", change.rank), ("gain", change.gain)) if there]
         steps += ["after"] if out in self.ends else []
-        if change.before:
-            node = replace(node, inputs=(self._multiplied_input(node, name),))
+        if change.before or change.shift:
+            node = replace(node, inputs=(self._changed_input(node, name, change),))
         if not steps:
             self.nodes.append(node)
             return
@@ -212,15 +214,21 @@ class _OverlayWriter:
             return value
         return self._add(name, ops.Quantise(), (value,))
 
-    def _multiplied_input(self, node: Node, weight: str) -> str:
-        """Append an input's product with a vector; return it as the matrix takes it."""
+    def _changed_input(self, node: Node, weight: str, change: OverlayChange) -> str:
+        """Append an input's product with a vector, and the sum of that and another; return it as
+        the matrix takes it.
+        """
         value = node.inputs[0]
         quantised = self.values[value].dtype == "q16"
         floats = self.makers[value].inputs[0] if quantised else value
         called = f"{node.name}.overlay.input"
-        vector = self._vector(f"{called}.vector", weight, "before", floats)
-        multiplied = self._add(called, ops.Multiply(), (floats, vector))
-        return self._record(f"{called}.quantise", multiplied) if quantised else multiplied
+        if change.before:
+            vector = self._vector(f"{called}.vector", weight, "before", floats)
+            floats = self._add(called, ops.Multiply(), (floats, vector))
+        if change.shift:
+            vector = self._vector(f"{called}.shift", weight, "shift", floats)
+            floats = self._add(f"{called}.shifted", ops.Add(), (floats, vector))
+        return self._record(f"{called}.quantise", floats) if quantised else floats
 
     def _product(self, node: Node, weight: str, rank: int) -> str:
         """Append B·(A·x) of a row's overlay."""

@@ -19,9 +19,8 @@ from cortiq.errors import RequestError, shown
 from cortiq.formats.cache import Progress
 from cortiq.model.adapter_banks import AdapterBanks
 from cortiq.model.machine import memory
-from cortiq.model.source import ModelSource, open_lora
+from cortiq.model.source import ModelSource, open_overlay
 from cortiq.models.overlay_banks import Overlay, bank_bytes
-from cortiq.models.overlays import read_overlay
 
 NAME = re.compile(r"[\w.-]{1,128}", re.ASCII)
 """Names of adapters: they follow a colon in `model: "base:adapter"`."""
@@ -35,7 +34,7 @@ class LoadedAdapter:
     ----------
     name : what requests call it. path : its folder or file. scale : its factor.
     sha256 : hash of its files. rank : the largest of its products; 0 for vectors alone.
-    nbytes : memory of its own numbers.
+    nbytes : memory of its own numbers. notice : what whoever loads it is told.
     """
 
     name: str
@@ -44,6 +43,7 @@ class LoadedAdapter:
     sha256: str
     rank: int
     nbytes: int
+    notice: str = ""
 
 
 @dataclass
@@ -102,19 +102,17 @@ class Adapters:
             what = "the backend, or a split by layers, computes no adapter chosen by request"
             raise RequestError(what, where="adapter", hint="merge it into the model: --lora PATH")
         self._check_new(name)
-        adapter = open_lora(path, progress)
-        try:
-            overlay = read_overlay(adapter, self._source.loaded, self._executable.program)
-        finally:
-            adapter.close()
+        read = open_overlay(path, self._source.loaded, self._executable.program, progress)
+        overlay = read.overlay
         with self._lock:
             self._check_new(name)
             number = self._free_number(overlay, name)
             chosen = ChosenOverlay(name, overlay.sha256, overlay.scale, 1 + number)
             self._held[number] = _Held(overlay, weakref.ref(chosen))
             listed = LoadedAdapter(
-                name, str(adapter.path), overlay.scale, overlay.sha256,
+                name, str(read.path), overlay.scale, overlay.sha256,
                 max((m.rank for m in overlay.members.values()), default=0), overlay.nbytes,
+                read.notice,
             )  # fmt: skip
             self._names[name] = chosen, listed
         return listed
@@ -220,6 +218,7 @@ class AdapterMixin:
     """
 
     adapters: Adapters
+    notes: tuple[str, ...]
 
     def load_adapter(
         self, name: str, path: str | os.PathLike[str], *, progress: Progress | None = None
@@ -228,14 +227,18 @@ class AdapterMixin:
 
         Parameters
         ----------
-        path : a PEFT folder or a GGUF file, perhaps with `:SCALE`, or a name of the hub.
+        path : a PEFT folder, a GGUF file or a file of a plugin's kind, perhaps with `:SCALE`, or a
+            name of the hub.
 
         Raises
         ------
         FormatError, UnsupportedError : it is no adapter, or none of this model.
         RequestError : the name is taken, or there is no memory for it.
         """
-        return self.adapters.load(name, os.fspath(path), progress)
+        made = self.adapters.load(name, os.fspath(path), progress)
+        if made.notice and made.notice not in self.notes:
+            self.notes = (*self.notes, made.notice)
+        return made
 
     def unload_adapter(self, name: str) -> None:
         """Unload an adapter; RequestError if none of this name is loaded."""

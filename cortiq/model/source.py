@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from cortiq.engine.request import vocabulary_size
 from cortiq.errors import NoTokenizerError, RequestError, shown
@@ -23,6 +23,9 @@ from cortiq.model.default_sampling import CORTIQ_SAMPLING, DefaultSampling, usua
 from cortiq.models import load_program
 from cortiq.models.bind import LoadedProgram
 from cortiq.models.head_names import split_heads_option
+from cortiq.models.overlay_banks import Overlay
+from cortiq.models.overlay_kinds import kind_of
+from cortiq.models.overlays import read_overlay
 from cortiq.models.registry import family_for
 from cortiq.models.synthetic import PREFIX, open_synthetic
 from cortiq.numerics.layouts import Weight
@@ -180,6 +183,35 @@ def open_lora(text: str, progress: Progress | None = None) -> Adapter:
     """Open the adapter of an option `lora`: `PATH[:SCALE]`, or a name of the hub in its place."""
     path, scale = split_scale(text)
     return open_adapter(resolve(path, progress=progress), scale)
+
+
+class ReadOverlay(NamedTuple):
+    """An overlay as it was read, the path of its files, and what whoever loads it is told."""
+
+    overlay: Overlay
+    path: Path
+    notice: str = ""
+
+
+def open_overlay(
+    text: str, loaded: LoadedProgram, program: Program, progress: Progress | None = None
+) -> ReadOverlay:
+    """Read what an option `adapters` names for a program: an adapter, or a file of a plugin's kind.
+
+    Raises
+    ------
+    FormatError, UnsupportedError : it is neither, or none of this model.
+    """
+    named, scale = split_scale(text)
+    path = resolve(named, progress=progress)
+    kind = kind_of(path, default_plugins().overlays)
+    if kind is not None:
+        return ReadOverlay(kind.read(path, scale, loaded, program), path, kind.notice)
+    adapter = open_adapter(path, scale)
+    try:
+        return ReadOverlay(read_overlay(adapter, loaded, program), adapter.path)
+    finally:
+        adapter.close()
 
 
 def adapter_notes(adapters: Sequence[Adapter], checkpoint: Any) -> list[str]:

@@ -15,7 +15,8 @@ from cortiq.numerics.layouts import LAYOUTS, Weight
 
 Key = tuple[str, bool]
 """A weight, and whether its rows are looked up."""
-_PARTS = ("a", "b", "before", "gain", "after")
+_PARTS = ("a", "b", "before", "shift", "gain", "after")
+_VECTORS = ("before", "gain", "after", "shift")
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class OverlayPart:
     Attributes
     ----------
     a, b : factors, [r, in] (or [vocabulary, r] of a table) and [out, r].
-    before, gain, after : see `cortiq.ir.overlays.Change`.
+    before, gain, after, shift : see `cortiq.ir.overlays.OverlayChange`.
     """
 
     a: Weight | None = None
@@ -33,6 +34,7 @@ class OverlayPart:
     before: Floats | None = None
     gain: Floats | None = None
     after: Floats | None = None
+    shift: Floats | None = None
 
     @property
     def rank(self) -> int:
@@ -41,8 +43,8 @@ class OverlayPart:
 
     def change(self, table: bool) -> OverlayChange:
         """Return the nodes that it takes."""
-        before, gain, after = (v is not None for v in (self.before, self.gain, self.after))
-        return OverlayChange(self.rank, before, gain, after, table)
+        there = {part: getattr(self, part) is not None for part in _VECTORS}
+        return OverlayChange(self.rank, table=table, **there)
 
 
 @dataclass(frozen=True)
@@ -72,13 +74,8 @@ def changes_of(overlays: Sequence[Overlay | None]) -> dict[Key, OverlayChange]:
     for overlay in filter(None, overlays):
         for key, member in overlay.members.items():
             mine, before = member.change(key[1]), found.get(key, OverlayChange(table=key[1]))
-            found[key] = OverlayChange(
-                max(mine.rank, before.rank),
-                mine.before or before.before,
-                mine.gain or before.gain,
-                mine.after or before.after,
-                key[1],
-            )
+            both = {part: getattr(mine, part) or getattr(before, part) for part in _VECTORS}
+            found[key] = OverlayChange(max(mine.rank, before.rank), table=key[1], **both)
     return found
 
 
@@ -94,7 +91,7 @@ def fits(overlay: Overlay, changes: Mapping[Key, OverlayChange]) -> bool:
     """Check whether banks made for these changes have room for an overlay."""
     for key, member in overlay.members.items():
         mine, there = member.change(key[1]), changes.get(key, OverlayChange())
-        vectors = (getattr(mine, p) <= getattr(there, p) for p in ("before", "gain", "after"))
+        vectors = (getattr(mine, p) <= getattr(there, p) for p in _VECTORS)
         if mine.rank > there.rank or not all(vectors):
             return False
     return True
@@ -127,7 +124,7 @@ def _parts(
                 size = (len(own) * (prod(shape[:-1]) // members), shape[-1])
                 yield bank, _stack(own, size)
             else:
-                yield bank, _vectors(own, shape[1])
+                yield bank, _vectors(own, shape[1], 0 if part == "shift" else 1)
 
 
 def banks_of(
@@ -139,10 +136,10 @@ def banks_of(
     return varied, dict(_parts(varied, changes, 1 + len(overlays), (None, *overlays)))
 
 
-def _vectors(held: Sequence[Floats | None], width: int) -> Weight:
-    """Return a table of vectors; where there is none it is of ones."""
-    ones = np.ones(width, F32)
-    return Weight.from_floats(np.stack([ones if v is None else v for v in held]))
+def _vectors(held: Sequence[Floats | None], width: int, neutral: int) -> Weight:
+    """Return a table of vectors; where there is none it is of the number that changes nothing."""
+    none = np.full(width, neutral, F32)
+    return Weight.from_floats(np.stack([none if v is None else v for v in held]))
 
 
 def _stack(held: Sequence[Weight | None], shape: tuple[int, ...]) -> Weight:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from cortiq.backend import Backend, Kernel
     from cortiq.dialects.dialect import ToolDialect
     from cortiq.engine.drafters.kinds import DrafterKind
+    from cortiq.models.overlay_kinds import OverlayKind
 
 HOOKS = tuple(name for name in vars(hookspecs) if name.startswith("cortiq_"))
 """Names of all hooks."""
@@ -184,6 +185,18 @@ def check_tool_dialects(found: Sequence[Any]) -> list[ToolDialect]:
             )
         if not dialect.opens or not (dialect.closes or dialect.at_end):
             raise BrokenPluginError(f"the tool dialect {dialect.name!r} never opens or closes")
+    return list(found)
+
+
+def check_overlays(found: Sequence[Any]) -> list[OverlayKind]:
+    """Refuse objects that are no `OverlayKind`."""
+    if not found:
+        return []
+    from cortiq.models.overlay_kinds import OverlayKind  # numpy, as above
+
+    for kind in found:
+        if not isinstance(kind, OverlayKind):
+            raise BrokenPluginError(f"cortiq_overlays returned {_type_of(kind)}, not OverlayKinds")
     return list(found)
 
 

@@ -179,6 +179,21 @@ def test_a_family_from_outside_builds_its_models(site: Path, tmp_path: Path) -> 
     assert re.search("cortiq_echo_family +echo_llama", families)
 
 
+def test_a_file_of_a_kind_from_outside_is_an_adapter(
+    site: Path, expected: dict, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.louder"
+    file.write_text("model.layers.0.mlp.down_proj.weight 2")
+    adapter = ("--backend", "reference", "--adapter")
+    done = cortiq(site, *GENERATE, *adapter, f"x={file}")
+    ours, same = printed(done), printed(cortiq(site, *GENERATE, *adapter, f"x={file}:0"))
+    assert "it is louder" in done.stderr
+    assert same["digest"] == expected["digest"] != ours["digest"]
+    assert len({ours["fingerprint"], same["fingerprint"], expected["fingerprint"]}) == 3
+    refused = cortiq(None, *GENERATE, *adapter, f"x={file}")
+    assert refused.returncode == 2 and "a.louder" in refused.stderr
+
+
 def test_a_command_from_outside_runs(site: Path) -> None:
     assert cortiq(site, "greet", "Ada").stdout == "hello, Ada\n"
 

@@ -57,6 +57,7 @@ BROKEN = {
     "other_contract": ("Good.versions = Versions(contract=99)", "contract version 99"),
     "twice": ("@hookimpl\ndef cortiq_backends(): return [Good(), Good()]", "twice"),
     "duplicate": ("Good.name = 'good'", "brings the backend 'good', which good 1.0 brings already"),
+    "overlays": ("@hookimpl\ndef cortiq_overlays(): return [1]", "not OverlayKinds"),
     "family": ("@hookimpl\ndef cortiq_families(): return [1]", "names no ARCHITECTURES"),
     "command": ("@hookimpl\ndef cortiq_commands(): return [1]", "not a click command"),
 }

@@ -33,6 +33,8 @@ CHANGES = {
     "products of rank 33, lengths": OverlayChange(33, gain=True),
     "vectors before and after": OverlayChange(before=True, after=True),
     "products of rank 5 and every vector": OverlayChange(5, True, True, True),
+    "vectors before, and added ones": OverlayChange(before=True, shift=True),
+    "products of rank 5, and added vectors": OverlayChange(5, shift=True),
 }
 
 
