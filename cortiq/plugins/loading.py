@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from cortiq.backend import Backend, Kernel
     from cortiq.dialects.dialect import ToolDialect
     from cortiq.engine.drafters.kinds import DrafterKind
+    from cortiq.models.rewriting import ProgramRewrite
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ class Plugins:
     commands : commands for `cortiq`, by name.
     drafters : drafter kinds, in the order of their plugins' names.
     tool_dialects : tool call dialects, in the order of their plugins' names.
+    rewrites : rewritings of programs, in the order of their plugins' names.
     problems : plugins that were not loaded.
     sources : each plugin's distribution and version, or file, by plugin name.
     brought_by : each backend's plugin, by backend name.
@@ -82,6 +84,7 @@ class Plugins:
     commands: Mapping[str, click.Command] = field(default_factory=dict)
     drafters: Sequence[DrafterKind] = ()
     tool_dialects: Sequence[ToolDialect] = ()
+    rewrites: Sequence[ProgramRewrite] = ()
     problems: Sequence[PluginProblem] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
     brought_by: Mapping[str, str] = field(default_factory=dict)
@@ -126,6 +129,7 @@ class _LoadedPlugin:
     kernels: list[Kernel]
     drafters: list[DrafterKind]
     tool_dialects: list[ToolDialect]
+    rewrites: list[ProgramRewrite]
 
 
 class _PluginLoader:
@@ -178,6 +182,7 @@ class _PluginLoader:
             checks.check_kernels(self._call("cortiq_kernels", plugin)),
             checks.check_drafters(self._call("cortiq_drafters", plugin)),
             checks.check_tool_dialects(self._call("cortiq_tool_dialects", plugin)),
+            checks.check_rewrites(self._call("cortiq_rewrites", plugin)),
         )
 
     def _call(self, hook: str, plugin: object) -> list[Any]:
@@ -202,6 +207,7 @@ class _PluginLoader:
         for brought in list(self.brought.values()):
             self._give(brought, by_name)
         self._settle("drafter", lambda b: [x.name for x in b.drafters])
+        self._settle("rewriting", lambda b: [x.name for x in b.rewrites])
         kept = list(self.brought.values())
         found = sorted((x for b in kept for x in b.backends), key=lambda x: (-x.priority, x.name))
         return Plugins(
@@ -210,6 +216,7 @@ class _PluginLoader:
             commands={str(c.name): c for b in kept for c in b.commands},
             drafters=[kind for b in kept for kind in b.drafters],
             tool_dialects=[dialect for b in kept for dialect in b.tool_dialects],
+            rewrites=[kind for b in kept for kind in b.rewrites],
             problems=self.problems,
             sources={name: b.candidate.source for name, b in self.brought.items()},
             brought_by={n: owner for n, owner in backends.items() if owner in self.brought},
