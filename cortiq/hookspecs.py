@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from cortiq.dialects.dialect import ToolDialect
     from cortiq.engine.drafters.kinds import DrafterKind
     from cortiq.models.overlay_kinds import OverlayKind
+    from cortiq.models.rewriting import ProgramRewrite
 
 PROJECT = "cortiq"
 GROUP = "cortiq.plugins"
@@ -63,6 +64,15 @@ def cortiq_drafters() -> Sequence[DrafterKind]:
     """Return drafters (`cortiq.engine.drafters.kinds.DrafterKind`) for `--draft NAME`.
 
     No drafter can change a token: its proposals are only verified.
+    """
+    raise NotImplementedError
+
+
+@hookspec
+def cortiq_rewrites() -> Sequence[ProgramRewrite]:
+    """Return rewritings of programs (`cortiq.models.rewriting`) for `--rewrite NAME:ARGUMENT`.
+
+    A model that nobody asks to be rewritten keeps every bit, and its fingerprint.
     """
     raise NotImplementedError
 

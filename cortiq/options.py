@@ -80,6 +80,10 @@ class LoadOptions(OptionSet):
     adapter_memory: int | None = option(
         None, "Most MiB of loaded adapters; by default what the machine has free.", int, least=1
     )
+    rewrite: tuple[str, ...] = option(
+        (), "Rewrite the program by a package of this name before it is compiled; may be repeated. "
+        "The fingerprint names it.",
+        repeated=True, bits=True, metavar="NAME[:ARGUMENT]")  # fmt: skip
     threads: int = option(0, "Host threads; 0 is one per core.", int, least=0, most=1024)
     heads: str = option(
         "off", "Draft head to load beside the model: off, auto (its own, if any), mtp, mimo (after "

@@ -58,11 +58,12 @@ LIMITS: Mapping[str, int] = {
     "cortiq/serve": 6220,
     "cortiq/tokenizer": 2880,
     "cortiq/vision": 1000,
+    "plugins/cortiq-bounded": 900,
     "plugins/cortiq-faulty": 60,
     "plugins/cortiq-null": 210,
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-torch": 190,
-    "tests": 51103,
+    "tests": 52013,
     "tools": 2100,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""

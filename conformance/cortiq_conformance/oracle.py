@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cortiq.backend import Kernel
+from cortiq.backend import Kernel, StepKernel
 from cortiq.ir import KVRows, Node, Op, Program, Recurrent, ops, primitives_of
 from cortiq.numerics import (
     key_blocks,
@@ -208,6 +208,8 @@ def _packaged(call: OracleCall, *inputs: Any) -> Any:
     """Call the package's kernel for the reference, with weights as the reference prepares them."""
     weights = {role: floats(weight)[0] for role, weight in call.weights.items()}
     kernel = defined_by_packages()[type(call.op)]
+    if isinstance(kernel.function, StepKernel):
+        return recurrent_step(call, kernel.function.step(call.op), *inputs)
     return kernel.function(replace(call, weights=weights), *inputs)
 
 

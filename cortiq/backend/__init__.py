@@ -33,7 +33,7 @@ from cortiq.backend.fallback_kernels import FallbackKernels
 from cortiq.backend.float64 import FLOAT64_KERNELS, FLOAT64_OPTIONS, Float64Arrays
 from cortiq.backend.float_weights import MATRICES, float_weight, stack_of
 from cortiq.backend.functional_arrays import FunctionalArrays, RowFlags
-from cortiq.backend.kernel import Kernel, OperatorExample, TakesKernels
+from cortiq.backend.kernel import Kernel, OperatorExample, StepKernel, TakesKernels
 from cortiq.backend.kernel_backend import KernelBackend, KernelTable
 from cortiq.backend.kernel_walk import KernelCall
 from cortiq.backend.matrices import Float64Matrix
@@ -100,6 +100,7 @@ __all__ = [
     "Snapshot",
     "State",
     "Status",
+    "StepKernel",
     "Support",
     "Supported",
     "TakesKernels",

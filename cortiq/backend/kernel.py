@@ -7,12 +7,18 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from cortiq.errors import BackendError, shown
 from cortiq.ir import Op, Type
+from cortiq.numerics.recurrent import StepFunction
 
 
 class OperatorExample(NamedTuple):
-    """An operator of a package's own, with f32 inputs of these types, for the conformance kit."""
+    """An operator of a package's own, with inputs of these types, for the conformance kit.
+
+    They are f32, or i32[] for the row's own position.
+    """
 
     op: Op
     inputs: tuple[Type, ...]
@@ -44,6 +50,30 @@ class Kernel:
     def owner(self) -> str:
         """Label of the kernel in the placement."""
         return f"{self.backend}/{self.name}"
+
+
+class StepKernel:
+    """A kernel whose state every position replaces, in a `Recurrent` slot of the role `state`.
+
+    The step from row to row is the definition. The reference computes with it, goes back with it
+    from a state that it keeps, and the conformance kit compares with it.
+
+    Attributes
+    ----------
+    step : makes of the operator its `StepFunction`, which never writes to the state it is given.
+    """
+
+    def __init__(self, step: Callable[[Any], StepFunction]) -> None:
+        self.step = step
+
+    def __call__(self, call: Any, *rows: Any) -> Any:
+        """Feed each sequence's rows to its state in order."""
+        outputs, step = [], self.step(call.op)
+        for segment in call.segments:
+            cut = segment.cut
+            store = segment.state.stores[call.slots["state"]]
+            outputs.append(store.advance(step, tuple(x[cut] for x in rows), call.faults[cut]))
+        return np.concatenate(outputs)
 
 
 HostFunction = Callable[..., Any]

@@ -14,6 +14,7 @@ from cortiq.ir import Program
 from cortiq.ir.heads import HEAD_FACTS, KEPT_ROWS, RECALLED
 from cortiq.models.adapters import FACT as ADAPTERS
 from cortiq.models.build import IGNORED_KEYS
+from cortiq.models.rewriting import REWRITES
 from cortiq.models.weight_rules import WEIGHT_RULE
 from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq.numerics.rope import RopeTable
@@ -34,10 +35,12 @@ def model_facts(program: Program, model_hash: str) -> dict[str, Any]:
 
     The contract's version, the hash of the model's files, every weight's layout (a `weight_format`
     shows there) and the rule that converted them from codes, the declared context and the rotary
-    tables fixed with it, keys of the configuration that were ignored by request, and hashes and
-    scales of merged adapters. All of it is the trunk's: what drafts decides nothing.
+    tables fixed with it, keys of the configuration that were ignored by request, hashes and scales
+    of merged adapters, and what packages rewrote. All of it is the trunk's: what drafts decides
+    nothing.
     """
-    asked = {fact: program.facts.get(fact) for fact in (IGNORED_KEYS, WEIGHT_RULE, ADAPTERS)}
+    names = (IGNORED_KEYS, WEIGHT_RULE, ADAPTERS, REWRITES)
+    asked = {fact: program.facts.get(fact) for fact in names}
     own = {name for node in program.trunk.nodes for name in node.weights.values()}
     return {
         "contract": CONTRACT_VERSION,

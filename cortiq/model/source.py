@@ -27,6 +27,7 @@ from cortiq.models.overlay_banks import Overlay
 from cortiq.models.overlay_kinds import kind_of
 from cortiq.models.overlays import read_overlay
 from cortiq.models.registry import family_for
+from cortiq.models.rewriting import rewritten
 from cortiq.models.synthetic import PREFIX, open_synthetic
 from cortiq.numerics.layouts import Weight
 from cortiq.options import LoadOptions
@@ -125,26 +126,25 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
             adapters=adapters,
             images=None if sight is None else sight.processor.rows,
         )
+        asked, known = options.rewrite, default_plugins().rewrites
+        made = rewritten(loaded.program, loaded.weights, asked, known)
         vision = load_vision(checkpoint, sight, options.weight_format) if sight else None
-        alone = not drafters and sidecar is None and not adapters
+        alone = not drafters and sidecar is None and not adapters and not options.rewrite
         files = _files_of(checkpoint, default_plugins().families) if alone else ()
-        tokenizer = open_tokenizer(checkpoint.tokenizer_source, loaded.program)
+        merged = adapter_notes(adapters, loaded.checkpoint)
+        tokenizer = open_tokenizer(checkpoint.tokenizer_source, made.program)
         close = opened.pop_all().close
     own = getattr(checkpoint, "own", None)
     return ModelSource(
-        loaded.program,
-        loaded.weights,
+        made.program,
+        made.weights,
         tokenizer,
         checkpoint.eos_token_ids,
         checkpoint.model_hash,
         close,
         getattr(loaded.config, "max_position_embeddings", 0),
         usual_sampling(name, getattr(checkpoint, "sampling", {})),
-        (
-            *getattr(checkpoint, "notes", ()),
-            *loaded.notes,
-            *adapter_notes(adapters, loaded.checkpoint),
-        ),
+        (*getattr(checkpoint, "notes", ()), *loaded.notes, *merged, *made.notes),
         getattr(checkpoint, "file_type", ""),
         files,
         str(getattr(checkpoint, "path", name)),
@@ -152,7 +152,7 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
         (lambda: iter(())) if own is None else own.damaged,
         _pooling(checkpoint),
         vision,
-        loaded,
+        None if options.rewrite else loaded,
     )
 
 

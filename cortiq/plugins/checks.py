@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from cortiq.dialects.dialect import ToolDialect
     from cortiq.engine.drafters.kinds import DrafterKind
     from cortiq.models.overlay_kinds import OverlayKind
+    from cortiq.models.rewriting import ProgramRewrite
 
 HOOKS = tuple(name for name in vars(hookspecs) if name.startswith("cortiq_"))
 """Names of all hooks."""
@@ -171,6 +172,20 @@ def check_drafters(found: Sequence[Any]) -> list[DrafterKind]:
             raise BrokenPluginError(f"{kind.name!r} cannot be the name of a drafter")
         if kind.name in OWN or kind.name in RESERVED:
             raise BrokenPluginError(f"brings the drafter {kind.name!r}, which cortiq has itself")
+    return list(found)
+
+
+def check_rewrites(found: Sequence[Any]) -> list[ProgramRewrite]:
+    """Refuse objects that are no `ProgramRewrite`, or are badly named."""
+    if not found:
+        return []
+    from cortiq.models.rewriting import ProgramRewrite  # numpy, as above
+
+    for kind in found:
+        if not isinstance(kind, ProgramRewrite):
+            raise BrokenPluginError(f"cortiq_rewrites returned {_type_of(kind)}, not rewritings")
+        if not isinstance(kind.name, str) or not BACKEND_NAME.fullmatch(kind.name):
+            raise BrokenPluginError(f"{kind.name!r} cannot be the name of a rewriting")
     return list(found)
 
 

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from cortiq.dialects.dialect import ToolDialect
     from cortiq.engine.drafters.kinds import DrafterKind
     from cortiq.models.overlay_kinds import OverlayKind
+    from cortiq.models.rewriting import ProgramRewrite
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ class Plugins:
     drafters : drafter kinds, in the order of their plugins' names.
     tool_dialects : tool call dialects, in the order of their plugins' names.
     overlays : kinds of files that become overlays, in the order of their plugins' names.
+    rewrites : rewritings of programs, in the order of their plugins' names.
     problems : plugins that were not loaded.
     sources : each plugin's distribution and version, or file, by plugin name.
     brought_by : each backend's plugin, by backend name.
@@ -85,6 +87,7 @@ class Plugins:
     drafters: Sequence[DrafterKind] = ()
     tool_dialects: Sequence[ToolDialect] = ()
     overlays: Sequence[OverlayKind] = ()
+    rewrites: Sequence[ProgramRewrite] = ()
     problems: Sequence[PluginProblem] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
     brought_by: Mapping[str, str] = field(default_factory=dict)
@@ -130,6 +133,7 @@ class _LoadedPlugin:
     drafters: list[DrafterKind]
     tool_dialects: list[ToolDialect]
     overlays: list[OverlayKind]
+    rewrites: list[ProgramRewrite]
 
 
 class _PluginLoader:
@@ -183,6 +187,7 @@ class _PluginLoader:
             checks.check_drafters(self._call("cortiq_drafters", plugin)),
             checks.check_tool_dialects(self._call("cortiq_tool_dialects", plugin)),
             checks.check_overlays(self._call("cortiq_overlays", plugin)),
+            checks.check_rewrites(self._call("cortiq_rewrites", plugin)),
         )
 
     def _call(self, hook: str, plugin: object) -> list[Any]:
@@ -207,6 +212,7 @@ class _PluginLoader:
         for brought in list(self.brought.values()):
             self._give(brought, by_name)
         self._settle("drafter", lambda b: [x.name for x in b.drafters])
+        self._settle("rewriting", lambda b: [x.name for x in b.rewrites])
         kept = list(self.brought.values())
         found = sorted((x for b in kept for x in b.backends), key=lambda x: (-x.priority, x.name))
         return Plugins(
@@ -216,6 +222,7 @@ class _PluginLoader:
             drafters=[kind for b in kept for kind in b.drafters],
             tool_dialects=[dialect for b in kept for dialect in b.tool_dialects],
             overlays=[kind for b in kept for kind in b.overlays],
+            rewrites=[kind for b in kept for kind in b.rewrites],
             problems=self.problems,
             sources={name: b.candidate.source for name, b in self.brought.items()},
             brought_by={n: owner for n, owner in backends.items() if owner in self.brought},

@@ -212,6 +212,24 @@ def test_a_drafter_from_outside_changes_nothing_but_the_statistics(
     assert "mtp, mimo, eagle3:PATH, dflash:PATH, constant:TOKEN" in refused.stderr
 
 
+def test_a_rewriting_from_outside_changes_what_it_says_and_its_name(
+    site: Path, expected: dict
+) -> None:
+    def generated(*options: str) -> dict:
+        return printed(cortiq(site, *GENERATE, "--backend", "reference", *options))
+
+    plain, wide, narrow = (generated(*(("--rewrite", a) if a else ())) for a in ("", *WINDOWS))
+    assert {plain["fingerprint"]} == {expected["fingerprint"]}
+    assert plain["digest"] == expected["digest"] == wide["digest"] != narrow["digest"]
+    assert len({made["fingerprint"] for made in (plain, wide, narrow)}) == 3
+    for argument, sentence in (
+        ("none", "no rewriting is called 'none'"), ("near:x", "a window of 'x' rows"),
+    ):  # fmt: skip
+        refused = cortiq(site, *GENERATE, "--rewrite", argument)
+        assert refused.returncode == 2 and sentence in refused.stderr
+
+
+WINDOWS = ("near:4096", "near:2")
 SPLIT = """
 from cortiq.dialects.registry import dialect_of
 from cortiq.dialects.splitter import Splitter

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from cortiq.backend.float_weights import is_table
+from cortiq.backend.kernel import StepKernel
 from cortiq.backend.plan import Kernels
 from cortiq.backend.walk import Call
 from cortiq.ir import Op, ops
@@ -189,20 +189,6 @@ def _compress(call: Call, rows: Floats, position: Ints, gates: Floats) -> Floats
     return out
 
 
-def _recurrent(step: recurrent.StepFunction) -> Callable[..., Floats]:
-    """Make a kernel that feeds each sequence's rows to its state in order."""
-
-    def kernel(call: Call, *rows: Floats) -> Floats:
-        outputs = []
-        for segment in call.segments:
-            cut = segment.cut
-            store = segment.state.stores[call.slots["state"]]
-            outputs.append(store.advance(step, tuple(x[cut] for x in rows), call.faults[cut]))
-        return np.concatenate(outputs)
-
-    return kernel
-
-
 def _route(call: Call, scores: Floats) -> tuple[Ints, Floats]:
     bias, mask = call.weights.get("bias"), call.weights.get("mask")
     return route.route(scores, call.op.router, bias, call.faults, mask)
@@ -258,8 +244,8 @@ KERNELS: Kernels = {
     ops.Sinkhorn: lambda call, x: streams.sinkhorn(x, call.op.rounds, call.op.eps, call.faults),
     ops.KeepListed: lambda call, x, token: route.keep_listed(x, token, call.weights["table"]),
     ops.IndexSelect: lambda call, x: route.index_select(x, call.weights["index"]),
-    ops.DeltaRule: _recurrent(recurrent.delta_step),
-    ops.StateSpace: _recurrent(recurrent.state_space_step),
+    ops.DeltaRule: StepKernel(lambda op: recurrent.delta_step),
+    ops.StateSpace: StepKernel(lambda op: recurrent.state_space_step),
     ops.ExpertGain: _expert_gain,
     ops.ExpertBias: lambda call, x, index: scalar.add(x, call.weights["bias"][index], call.faults),
 }

@@ -31,5 +31,8 @@ def _scenario(example: OperatorExample, source: CaseData) -> Scenario:
         role: vector(F32(1) + source.floats(*shape) * F32(0.5))
         for role, shape in op.weight_shapes().items()
     }
-    inputs = {f"x{number}": type_ for number, type_ in enumerate(types)}
+    inputs = {
+        "position" if type_.dtype == "i32" else f"x{number}": type_
+        for number, type_ in enumerate(types)
+    }
     return one(op, inputs, weights).scenario(source, ROWS, amplitude=3.0)
