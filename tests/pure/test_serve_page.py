@@ -61,7 +61,7 @@ def ask(page, text="hello", **chosen):
 
 
 def ended(page):
-    """Wait until an answer has ended and its chat is listed: it is kept after the button says so."""
+    """Wait until an answer has ended and its chat is listed, which is later."""
     page.until("running === null && document.querySelector('#send').textContent === 'Send'")
     page.until("!chat.nodes.length || document.querySelector('#list [aria-current]') !== null")
 
