@@ -18,6 +18,7 @@ from cortiq.engine.request import (
     Masks,
     Request,
     make_request,
+    vocabulary_size,
     with_embeddings,
     with_images,
     with_seed,
@@ -25,12 +26,15 @@ from cortiq.engine.request import (
 from cortiq.engine.session import Progress
 from cortiq.engine.statistics import Statistics
 from cortiq.errors import RequestError
+from cortiq.hearing.encode import SoundEncoder
+from cortiq.hearing.speech import SpeechTokens
 from cortiq.ir import Program
 from cortiq.model.adapters import AdapterMixin, Adapters
 from cortiq.model.drafter_factory import DrafterFactory
 from cortiq.model.facts import ModelFacts
 from cortiq.model.fingerprint import node_counts
 from cortiq.model.generation import Generation, Stream, identity_of, note_of, serve_batch, serve_one
+from cortiq.model.hearing import Hearing, HearingMixin, SoundPrompt
 from cortiq.model.prefixes import PrefixCacheMixin
 from cortiq.model.prompts import Prompt, PromptMixin
 from cortiq.model.scoring import ScoringMixin
@@ -43,7 +47,7 @@ from cortiq.tokenizer.tokenizer import Tokenizer
 from cortiq.vision.encode import VisionEncoder
 
 
-class Model(ModelFacts, AdapterMixin, PromptMixin, PrefixCacheMixin, ScoringMixin):
+class Model(ModelFacts, AdapterMixin, PromptMixin, PrefixCacheMixin, ScoringMixin, HearingMixin):
     """A model on a backend; made by `load`, a context manager that closes it.
 
     Any thread may call it, but it does one thing at a time: a call made while a stream or another
@@ -55,6 +59,7 @@ class Model(ModelFacts, AdapterMixin, PromptMixin, PrefixCacheMixin, ScoringMixi
     executable : the compiled program. backend, device : names of what computes it.
     options : how it was loaded. usual : sampling where a call says nothing. drafts : its drafters.
     sight : what it sees images with; None if it was not loaded with images=True.
+    hearing : what it hears sounds with; None for a model of another kind.
     file_type : the quantisation that its files name, such as Q4_K_M; empty where they name none.
     notes : lines about what its files ask for and is not done, or why its weights are not kept.
     """
@@ -80,6 +85,11 @@ class Model(ModelFacts, AdapterMixin, PromptMixin, PrefixCacheMixin, ScoringMixi
         budget = options.adapter_memory
         self.adapters = Adapters(executable, source, None if budget is None else budget << 20)
         self.sight: Sight | None = None
+        self.hearing: Hearing | None = None
+        if tower is not None and source.hearing is not None:
+            given, size = source.hearing.settings, vocabulary_size(self.program)
+            speech = SpeechTokens.of(self.tokenizer, given, size, source.eos_ids)
+            self.hearing = Hearing(source.hearing, SoundEncoder(tower), speech)
         if tower is not None and source.vision is not None:
             self.sight = Sight(source.vision, VisionEncoder(tower), self.tokenizer)
 
@@ -140,7 +150,7 @@ class Model(ModelFacts, AdapterMixin, PromptMixin, PrefixCacheMixin, ScoringMixi
         """
         chosen = with_seed(self.usual.options(options))
         if images is not None:
-            given = prompt.ids if isinstance(prompt, ImagePrompt) else prompt
+            given = prompt.ids if isinstance(prompt, ImagePrompt | SoundPrompt) else prompt
             prompt = self.image_prompt(given, images)
         request = with_embeddings(self._request(prompt, chosen, masks), embeddings, self.program)
         drafted, cancel = self.drafts.speculation(chosen), event_of(cancel)
@@ -204,6 +214,8 @@ class Model(ModelFacts, AdapterMixin, PromptMixin, PrefixCacheMixin, ScoringMixi
         ids, longest = self.ids(prompt), self._source.longest
         made = make_request(ids, options, self.program, self.eos_ids, longest, masks)
         made = with_images(made, spans, self.program)
+        if isinstance(prompt, SoundPrompt):
+            made = replace(made, encoded=prompt.encoded)
         overlay = self.adapters.named(options.adapter)
         return made if overlay is None else replace(made, overlay=overlay)
 
@@ -262,6 +274,8 @@ class Model(ModelFacts, AdapterMixin, PromptMixin, PrefixCacheMixin, ScoringMixi
             self.drop_prefixes()
             if self.sight is not None:
                 self.sight.encoder.close()
+            if self.hearing is not None:
+                self.hearing.encoder.close()
             self.executable.close()
             self._source.close()
 
