@@ -34,12 +34,13 @@ from cortiq.model.drafter_factory import DrafterFactory
 from cortiq.model.facts import ModelFacts
 from cortiq.model.fingerprint import node_counts
 from cortiq.model.generation import Generation, Stream, identity_of, note_of, serve_batch, serve_one
-from cortiq.model.hearing import Hearing, HearingMixin, SoundPrompt
+from cortiq.model.hearing import Hearing, SoundPrompt
 from cortiq.model.prefixes import PrefixCacheMixin
 from cortiq.model.prompts import Prompt, PromptMixin
 from cortiq.model.scoring import ScoringMixin
 from cortiq.model.sight import ImagePrompt, Sight
 from cortiq.model.source import ModelSource
+from cortiq.model.transcribe import HearingMixin
 from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq.options import GenerateOptions, LoadOptions
 from cortiq.receipts.record import make_receipt
@@ -152,7 +153,7 @@ class Model(ModelFacts, AdapterMixin, PromptMixin, PrefixCacheMixin, ScoringMixi
         if images is not None:
             given = prompt.ids if isinstance(prompt, ImagePrompt | SoundPrompt) else prompt
             prompt = self.image_prompt(given, images)
-        request = with_embeddings(self._request(prompt, chosen, masks), embeddings, self.program)
+        request = with_embeddings(self.request_of(prompt, chosen, masks), embeddings, self.program)
         drafted, cancel = self.drafts.speculation(chosen), event_of(cancel)
         progress = function_of(progress, "progress")
         return Stream(self._steps(request, chosen, drafted, cancel.is_set, progress), cancel)
@@ -198,7 +199,7 @@ class Model(ModelFacts, AdapterMixin, PromptMixin, PrefixCacheMixin, ScoringMixi
             what = f"{len(names)} adapters for {len(listed)} prompts"
             raise RequestError(what, where="adapters", hint="name one for each, or None")
         each = [replace(chosen, adapter=name) for name in names]
-        requests = [self._request(p, o, masks) for p, o in zip(listed, each, strict=True)]
+        requests = [self.request_of(p, o, masks) for p, o in zip(listed, each, strict=True)]
         drafted = self.drafts.speculation(chosen)
         with self._working(requests):
             on = self.executable, self.tokenizer, self.prefixes
@@ -206,8 +207,8 @@ class Model(ModelFacts, AdapterMixin, PromptMixin, PrefixCacheMixin, ScoringMixi
         made = zip(served, each, strict=True)
         return [self.generation_of(s.request, o, s.output, s.stats) for s, o in made]
 
-    def _request(self, prompt: Prompt, options: GenerateOptions, masks: Masks | None) -> Request:
-        """Check a prompt and its options."""
+    def request_of(self, prompt: Prompt, options: GenerateOptions, masks: Masks | None) -> Request:
+        """Return a request of a prompt and its options, checked."""
         if options.stop and self.tokenizer.absent:
             raise self.tokenizer.absent
         spans = prompt.spans if isinstance(prompt, ImagePrompt) else ()

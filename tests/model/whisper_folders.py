@@ -40,7 +40,8 @@ def whisper(folder: Path, seed: int = 1, **fields: Any) -> Any:
     (folder / "preprocessor_config.json").write_text(json.dumps(rules))
     generation = {
         "eos_token_id": end, "decoder_start_token_id": ids["<|startoftranscript|>"],
-        "bos_token_id": end, "pad_token_id": end, "begin_suppress_tokens": [end], "suppress_tokens": [],
+        "bos_token_id": end, "pad_token_id": end,
+        "begin_suppress_tokens": [end], "suppress_tokens": [],
         "no_timestamps_token_id": ids["<|notimestamps|>"], "is_multilingual": True,
         "lang_to_id": {f"<|{name}|>": ids[f"<|{name}|>"] for name in LANGUAGES},
         "task_to_id": {name: ids[f"<|{name}|>"] for name in ("transcribe", "translate")},
