@@ -12,9 +12,10 @@ from click.testing import CliRunner
 
 pytest.importorskip("transformers")
 pytest.importorskip("starlette")
-openai = pytest.importorskip("openai")
+pytest.importorskip("openai")
 
 import numpy as np
+import openai
 import whisper_folders
 
 import cortiq
