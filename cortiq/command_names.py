@@ -12,6 +12,7 @@ COMMANDS = {
     "generate": "Generate text.",
     "serve": "Serve models to the clients of OpenAI, Anthropic and Ollama, and a page.",
     "prefix": "Store a computed prompt prefix in a file, for any backend.",
+    "transcribe": "Write down what is said in a file of sound.",
     "score": "Score a text: perplexity, with its standard error.",
     "replay": "Compute a server's request log again, or a failed case of `conform`.",
     "verify": "Recompute a receipt's generation, or check a CMF file's hashes.",
@@ -27,7 +28,7 @@ COMMANDS = {
 }
 """Built-in commands, each in the module and under the attribute of its name."""
 GROUPS = {
-    "Use a model": ("run", "chat", "generate", "serve"),
+    "Use a model": ("run", "chat", "generate", "transcribe", "serve"),
     "Models": ("pull", "list", "rm", "inspect", "convert", "requant"),
     "Measure and verify": ("score", "bench", "verify", "replay", "prefix"),
     "This machine": ("backends", "doctor", "warm", "completion"),

@@ -27,8 +27,8 @@ from cortiq.backend.row_runs import RowRun, RowRuns
 from cortiq.backend.wants import LARGEST_VOCABULARY, unanswerable, undrawn
 from cortiq.errors import BackendError
 from cortiq.ir import Graph, Program
-from cortiq.ir.layers import Attention, Embedding
-from cortiq.ir.ops import Attend, EmbedRows, ExpertMatMul, Recall
+from cortiq.ir.layers import Embedding
+from cortiq.ir.ops import EmbedRows, ExpertMatMul, Recall
 from cortiq.ir.overlays import OVERLAY, OVERLAY_INDEX
 
 BY_ROW = ("token", "position")
@@ -195,58 +195,6 @@ def recalled_values(program: Program) -> dict[str, tuple[Recalled, ...]]:
         for entry, graph in graphs
     }
     return {n: tuple(r for r in known if r.writer != n) for n, known in found.items()}
-
-
-def last_keys(program: Program) -> dict[str, tuple[str, ...]]:
-    """List the inputs of each entry graph that give a row's last visible key, not its position."""
-    return {entry: last_keys_of(graph) for entry, graph in program.graphs.items()}
-
-
-def last_keys_of(graph: Graph) -> tuple[str, ...]:
-    """List these inputs of one graph."""
-    places = ((node, 1 if isinstance(node.op, Attend) else 2) for node in graph.nodes)
-    given = (
-        n.inputs[at] for n, at in places if isinstance(n.op, Attend | Attention) and n.op.until
-    )
-    return tuple(dict.fromkeys(given))
-
-
-def chunks_of(rows: Sequence[Row], names: Sequence[str], size: int) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of chunks of at most `size` rows; none cuts a row off from one it sees.
-
-    A chunk is longer where more rows than that see one another.
-
-    Parameters
-    ----------
-    rows : of a batch, as `unseen_key` lets them pass. names : see `last_keys`.
-    """
-    number = np.arange(len(rows))
-    seen = number.copy()  # the last row of the batch that each row sees
-    for name in names:
-        ahead = [int(row.inputs[name]) - row.position for row in rows]
-        seen = np.maximum(seen, number + ahead)
-    start, reach = 0, np.maximum.accumulate(seen)
-    while start < len(rows):
-        whole = start + 1 + np.flatnonzero(reach[start:] == number[start:])
-        most = max(1, int(np.searchsorted(whole, start + size, side="right")))
-        stop = int(whole[most - 1])
-        yield start, stop
-        start = stop
-
-
-def unseen_key(names: Sequence[str], rows: Sequence[Row], stop: int) -> str | None:
-    """Describe what is wrong with the last keys that rows supply; None if nothing is.
-
-    They lie from a row's own position up to before `stop`, where the batch ends, and ascend.
-    """
-    for name in names:
-        before = 0
-        for row in rows:
-            last = int(row.inputs[name])
-            if not max(before, row.position) <= last < stop:
-                return f"row {row.position} sees keys up to {last}: the batch ends before {stop}"
-            before = last
-    return None
 
 
 def missing_row(

@@ -11,25 +11,24 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from cortiq.backend.admission import (
-    chunks_of,
     drawn_token,
     groups_of,
-    last_keys,
     missing_row,
     recalled_values,
     refusals,
     token_of,
-    unseen_key,
     vocabulary_of,
 )
 from cortiq.backend.batch import FAULT, Batch, BatchResult, Finished, Outcome, Status, Ticket, Want
 from cortiq.backend.known_wants import KnownWants
+from cortiq.backend.last_keys import SeenKeys, chunks_of, last_keys
 from cortiq.backend.overlays import VariedPlans
 from cortiq.backend.protocol import BATCH_ROWS, CompileOptions, OptionalCapabilities
 from cortiq.backend.row_runs import known_ids
 from cortiq.backend.state import ExportedState, State, check_exported
 from cortiq.backend.windows import PIECE_ROWS, Extent, windows_of
 from cortiq.ir import Graph, Program
+from cortiq.ir.encoded import most_rows
 
 Brought = Mapping[Want, Any]
 """What a row brought, by want."""
@@ -117,6 +116,7 @@ class BaseExecutable(VariedPlans[P], OptionalCapabilities, ABC, Generic[S, P]):
         self.vocabulary = vocabulary_of(program)
         self.written = {name: graph.written_slots() for name, graph in program.graphs.items()}
         self.recalled, self.last_keys = recalled_values(program), last_keys(program)
+        self._seen, self._most_rows = SeenKeys(program), most_rows(program)
         self._views = windows_of(program)
         keeps = options.full_windows or not self.trims
         self.windows = {} if keeps else self._views
@@ -161,14 +161,14 @@ class BaseExecutable(VariedPlans[P], OptionalCapabilities, ABC, Generic[S, P]):
     def refusal(self, plan: P, batch: Batch, sequence: Accepted[S]) -> str | None:
         """Return why a sequence's rows cannot be computed; if they can, make room for them."""
         start, indices = sequence.state.length(batch.entry), sequence.indices
-        rows, context = batch.rows[indices.start : indices.stop], self.program.context
+        rows, context = batch.rows[indices.start : indices.stop], self._most_rows
         known = self.wants_of(plan, batch.entry)
         found = refusals(plan.graph, rows, sequence.tokens, start, self.vocabulary, context, known)
         reason = next(found, None)
         if reason is None and self.recalled[batch.entry]:
             reason = missing_row(self.recalled[batch.entry], rows, sequence.state.length)
-        if reason is None and self.last_keys[batch.entry]:
-            reason = unseen_key(self.last_keys[batch.entry], rows, start + len(rows))
+        if reason is None:
+            reason = self._seen.refusal(batch.entry, rows, start, sequence.state.length)
         if reason is None and not self.make_room(sequence.state, start, start + len(rows)):
             return f"no room for {len(rows)} rows after {start}"
         return reason

@@ -11,8 +11,9 @@ from typing import ClassVar, Generic, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from cortiq.backend.admission import BY_ROW, last_keys_of
+from cortiq.backend.admission import BY_ROW
 from cortiq.backend.batch import Argmax, Digest, Draw, Row, Top, Want
+from cortiq.backend.last_keys import last_encoded_of, last_keys_of
 from cortiq.backend.plan import always_known, needed
 from cortiq.backend.rotary import RotaryTables, reach
 from cortiq.backend.wants import value_of
@@ -79,7 +80,8 @@ class RequestPlan(ABC, Generic[C]):
     Attributes
     ----------
     graph : without the values of nodes that were merged into equal ones: these mean nothing.
-    always : values that every row has. until : see `last_keys_of`. angles : rotary tables.
+    always : values that every row has. angles : rotary tables.
+    until : see `last_keys_of`. encoded : see `last_encoded_of`.
     needs : of a row's wants, the names of the nodes that these, or any write of state, depend on.
     most_compiled : requests kept; the oldest goes first.
     """
@@ -92,6 +94,7 @@ class RequestPlan(ABC, Generic[C]):
         there = self.computed | set(graph.inputs)
         graph = replace(graph, values={n: t for n, t in graph.values.items() if n in there})
         self.graph, self.always, self.until = graph, always_known(graph), last_keys_of(graph)
+        self.encoded = last_encoded_of(graph)
         self._compiled: dict[RequestedOutputs, C] = {}
         self.needs = lru_cache(maxsize=256)(self._needs)
 

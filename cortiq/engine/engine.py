@@ -181,8 +181,7 @@ class Engine:
     def _submit(self, before: InFlightBatch | None) -> InFlightBatch | None:
         """Schedule the next batch and hand it to the executable."""
         started = self.clock()
-        leaving = self._scheduler.leaving
-        going = [s for s in self.running if not s.done and s is not leaving]
+        going = self._scheduler.going(before is not None, self._fail)
         most, propose = self.limits.batch_rows, self._drafters.propose
         scheduled = schedule_batch(going, most, before, propose, self._pace.prompt_rows)
         if not scheduled:

@@ -28,6 +28,7 @@ from cortiq.errors import FormatError, RequestError, shown
 from cortiq.formats.safetensors import SafetensorsHeader, read_header
 from cortiq.formats.strict_json import parse_object
 from cortiq.ir import KVRows, Program
+from cortiq.ir.encoded import most_rows
 from cortiq.numerics.contract import CONTRACT_VERSION
 
 FORMAT = "cortiq prefix 3"
@@ -117,7 +118,7 @@ def read_prefix(path: str | Path, program: Program, model_hash: str) -> Exported
         raise FormatError("is damaged: its bytes have another hash", where=where)
     exported = _exported(arrays, metadata, program, where)
     try:
-        check_exported(exported, program, program.context)
+        check_exported(exported, program, most_rows(program))
     except RequestError as error:
         raise RequestError(error.what, where=f"{where}, {error.where}") from None
     return exported

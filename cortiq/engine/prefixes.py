@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from cortiq.backend import Executable, ExportedState, State
 from cortiq.backend.windows import goes_back
 from cortiq.engine.cache_roles import CacheRole
-from cortiq.engine.overlay import key_of
 from cortiq.engine.prefix_key import RollingKey
 from cortiq.engine.radix_tree import RadixNode, RadixTree, common_prefix_length
 from cortiq.engine.sequence import Sequence
 from cortiq.errors import RequestError
 from cortiq.ir import KVRows
+from cortiq.ir.encoded import most_rows
 
 LEAST_ROWS = 8
 """Fewest rows that are worth a copy of a state."""
@@ -33,7 +33,7 @@ class CachedPrefix:
     ----------
     state : the state, or its export, not yet imported.
     length : its rows. nbytes : its memory. used : clock of its last use.
-    overlay : which one its rows were computed with (`overlay.key_of`).
+    overlay : what its rows were computed with (`Request.prefix_key`).
     """
 
     state: State | ExportedState
@@ -138,7 +138,7 @@ class PrefixCache:
             if nearest is not None and nearest.value is not None:
                 yield _Candidate(min(shared, most), nearest.depth <= most, nearest.value)
         for other in running:
-            alike = key_of(other.request.overlay) == overlay
+            alike = other.request.prefix_key == overlay
             if alike and other.state is not None and other.request.embeddings is None:
                 shared = min(common_prefix_length(other.keys, ids), other.fed, most)
                 if not self._bounded or shared == other.fed:
@@ -164,7 +164,7 @@ class PrefixCache:
     def _live_state(self, kept: CachedPrefix) -> State:
         """Return its state; import a loaded one when it is first used."""
         if isinstance(kept.state, ExportedState):
-            kept.state = self.executable.import_(kept.state, self.executable.program.context)
+            kept.state = self.executable.import_(kept.state, most_rows(self.executable.program))
         return kept.state
 
     def has(self, ids: list[int], overlay: str = "") -> bool:

@@ -14,8 +14,9 @@ from cortiq.backend import LATE, Argmax, Digest, Draw, DrawnLogit, Top, Want
 from cortiq.engine.cache_roles import CachePoint
 from cortiq.engine.masks import CheckedMasks
 from cortiq.engine.masks import Masks as Masks
-from cortiq.engine.overlay import ChosenOverlay
+from cortiq.engine.overlay import ChosenOverlay, key_of
 from cortiq.engine.prompt_embeddings import check_embeddings, copied_embeddings
+from cortiq.engine.prompt_encoded import EncodedPrompt, check_encoded, compute_encoded
 from cortiq.engine.prompt_ids import check_prompt as check_prompt
 from cortiq.engine.prompt_ids import id_list as id_list
 from cortiq.engine.prompt_ids import shorten_hint
@@ -30,6 +31,7 @@ from cortiq.engine.prompt_images import (
 )
 from cortiq.errors import RequestError, shown
 from cortiq.ir import Program
+from cortiq.ir.encoded import last_encoded
 from cortiq.ir.images import EMBED
 from cortiq.numerics.sampling import Sampling
 from cortiq.options import GenerateOptions
@@ -60,6 +62,7 @@ class Request:
     embeddings : float32 [prompt, width] fed in place of the prompt's embeddings; ids are then only
         labels, and nothing is reused for such a prompt or of it.
     images : what rows supply because of images in the prompt (`PromptImages`).
+    encoded : rows of an encoder that its rows attend to; None for none.
     cache_points : prompt positions worth keeping the sequence's state at, for later prompts.
     masks : which ids may follow a text (`Masks`).
     top_logprobs : tokens whose log-probability is kept beside that of each token drawn; None keeps
@@ -83,6 +86,7 @@ class Request:
     loop_tokens: int = 0
     embeddings: npt.NDArray[np.float32] | None = field(default=None, compare=False)
     images: PromptImages | None = field(default=None, compare=False, repr=False)
+    encoded: EncodedPrompt | None = field(default=None, compare=False, repr=False)
     cache_points: tuple[CachePoint, ...] = ()
     masks: Masks | None = None
     top_logprobs: int | None = None
@@ -92,7 +96,18 @@ class Request:
     @property
     def supplies(self) -> bool:
         """Whether its rows supply values."""
-        return self.embeddings is not None or self.images is not None
+        return any(x is not None for x in (self.embeddings, self.images, self.encoded))
+
+    @property
+    def prefix_key(self) -> str:
+        """Key of all that decides the bits of its rows beside its ids."""
+        heard = "" if self.encoded is None else self.encoded.digest
+        return key_of(self.overlay) + (f"|{heard}" if heard else "")
+
+    @property
+    def room(self) -> int:
+        """Rows that some slot of its sequence needs."""
+        return max(self.limit, 0 if self.encoded is None else self.encoded.count)
 
     @property
     def image_digests(self) -> tuple[str, ...]:
@@ -104,6 +119,8 @@ class Request:
         found = self.images.inputs(position) if self.images is not None else {}
         if self.embeddings is not None and position < len(self.embeddings):
             found[EMBED] = self.embeddings[position]
+        if self.encoded is not None:
+            found |= last_encoded(self.encoded.count)
         return found
 
     @cached_property
@@ -161,6 +178,8 @@ def checked_request(request: Request, program: Program) -> Request:
     check_embeddings(request.embeddings, len(request.prompt), program)
     check_images(request.images, len(request.prompt), program)
     compute_rows(request.images, program)
+    check_encoded(request.encoded, program)
+    compute_encoded(request.encoded, program)
     if request.images is None:
         request = replace(request, images=no_images(program, len(request.prompt)))
     if request.masks is None:

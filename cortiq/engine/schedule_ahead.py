@@ -22,7 +22,7 @@ def runs_ahead(executable: Executable, running: Several[Sequence]) -> bool:
     The reason why it cannot is counted in the statistics of every running sequence. Masks may be
     no reason: they can be supplied while logits are computed (`is_late`).
     """
-    if not executable.asynchronous:
+    if not executable.asynchronous or any(sequence.lacks_encoded for sequence in running):
         return False
     waits = any(sequence.waits_for_drafts for sequence in running)
     if waits:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from cortiq.backend.error_attribution import attributed_to
 from cortiq.engine.cache_roles import CacheRole
+from cortiq.engine.prompt_encoded import store_all
 from cortiq.engine.row_budget import urgency
 from cortiq.engine.sequence import Sequence
 from cortiq.engine.state_manager import StateManager
@@ -83,6 +84,21 @@ class Scheduler:
         for queue in (self.waiting, self.running):
             if sequence in queue:
                 queue.remove(sequence)
+
+    def going(
+        self, in_flight: bool, failed: Callable[[Sequence, Exception], None]
+    ) -> list[Sequence]:
+        """Return the running sequences that can have rows in the next batch.
+
+        What they attend to besides their own rows is stored first, unless a batch is in flight.
+
+        Parameters
+        ----------
+        failed : called with a sequence for which that cannot be done, and the reason.
+        """
+        if not in_flight:
+            store_all(self.states.executable, self.running, failed)
+        return [s for s in self.running if not (s.done or s is self.leaving or s.lacks_encoded)]
 
     def admit_next(self, in_flight: Callable[[Sequence], bool]) -> Sequence | None:
         """Admit the most urgent waiting sequence; return it, or None if nothing was admitted.

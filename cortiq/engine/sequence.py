@@ -80,6 +80,12 @@ class Sequence:
         images = self.request.images
         return images.keys(self.ids) if images is not None and images.spans else self.ids
 
+    @property
+    def lacks_encoded(self) -> bool:
+        """Whether its state has yet to store what its rows attend to besides one another."""
+        encoded = self.request.encoded
+        return encoded is not None and self.state is not None and not encoded.is_stored(self.state)
+
     def cancel(self) -> None:
         """End the sequence before the next step, as `cancelled`; any thread may call this."""
         self._cancelled = True

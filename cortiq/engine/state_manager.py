@@ -8,10 +8,10 @@ from collections.abc import Sequence as Several
 from cortiq.backend import Executable, State
 from cortiq.backend.error_attribution import attributed_to, backend_names
 from cortiq.engine.cache_roles import CacheRole
-from cortiq.engine.overlay import key_of
 from cortiq.engine.prefixes import PrefixCache, fork_if_room
 from cortiq.engine.sequence import Sequence
 from cortiq.errors import RequestError
+from cortiq.ir.encoded import most_rows
 
 
 class StateManager:
@@ -47,12 +47,12 @@ class StateManager:
         with attributed_to(self.backend):
             at_rest = [other for other in running if not in_flight(other)]
             state, fed = self._open_or_reuse(sequence, at_rest)
-            while not state.reserve(request.limit - fed):
+            while not state.reserve(request.room - fed):
                 if self.prefixes is None or not self.prefixes.evict():
                     state.release()
                     if running:
                         return False
-                    raise self._no_room(request.limit)
+                    raise self._no_room(request.room)
                 sequence.stats.evicted += 1
         sequence.state, sequence.fed = state, fed
         if not sequence.generated:
@@ -61,13 +61,13 @@ class StateManager:
 
     def _open_or_reuse(self, sequence: Sequence, running: Several[Sequence]) -> tuple[State, int]:
         """Return a state with the longest cached prefix of the ids, and the number of its rows."""
-        limit = sequence.request.limit
+        limit = sequence.request.room
         if self.prefixes is None or sequence.request.embeddings is not None:
             return self.executable.open(limit), 0
-        found = self.prefixes.take(sequence.keys, running, key_of(sequence.request.overlay))
+        found = self.prefixes.take(sequence.keys, running, sequence.request.prefix_key)
         if found is not None:
             return found
-        return self.executable.open(self.executable.program.context), 0
+        return self.executable.open(most_rows(self.executable.program)), 0
 
     def _no_room(self, limit: int) -> RequestError:
         needed, free = self.executable.state_bytes(limit), self.executable.free_bytes()
@@ -85,7 +85,7 @@ class StateManager:
         if self.prefixes is None or point is None or sequence.request.embeddings is not None:
             return
         assert sequence.state is not None
-        ids, overlay = sequence.keys[: sequence.fed], key_of(sequence.request.overlay)
+        ids, overlay = sequence.keys[: sequence.fed], sequence.request.prefix_key
         if not self.prefixes.has(ids, overlay):
             with attributed_to(self.backend):
                 state = fork_if_room(sequence.state)
@@ -104,7 +104,7 @@ class StateManager:
             return
         sequence.state = None
         with attributed_to(self.backend):
-            overlay = key_of(sequence.request.overlay)
+            overlay = sequence.request.prefix_key
             sequence.stats.evicted += self.prefixes.put(ids[:fed], state, role, overlay)
 
     def free(self, sequence: Sequence) -> None:

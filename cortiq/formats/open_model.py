@@ -83,6 +83,16 @@ class Checkpoint:
         given = read_optional(self.path / "preprocessor_config.json")
         return given | (own if isinstance(own, dict) else {})
 
+    def sound_processor(self) -> dict[str, Any]:
+        """Return what the folder says of the features of sound; empty where it says nothing."""
+        own = read_optional(self.path / "processor_config.json").get("feature_extractor")
+        given = read_optional(self.path / "preprocessor_config.json")
+        return given | (own if isinstance(own, dict) else {})
+
+    def generation_settings(self) -> dict[str, Any]:
+        """Return the folder's generation_config.json; empty where there is none."""
+        return read_optional(self.path / "generation_config.json")
+
     @property
     def own(self) -> OwnFolder | None:
         """The tensors, if the folder is of our own layout."""

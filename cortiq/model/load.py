@@ -107,6 +107,8 @@ def _on_devices(
             raise OptionError(given, "needs several devices", hint="devices=2, --devices 2")
     if alone:
         return backend, backend
+    if source.hearing is not None:
+        raise OptionError("devices", "a model that hears needs one", hint="leave out --devices")
     from cortiq.model.devices import shared_backend
 
     whole, tower, let_go = shared_backend(name, backend, options)
@@ -162,14 +164,14 @@ def compile_source(
 def compile_tower(
     source: ModelSource, backend: Backend, device: str, options: LoadOptions
 ) -> Executable | None:
-    """Compile what an opened model sees images with, for the same backend; None for nothing."""
-    if source.vision is None:
+    """Compile what an opened model sees or hears with, for the same backend; None for nothing."""
+    senses = source.vision or source.hearing
+    if senses is None:
         return None
     from cortiq.placement.place import place
 
     chosen = CompileOptions(device=device, threads=options.threads)
-    program, weights = source.vision.program, source.vision.weights
-    return place(backend, program, weights, chosen, strict=options.strict_placement)
+    return place(backend, senses.program, senses.weights, chosen, strict=options.strict_placement)
 
 
 def _kept_weights(

@@ -18,6 +18,7 @@ from cortiq.engine.request import (
     Masks,
     Request,
     make_request,
+    vocabulary_size,
     with_embeddings,
     with_images,
     with_seed,
@@ -25,17 +26,21 @@ from cortiq.engine.request import (
 from cortiq.engine.session import Progress
 from cortiq.engine.statistics import Statistics
 from cortiq.errors import RequestError
+from cortiq.hearing.encode import SoundEncoder
+from cortiq.hearing.speech import SpeechTokens
 from cortiq.ir import Program
 from cortiq.model.adapters import AdapterMixin, Adapters
 from cortiq.model.drafter_factory import DrafterFactory
 from cortiq.model.facts import ModelFacts
 from cortiq.model.fingerprint import node_counts
 from cortiq.model.generation import Generation, Stream, identity_of, note_of, serve_batch, serve_one
+from cortiq.model.hearing import Hearing, SoundPrompt
 from cortiq.model.prefixes import PrefixCacheMixin
 from cortiq.model.prompts import Prompt, PromptMixin
 from cortiq.model.scoring import ScoringMixin
 from cortiq.model.sight import ImagePrompt, Sight
 from cortiq.model.source import ModelSource
+from cortiq.model.transcribe import HearingMixin
 from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq.options import GenerateOptions, LoadOptions
 from cortiq.receipts.record import make_receipt
@@ -43,7 +48,7 @@ from cortiq.tokenizer.tokenizer import Tokenizer
 from cortiq.vision.encode import VisionEncoder
 
 
-class Model(ModelFacts, AdapterMixin, PromptMixin, PrefixCacheMixin, ScoringMixin):
+class Model(ModelFacts, AdapterMixin, PromptMixin, PrefixCacheMixin, ScoringMixin, HearingMixin):
     """A model on a backend; made by `load`, a context manager that closes it.
 
     Any thread may call it, but it does one thing at a time: a call made while a stream or another
@@ -55,6 +60,7 @@ class Model(ModelFacts, AdapterMixin, PromptMixin, PrefixCacheMixin, ScoringMixi
     executable : the compiled program. backend, device : names of what computes it.
     options : how it was loaded. usual : sampling where a call says nothing. drafts : its drafters.
     sight : what it sees images with; None if it was not loaded with images=True.
+    hearing : what it hears sounds with; None for a model of another kind.
     file_type : the quantisation that its files name, such as Q4_K_M; empty where they name none.
     notes : lines about what its files ask for and is not done, or why its weights are not kept.
     """
@@ -80,6 +86,11 @@ class Model(ModelFacts, AdapterMixin, PromptMixin, PrefixCacheMixin, ScoringMixi
         budget = options.adapter_memory
         self.adapters = Adapters(executable, source, None if budget is None else budget << 20)
         self.sight: Sight | None = None
+        self.hearing: Hearing | None = None
+        if tower is not None and source.hearing is not None:
+            given, size = source.hearing.settings, vocabulary_size(self.program)
+            speech = SpeechTokens.of(self.tokenizer, given, size, source.eos_ids)
+            self.hearing = Hearing(source.hearing, SoundEncoder(tower), speech)
         if tower is not None and source.vision is not None:
             self.sight = Sight(source.vision, VisionEncoder(tower), self.tokenizer)
 
@@ -140,9 +151,9 @@ class Model(ModelFacts, AdapterMixin, PromptMixin, PrefixCacheMixin, ScoringMixi
         """
         chosen = with_seed(self.usual.options(options))
         if images is not None:
-            given = prompt.ids if isinstance(prompt, ImagePrompt) else prompt
+            given = prompt.ids if isinstance(prompt, ImagePrompt | SoundPrompt) else prompt
             prompt = self.image_prompt(given, images)
-        request = with_embeddings(self._request(prompt, chosen, masks), embeddings, self.program)
+        request = with_embeddings(self.request_of(prompt, chosen, masks), embeddings, self.program)
         drafted, cancel = self.drafts.speculation(chosen), event_of(cancel)
         progress = function_of(progress, "progress")
         return Stream(self._steps(request, chosen, drafted, cancel.is_set, progress), cancel)
@@ -188,7 +199,7 @@ class Model(ModelFacts, AdapterMixin, PromptMixin, PrefixCacheMixin, ScoringMixi
             what = f"{len(names)} adapters for {len(listed)} prompts"
             raise RequestError(what, where="adapters", hint="name one for each, or None")
         each = [replace(chosen, adapter=name) for name in names]
-        requests = [self._request(p, o, masks) for p, o in zip(listed, each, strict=True)]
+        requests = [self.request_of(p, o, masks) for p, o in zip(listed, each, strict=True)]
         drafted = self.drafts.speculation(chosen)
         with self._working(requests):
             on = self.executable, self.tokenizer, self.prefixes
@@ -196,14 +207,16 @@ class Model(ModelFacts, AdapterMixin, PromptMixin, PrefixCacheMixin, ScoringMixi
         made = zip(served, each, strict=True)
         return [self.generation_of(s.request, o, s.output, s.stats) for s, o in made]
 
-    def _request(self, prompt: Prompt, options: GenerateOptions, masks: Masks | None) -> Request:
-        """Check a prompt and its options."""
+    def request_of(self, prompt: Prompt, options: GenerateOptions, masks: Masks | None) -> Request:
+        """Return a request of a prompt and its options, checked."""
         if options.stop and self.tokenizer.absent:
             raise self.tokenizer.absent
         spans = prompt.spans if isinstance(prompt, ImagePrompt) else ()
         ids, longest = self.ids(prompt), self._source.longest
         made = make_request(ids, options, self.program, self.eos_ids, longest, masks)
         made = with_images(made, spans, self.program)
+        if isinstance(prompt, SoundPrompt):
+            made = replace(made, encoded=prompt.encoded)
         overlay = self.adapters.named(options.adapter)
         return made if overlay is None else replace(made, overlay=overlay)
 
@@ -262,6 +275,8 @@ class Model(ModelFacts, AdapterMixin, PromptMixin, PrefixCacheMixin, ScoringMixi
             self.drop_prefixes()
             if self.sight is not None:
                 self.sight.encoder.close()
+            if self.hearing is not None:
+                self.hearing.encoder.close()
             self.executable.close()
             self._source.close()
 

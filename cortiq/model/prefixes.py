@@ -15,6 +15,7 @@ from cortiq.engine.prefixes import PrefixCache
 from cortiq.engine.request import check_prompt
 from cortiq.engine.session import Session
 from cortiq.errors import FormatError, RequestError, shown
+from cortiq.ir.encoded import most_rows
 from cortiq.model.fingerprint import adapter_facts, fingerprint
 
 if TYPE_CHECKING:
@@ -127,6 +128,6 @@ class PrefixCacheMixin:
         # An empty cache is false, and is the caller's all the same.
         prefixes = self.keep_prefixes() if self.prefixes is None else self.prefixes
         with model._working():
-            state = model.executable.import_(exported, model.program.context)
+            state = model.executable.import_(exported, most_rows(model.program))
             prefixes.put(ids, state, CacheRole.FILE, key_of(overlay))
         return ids

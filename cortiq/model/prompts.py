@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from cortiq.model.chat import Message, chat_ids, prompt_ids
+from cortiq.model.hearing import SoundPrompt
 from cortiq.model.sight import ImagePrompt, chat_prompt, sight_for
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from cortiq.model.model import Model
 
 TextPrompt = str | Iterable[int]
-Prompt = TextPrompt | ImagePrompt
+Prompt = TextPrompt | ImagePrompt | SoundPrompt
 
 
 class PromptMixin:
@@ -27,7 +28,7 @@ class PromptMixin:
         RequestError : the text is empty, or the prompt is neither text nor ids.
         TokenizerError : it is not valid Unicode.
         """
-        given = prompt.ids if isinstance(prompt, ImagePrompt) else prompt
+        given = prompt.ids if isinstance(prompt, ImagePrompt | SoundPrompt) else prompt
         return prompt_ids(cast("Model", self).tokenizer, given)
 
     def image_prompt(self, prompt: str | Iterable[int], images: Iterable[Any]) -> ImagePrompt:

@@ -18,6 +18,7 @@ from cortiq.formats.checkpoint import Checkpoint, open_checkpoint
 from cortiq.formats.fetch import resolve
 from cortiq.formats.sentence_settings import pooling_of
 from cortiq.formats.tokenizer_files import TokenizerFiles
+from cortiq.hearing.load import LoadedHearing, load_hearing
 from cortiq.ir import Program
 from cortiq.model.default_sampling import CORTIQ_SAMPLING, DefaultSampling, usual_sampling
 from cortiq.models import load_program
@@ -57,6 +58,7 @@ class ModelSource:
     where : the file or folder. hashed : whether its files hold their own hashes.
     damaged : gives what of them differs from those; reads everything.
     vision : what it sees images with, where that was asked for.
+    hearing : what it hears sounds with, if it does.
     pooling : how its files say that hidden rows become one vector; empty where they say nothing.
     loaded : the program as its files were read, for adapters; None where it takes none.
     """
@@ -77,6 +79,7 @@ class ModelSource:
     damaged: Callable[[], Iterator[str]] = lambda: iter(())
     pooling: str = ""
     vision: LoadedVision | None = None
+    hearing: LoadedHearing | None = None
     loaded: LoadedProgram | None = None
 
 
@@ -129,12 +132,14 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
         asked, known = options.rewrite, default_plugins().rewrites
         made = rewritten(loaded.program, loaded.weights, asked, known)
         vision = load_vision(checkpoint, sight, options.weight_format) if sight else None
+        hearing = load_hearing(checkpoint, loaded.config, options.weight_format)
         alone = not drafters and sidecar is None and not adapters and not options.rewrite
         files = _files_of(checkpoint, default_plugins().families) if alone else ()
         merged = adapter_notes(adapters, loaded.checkpoint)
         tokenizer = open_tokenizer(checkpoint.tokenizer_source, made.program)
         close = opened.pop_all().close
     own = getattr(checkpoint, "own", None)
+    notes = *getattr(checkpoint, "notes", ()), *loaded.notes
     return ModelSource(
         made.program,
         made.weights,
@@ -144,7 +149,7 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
         close,
         getattr(loaded.config, "max_position_embeddings", 0),
         usual_sampling(name, getattr(checkpoint, "sampling", {})),
-        (*getattr(checkpoint, "notes", ()), *loaded.notes, *merged, *made.notes),
+        (*notes, *merged, *made.notes),
         getattr(checkpoint, "file_type", ""),
         files,
         str(getattr(checkpoint, "path", name)),
@@ -152,6 +157,7 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
         (lambda: iter(())) if own is None else own.damaged,
         _pooling(checkpoint),
         vision,
+        hearing,
         None if options.rewrite else loaded,
     )
 

@@ -96,6 +96,7 @@ OWN = (
     "bailing_moe_v2",
     "gemma3n",
     "afmoe",
+    "whisper",
 )
 """Modules of this package, in the order they are listed."""
 
@@ -219,14 +220,14 @@ def read_config(
     """Read the checkpoint's configuration; every key of it is known by name.
 
     A family whose GGUF files say things otherwise than its folders has a `GGUFConfig` of what they
-    say, with a method `config` that makes a `Config` of it. `ignored` are unknown keys that are
-    left out all the same.
+    say, with a method `config` that makes a `Config` of it. One whose folders name things otherwise
+    has a function `values` of the object in config.json. `ignored` are unknown keys that are left
+    out all the same.
     """
     where = location_of(checkpoint)
     if checkpoint.kind == "gguf":
         stored = getattr(family, "GGUFConfig", family.Config)
         config = config_from_gguf(stored, family.KEYS, checkpoint, where=where, ignored=ignored)
         return config if stored is family.Config else config.config(where)
-    return config_from_json(
-        family.Config, family.KEYS, checkpoint.config, where=where, ignored=ignored
-    )
+    given = getattr(family, "values", dict)(checkpoint.config)
+    return config_from_json(family.Config, family.KEYS, given, where=where, ignored=ignored)

@@ -7,6 +7,7 @@ from starlette.types import Scope
 
 from cortiq.errors import shown
 from cortiq.serve.adapter_routes import ADAPTER_ENDPOINTS, AdapterRoutes
+from cortiq.serve.audio_api import AUDIO_ENDPOINTS, AudioApi
 from cortiq.serve.errors import ApiError
 from cortiq.serve.middleware import RequestMiddleware
 from cortiq.serve.model_routes import ModelRoutes
@@ -20,7 +21,7 @@ from cortiq.serve.service import Service
 ENDPOINTS = (
     "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models",
     "/v1/verify", "/tokenize", "/detokenize", *OTHER_ENDPOINTS, *OLLAMA_ENDPOINTS,
-    *SCORE_ENDPOINTS, *INFO_ENDPOINTS, *ADAPTER_ENDPOINTS,
+    *SCORE_ENDPOINTS, *AUDIO_ENDPOINTS, *INFO_ENDPOINTS, *ADAPTER_ENDPOINTS,
     "/health", "/metrics",
 )  # fmt: skip
 """Endpoints listed in the error for unknown paths."""
@@ -41,6 +42,7 @@ def application(service: Service, bound: str = "") -> RequestMiddleware:
     routes += [Route(path, page_endpoint(path)) for path in PAGE_FILES]
     routes += [*OtherApis(service).routes(), *OllamaApi(service).routes()]
     routes += [*ModelRoutes(service).routes(), *ScoreApi(service).routes()]
+    routes += [*AudioApi(service).routes()]
     routes += [*ServerInfo(service).routes(), *AdapterRoutes(service).routes()]
     for prefix in ("/v1", ""):
         routes += [Route(prefix + path, do, methods=["POST"]) for path, do in posts.items()]

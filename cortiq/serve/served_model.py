@@ -80,6 +80,7 @@ class ServedModel:
             "tools": self.dialect.name if self.dialect else None,
             "thinking": self.thinking is not None,
             "images": model.sight is not None,
+            "audio": model.hearing is not None,
             "sampling": {**self.usual.values, "origin": self.usual.origin},
         }
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import replace
@@ -12,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
@@ -22,12 +20,11 @@ from cortiq.serve.api_keys import ApiKey
 from cortiq.serve.completion_params import model_name
 from cortiq.serve.completion_writer import chat_writer, text_writer
 from cortiq.serve.embeddings import EmbeddingRequest, parse_embeddings
-from cortiq.serve.errors import ApiError, as_api_error, too_deep
+from cortiq.serve.errors import as_api_error, too_deep
 from cortiq.serve.fields import Fields, read_body
 from cortiq.serve.generation_job import GenerationJob
 from cortiq.serve.http_responses import (
     AnswerStream,
-    ClientGone,
     MakeWriter,
     json_response,
     unless_gone,
@@ -39,6 +36,7 @@ from cortiq.serve.model_pool import ModelPool
 from cortiq.serve.options import ServeOptions
 from cortiq.serve.parsed_request import ParsedRequest, parse_chat, parse_completion
 from cortiq.serve.receipt_maker import ReceiptMaker
+from cortiq.serve.request_body import body_bytes
 from cortiq.serve.request_log import RequestLog
 from cortiq.serve.served_model import ServedModel
 from cortiq.serve.tokens import detokenize, tokenize
@@ -50,8 +48,6 @@ if TYPE_CHECKING:
 
 READER_THREADS = 2
 """Threads that render templates and tokenize texts."""
-DRAIN_SECONDS, DRAIN_BYTES = 2.0, 64 << 20
-"""Limits for reading and discarding a body that is too large."""
 T = TypeVar("T")
 
 
@@ -123,25 +119,8 @@ class Service:
         ApiError : it is too large, too slow, or no JSON object.
         ClientGone : the client disconnected before all of it had arrived.
         """
-        most, data = self.options.body_bytes, bytearray()
-        length = request.headers.get("content-length", "0")
-        parts = request.stream()
-        try:
-            async with asyncio.timeout(self.options.body_seconds):
-                if length.isdigit() and int(length[:20]) > most:
-                    raise body_too_large(most)
-                async for part in parts:
-                    data += part
-                    if len(data) > most:
-                        raise body_too_large(most)
-        except ClientDisconnect:
-            raise ClientGone from None
-        except TimeoutError:
-            raise ApiError(408, "The body did not come in time.", "body_timeout") from None
-        except ApiError:
-            await drain_body(parts)
-            raise
-        return await self.read(request, lambda: read_body(bytes(data)))
+        data = await body_bytes(request, self.options)
+        return await self.read(request, lambda: read_body(data))
 
     async def chat(self, request: HttpRequest) -> Response:
         """Handle `POST /v1/chat/completions`."""
@@ -279,22 +258,3 @@ def priority_of(request: HttpRequest, asked: int | None) -> int:
     if key is None or not key.name:
         return asked or 0
     return key.priority if asked is None else min(asked, key.priority)
-
-
-def body_too_large(most: int) -> ApiError:
-    """Return the error (413) of a body that is larger than allowed."""
-    return ApiError(413, f"The body is larger than {most} bytes.", "body_too_large")
-
-
-async def drain_body(parts: AsyncIterator[bytes]) -> None:
-    """Read and discard what a client still sends, within limits of time and size.
-
-    A client whose connection is closed while it sends may never read the response.
-    """
-    count = 0
-    with contextlib.suppress(TimeoutError, ClientDisconnect):
-        async with asyncio.timeout(DRAIN_SECONDS):
-            async for part in parts:
-                count += len(part)
-                if count > DRAIN_BYTES:
-                    return

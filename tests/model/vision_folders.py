@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +23,22 @@ SIGLIP = {
 CONTROL = ["<pad>", "<bos>", "<eos>", "<turn>"]
 
 
-def write_tokenizer(folder: Path, control: list[str], template: str) -> dict[str, int]:
-    """Write a tokenizer of bytes with these control tokens, and a chat template; return ids."""
+def write_tokenizer(
+    folder: Path, control: list[str], template: str, last: Sequence[str] = ()
+) -> dict[str, int]:
+    """Write a tokenizer of bytes with these control tokens, and a chat template; return ids.
+
+    Parameters
+    ----------
+    last : control tokens whose ids come after those of the bytes.
+    """
     names = [*CONTROL, *control]
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {name: i for i, name in enumerate([*names, *letters])}
+    vocabulary = {name: i for i, name in enumerate([*names, *letters, *last])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in names])
+    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in [*names, *last]])
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {"bos_token": "<bos>", "eos_token": "<eos>", "chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cortiq.backend import Batch, CompileOptions, Named, Row
-from cortiq.backend.admission import chunks_of
+from cortiq.backend.last_keys import chunks_of
 from cortiq.ir import Builder, ops
 from cortiq_reference.backend import ReferenceBackend
 

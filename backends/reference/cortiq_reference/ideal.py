@@ -47,6 +47,7 @@ def evaluate(
     wants: Sequence[str],
     entry: str = "trunk",
     inputs: Mapping[str, Doubles] | None = None,
+    stored: dict[str, tuple[Doubles, Doubles]] | None = None,
 ) -> dict[str, Doubles]:
     """Evaluate an entry graph over one whole sequence, positions 0, 1, …
 
@@ -56,6 +57,7 @@ def evaluate(
     wants : names of values: those of the program's graphs, or of their primitives.
     inputs : the entry's other inputs, [positions, ...], and values in place of computed ones:
         what is recalled of another entry must be among them.
+    stored : keys and values by slot that other entries stored; what this one stores is added.
 
     Returns
     -------
@@ -72,7 +74,7 @@ def evaluate(
         raise RequestError(f"no value is called {', '.join(unknown)}", where=entry)
     ids = np.asarray(tokens, np.int64)
     values: dict[str, Any] = {"token": ids, "position": np.arange(len(ids)), **(inputs or {})}
-    slots: dict[str, tuple[Doubles, Doubles]] = {}
+    slots = {} if stored is None else stored
     for node in graph.nodes:
         if node.outputs and values.keys() >= set(node.outputs):
             continue

@@ -97,13 +97,13 @@ def attend(
     scores = np.einsum("qhd,khd->hqk", q, keys) * op.scale
     if op.soft_cap:
         scores = ideal.soft_cap(scores, op.soft_cap)
-    own = np.arange(len(q))
-    past = own[:, None] - own
-    visible = (own <= position[:, None]) & (past < (op.window or len(q)))
+    there = np.arange(keys.shape[0])
+    past = np.arange(len(q))[:, None] - there
+    visible = (there <= position[:, None]) & (past < (op.window or len(q)))
     if chosen is not None:
-        blocks = np.arange(len(q)) // op.block
-        there = (chosen[:, :, None, :] == blocks[:, None]).any(axis=-1)
-        visible = visible & np.repeat(there, op.heads // chosen.shape[1], 1).transpose(1, 0, 2)
+        blocks = there // op.block
+        named = (chosen[:, :, None, :] == blocks[:, None]).any(axis=-1)
+        visible = visible & np.repeat(named, op.heads // chosen.shape[1], 1).transpose(1, 0, 2)
     scores, sinks = np.where(visible, scores, -np.inf), node.vector("sinks")
     sink = np.full((op.heads, 1, 1), -np.inf) if sinks is None else sinks[:, None, None]
     top = np.maximum(np.maximum(scores.max(axis=-1, keepdims=True), sink), -(2.0**15))

@@ -10,6 +10,7 @@ import torch
 
 from cortiq.backend import Batch
 from cortiq.backend.executable import Accepted, Brought
+from cortiq.backend.last_keys import highest_key, last_encoded_of
 from cortiq.backend.outputs import Specimens
 from cortiq.backend.plan import Step
 from cortiq.backend.walk import Group, Walk
@@ -66,6 +67,8 @@ class Run(Walk[TritonState]):
         """
         parts = self.fill(buffer, sources, pages)
         self.there, last = buffer.views(parts), pages * TILE - 1 if pages and fixed else None
+        if last is None and (names := last_encoded_of(self.plan.graph)):
+            last = highest_key(parts["positions"], self.rows, names)
         known = (self.tail_places, parts, self.there, self.shared.device, last)
         self.row_sets = row_sets(self.segments, *known)
         self.ids, self.tail_rows = self.there["tokens"], self.there["tail"].long()

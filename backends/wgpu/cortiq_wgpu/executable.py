@@ -13,6 +13,7 @@ from cortiq.backend.paged import PagedState
 from cortiq.backend.paged_executable import PagedExecutable
 from cortiq.backend.windows import windows_of
 from cortiq.ir import Graph, Program, primitives_of
+from cortiq.ir.encoded import most_rows
 from cortiq.numerics.layouts import Weight
 from cortiq_wgpu import open_devices
 from cortiq_wgpu.device import DeviceLostError
@@ -74,7 +75,7 @@ class WgpuExecutable(PagedExecutable[PagedState, WgpuPlan]):
     def _planned(self, weights: DeviceWeights, graphs: Mapping[str, Graph]) -> dict[str, WgpuPlan]:
         """Upload the weights of graphs, and plan these."""
         weights.prepare(list(graphs.values()))
-        shared = self.pools, self.gpu, self._tuning, self.program.context, self._given
+        shared = self.pools, self.gpu, self._tuning, most_rows(self.program), self._given
         return {name: WgpuPlan(graph, weights, *shared) for name, graph in graphs.items()}
 
     def varied_plans(

@@ -9,6 +9,7 @@ import numpy as np
 from cortiq.backend import Draw, DrawnLogit
 from cortiq.backend.answers import drawing_want
 from cortiq.backend.flat_rows import FlatBatch
+from cortiq.backend.last_keys import highest_key
 from cortiq.backend.requests import asked_by
 from cortiq_wgpu.dispatch import SEGMENTS, Dispatch
 from cortiq_wgpu.plan import WgpuPlan
@@ -30,13 +31,15 @@ class PassRecords:
         self.run, self.chunk, self.late = run, chunk, late
         self.flat, self.plan = run.flat, run.plan
         positions = self.flat.positions[chunk]
-        self.parts = self.plan.parts_for(len(chunk), int(positions.min()), int(positions.max()))
+        seen = [run.rows[row] for row in chunk.tolist()] if self.plan.encoded else ()
+        last = highest_key(positions, seen, self.plan.encoded)
+        self.parts = self.plan.parts_for(len(chunk), int(positions.min()), last)
         self.choices = self.plan.choices_for(int(positions.max()))
         owners = self.flat.owner[chunk]
         self.starts = np.flatnonzero(np.diff(owners, prepend=-1))
         self.segments = len(self.starts)
         self.longest = int(np.diff(self.starts, append=len(chunk)).max())
-        self.runs = int(positions.max()) // 1024 + 1
+        self.runs = last // 1024 + 1
 
     def reach(self, work: Dispatch) -> int:
         """Return the bound of a dispatch's `begin`: rows of a sequence, or runs of keys."""

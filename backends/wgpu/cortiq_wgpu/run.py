@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from cortiq.backend import Batch, DrawnLogit, Named
-from cortiq.backend.admission import BY_ROW, chunks_of
+from cortiq.backend.admission import BY_ROW
 from cortiq.backend.executable import Accepted, Brought
 from cortiq.backend.flat_rows import FlatBatch
+from cortiq.backend.last_keys import chunks_of
 from cortiq.backend.paged import PagedState
 from cortiq.backend.requests import Ask, asked_by
 from cortiq.backend.wants import value_of

@@ -1,0 +1,102 @@
+"""Rows of an encoder that the rows of a sequence attend to: stored once, before its first row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from cortiq.backend import Batch, Executable, Row, State
+from cortiq.backend.error_attribution import attributed_to, backend_names
+from cortiq.engine.session import check_outcome
+from cortiq.errors import RequestError
+from cortiq.ir import Program
+from cortiq.ir.encoded import ENCODED, encoded_rows
+from cortiq.numerics.contract import Floats
+
+HINT = "give it a sound: model.transcribe(audio), cortiq transcribe"
+FAILED = "the sound cannot be heard by this model"
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedPrompt:
+    """Rows of an encoder that a sequence attends to besides its own.
+
+    Attributes
+    ----------
+    count : rows of the encoder.
+    make : computes them; called when a sequence is submitted, on the engine's thread.
+    digest : SHA-256, in hex, of what the encoder was given.
+    """
+
+    count: int
+    make: Callable[[], Floats]
+    digest: str
+
+    @cached_property
+    def rows(self) -> Floats:
+        """The rows, float32 [count, width]."""
+        return self.make()
+
+    def is_stored(self, state: State) -> bool:
+        """Return whether a sequence has the rows' keys and values."""
+        return state.length(ENCODED) == self.count
+
+    def store(self, executable: Executable, state: State) -> None:
+        """Store the rows' keys and values in a sequence.
+
+        Raises
+        ------
+        SequenceFailedError : a value left the contract's domain.
+        DeclinedError : there is no room for them.
+        """
+        start = state.length(ENCODED)
+        rows = [Row(state, i, 0, (), {ENCODED: self.rows[i]}) for i in range(start, self.count)]
+        result = executable.forward(Batch(rows, ENCODED)).result()
+        check_outcome(result.outcomes[state], start, FAILED)
+
+
+def check_encoded(encoded: EncodedPrompt | None, program: Program) -> None:
+    """Check that a program attends to rows of an encoder where there are such, and only there.
+
+    Raises
+    ------
+    RequestError : it does not, or they are too many.
+    """
+    given = encoded_rows(program)
+    if (given is None) != (encoded is None):
+        what = "the model hears nothing" if given is None else "there is nothing for it to hear"
+        raise RequestError(what, where="audio", hint="" if given is None else HINT)
+    if given is not None and encoded is not None and not 0 < encoded.count <= given.most:
+        raise RequestError(f"{encoded.count} rows of an encoder: at most {given.most}")
+
+
+def compute_encoded(encoded: EncodedPrompt | None, program: Program) -> None:
+    """Compute the rows, and check them."""
+    given = encoded_rows(program)
+    if encoded is None or given is None:
+        return
+    rows = encoded.rows
+    if rows.shape != (encoded.count, given.width) or not np.isfinite(rows).all():
+        what = f"the encoder's rows are {list(rows.shape)}: not {encoded.count} of {given.width}"
+        raise RequestError(what, where="audio")
+
+
+def store_all(
+    executable: Executable, sequences: Iterable[Any], failed: Callable[[Any, Exception], None]
+) -> None:
+    """Store what sequences attend to besides their own rows, where that was not done yet.
+
+    Parameters
+    ----------
+    failed : called with a sequence for which it cannot be done, and the reason.
+    """
+    for sequence in [one for one in sequences if one.lacks_encoded]:
+        try:
+            with attributed_to(backend_names(executable)):
+                sequence.request.encoded.store(executable, sequence.live_state())
+        except Exception as error:
+            failed(sequence, error)

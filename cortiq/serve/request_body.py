@@ -1,0 +1,65 @@
+"""Bodies of requests as bytes, within limits of size and time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+
+from cortiq.serve.errors import ApiError
+from cortiq.serve.http_responses import ClientGone
+from cortiq.serve.options import ServeOptions
+
+DRAIN_SECONDS, DRAIN_BYTES = 2.0, 64 << 20
+"""Limits for reading and discarding a body that is too large."""
+
+
+async def body_bytes(request: HttpRequest, options: ServeOptions) -> bytes:
+    """Read a request's body.
+
+    Raises
+    ------
+    ApiError : it is too large, or too slow.
+    ClientGone : the client disconnected before all of it had arrived.
+    """
+    most, data = options.body_bytes, bytearray()
+    length = request.headers.get("content-length", "0")
+    parts = request.stream()
+    try:
+        async with asyncio.timeout(options.body_seconds):
+            if length.isdigit() and int(length[:20]) > most:
+                raise body_too_large(most)
+            async for part in parts:
+                data += part
+                if len(data) > most:
+                    raise body_too_large(most)
+    except ClientDisconnect:
+        raise ClientGone from None
+    except TimeoutError:
+        raise ApiError(408, "The body did not come in time.", "body_timeout") from None
+    except ApiError:
+        await drain_body(parts)
+        raise
+    return bytes(data)
+
+
+def body_too_large(most: int) -> ApiError:
+    """Return the error (413) of a body that is larger than allowed."""
+    return ApiError(413, f"The body is larger than {most} bytes.", "body_too_large")
+
+
+async def drain_body(parts: AsyncIterator[bytes]) -> None:
+    """Read and discard what a client still sends, within limits of time and size.
+
+    A client whose connection is closed while it sends may never read the response.
+    """
+    count = 0
+    with contextlib.suppress(TimeoutError, ClientDisconnect):
+        async with asyncio.timeout(DRAIN_SECONDS):
+            async for part in parts:
+                count += len(part)
+                if count > DRAIN_BYTES:
+                    return

@@ -1,0 +1,147 @@
+"""Whisper by command and over HTTP: both give what Python gives; OpenAI's client reads it."""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+pytest.importorskip("transformers")
+pytest.importorskip("starlette")
+pytest.importorskip("openai")
+
+import numpy as np
+import openai
+import whisper_folders
+
+import cortiq
+from cortiq.cli.main import cli
+from cortiq.serve.errors import ApiError
+from cortiq.serve.form_data import read_form
+
+sys.path.append(str(Path(__file__).parents[1] / "pure"))
+from serving import Server
+
+
+def wav(seconds=1.2, hertz=400.0, rate=16000):
+    at = np.arange(int(rate * seconds)) / rate
+    samples = (np.sin(2 * np.pi * hertz * at) * 9000).astype("<i2").tobytes()
+    form = struct.pack("<HHIIHH", 1, 1, rate, 2 * rate, 2, 16)
+    data = b"fmt " + struct.pack("<I", 16) + form + b"data" + struct.pack("<I", len(samples))
+    return b"RIFF" + struct.pack("<I", 4 + len(data) + len(samples)) + b"WAVE" + data + samples
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("folder") / "hears"
+    place.mkdir()
+    whisper_folders.whisper(place)
+    (place / "a.wav").write_bytes(wav())
+    return place
+
+
+@pytest.fixture(scope="module")
+def wanted(folder):
+    with cortiq.load(folder, backend="cpu", threads=1) as model:
+        return {
+            timed: model.transcribe(wav(), language="de", timestamps=timed)
+            for timed in (False, True)
+        }
+
+
+@pytest.fixture(scope="module")
+def client(folder):
+    made = Server(str(folder), "--threads", "1", "--backend", "cpu", "--body-bytes", "200000")
+    yield openai.OpenAI(base_url=made.url + "/v1", api_key="none", max_retries=0)
+    assert made.stop() == 0
+
+
+def asked(client, form, data=None, **more):
+    more = {"language": "de", **more}
+    return client.audio.transcriptions.create(
+        model="hears", file=("a.wav", wav() if data is None else data), response_format=form, **more
+    )
+
+
+def test_every_form_is_what_python_gives(client, wanted):
+    assert asked(client, "json").text == wanted[False].text
+    assert asked(client, "text") == wanted[False].text + "\n"
+    whole = asked(client, "verbose_json", timestamp_granularities=["segment"])
+    assert whole.text == wanted[True].text and whole.language == "de"
+    assert float(whole.duration) == wanted[True].duration
+    pairs = zip(whole.segments, wanted[True].parts, strict=True)
+    for theirs, ours in pairs:
+        assert (theirs.start, theirs.end, theirs.text) == (ours.start, ours.end, ours.text)
+        assert theirs.tokens == list(ours.token_ids)
+        assert theirs.avg_logprob < 0 < theirs.compression_ratio
+
+
+def test_subtitles_have_the_times_of_the_parts(client, wanted):
+    lines = asked(client, "srt").splitlines()
+    assert len(wanted[True].parts) == sum("-->" in line for line in lines)
+    assert asked(client, "vtt").startswith("WEBVTT\n\n00:00:0")
+
+
+def test_translations_are_another_task(client, folder):
+    made = client.audio.translations.create(model="hears", file=("a.wav", wav()))
+    with cortiq.load(folder, backend="cpu", threads=1) as model:
+        assert made.text == model.transcribe(wav(), task="translate").text
+
+
+def test_several_at_once_are_as_alone(client, wanted):
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(3) as pool:
+        texts = list(pool.map(lambda _: asked(client, "json").text, range(3)))
+    assert set(texts) == {wanted[False].text}
+
+
+@pytest.mark.parametrize("more, status, said", [
+    ({"form": "yaml"}, 400, "response_format"), ({"data": b"no sound"}, 400, "sound"),
+    ({"data": wav()[:50]}, 400, "damaged"), ({"language": "xx"}, 400, "language"),
+    ({"data": bytes(300_000)}, 413, "larger"), ({"temperature": 3}, 400, "temperature"),
+    ({"stream": True}, 400, "stream"), ({"extra_body": {"loud": "yes"}}, 400, "loud"),
+    ({"timestamp_granularities": ["word"]}, 400, "timestamp_granularities"),
+], ids=str)  # fmt: skip
+def test_what_cannot_be_served_is_refused_by_name(client, more, status, said):
+    with pytest.raises(openai.APIStatusError, match=said) as refused:
+        asked(client, **{"form": "json", **more})
+    assert refused.value.status_code == status
+
+
+@pytest.mark.parametrize("data, kind, status", [
+    (b"", "multipart/form-data; boundary=x", 400), (b"{}", "application/json", 415),
+    (b"--x\r\n\r\nabc", "multipart/form-data; boundary=x", 400),
+    (b"--x\r\n\r\nabc\r\n--x--", "multipart/form-data; boundary=x", 400),
+    (b"--x\r\n" * 70 + b"--x--", "multipart/form-data; boundary=x", 400),
+    (b"--x--", "multipart/form-data", 415), (b"a", "\r\nmultipart", 415),
+], ids=range(7))  # fmt: skip
+def test_damaged_forms_are_refused(data, kind, status):
+    with pytest.raises(ApiError) as refused:
+        read_form(data, kind)
+    assert refused.value.status == status
+
+
+def test_a_form_keeps_every_byte():
+    data = bytes(range(256)) * 3 + b"\r\n--y\r\n"
+    body = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n' + data
+    (part,) = read_form(body + b"\r\n--x--\r\n", 'multipart/form-data; boundary="x"')
+    assert part == ("file", "a", data)
+
+
+def test_the_command_prints_what_python_gives(folder, wanted):
+    def run(*more):
+        how = ("--language", "de", "--backend", "cpu", "--threads", "1", *more)
+        made = CliRunner().invoke(cli, ["transcribe", str(folder), str(folder / "a.wav"), *how])
+        assert made.exit_code == 0, made.output
+        return made.stdout
+
+    assert run() == wanted[False].text + "\n"
+    found = json.loads(run("--json", "--timestamps"))
+    assert found["digests"] == [one.digest for one in wanted[True].generations]
+    assert [part["text"] for part in found["parts"]] == [one.text for one in wanted[True].parts]
+    assert run("--format", "vtt").startswith("WEBVTT")
