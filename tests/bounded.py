@@ -96,3 +96,31 @@ def rewritten_model(*asked, name=MODEL, context=1 << 20):
     program = replace(loaded.program, context=context)
     made = rewritten(program, loaded.weights, asked, rewrite())
     return made.program, made.weights
+
+
+def loaded_plugins(*backends):
+    """These backends, the reference among them, with the package's kernels."""
+    from types import SimpleNamespace
+
+    from cortiq.hookspecs import hookimpl
+    from cortiq.plugins import load_plugins
+
+    class Owner:
+        @hookimpl
+        def cortiq_backends(self):
+            return [ReferenceBackend(), *backends]
+
+    found = {"owner": Owner(), "bounded": cortiq_bounded}
+    return load_plugins([
+        SimpleNamespace(name=name, value=name, dist=None, load=lambda plugin=plugin: plugin)
+        for name, plugin in found.items()
+    ])  # fmt: skip
+
+
+def stepped(step, op, size, rows):
+    """The rows' outputs of a step function, from an empty state, and the last state."""
+    state, out = np.zeros(size, F32), []
+    for row in zip(*rows, strict=True):
+        state, one = step(op, state, *row)
+        out.append(one)
+    return np.stack(out), state

@@ -35,7 +35,7 @@ LIMITS: Mapping[str, int] = {
     "backends/reference": 970,
     "backends/triton": 10930,
     "backends/wgpu": 6000,
-    "benchmarks": 4470,
+    "benchmarks": 4560,
     "conformance": 8480,
     "cortiq": 770,
     "cortiq/backend": 5620,

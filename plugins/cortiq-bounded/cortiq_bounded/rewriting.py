@@ -6,20 +6,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from cortiq.errors import UnsupportedError
+from cortiq.errors import RequestError, UnsupportedError
 from cortiq.ir import Graph, Node, Op, Program, WeightSpec
 from cortiq.ir.layers import Attention
+from cortiq.ir.op import violations_of
 from cortiq.models.rewriting import Rewritten
 from cortiq.numerics.layouts import Weight
 from cortiq_bounded.arguments import (
     as_facts,
+    choice,
     chosen_layers,
     file_path,
     layers,
     read_arguments,
     whole,
 )
-from cortiq_bounded.layers import SinkWindowAttention, refusal
+from cortiq_bounded.layers import NystromAttention, SinkWindowAttention, refusal
 from cortiq_bounded.tensors import read_tensors
 
 Weights = Mapping[str, Weight]
@@ -96,15 +98,14 @@ def rewrite_with(
     weights: Weights,
     values: Mapping[str, Any],
     layer: Callable[[Attention], Op],
-    file: str,
+    file: str = "file",
 ) -> Rewritten:
     """Replace the attention of the layers that `values` names.
 
     Parameters
     ----------
     layer : makes the layer that stands in an attention's place.
-    file : key of the file of the weights that layers add, named `LAYER.ROLE` in it; an empty value
-        for none.
+    file : key of the file of the weights that layers add, named `LAYER.ROLE` in it.
     """
     made: dict[str, tuple[Op, Mapping[str, str]]] = {}
     shapes: dict[str, tuple[int, ...]] = {}
@@ -133,4 +134,27 @@ def sink_window(program: Program, weights: Weights, argument: str) -> Rewritten:
     def layer(op: Attention) -> Op:
         return SinkWindowAttention(op, values["window"], values["sinks"])
 
-    return rewrite_with(program, weights, values, layer, "file")
+    return rewrite_with(program, weights, values, layer)
+
+
+def nystrom(program: Program, weights: Weights, argument: str) -> Rewritten:
+    """Replace attention by one whose far rows are seen through landmarks."""
+    readers = {
+        "layers": layers, "seal": whole(1), "landmarks": whole(4), "window": whole(1),
+        "sinks": whole(0), "exact": whole(0), "stride": whole(1), "reseal": whole(0),
+        "rectifier": choice("aggregate", "fm"),
+    }  # fmt: skip
+    defaults = {
+        "layers": "all", "seal": 512, "landmarks": 32, "window": 128, "sinks": 4, "exact": 0,
+        "stride": 1, "reseal": 0, "rectifier": "aggregate",
+    }  # fmt: skip
+    values = read_arguments(argument, readers, defaults, "nystrom")
+    options = {key: value for key, value in values.items() if key != "layers"}
+
+    def layer(op: Attention) -> Op:
+        made = NystromAttention(op, **options)
+        if outside := violations_of(made.attention):
+            raise RequestError(str(outside[0]), where="rewrite", hint="a larger seal, say")
+        return made
+
+    return rewrite_with(program, weights, values, layer)
