@@ -38,12 +38,12 @@ def attention(heads, kv_heads):
     return Attention(WIDTH, heads, kv_heads, DIM, rope=RopeTable(10000.0, DIM))
 
 
-def one_layer(op, rows, seed=0):
+def one_layer(op, rows, seed=0, width=WIDTH):
     """A program whose rows supply x and whose value `y` is the layer's, its weights, and rows."""
     random = np.random.default_rng(seed)
     b = Builder(context=CONTEXT)
     b.input("token")
-    position, x = b.input("position"), b.input("x", (WIDTH,), "f32")
+    position, x = b.input("position"), b.input("x", (width,), "f32")
     roles, slots = op.weight_shapes(), op.slot_kinds()
     b.add(op, x, position, name="y", weights={r: r for r in roles}, slots={r: r for r in slots})
     weights = {
@@ -51,7 +51,7 @@ def one_layer(op, rows, seed=0):
         for role, s in roles.items()
     }
     made = b.program(("y",)).with_layouts(dict.fromkeys(roles, "f32"))
-    return made, weights, random.standard_normal((rows, WIDTH)).astype(F32)
+    return made, weights, random.standard_normal((rows, width)).astype(F32)
 
 
 def computed(backend, program, weights, rows, size=7, plugins=None):

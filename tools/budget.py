@@ -57,7 +57,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/serve": 6220,
     "cortiq/tokenizer": 2880,
     "cortiq/vision": 1000,
-    "plugins/cortiq-bounded": 900,
+    "plugins/cortiq-bounded": 1170,
     "plugins/cortiq-faulty": 60,
     "plugins/cortiq-null": 210,
     "plugins/cortiq-producers": 420,

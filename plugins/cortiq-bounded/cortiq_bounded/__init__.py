@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 def cortiq_rewrites() -> Sequence[ProgramRewrite]:
     """Return a rewriting for each kind of layer."""
     from cortiq.models.rewriting import ProgramRewrite
-    from cortiq_bounded.rewriting import nystrom, sink_window
+    from cortiq_bounded.rewriting import nystrom, sink_window, vmf_phase
 
     return [
         ProgramRewrite(
             "swa_sink_v1", "attention to trained sinks and a window of rows", sink_window
         ),
         ProgramRewrite("nystrom", "attention whose far rows are seen through landmarks", nystrom),
+        ProgramRewrite("vmf_phase", "linear attention on cosines and sines", vmf_phase),
     ]
 
 

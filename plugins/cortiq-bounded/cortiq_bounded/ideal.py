@@ -12,7 +12,7 @@ import numpy.typing as npt
 from cortiq.errors import GraphError
 from cortiq.ir import Op
 from cortiq_bounded.landmarks import RIDGE
-from cortiq_bounded.ops import NystromAttend
+from cortiq_bounded.ops import NystromAttend, PhaseFeatures
 
 Doubles = npt.NDArray[np.float64]
 
@@ -61,5 +61,8 @@ def _head(op: NystromAttend, q: Doubles, k: Doubles, v: Doubles) -> Doubles:
     return weights @ v / weights.sum(axis=1, keepdims=True)
 
 
-FORMULAS: Mapping[type[Op], Any] = {NystromAttend: nystrom}
+FORMULAS: Mapping[type[Op], Any] = {
+    NystromAttend: nystrom,
+    PhaseFeatures: lambda node, x: np.concatenate([np.cos(x), np.sin(x)], axis=-1),
+}
 """For `cortiq_reference.ideal.evaluate`."""

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 from cortiq.backend import Kernel, OperatorExample, StepKernel
-from cortiq.ir import Op
+from cortiq.ir import Type
 from cortiq_bounded import nystrom
-from cortiq_bounded.ops import NystromAttend
+from cortiq_bounded.ops import NystromAttend, PhaseFeatures
+from cortiq_bounded.phase import phase_features
 
 NAME = "bounded"
-
-
-def example(op: Op) -> OperatorExample:
-    """Return an operator with inputs of the types that it takes."""
-    return OperatorExample(op, op.input_types())  # type: ignore[attr-defined]
 
 
 NYSTROM = (
@@ -30,7 +27,33 @@ NYSTROM = (
 """Sealed within the rows of a case, which are 24."""
 
 
+PHASES = tuple(
+    OperatorExample(PhaseFeatures(width), (Type((*heads, width)),))
+    for width, *heads in ((1,), (300,), (64, 3))
+)
+
+
+def on_host(op: PhaseFeatures, x: Any) -> Any:
+    """Return the features of rows [rows, values of a row] on the CPU."""
+    return phase_features(x.reshape(len(x), -1, op.width))
+
+
+def on_device(call: Any, x: Any) -> Any:
+    """Return the features by a kernel in Triton, which is imported when it is needed."""
+    from cortiq_bounded.phase_triton import phase_features as launched
+
+    return launched(call, x)
+
+
 def kernels() -> Iterator[Kernel]:
-    """Yield the definitions."""
+    """Yield the definitions, and kernels for the backends whose packages are installed."""
     step = StepKernel(lambda op: partial(nystrom.step, op))
-    yield Kernel("reference", NystromAttend, step, NAME, tuple(map(example, NYSTROM)))
+    examples = tuple(OperatorExample(op, op.input_types()) for op in NYSTROM)
+    yield Kernel("reference", NystromAttend, step, NAME, examples)
+    yield Kernel("reference", PhaseFeatures, lambda call, x: phase_features(x), NAME, PHASES)
+    yield Kernel("triton", PhaseFeatures, on_device, NAME)
+    try:
+        from cortiq_cpu.host_kernel import HostKernel
+    except ImportError:
+        return
+    yield Kernel("cpu", PhaseFeatures, HostKernel(on_host).native, NAME)

@@ -8,7 +8,7 @@ from math import prod
 from typing import Annotated
 
 from cortiq.domains import Count, Integer, OneOf, Relation, Size, divides
-from cortiq.ir.op import Op, Type, expect
+from cortiq.ir.op import Op, Type, expect, expect_last
 from cortiq.ir.options import ScoreScale
 from cortiq.ir.slots import Recurrent, Slot
 
@@ -127,3 +127,16 @@ class NystromAttend(Op):
         """Declare the state: the rows before the seal, and the sealed state in their place."""
         forms = (self.collected_shapes(), self.sealed_shapes())
         return {"state": Recurrent((max(sum(map(prod, shapes.values())) for shapes in forms),))}
+
+
+@dataclass(frozen=True)
+class PhaseFeatures(Op):
+    """Cosines and sines of angles (`phase.phase_features`): f32[..., n] → f32[..., 2n]."""
+
+    width: Count
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """Infer twice the last axis: cosines, then sines."""
+        (x,) = inputs
+        expect_last(self, x, self.width)
+        return (Type((*x.shape[:-1], 2 * self.width)),)
