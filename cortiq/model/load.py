@@ -103,8 +103,9 @@ def _on_devices(name: str, source: ModelSource, backend: Backend, options: LoadO
             raise OptionError(given, "needs several devices", hint="devices=2, --devices 2")
     if alone:
         return backend
-    if source.vision is not None:
-        raise OptionError("images", "needs one device", hint="leave out --devices")
+    alone_only = {"images": source.vision is not None, "rewrite": bool(options.rewrite)}
+    for option in filter(alone_only.get, alone_only):
+        raise OptionError(option, "needs one device", hint="leave out --devices")
     from cortiq.model.devices import shared_backend
 
     backend, let_go = shared_backend(name, backend, options)

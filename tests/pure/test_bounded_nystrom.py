@@ -7,13 +7,15 @@ from functools import partial
 
 import numpy as np
 import pytest
-from bounded import attention, computed, loaded_plugins, one_layer, rewritten_model, stepped
+from bounded import MODEL, attention, computed, loaded_plugins, one_layer, rewritten_model, stepped
 
+import cortiq
 from cortiq.backend import CompileOptions, Kernel, StepKernel
 from cortiq.errors import RequestError
 from cortiq.ir.op import violations_of
 from cortiq.numerics.contract import F32
 from cortiq.placement.place import place
+from cortiq.plugins import loading
 from cortiq_bounded import nystrom
 from cortiq_bounded.ideal import FORMULAS
 from cortiq_bounded.landmarks import exp64, ridge_inverse, segment_means
@@ -263,3 +265,22 @@ def test_memory_does_not_grow(plugins):
 def test_a_wrong_argument_is_named(argument, sentence):
     with pytest.raises(RequestError, match=sentence):
         rewritten_model(f"nystrom:{argument}")
+
+
+@pytest.mark.parametrize("options", [{"draft": "lookup", "draft_depth": 4}, {"chunk_rows": 5}])
+def test_the_engine_gives_one_text_however_it_computes_it(plugins, monkeypatch, options):
+    monkeypatch.setattr(loading, "_default", plugins)
+    with cortiq.load(MODEL, backend="reference", rewrite=[ASKED]) as opened:
+        prompt = [n * 7 % 50 for n in range(20)] * 2
+        made = [opened.generate(prompt, max_tokens=24, **how) for how in ({}, options, {})]
+    assert len({one.digest for one in made}) == 1  # the last one goes on from a kept prefix
+    assert made[0].token_ids == made[1].token_ids == made[2].token_ids
+
+
+def test_before_the_seal_it_says_what_full_attention_says(plugins, monkeypatch):
+    monkeypatch.setattr(loading, "_default", plugins)
+    found = []
+    for asked in ([], ["nystrom"]):
+        with cortiq.load(MODEL, backend="reference", rewrite=asked) as opened:
+            found.append(opened.generate([3, 1, 4, 1, 5], max_tokens=12))
+    assert found[0].token_ids == found[1].token_ids and found[0].digest != found[1].digest
