@@ -6,8 +6,8 @@
 `quality` scores windows of 512 tokens and counts those from row 256 on, in full and with each
 rewriting, whose layers are exact up to there (`seal=256`) or not at all. `flat` computes rows of a
 synthetic model and prints the time of a row alone, that of the fastest tenth, and the memory of the
-sequence at powers of ten. From 10,000 rows on with `--jump` the rows between are not computed: the sequence is
-exported, and imported as one of that length. Needs plugins/cortiq-bounded installed.
+sequence at powers of ten. From 10,000 rows on with `--jump` the rows between are not computed: the
+sequence is exported, and imported as one of that length. Needs plugins/cortiq-bounded installed.
 """
 
 from __future__ import annotations
