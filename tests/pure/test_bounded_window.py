@@ -27,6 +27,7 @@ from cortiq.backend import CompileOptions
 from cortiq.cli.main import cli
 from cortiq.errors import FormatError, OptionError, RequestError, UnsupportedError
 from cortiq.ir.layers import QKNorm
+from cortiq.model.fingerprint import model_facts
 from cortiq.models import load_program
 from cortiq.models.rewriting import rewritten
 from cortiq.models.synthetic import open_synthetic
@@ -220,3 +221,10 @@ def test_several_devices_are_refused(monkeypatch):
     monkeypatch.setattr(loading, "_default", loaded_plugins(CpuBackend()))
     with pytest.raises(OptionError, match="rewrite needs one device"):
         cortiq.load(MODEL, rewrite=["swa_sink_v1:sinks=0"], devices=2, backend="cpu")
+
+
+def test_the_fingerprint_names_the_rotary_table_of_the_layer_within():
+    plain, asked = (rewritten_model(*a)[0] for a in ((), ("swa_sink_v1:sinks=0",)))
+    one, two = (model_facts(program, "hash") for program in (plain, asked))
+    assert one["rope"] == two["rope"] != []
+    assert {key for key in two if one.get(key) != two[key]} == {"rewrites"}
