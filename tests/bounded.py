@@ -38,12 +38,12 @@ def attention(heads, kv_heads):
     return Attention(WIDTH, heads, kv_heads, DIM, rope=RopeTable(10000.0, DIM))
 
 
-def one_layer(op, rows, seed=0):
+def one_layer(op, rows, seed=0, width=WIDTH):
     """A program whose rows supply x and whose value `y` is the layer's, its weights, and rows."""
     random = np.random.default_rng(seed)
     b = Builder(context=CONTEXT)
     b.input("token")
-    position, x = b.input("position"), b.input("x", (WIDTH,), "f32")
+    position, x = b.input("position"), b.input("x", (width,), "f32")
     roles, slots = op.weight_shapes(), op.slot_kinds()
     b.add(op, x, position, name="y", weights={r: r for r in roles}, slots={r: r for r in slots})
     weights = {
@@ -51,7 +51,7 @@ def one_layer(op, rows, seed=0):
         for role, s in roles.items()
     }
     made = b.program(("y",)).with_layouts(dict.fromkeys(roles, "f32"))
-    return made, weights, random.standard_normal((rows, WIDTH)).astype(F32)
+    return made, weights, random.standard_normal((rows, width)).astype(F32)
 
 
 def computed(backend, program, weights, rows, size=7, plugins=None):
@@ -96,3 +96,31 @@ def rewritten_model(*asked, name=MODEL, context=1 << 20):
     program = replace(loaded.program, context=context)
     made = rewritten(program, loaded.weights, asked, rewrite())
     return made.program, made.weights
+
+
+def loaded_plugins(*backends):
+    """These backends, the reference among them, with the package's kernels."""
+    from types import SimpleNamespace
+
+    from cortiq.hookspecs import hookimpl
+    from cortiq.plugins import load_plugins
+
+    class Owner:
+        @hookimpl
+        def cortiq_backends(self):
+            return [ReferenceBackend(), *backends]
+
+    found = {"owner": Owner(), "bounded": cortiq_bounded}
+    return load_plugins([
+        SimpleNamespace(name=name, value=name, dist=None, load=lambda plugin=plugin: plugin)
+        for name, plugin in found.items()
+    ])  # fmt: skip
+
+
+def stepped(step, op, size, rows):
+    """The rows' outputs of a step function, from an empty state, and the last state."""
+    state, out = np.zeros(size, F32), []
+    for row in zip(*rows, strict=True):
+        state, one = step(op, state, *row)
+        out.append(one)
+    return np.stack(out), state

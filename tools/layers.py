@@ -106,7 +106,8 @@ OUTSIDE: Mapping[str, frozenset[str]] = {
     "cortiq_faulty": _BACKEND | {"cortiq_reference", "cortiq_conformance"},
     "cortiq_producers": frozenset({"backend", "engine", "errors", "ir", "numerics"}),
     "cortiq_bounded": _BACKEND
-    | {"domains", "formats", "model", "models", "options", "cortiq_reference"},
+    | {"domains", "formats", "model", "models", "options", "cortiq_reference"}
+    | {"cortiq_cpu", "cortiq_triton"},
     "cortiq_conformance": _BACKEND
     | {"cortiq", "engine", "formats", "model", "models", "options", "plugins", "tokenizer"}
     | {"cortiq_reference", "vision"},

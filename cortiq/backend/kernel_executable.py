@@ -16,7 +16,7 @@ from cortiq.backend.plan import KernelPlan, Kernels
 from cortiq.backend.protocol import CompileOptions
 from cortiq.backend.stored import SlotStore, StoredExecutable, StoredState
 from cortiq.backend.stores import open_store
-from cortiq.ir import Graph, Node, Op, Program, Slot, expand
+from cortiq.ir import Graph, Node, Op, Program, Slot, expand, primitives_of
 from cortiq.numerics.layouts import Weight
 
 Planner = Callable[..., Mapping[str, KernelPlan]]
@@ -124,6 +124,9 @@ def placement_of(
     own : whether `name` computes a primitive; None for all. other : who computes the rest.
     """
     layouts = {weight: spec.layout for weight, spec in program.weights.items()}
+    graphs = primitives_of(program).graphs.values() if given else ()
+    there = {type(node.op) for graph in graphs for node in graph.nodes}
+    given = {op: kernel for op, kernel in given.items() if op in there}
 
     def owner(op: Op) -> str:
         if type(op) in given:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cortiq.engine.overlay import ChosenOverlay
-from cortiq.ir import Program
+from cortiq.ir import Op, Program
 from cortiq.ir.heads import HEAD_FACTS, KEPT_ROWS, RECALLED
 from cortiq.models.adapters import FACT as ADAPTERS
 from cortiq.models.build import IGNORED_KEYS
@@ -61,9 +61,14 @@ def node_counts(program: Program, placement: Mapping[str, str]) -> dict[str, int
 
 
 def _rope_tables(program: Program) -> list[RopeTable]:
-    ops = [node.op for node in program.trunk.nodes]
-    fields = [getattr(op, f.name) for op in ops for f in dataclasses.fields(op)]  # type: ignore[arg-type]
-    return [value for value in fields if isinstance(value, RopeTable)]
+    """Return the tables of the trunk's operators, and of those that they are made from."""
+    ops, tables = [node.op for node in program.trunk.nodes], []
+    while ops:
+        op = ops.pop()
+        values = [getattr(op, f.name) for f in dataclasses.fields(op)]  # type: ignore[arg-type]
+        ops += [value for value in values if isinstance(value, Op)]
+        tables += [value for value in values if isinstance(value, RopeTable)]
+    return tables
 
 
 def drawing_facts(options: GenerateOptions) -> dict[str, Any]:

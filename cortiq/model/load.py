@@ -109,6 +109,8 @@ def _on_devices(
         return backend, backend
     if source.hearing is not None:
         raise OptionError("devices", "a model that hears needs one", hint="leave out --devices")
+    if options.rewrite:
+        raise OptionError("rewrite", "needs one device", hint="leave out --devices")
     from cortiq.model.devices import shared_backend
 
     whole, tower, let_go = shared_backend(name, backend, options)

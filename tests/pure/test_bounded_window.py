@@ -9,13 +9,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bounded import PLUGIN, attention, computed, one_layer, rewrite, rewritten_model, sink_file
+from bounded import (
+    MODEL,
+    PLUGIN,
+    attention,
+    computed,
+    loaded_plugins,
+    one_layer,
+    rewrite,
+    rewritten_model,
+    sink_file,
+)
 from click.testing import CliRunner
 
+import cortiq
 from cortiq.backend import CompileOptions
 from cortiq.cli.main import cli
-from cortiq.errors import FormatError, RequestError, UnsupportedError
+from cortiq.errors import FormatError, OptionError, RequestError, UnsupportedError
 from cortiq.ir.layers import QKNorm
+from cortiq.model.fingerprint import model_facts
 from cortiq.models import load_program
 from cortiq.models.rewriting import rewritten
 from cortiq.models.synthetic import open_synthetic
@@ -23,6 +35,7 @@ from cortiq.numerics.layouts import floats
 from cortiq.placement.place import place
 from cortiq.plugins import default_plugins, loading
 from cortiq_bounded.layers import SinkWindowAttention, refusal
+from cortiq_cpu.backend import CpuBackend
 from cortiq_reference.backend import ReferenceBackend
 from cortiq_reference.ideal import evaluate
 
@@ -184,3 +197,34 @@ def test_nothing_of_the_core_names_the_package():
     folders = ("cortiq", "backends", "conformance")
     files = [path for folder in folders for path in (root / folder).rglob("*.py")]
     assert not [path for path in files if "cortiq_bounded" in path.read_text()]
+
+
+def test_a_window_as_long_as_the_text_is_full_attention():
+    plain, tokens = rewritten_model(), np.arange(40) % 50
+    wide = rewritten_model("swa_sink_v1:sinks=0,window=64")
+    one, two = (computed(CpuBackend(), *model, tokens) for model in (plain, wide))
+    assert (one == two).all()
+
+
+def test_layers_that_are_not_named_stay_as_they_are():
+    (plain, _), (program, _) = rewritten_model(), rewritten_model("swa_sink_v1:sinks=0,layers=0+2")
+    changed = [
+        one.name
+        for one, two in zip(plain.trunk.nodes, program.trunk.nodes, strict=True)
+        if one != two
+    ]
+    assert changed == ["layers.0.attention", "layers.2.attention"]
+    assert program.slots["layers.1.kv"] == plain.slots["layers.1.kv"]
+
+
+def test_several_devices_are_refused(monkeypatch):
+    monkeypatch.setattr(loading, "_default", loaded_plugins(CpuBackend()))
+    with pytest.raises(OptionError, match="rewrite needs one device"):
+        cortiq.load(MODEL, rewrite=["swa_sink_v1:sinks=0"], devices=2, backend="cpu")
+
+
+def test_the_fingerprint_names_the_rotary_table_of_the_layer_within():
+    plain, asked = (rewritten_model(*a)[0] for a in ((), ("swa_sink_v1:sinks=0",)))
+    one, two = (model_facts(program, "hash") for program in (plain, asked))
+    assert one["rope"] == two["rope"] != []
+    assert {key for key in two if one.get(key) != two[key]} == {"rewrites"}

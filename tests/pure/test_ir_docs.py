@@ -33,7 +33,7 @@ def test_every_layer_primitive_and_slot_is_listed():
 def test_what_is_planned_does_not_exist_yet():
     planned = set(re.findall(r"^\| `(\w+)", section("Planned operators"), re.MULTILINE))
     assert not planned & {op.__name__ for op in PRIMITIVES}
-    assert {"RowMoments", "PhaseScan"} <= planned
+    assert "RowMoments" in planned
 
 
 def test_the_example_is_a_family():

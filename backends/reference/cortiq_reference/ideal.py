@@ -7,6 +7,7 @@ this evaluation, and the contract's error is measured against it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,8 @@ from cortiq_reference.ideal_slots import (
     store,
 )
 
+Formulas = Mapping[type[Op], Callable[..., Any]]
+NO_FORMULAS: Formulas = MappingProxyType({})
 SLICE_ELEMENTS = 1 << 22
 """Elements of a weight that are held in float64 at a time."""
 
@@ -48,6 +51,7 @@ def evaluate(
     entry: str = "trunk",
     inputs: Mapping[str, Doubles] | None = None,
     stored: dict[str, tuple[Doubles, Doubles]] | None = None,
+    formulas: Formulas = NO_FORMULAS,
 ) -> dict[str, Doubles]:
     """Evaluate an entry graph over one whole sequence, positions 0, 1, …
 
@@ -58,6 +62,7 @@ def evaluate(
     inputs : the entry's other inputs, [positions, ...], and values in place of computed ones:
         what is recalled of another entry must be among them.
     stored : keys and values by slot that other entries stored; what this one stores is added.
+    formulas : of operators that packages bring.
 
     Returns
     -------
@@ -78,7 +83,7 @@ def evaluate(
     for node in graph.nodes:
         if node.outputs and values.keys() >= set(node.outputs):
             continue
-        formula = FORMULAS.get(type(node.op))
+        formula = formulas.get(type(node.op)) or FORMULAS.get(type(node.op))
         if formula is None:
             raise GraphError(f"{node.op.kind} has no float64 formula", where=node.name)
         bound = {role: weights[name] for role, name in node.weights.items()}
@@ -192,7 +197,7 @@ def _route(node: IdealCall, scores: Doubles) -> tuple[npt.NDArray[np.int32], Dou
     return ideal.route(scores, node.op.router, node.vector("bias"), node.vector("mask"))
 
 
-FORMULAS: dict[type[Op], Callable[..., Any]] = {
+FORMULAS: Formulas = {
     ops.EmbedRows: _embed_rows,
     ops.Quantise: lambda node, x: x,
     ops.MatMul: lambda node, x: product(x, node.weights["weight"]),

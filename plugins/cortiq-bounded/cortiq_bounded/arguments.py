@@ -25,6 +25,13 @@ def whole(least: int) -> Reader:
     return read
 
 
+def number(text: str) -> float:
+    """Read a decimal number that is not negative, below a million."""
+    if not re.fullmatch(r"\d{1,6}(\.\d{1,9})?", text):
+        raise ValueError("a decimal number from 0 on")
+    return float(text)
+
+
 def choice(*names: str) -> Reader:
     """Return a reader of one of these words."""
 

@@ -13,6 +13,10 @@ from cortiq.ir.graph import Scope, Value
 from cortiq.ir.layers import Attention
 from cortiq.ir.layers.basic import Layer, rows_for
 from cortiq.ir.slots import Slot
+from cortiq_bounded.ops import Landmarks, NystromAttend, Rectifier
+
+STORED = ("k.quantised", "v.quantised")
+"""Values that an `Attention` stores."""
 
 
 def refusal(op: Attention) -> str:
@@ -156,3 +160,53 @@ class SinkWindowAttention(BoundedAttention):
             parts.append(scope.add(op, part, name=f"{role}.{i}", weights=weights))
         y = parts[0] if each == 1 else scope.add(ops.Concat(), *parts, name=f"{role}.parts")
         return scope.add(ops.Reshape((heads, out)), y, name=f"{role}.heads")
+
+
+@dataclass(frozen=True)
+class NystromAttention(BoundedAttention):
+    """Attention that is exact up to `seal` rows, and then sees far ones through landmarks.
+
+    Attributes
+    ----------
+    seal, landmarks, window, sinks, exact, stride, reseal, rectifier : see `NystromAttend`.
+    """
+
+    seal: Count = 512
+    landmarks: Landmarks = 32
+    window: Count = 128
+    sinks: Size = 4
+    exact: Size = 0
+    stride: Count = 1
+    reseal: Size = 0
+    rectifier: Rectifier = "aggregate"
+
+    @property
+    def attention(self) -> NystromAttend:
+        """The primitive, with the inner layer's geometry."""
+        inner = self.inner
+        scale = inner.head_dim**-0.5 if inner.scale is None else inner.scale
+        return NystromAttend(
+            inner.heads, inner.kv_heads, inner.head_dim, inner.value_width, scale, self.seal,
+            self.landmarks, self.window, self.sinks, self.exact, self.stride, self.reseal,
+            self.rectifier,
+        )  # fmt: skip
+
+    def slot_kinds(self) -> dict[str, Slot]:
+        """Declare the state of the attention."""
+        return self.attention.slot_kinds()
+
+    def replaces(self, op: Op, name: str) -> bool:
+        """Check whether a primitive is part of attention to quantised rows."""
+        quantised = isinstance(op, ops.Quantise) and name in ("q.quantised", *STORED)
+        return quantised or isinstance(op, ops.StoreKV | ops.Attend)
+
+    def replaced(self, scope: AttentionScope, op: Op, *inputs: Value) -> tuple[Value, ...]:
+        """Write the primitive on floats where the attention was; nothing is quantised or stored."""
+        if isinstance(op, ops.Quantise):
+            return (Value(inputs[0].name, Type(inputs[0].type.shape, "q16")),)
+        if isinstance(op, ops.StoreKV):
+            return ()
+        q, k, v = (scope.source(name) for name in ("q.quantised", *STORED))
+        return scope.keep_node(
+            self.attention, q, k, v, inputs[1], name="attend", slots={"state": "state"}
+        )

@@ -6,20 +6,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from cortiq.errors import UnsupportedError
+from cortiq.errors import RequestError, UnsupportedError
 from cortiq.ir import Graph, Node, Op, Program, WeightSpec
 from cortiq.ir.layers import Attention
+from cortiq.ir.op import violations_of
 from cortiq.models.rewriting import Rewritten
 from cortiq.numerics.layouts import Weight
 from cortiq_bounded.arguments import (
     as_facts,
+    choice,
     chosen_layers,
     file_path,
     layers,
+    number,
     read_arguments,
     whole,
 )
-from cortiq_bounded.layers import SinkWindowAttention, refusal
+from cortiq_bounded.layers import NystromAttention, SinkWindowAttention, refusal
+from cortiq_bounded.phase_layer import TENSORS, PhaseMixer
 from cortiq_bounded.tensors import read_tensors
 
 Weights = Mapping[str, Weight]
@@ -85,6 +89,14 @@ def with_layers(program: Program, made: Mapping[str, tuple[Op, Mapping[str, str]
     return replace(program, graphs=graphs, weights=kept, slots=slots)
 
 
+def tensor_name(node: Node, op: Op, role: str) -> str:
+    """Return the name of a tensor that a layer takes beside its family's."""
+    prefix = layer_prefix(node)
+    if isinstance(op, PhaseMixer):
+        return f"{prefix.rpartition('.')[0]}.vmf_attn.{TENSORS[role]}"
+    return f"{prefix}.{role}"
+
+
 def layer_prefix(node: Node) -> str:
     """Return the beginning of the names of a layer's tensors: that of its query matrix."""
     name = node.weights.get("q") or node.weights["qkv"]
@@ -96,23 +108,22 @@ def rewrite_with(
     weights: Weights,
     values: Mapping[str, Any],
     layer: Callable[[Attention], Op],
-    file: str,
+    file: str = "file",
 ) -> Rewritten:
     """Replace the attention of the layers that `values` names.
 
     Parameters
     ----------
     layer : makes the layer that stands in an attention's place.
-    file : key of the file of the weights that layers add, named `LAYER.ROLE` in it; an empty value
-        for none.
+    file : key of the file of the weights that layers add, named by `tensor_name`.
     """
     made: dict[str, tuple[Op, Mapping[str, str]]] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     nodes = attention_nodes(program, values["layers"])
     for node in nodes:
         assert isinstance(node.op, Attention)
-        op, known = layer(node.op), node.op.weight_shapes()
-        added = {r: f"{layer_prefix(node)}.{r}" for r in op.weight_shapes() if r not in known}
+        op, known = layer(node.op), node.weights
+        added = {r: tensor_name(node, op, r) for r in op.weight_shapes() if r not in known}
         shapes |= {added[role]: op.weight_shapes()[role] for role in added}
         made[node.name] = op, added
     changed = with_layers(program, made)
@@ -133,4 +144,43 @@ def sink_window(program: Program, weights: Weights, argument: str) -> Rewritten:
     def layer(op: Attention) -> Op:
         return SinkWindowAttention(op, values["window"], values["sinks"])
 
-    return rewrite_with(program, weights, values, layer, "file")
+    return rewrite_with(program, weights, values, layer)
+
+
+def nystrom(program: Program, weights: Weights, argument: str) -> Rewritten:
+    """Replace attention by one whose far rows are seen through landmarks."""
+    readers = {
+        "layers": layers, "seal": whole(1), "landmarks": whole(4), "window": whole(1),
+        "sinks": whole(0), "exact": whole(0), "stride": whole(1), "reseal": whole(0),
+        "rectifier": choice("aggregate", "fm"),
+    }  # fmt: skip
+    defaults = {
+        "layers": "all", "seal": 512, "landmarks": 32, "window": 128, "sinks": 4, "exact": 0,
+        "stride": 1, "reseal": 0, "rectifier": "aggregate",
+    }  # fmt: skip
+    values = read_arguments(argument, readers, defaults, "nystrom")
+    options = {key: value for key, value in values.items() if key != "layers"}
+
+    def layer(op: Attention) -> Op:
+        made = NystromAttention(op, **options)
+        if outside := violations_of(made.attention):
+            raise RequestError(str(outside[0]), where="rewrite", hint="a larger seal, say")
+        return made
+
+    return rewrite_with(program, weights, values, layer)
+
+
+def vmf_phase(program: Program, weights: Weights, argument: str) -> Rewritten:
+    """Replace attention by phase mixers, with `kappa=yes` of hybrid κ."""
+    readers = {
+        "layers": layers, "heads": whole(1), "phases": whole(1), "value_dim": whole(1),
+        "kappa": choice("yes", "no"), "mass": number, "file": file_path,
+    }  # fmt: skip
+    defaults = {"layers": "all", "kappa": "no", "mass": 0.0}
+    values = read_arguments(argument, readers, defaults, "vmf_phase")
+    shape = values["heads"], values["phases"], values["value_dim"]
+
+    def layer(op: Attention) -> Op:
+        return PhaseMixer(op.width, *shape, values["kappa"] == "yes", values["mass"])
+
+    return rewrite_with(program, weights, values, layer)
