@@ -58,10 +58,11 @@ LIMITS: Mapping[str, int] = {
     "cortiq/tokenizer": 2880,
     "cortiq/vision": 1000,
     "plugins/cortiq-faulty": 60,
+    "plugins/cortiq-masks": 1450,
     "plugins/cortiq-null": 210,
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-torch": 190,
-    "tests": 49720,
+    "tests": 50420,
     "tools": 2100,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""

@@ -99,6 +99,9 @@ OUTSIDE: Mapping[str, frozenset[str]] = {
     "cortiq_null": _BACKEND | {"cortiq_reference"},
     "cortiq_faulty": _BACKEND | {"cortiq_reference", "cortiq_conformance"},
     "cortiq_producers": frozenset({"backend", "engine", "errors", "ir", "numerics"}),
+    "cortiq_masks": _BACKEND
+    | {"atomic", "cli", "convert", "domains", "engine", "formats", "model", "models", "options"}
+    | {"placement", "plugins"},
     "cortiq_conformance": _BACKEND
     | {"cortiq", "engine", "formats", "model", "models", "options", "plugins", "tokenizer"}
     | {"cortiq_reference", "vision"},
