@@ -60,10 +60,11 @@ LIMITS: Mapping[str, int] = {
     "cortiq/vision": 1000,
     "plugins/cortiq-bounded": 1170,
     "plugins/cortiq-faulty": 60,
+    "plugins/cortiq-masks": 1450,
     "plugins/cortiq-null": 210,
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-torch": 190,
-    "tests": 52013,
+    "tests": 52713,
     "tools": 2100,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""

@@ -108,6 +108,9 @@ OUTSIDE: Mapping[str, frozenset[str]] = {
     "cortiq_bounded": _BACKEND
     | {"domains", "formats", "model", "models", "options", "cortiq_reference"}
     | {"cortiq_cpu", "cortiq_triton"},
+    "cortiq_masks": _BACKEND
+    | {"atomic", "cli", "convert", "domains", "engine", "formats", "model", "models", "options"}
+    | {"placement", "plugins"},
     "cortiq_conformance": _BACKEND
     | {"cortiq", "engine", "formats", "model", "models", "options", "plugins", "tokenizer"}
     | {"cortiq_reference", "vision"},

@@ -38,6 +38,7 @@ class OverlayChange:
         bias.
     table : it is the change of rows looked up, not of a product.
     shift : whether a vector is added to the input, after `before`.
+    whole : whether an overlay may have a matrix of its own in the weight's place.
     """
 
     rank: int = 0
@@ -46,6 +47,7 @@ class OverlayChange:
     after: bool = False
     table: bool = False
     shift: bool = False
+    whole: bool = False
 
 
 def bank_name(weight: str, part: str, table: bool = False) -> str:
@@ -74,10 +76,12 @@ def _is_row(node: Node, program: Program) -> bool:
     return len(primitives_of(program).trunk.values[node.inputs[0]].shape) == 1
 
 
-def is_second_factor(node: Node) -> bool:
-    """Return whether a node is a product with the second factors of overlays: B of B·(A·x)."""
+def makes_outputs(node: Node) -> bool:
+    """Return whether a node is a product with matrices of overlays whose rows are the weight's: B
+    of B·(A·x), or one in the weight's place.
+    """
     stacked = node.inputs[1:] == (OVERLAY_INDEX,)
-    return stacked and node.weights["weight"].endswith(("@b", "@table.b"))
+    return stacked and node.weights["weight"].endswith(("@b", "@table.b", "@whole"))
 
 
 def with_overlays(
@@ -99,9 +103,9 @@ def with_overlays(
     if strange:
         raise GraphError("no overlay can change this weight", where=strange[0])
     plain = primitives_of(program)
-    writer = _OverlayWriter(
-        plain.trunk, members, {key: c for key, c in changes.items() if c != OverlayChange()}
-    )
+    wanted = {key: c for key, c in changes.items() if c != OverlayChange()}
+    layouts = {name: spec.layout for name, spec in program.weights.items()}
+    writer = _OverlayWriter(plain.trunk, members, wanted, layouts)
     trunk = writer.written()
     specs = {**program.weights, **writer.banks}
     return replace(plain, graphs={**plain.graphs, "trunk": trunk}, weights=specs)
@@ -113,12 +117,13 @@ class _OverlayWriter:
 
     Attributes
     ----------
-    banks : weights that were added.
+    layouts : of the program's weights. banks : weights that were added.
     """
 
     graph: Graph
     members: int
     changes: Mapping[tuple[str, bool], OverlayChange]
+    layouts: Mapping[str, str | None]
     banks: dict[str, WeightSpec] = field(default_factory=dict)
 
     def written(self) -> Graph:
@@ -164,12 +169,13 @@ class _OverlayWriter:
         steps += ["after"] if out in self.ends else []
         if change.before or change.shift:
             node = replace(node, inputs=(self._changed_input(node, name, change),))
-        if not steps:
-            self.nodes.append(node)
-            return
-        values = [f"{out}.base", *(f"{out}.{step}" for step in steps[:-1]), out]
-        self.nodes.append(replace(node, outputs=(values[0],)))
-        self.values[values[0]] = self.graph.values[out]
+        values = [f"{out}.base", *(f"{out}.{step}" for step in steps[:-1]), out] if steps else [out]
+        if change.whole:
+            self._own(node, name, values[0])
+        else:
+            self.nodes.append(replace(node, outputs=(values[0],)) if steps else node)
+        if steps:
+            self.values[values[0]] = self.graph.values[out]
         for step, before, value in zip(steps, values, values[1:], strict=False):
             if step == "delta":
                 change_of = self._looked_up if change.table else self._product
@@ -179,6 +185,17 @@ class _OverlayWriter:
                 weight = self.ends[out] if step == "after" else name
                 vector = self._vector(f"{node.name}.overlay.{step}", weight, step, before)
                 self._add(f"{node.name}.overlay.{step}ed", ops.Multiply(), (before, vector), value)
+
+    def _own(self, node: Node, weight: str, out: str) -> None:
+        """Append the product with a row's own matrix in place of the weight's."""
+        op: ops.MatMul = node.op  # type: ignore[assignment]
+        bank = bank_name(weight, "whole")
+        shape = (self.members, op.out_width, op.in_width)
+        self.banks[bank] = WeightSpec(shape, self.layouts[weight])
+        product = ops.ExpertMatMul(self.members, op.in_width, op.out_width)
+        inputs = (node.inputs[0], OVERLAY_INDEX)
+        one = self._add(f"{node.name}.overlay.own", product, inputs, weights={"weight": bank})
+        self._add(node.name, ops.Reshape((op.out_width,)), (one,), out)
 
     def _add(
         self,

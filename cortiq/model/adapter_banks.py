@@ -84,7 +84,7 @@ class AdapterBanks:
         most = memory()["free"] if self._budget is None else self._budget
         if most is not None and bank_bytes(own, [*overlays, *spare]) > most:
             spare = []
-        program, banks = banks_of(own, [*overlays, *spare])
+        program, banks = banks_of(own, [*overlays, *spare], self._source.weights)
         self._room, self._banks = len(overlays) + len(spare), (program, changes_of(overlays))
         self._executable.vary(program, _Joined(self._source.weights, banks, program.weights))
 

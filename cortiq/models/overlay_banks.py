@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from types import MappingProxyType
 
 import numpy as np
 
-from cortiq.ir import Program
+from cortiq.ir import Program, WeightSpec
 from cortiq.ir.overlays import BANK_LAYOUT, OverlayChange, bank_name, with_overlays
 from cortiq.numerics.contract import F32, Floats
 from cortiq.numerics.layouts import LAYOUTS, Weight
 
 Key = tuple[str, bool]
 """A weight, and whether its rows are looked up."""
-_PARTS = ("a", "b", "before", "shift", "gain", "after")
+_PARTS = ("whole", "a", "b", "before", "shift", "gain", "after")
 _VECTORS = ("before", "gain", "after", "shift")
+NO_WEIGHTS: Mapping[str, Weight] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class OverlayPart:
     ----------
     a, b : factors, [r, in] (or [vocabulary, r] of a table) and [out, r].
     before, gain, after, shift : see `cortiq.ir.overlays.OverlayChange`.
+    whole : a matrix in the weight's place, in its layout.
     """
 
     a: Weight | None = None
@@ -35,6 +38,7 @@ class OverlayPart:
     gain: Floats | None = None
     after: Floats | None = None
     shift: Floats | None = None
+    whole: Weight | None = None
 
     @property
     def rank(self) -> int:
@@ -44,7 +48,7 @@ class OverlayPart:
     def change(self, table: bool) -> OverlayChange:
         """Return the nodes that it takes."""
         there = {part: getattr(self, part) is not None for part in _VECTORS}
-        return OverlayChange(self.rank, table=table, **there)
+        return OverlayChange(self.rank, table=table, whole=self.whole is not None, **there)
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,7 @@ def changes_of(overlays: Sequence[Overlay | None]) -> dict[Key, OverlayChange]:
         for key, member in overlay.members.items():
             mine, before = member.change(key[1]), found.get(key, OverlayChange(table=key[1]))
             both = {part: getattr(mine, part) or getattr(before, part) for part in _VECTORS}
+            both["whole"] = mine.whole or before.whole
             found[key] = OverlayChange(max(mine.rank, before.rank), table=key[1], **both)
     return found
 
@@ -83,8 +88,15 @@ def bank_bytes(program: Program, overlays: Sequence[Overlay | None]) -> int:
     """Return the bytes of the banks of these overlays and of member 0."""
     varied = with_overlays(program, 1 + len(overlays), changes_of(overlays))
     banks = varied.weights.keys() - program.weights.keys()
-    layouts = {name: varied.weights[name] for name in banks}
-    return sum((4 if s.layout == "f32" else 2) * prod(s.shape) for s in layouts.values())
+    return sum(_nbytes(varied.weights[name]) for name in banks)
+
+
+def _nbytes(spec: WeightSpec) -> int:
+    """Return the bytes of a bank."""
+    layout = LAYOUTS[spec.layout or "f32"]
+    if layout.kind != "parts":
+        return prod(spec.shape[:-1]) * layout.row_bytes(spec.shape[-1])
+    return prod(spec.shape) * (1 if "16" not in layout.name else 2)
 
 
 def fits(overlay: Overlay, changes: Mapping[Key, OverlayChange]) -> bool:
@@ -92,7 +104,7 @@ def fits(overlay: Overlay, changes: Mapping[Key, OverlayChange]) -> bool:
     for key, member in overlay.members.items():
         mine, there = member.change(key[1]), changes.get(key, OverlayChange())
         vectors = (getattr(mine, p) <= getattr(there, p) for p in _VECTORS)
-        if mine.rank > there.rank or not all(vectors):
+        if mine.rank > there.rank or mine.whole or there.whole or not all(vectors):
             return False
     return True
 
@@ -101,7 +113,7 @@ def part_of(
     varied: Program, changes: Mapping[Key, OverlayChange], members: int, overlay: Overlay
 ) -> dict[str, Weight]:
     """Return an overlay's part of each bank of a program that it fits."""
-    return dict(_parts(varied, changes, members, [overlay]))
+    return dict(_parts(varied, changes, members, [overlay], NO_WEIGHTS))
 
 
 def _parts(
@@ -109,6 +121,7 @@ def _parts(
     changes: Mapping[Key, OverlayChange],
     members: int,
     overlays: Sequence[Overlay | None],
+    base: Mapping[str, Weight],
 ) -> Iterator[tuple[str, Weight]]:
     """Yield banks of these overlays alone, of as many rows each as those of `members` have."""
     for key in changes:
@@ -120,7 +133,9 @@ def _parts(
                 continue
             shape = varied.weights[bank].shape
             own = [None if m is None else getattr(m, part) for m in held]
-            if part in "ab":
+            if part == "whole":
+                yield bank, _members([base[name] if one is None else one for one in own])
+            elif part in "ab":
                 size = (len(own) * (prod(shape[:-1]) // members), shape[-1])
                 yield bank, _stack(own, size)
             else:
@@ -128,12 +143,26 @@ def _parts(
 
 
 def banks_of(
-    program: Program, overlays: Sequence[Overlay | None]
+    program: Program,
+    overlays: Sequence[Overlay | None],
+    base: Mapping[str, Weight] = NO_WEIGHTS,
 ) -> tuple[Program, dict[str, Weight]]:
-    """Return the program whose rows choose an overlay, and its banks; None leaves a number free."""
+    """Return the program whose rows choose an overlay, and its banks; None leaves a number free.
+
+    Parameters
+    ----------
+    base : the program's weights, where an overlay has a matrix of its own.
+    """
     changes = changes_of(overlays)
     varied = with_overlays(program, 1 + len(overlays), changes)
-    return varied, dict(_parts(varied, changes, 1 + len(overlays), (None, *overlays)))
+    return varied, dict(_parts(varied, changes, 1 + len(overlays), (None, *overlays), base))
+
+
+def _members(held: Sequence[Weight]) -> Weight:
+    """Return matrices of one layout, one below the other."""
+    first, rows = held[0], sum(weight.shape[0] for weight in held)
+    parts = {n: np.concatenate([weight.parts[n] for weight in held]) for n in first.parts}
+    return Weight(first.layout, (rows, first.shape[1]), parts)
 
 
 def _vectors(held: Sequence[Floats | None], width: int, neutral: int) -> Weight:

@@ -16,7 +16,7 @@ from cortiq.errors import BackendError
 from cortiq.ir.overlays import overlay_inputs
 from cortiq.model.devices import backend_named, weights_of
 from cortiq.model.source import ModelSource, open_lora, open_source
-from cortiq.models.overlay_banks import Overlay, banks_of
+from cortiq.models.overlay_banks import Overlay, OverlayPart, banks_of
 from cortiq.models.overlays import read_overlay
 from cortiq.options import LoadOptions
 from cortiq.placement.place import place
@@ -59,7 +59,11 @@ def overlays(source: ModelSource, tmp_path_factory: pytest.TempPathFactory) -> l
             write_lora(folder / "table", model, 4, targets=("embed_tokens", "lm_head")),
             write_ia3(folder / "ia3", model, 5),
         ]
-    return [read(path, source) for path in paths]
+    other = open_source(MODEL.replace("seed=1", "seed=2"), LoadOptions()).weights
+    ends = ("layers.0.self_attn.q_proj", "layers.1.mlp.up_proj", "layers.1.mlp.down_proj")
+    names = [f"model.{end}.weight" for end in ends]
+    own = {(name, False): OverlayPart(whole=other[name]) for name in names}
+    return [*(read(path, source) for path in paths), Overlay("own", 1.0, own)]
 
 
 @pytest.fixture(scope="module")
@@ -77,11 +81,11 @@ def read(path: Path, source: ModelSource) -> Overlay:
 
 
 def with_banks(source: ModelSource, overlays: list[Overlay]) -> tuple[Any, Any]:
-    program, banks = banks_of(source.program, overlays)
+    program, banks = banks_of(source.program, overlays, source.weights)
     return program, {**source.weights, **banks}
 
 
-def digests(executable: Executable, count: int = 6) -> list[list[Any]]:
+def digests(executable: Executable, count: int = 7) -> list[list[Any]]:
     """Return the digests of a sequence of each overlay, all in the same batches."""
     states = [executable.open(16) for _ in range(count)]
     found: list[list[Any]] = [[] for _ in states]

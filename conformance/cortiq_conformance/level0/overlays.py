@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from cortiq.ir import ops
+from cortiq.ir import WeightSpec, ops
 from cortiq.ir.overlays import OVERLAY, OVERLAY_INDEX, OverlayChange, with_overlays
 from cortiq.numerics.layouts import Weight
 from cortiq.numerics.weights import convert
@@ -35,6 +35,8 @@ CHANGES = {
     "products of rank 5 and every vector": OverlayChange(5, True, True, True),
     "vectors before, and added ones": OverlayChange(before=True, shift=True),
     "products of rank 5, and added vectors": OverlayChange(5, shift=True),
+    "matrices of their own": OverlayChange(whole=True),
+    "matrices of their own, and products of rank 5": OverlayChange(5, whole=True),
 }
 
 
@@ -53,19 +55,19 @@ def _batch(layout: str, change: OverlayChange, source: CaseData) -> Scenario:
     op = ops.MatMul(COLUMNS, HEIGHT)
     probe = one(op, {"x": floats(COLUMNS)}, {"weight": weight}, quantised)
     program = with_overlays(probe.program, MEMBERS, {("weight", False): change})
-    banks = {
-        name: _bank(source, spec.shape, spec.layout == "f32")
-        for name, spec in program.weights.items()
-        if name != "weight"
-    }
+    specs = {name: spec for name, spec in program.weights.items() if name != "weight"}
+    banks = {name: _bank(source, name, spec) for name, spec in specs.items()}
     feeds = [_feed(source, number) for number in NUMBERS]
     return Scenario(program, {**probe.weights, **banks}, feeds, drive=BatchedDrive())
 
 
-def _bank(source: CaseData, shape: tuple[int, ...], vectors: bool) -> Weight:
-    if vectors:
+def _bank(source: CaseData, name: str, spec: WeightSpec) -> Weight:
+    shape = spec.shape
+    if len(shape) == 2:
         return Weight.from_floats(source.floats(*shape, amplitude=SMALL) + 1)
     rows = shape[0] * shape[1]
+    if name.endswith("@whole"):
+        return typical(source, str(spec.layout), rows, shape[2])
     return convert(Weight.from_floats(source.floats(rows, shape[2])), "w16", "bank")
 
 

@@ -1,0 +1,22 @@
+"""Kernels of `KeepLargest`, and the cases on which the conformance kit compares them."""
+
+from __future__ import annotations
+
+from cortiq.backend import Kernel, OperatorExample
+from cortiq.ir import Type
+from cortiq_masks.operators import KeepLargest, keep_largest_rows
+
+NAME = "keep-largest"
+EXAMPLES = (
+    KeepLargest(1, 1),
+    KeepLargest(300, 17),
+    KeepLargest(96, 400),
+    KeepLargest(700, 2, (100, 130, 400, 699)),
+    KeepLargest(96, 1, (0, 32, 64), (1,)),
+)
+
+
+def kernels() -> list[Kernel]:
+    """Return the definition, for the reference; other backends leave the operator to it."""
+    examples = tuple(OperatorExample(op, (Type((op.width,)),) * 2) for op in EXAMPLES)
+    return [Kernel("reference", KeepLargest, keep_largest_rows, NAME, examples)]
