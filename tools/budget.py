@@ -56,12 +56,12 @@ LIMITS: Mapping[str, int] = {
     "cortiq/receipts": 1020,
     "cortiq/serve": 6220,
     "cortiq/tokenizer": 2880,
-    "cortiq/vision": 1000,
+    "cortiq/vision": 1300,
     "plugins/cortiq-faulty": 60,
     "plugins/cortiq-null": 210,
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-torch": 190,
-    "tests": 49690,
+    "tests": 50300,
     "tools": 2100,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""

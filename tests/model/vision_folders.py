@@ -275,3 +275,28 @@ def glm4v(folder: Path, kind: str = "Glm4v", **sight: Any) -> Any:
 def glm4v_moe(folder: Path, **sight: Any) -> Any:
     """Write a GLM-4.5V."""
     return glm4v(folder, "Glm4vMoe", **sight)
+
+
+def lfm2_vl(folder: Path, **sight: Any) -> Any:
+    """Write an LFM2-VL with a table of 4 × 4 positions, and tiles of 4 rows."""
+    control = ["<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"]
+    control += [f"<|img_row_{y}_col_{x}|>" for y in range(1, 5) for x in range(1, 5)]
+    ids = write_tokenizer(folder, control, template_of(control[0]))
+    text = TEXT | {
+        "vocab_size": len(ids), "model_type": "lfm2", "conv_L_cache": 3, "norm_eps": 1e-3,
+        "layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False,
+    }  # fmt: skip
+    text.pop("head_dim")
+    tower = SIGLIP | {"num_patches": 16, "vision_use_head": False} | sight
+    tower.pop("image_size")
+    config = transformers.Lfm2VlConfig(
+        text_config=text, vision_config=tower | {"model_type": "siglip2_vision_model"},
+        image_token_id=ids["<image>"], projector_hidden_size=32,
+    )  # fmt: skip
+    rules = {
+        "size": {"height": 56, "width": 56}, "tile_size": 56, "encoder_patch_size": 14,
+        "min_image_tokens": 2, "max_image_tokens": 6, "max_tiles": 4, "downsample_factor": 2,
+        "image_processor_type": "Lfm2VlImageProcessorFast",
+    }  # fmt: skip
+    (folder / "preprocessor_config.json").write_text(json.dumps(rules))
+    return saved(folder, config, "Lfm2VlForConditionalGeneration")
