@@ -50,6 +50,7 @@ FAMILIES = (
     "mistral3",
     "internvl",
     "lfm2_vl",
+    "gemma4",
 )
 EXACT = {"temperature": 0, "ignore_eos": True}
 
@@ -339,6 +340,10 @@ MOVES = {
         {"vision_config.rope_parameters.rope_theta": 100.0},
     ],
     "pixtral": [{"vision_config.hidden_act": "relu"}, {"vision_feature_layer": 1}],
+    "gemma4": [
+        {"vision_config.rms_norm_eps": 0.1}, {"vision_config.hidden_activation": "relu"},
+        {"vision_config.rope_parameters.rope_theta": 2.0},
+    ],
     "lfm2_vl": [
         {"vision_config.layer_norm_eps": 0.1}, {"vision_config.hidden_act": "relu"},
         {"projector_hidden_act": "relu"},
@@ -401,6 +406,12 @@ WRONG = {
         {"vision_config": {"norm_type": "none"}}, {"vision_feature_select_strategy": "full"},
     ],
     "mistral3": [{"vision_feature_layer": [1, -1]}, {"spatial_merge_size": 3}],
+    "gemma4": [
+        {"vision_config": {"use_clipped_linears": True}}, {"text_config": {"sliding_window": 3}},
+        {"vision_config": {"pooling_kernel_size": 3}}, {"vision_config": {"head_dim": 14}},
+        {"text_config": {"hidden_size_per_layer_input": 8}},
+        {"vision_config": {"position_embedding_size": 3}},
+    ],
     "lfm2_vl": [
         {"vision_config": {"num_patches": 15}}, {"downsample_factor": 0}, {"downsample_factor": 3},
     ],

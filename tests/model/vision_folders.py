@@ -300,3 +300,36 @@ def lfm2_vl(folder: Path, **sight: Any) -> Any:
     }  # fmt: skip
     (folder / "preprocessor_config.json").write_text(json.dumps(rules))
     return saved(folder, config, "Lfm2VlForConditionalGeneration")
+
+
+def gemma4(folder: Path, together: bool = True, **sight: Any) -> Any:
+    """Write a Gemma 4 without per-layer inputs, of 6 rows an image at most."""
+    control = ["<|image|>", "<|image>", "<image|>"]
+    ids = write_tokenizer(folder, control, template_of(control[0]))
+    text = TEXT | {
+        "vocab_size": len(ids), "sliding_window": 9, "hidden_size_per_layer_input": 0,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        "use_bidirectional_attention": "vision" if together else None, "global_head_dim": 32,
+    }  # fmt: skip
+    tower = {
+        "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "patch_size": 6,
+        "pooling_kernel_size": 2, "position_embedding_size": 20, "standardize": True,
+    } | sight  # fmt: skip
+    config = transformers.Gemma4Config(
+        text_config=text, vision_config=tower, audio_config=None, image_token_id=ids["<|image|>"],
+        boi_token_id=ids["<|image>"], eoi_token_id=ids["<image|>"],
+    )  # fmt: skip
+    rules = {
+        "patch_size": 6, "max_soft_tokens": 6, "pooling_kernel_size": 2, "do_normalize": False,
+        "image_mean": [0.0] * 3, "image_std": [1.0] * 3,
+        "image_processor_type": "Gemma4ImageProcessor",
+    }  # fmt: skip
+    (folder / "preprocessor_config.json").write_text(json.dumps(rules))
+    made = saved(folder, config, "Gemma4ForConditionalGeneration")
+    if tower["standardize"]:
+        sight_model = made.model.vision_tower
+        sight_model.std_bias.copy_(torch.randn(24) * 0.1)
+        sight_model.std_scale.copy_(torch.rand(24) + 0.5)
+        made.save_pretrained(folder)
+    return made

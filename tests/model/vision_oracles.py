@@ -25,11 +25,12 @@ PROCESSORS = {
     **dict.fromkeys(QWEN, ("qwen2_vl", "Qwen2VL")), "llava": ("llava", "Llava"),
     "llava_next": ("llava_next", "LlavaNext"), "pixtral": ("pixtral", "Pixtral"),
     **dict.fromkeys(GLM, ("glm4v", "Glm4v")), "mistral3": ("pixtral", "Pixtral"),
-    "internvl": ("got_ocr2", "GotOcr2"),
+    "internvl": ("got_ocr2", "GotOcr2"), "gemma4": ("gemma4", "Gemma4"),
 }  # fmt: skip
 WITHOUT_PILLOW = ("lfm2_vl",)
 """Families whose processor there is with torchvision's resizing only."""
-MORE = ("image_grid_thw", "pixel_attention_mask", "image_sizes", "spatial_shapes")
+MORE = ("image_grid_thw", "pixel_attention_mask", "image_sizes", "spatial_shapes",
+        "image_position_ids")  # fmt: skip
 """Outputs of a processor beside the pixels."""
 
 
@@ -41,7 +42,10 @@ def processed(name, folder, images):
         return without_torchvision(name, rules, images)
     module, kind = PROCESSORS[name]
     place = f"transformers.models.{module}.image_processing_pil_{module}"
-    processor = getattr(import_module(place), f"{kind}ImageProcessorPil")(**rules)
+    owner = import_module(place)
+    if name == "gemma4":  # of 70 rows at least, but for tests
+        owner._SUPPORTED_SOFT_TOKENS = (6,)
+    processor = getattr(owner, f"{kind}ImageProcessorPil")(**rules)
     more = {"return_row_col_info": True} if name in SHUFFLED else {}
     return processor([Image.fromarray(one) for one in images], return_tensors="pt", **more)
 
@@ -107,6 +111,9 @@ def patches_of(name, made):
         return tile.patches[tile.squares.reshape(-1)]
     if name == "lfm2_vl":
         return np.stack([np.pad(t.patches, ((0, 24 - len(t.patches)), (0, 0))) for t in made.tiles])
+    if name == "gemma4":  # which takes values from 0 to 1
+        (tile,) = made.tiles
+        return np.pad(tile.patches / 2 + 0.5, ((0, 24 - len(tile.patches)), (0, 0)))[None]
     if name in ("pixtral", "mistral3"):
         (tile,) = made.tiles
         down, across = tile.inputs["axes"][-1] + 1
@@ -134,7 +141,11 @@ def logits_of(name, model, given, ids, token):
     """transformers' logits of a prompt with images, in double."""
     seen = torch.tensor([[int(one == token) for one in ids]])
     more = {key: given[key] for key in MORE if key in given}
-    types = {"gemma3": "token_type_ids", **dict.fromkeys(QWEN, "mm_token_type_ids")}
+    types = {
+        "gemma3": "token_type_ids",
+        "gemma4": "mm_token_type_ids",
+        **dict.fromkeys(QWEN, "mm_token_type_ids"),
+    }
     more |= {types[name]: seen} if name in types else {}
     pixels = given["pixel_values"].double()
     with torch.no_grad():
