@@ -8,6 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from cortiq.errors import FormatError
 from cortiq.formats.cmf.model import left_unread
 from cortiq.formats.cmf.reader import CMFFile
@@ -23,6 +26,7 @@ from cortiq.formats.recommended import Sampling
 from cortiq.formats.strict_json import read_optional
 from cortiq.formats.text_model import (
     RenamedTensors,
+    ReorderedTensors,
     renamed,
 )
 from cortiq.formats.tokenizer_files import TokenizerFiles
@@ -74,6 +78,12 @@ class Checkpoint:
         return replace(
             self, kind="huggingface", config=self.whole, architecture=name, _tensors=tensors
         )
+
+    def reordered(self, orders: Mapping[str, npt.NDArray[np.int64]]) -> Checkpoint:
+        """Return the model with rows of some tensors in another order: that of every so many rows,
+        by a regular expression of names.
+        """
+        return replace(self, _tensors=ReorderedTensors(self._tensors, orders))
 
     def image_processor(self) -> dict[str, Any]:
         """Return what the folder says of the processing of images; empty where it says nothing."""

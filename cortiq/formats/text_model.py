@@ -7,12 +7,14 @@ have the text model's keys at the top, beside `vision_config`, and its tensors u
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from cortiq.errors import FormatError, UnsupportedError
 from cortiq.formats.mapped import MappedTensors
 from cortiq.formats.packed_tensors import PackedTensor
 from cortiq.formats.quantisation import KEYS
@@ -59,6 +61,40 @@ class RenamedTensors(MappedTensors):
         """Release the files."""
         super().close()
         self._inner.close()
+
+
+class ReorderedTensors(RenamedTensors):
+    """Tensors some of whose rows, or elements of vectors, are in another order.
+
+    Attributes
+    ----------
+    orders : the order of every so many rows, by a regular expression of names.
+    """
+
+    def __init__(self, inner: MappedTensors, orders: Mapping[str, npt.NDArray[np.int64]]) -> None:
+        super().__init__(inner, {name: name for name in inner.tensors})
+        self.orders = orders
+
+    def joined(self, name: str) -> PackedTensor | None:
+        """Return the quantised matrix of this name; UnsupportedError where it has another order."""
+        found = super().joined(name)
+        if found is not None and self._order(name) is not None:
+            what = f"{name} is quantised: its rows are needed in another order"
+            raise UnsupportedError(what, where=str(self.path))
+        return found
+
+    def raw(self, name: str) -> npt.NDArray[np.uint8]:
+        """Return the bytes of a tensor in the order of its rows."""
+        raw, order, shape = super().raw(name), self._order(name), self.tensors[name].shape
+        if order is None:
+            return raw
+        rows = raw.reshape(shape[0], -1)
+        if shape[0] % len(order):
+            raise FormatError(f"{name} has {shape[0]} rows", where=str(self.path))
+        return rows.reshape(-1, len(order), rows.shape[1])[:, order].reshape(raw.shape)
+
+    def _order(self, name: str) -> npt.NDArray[np.int64] | None:
+        return next((o for form, o in self.orders.items() if re.fullmatch(form, name)), None)
 
 
 def has_text_model(config: Mapping[str, Any]) -> bool:

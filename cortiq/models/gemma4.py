@@ -9,6 +9,7 @@ from typing import Any
 
 from cortiq.errors import FormatError, UnsupportedError
 from cortiq.ir import Program, Value
+from cortiq.ir.images import TEXT_ONLY, ImageRows
 from cortiq.ir.layers import (
     Attention,
     GatedMLP,
@@ -132,6 +133,7 @@ class LayerBuilder:
     config: Config
     decoder: Decoder
     per_layer: Value | None = None
+    last: Value | None = None
 
     def attend(self, x: Value, n: int, mixer: Attention, source: int) -> Value:
         """Write the attention branch, with the slot of the layer whose keys it reads."""
@@ -139,8 +141,10 @@ class LayerBuilder:
         table = {**ATTENTION}
         if self.config.attention_k_eq_v and mixer.window is None:
             table |= {"v": ATTENTION["k"], "v_bias": ATTENTION["k_bias"]}
+        seen = () if self.last is None or mixer.window is None else (self.last,)
+        mixer = replace(mixer, until=bool(seen))
         return self.decoder.branch(
-            x, mixer, f"{here}.attention", before=f"{file}.input_layernorm",
+            x, mixer, f"{here}.attention", others=seen, before=f"{file}.input_layernorm",
             after=f"{file}.post_attention_layernorm",
             weights=named(mixer, f"{file}.self_attn", table),
             slots={"kv": f"layers.{source}.kv"}, out=f"{here}.middle",
@@ -215,12 +219,13 @@ def attention(config: Config, context: int, kind: str, shares: bool) -> Attentio
     )
 
 
-def build(config: Config, context: int) -> Program:
-    """Build the trunk."""
+def build(config: Config, context: int, rows: ImageRows = TEXT_ONLY) -> Program:
+    """Build the trunk; in layers with windows the rows of an image may see all of it."""
     config.check()
     width, dim = config.hidden_size, config.hidden_size_per_layer_input
     decoder = Decoder(config, context, family="gemma4", eps=config.rms_norm_eps)
-    layers = LayerBuilder(config, decoder)
+    last = decoder.builder.input(rows.last) if rows.last else None
+    layers = LayerBuilder(config, decoder, last=last)
     x = decoder.embed(math.sqrt(width))
     if dim:
         inputs = PerLayerInputs(

@@ -169,6 +169,8 @@ def _tensor_problems(piece: TensorSlice, checkpoint: OpenCheckpoint) -> Iterator
         return
     if len(shape) == 1 and prod(found) == shape[0]:  # a norm in parts, one below the other
         return
+    if [prod(found[:-1]), found[-1]] == shape:  # tables one below the other
+        return
     if len(found) > 2 and [found[0], prod(found[1:])] == shape:  # a convolution's kernel
         return
     if found != flat:

@@ -154,15 +154,17 @@ def normalise(
     return np.stack([table[pixels[..., c], c] for c in range(pixels.shape[2])], axis=-1)
 
 
-def patches(values: Floats, size: int) -> Floats:
+def patches(values: Floats, size: int, *, by_pixel: bool = False) -> Floats:
     """Cut values [height, width, channels] into patches, row by row: [patches, channels·size·size].
 
-    A patch lists its values by channel, then row, then column: a row of a convolution's kernel.
+    A patch lists its values by channel, then row, then column: a row of a convolution's kernel. By
+    pixel it lists them by row, column, channel.
     """
     height, width, channels = values.shape
     down, across = height // size, width // size
     cut = values[: down * size, : across * size]
-    parts = cut.reshape(down, size, across, size, channels).transpose(0, 2, 4, 1, 3)
+    order = (0, 2, 1, 3, 4) if by_pixel else (0, 2, 4, 1, 3)
+    parts = cut.reshape(down, size, across, size, channels).transpose(order)
     return np.ascontiguousarray(parts.reshape(down * across, channels * size * size))
 
 

@@ -74,3 +74,10 @@ def shortest_size(height: int, width: int, edge: int) -> tuple[int, int]:
         what = f"an image of {width} × {height} pixels: one edge is too long for the other"
         raise RequestError(what, where="image", hint="cut it, or make it less long")
     return (longer, edge) if width <= height else (edge, longer)
+
+
+def tiles_of(pixels: Pixels, edge: int) -> list[Pixels]:
+    """Cut an image of whole tiles into them, row by row."""
+    height, width, _ = pixels.shape
+    corners = [(y, x) for y in range(0, height, edge) for x in range(0, width, edge)]
+    return [pixels[y : y + edge, x : x + edge] for y, x in corners]

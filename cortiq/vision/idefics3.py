@@ -19,6 +19,7 @@ from cortiq.models.names import Names
 from cortiq.numerics.contract import F32
 from cortiq.numerics.pixels import Pixels, grouped, patches, resize
 from cortiq.vision.config import sight_values
+from cortiq.vision.fit import tiles_of
 from cortiq.vision.image import ImageProcessor, PixelRules, PreparedImage, Tile
 from cortiq.vision.siglip import SiglipConfig, siglip_tower
 from cortiq.vision.tower import ROWS, SQUARE
@@ -105,12 +106,9 @@ class Processor(ImageProcessor):
         down, across = (size // edge for size in fitted.shape[:2])
         if down == across == 1:
             return self._image([fitted], 0, 0)
-        tiles = [
-            fitted[y * edge : (y + 1) * edge, x * edge : (x + 1) * edge]
-            for y in range(down)
-            for x in range(across)
-        ]
-        return self._image([*tiles, resize(fitted, edge, edge, name)], down, across)
+        return self._image(
+            [*tiles_of(fitted, edge), resize(fitted, edge, edge, name)], down, across
+        )
 
     def _image(self, tiles: list[Pixels], down: int, across: int) -> PreparedImage:
         """Return tiles of one size, and the text with a token for each of their rows."""

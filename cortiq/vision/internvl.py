@@ -21,6 +21,7 @@ from cortiq.numerics.contract import F32
 from cortiq.numerics.pixels import Pixels, grouped, patches, resize
 from cortiq.vision import llava, siglip
 from cortiq.vision.config import VisionConfig
+from cortiq.vision.fit import tiles_of
 from cortiq.vision.image import (
     CLIP_DEVIATION,
     CLIP_MEAN,
@@ -198,11 +199,7 @@ class Processor(ImageProcessor):
         height, width, _ = pixels.shape
         down, across = best_grid(height, width, edge, self.least, self.largest)
         fitted = resize(pixels, down * edge, across * edge, name)
-        tiles = [
-            fitted[y : y + edge, x : x + edge]
-            for y in range(0, down * edge, edge)
-            for x in range(0, across * edge, edge)
-        ]
+        tiles = tiles_of(fitted, edge)
         if len(tiles) > 1:
             tiles.append(resize(pixels, edge, edge, name))
         made = tuple(self._tile(tile) for tile in tiles)

@@ -22,7 +22,8 @@ from cortiq.vision.image import ImageProcessor
 
 OWN: Sequence[str] = (
     "gemma3", "idefics3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava", "llava_next",
-    "pixtral", "internvl", "glm4v",
+    "pixtral", "internvl", "glm4v", "lfm2_vl",
+    "gemma4",
 )  # fmt: skip
 """Modules of this package, a family each."""
 
@@ -85,6 +86,8 @@ def load_vision(
     part = checkpoint.part(module.PREFIXES)
     with said_of(checkpoint):
         program = module.build(config, family.processor.most)
+    orders = getattr(module, "ORDERS", None)
+    part = part if orders is None else part.reordered(orders(config))
     tensors = find_tensors(program, part, module, config)
     weights = read_weights(program, part, tensors, weight_format)
     program = with_rule(program, weight_format, part, tensors)

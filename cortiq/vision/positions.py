@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cortiq.numerics.contract import F32, Floats
+from cortiq.numerics.pixels import triangle
 
 Places = npt.NDArray[np.int32]
 
@@ -38,6 +39,33 @@ def bicubic_places(down: int, across: int, side: int) -> tuple[Places, Floats]:
     """
     rows, columns = (_cubic_taps(n, side) for n in (down, across))
     return _products(rows, columns, side)
+
+
+def triangle_shares(down: int, across: int, side: int) -> Floats:
+    """Return what each row of the table weighs at each place of a grid: [places, side²].
+
+    Along an edge of n places, with f = side/n, place i is at (i + ½)·f − ½; at the distance d a row
+    weighs 1 − d/max(f, 1), or 0, over the sum of these from +0 in ascending order: a resize that
+    averages where the grid is smaller than the table. All of it is float64, in the order written;
+    products of a row's and a column's weight are rounded once, to float32.
+
+    Source: SigLIP 2.
+    """
+    rows, columns = (_triangle_shares(n, side) for n in (down, across))
+    return (
+        (rows[:, None, :, None] * columns[None, :, None, :]).reshape(down * across, -1).astype(F32)
+    )
+
+
+def _triangle_shares(count: int, side: int) -> npt.NDArray[np.float64]:
+    """Return the weights of each place along an edge, [count, side]."""
+    step = side / count
+    at = (np.arange(count) + 0.5) * step - 0.5
+    weights = triangle((np.arange(side) - at[:, None]) / max(step, 1.0))
+    total = np.zeros(count)
+    for column in weights.T:
+        total = total + column
+    return weights / total[:, None]
 
 
 def _cubic_taps(count: int, side: int) -> tuple[Places, npt.NDArray[np.float64]]:

@@ -116,11 +116,16 @@ class Tower:
         row = self.builder.add(op, given, name=f"{mark}.row", weights={"table": tensor})
         return self.builder.add(Residual(), x, row, name=f"{mark}.added")
 
-    def two_layers(self, x: Value, act: str, widths: tuple[int, int], biased: bool) -> None:
-        """Write the projector's `rows`: a matrix, an activation and another matrix."""
-        y = self.linear(x, "up", "projector.linear_1", widths, biased)
+    def two_layers(self, x: Value, act: str, widths: tuple[int, ...], biased: bool) -> None:
+        """Write the projector's `rows`: a matrix, an activation and another matrix.
+
+        Parameters
+        ----------
+        widths : of `x`, of what is between the matrices, and of the rows where it is another one.
+        """
+        y = self.linear(x, "up", "projector.linear_1", (widths[0], widths[1]), biased)
         y = self.builder.add(Activation(activation(act)), y, name="activation")
-        self.linear(y, ROWS, "projector.linear_2", (widths[1], widths[1]), biased)
+        self.linear(y, ROWS, "projector.linear_2", (widths[1], widths[-1]), biased)
 
     def interpolated(self, x: Value, rows: int, tensor: str, taps: int) -> Value:
         """Write x and the weighted rows of a table of learned positions that its patch supplies."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,7 +16,15 @@ import vision_folders
 from installed import backends
 from PIL import Image
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
-from vision_oracles import PADDED, QWEN, logits_of, patches_of, processed, rows_of
+from transformers.models.lfm2_vl.processing_lfm2_vl import Lfm2VlProcessor
+from vision_oracles import (
+    PADDED,
+    QWEN,
+    logits_of,
+    patches_of,
+    processed,
+    rows_of,
+)
 
 import cortiq
 from cortiq.engine.prompt_images import ImageSpan, with_spans
@@ -40,6 +49,8 @@ FAMILIES = (
     "pixtral",
     "mistral3",
     "internvl",
+    "lfm2_vl",
+    "gemma4",
 )
 EXACT = {"temperature": 0, "ignore_eos": True}
 
@@ -162,6 +173,25 @@ def test_idefics_text_is_that_of_its_processor(written, size):
     processor.fake_image_token, processor.image_token = "<fake_token_around_image>", "<image>"
     processor.global_image_tag, processor.image_seq_len = "<global-img>", 4
     text = processor.replace_image_token({"rows": given["rows"], "cols": given["cols"]}, 0)
+    assert sight_of(folder).processor.prepare(drawn(size)).text == text
+
+
+@pytest.mark.parametrize("size", [(40, 70), (56, 56), (300, 31), (8, 8), (150, 149)])
+def test_lfm2_text_is_that_of_its_processor(written, size):
+    name, folder, _ = written
+    if name != "lfm2_vl":
+        pytest.skip("as for Idefics 3")
+    processor = Lfm2VlProcessor.__new__(Lfm2VlProcessor)
+    vars(processor).update(
+        image_token="<image>", image_start_token="<|image_start|>",
+        image_end_token="<|image_end|>", image_thumbnail_token="<|img_thumbnail|>",
+    )  # fmt: skip
+    rules = json.loads((folder / "preprocessor_config.json").read_text())
+    processor.image_processor = SimpleNamespace(use_thumbnail=True, **rules)
+    given = processed(name, folder, [drawn(size)])
+    text = processor.replace_image_token(
+        given, 0, use_thumbnail=True, use_image_special_tokens=True, **rules
+    )
     assert sight_of(folder).processor.prepare(drawn(size)).text == text
 
 
@@ -310,6 +340,14 @@ MOVES = {
         {"vision_config.rope_parameters.rope_theta": 100.0},
     ],
     "pixtral": [{"vision_config.hidden_act": "relu"}, {"vision_feature_layer": 1}],
+    "gemma4": [
+        {"vision_config.rms_norm_eps": 0.1}, {"vision_config.hidden_activation": "relu"},
+        {"vision_config.rope_parameters.rope_theta": 2.0},
+    ],
+    "lfm2_vl": [
+        {"vision_config.layer_norm_eps": 0.1}, {"vision_config.hidden_act": "relu"},
+        {"projector_hidden_act": "relu"},
+    ],
     "mistral3": [
         {"vision_config.rope_parameters.rope_theta": 100.0}, {"text_config.rms_norm_eps": 1.0},
         {"projector_hidden_act": "relu"}, {"vision_feature_layer": 0},
@@ -368,6 +406,15 @@ WRONG = {
         {"vision_config": {"norm_type": "none"}}, {"vision_feature_select_strategy": "full"},
     ],
     "mistral3": [{"vision_feature_layer": [1, -1]}, {"spatial_merge_size": 3}],
+    "gemma4": [
+        {"vision_config": {"use_clipped_linears": True}}, {"text_config": {"sliding_window": 3}},
+        {"vision_config": {"pooling_kernel_size": 3}}, {"vision_config": {"head_dim": 14}},
+        {"text_config": {"hidden_size_per_layer_input": 8}},
+        {"vision_config": {"position_embedding_size": 3}},
+    ],
+    "lfm2_vl": [
+        {"vision_config": {"num_patches": 15}}, {"downsample_factor": 0}, {"downsample_factor": 3},
+    ],
 }  # fmt: skip
 
 

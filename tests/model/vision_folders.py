@@ -283,3 +283,61 @@ def glm4v(folder: Path, kind: str = "Glm4v", **sight: Any) -> Any:
 def glm4v_moe(folder: Path, **sight: Any) -> Any:
     """Write a GLM-4.5V."""
     return glm4v(folder, "Glm4vMoe", **sight)
+
+
+def lfm2_vl(folder: Path, **sight: Any) -> Any:
+    """Write an LFM2-VL with a table of 4 × 4 positions, and tiles of 4 rows."""
+    control = ["<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"]
+    control += [f"<|img_row_{y}_col_{x}|>" for y in range(1, 5) for x in range(1, 5)]
+    ids = write_tokenizer(folder, control, template_of(control[0]))
+    text = TEXT | {
+        "vocab_size": len(ids), "model_type": "lfm2", "conv_L_cache": 3, "norm_eps": 1e-3,
+        "layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False,
+    }  # fmt: skip
+    text.pop("head_dim")
+    tower = SIGLIP | {"num_patches": 16, "vision_use_head": False} | sight
+    tower.pop("image_size")
+    config = transformers.Lfm2VlConfig(
+        text_config=text, vision_config=tower | {"model_type": "siglip2_vision_model"},
+        image_token_id=ids["<image>"], projector_hidden_size=32,
+    )  # fmt: skip
+    rules = {
+        "size": {"height": 56, "width": 56}, "tile_size": 56, "encoder_patch_size": 14,
+        "min_image_tokens": 2, "max_image_tokens": 6, "max_tiles": 4, "downsample_factor": 2,
+        "image_processor_type": "Lfm2VlImageProcessorFast",
+    }  # fmt: skip
+    (folder / "preprocessor_config.json").write_text(json.dumps(rules))
+    return saved(folder, config, "Lfm2VlForConditionalGeneration")
+
+
+def gemma4(folder: Path, together: bool = True, **sight: Any) -> Any:
+    """Write a Gemma 4 without per-layer inputs, of 6 rows an image at most."""
+    control = ["<|image|>", "<|image>", "<image|>"]
+    ids = write_tokenizer(folder, control, template_of(control[0]))
+    text = TEXT | {
+        "vocab_size": len(ids), "sliding_window": 9, "hidden_size_per_layer_input": 0,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        "use_bidirectional_attention": "vision" if together else None, "global_head_dim": 32,
+    }  # fmt: skip
+    tower = {
+        "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "patch_size": 6,
+        "pooling_kernel_size": 2, "position_embedding_size": 20, "standardize": True,
+    } | sight  # fmt: skip
+    config = transformers.Gemma4Config(
+        text_config=text, vision_config=tower, audio_config=None, image_token_id=ids["<|image|>"],
+        boi_token_id=ids["<|image>"], eoi_token_id=ids["<image|>"],
+    )  # fmt: skip
+    rules = {
+        "patch_size": 6, "max_soft_tokens": 6, "pooling_kernel_size": 2, "do_normalize": False,
+        "image_mean": [0.0] * 3, "image_std": [1.0] * 3,
+        "image_processor_type": "Gemma4ImageProcessor",
+    }  # fmt: skip
+    (folder / "preprocessor_config.json").write_text(json.dumps(rules))
+    made = saved(folder, config, "Gemma4ForConditionalGeneration")
+    if tower["standardize"]:
+        sight_model = made.model.vision_tower
+        sight_model.std_bias.copy_(torch.randn(24) * 0.1)
+        sight_model.std_scale.copy_(torch.rand(24) + 0.5)
+        made.save_pretrained(folder)
+    return made

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from importlib import import_module
+from types import ModuleType, SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from PIL import Image
+from transformers import image_processing_backends
+from transformers.image_utils import PILImageResampling
 
 GLM = ("glm4v", "glm4v_moe")
 QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", *GLM)
@@ -20,9 +25,12 @@ PROCESSORS = {
     **dict.fromkeys(QWEN, ("qwen2_vl", "Qwen2VL")), "llava": ("llava", "Llava"),
     "llava_next": ("llava_next", "LlavaNext"), "pixtral": ("pixtral", "Pixtral"),
     **dict.fromkeys(GLM, ("glm4v", "Glm4v")), "mistral3": ("pixtral", "Pixtral"),
-    "internvl": ("got_ocr2", "GotOcr2"),
+    "internvl": ("got_ocr2", "GotOcr2"), "gemma4": ("gemma4", "Gemma4"),
 }  # fmt: skip
-MORE = ("image_grid_thw", "pixel_attention_mask", "image_sizes")
+WITHOUT_PILLOW = ("lfm2_vl",)
+"""Families whose processor there is with torchvision's resizing only."""
+MORE = ("image_grid_thw", "pixel_attention_mask", "image_sizes", "spatial_shapes",
+        "image_position_ids")  # fmt: skip
 """Outputs of a processor beside the pixels."""
 
 
@@ -30,11 +38,70 @@ def processed(name, folder, images):
     """Run the processor of transformers on images."""
     rules = json.loads((folder / "preprocessor_config.json").read_text())
     rules = {key: value for key, value in rules.items() if key != "image_processor_type"}
+    if name in WITHOUT_PILLOW:
+        return without_torchvision(name, rules, images)
     module, kind = PROCESSORS[name]
     place = f"transformers.models.{module}.image_processing_pil_{module}"
-    processor = getattr(import_module(place), f"{kind}ImageProcessorPil")(**rules)
+    owner = import_module(place)
+    if name == "gemma4":  # of 70 rows at least, but for tests
+        owner._SUPPORTED_SOFT_TOKENS = (6,)
+    processor = getattr(owner, f"{kind}ImageProcessorPil")(**rules)
     more = {"return_row_col_info": True} if name in SHUFFLED else {}
     return processor([Image.fromarray(one) for one in images], return_tensors="pt", **more)
+
+
+def without_torchvision(name, rules, images):
+    """Run a processor that resizes with torchvision, with Pillow's resizing in its place.
+
+    PyTorch's own is within one grey level of that (`test_pixels.py`).
+    """
+    functional = ModuleType("torchvision.transforms.v2.functional")
+    functional.InterpolationMode = SimpleNamespace(
+        BILINEAR="bilinear", BICUBIC="bicubic", LANCZOS="lanczos"
+    )
+    functional.resize = _by_pillow
+    parts = ["torchvision", "torchvision.transforms", "torchvision.transforms.v2"]
+    stubs = {part: ModuleType(part) for part in parts} | {functional.__name__: functional}
+    stubs[parts[-1]].functional = functional
+    modes = {2: "bilinear", 3: "bicubic"}
+    with (
+        patch.dict(sys.modules, stubs),
+        patch.object(image_processing_backends, "tvF", functional, create=True),
+        patch.object(
+            image_processing_backends, "pil_torch_interpolation_mapping", modes, create=True
+        ),
+    ):
+        place = f"transformers.models.{name}.image_processing_{name}"
+        kind = next(k for k in vars(import_module(place)).values() if _is_processor(k, place))
+        made = kind.__new__(kind)
+        given = {k: getattr(kind, k) for k in dir(kind) if type(getattr(kind, k)) in PLAIN} | rules
+        vars(made).update(given)
+        made.rescale_and_normalize = _normalised
+        tensors = [torch.from_numpy(one.transpose(2, 0, 1).copy()) for one in images]
+        given |= {"disable_grouping": True, "return_tensors": "pt", "return_row_col_info": True}
+        return made._preprocess(tensors, **given)
+
+
+def _by_pillow(images, size, interpolation, antialias):
+    down, across = size
+    made = [
+        np.asarray(Image.fromarray(one.numpy().transpose(1, 2, 0)).resize((across, down), filter))
+        for one in images for filter in [MODES[interpolation]]
+    ]  # fmt: skip
+    return torch.from_numpy(np.stack(made).transpose(0, 3, 1, 2).copy())
+
+
+MODES = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+PLAIN = (int, float, bool, list, tuple, dict, PILImageResampling)
+
+
+def _is_processor(kind, place):
+    return isinstance(kind, type) and kind.__module__ == place and hasattr(kind, "_preprocess")
+
+
+def _normalised(images, do_rescale, factor, do_normalize, mean, deviation):
+    mean, deviation = (torch.tensor(one)[:, None, None].double() for one in (mean, deviation))
+    return (images * factor - mean) / deviation
 
 
 def patches_of(name, made):
@@ -42,6 +109,11 @@ def patches_of(name, made):
     if name in QWEN:
         (tile,) = made.tiles
         return tile.patches[tile.squares.reshape(-1)]
+    if name == "lfm2_vl":
+        return np.stack([np.pad(t.patches, ((0, 24 - len(t.patches)), (0, 0))) for t in made.tiles])
+    if name == "gemma4":  # which takes values from 0 to 1
+        (tile,) = made.tiles
+        return np.pad(tile.patches / 2 + 0.5, ((0, 24 - len(tile.patches)), (0, 0)))[None]
     if name in ("pixtral", "mistral3"):
         (tile,) = made.tiles
         down, across = tile.inputs["axes"][-1] + 1
@@ -58,7 +130,7 @@ def rows_of(name, model, given):
     with torch.no_grad():
         found = model.model.get_image_features(pixel_values=given["pixel_values"].double(), **more)
     rows = [torch.as_tensor(one) for one in found.pooler_output]
-    if name in SHUFFLED or name == "internvl":  # a tile each
+    if name in (*SHUFFLED, "internvl", "lfm2_vl"):  # a tile each
         return [torch.cat(rows).numpy()]
     deep = [torch.cat(list(one)) for one in getattr(found, "deepstack_features", ())]
     whole = torch.cat([torch.cat(rows), *deep], dim=1).numpy()
@@ -69,7 +141,11 @@ def logits_of(name, model, given, ids, token):
     """transformers' logits of a prompt with images, in double."""
     seen = torch.tensor([[int(one == token) for one in ids]])
     more = {key: given[key] for key in MORE if key in given}
-    types = {"gemma3": "token_type_ids", **dict.fromkeys(QWEN, "mm_token_type_ids")}
+    types = {
+        "gemma3": "token_type_ids",
+        "gemma4": "mm_token_type_ids",
+        **dict.fromkeys(QWEN, "mm_token_type_ids"),
+    }
     more |= {types[name]: seen} if name in types else {}
     pixels = given["pixel_values"].double()
     with torch.no_grad():
