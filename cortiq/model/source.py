@@ -104,6 +104,7 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
         checkpoint: Any = open_synthetic(name)
     else:
         checkpoint = open_checkpoint(resolve(name, progress=progress), not options.lenient)
+    plugins = default_plugins()
     with ExitStack() as opened:
         opened.callback(checkpoint.close)
         heads, drafters = open_drafters(options.heads, progress)
@@ -122,24 +123,22 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
             drafters=drafters,
             context=options.context,
             weight_format=options.weight_format,
-            families=default_plugins().families,
+            families=plugins.families,
             heads=heads,
             draft_vocabulary=options.draft_vocabulary,
             ignored_keys=options.ignore_unknown_config,
             adapters=adapters,
             images=None if sight is None else sight.processor.rows,
         )
-        asked, known = options.rewrite, default_plugins().rewrites
-        made = rewritten(loaded.program, loaded.weights, asked, known)
+        made = rewritten(loaded.program, loaded.weights, options.rewrite, plugins.rewrites)
         vision = load_vision(checkpoint, sight, options.weight_format) if sight else None
         hearing = load_hearing(checkpoint, loaded.config, options.weight_format)
         alone = not drafters and sidecar is None and not adapters and not options.rewrite
-        files = _files_of(checkpoint, default_plugins().families) if alone else ()
+        files = _files_of(checkpoint, plugins.families) if alone else ()
         merged = adapter_notes(adapters, loaded.checkpoint)
         tokenizer = open_tokenizer(checkpoint.tokenizer_source, made.program)
         close = opened.pop_all().close
     own = getattr(checkpoint, "own", None)
-    notes = *getattr(checkpoint, "notes", ()), *loaded.notes
     return ModelSource(
         made.program,
         made.weights,
@@ -149,7 +148,7 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
         close,
         getattr(loaded.config, "max_position_embeddings", 0),
         usual_sampling(name, getattr(checkpoint, "sampling", {})),
-        (*notes, *merged, *made.notes),
+        (*getattr(checkpoint, "notes", ()), *loaded.notes, *merged, *made.notes),
         getattr(checkpoint, "file_type", ""),
         files,
         str(getattr(checkpoint, "path", name)),
