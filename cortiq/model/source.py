@@ -110,8 +110,7 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
         heads, drafters = open_drafters(options.heads, progress)
         for drafter in drafters.values():
             opened.callback(drafter.close)
-        sidecar = open_sidecar(checkpoint, heads, not options.lenient)
-        if sidecar is not None:
+        if (sidecar := open_sidecar(checkpoint, heads, not options.lenient)) is not None:
             opened.callback(sidecar.close)
         adapters = [open_lora(text, progress) for text in options.lora]
         for adapter in adapters:
@@ -135,7 +134,7 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
         hearing = load_hearing(checkpoint, loaded.config, options.weight_format)
         alone = not drafters and sidecar is None and not adapters and not options.rewrite
         files = _files_of(checkpoint, plugins.families) if alone else ()
-        merged = adapter_notes(adapters, loaded.checkpoint)
+        notes = (*loaded.notes, *adapter_notes(adapters, loaded.checkpoint), *made.notes)
         tokenizer = open_tokenizer(checkpoint.tokenizer_source, made.program)
         close = opened.pop_all().close
     own = getattr(checkpoint, "own", None)
@@ -148,7 +147,7 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
         close,
         getattr(loaded.config, "max_position_embeddings", 0),
         usual_sampling(name, getattr(checkpoint, "sampling", {})),
-        (*getattr(checkpoint, "notes", ()), *loaded.notes, *merged, *made.notes),
+        (*getattr(checkpoint, "notes", ()), *notes),
         getattr(checkpoint, "file_type", ""),
         files,
         str(getattr(checkpoint, "path", name)),
