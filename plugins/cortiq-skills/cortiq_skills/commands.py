@@ -121,6 +121,55 @@ def export(context: click.Context, model: str, specialist: str, out: Path) -> No
 
 
 @skill.command()
+@click.argument("model", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("out", type=OUT)
+@click.option("--text", "texts", type=FILE, multiple=True, required=True,
+              help="A text of the task; may be repeated.")  # fmt: skip
+@click.option("--steps-a", type=click.IntRange(1), default=240, show_default=True,
+              help="Steps in which gates of neurons are trained.")  # fmt: skip
+@click.option("--steps-b", type=click.IntRange(0), default=120, show_default=True,
+              help="Steps in which the last layers are polished.")  # fmt: skip
+@click.option("--layers", "polished", type=click.IntRange(1), default=4, show_default=True,
+              help="How many those are.")  # fmt: skip
+@click.option("--chunk", type=click.IntRange(2), default=256, show_default=True,
+              help="Tokens of a window.")  # fmt: skip
+@click.option("--target-sparsity", type=click.FloatRange(0.0, 1.0), default=0.0, show_default=True,
+              help="Share of neurons to close, if the texts allow it.")  # fmt: skip
+@click.option("--aggression", type=click.FloatRange(0.0), default=1.0, show_default=True,
+              help="Factor of the penalty on open neurons.")  # fmt: skip
+def bake(model: Path, out: Path, texts: tuple[Path, ...], **options: float) -> None:
+    """Train which neurons of the folder MODEL some texts need; write a skill to OUT.
+
+    Takes torch and transformers.
+    """
+    from cortiq.model.source import open_source
+    from cortiq.options import LoadOptions
+    from cortiq_skills.baking import BakeOptions
+    from cortiq_skills.baking import bake as baked
+    from cortiq_skills.files import SUFFIX, write_skill
+    from cortiq_skills.record import SkillRecord
+
+    if out.suffix != SUFFIX:
+        raise RequestError(f"a skill's file ends in {SUFFIX}", where=str(out))
+    try:
+        from transformers import AutoModelForCausalLM
+    except ImportError as error:
+        raise RequestError("takes transformers", hint="install cortiq-skills[bake]") from error
+    source = open_source(str(model), LoadOptions())
+    try:
+        ids = [list(source.tokenizer.encode(path.read_text(), add_bos=False)) for path in texts]
+    finally:
+        source.close()
+    trained = AutoModelForCausalLM.from_pretrained(model).float().eval()
+    made = baked(trained, ids, SkillRecord(out.stem), BakeOptions(**options))  # type: ignore[arg-type]
+    write_skill(out, made.skill)
+    base, masked, polished = made.perplexities
+    closed = 1 - sum(int(f.sum()) for f in made.keep.values()) / sum(map(len, made.keep.values()))
+    echo(f"{out}: {100 * closed:.1f}% of neurons closed; perplexity {base:.3f}, under gates "
+         f"{masked:.3f}, polished {polished:.3f}")  # fmt: skip
+
+
+@skill.command()
 @click.argument("model", type=MODEL)
 @click.argument("file", type=FILE)
 @click.argument("out", type=OUT)
