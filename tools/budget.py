@@ -45,7 +45,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/dialects": 1050,
     "cortiq/domains": 270,
     "cortiq/engine": 4220,
-    "cortiq/formats": 6890,
+    "cortiq/formats": 6920,
     "cortiq/ir": 3680,
     "cortiq/model": 2940,
     "cortiq/models": 4250,

@@ -103,7 +103,7 @@ OUTSIDE: Mapping[str, frozenset[str]] = {
     | {"atomic", "cli", "convert", "domains", "engine", "formats", "model", "models", "options"}
     | {"placement", "plugins"},
     "cortiq_skills": _BACKEND
-    | {"atomic", "cli", "convert", "cortiq", "engine", "formats", "model", "models", "options"}
+    | {"cli", "convert", "cortiq", "engine", "formats", "model", "models", "options"}
     | {"plugins"},
     "cortiq_conformance": _BACKEND
     | {"cortiq", "engine", "formats", "model", "models", "options", "plugins", "tokenizer"}

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from cortiq.atomic import write_atomically
 from cortiq.errors import FormatError, RequestError, shown
 from cortiq.formats.safetensors import SafetensorsHeader, read_header
+from cortiq.formats.safetensors_writer import write_safetensors
 from cortiq.formats.strict_json import parse_object
 from cortiq.numerics.contract import F32, Floats
 from cortiq_skills.record import KINDS, SkillRecord, SkillSelection, TaskSkill
@@ -29,27 +29,16 @@ _PHI = ("phi.mean", "phi.basis", "phi.holdout")
 
 def write_skill(path: Path, skill: TaskSkill) -> None:
     """Write a skill; the same skill gives the same bytes."""
-    arrays = {f"{kind}:{name}": np.ascontiguousarray(array, "<f4")
-              for (kind, name), array in sorted(skill.tensors.items())}  # fmt: skip
+    arrays = {f"{kind}:{name}": a.astype(F32) for (kind, name), a in skill.tensors.items()}
     said: dict[str, Any] = asdict(skill.record)
     chosen = skill.selection
     if chosen is not None:
         vectors = (chosen.mean, chosen.basis, chosen.holdout)
-        arrays |= {n: np.ascontiguousarray(v, "<f2") for n, v in zip(_PHI, vectors, strict=True)}
+        arrays |= {n: v.astype(np.float16) for n, v in zip(_PHI, vectors, strict=True)}
         said["selection"] = {"metric": chosen.metric, "layer": chosen.layer,
                              "err_mean": chosen.err_mean, "err_std": chosen.err_std}  # fmt: skip
     text = json.dumps(said, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    table: dict[str, object] = {"__metadata__": {_KEY: VERSION, "record": text}}
-    ordered = sorted(arrays.items(), key=lambda item: (-item[1].itemsize, item[0]))
-    end = 0
-    for name, array in ordered:
-        start, end = end, end + array.nbytes
-        kind = "F32" if array.itemsize == 4 else "F16"
-        table[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [start, end]}
-    head = json.dumps(table, separators=(",", ":")).encode()
-    head += b" " * (-len(head) % 8)
-    parts = (array.tobytes() for _, array in ordered)
-    write_atomically(path, (len(head).to_bytes(8, "little"), head, *parts))
+    write_safetensors(path, arrays, {_KEY: VERSION, "record": text})
 
 
 def read_skill(path: Path) -> TaskSkill:
