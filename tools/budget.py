@@ -45,7 +45,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/dialects": 1050,
     "cortiq/domains": 270,
     "cortiq/engine": 4220,
-    "cortiq/formats": 6940,
+    "cortiq/formats": 6970,
     "cortiq/hearing": 560,
     "cortiq/ir": 3680,
     "cortiq/model": 2940,
@@ -63,8 +63,9 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-masks": 1450,
     "plugins/cortiq-null": 210,
     "plugins/cortiq-producers": 420,
+    "plugins/cortiq-skills": 1280,
     "plugins/cortiq-torch": 190,
-    "tests": 53323,
+    "tests": 53963,
     "tools": 2100,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""

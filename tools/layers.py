@@ -111,6 +111,9 @@ OUTSIDE: Mapping[str, frozenset[str]] = {
     "cortiq_masks": _BACKEND
     | {"atomic", "cli", "convert", "domains", "engine", "formats", "model", "models", "options"}
     | {"placement", "plugins"},
+    "cortiq_skills": _BACKEND
+    | {"cli", "convert", "cortiq", "engine", "formats", "model", "models", "options"}
+    | {"plugins"},
     "cortiq_conformance": _BACKEND
     | {"cortiq", "engine", "formats", "model", "models", "options", "plugins", "tokenizer"}
     | {"cortiq_reference", "vision"},

@@ -6,18 +6,17 @@ metadata say `cortiq.mask: 1` and the `name`.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
-from cortiq.atomic import write_atomically
 from cortiq.errors import FormatError, RequestError, UnsupportedError, shown
 from cortiq.formats.cmf.masks import TaskMask
 from cortiq.formats.cmf.reader import open_cmf
 from cortiq.formats.safetensors import SafetensorsHeader, read_header
+from cortiq.formats.safetensors_writer import write_safetensors
 from cortiq.numerics.contract import F32, Floats, snap
 from cortiq_masks.mask import ActivationMask
 
@@ -30,21 +29,12 @@ _VECTOR = re.compile(r"(neurons|heads|means)\.(0|[1-9]\d{0,5})", re.ASCII)
 def write_mask(path: Path, mask: ActivationMask) -> None:
     """Write a mask; the same mask gives the same bytes."""
     arrays = {
-        f"{kind}.{layer}": np.ascontiguousarray(vector, "<f4")
+        f"{kind}.{layer}": vector.astype(F32)
         for kind in ("neurons", "heads", "means")
-        for layer, vector in sorted(getattr(mask, kind).items())
+        for layer, vector in getattr(mask, kind).items()
     }
-    arrays["closed"] = np.array(sorted(mask.closed), "<i4")
-    table: dict[str, object] = {"__metadata__": {_KEY: VERSION, "name": mask.name}}
-    end = 0
-    for name, array in arrays.items():
-        start, end = end, end + array.nbytes
-        kind = "I32" if name == "closed" else "F32"
-        table[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [start, end]}
-    head = json.dumps(table, separators=(",", ":")).encode()
-    head += b" " * (-len(head) % 8)
-    parts = (array.tobytes() for array in arrays.values())
-    write_atomically(path, (len(head).to_bytes(8, "little"), head, *parts))
+    closed = np.array(sorted(mask.closed), np.int32)
+    write_safetensors(path, {**arrays, "closed": closed}, {_KEY: VERSION, "name": mask.name})
 
 
 def read_mask(path: Path) -> ActivationMask:
