@@ -143,7 +143,7 @@ NEWER = {
                {"max_soft_tokens": 280}, 4e8),
     "Kimi_K25": ({"hidden_size": 1152, "intermediate_size": 4304, "num_attention_heads": 16,
                   "num_hidden_layers": 27},
-                 {"media_proc_cfg": {"in_patch_limit": 16384, "patch_limit_on_one_side": 512}}, 4e8),
+                 {"media_proc_cfg": {"in_patch_limit": 16384}}, 4e8),
     "Lfm2Vl": ({"hidden_size": 1152, "intermediate_size": 4304, "num_attention_heads": 16,
                 "num_hidden_layers": 26, "model_type": "siglip2_vision_model",
                 "vision_use_head": False}, {"size": {"height": 512, "width": 512}}, 4e8),
