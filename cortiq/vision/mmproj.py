@@ -18,7 +18,7 @@ from cortiq.errors import FormatError, UnsupportedError
 from cortiq.formats.checkpoint import TOWER, Checkpoint
 from cortiq.formats.gguf import GGUFFile, open_gguf
 from cortiq.formats.mapped import MappedTensors
-from cortiq.formats.text_model import RenamedTensors
+from cortiq.formats.text_model import RenamedTensors, ReorderedTensors
 from cortiq.vision.config import SIGHT, TEXT
 from cortiq.vision.image import CLIP_DEVIATION, CLIP_MEAN
 from cortiq.vision.mmproj_forms import FORMS, VISION, Form
@@ -27,6 +27,7 @@ PATTERN = f"*{TOWER}*.gguf"
 LAYER = re.compile(r"v\.blk\.(\d+)\.(\w+)\.(weight|bias)")
 DEEP = re.compile(r"v\.deepstack\.(\d+)\.(\w+)\.(weight|bias)")
 DEEP_NAMES = {"norm": "norm", "fc1": "linear_fc1", "fc2": "linear_fc2"}
+HEADS = "attention.head_count"
 FRAME = "v.patch_embd.weight"
 """The kernel of patches; that of a second frame has `.1` at its end."""
 
@@ -77,13 +78,15 @@ def _described(
     sight = {key: metadata[f"{VISION}{name}"] for name, key in form.fields.items()}
     gelu, silu = (metadata.get(f"clip.use_{name}", False) for name in ("gelu", "silu"))
     sight["hidden_act"] = "gelu_pytorch_tanh" if gelu else "silu" if silu else "quick_gelu"
-    sight |= form.sight(metadata)
+    sight |= form.sight(file)
     table = file.tensors.get("v.position_embd.weight")
     if form.frames and table is not None:
         sight["num_position_embeddings"] = table.shape[0]
     told = {"hidden_size": text.config[f"{own}embedding_length"]}
     window = text.config.get(f"{own}attention.sliding_window")
     told |= {} if window is None else {"sliding_window": int(window)}
+    if f"{own}attention.layer_norm_rms_epsilon" in text.config:
+        told["rms_norm_eps"] = float(text.config[f"{own}attention.layer_norm_rms_epsilon"])
     sections = text.config.get(f"{own}rope.dimension_sections")
     if sections is not None:
         told["rope_parameters"] = {"mrope_section": [int(n) for n in sections[:3]]}
@@ -95,13 +98,16 @@ def _described(
         if f"{VISION}{name}" in metadata:
             rules[name] = _as_in_folders([float(n) for n in metadata[f"{VISION}{name}"]])
     ids = {"image_token_id": tokens.index(form.token)}
-    return {**form.keys(metadata), **ids, TEXT: told, SIGHT: sight}, rules
+    return {**form.keys(file), **ids, TEXT: told, SIGHT: sight}, rules
 
 
 def _as_in_folders(channels: list[float]) -> list[float]:
     """Return the numbers of folders that a file has rounded to float32, others as they are."""
     known = (CLIP_MEAN, CLIP_DEVIATION)
-    return next((list(one) for one in known if np.array_equal(np.float32(one), channels)), channels)
+    return next(
+        (list(one) for one in known if np.array_equal(np.array(one, np.float32), channels)),
+        channels,
+    )
 
 
 def _renamed(file: GGUFFile, form: Form) -> MappedTensors:
@@ -119,18 +125,25 @@ def _renamed(file: GGUFFile, form: Form) -> MappedTensors:
         layer, (stem, _, end) = LAYER.fullmatch(name), name.rpartition(".")
         lower = DEEP.fullmatch(name)
         if layer and layer[2] in table:
-            mine = f"{form.tower}{form.blocks}.{layer[1]}.{table[layer[2]]}.{layer[3]}"
+            end = "" if table[layer[2]] in form.bare else f".{layer[3]}"
+            mine = f"{form.tower}{form.blocks}.{layer[1]}.{table[layer[2]]}{end}"
         elif lower and lower[2] in DEEP_NAMES:
             place = f"{form.tower}deepstack_merger_list.{deep.index(int(lower[1]))}"
             mine = f"{place}.{DEEP_NAMES[lower[2]]}.{lower[3]}"
         elif stem in form.outside:
-            mine = f"{form.tower}{form.outside[stem]}.{end}"
+            own = form.outside[stem]
+            mine = f"{form.tower}{own}" if own in form.bare else f"{form.tower}{own}.{end}"
         elif stem in form.tensors:
             mine = f"{form.tensors[stem]}.{end}"
         else:
             mine = form.tensors.get(name, f"{form.tower}{name}")
         names[mine] = name
-    return FrameTensors(file, names) if form.frames else RenamedTensors(file, names)
+    made = FrameTensors(file, names) if form.frames else RenamedTensors(file, names)
+    if not form.permuted:
+        return made
+    width, heads = (file.metadata[f"{VISION}{name}"] for name in ("embedding_length", HEADS))
+    halves = np.arange(width // heads).reshape(-1, 2).T.reshape(-1)
+    return ReorderedTensors(made, {rf".*\.{form.blocks}\.\d+\.{form.permuted}": halves})
 
 
 class FrameTensors(RenamedTensors):

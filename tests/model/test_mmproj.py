@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -32,7 +33,8 @@ TEXTS = {
         "attention.sliding_window_pattern": 2,
     }),
     "idefics3": GGUF("llama", permuted=True),
-    "llava": GGUF("llama", permuted=True),
+    **dict.fromkeys(("llava", "pixtral", "mistral3"), GGUF("llama", permuted=True)),
+    "internvl": GGUF("qwen2"),
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), GGUF("qwen2vl", lambda config: SECTIONS)),
     "qwen3_vl": GGUF("qwen3vl", lambda config: SECTIONS | {"n_deepstack_layers": 2}),
 }  # fmt: skip
@@ -44,7 +46,7 @@ def write_text(path, folder, how):
     template = json.loads((folder / "tokenizer_config.json").read_text())["chat_template"]
     tokens = sorted(vocabulary, key=vocabulary.get)
     tokens[-1] = "ab"  # a file has a merge at least; no text here has these letters together
-    special = [len(token) > 1 and token.startswith("<") for token in tokens]
+    special = [len(token) > 1 and token[0] in "<[" for token in tokens]
     emit = gguf_files.emit
 
     def with_tokenizer(place, architecture, values, tensors):
@@ -103,7 +105,8 @@ def text_folder(folder):
 
 
 PROJECTORS = {
-    "llava": "mlp", "qwen2_vl": "qwen2vl_merger", "qwen2_5_vl": "qwen2.5vl_merger",
+    "llava": "mlp", "pixtral": "pixtral", "mistral3": "pixtral", "internvl": "internvl",
+    "qwen2_vl": "qwen2vl_merger", "qwen2_5_vl": "qwen2.5vl_merger",
     "qwen3_vl": "qwen3vl_merger",
 }  # fmt: skip
 MERGERS = {"norm": "v.post_ln", "ln_q": "v.post_ln", "linear_fc1": "mm.0", "linear_fc2": "mm.2",
@@ -113,14 +116,22 @@ MERGERS = {"norm": "v.post_ln", "ln_q": "v.post_ln", "linear_fc1": "mm.0", "line
 
 def newer_metadata(name, sight):
     """Return what the converter writes of a LLaVA's or a Qwen's tower, and its flags."""
-    if name == "llava":
-        return {
-            "image_size": sight["image_size"], "patch_size": sight["patch_size"],
-            "embedding_length": sight["hidden_size"], "feature_layer": None,
+    if "qwen" not in name:
+        edge, patch = (
+            one if isinstance(one, int) else one[0]
+            for one in (sight["image_size"], sight["patch_size"])
+        )
+        found = {
+            "image_size": {"pixtral": 70, "mistral3": 112}.get(name, edge), "patch_size": patch,
+            "embedding_length": sight["hidden_size"],
             "feed_forward_length": sight["intermediate_size"],
             "attention.head_count": sight["num_attention_heads"],
-            "block_count": sight["num_hidden_layers"] - 1,
-        }, {}  # fmt: skip
+            "block_count": sight["num_hidden_layers"] - (name == "llava"),
+        }  # fmt: skip
+        tiles = {"projector.scale_factor": 2, "preproc_max_tiles": 5}
+        more = {"mistral3": {"spatial_merge_size": 2}, "internvl": tiles}.get(name, {})
+        flags = {"internvl": {"gelu": True}, "llava": {}}.get(name, {"gelu": True})
+        return found | more, flags
     width = sight.get("embed_dim", sight["hidden_size"])
     found = {
         "image_size": 560, "patch_size": sight["patch_size"], "embedding_length": width,
@@ -134,8 +145,44 @@ def newer_metadata(name, sight):
     return found, {"gelu": True} if name == "qwen3_vl" else {}
 
 
+INTERNVL = {
+    "embeddings.cls_token": "v.class_embd", "layernorm_before": "ln1", "layernorm_after": "ln2",
+    "embeddings.patch_embeddings.projection": "v.patch_embd", "lambda_1": "ls1.weight",
+    "embeddings.position_embeddings": "v.position_embd.weight", "lambda_2": "ls2.weight",
+    "attention.projection_layer": "attn_out", "attention.": "attn_", "_proj.": ".",
+    "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down", "encoder.layer.": "v.blk.", "vision_tower.": "",
+    "multi_modal_projector.layer_norm": "mm.model.mlp.0",
+    "multi_modal_projector.linear_1": "mm.model.mlp.1",
+    "multi_modal_projector.linear_2": "mm.model.mlp.3",
+}  # fmt: skip
+"""What the converter makes of the names of the family's first folders, from those of later ones."""
+
+
+def squares_tensors(name, folder, sight):
+    """Yield the tensors of a Pixtral, a Mistral 3 or an InternVL as the converter has them."""
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, 8)
+    for tensor, values in load_file(folder / "model.safetensors").items():
+        if "language_model" in tensor or "lm_head" in tensor or "mask_token" in tensor:
+            continue
+        old = tensor.removeprefix("model.")
+        if name == "internvl":
+            for theirs, own in INTERNVL.items():
+                old = old.replace(theirs, own)
+            yield old, values
+            continue
+        if re.search(r"\.[qk]_proj\.", old):
+            heads = values.reshape(sight["num_attention_heads"], 2, -1, values.shape[1])
+            values = heads.swapaxes(1, 2).reshape(values.shape)
+        yield names.get_name(old, try_suffixes=(".weight", ".bias")), values
+    if name != "internvl":
+        yield "v.token_embd.img_break", np.zeros(40)
+
+
 def newer_tensors(name, folder, sight):
     """Yield the tensors of a LLaVA's or a Qwen's tower as the converter has them."""
+    if name in ("pixtral", "mistral3", "internvl"):
+        yield from squares_tensors(name, folder, sight)
+        return
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, 8)
     for tensor, values in load_file(folder / "model.safetensors").items():
         if name == "llava":
