@@ -28,7 +28,9 @@ GGUF_KEYS: Mapping[str, str] = {
 }
 """GGUF keys, without the architecture's prefix, and the field of a config that each fills."""
 
-HARMLESS_GGUF = frozenset({"rope.dimension_sections", "rope.scaling.finetuned"})
+HARMLESS_GGUF = frozenset({
+    "n_deepstack_layers", "rope.dimension_sections", "rope.scaling.finetuned",
+})  # fmt: skip
 """Keys that never change the graph. In a text all axes of a position are one, so that it does not
 matter which of them turns which pair.
 """

@@ -12,11 +12,11 @@ from cortiq.models.names import Names
 from cortiq.models.parts import Decoder, attention, gated_mlp
 from cortiq.models.rope import rope_table
 
-ARCHITECTURES = ("qwen2", "qwen2_vl_text", "qwen2_5_vl_text")
-GGUF = ("qwen2",)
+ARCHITECTURES = ("qwen2", "qwen2_vl_text", "qwen2_5_vl_text", "qwen2vl")
+GGUF = ("qwen2", "qwen2vl")
 KEYS = Keys(
     only={"use_mrope": False},
-    defaults={name: {"rms_norm_eps": 1e-5, "rope_theta": 1e6} for name in ARCHITECTURES[1:]},
+    defaults={name: {"rms_norm_eps": 1e-5, "rope_theta": 1e6} for name in ARCHITECTURES[1:3]},
     gguf={"attention.sliding_window": ""},
 )
 """Windows of GGUF files are refused: none of this family has any."""

@@ -12,8 +12,8 @@ from cortiq.models.names import Names
 from cortiq.models.parts import Decoder, attention, gated_mlp
 from cortiq.models.rope import rope_table
 
-ARCHITECTURES = ("qwen3", "qwen3_vl_text")
-GGUF = ("qwen3",)
+ARCHITECTURES = ("qwen3", "qwen3_vl_text", "qwen3vl")
+GGUF = ("qwen3", "qwen3vl")
 KEYS = replace(qwen2.KEYS, defaults={"qwen3_vl_text": {"rope_theta": 5e5}})
 NAMES = Names()
 

@@ -7,99 +7,29 @@ names that folders have; everything else is what folders are read with.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from cortiq.errors import FormatError, UnsupportedError
 from cortiq.formats.checkpoint import TOWER, Checkpoint
 from cortiq.formats.gguf import GGUFFile, open_gguf
 from cortiq.formats.mapped import MappedTensors
-from cortiq.formats.text_model import RenamedTensors
+from cortiq.formats.text_model import RenamedTensors, ReorderedTensors
 from cortiq.vision.config import SIGHT, TEXT
-from cortiq.vision.image import RESAMPLING
+from cortiq.vision.image import CLIP_DEVIATION, CLIP_MEAN
+from cortiq.vision.mmproj_forms import FORMS, VISION, Form
 
 PATTERN = f"*{TOWER}*.gguf"
 LAYER = re.compile(r"v\.blk\.(\d+)\.(\w+)\.(weight|bias)")
-IN_LAYER: Mapping[str, str] = {
-    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
-    "attn_out": "self_attn.out_proj", "ln1": "layer_norm1", "ln2": "layer_norm2",
-    "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2",
-}  # fmt: skip
-OUTSIDE: Mapping[str, str] = {
-    "v.patch_embd": "embeddings.patch_embedding",
-    "v.position_embd": "embeddings.position_embedding", "v.post_ln": "post_layernorm",
-}  # fmt: skip
-FIELDS: Mapping[str, str] = {
-    "embedding_length": "hidden_size", "feed_forward_length": "intermediate_size",
-    "block_count": "num_hidden_layers", "attention.head_count": "num_attention_heads",
-    "image_size": "image_size", "patch_size": "patch_size",
-    "attention.layer_norm_epsilon": "layer_norm_eps",
-}  # fmt: skip
-NUMBERS = {name: number for number, name in RESAMPLING.items()}
-
-
-@dataclass(frozen=True)
-class Form:
-    """A kind of such a file.
-
-    Attributes
-    ----------
-    token : text of the token whose rows are an image's. tower : prefix of the tower in folders.
-    tensors : of the projector, by name in the file. keys : further keys of config.json.
-    rules : of the processor's file.
-    """
-
-    token: str
-    tower: str
-    tensors: Mapping[str, str]
-    keys: Callable[[Mapping[str, Any]], dict[str, Any]]
-    rules: Callable[[Mapping[str, Any]], dict[str, Any]]
-
-
-def _gemma3_keys(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return rows of an image: squares of 4 × 4 patches unless the file says; norms hold 1 + w."""
-    side = metadata["clip.vision.image_size"] // metadata["clip.vision.patch_size"]
-    pool = metadata.get("clip.vision.projector.scale_factor", 4)
-    return {
-        "model_type": "gemma3", "mm_tokens_per_image": (side // pool) ** 2, "soft_offset": 0.0,
-    }  # fmt: skip
-
-
-def _gemma3_rules(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    edge = metadata["clip.vision.image_size"]
-    return {"size": {"height": edge, "width": edge}, "resample": NUMBERS["bilinear"]}
-
-
-def _idefics3_rules(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    edge = metadata["clip.vision.image_size"]
-    longest = metadata.get("clip.vision.preproc_image_size", 4 * edge)
-    return {
-        "size": {"longest_edge": longest}, "max_image_size": {"longest_edge": edge},
-        "resample": NUMBERS["lanczos"],
-    }  # fmt: skip
-
-
-FORMS: Mapping[str, Form] = {
-    "gemma3": Form(
-        "<image_soft_token>", "vision_tower.vision_model.",
-        {
-            "mm.input_projection.weight": "multi_modal_projector.mm_input_projection_weight",
-            "mm.soft_emb_norm.weight": "multi_modal_projector.mm_soft_emb_norm.weight",
-        },
-        _gemma3_keys, _gemma3_rules,
-    ),
-    "idefics3": Form(
-        "<image>", "model.vision_model.",
-        {"mm.model.fc.weight": "model.connector.modality_projection.proj.weight"},
-        lambda metadata: {
-            "model_type": "idefics3",
-            "scale_factor": metadata.get("clip.vision.projector.scale_factor", 4),
-        },
-        _idefics3_rules,
-    ),
-}  # fmt: skip
-"""By `clip.projector_type`."""
+DEEP = re.compile(r"v\.deepstack\.(\d+)\.(\w+)\.(weight|bias)")
+DEEP_NAMES = {"norm": "norm", "fc1": "linear_fc1", "fc2": "linear_fc2"}
+HEADS = "attention.head_count"
+FRAME = "v.patch_embd.weight"
+"""The kernel of patches; that of a second frame has `.1` at its end."""
 
 
 def with_mmproj(checkpoint: Any) -> Any:
@@ -145,21 +75,39 @@ def _described(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what config.json and the processor's file would say."""
     metadata, own = file.metadata, f"{text.architecture}."
-    sight = {key: metadata[f"clip.vision.{name}"] for name, key in FIELDS.items()}
+    sight = {key: metadata[f"{VISION}{name}"] for name, key in form.fields.items()}
     gelu, silu = (metadata.get(f"clip.use_{name}", False) for name in ("gelu", "silu"))
     sight["hidden_act"] = "gelu_pytorch_tanh" if gelu else "silu" if silu else "quick_gelu"
+    sight |= form.sight(file)
+    table = file.tensors.get("v.position_embd.weight")
+    if form.frames and table is not None:
+        sight["num_position_embeddings"] = table.shape[0]
     told = {"hidden_size": text.config[f"{own}embedding_length"]}
     window = text.config.get(f"{own}attention.sliding_window")
     told |= {} if window is None else {"sliding_window": int(window)}
+    if f"{own}attention.layer_norm_rms_epsilon" in text.config:
+        told["rms_norm_eps"] = float(text.config[f"{own}attention.layer_norm_rms_epsilon"])
+    sections = text.config.get(f"{own}rope.dimension_sections")
+    if sections is not None:
+        told["rope_parameters"] = {"mrope_section": [int(n) for n in sections[:3]]}
     tokens: Sequence[str] = text.config["tokenizer.ggml.tokens"]
     if form.token not in tokens:
         raise FormatError(f"has no token {form.token!r}", where=str(text.path))
     rules = form.rules(metadata)
     for name in ("image_mean", "image_std"):
-        if f"clip.vision.{name}" in metadata:
-            rules[name] = [float(n) for n in metadata[f"clip.vision.{name}"]]
+        if f"{VISION}{name}" in metadata:
+            rules[name] = _as_in_folders([float(n) for n in metadata[f"{VISION}{name}"]])
     ids = {"image_token_id": tokens.index(form.token)}
-    return {**form.keys(metadata), **ids, TEXT: told, SIGHT: sight}, rules
+    return {**form.keys(file), **ids, TEXT: told, SIGHT: sight}, rules
+
+
+def _as_in_folders(channels: list[float]) -> list[float]:
+    """Return the numbers of folders that a file has rounded to float32, others as they are."""
+    known = (CLIP_MEAN, CLIP_DEVIATION)
+    return next(
+        (list(one) for one in known if np.array_equal(np.array(one, np.float32), channels)),
+        channels,
+    )
 
 
 def _renamed(file: GGUFFile, form: Form) -> MappedTensors:
@@ -167,18 +115,59 @@ def _renamed(file: GGUFFile, form: Form) -> MappedTensors:
 
     Older files call the first matrix of an MLP `ffn_down` and the second one `ffn_up`.
     """
-    table = dict(IN_LAYER)
+    table = dict(form.in_layer)
     first = file.tensors.get("v.blk.0.ffn_up.weight")
-    if first is not None and first.shape[0] == file.metadata.get("clip.vision.embedding_length"):
-        table |= {"ffn_up": IN_LAYER["ffn_down"], "ffn_down": IN_LAYER["ffn_up"]}
+    if first is not None and first.shape[0] == file.metadata.get(f"{VISION}embedding_length"):
+        table |= {"ffn_up": form.in_layer["ffn_down"], "ffn_down": form.in_layer["ffn_up"]}
+    deep = sorted({int(found[1]) for name in file.tensors if (found := DEEP.fullmatch(name))})
     names: dict[str, str] = {}
     for name in file.tensors:
         layer, (stem, _, end) = LAYER.fullmatch(name), name.rpartition(".")
+        lower = DEEP.fullmatch(name)
         if layer and layer[2] in table:
-            mine = f"{form.tower}encoder.layers.{layer[1]}.{table[layer[2]]}.{layer[3]}"
-        elif stem in OUTSIDE:
-            mine = f"{form.tower}{OUTSIDE[stem]}.{end}"
+            end = "" if table[layer[2]] in form.bare else f".{layer[3]}"
+            mine = f"{form.tower}{form.blocks}.{layer[1]}.{table[layer[2]]}{end}"
+        elif lower and lower[2] in DEEP_NAMES:
+            place = f"{form.tower}deepstack_merger_list.{deep.index(int(lower[1]))}"
+            mine = f"{place}.{DEEP_NAMES[lower[2]]}.{lower[3]}"
+        elif stem in form.outside:
+            own = form.outside[stem]
+            mine = f"{form.tower}{own}" if own in form.bare else f"{form.tower}{own}.{end}"
+        elif stem in form.tensors:
+            mine = f"{form.tensors[stem]}.{end}"
         else:
             mine = form.tensors.get(name, f"{form.tower}{name}")
         names[mine] = name
-    return RenamedTensors(file, names)
+    made = FrameTensors(file, names) if form.frames else RenamedTensors(file, names)
+    if not form.permuted:
+        return made
+    width, heads = (file.metadata[f"{VISION}{name}"] for name in ("embedding_length", HEADS))
+    halves = np.arange(width // heads).reshape(-1, 2).T.reshape(-1)
+    return ReorderedTensors(made, {rf".*\.{form.blocks}\.\d+\.{form.permuted}": halves})
+
+
+class FrameTensors(RenamedTensors):
+    """Renamed tensors, with the kernels of two frames as one: [outputs, channels, 2, …]."""
+
+    def __init__(self, inner: MappedTensors, names: dict[str, str]) -> None:
+        second = next((n for n, own in names.items() if own == f"{FRAME}.1"), None)
+        if second is not None:
+            del names[second]
+        super().__init__(inner, names)
+        self._kernel = next((n for n, own in names.items() if own == FRAME), "")
+        if second is None or not self._kernel:
+            self._kernel = ""
+            return
+        one, other = inner.tensors[FRAME], inner.tensors[f"{FRAME}.1"]
+        if (one.shape, one.type) != (other.shape, other.type) or len(one.shape) != 4:
+            what = f"{FRAME} is {list(one.shape)} of {one.type}, the second {list(other.shape)}"
+            raise FormatError(what, where=str(inner.path))
+        shape = (*one.shape[:2], 2, *one.shape[2:])
+        self.tensors[self._kernel] = replace(one, shape=shape, nbytes=2 * one.nbytes)
+
+    def raw(self, name: str) -> npt.NDArray[np.uint8]:
+        """Return the bytes of a tensor."""
+        if name != self._kernel:
+            return super().raw(name)
+        frames = [self._inner.raw(own) for own in (FRAME, f"{FRAME}.1")]
+        return np.stack(frames, axis=2)

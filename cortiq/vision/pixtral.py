@@ -75,7 +75,8 @@ class Config(VisionConfig):
 def values(whole: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configuration's keys."""
     merges, text = whole["model_type"] == "mistral3", whole.get(TEXT, {})
-    given = {"vision_feature_layer": -1, "image_token_index": 10} if merges else {}
+    given: dict[str, Any] = {"vision_feature_layer": -1} if merges else {}
+    given |= {"image_token_index": 10} if merges and "image_token_id" not in whole else {}
     found = llava.tower_values({**given, **whole}, "spatial_merge_size", layers=24)
     rope = found.pop("rope_parameters", None)
     theta = rope.get("rope_theta") if isinstance(rope, Mapping) else found.pop("rope_theta", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -21,15 +22,21 @@ from test_vision import EXACT, SIZES, drawn, ideal_rows, sight_of
 import cortiq
 from cortiq.errors import FormatError, UnsupportedError
 from cortiq.formats.checkpoint import open_checkpoint
+from cortiq.vision.image import CLIP_DEVIATION, CLIP_MEAN
 from cortiq.vision.load import load_vision, vision_family
 from cortiq.vision.mmproj import with_mmproj
 
+SECTIONS = {"rope.dimension_sections": [4, 2, 2, 0]}
 TEXTS = {
     "gemma3": GGUF("gemma3", norm_offset=1.0, values=lambda config: {
         "attention.sliding_window": config["sliding_window"],
         "attention.sliding_window_pattern": 2,
     }),
     "idefics3": GGUF("llama", permuted=True),
+    **dict.fromkeys(("llava", "pixtral", "mistral3"), GGUF("llama", permuted=True)),
+    "internvl": GGUF("qwen2"),
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), GGUF("qwen2vl", lambda config: SECTIONS)),
+    "qwen3_vl": GGUF("qwen3vl", lambda config: SECTIONS | {"n_deepstack_layers": 2}),
 }  # fmt: skip
 
 
@@ -39,7 +46,7 @@ def write_text(path, folder, how):
     template = json.loads((folder / "tokenizer_config.json").read_text())["chat_template"]
     tokens = sorted(vocabulary, key=vocabulary.get)
     tokens[-1] = "ab"  # a file has a merge at least; no text here has these letters together
-    special = [len(token) > 1 and token.startswith("<") for token in tokens]
+    special = [len(token) > 1 and token[0] in "<[" for token in tokens]
     emit = gguf_files.emit
 
     def with_tokenizer(place, architecture, values, tensors):
@@ -51,6 +58,8 @@ def write_text(path, folder, how):
                 writer.add_float32(name, value)
             elif isinstance(value, int):
                 writer.add_uint32(name, value)
+            elif isinstance(value, list):
+                writer.add_array(name, value)
             elif value is not None:
                 writer.add_string(name, value)
         writer.add_tokenizer_model("gpt2")
@@ -82,23 +91,164 @@ def text_folder(folder):
     (text / "config.json").write_text(json.dumps(whole["text_config"]))
     tensors = load_file(folder / "model.safetensors")
     parts = ("model.language_model.", "model.text_model.", "language_model.model.")
+    if not any(name.startswith(parts) for name in tensors):
+        parts = ("model.",)
     kept = {
         "model." + name.removeprefix(part): values
         for name, values in tensors.items() for part in parts if name.startswith(part)
     }  # fmt: skip
-    if "lm_head.weight" in tensors:
-        kept["lm_head.weight"] = tensors["lm_head.weight"]
+    for name in tensors:
+        if name.endswith("lm_head.weight"):
+            kept["lm_head.weight"] = tensors[name]
     save_file(kept, text / "model.safetensors")
     return text
 
 
-def write_tower(path, folder, name, swapped=False):
+PROJECTORS = {
+    "llava": "mlp", "pixtral": "pixtral", "mistral3": "pixtral", "internvl": "internvl",
+    "qwen2_vl": "qwen2vl_merger", "qwen2_5_vl": "qwen2.5vl_merger",
+    "qwen3_vl": "qwen3vl_merger",
+}  # fmt: skip
+MERGERS = {"norm": "v.post_ln", "ln_q": "v.post_ln", "linear_fc1": "mm.0", "linear_fc2": "mm.2",
+           "mlp.0": "mm.0", "mlp.2": "mm.2"}  # fmt: skip
+"""Of the converter's own, beside the names that the package has."""
+
+
+def newer_metadata(name, sight):
+    """Return what the converter writes of a LLaVA's or a Qwen's tower, and its flags."""
+    if "qwen" not in name:
+        edge, patch = (
+            one if isinstance(one, int) else one[0]
+            for one in (sight["image_size"], sight["patch_size"])
+        )
+        found = {
+            "image_size": {"pixtral": 70, "mistral3": 112}.get(name, edge), "patch_size": patch,
+            "embedding_length": sight["hidden_size"],
+            "feed_forward_length": sight["intermediate_size"],
+            "attention.head_count": sight["num_attention_heads"],
+            "block_count": sight["num_hidden_layers"] - (name == "llava"),
+        }  # fmt: skip
+        tiles = {"projector.scale_factor": 2, "preproc_max_tiles": 5}
+        more = {"mistral3": {"spatial_merge_size": 2}, "internvl": tiles}.get(name, {})
+        flags = {"internvl": {"gelu": True}, "llava": {}}.get(name, {"gelu": True})
+        return found | more, flags
+    width = sight.get("embed_dim", sight["hidden_size"])
+    found = {
+        "image_size": 560, "patch_size": sight["patch_size"], "embedding_length": width,
+        "block_count": sight["depth"], "attention.head_count": sight["num_heads"],
+        "feed_forward_length": sight.get("intermediate_size", width * sight.get("mlp_ratio", 0)),
+        "image_min_pixels": 256, "image_max_pixels": 2048, "spatial_merge_size": 2,
+    }  # fmt: skip
+    if name == "qwen2_5_vl":
+        every = sight["fullatt_block_indexes"][0] + 1
+        return found | {"n_wa_pattern": every, "window_size": sight["window_size"]}, {"silu": True}
+    return found, {"gelu": True} if name == "qwen3_vl" else {}
+
+
+INTERNVL = {
+    "embeddings.cls_token": "v.class_embd", "layernorm_before": "ln1", "layernorm_after": "ln2",
+    "embeddings.patch_embeddings.projection": "v.patch_embd", "lambda_1": "ls1.weight",
+    "embeddings.position_embeddings": "v.position_embd.weight", "lambda_2": "ls2.weight",
+    "attention.projection_layer": "attn_out", "attention.": "attn_", "_proj.": ".",
+    "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down", "encoder.layer.": "v.blk.", "vision_tower.": "",
+    "multi_modal_projector.layer_norm": "mm.model.mlp.0",
+    "multi_modal_projector.linear_1": "mm.model.mlp.1",
+    "multi_modal_projector.linear_2": "mm.model.mlp.3",
+}  # fmt: skip
+"""What the converter makes of the names of the family's first folders, from those of later ones."""
+
+
+def squares_tensors(name, folder, sight):
+    """Yield the tensors of a Pixtral, a Mistral 3 or an InternVL as the converter has them."""
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, 8)
+    for tensor, values in load_file(folder / "model.safetensors").items():
+        if "language_model" in tensor or "lm_head" in tensor or "mask_token" in tensor:
+            continue
+        old = tensor.removeprefix("model.")
+        if name == "internvl":
+            for theirs, own in INTERNVL.items():
+                old = old.replace(theirs, own)
+            yield old, values
+            continue
+        if re.search(r"\.[qk]_proj\.", old):
+            heads = values.reshape(sight["num_attention_heads"], 2, -1, values.shape[1])
+            values = heads.swapaxes(1, 2).reshape(values.shape)
+        yield names.get_name(old, try_suffixes=(".weight", ".bias")), values
+    if name != "internvl":
+        yield "v.token_embd.img_break", np.zeros(40)
+
+
+def newer_tensors(name, folder, sight):
+    """Yield the tensors of a LLaVA's or a Qwen's tower as the converter has them."""
+    if name in ("pixtral", "mistral3", "internvl"):
+        yield from squares_tensors(name, folder, sight)
+        return
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, 8)
+    for tensor, values in load_file(folder / "model.safetensors").items():
+        if name == "llava":
+            last = f".layers.{sight['num_hidden_layers'] - 1}."
+            if tensor.startswith("language_model") or last in tensor:
+                continue
+            old = tensor.replace("vision_tower.", "vision_tower.vision_model.")
+            own = names.get_name(old, try_suffixes=(".weight", ".bias"))
+            # as its older converter calls them
+            yield own.replace("mm.1", "mm.0") if "linear_1" in old else own, values
+            continue
+        if "visual." not in tensor:
+            continue
+        old, (stem, end) = tensor.removeprefix("model."), tensor.rsplit(".", 1)
+        merger = stem.partition("visual.merger.")[2]
+        if merger:
+            yield f"{MERGERS[merger]}.{end}", values
+        elif "deepstack" in old:
+            _, _, number, rest, _ = old.split(".")
+            layer = sight["deepstack_visual_indexes"][int(number)]
+            yield f"v.deepstack.{layer}.{rest.removeprefix('linear_')}.{end}", values
+        elif old == "visual.patch_embed.proj.weight":
+            yield "v.patch_embd.weight", values[:, :, 0]
+            yield "v.patch_embd.weight.1", values[:, :, 1]
+        elif "attn.qkv" in old and name != "qwen3_vl":
+            for role, part in zip("qkv", np.split(values, 3), strict=True):
+                block = names.get_name(old.replace("qkv", role), try_suffixes=(".weight", ".bias"))
+                yield block, part
+        else:
+            yield names.get_name(old, try_suffixes=(".weight", ".bias")), values
+
+
+def write_newer_tower(path, folder, name, kind):
+    """Write the tower of a LLaVA or a Qwen."""
+    sight = json.loads((folder / "config.json").read_text())["vision_config"]
+    writer, (found, flags) = gguf.GGUFWriter(path, "clip"), newer_metadata(name, sight)
+    writer.add_string("clip.projector_type", kind or PROJECTORS[name])
+    for key, value in found.items():
+        if value is not None:
+            writer.add_uint32(f"clip.vision.{key}", int(value))
+    for flag, value in flags.items():
+        writer.add_bool(f"clip.use_{flag}", value)
+    if name == "qwen3_vl":
+        deep = [n in sight["deepstack_visual_indexes"] for n in range(sight["depth"])]
+        writer.add_array("clip.vision.is_deepstack_layers", deep)
+    writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-5)
+    writer.add_array("clip.vision.image_mean", list(CLIP_MEAN))
+    writer.add_array("clip.vision.image_std", list(CLIP_DEVIATION))
+    for own, values in newer_tensors(name, folder, sight):
+        writer.add_tensor(own, np.ascontiguousarray(values, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def write_tower(path, folder, name, swapped=False, kind=None):
     """Write the tower as llama.cpp's converter does, by the names of the package gguf."""
+    if name in PROJECTORS:
+        write_newer_tower(path, folder, name, kind)
+        return
     config = json.loads((folder / "config.json").read_text())
     sight = config["vision_config"]
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, sight["num_hidden_layers"])
     writer = gguf.GGUFWriter(path, "clip")
-    writer.add_string("clip.projector_type", name)
+    writer.add_string("clip.projector_type", kind or name)
     for key, value in {
         "image_size": sight["image_size"], "patch_size": sight["patch_size"],
         "embedding_length": sight["hidden_size"], "block_count": sight["num_hidden_layers"],
@@ -160,6 +310,8 @@ def test_rows_are_those_of_the_folder(written):
 
 def test_older_names_of_an_mlps_matrices_are_read(written, tmp_path):
     name, folder, file = written
+    if name in PROJECTORS:
+        pytest.skip("LLaVA's are; files of Qwen's towers never had them")
     (tmp_path / "model.gguf").write_bytes(file.read_bytes())
     write_tower(tmp_path / "mmproj.gguf", folder, name, swapped=True)
     image = sight_of(folder).processor.prepare(drawn((40, 70)))
@@ -186,7 +338,7 @@ def test_what_is_no_tower_is_said(written, tmp_path):
     (tmp_path / "model.gguf").write_bytes(file.read_bytes())
     with pytest.raises(UnsupportedError, match="mmproj"):
         vision_family(with_mmproj(open_checkpoint(tmp_path / "model.gguf")))
-    write_tower(tmp_path / "mmproj.gguf", folder, "other")
+    write_tower(tmp_path / "mmproj.gguf", folder, name, kind="other")
     with pytest.raises(UnsupportedError, match="projector 'other'"):
         with_mmproj(open_checkpoint(tmp_path / "model.gguf"))
     write_tower(tmp_path / "mmproj.gguf", folder, name)

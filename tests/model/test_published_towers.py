@@ -141,6 +141,9 @@ NEWER = {
     "Gemma4": ({"hidden_size": 1152, "intermediate_size": 4304, "num_attention_heads": 16,
                 "num_key_value_heads": 16, "head_dim": 72, "num_hidden_layers": 27},
                {"max_soft_tokens": 280}, 4e8),
+    "Kimi_K25": ({"hidden_size": 1152, "intermediate_size": 4304, "num_attention_heads": 16,
+                  "num_hidden_layers": 27},
+                 {"media_proc_cfg": {"in_patch_limit": 16384}}, 4e8),
     "Lfm2Vl": ({"hidden_size": 1152, "intermediate_size": 4304, "num_attention_heads": 16,
                 "num_hidden_layers": 26, "model_type": "siglip2_vision_model",
                 "vision_use_head": False}, {"size": {"height": 512, "width": 512}}, 4e8),
@@ -169,6 +172,13 @@ def test_a_newer_published_tower_has_its_parameters(name, tmp_path):
     text |= {"hidden_size_per_layer_input": 0} if name == "Gemma4" else {}
     config = getattr(transformers, f"{name}Config")(text_config=text, vision_config=sight)
     given = json.loads(json.dumps(config.to_dict())) | {"vision_config": sight}
+    if name == "Kimi_K25":  # as it was first published
+        more = {
+            "init_pos_emb_height": 64,
+            "init_pos_emb_width": 64,
+            "pos_emb_type": "divided_fixed",
+        }
+        given["vision_config"] = {f"vt_{key}": value for key, value in sight.items()} | more
     (tmp_path / "config.json").write_text(json.dumps(given))
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(rules))
     save_file({"lm_head.weight": torch.zeros(1)}, tmp_path / "model.safetensors")

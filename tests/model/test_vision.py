@@ -51,6 +51,7 @@ FAMILIES = (
     "internvl",
     "lfm2_vl",
     "gemma4",
+    "kimi_k25",
 )
 EXACT = {"temperature": 0, "ignore_eos": True}
 
@@ -340,6 +341,10 @@ MOVES = {
         {"vision_config.rope_parameters.rope_theta": 100.0},
     ],
     "pixtral": [{"vision_config.hidden_act": "relu"}, {"vision_feature_layer": 1}],
+    "kimi_k25": [
+        {"vision_config.hidden_act": "relu"}, {"projection_layer_norm_eps": 1.0},
+        {"vision_config.rope_parameters.rope_theta": 2.0},
+    ],
     "gemma4": [
         {"vision_config.rms_norm_eps": 0.1}, {"vision_config.hidden_activation": "relu"},
         {"vision_config.rope_parameters.rope_theta": 2.0},
@@ -406,6 +411,9 @@ WRONG = {
         {"vision_config": {"norm_type": "none"}}, {"vision_feature_select_strategy": "full"},
     ],
     "mistral3": [{"vision_feature_layer": [1, -1]}, {"spatial_merge_size": 3}],
+    "kimi_k25": [
+        {"vision_config": {"pos_emb_width": 4}}, {"vision_config": {"merge_kernel_size": [1, 1]}},
+    ],
     "gemma4": [
         {"vision_config": {"use_clipped_linears": True}}, {"text_config": {"sliding_window": 3}},
         {"vision_config": {"pooling_kernel_size": 3}}, {"vision_config": {"head_dim": 14}},

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 TEXT = {
@@ -340,4 +341,44 @@ def gemma4(folder: Path, together: bool = True, **sight: Any) -> Any:
         sight_model.std_bias.copy_(torch.randn(24) * 0.1)
         sight_model.std_scale.copy_(torch.rand(24) + 0.5)
         made.save_pretrained(folder)
+    return made
+
+
+def kimi_k25(folder: Path, **sight: Any) -> Any:
+    """Write a Kimi K2.5 of at most 24 patches of 6 pixels, and a table of 5 × 5 positions."""
+    ids = write_tokenizer(folder, ["<|media_pad|>"], template_of("<|media_pad|>"))
+    text = TEXT | {
+        "vocab_size": len(ids), "num_key_value_heads": 4, "n_routed_experts": 4,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_group": 1, "topk_group": 1,
+        "first_k_dense_replace": 1, "q_lora_rank": 14, "kv_lora_rank": 16, "v_head_dim": 12,
+        "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "model_type": "deepseek_v3",
+    }  # fmt: skip
+    text.pop("head_dim")
+    tower = {
+        "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "patch_size": 6, "pos_emb_height": 5, "pos_emb_width": 5,
+    } | sight  # fmt: skip
+    config = transformers.Kimi_K25Config(
+        text_config=text, vision_config=tower, image_token_id=ids["<|media_pad|>"],
+        projection_hidden_size=32, video_token_id=3, tie_word_embeddings=False,
+    )  # fmt: skip
+    rules = {
+        "patch_size": 6, "max_patches": 24, "size": {"max_height": 8, "max_width": 8},
+        "image_processor_type": "Kimi_K25ImageProcessor",
+    }  # fmt: skip
+    (folder / "preprocessor_config.json").write_text(json.dumps(rules))
+    made = saved(folder, config, "Kimi_K25ForConditionalGeneration")
+    file = folder / "model.safetensors"
+    published = {  # what transformers writes, and what the published folder has
+        "language_model.model.blocks.": "language_model.model.layers.",
+        "vision_tower.encoder.patch_embed.": "vision_tower.patch_embed.",
+        "model.mm_projector.": "mm_projector.",
+    }
+    tensors = load_file(file)
+    for theirs, name in published.items():
+        tensors = {
+            name + key.removeprefix(theirs) if key.startswith(theirs) else key: tensor
+            for key, tensor in tensors.items()
+        }
+    save_file(tensors, file)
     return made

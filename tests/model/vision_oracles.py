@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from PIL import Image
 from transformers import image_processing_backends
-from transformers.image_utils import PILImageResampling
+from transformers.image_utils import PILImageResampling, SizeDict
 
 GLM = ("glm4v", "glm4v_moe")
 QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", *GLM)
@@ -27,7 +27,7 @@ PROCESSORS = {
     **dict.fromkeys(GLM, ("glm4v", "Glm4v")), "mistral3": ("pixtral", "Pixtral"),
     "internvl": ("got_ocr2", "GotOcr2"), "gemma4": ("gemma4", "Gemma4"),
 }  # fmt: skip
-WITHOUT_PILLOW = ("lfm2_vl",)
+WITHOUT_PILLOW = ("lfm2_vl", "kimi_k25")
 """Families whose processor there is with torchvision's resizing only."""
 MORE = ("image_grid_thw", "pixel_attention_mask", "image_sizes", "spatial_shapes",
         "image_position_ids")  # fmt: skip
@@ -60,6 +60,9 @@ def without_torchvision(name, rules, images):
         BILINEAR="bilinear", BICUBIC="bicubic", LANCZOS="lanczos"
     )
     functional.resize = _by_pillow
+    functional.pad = lambda image, padding, fill, padding_mode: torch.nn.functional.pad(
+        image, (padding[0], padding[2], padding[1], padding[3]), value=fill
+    )
     parts = ["torchvision", "torchvision.transforms", "torchvision.transforms.v2"]
     stubs = {part: ModuleType(part) for part in parts} | {functional.__name__: functional}
     stubs[parts[-1]].functional = functional
@@ -75,6 +78,7 @@ def without_torchvision(name, rules, images):
         kind = next(k for k in vars(import_module(place)).values() if _is_processor(k, place))
         made = kind.__new__(kind)
         given = {k: getattr(kind, k) for k in dir(kind) if type(getattr(kind, k)) in PLAIN} | rules
+        given["size"] = SizeDict(**given["size"])
         vars(made).update(given)
         made.rescale_and_normalize = _normalised
         tensors = [torch.from_numpy(one.transpose(2, 0, 1).copy()) for one in images]
@@ -111,6 +115,9 @@ def patches_of(name, made):
         return tile.patches[tile.squares.reshape(-1)]
     if name == "lfm2_vl":
         return np.stack([np.pad(t.patches, ((0, 24 - len(t.patches)), (0, 0))) for t in made.tiles])
+    if name == "kimi_k25":
+        (tile,) = made.tiles
+        return tile.patches.reshape(-1, 3, 6, 6)
     if name == "gemma4":  # which takes values from 0 to 1
         (tile,) = made.tiles
         return np.pad(tile.patches / 2 + 0.5, ((0, 24 - len(tile.patches)), (0, 0)))[None]
