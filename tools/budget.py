@@ -45,7 +45,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/dialects": 1050,
     "cortiq/domains": 270,
     "cortiq/engine": 4220,
-    "cortiq/formats": 6900,
+    "cortiq/formats": 7120,
     "cortiq/hearing": 560,
     "cortiq/ir": 3680,
     "cortiq/model": 2940,
@@ -62,7 +62,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-null": 210,
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-torch": 190,
-    "tests": 50250,
+    "tests": 50420,
     "tools": 2100,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""
