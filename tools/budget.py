@@ -54,7 +54,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/placement": 710,
     "cortiq/plugins": 660,
     "cortiq/ranks": 2010,
-    "cortiq/receipts": 1020,
+    "cortiq/receipts": 1060,
     "cortiq/serve": 6280,
     "cortiq/tokenizer": 2880,
     "cortiq/vision": 1000,

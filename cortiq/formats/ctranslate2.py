@@ -57,7 +57,7 @@ ROLES = {"weight": "weight", "bias": "bias", "gamma": "weight", "beta": "bias"}
 
 
 @dataclass
-class _Reader:
+class _TensorReader:
     """Reads numbers and names from a file; its end is an error."""
 
     path: Path
@@ -121,7 +121,7 @@ def open_ctranslate2(folder: Path) -> tuple[MappedTensors, dict[str, int]]:
     UnsupportedError : its matrices are quantised.
     """
     path = folder / FILE
-    reader = _Reader(path, map_file(path))
+    reader = _TensorReader(path, map_file(path))
     reader.at = 4
     reader.name()
     reader.number("I")
