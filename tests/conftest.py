@@ -64,6 +64,12 @@ def minilm_path() -> Path:
 
 
 @pytest.fixture(scope="session")
+def whisper_path() -> Path:
+    """Whisper tiny, English only, in CTranslate2's form."""
+    return fetch.pull("whisper-tiny.en")
+
+
+@pytest.fixture(scope="session")
 def gemma3_path() -> Path:
     """Gemma 3 270M, Q4_K_M: windows, norms around each block, score-based vocabulary."""
     return fetch.pull("gemma3-270m")

@@ -45,7 +45,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/dialects": 1050,
     "cortiq/domains": 270,
     "cortiq/engine": 4220,
-    "cortiq/formats": 6970,
+    "cortiq/formats": 7190,
     "cortiq/hearing": 560,
     "cortiq/ir": 3680,
     "cortiq/model": 2940,
@@ -54,7 +54,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/placement": 710,
     "cortiq/plugins": 660,
     "cortiq/ranks": 2216,
-    "cortiq/receipts": 1020,
+    "cortiq/receipts": 1060,
     "cortiq/serve": 6280,
     "cortiq/tokenizer": 2880,
     "cortiq/vision": 1300,
@@ -65,7 +65,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-skills": 1280,
     "plugins/cortiq-torch": 190,
-    "tests": 53963,
+    "tests": 54133,
     "tools": 2100,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""

@@ -37,6 +37,7 @@ NOT_IDENTICAL = 1
     "--image", "pictures", multiple=True, metavar="FILE",
     help="An image that the receipt is about; repeated in their order.",
 )  # fmt: skip
+@click.option("--audio", metavar="FILE", help="The sound that the receipt is about.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @options_of(
     LoadOptions, without=("context", "weight_format", "heads", "draft_vocabulary", "images")
@@ -49,6 +50,7 @@ def verify(
     key: str | None,
     url: str | None,
     pictures: tuple[str, ...],
+    audio: str | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -77,12 +79,13 @@ def verify(
 
     read = cortiq.Receipt.read(receipt)
     if url is not None:
-        if pictures:
-            what = "a server takes no images of a receipt"
-            raise RequestError(what, where="--image", hint="verify it here: name the model")
+        if pictures or audio is not None:
+            what = "a server takes no images and no sound of a receipt"
+            where = "--image" if pictures else "--audio"
+            raise RequestError(what, where=where, hint="verify it here: name the model")
         verdict = _verdict_of_server(url, read, model, key, options)
     else:
-        verdict = _recomputed(read, model, key, pictures, options)
+        verdict = _recomputed(read, model, key, (pictures, audio), options)
     if as_json:
         print_json(asdict(verdict) | {"identical": verdict.identical})
     else:
@@ -107,14 +110,15 @@ def _recomputed(
     receipt: Receipt,
     model: str | None,
     key: str | None,
-    pictures: tuple[str, ...],
+    media: tuple[tuple[str, ...], str | None],
     options: dict[str, Any],
 ) -> Verification:
     import cortiq
 
+    pictures, audio = media
     with progress_bar() as bar, progress_bar(in_bytes=True) as fetching:
         return cortiq.verify(
-            receipt, model, key=key, fetching=fetching, images=pictures,
+            receipt, model, key=key, fetching=fetching, images=pictures, audio=audio,
             progress=lambda done, rows: bar("Recomputing", done, rows),
             **select(LoadOptions, options),
         )  # fmt: skip

@@ -8,6 +8,12 @@ from pathlib import Path
 from cortiq.errors import FormatError, ModelNotFoundError
 from cortiq.formats.checkpoint_fields import folder_template, text_field, token_ids
 from cortiq.formats.cmf.model import container_of, is_cmf, open_model
+from cortiq.formats.ctranslate2 import (
+    is_ctranslate2,
+    open_ctranslate2,
+    whisper_config,
+    whisper_settings,
+)
 from cortiq.formats.gguf import GGUFFile, GGUFMetadata, open_gguf
 from cortiq.formats.gguf_header import read_header
 from cortiq.formats.mapped import MappedTensors
@@ -87,6 +93,8 @@ def _from_cmf(path: Path, strict: bool) -> Checkpoint:
 
 
 def _open_folder(folder: Path, strict: bool) -> Checkpoint:
+    if is_ctranslate2(folder) and not any(folder.glob("*.safetensors")):
+        return _from_ctranslate2(folder)
     files = sorted(file for file in folder.glob("*.gguf") if TOWER not in file.name)
     if (folder / "config.json").is_file() and (not files or any(folder.glob("*.safetensors"))):
         return _from_huggingface(folder)
@@ -107,6 +115,25 @@ def _open_folder(folder: Path, strict: bool) -> Checkpoint:
 
 def _from_gguf(file: GGUFFile) -> Checkpoint:
     return _of_gguf(file.path, file.metadata, read_packed_gguf(file))
+
+
+def _from_ctranslate2(folder: Path) -> Checkpoint:
+    tensors, scalars = open_ctranslate2(folder)
+    config = whisper_config(tensors, scalars)
+    given, tokenizer = (read_optional(folder / f"{name}.json") for name in ("config", "tokenizer"))
+    settings = whisper_settings(given, tokenizer, config["vocab_size"])
+    return Checkpoint(
+        path=folder,
+        kind="huggingface",
+        config=config,
+        architecture=config["model_type"],
+        eos_token_ids=token_ids([settings["eos_token_id"]], str(folder)),
+        tokenizer_source=folder,
+        chat_template=None,
+        _tensors=tensors,
+        _all=tensors,
+        generation=settings,
+    )
 
 
 def _from_own(folder: Path) -> Checkpoint:

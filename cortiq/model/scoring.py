@@ -97,16 +97,17 @@ class ScoringMixin:
         *,
         progress: Progress | None = None,
         images: Iterable[Any] = (),
+        audio: Any = None,
     ) -> Verification:
         """Compute again what a receipt claims; `cortiq.verify` opens the model as well.
 
         Parameters
         ----------
-        images : those that it is about, in their order.
+        images : those that it is about, in their order. audio : the sound that it is about.
         """
         model = cast("Model", self)
         with model._working():
-            return verify_on(model, receipt, function_of(progress, "progress"), images)
+            return verify_on(model, receipt, function_of(progress, "progress"), images, audio)
 
     def embed(self, prompt: TextPrompt | Sequence[TextPrompt], **options: Any) -> np.ndarray:
         """Return a vector for a text or for token ids, from the hidden states: float32 [width].

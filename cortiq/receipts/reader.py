@@ -197,7 +197,7 @@ CLAIM_READERS: Mapping[str, Callable[[Any, str], Any]] = {
 }
 """Reader of each field of a claim."""
 OPTIONAL_READERS: Mapping[str, Callable[[Any, str], Any]] = {
-    "adapter": read_adapter, "images": _list_of(_hex(64)),
+    "adapter": read_adapter, "images": _list_of(_hex(64)), "sound": _hex(64),
 }  # fmt: skip
 """Reader of each field that claims have only where it says something."""
 

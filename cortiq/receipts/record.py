@@ -61,6 +61,8 @@ class Claim:
     adapter : hash of the files, and scale, of the adapter; None for none, which is not written.
     images : SHA-256, in hex, of each image in the prompt as the model sees it; written only where
         there are any, so that seals of older receipts stay valid.
+    sound : SHA-256, in hex, of the window of sound as the model hears it; written only where there
+        is one.
     """
 
     contract: int
@@ -78,12 +80,14 @@ class Claim:
     text: str
     adapter: tuple[str, float] | None = None
     images: tuple[str, ...] = ()
+    sound: str = ""
 
     def as_object(self) -> dict[str, Any]:
         """Return the claim as a JSON object."""
         written = dict(vars(self))
-        if not self.images:
-            del written["images"]
+        for name in ("images", "sound"):
+            if not written[name]:
+                del written[name]
         written["options"] = options_object(self.options)
         written["digests"] = [hexadecimal(words) for words in self.digests]
         if self.adapter is None:
@@ -233,6 +237,7 @@ def make_receipt(made: Generation, model: Model, request: Request) -> Receipt:
         text=made.text,
         adapter=facts_of(request.overlay),
         images=request.image_digests,
+        sound="" if request.encoded is None else request.encoded.digest,
     )
     return Receipt(claim, machine_facts(made, model), claim.seals())
 

@@ -19,6 +19,7 @@ from cortiq.model.fingerprint import adapter_facts, drawing_facts, fingerprint
 from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq.numerics.digest import hexadecimal
 from cortiq.receipts.claimed_images import claimed_images, supplied_rows, whole_chunks
+from cortiq.receipts.claimed_sound import claimed_sound
 from cortiq.receipts.difference import Difference, Verification, field_difference
 from cortiq.receipts.record import RECORDED, Claim, Receipt
 
@@ -54,9 +55,10 @@ def verify_on(
     receipt: Receipt,
     progress: Progress | None = None,
     images: Iterable[Any] = (),
+    audio: Any = None,
 ) -> Verification:
     """Verify a receipt's claim on this model; `cortiq.verify` checks the signature."""
-    return _result_of(verification_steps(model, receipt, progress, images))
+    return _result_of(verification_steps(model, receipt, progress, images, audio))
 
 
 def _result_of(steps: Generator[None, None, Result]) -> Result:
@@ -74,12 +76,14 @@ def verification_steps(
     receipt: Receipt,
     progress: Progress | None = None,
     images: Iterable[Any] = (),
+    audio: Any = None,
 ) -> Generator[None, None, Verification]:
     """Verify a receipt's claim, and yield after each part of it that was computed.
 
     Raises
     ------
-    RequestError : the claim is about images, and they are not given: there is no verdict.
+    RequestError : the claim is about images or a sound, and they are not given: there is no
+        verdict.
     """
     if not isinstance(receipt, Receipt):
         what = f"expected a receipt, not {shown(receipt)}"
@@ -89,7 +93,7 @@ def verification_steps(
     found = contract_differences(claim) or _model_differences(model, claim)
     steps = 0
     if not found:
-        replayed = ClaimReplay(model, claim, progress, list(images))
+        replayed = ClaimReplay(model, claim, progress, list(images), audio)
         found = yield from replayed.differences()
         steps = replayed.steps
     seconds = time.perf_counter() - started
@@ -128,7 +132,8 @@ class ClaimReplay:
 
     Attributes
     ----------
-    images : those of the prompt, in order. steps : draws found identical so far.
+    images : those of the prompt, in order. audio : the sound that it hears; None for none.
+    steps : draws found identical so far.
     overlay : the claim's adapter; held, so that it may be unloaded meanwhile.
     """
 
@@ -136,6 +141,7 @@ class ClaimReplay:
     claim: Claim
     progress: Progress | None = None
     images: list[Any] = field(default_factory=list)
+    audio: Any = None
     steps: int = field(default=0, init=False)
     overlay: ChosenOverlay | None = field(default=None, init=False)
 
@@ -153,7 +159,10 @@ class ClaimReplay:
         seen = claimed_images(model, claim, self.images)
         if isinstance(seen, Difference):
             return [seen]
-        request = with_images(request, seen, model.program)
+        heard = claimed_sound(model, claim, self.audio)
+        if isinstance(heard, Difference):
+            return [heard]
+        request = replace(with_images(request, seen, model.program), encoded=heard)
         self.overlay = model.adapters.claimed(claim.adapter)
         request = replace(request, overlay=self.overlay)
         model.adapters.sync(self.overlay)
@@ -200,7 +209,10 @@ class ClaimReplay:
         silent = last if images is None else images.whole_rows(0, last)
         silent = silent if silent <= last else 0
         chunk_rows = request.chunk_rows or self.model.executable.batch_rows
-        with Session(self.model.executable, len(ids)) as session:
+        room = max(len(ids), request.room)
+        with Session(self.model.executable, room) as session:
+            if request.encoded is not None:
+                request.encoded.store(self.model.executable, session.state)
             for start, end in whole_chunks(request, 0, silent, chunk_rows):
                 none: list[tuple[Want, ...]] = [()] * (end - start)
                 session.read(

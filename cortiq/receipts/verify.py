@@ -31,6 +31,7 @@ def verify(
     progress: Progress | None = None,
     fetching: FetchProgress | None = None,
     images: Iterable[Any] = (),
+    audio: Any = None,
     **options: Any,
 ) -> Verification:
     """Recompute what a receipt claims, all rows at once, and compare every bit.
@@ -44,6 +45,7 @@ def verify(
         signature passes.
     progress, fetching : called with rows done and in all; as for `cortiq.load`.
     images : those that the receipt is about, in their order.
+    audio : the sound that it is about.
     options : `backend`, `device`, `threads` and `strict_placement` of `cortiq.LoadOptions`.
 
     Raises
@@ -57,7 +59,7 @@ def verify(
             raise RequestError(what, where="verify")
         receipt = Receipt.read(receipt)
     signed_by, forged = check_signature(receipt, key)
-    verdict = _recomputed(receipt, model, progress, fetching, options, list(images))
+    verdict = _recomputed(receipt, model, progress, fetching, options, (list(images), audio))
     differences = (*forged, *verdict.differences)
     return replace(verdict, differences=differences, signed_by=signed_by)
 
@@ -88,13 +90,14 @@ def _recomputed(
     progress: Progress | None,
     fetching: FetchProgress | None,
     options: dict[str, Any],
-    images: list[Any],
+    media: tuple[list[Any], Any],
 ) -> Verification:
+    images, audio = media
     if isinstance(model, Model):
         if options:
             what = f"{', '.join(options)}: an opened model has them already"
             raise RequestError(what, hint="give a model by its name or path")
-        return model.verify(receipt, progress=progress, images=images)
+        return model.verify(receipt, progress=progress, images=images, audio=audio)
     name = model_name(_named_model(receipt) if model is None else model)
     found = contract_differences(receipt.claim)
     opened = None if found else _open_claimed(name, receipt.claim, options, fetching)
@@ -102,7 +105,7 @@ def _recomputed(
         found += opened or []
         return Verification((*found, *edited_fields(receipt)))
     with opened:
-        return opened.verify(receipt, progress=progress, images=images)
+        return opened.verify(receipt, progress=progress, images=images, audio=audio)
 
 
 def _named_model(receipt: Receipt) -> str:

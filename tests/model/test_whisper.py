@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import wave
 
 import pytest
+from click.testing import CliRunner
 
 pytest.importorskip("transformers")
 
@@ -15,6 +17,7 @@ import whisper_folders
 from installed import backends
 
 import cortiq
+from cortiq.cli.main import cli
 from cortiq.engine.prompt_encoded import EncodedPrompt
 from cortiq.errors import RequestError
 from cortiq.formats.checkpoint import open_checkpoint
@@ -209,3 +212,26 @@ def test_a_prompt_without_a_sound_is_refused_and_sounds_by_other_models(folder):
         prompt = SoundPrompt([1, 2], EncodedPrompt(1, lambda: np.zeros((1, 4), np.float32), "00"))
         with pytest.raises(RequestError, match="hears nothing"):
             model.generate(prompt, max_tokens=2)
+
+
+def test_a_receipt_holds_the_sound(folder, tmp_path):
+    sound, other = ((tone(hertz), 16000) for hertz in (400.0, 401.0))
+    with cortiq.load(folder, backend="cpu", threads=1) as model:
+        made = model.generate(model.sound_prompt(sound), max_tokens=4, temperature=0)
+        made.receipt().write(tmp_path / "r.json")
+        receipt = cortiq.Receipt.read(tmp_path / "r.json")
+        assert model.verify(receipt, audio=sound).identical
+        (found,) = model.verify(receipt, audio=other).differences
+        assert found.field == "sound"
+        with pytest.raises(RequestError, match="none is given"):
+            model.verify(receipt)
+    whole = (sound[0] * 32768).astype("<i2")
+    with wave.open(str(tmp_path / "a.wav"), "wb") as file:
+        file.setparams((1, 2, 16000, len(whole), "NONE", ""))
+        file.writeframes(whole.tobytes())
+    with cortiq.load(folder, backend="reference") as model:
+        made = model.generate(model.sound_prompt(tmp_path / "a.wav"), max_tokens=3, temperature=0)
+        made.receipt().write(tmp_path / "r.json")
+    how = ("--audio", str(tmp_path / "a.wav"), "--backend", "cpu")
+    done = CliRunner().invoke(cli, ["verify", str(tmp_path / "r.json"), str(folder), *how])
+    assert done.exit_code == 0, done.output

@@ -381,13 +381,13 @@ def test_receipt_is_not_written_where_it_cannot_be(receipt, tmp_path):
 
 def test_schema_in_the_docs_has_the_fields_of_a_receipt(receipt):
     schema = json.loads((Path(__file__).parents[2] / "docs/receipt-1.schema.json").read_text())
-    claim = replace(receipt.claim, images=("0" * 64,))
+    claim = replace(receipt.claim, images=("0" * 64,), sound="0" * 64)
     about = replace(receipt, claim=claim, seals=claim.seals())
 
     def compare(part, value):
         if part.get("additionalProperties") is False:
-            # A claim, and so its seals, name an adapter and images only where there are some.
-            rare = ("adapter", "images")
+            # A claim, and so its seals, name an adapter, images, a sound only where there are any.
+            rare = ("adapter", "images", "sound")
             assert [n for n in part["properties"] if n not in rare or n in value] == list(value)
             assert set(part["required"]) == set(value) - {"signature", *rare}
             for name, inner in value.items():
