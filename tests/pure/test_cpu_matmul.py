@@ -118,6 +118,9 @@ def test_integers_at_their_bounds(name, isa):
         assert_same_bits(product(isa, 1, matrix, x)[0], wanted)
         many = Quantised(np.concatenate([q, q]), np.full(18, -14, np.int32))
         assert_same_bits(product(isa, 2, matrix, many)[0], np.concatenate([wanted, wanted]))
+        for row in range(4):  # alone it meets kernels of its own
+            alone = Quantised(q[row : row + 1], x.e[row : row + 1])
+            assert_same_bits(product(isa, 1, matrix, alone)[0], wanted[row : row + 1])
 
 
 @pytest.mark.parametrize("isa", supported_isas())
