@@ -91,6 +91,8 @@ def extreme_weight(name: str, rows: int, columns: int) -> Weight:
         raw[::4], raw[1::4], raw[2::4], raw[3::4] = 254, 126, 71, 71 + 128
         raw[4:, ::3, 4::2] ^= 128
         raw[4:, :, 5::4] ^= 57
+    if name in ("MXFP4", "e2m1b16"):
+        raw[::2] = 0x77  # 6, the largest; 0xFF is -6
     if name == "MXFP4":
         raw[:, :, 0] = 128
     if name == "IQ1_M":
