@@ -4,11 +4,12 @@
     python benchmarks/cpu_instructions.py build/aarch64/objects/matmul_neon_dotprod.o --dot sdot
 
 OBJECT is a compiled `matmul_*.o` (by default that of AVX2 among `backends/cpu/build`); `objdump`
-takes it apart, that of the cross compiler for aarch64. Of each layout's kernel (`direct`: one row;
-`planes`, `rows`, `block`: many) the inner loop that has dot products in it is taken; nothing is
-run. Many rows: for 16 products of a weight and a row instead of 16 weights; layouts whose kernels
-are the same appear once. `bound` is what 16 weights cost if codes were there already: the dot
-products, their sums where these are apart, and with AVX2 the load of the row's pair.
+takes it apart, that of the cross compiler for aarch64. Of each layout's kernel (`direct`: few rows;
+`one`: one, on bytes; `planes`, `rows`, `block`: many) the inner loop that has dot products in it is
+taken; nothing is run. Many rows: for 16 products of a weight and a row instead of 16 weights;
+layouts whose kernels are the same appear once. `bound` is what 16 weights cost if codes were there
+already: the dot products, their sums where these are apart, and with AVX2 the load of the row's
+pair.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ TARGET = re.compile(r"\b([0-9a-f]+) <")
 TWICE = ("W16", "E4M3", "NF4", "FP4")
 """Layouts of which a weight takes two products."""
 DOTS = {
-    "vpmaddwd": (16, 3), "smlal": (4, 4), "smlal2": (4, 4), "sdot": (8, 2), "usdot": (8, 2),
-    "smmla": (16, 1),
+    "vpmaddwd": (16, 3), "vpmaddubsw": (16, 2.5), "smlal": (4, 4), "smlal2": (4, 4), "sdot": (8, 2),
+    "usdot": (8, 2), "smmla": (16, 1),
 }  # fmt: skip
 """Weights that a dot product meets, rows being 16-bit, and instructions for 16 of them at best."""
 Listing = list[tuple[int, str, str]]
@@ -66,7 +67,7 @@ def innermost(listing: Listing, dots: Sequence[str], kernels: str) -> tuple[int,
     """
     counts = [(len(loop), sum(name in dots for _, name, _ in loop)) for loop in loops(listing)]
     found = [both for both in counts if both[1]]
-    if kernels == "direct":
+    if kernels in ("direct", "one"):
         return min(found, default=None)
     return min(found, key=lambda both: both[0] / both[1], default=None)
 
@@ -76,7 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("object", nargs="?", type=Path, help="a compiled matmul_*.o")
     parser.add_argument("--dot", nargs="*", default=["vpmaddwd"], choices=DOTS)
-    kinds = ("direct", "planes", "rows", "block")
+    kinds = ("direct", "one", "planes", "rows", "block")
     parser.add_argument("--kernels", default="direct", choices=kinds)
     given = parser.parse_args()
     built = Path(__file__).parent.parent / "backends" / "cpu" / "build"

@@ -91,6 +91,8 @@ def extreme_weight(name: str, rows: int, columns: int) -> Weight:
         raw[::4], raw[1::4], raw[2::4], raw[3::4] = 254, 126, 71, 71 + 128
         raw[4:, ::3, 4::2] ^= 128
         raw[4:, :, 5::4] ^= 57
+    if name in ("MXFP4", "e2m1b16"):
+        raw[::2] = 0x77  # 6, the largest; 0xFF is -6
     if name == "MXFP4":
         raw[:, :, 0] = 128
     if name == "IQ1_M":
@@ -118,6 +120,9 @@ def test_integers_at_their_bounds(name, isa):
         assert_same_bits(product(isa, 1, matrix, x)[0], wanted)
         many = Quantised(np.concatenate([q, q]), np.full(18, -14, np.int32))
         assert_same_bits(product(isa, 2, matrix, many)[0], np.concatenate([wanted, wanted]))
+        for row in range(4):  # alone it meets kernels of its own
+            alone = Quantised(q[row : row + 1], x.e[row : row + 1])
+            assert_same_bits(product(isa, 1, matrix, alone)[0], wanted[row : row + 1])
 
 
 @pytest.mark.parametrize("isa", supported_isas())

@@ -67,7 +67,7 @@ static void attend_some(int count, const block *b, const cortiq_attend *a, const
 {
     if (a->chosen && count) {
         uint64_t any = q->seen[0] | (count > 1 ? q->seen[1] : 0) | (count > 2 ? q->seen[2] : 0);
-        if (__builtin_popcountll(any) <= FEW_KEYS && b->pairs <= WIDEST * CQ_LANES) {
+        if (__builtin_popcountll(any) <= FEW_KEYS && b->pairs <= WIDEST * 4) {
             attend_few(count, b, a, q);
             return;
         }

@@ -42,15 +42,17 @@ static void gather_keys(few_keys *f, const block *b, uint64_t keys)
     }
 }
 
-INLINE int64_t total_of(vi x)
+/* 256·Σ high + Σ low, rounded once. Sums of four lanes still fit int32. */
+INLINE float plane_total(vi high, vi low)
 {
-    int64_t total = 0;
-    for (int lane = 0; lane < CQ_LANES; lane++) total += x[lane];
-    return total;
+    typedef int64_t four __attribute__((vector_size(32)));
+    four sum = __builtin_convertvector(i_quarters(high), four) * 256 +
+               __builtin_convertvector(i_quarters(low), four);
+    return (float)((sum[0] + sum[1]) + (sum[2] + sum[3]));
 }
 
-/* RN(q·k) of `count` queries with the keys: dots [count][TILE]. Dimensions lie along the lanes, whose
- * sums fit int32 up to WIDEST pairs a lane; what follows a query's row meets zeros of the key. */
+/* RN(q·k) of `count` queries with the keys: dots [count][TILE]. Dimensions lie along the lanes; what
+ * follows a query's row meets zeros of the key. */
 INLINE void few_rounded(int count, const block *b, const few_keys *f, const int *who, float *dots)
 {
     int width = (b->pairs + CQ_LANES - 1) / CQ_LANES * CQ_LANES;
@@ -68,7 +70,7 @@ INLINE void few_rounded(int count, const block *b, const few_keys *f, const int 
             }
         }
         UNROLL for (int i = 0; i < count; i++)
-            dots[i * TILE + key] = (float)(total_of(joined(h[i])) * 256 + total_of(joined(l[i])));
+            dots[i * TILE + key] = plane_total(joined(h[i]), joined(l[i]));
     }
     for (int key = f->count; key < f->vectors * CQ_LANES; key++)
         for (int i = 0; i < count; i++) dots[i * TILE + key] = 0;

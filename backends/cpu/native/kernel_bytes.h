@@ -1,24 +1,10 @@
-/* Codes of a unit as bytes, for instruction sets that multiply these: what kernel_unpack.h is for
- * pairs of int16. b[j] holds columns 4j … 4j + 3, in the order 0 2 1 3, of LANES outputs.
- */
+/* Codes of a unit as bytes for NEON's products of these, as take_codes has them. */
 
 /* `negated`: the highest bit of what a table gives is the other one: its values less 128. */
 INLINE void take_bytes(const int layout, const cortiq_chunk *c, const uint8_t *main, int unit,
                        const int second, int lane, const int negated, vi *b)
 {
-    const int bits = layout_bits(layout);
-    main += 4 * lane + unit * (bits == 16 ? 256 : layout_main_bytes(layout));
-    if (bits >= 8) {
-        for (int j = 0; j < 4; j++)
-            b[j] = vi_load(main + 64 * j);
-        return;
-    }
-    if (bits == 3 || bits == 5 || bits == 6)
-        join_parted(bits, unit, second, main, c->extra + 4 * lane, b);
-    else if (bits == 2)
-        take_bit_pairs(vi_load(main), b);
-    else
-        take_nibbles(vi_load(main), vi_load(main + 64), b);
+    take_codes(layout, c, main, unit, second, lane, b);
     if (!layout_has_table(layout))
         return;
     uint8x16_t table = vld1q_u8(layout_offset(layout) == 128 ? cortiq_iq4_nl_table

@@ -4,37 +4,24 @@
  *
  *     panel_row                       a row in the form that dot products take
  *     panel_sums                      the sums of the panel's outputs
- *     panel_start(sums, start)        all of them are `start`
+ *     panel_start(layout, sums, start)  all of them are `start`
  *     panel_dot(…)                    a unit joins them
- *     panel_total(sums, v)            vector v of them
- *     panel_fold(sums, v, scale, …)   256·high + rest += scale·sum
- *     panel_split(sums, v, …)         256·high + rest += sum
+ *     panel_total(layout, sums, v)    vector v of them
+ *     panel_fold(layout, sums, v, scale, …)  256·high + rest += scale·sum
+ *     panel_split(layout, sums, v, …)         256·high + rest += sum
  *     layout_left(layout)             what its codes are too large by
+ *     widen_bytes(from, is_signed, to)  the bytes of a panel's outputs as int32
+ *     PANEL_NAME(name)                the kernel of a layout (direct_…, unless defined)
+ *     ask_unit(layout, c, unit)       ask memory for what comes later (prefetch_unit, likewise)
  */
+#ifndef PANEL_NAME
+#define PANEL_NAME(name) direct_##name
+#define ask_unit prefetch_unit
+#endif
 
 typedef struct {
     vi high[QUARTERS], rest[QUARTERS];
 } panel_parts;
-
-/* Four vectors of the bytes of a panel's outputs. */
-INLINE void widen_bytes(const uint8_t *from, const int is_signed, vi *to)
-{
-    if (is_signed) {
-        int8x16_t bytes = vreinterpretq_s8_u8(vld1q_u8(from));
-        int16x8_t low = vmovl_s8(vget_low_s8(bytes)), high = vmovl_high_s8(bytes);
-        to[0] = vmovl_s16(vget_low_s16(low));
-        to[1] = vmovl_high_s16(low);
-        to[2] = vmovl_s16(vget_low_s16(high));
-        to[3] = vmovl_high_s16(high);
-        return;
-    }
-    uint8x16_t bytes = vld1q_u8(from);
-    uint16x8_t low = vmovl_u8(vget_low_u8(bytes)), high = vmovl_high_u8(bytes);
-    to[0] = vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(low)));
-    to[1] = vreinterpretq_s32_u32(vmovl_high_u16(low));
-    to[2] = vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(high)));
-    to[3] = vreinterpretq_s32_u32(vmovl_high_u16(high));
-}
 
 /* Sums of `count` units (known when compiled) of a chunk, from `first` on, column `column` of the
  * row; odd: of one unit, first & 1. */
@@ -42,10 +29,10 @@ INLINE panel_sums panel_units(const int layout, const cortiq_chunk *c, int first
                               const int odd, const panel_row *x, int32_t start, int column)
 {
     panel_sums sums;
-    panel_start(&sums, start);
+    panel_start(layout, &sums, start);
     _Pragma("GCC unroll 2")
     for (int u = 0; u < count; u++) {
-        prefetch_unit(layout, c, first + u);
+        ask_unit(layout, c, first + u);
         panel_dot(layout, c, c->main, first + u, count == 2 ? u : odd, x, column + UNIT * u, &sums);
     }
     return sums;
@@ -61,7 +48,7 @@ INLINE void panel_block(const int layout, const cortiq_chunk *c, int b, int all,
     panel_sums sums = panel_units(layout, c, units * b, units, 0, x, start, units * UNIT * all);
     _Pragma("GCC unroll 4")
     for (int v = 0; v < QUARTERS; v++) {
-        vf term = vf_multiply(vf_from_int(panel_total(&sums, v)),
+        vf term = vf_multiply(vf_from_int(panel_total(layout, &sums, v)),
                               load_scale(layout, side, v * LANES));
         if (layout_has_minimum(layout))
             term = vf_add(term, vf_multiply(vf_set(x->sum32[all]),
@@ -117,7 +104,7 @@ INLINE void panel_subs(const int layout, const cortiq_chunk *c, int index, const
                         layout_signed_subs(layout), scale);
             _Pragma("GCC unroll 4")
             for (int v = 0; v < QUARTERS; v++)
-                panel_fold(&sums, v, scale[v], &parts->high[v], &parts->rest[v]);
+                panel_fold(layout, &sums, v, scale[v], &parts->high[v], &parts->rest[v]);
         }
 }
 
@@ -130,7 +117,7 @@ INLINE void panel_lows(const int layout, const cortiq_chunk *c, const int32_t *s
         vi offset[QUARTERS];
         widen_bytes(c->side + layout_offsets_at(layout) + PANEL * s, 0, offset);
         for (int v = 0; v < QUARTERS; v++)
-            low[v] = vmlaq_n_s32(low[v], offset[v], sums[s]);
+            low[v] = vi_add(low[v], vi_multiply(offset[v], vi_set(sums[s])));
     }
 }
 
@@ -143,9 +130,9 @@ INLINE void panel_term(const int layout, const cortiq_chunk *c, int index, const
     vi low[QUARTERS];
     panel_sums sums;
     memset(&parts, 0, sizeof parts);
-    panel_start(&sums, !subs && layout_left(layout) ? x->start[index] : 0);
+    panel_start(layout, &sums, !subs && layout_left(layout) ? x->start[index] : 0);
     for (int u = 0; !subs && u < c->units; u++) {
-        prefetch_unit(layout, c, u);
+        ask_unit(layout, c, u);
         panel_dot(layout, c, c->main, u, 0, x, CHUNK * index + UNIT * u, &sums);
     }
     if (subs)
@@ -155,7 +142,7 @@ INLINE void panel_term(const int layout, const cortiq_chunk *c, int index, const
     _Pragma("GCC unroll 4")
     for (int v = 0; v < QUARTERS; v++) {
         vf sum = subs ? round_two(parts.high[v], parts.rest[v])
-                      : vf_from_int(panel_total(&sums, v));
+                      : vf_from_int(panel_total(layout, &sums, v));
         vf term = vf_multiply(sum, load_scale(layout, c->side, v * LANES));
         if (layout_has_minimum(layout))
             term = vf_add(term, vf_multiply(vf_from_int(low[v]),
@@ -189,13 +176,13 @@ INLINE void panel_plane(const int layout, const cortiq_chunk *c, const uint8_t *
                         const panel_row *x, panel_parts *parts)
 {
     panel_sums sums;
-    panel_start(&sums, 0);
+    panel_start(layout, &sums, 0);
     for (int u = 0; u < c->units; u++) {
-        prefetch_unit(CORTIQ_W8, c, u + (main == c->main ? 0 : c->units));
+        ask_unit(CORTIQ_W8, c, u + (main == c->main ? 0 : c->units));
         panel_dot(layout, c, main, u, 0, x, column + UNIT * u, &sums);
     }
     for (int v = 0; v < QUARTERS; v++)
-        panel_split(&sums, v, &parts->high[v], &parts->rest[v]);
+        panel_split(layout, &sums, v, &parts->high[v], &parts->rest[v]);
 }
 
 /* w8, w16. start: the offset's part of I in base 256, high, middle, low (w8: high, low). */
@@ -224,7 +211,7 @@ INLINE void panel_whole(const int layout, const cortiq_tile *t, int row)
 }
 
 #define PANEL_KERNEL(name)                                                                         \
-    TARGET static void direct_##name(const cortiq_tile *tile)                                      \
+    TARGET static void PANEL_NAME(name)(const cortiq_tile *tile)                                      \
     {                                                                                              \
         for (EACH_PANEL(t, tile))                                                                  \
             for (int row = 0; row < t.count; row++) {                                              \

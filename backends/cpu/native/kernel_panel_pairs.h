@@ -24,8 +24,9 @@ INLINE panel_row panel_row_of(const cortiq_tile *t, int row)
                        cortiq_record_sum32(record, t->matrix->width)};
 }
 
-INLINE void panel_start(panel_sums *sums, int32_t start)
+INLINE void panel_start(const int layout, panel_sums *sums, int32_t start)
 {
+    (void)layout;
     vi first = vreinterpretq_s32_s64(vdupq_n_s64((uint32_t)start));
     for (int v = 0; v < QUARTERS; v++)
         sums->low[v] = sums->high[v] = first;
@@ -52,21 +53,26 @@ INLINE void panel_dot(const int layout, const cortiq_chunk *c, const uint8_t *ma
     }
 }
 
-INLINE vi panel_total(const panel_sums *sums, int v)
+INLINE vi panel_total(const int layout, const panel_sums *sums, int v)
 {
+    (void)layout;
     return vpaddq_s32(sums->low[v], sums->high[v]);
 }
 
-INLINE void panel_fold(const panel_sums *sums, int v, vi scale, vi *high, vi *rest)
+INLINE void panel_fold(const int layout, const panel_sums *sums, int v, vi scale, vi *high,
+                       vi *rest)
 {
-    *rest = vmlaq_s32(*rest, panel_total(sums, v), scale);
+    (void)layout;
+    *rest = vmlaq_s32(*rest, panel_total(layout, sums, v), scale);
     *high = vsraq_n_s32(*high, *rest, 8);
     *rest = vi_and(*rest, vi_set(255));
 }
 
-INLINE void panel_split(const panel_sums *sums, int v, vi *high, vi *rest)
+INLINE void panel_split(const int layout, const panel_sums *sums, int v, vi *high,
+                        vi *rest)
 {
-    *rest = vi_add(*rest, panel_total(sums, v));
+    (void)layout;
+    *rest = vi_add(*rest, panel_total(layout, sums, v));
     *high = vsraq_n_s32(*high, *rest, 8);
     *rest = vi_and(*rest, vi_set(255));
 }

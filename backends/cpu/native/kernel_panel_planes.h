@@ -57,8 +57,9 @@ TARGET static void panel_row_ready(const void *record, int32_t width, uint8_t *t
     }
 }
 
-INLINE void panel_start(panel_sums *sums, int32_t start)
+INLINE void panel_start(const int layout, panel_sums *sums, int32_t start)
 {
+    (void)layout;
     for (int v = 0; v < QUARTERS; v++) {
         sums->high[v] = vi_set(start >> 8);
         sums->low[v] = vi_set(start & 255);
@@ -97,19 +98,24 @@ INLINE void panel_dot(const int layout, const cortiq_chunk *c, const uint8_t *ma
     }
 }
 
-INLINE vi panel_total(const panel_sums *sums, int v)
+INLINE vi panel_total(const int layout, const panel_sums *sums, int v)
 {
+    (void)layout;
     return vi_add(vi_left(sums->high[v], 8), sums->low[v]);
 }
 
-INLINE void panel_fold(const panel_sums *sums, int v, vi scale, vi *high, vi *rest)
+INLINE void panel_fold(const int layout, const panel_sums *sums, int v, vi scale, vi *high,
+                       vi *rest)
 {
+    (void)layout;
     *high = vmlaq_s32(*high, sums->high[v], scale);
     *rest = vmlaq_s32(*rest, sums->low[v], scale);
 }
 
-INLINE void panel_split(const panel_sums *sums, int v, vi *high, vi *rest)
+INLINE void panel_split(const int layout, const panel_sums *sums, int v, vi *high,
+                        vi *rest)
 {
+    (void)layout;
     *high = vi_add(*high, sums->high[v]);
     *rest = vi_add(*rest, sums->low[v]);
 }

@@ -105,6 +105,25 @@ INLINE void join_parted(const int bits, int unit, const int second, const uint8_
         add_third(second, vi_load(extra + 64 * (unit / 2)), b);
 }
 
+/* Codes of a unit, of a table its indices, as bytes: b[j] holds columns 4j … 4j + 3, in the order 0 2 1 3,
+ * of LANES outputs. */
+INLINE void take_codes(const int layout, const cortiq_chunk *c, const uint8_t *main, int unit,
+                       const int second, int lane, vi *b)
+{
+    const int bits = layout_bits(layout);
+    main += 4 * lane + unit * (bits == 16 ? 256 : layout_main_bytes(layout));
+    if (bits >= 8) {
+        for (int j = 0; j < 4; j++)
+            b[j] = vi_load(main + 64 * j);
+    } else if (bits == 3 || bits == 5 || bits == 6) {
+        join_parted(bits, unit, second, main, c->extra + 4 * lane, b);
+    } else if (bits == 2) {
+        take_bit_pairs(vi_load(main), b);
+    } else {
+        take_nibbles(vi_load(main), vi_load(main + 64), b);
+    }
+}
+
 INLINE void take_parted(const int bits, int unit, const int second, const uint8_t *main,
                         const uint8_t *extra, vi *p)
 {
@@ -128,11 +147,17 @@ INLINE void touch_chunk(const cortiq_chunk *c)
  */
 enum { AHEAD = 4096 };
 
-INLINE void prefetch_unit(const int layout, const cortiq_chunk *c, int unit)
+INLINE void prefetch_ahead(const int layout, const cortiq_chunk *c, int unit, const int ahead,
+                           const int locality)
 {
     const int lines = (int)(chunk_bytes(layout, CHUNK_UNITS) / CHUNK_UNITS + 63) / 64;
     for (int line = 0; line < lines; line++)
-        __builtin_prefetch(c->base + AHEAD + 64 * (unit * lines + line));
+        __builtin_prefetch(c->base + ahead + 64 * (unit * lines + line), 0, locality);
+}
+
+INLINE void prefetch_unit(const int layout, const cortiq_chunk *c, int unit)
+{
+    prefetch_ahead(layout, c, unit, AHEAD, 3);
 }
 
 /* Unit `unit` of a chunk, outputs from `lane` on; `second` is unit & 1 (known when compiled).

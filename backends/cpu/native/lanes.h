@@ -189,6 +189,23 @@ INLINE int32_t i_total(vi x)
 }
 #endif
 
+/* Sums of a quarter of the lanes each. */
+typedef int32_t v4 __attribute__((vector_size(16)));
+INLINE v4 i_quarters(vi x)
+{
+#if CQ_LANES == 4
+    return x;
+#else
+#if CQ_LANES == 16
+    __m256i y = _mm256_add_epi32(_mm512_castsi512_si256((__m512i)x),
+                                 _mm512_extracti64x4_epi64((__m512i)x, 1));
+#else
+    __m256i y = (__m256i)x;
+#endif
+    return (v4)_mm_add_epi32(_mm256_castsi256_si128(y), _mm256_extracti128_si256(y, 1));
+#endif
+}
+
 /* Whether a lane of x, none of them negative, is as large as least. */
 #if CQ_LANES == 16
 INLINE int i_any_at_least(vi x, int32_t least) { return !!i_less(i_all(least - 1), x); }

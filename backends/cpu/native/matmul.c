@@ -79,21 +79,21 @@ static const uint8_t *panel_at(const cortiq_matrix *m, int32_t index, int32_t pa
     return m->data + ((int64_t)index * m->panels + panel) * m->panel_bytes;
 }
 
-/* What direct kernels need of the group's rows, in a worker's scratch: where sums start, and the
- * rows' own form, which is returned, or NULL. */
+/* What direct kernels need of the group's rows, in a worker's scratch: where sums start, and for a kernel
+ * of one row the row's own form, which is returned. */
 static const uint8_t *direct_rows(const cortiq_matmul_set *set, const row_group *group,
-                                  uint8_t *scratch, int32_t **starts)
+                                  uint8_t *scratch, int32_t **starts, int alone)
 {
     const cortiq_matrix *m = group->matrix;
     size_t words = ((size_t)cortiq_padded(m->width) / 16 + 31) & ~(size_t)15;
-    uint8_t *forms = scratch + 4 * words * (size_t)group->count;
+    uint8_t *form = scratch + 4 * words * (size_t)group->count;
     for (int32_t i = 0; i < group->count; i++) {
         starts[i] = (int32_t *)(void *)scratch + (size_t)i * words;
         starts_of(m, group->x[i], starts[i]);
-        if (set->row_ready)
-            set->row_ready(group->x[i], m->width, forms + 2 * (size_t)cortiq_padded(m->width) * i);
     }
-    return set->row_ready ? forms : NULL;
+    if (alone)
+        set->row_ready(group->x[0], m->width, form);
+    return alone ? form : NULL;
 }
 
 void cortiq_multiply(cortiq_worker *worker, const row_group *group, int32_t first, int32_t stop)
@@ -108,10 +108,12 @@ void cortiq_multiply(cortiq_worker *worker, const row_group *group, int32_t firs
         set = set->otherwise;
     }
     int direct = group->count <= set->direct_rows[m->layout];
+    int alone = group->count == 1 && m->layout != CORTIQ_F32 && set->one && set->one[m->layout];
+    const cortiq_tile_kernel *kernels = alone ? set->one : direct ? set->direct : set->block;
     int32_t step = direct ? stop - first : set->panels, *starts[DIRECT_ROWS];
     size_t exponent_at = cortiq_record_exponent_at(m->width);
     if (direct && m->layout != CORTIQ_F32)
-        ready = direct_rows(set, group, worker->scratch, starts);
+        ready = direct_rows(set, group, worker->scratch, starts, alone);
     for (int32_t panel = first; panel < stop; panel += step) {
         int32_t end = panel + step < stop ? panel + step : stop;
         int32_t outputs = (end * PANEL < m->height ? end * PANEL : m->height) - panel * PANEL;
@@ -120,7 +122,7 @@ void cortiq_multiply(cortiq_worker *worker, const row_group *group, int32_t firs
             out[i] = group->out[i] + (int64_t)(panel - group->panel) * PANEL;
         cortiq_tile tile = {m, panel_at(m, group->index, panel), outputs, 0, group->count, group->x,
                             out, group->faults, starts, ready, worker->scratch, exponent_at};
-        (direct ? set->direct : set->block)[m->layout](&tile);
+        kernels[m->layout](&tile);
     }
 }
 

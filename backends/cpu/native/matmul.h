@@ -92,7 +92,7 @@ typedef struct {
     uint8_t *const *faults;
     int32_t *const *starts; /* direct kernels: see starts_of in matmul.c */
     const uint8_t *ready;   /* the rows in the form that the set's `ready` gave them, or for a
-                             * direct kernel `row_ready` */
+                             * kernel of one row `row_ready` */
     uint8_t *scratch;
     size_t exponent_at; /* where a record has it, in bytes */
 } cortiq_tile;
@@ -114,7 +114,8 @@ typedef struct cortiq_matmul_set {
     int32_t panels;
     uint8_t direct_rows[CORTIQ_LAYOUTS]; /* more rows than this take the block kernel */
     const cortiq_tile_kernel *direct; /* by layout */
-    /* NULL, or a row's form for direct kernels, twice its padded width in bytes. */
+    const cortiq_tile_kernel *one;    /* NULL, or by layout NULL or a kernel of one row in the form that */
+    /* row_ready gives it, twice its padded width in bytes */
     void (*row_ready)(const void *record, int32_t width, uint8_t *to);
     cortiq_tile_kernel block[CORTIQ_LAYOUTS];
     int (*ready_form)(int layout);                    /* NULL, as the five below: no such form;
@@ -133,7 +134,9 @@ const cortiq_matmul_set *cortiq_matmul_set_of(const cortiq_worker *worker);
 extern const cortiq_matmul_set cortiq_matmul_portable, cortiq_matmul_avx2, cortiq_matmul_avxvnni,
     cortiq_matmul_avx512vnni, cortiq_matmul_amx, cortiq_matmul_amx_emulated, cortiq_matmul_neon,
     cortiq_matmul_neon_dotprod, cortiq_matmul_neon_i8mm;
-extern const cortiq_tile_kernel cortiq_direct_avx512vnni[CORTIQ_LAYOUTS];
+extern const cortiq_tile_kernel cortiq_direct_avx512vnni[CORTIQ_LAYOUTS],
+    cortiq_one_avx512vnni[CORTIQ_LAYOUTS];
+void cortiq_row_ready_avx512vnni(const void *record, int32_t width, uint8_t *to);
 
 #define CORTIQ_EACH_LAYOUT(X)                                                                      \
     CORTIQ_EACH_TILE_LAYOUT(X) X(E2M1) X(E4M3) X(NF4) X(FP4)

@@ -62,6 +62,7 @@ const cortiq_matmul_set ISA_NAME(cortiq_matmul) = {
     .panels = TILE / PANEL,
     .direct_rows = {[0 ... CORTIQ_LAYOUTS - 1] = 1},
     .direct = direct_kernels,
+    .one = direct_kernels,
     .block = {CORTIQ_EACH_TILE_LAYOUT(BLOCK_ENTRY)[CORTIQ_F32] = float_tile},
     .row_ready = panel_row_ready,
     .ready_form = form_number,

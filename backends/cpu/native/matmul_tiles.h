@@ -63,6 +63,8 @@ const cortiq_matmul_set ISA_NAME(cortiq_matmul) = {
     .panels = TILE / PANEL,
     .direct_rows = {CORTIQ_EACH_LAYOUT(DIRECT_ROWS_OF)[CORTIQ_F32] = 8},
     .direct = cortiq_direct_avx512vnni,
+    .one = cortiq_one_avx512vnni,
+    .row_ready = cortiq_row_ready_avx512vnni,
     .block = {CORTIQ_EACH_TILE_LAYOUT(BLOCK_ENTRY)[CORTIQ_F32] = float_tile},
     .ready_form = form_number,
     .ready_bytes = tile_block_bytes,

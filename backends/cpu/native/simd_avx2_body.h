@@ -45,6 +45,23 @@ INLINE vi vi_dot(vi total, vi a, vi b)
 #endif
 }
 
+#if CORTIQ_VNNI
+/* total + the four products of each lane's unsigned bytes of a with signed ones of b */
+INLINE vi vi_dot_bytes(vi total, vi a, vi b)
+{
+    __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(total) : "x"(a), "x"(b));
+    return total;
+}
+#else
+INLINE vi vi_products_bytes(vi a, vi b) { return _mm256_maddubs_epi16(a, b); }
+INLINE vi vi_products16(vi a, vi b) { return _mm256_madd_epi16(a, b); }
+INLINE vi vi_add16(vi a, vi b)
+{
+    __asm__("vpaddw %1, %0, %0" : "+x"(a) : "x"(b));
+    return a;
+}
+#endif
+
 INLINE vi vi_table(const uint8_t *table16, vi index)
 {
     __m128i table = _mm_loadu_si128((const __m128i *)table16);

@@ -12,6 +12,7 @@
 #define TARGET __attribute__((target("avx2,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")))
 #define ISA_NAME(name) name##_avx512vnni
 #endif
+#define CORTIQ_VNNI 1
 #define INLINE TARGET __attribute__((always_inline)) static inline
 enum { LANES = 16 };
 
@@ -46,6 +47,13 @@ INLINE vi vi_multiply16(vi a, vi b) { return _mm512_mullo_epi16(a, b); }
 INLINE vi vi_dot(vi total, vi a, vi b)
 {
     __asm__("vpdpwssd %2, %1, %0" : "+v"(total) : "v"(a), "v"(b));
+    return total;
+}
+
+/* total + the four products of each lane's unsigned bytes of a with signed ones of b */
+INLINE vi vi_dot_bytes(vi total, vi a, vi b)
+{
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(total) : "v"(a), "v"(b));
     return total;
 }
 

@@ -98,4 +98,24 @@ INLINE vf vf_snap(vf y, uint32_t *fault)
     return vf_bits(vi_and(bits, vreinterpretq_s32_u32(vbicq_u32(keep, large))));
 }
 
+/* 16 bytes as four vectors of int32. */
+INLINE void widen_bytes(const uint8_t *from, const int is_signed, vi *to)
+{
+    if (is_signed) {
+        int8x16_t bytes = vreinterpretq_s8_u8(vld1q_u8(from));
+        int16x8_t low = vmovl_s8(vget_low_s8(bytes)), high = vmovl_high_s8(bytes);
+        to[0] = vmovl_s16(vget_low_s16(low));
+        to[1] = vmovl_high_s16(low);
+        to[2] = vmovl_s16(vget_low_s16(high));
+        to[3] = vmovl_high_s16(high);
+        return;
+    }
+    uint8x16_t bytes = vld1q_u8(from);
+    uint16x8_t low = vmovl_u8(vget_low_u8(bytes)), high = vmovl_high_u8(bytes);
+    to[0] = vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(low)));
+    to[1] = vreinterpretq_s32_u32(vmovl_high_u16(low));
+    to[2] = vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(high)));
+    to[3] = vreinterpretq_s32_u32(vmovl_high_u16(high));
+}
+
 #endif
