@@ -30,10 +30,10 @@ MAX_FUNCTION_MEDIAN, MAX_FUNCTION_DECILE = 8, 25
 MAX_TOKENS_PER_LINE, MAX_FAMILY = 9.0, 220
 REGISTRIES = ("cortiq/models/registry.py", "cortiq/vision/load.py")
 LIMITS: Mapping[str, int] = {
-    "backends/cpu": 11670,
+    "backends/cpu": 11680,
     "backends/mlx": 1760,
-    "backends/reference": 970,
-    "backends/triton": 10930,
+    "backends/reference": 980,
+    "backends/triton": 10945,
     "backends/wgpu": 6000,
     "benchmarks": 4470,
     "conformance": 8480,
@@ -48,8 +48,8 @@ LIMITS: Mapping[str, int] = {
     "cortiq/formats": 6890,
     "cortiq/ir": 3680,
     "cortiq/model": 2940,
-    "cortiq/models": 4250,
-    "cortiq/numerics": 3415,
+    "cortiq/models": 4400,
+    "cortiq/numerics": 3440,
     "cortiq/placement": 710,
     "cortiq/plugins": 660,
     "cortiq/ranks": 2010,
@@ -61,7 +61,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-null": 210,
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-torch": 190,
-    "tests": 49690,
+    "tests": 49740,
     "tools": 2100,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""

@@ -96,6 +96,8 @@ OWN = (
     "bailing_moe_v2",
     "gemma3n",
     "afmoe",
+    "bloom",
+    "mpt",
 )
 """Modules of this package, in the order they are listed."""
 

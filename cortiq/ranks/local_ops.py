@@ -50,6 +50,11 @@ class Part:
         start, stop = split.ranges[self.rank]
         return stop - start
 
+    def of_heads(self, values: tuple[float, ...]) -> tuple[float, ...]:
+        """Return this rank's of numbers that every head has, if they have any."""
+        start, stop = self.split.ranges[self.rank] if self.split else (0, len(values))
+        return values[start:stop]
+
     @property
     def by_expert(self) -> bool:
         """Whether rows are divided by their experts."""
@@ -141,7 +146,7 @@ def _attend(part: Part) -> dict[str, Any]:
     if op.sinks:
         part.cut("sinks", 0)
     kv_heads = op.kv_heads if part.slot is None else part.slot_size
-    return {"heads": part.size, "kv_heads": kv_heads}
+    return {"heads": part.size, "kv_heads": kv_heads, "slopes": part.of_heads(op.slopes)}
 
 
 LOCAL: Mapping[type[Op], Callable[[Part], dict[str, Any]]] = {

@@ -99,6 +99,8 @@ def attend(
         scores = ideal.soft_cap(scores, op.soft_cap)
     own = np.arange(len(q))
     past = own[:, None] - own
+    if op.slopes:
+        scores = scores - np.array(op.slopes)[:, None, None] * past
     visible = (own <= position[:, None]) & (past < (op.window or len(q)))
     if chosen is not None:
         blocks = np.arange(len(q)) // op.block
