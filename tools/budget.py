@@ -30,10 +30,10 @@ MAX_FUNCTION_MEDIAN, MAX_FUNCTION_DECILE = 8, 25
 MAX_TOKENS_PER_LINE, MAX_FAMILY = 9.0, 220
 REGISTRIES = ("cortiq/models/registry.py", "cortiq/vision/load.py")
 LIMITS: Mapping[str, int] = {
-    "backends/cpu": 11910,
+    "backends/cpu": 11920,
     "backends/mlx": 1760,
-    "backends/reference": 970,
-    "backends/triton": 10930,
+    "backends/reference": 980,
+    "backends/triton": 10945,
     "backends/wgpu": 6000,
     "benchmarks": 4630,
     "conformance": 8480,
@@ -49,8 +49,8 @@ LIMITS: Mapping[str, int] = {
     "cortiq/hearing": 560,
     "cortiq/ir": 3680,
     "cortiq/model": 2940,
-    "cortiq/models": 4250,
-    "cortiq/numerics": 3545,
+    "cortiq/models": 4400,
+    "cortiq/numerics": 3570,
     "cortiq/placement": 710,
     "cortiq/plugins": 660,
     "cortiq/ranks": 2216,
@@ -65,7 +65,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-skills": 1280,
     "plugins/cortiq-torch": 190,
-    "tests": 54133,
+    "tests": 54183,
     "tools": 2100,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""

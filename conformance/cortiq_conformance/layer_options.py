@@ -123,5 +123,7 @@ OPTIONS: tuple[Op, ...] = (
     AltUpCorrect(4, 64, active=0, eps=EPS, scaled=False),
     AltUpAdd(3, 64),
     AltUpExit(3, 64),
+    replace(ATTENTION, rope=None, slopes=(0.5, 0.25, 0.1, 0.0)),
+    replace(ATTENTION, clip=0.7, biased=("q",), qk_norm=QKNorm(EPS, full_width=True)),
 )
 """Each option at least once, over a layout that fits."""

@@ -57,7 +57,7 @@ def attend(call: OracleCall, q: Quantised, position: Ints, chosen: Ints | None =
         q, keys, values, position, op.scale, window=op.window or 0, soft_cap=op.soft_cap,
         sinks=call.vector("sinks"), faults=call.faults, own=call.positions,
         blocks=None if chosen is None else attention.ChosenBlocks(op.block, chosen),
-        mass=mass,
+        mass=mass, slopes=op.slopes,
     )  # fmt: skip
     return (out, mass[..., None]) if op.mass else out
 

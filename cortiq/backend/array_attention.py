@@ -12,10 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from cortiq.backend.arithmetic import Arithmetic
+from cortiq.backend.visible_keys import admitted_keys, distance_bias, visible_keys
 from cortiq.numerics import attention as contract
 from cortiq.numerics.contract import RUN_TILES, TILE
 from cortiq.numerics.scalar import EXP2_POLYNOMIAL
@@ -30,13 +28,14 @@ SMALLEST = 2.0**-40
 
 @dataclass(frozen=True)
 class AttentionGeometry:
-    """Constants of a layer: of the scores, window, sinks [heads] or None, block size."""
+    """Constants of a layer: of the scores, window, sinks [heads] or None, block size, slopes."""
 
     constants: contract.ScoreConstants
     window: int | None
     sinks: Any
     block: int = 0
     mass: bool = False
+    slopes: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -157,17 +156,18 @@ def attend(
     tiles = range(first_key // TILE, max(positions) // TILE + 1)
     key = (*positions, own[0], tiles, how.window, each)
     if key not in shared:
-        shared[key] = library.array(_visible(positions, own, tiles, how.window, each))
+        shared[key] = library.array(visible_keys(positions, own, tiles, how.window, each))
     visible = shared[key]
     if chosen is not None:
         where = library.counted(tiles.stop * TILE)[tiles.start * TILE :]
-        visible = visible & _admitted(library, chosen, heads, groups, where, how.block)
+        visible = visible & admitted_keys(library, chosen, heads, groups, where, how.block)
     there = range(tiles.start - base // TILE, tiles.stop - base // TILE)
     k, v = library.tiles(keys, there), library.tiles(values, there)
     queries = library.by_group(q, groups)
-    parts = library.own_tiles(queries, k, v, visible, how)
+    parts = None if how.slopes else library.own_tiles(queries, k, v, visible, how)
     if parts is None:
-        parts = _tiles_of(library, queries, k, v, visible, how)
+        bias = library.array(distance_bias(own, tiles, how.slopes, groups)) if how.slopes else None
+        parts = _tiles_of(library, queries, k, v, visible, how, bias)
     y, mass = _normalised(library, _whole(library, parts, tiles), how, rows, each)
 
     def by_head(x: Any) -> Any:
@@ -176,34 +176,17 @@ def attend(
     return by_head(y), by_head(mass) if how.mass else None
 
 
-def _visible(
-    positions: Sequence[int], own: Sequence[int], tiles: range, window: int | None, each: int
-) -> npt.NDArray[np.bool_]:
-    """Return the keys that a query of each row sees: bool [tiles, 1, rows·each, 64]."""
-    at = np.repeat(np.array(positions, np.int32), each)[:, None]
-    back = np.repeat(np.array(own, np.int32), each)[:, None]
-    keys = np.arange(tiles.start * TILE, tiles.stop * TILE, dtype=np.int32)
-    where = keys.reshape(-1, 1, 1, TILE)
-    visible = where <= at
-    return visible if window is None else visible & (where > back - window)
-
-
-def _admitted(
-    library: Arithmetic, chosen: Any, heads: int, groups: int, where: Any, block: int
-) -> Any:
-    """Return keys of the blocks each [group, query] sees: bool [tiles, groups, queries, 64]."""
-    rows, sets, _ = chosen.shape
-    table = (chosen[..., None] == where // block).any(2)
-    of_heads = library.repeat(table, heads // sets, axis=1)
-    turned = of_heads.reshape(rows, groups, heads // groups, -1).swapaxes(0, 1)
-    return turned.reshape(groups, rows * heads // groups, -1, TILE).swapaxes(1, 2).swapaxes(0, 1)
-
-
 def _tiles_of(
-    library: ExactProducts, q: Any, k: Any, v: Any, visible: Any, how: AttentionGeometry
+    library: ExactProducts,
+    q: Any,
+    k: Any,
+    v: Any,
+    visible: Any,
+    how: AttentionGeometry,
+    bias: Any = None,
 ) -> TileSums:
     """Compute each tile's contribution, by integers only; a tile without visible keys is empty."""
-    scores = _scores(library, q, k, how.constants)
+    scores = _scores(library, q, k, how, bias)
     whole = library.rounded(scores)
     gain = library.horner(scores - whole, EXP2_POLYNOMIAL)
     exponents = library.cast(whole, "i32")
@@ -217,15 +200,17 @@ def _tiles_of(
     return TileSums(library.total(mass), peak[..., 0], output, top[..., 0])
 
 
-def _scores(library: ExactProducts, q: Any, k: Any, constants: contract.ScoreConstants) -> Any:
+def _scores(library: ExactProducts, q: Any, k: Any, how: AttentionGeometry, bias: Any) -> Any:
     """Compute base-2 logarithms of the weights: [tiles, groups, queries, 64]."""
-    dots = library.scores(q, k)
+    dots, constants = library.scores(q, k), how.constants
     shift = q.e[:, :, None] + k.e.swapaxes(1, 2)[:, :, None]
     factor = library.constant(float(constants.factor), dots)
     scores = (dots * factor) * library.exp2_int(shift)
     if constants.cap:
         capped = library.tanh(scores * float(constants.inverse_cap)) * float(constants.cap)
         scores = capped * LOG2_E
+    if bias is not None:
+        scores = scores + bias
     return library.clamp(scores, -LIMIT, LIMIT)
 
 

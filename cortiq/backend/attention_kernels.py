@@ -85,7 +85,9 @@ def attend_kernel(call: KernelCall, q: Any, position: Any, chosen: Any = None) -
     """Attend to each sequence's rows, with so many queries at a time that scores stay bounded."""
     op, library, out = call.op, call.library, []
     sinks = call.weights.get("sinks")
-    how = AttentionGeometry(_constants(op.scale, op.soft_cap), op.window, sinks, op.block, op.mass)
+    how = AttentionGeometry(
+        _constants(op.scale, op.soft_cap), op.window, sinks, op.block, op.mass, op.slopes
+    )
     for segment in call.segments:
         store = segment.state.stores[call.slots["kv"]]
         keys, values = store.read()
@@ -154,5 +156,5 @@ ATTENTION_KERNELS: Kernels = {
     ops.OwnBlock: lambda call, position: (position // call.op.block)[:, None, None],
 }
 """By primitive."""
-ATTENTION_OPTIONS = frozenset({"blocks", "until", "mass", "every"})
+ATTENTION_OPTIONS = frozenset({"blocks", "until", "mass", "every", "slopes"})
 """Options that they know."""

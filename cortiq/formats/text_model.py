@@ -138,8 +138,8 @@ families know it by."""
 def with_usual_prefix(tensors: MappedTensors) -> MappedTensors:
     """Return the tensors under the names of a model with a head, where they were saved otherwise.
 
-    GPT-2's hub folder lacks the prefix `transformer.`; embedding models and DeepSeek V4 lack
-    `model.`. Tensors without a table are a block drafter's, whose names are so.
+    GPT-2's and BLOOM's hub folders lack the prefix `transformer.`; embedding models and DeepSeek V4
+    lack `model.`. Tensors without a table are a block drafter's, whose names are so.
     """
     names = tensors.tensors
     for form in BARE:
@@ -150,7 +150,10 @@ def with_usual_prefix(tensors: MappedTensors) -> MappedTensors:
     return tensors
 
 
-TABLES = ("wte.weight", "embed_tokens.weight", "embed.weight", "model.embed_tokens.weight")
+TABLES = (
+    "wte.weight", "word_embeddings.weight", "embed_tokens.weight", "embed.weight",
+    "model.embed_tokens.weight",
+)  # fmt: skip
 
 
 def _is_table(name: str) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from cortiq.domains import OneOf, Real
-from cortiq.numerics import attention, norms, scalar, scaling
+from cortiq.domains import OneOf, Real, Relation
+from cortiq.numerics import norms, scalar, scaling, scores
 from cortiq.numerics.rope import PAIRINGS
 
 Constant = Annotated[float, scaling.CONSTANT]
@@ -23,11 +23,19 @@ Epsilon = Annotated[float, norms.EPSILON]
 Cap = Annotated[float, scalar.SOFT_CAP]
 """The cap of a soft cap."""
 
-ScoreCap = Annotated[float, attention.SOFT_CAP]
+ScoreCap = Annotated[float, scores.SOFT_CAP]
 """The soft cap of attention scores."""
 
-ScoreScale = Annotated[float, attention.SCALE]
+ScoreScale = Annotated[float, scores.SCALE]
 """The factor on q·k."""
+
+Slope = Annotated[float, scores.SLOPE]
+"""What scores lose with every position between a key and the query."""
+
+SLOPES = Relation(
+    ("slopes", "heads"), "every head has a slope, or none has",
+    lambda op: len(op.slopes) in (0, op.heads),
+)  # fmt: skip
 
 Function = Annotated[str, OneOf(scalar.ACTIVATIONS)]
 """An activation."""

@@ -31,8 +31,7 @@ KEYS = Keys(
 QKV = ("self_attention.q", "self_attention.k", "self_attention.v")
 NAMES = Names(
     folder={
-        "model.embed_tokens.": "transformer.word_embeddings.", "model.layers.": "transformer.h.",
-        "model.norm.": "transformer.ln_f.",
+        "model.embed_tokens.": "word_embeddings.", "model.layers.": "h.", "model.norm.": "ln_f.",
     },
     gguf={
         "self_attention.query_key_value": "attn_qkv", "self_attention.dense": "attn_output",

@@ -97,6 +97,8 @@ OWN = (
     "gemma3n",
     "afmoe",
     "whisper",
+    "bloom",
+    "mpt",
 )
 """Modules of this package, in the order they are listed."""
 

@@ -156,6 +156,11 @@ MINI: Mapping[str, Mapping[str, Any]] = {
         "vocab_size_per_layer_input": VOCABULARY, "altup_num_inputs": 3,
         "activation_sparsity_pattern": [0.7, 0.7, 0.0, 0.0], "head_dim": 16,
     },
+    "bloom": {"vocab_size": VOCABULARY, "hidden_size": 64, "n_layer": 2, "n_head": 4},
+    "mpt": {
+        "vocab_size": VOCABULARY, "d_model": 72, "n_layers": 2, "n_heads": 6,
+        "attn_config": {"clip_qkv": 2.0},
+    },
 }  # fmt: skip
 """A small model of every family that brings something of its own and has no other here, by its
 `model_type`.

@@ -8,13 +8,12 @@ whole, so that no bit depends on where a chunk, a page or a shard begins.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from cortiq.domains import Real
-from cortiq.errors import UnsupportedError
 from cortiq.numerics.contract import (
     F32,
     RUN_TILES,
@@ -27,37 +26,29 @@ from cortiq.numerics.contract import (
     snap,
 )
 from cortiq.numerics.quantise import Quantised
-from cortiq.numerics.scalar import exp2_fraction, log, tanh
+from cortiq.numerics.scalar import log
+from cortiq.numerics.scores import (
+    LOG2_E_F32,
+    SCORE_LIMIT,
+    ScoreConstants,
+    distance_bias,
+    score,
+    scoring,
+    split_score,
+    steepness,
+)
 
-LOG2_E = 1.4426950408889634
-"""log₂ e in float64; RN of it where float32 is needed."""
-LOG2_E_F32 = F32(LOG2_E)
 LN_2_F32 = F32(0.6931471805599453)
 NO_MASS = F32(-(2.0**15))
 """The logarithm of a sum of no terms, for merging: all others are above −2¹⁴."""
-SCORE_LIMIT = F32(16384.0)
-"""Scores are clamped here, inside the range where rint and the exponents are exact."""
 TOTAL_BITS = 21
 """Fraction bits of a softmax weight in the denominator, relative to its tile's largest."""
 WEIGHT_BITS = 14
 """Fraction bits of a softmax weight times its value row's 2^e, relative to its tile's largest."""
 FORGET = -60
 """Below 2^FORGET a rescaling counts as 0."""
-SCALE = Real(2.0**-40, 2.0**8)
-"""The factor on q·k."""
-SOFT_CAP = Real(1.0, 8192.0)
-"""The cap of scores."""
-
 ATTENTION_TYPICAL_ERROR = 3e-4
 """Error for normal q, k, v with scores of standard deviation 1, relative to the row's largest."""
-
-
-class ScoreConstants(NamedTuple):
-    """Host constants of a layer: `factor` c, `cap` C (0: none) and `inverse_cap` RN(1/C)."""
-
-    factor: np.float32
-    cap: np.float32 = F32(0)
-    inverse_cap: np.float32 = F32(0)
 
 
 class PartialAttention(NamedTuple):
@@ -81,55 +72,18 @@ class ChosenBlocks(NamedTuple):
     chosen: npt.NDArray[np.integer]
 
 
-def scoring(scale: float, soft_cap: float | None = None) -> ScoreConstants:
-    """Return a layer's constants: c = RN(scale·log₂ e), the product in float64; with a cap, c =
-    RN(scale).
-
-    Raises
-    ------
-    UnsupportedError : the scale or the cap is outside `SCALE` or `SOFT_CAP`.
-    """
-    if not SCALE.admits(scale):
-        raise UnsupportedError(f"a softmax scale of {scale}; it is {SCALE.text()}")
-    if soft_cap is None:
-        return ScoreConstants(F32(scale * LOG2_E))
-    if not SOFT_CAP.admits(soft_cap):
-        raise UnsupportedError(f"a soft cap of {soft_cap}; it is {SOFT_CAP.text()}")
-    cap = F32(soft_cap)
-    return ScoreConstants(F32(scale), cap, F32(1) / cap)
-
-
 def power(n: Ints, lowest: int = FORGET) -> Floats:
     """Return δ(n): 2^n, or 0 for n < lowest."""
     n = np.asarray(n, np.int32)
     return np.where(n < lowest, F32(0), exp2_int(np.maximum(n, lowest)))
 
 
-def score(q: Quantised, keys: Quantised, constants: ScoreConstants) -> Floats:
-    """Return base-2 scores of queries against keys, float32 [heads, keys], clamped to ±16384.
-
-    s = RN(RN(I)·c)·2^(eq+ek), I = Σ q·k the exact integer; with a soft cap C then
-    s = RN(RN(C·tanh(RN(s·RN(1/C))))·RN(log₂ e)).
-
-    Parameters
-    ----------
-    q : rows [heads, Dk]; keys : rows [keys, Dk].
-    """
-    dot = q.q.astype(np.int64) @ keys.q.astype(np.int64).T
-    s = (round_to_f32(dot) * constants.factor) * exp2_int(q.e[:, None] + keys.e)
-    if constants.cap:
-        s = (constants.cap * tanh(s * constants.inverse_cap)) * LOG2_E_F32
-    return np.minimum(np.maximum(s, -SCORE_LIMIT), SCORE_LIMIT)
-
-
-def split_score(s: Floats) -> tuple[Floats, Ints]:
-    """Split 2^s = g·2^κ: κ = rint(s), g = exp2_fraction(s − κ)."""
-    whole = np.rint(s)
-    return exp2_fraction(s - whole), whole.astype(np.int32)
-
-
 def tile(
-    q: Quantised, keys: Quantised, values: Quantised, constants: ScoreConstants
+    q: Quantised,
+    keys: Quantised,
+    values: Quantised,
+    constants: ScoreConstants,
+    bias: Floats | None = None,
 ) -> PartialAttention:
     """Return the contribution of one tile's visible keys (1 to 64), by integer sums only.
 
@@ -139,8 +93,9 @@ def tile(
     Parameters
     ----------
     q : rows [heads, Dk]; keys : rows [keys, Dk]; values : rows [keys, Dv]; heads share the keys.
+    bias : see `score`.
     """
-    g, kappa = split_score(score(q, keys, constants))
+    g, kappa = split_score(score(q, keys, constants, bias))
     peak = kappa.max(axis=1)
     total = np.rint(g * power(TOTAL_BITS + kappa - peak[:, None])).astype(np.int64).sum(axis=1)
     scaled = kappa + values.e
@@ -225,6 +180,7 @@ def attend_keys(
     window: int = 0,
     blocks: ChosenBlocks | None = None,
     own: int | None = None,
+    steep: Floats | None = None,
 ) -> PartialAttention | None:
     """Attend to all visible keys for the query heads [heads, Dk] of a KV head; None for none."""
     state: PartialAttention | None = None
@@ -237,7 +193,10 @@ def attend_keys(
             if len(seen):
                 key_rows = Quantised(keys.q[seen], keys.e[seen])
                 value_rows = Quantised(values.q[seen], values.e[seen])
-                partial = merge(partial, tile(q, key_rows, value_rows, constants))
+                bias = None
+                if steep is not None:
+                    bias = distance_bias(steep, seen, position if own is None else own)
+                partial = merge(partial, tile(q, key_rows, value_rows, constants, bias))
         state = state if partial is None else merge(state, partial)
     return state
 
@@ -256,6 +215,7 @@ def attend(
     faults: Flags | None = None,
     own: npt.NDArray[np.integer] | None = None,
     mass: Floats | None = None,
+    slopes: Sequence[float] = (),
 ) -> Floats:
     """Compute attention of one sequence's rows: float32 [rows, H, Dv].
 
@@ -270,8 +230,9 @@ def attend(
     scale : softmax scale, float64. window : visible keys, 0 for all.
     soft_cap : C of C·tanh(s/C), in natural units. sinks : float32 [H] logits, or None.
     mass : float32 [rows, H] for each row's `log_mass`, or None.
+    slopes : of each head, float64: scores lose slope·(o − j), in natural units; none if empty.
     """
-    constants = scoring(scale, soft_cap)
+    constants, steep = scoring(scale, soft_cap), steepness(slopes)
     rows, heads, _ = q.q.shape
     kv_heads, sets = keys.q.shape[1], blocks.chosen.shape[1] if blocks else 1
     parts = max(kv_heads, sets)
@@ -290,6 +251,7 @@ def attend(
             window,
             blocks and ChosenBlocks(blocks.size, blocks.chosen[row, part * sets // parts]),
             None if own is None else int(own[row]),
+            steep[head] if slopes else None,
         )
         if state is None:
             continue

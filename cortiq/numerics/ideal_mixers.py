@@ -5,6 +5,8 @@ Errors of the contract's functions are stated against these; they take the same 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -65,6 +67,7 @@ def attention_ideal(
     window: int = 0,
     soft_cap: float | None = None,
     sinks: npt.NDArray[np.floating] | None = None,
+    slopes: Sequence[float] = (),
 ) -> tuple[Doubles, Doubles]:
     """Return softmax attention in float64, and a bound on the contract's error: [rows, H, Dv].
 
@@ -85,6 +88,8 @@ def attention_ideal(
         s = key[seen, h // group] @ query[row, h] * scale
         if soft_cap is not None:
             s = soft_cap * np.tanh(s / soft_cap)
+        if slopes:
+            s = s - slopes[h] * (position - seen)
         sink = -np.inf if sinks is None else float(sinks[h])
         top = max(s.max(), sink)
         p = np.exp(s - top)

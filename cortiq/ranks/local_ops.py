@@ -56,6 +56,11 @@ class Part:
         split = self.inputs[which]
         return whole if split is None else split.size(self.rank)
 
+    def of_heads(self, values: tuple[float, ...]) -> tuple[float, ...]:
+        """Return this rank's of numbers that every head has, if they have any."""
+        start, stop = self.split.ranges[self.rank] if self.split else (0, len(values))
+        return values[start:stop]
+
     @property
     def by_expert(self) -> bool:
         """Whether rows are divided by their experts."""
@@ -154,7 +159,7 @@ def _attend(part: Part) -> dict[str, Any]:
     if op.sinks:
         part.cut("sinks", 0)
     kv_heads = op.kv_heads if part.slot is None else part.slot_size
-    return {"heads": part.size, "kv_heads": kv_heads}
+    return {"heads": part.size, "kv_heads": kv_heads, "slopes": part.of_heads(op.slopes)}
 
 
 def _conv(part: Part) -> dict[str, Any]:

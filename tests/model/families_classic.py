@@ -39,7 +39,7 @@ def by_role(config, name, values):
     """Rows of q, k and v that lie head by head, as the converter orders them: role by role."""
     if ".query_key_value." not in name:
         return {name: values}
-    heads = config["num_attention_heads"]
+    heads = config.get("num_attention_heads") or config["n_head"]
     rows = values.reshape(heads, 3, -1, *values.shape[1:])
     return {name: rows.swapaxes(0, 1).reshape(values.shape)}
 

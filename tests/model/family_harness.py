@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import transformers
 from checkpoints import Case
-from gguf_files import GGUF
+from gguf_files import GGUF, LAYERS
 
 from cortiq.models import load_program
 from cortiq_reference.ideal import evaluate
@@ -186,5 +186,5 @@ class Edited:
 def depth(checkpoint: Any) -> int:
     """Layers of a checkpoint: some configurations have only a list of them."""
     config = checkpoint.config
-    named = config.get("num_hidden_layers") or config.get("n_layer")
+    named = next((config[key] for key in LAYERS if config.get(key)), 0)
     return named or len(config["layers_block_type"])

@@ -22,6 +22,8 @@ SCALARS = {
     "attention.layer_norm_rms_epsilon": "rms_norm_eps", "vocab_size": "vocab_size",
 }  # fmt: skip
 """Metadata of every architecture, and where config.json has it."""
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers")
+"""Keys that a config.json may have for the number of layers."""
 LLAMA_FACTORS = "rope_freqs.weight"
 
 
@@ -54,7 +56,8 @@ class GGUF:
 
 def head_width(config: Config) -> int:
     """Width of a head."""
-    return config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    heads = next(config[k] for k in ("num_attention_heads", "n_head", "n_heads") if k in config)
+    return config.get("head_dim") or (config.get("hidden_size") or config["d_model"]) // heads
 
 
 def permuted(rows: np.ndarray, heads: int) -> np.ndarray:
@@ -64,7 +67,8 @@ def permuted(rows: np.ndarray, heads: int) -> np.ndarray:
 
 def tensors_for_gguf(folder: Path, config: Config, how: GGUF) -> dict[str, np.ndarray]:
     """Tensors by GGUF name, through the package's own name map."""
-    layers = config.get("num_hidden_layers") or len(config["layers_block_type"])
+    layers = next((config[k] for k in LAYERS if config.get(k)), 0)
+    layers = layers or len(config["layers_block_type"])
     names = name_map(how.architecture, layers)
     tensors, experts = {}, {}
     for name, values in load_file(folder / "model.safetensors").items():

@@ -111,6 +111,20 @@ def test_error_against_float64_stays_within_the_stated_bound(shape, sinks, soft_
     assert np.abs(ideal).max() > 30 * bound.min()
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_scores_that_fall_with_distance_are_near_float64_and_not_those_without(shape):
+    shape = dict(shape)
+    window = shape.pop("window", 0)
+    q, k, v, positions = case(**shape)
+    slopes = tuple(0.7 / (1 + 3 * h) for h in range(q.q.shape[1]))
+    how = {"window": window, "slopes": slopes}
+    y = attend(q, k, v, positions, q.q.shape[2] ** -0.5, **how)
+    ideal, bound = attention_ideal(q, k, v, positions, q.q.shape[2] ** -0.5, **how)
+    assert (np.abs(y - ideal) <= bound).all()
+    flat = attend(q, k, v, positions, q.q.shape[2] ** -0.5, window=window)
+    assert same(y, flat) == (window == 1)
+
+
 def test_typical_error_is_the_stated_constant():
     q, k, v, positions = case([100, 700, 1500], dk=64, dv=64)
     y = attend(q, k, v, positions, 0.125)

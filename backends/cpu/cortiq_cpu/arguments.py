@@ -158,7 +158,7 @@ class AttendArgs(ctypes.Structure):
             f="factor cap inverse_cap",
         ),
         *_fields(p="chosen", i="sets chosen_count block"),
-        *_fields(p="last mass"),
+        *_fields(p="last mass steep"),
     )
 
 

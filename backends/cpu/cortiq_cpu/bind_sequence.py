@@ -9,6 +9,7 @@ import numpy as np
 from cortiq.backend.fuse import FusedAttention, HeadGroup, QKVPrologue
 from cortiq.backend.lower import LoweredStep
 from cortiq.ir import ops
+from cortiq.numerics.scores import steepness
 from cortiq_cpu import arguments
 from cortiq_cpu.arguments import OpKind, address
 from cortiq_cpu.binder import OpArgs, OpBinder, fields
@@ -98,6 +99,9 @@ def bind_attend(b: OpBinder, step: LoweredStep) -> OpArgs:
         cap=constants.cap,
         inverse_cap=constants.inverse_cap,
     )
+    if op.slopes:
+        b.kept.append(steepness(op.slopes))
+        args.steep = address(b.kept[-1])
     if op.until:
         args.last = b.at(step.inputs[1])
     if op.mass:

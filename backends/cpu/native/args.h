@@ -149,7 +149,8 @@ typedef struct {
  * windows count back from its own position.
  * chosen (NULL: all keys are seen): blocks [rows][sets][chosen_count]; of its visible keys j a head
  * sees those whose j / block its set h / (heads / sets) names.
- * mass (NULL: not wanted) [rows][heads]: the logarithm of the sum of e^score. */
+ * mass (NULL: not wanted) [rows][heads]: the logarithm of the sum of e^score.
+ * steep (NULL: none) [heads]: numerics.attention.steepness, by which scores fall with distance. */
 typedef struct {
     cortiq_kv kv;
     const void *q;
@@ -165,6 +166,7 @@ typedef struct {
     int32_t sets, chosen_count, block;
     const int32_t *last;
     float *mass;
+    const float *steep;
 } cortiq_attend;
 
 /* CHOOSE_BLOCKS (numerics.key_blocks): q are records [rows, heads] of width key_dim (sums not needed),

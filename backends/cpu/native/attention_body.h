@@ -48,6 +48,8 @@ typedef struct {
     int32_t pairs, value_width; /* padded */
     int16_t *high, *low;        /* planes of the queries, [BLOCK][2·pairs] */
     int32_t exponent[BLOCK], position[BLOCK], first[BLOCK]; /* last and first key they see */
+    int32_t own[BLOCK], start; /* positions of the queries, and of the tile's first key */
+    float steep[BLOCK];
     int32_t key_exponent[TILE], value_exponent[TILE];
     const int16_t *keys, *values; /* of the tile at hand */
     ptrdiff_t ahead; /* bytes from there to the next tile */
@@ -129,12 +131,24 @@ INLINE void dots_rounded(int count, const block *b, const int *who, float *dots)
     for (int i = 0; i < count * TILE; i++) dots[i] = (float)sums[i];
 }
 
-/* The base-2 scores of a vector of keys. */
-INLINE vf scores_of(vf dot, vi exponent, const cortiq_attend *a)
+/* How far scores fall: m, the tile's first position less the query's, and keys' places in the tile
+ * (NULL: all 64 in order). */
+typedef struct {
+    float steep;
+    int32_t start;
+    const int32_t *index;
+} slope;
+
+/* The base-2 scores of a vector of keys, from place `at` on. */
+INLINE vf scores_of(vf dot, vi exponent, const cortiq_attend *a, slope fall, int at)
 {
     vf s = (dot * f_all(a->factor)) * f_exp2_int(exponent);
     if (a->cap != 0)
         s = (f_all(a->cap) * f_tanh(s * f_all(a->inverse_cap))) * f_all(LOG2_E);
+    if (a->steep) {
+        vi place = fall.index ? i_load(fall.index + at) : i_iota() + i_all(at);
+        s = s + f_all(fall.steep) * f_from_int(place + i_all(fall.start));
+    }
     return f_min(f_max(s, f_all(-16384.0f)), f_all(16384.0f));
 }
 
@@ -149,8 +163,8 @@ INLINE vi scaled(vf g, vi n)
  * (mass, m, n) is merged into the run's. */
 INLINE void softmax_of(int32_t query_exponent, const int32_t *key_exponent,
                        const int32_t *value_exponent, int vectors, const cortiq_attend *a,
-                       const float *dots, int low, int stop, const uint64_t *seen, partial *run,
-                       tile_weights *w)
+                       slope fall, const float *dots, int low, int stop, const uint64_t *seen,
+                       partial *run, tile_weights *w)
 {
     vf g[VECTORS] = {{0}};
     vi kappa[VECTORS] = {{0}}, total[VECTORS] = {{0}}, sum = {0};
@@ -160,7 +174,7 @@ INLINE void softmax_of(int32_t query_exponent, const int32_t *key_exponent,
     UNROLL for (int v = 0; v < vectors; v++) {
         int at = v * CQ_LANES;
         vi exponent = i_load(key_exponent + at) + i_all(query_exponent);
-        vf s = scores_of(f_load(dots + at), exponent, a), whole = f_rint(s);
+        vf s = scores_of(f_load(dots + at), exponent, a, fall, at), whole = f_rint(s);
         g[v] = f_exp2_fraction(s - whole);
         visible[v] = seen ? m_bits((int32_t)(*seen >> at))
                           : u_less(i_iota() + i_all(at - low), i_all(stop - low));
@@ -186,19 +200,24 @@ INLINE void softmax_of(int32_t query_exponent, const int32_t *key_exponent,
     run->n = n_after;
 }
 
+INLINE slope slope_of(const block *b, int query, const int32_t *index)
+{
+    return (slope){b->steep[query], b->start - b->own[query], index};
+}
+
 static void tile_softmax(const block *b, int query, const cortiq_attend *a, const float *dots,
                          int low, int stop, partial *run, tile_weights *w)
 {
-    softmax_of(b->exponent[query], b->key_exponent, b->value_exponent, VECTORS, a, dots, low, stop,
-               NULL, run, w);
+    softmax_of(b->exponent[query], b->key_exponent, b->value_exponent, VECTORS, a,
+               slope_of(b, query, NULL), dots, low, stop, NULL, run, w);
 }
 
 static void tile_softmax_seen(const block *b, int query, const cortiq_attend *a,
                               const float *dots, const uint64_t *seen, partial *run,
                               tile_weights *w)
 {
-    softmax_of(b->exponent[query], b->key_exponent, b->value_exponent, VECTORS, a, dots, 0, 0, seen,
-               run, w);
+    softmax_of(b->exponent[query], b->key_exponent, b->value_exponent, VECTORS, a,
+               slope_of(b, query, NULL), dots, 0, 0, seen, run, w);
 }
 
 /* o = o·keep + RN(w·v)·take for `count` queries and `abreast` vectors of value dimensions, over

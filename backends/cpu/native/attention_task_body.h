@@ -41,13 +41,16 @@ static void take_queries(const attention_task *t, block *b)
         }
         b->exponent[i] = *cortiq_record_e(record, dim);
         b->position[i] = a->last ? a->last[t->row + row] : t->position + row;
-        b->first[i] = a->window ? larger(0, t->position + row - a->window + 1) : 0;
+        b->own[i] = t->position + row;
+        b->first[i] = a->window ? larger(0, b->own[i] - a->window + 1) : 0;
+        b->steep[i] = a->steep ? a->steep[t->head * t->group + head] : 0;
     }
 }
 
 static void take_tile(const attention_task *t, block *b, int32_t tile)
 {
     if (b->few) b->few->keys = 0;
+    b->start = tile * TILE;
     const cortiq_kv *kv = &t->args->kv;
     const uint8_t *base = tile_of(kv, t->pages, tile, t->head), *next = t->after;
     if (tile + 1 < t->tile_stop) next = tile_of(kv, t->pages, tile + 1, t->head);

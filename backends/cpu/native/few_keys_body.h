@@ -27,7 +27,7 @@ static void list_keys(few_keys *f, const block *b, uint64_t keys)
     }
     f->vectors = (f->count + CQ_LANES - 1) / CQ_LANES;
     for (int i = f->count; i < f->vectors * CQ_LANES; i++)
-        f->key_exponent[i] = f->value_exponent[i] = 0;
+        f->key_exponent[i] = f->value_exponent[i] = f->index[i] = 0;
 }
 
 static void gather_keys(few_keys *f, const block *b, uint64_t keys)
@@ -103,7 +103,7 @@ INLINE void few_of_queries(int count, const block *b, few_keys *f, const cortiq_
         uint64_t seen = 0;
         for (int j = 0; j < f->count; j++) seen |= (q->seen[i] >> f->index[j] & 1) << j;
         softmax_of(b->exponent[q->who[i]], f->key_exponent, f->value_exponent, f->vectors, a,
-                   dots + i * TILE, 0, 0, &seen, q->runs[i], &beside);
+                   slope_of(b, q->who[i], f->index), dots + i * TILE, 0, 0, &seen, q->runs[i], &beside);
         place_weights(f, &beside, &w[i]);
     }
     for (int d = 0; d < b->value_width;) {

@@ -28,6 +28,7 @@ class TileGeometry:
     window: int | None
     sinks: Floats | None
     block: int = 0
+    slopes: tuple[float, ...] = ()
 
 
 class _Integers(NamedTuple):
@@ -141,8 +142,8 @@ def _run(
     low, stop = span
     tiles = -(-(stop - low) // TILE)
     k, v = (_tiles(rows, low - base, stop - base, tiles) for rows in (keys, values))
-    scores = _scores(q, k, how)
     at = (low + np.arange(tiles * TILE, dtype=np.int32)).reshape(tiles, 1, 1, TILE)
+    scores = _scores(q, k, how, at - where[1][None, None, :, None])
     visible = at <= where[0][None, None, :, None]
     if how.window is not None:
         visible &= at > where[1][None, None, :, None] - np.int32(how.window)
@@ -173,14 +174,22 @@ def _tiles(rows: Quantised, low: int, stop: int, tiles: int) -> _Integers:
     return _Integers(split, e.reshape(tiles, TILE, heads).transpose(0, 2, 1))
 
 
-def _scores(q: _Integers, k: _Integers, how: TileGeometry) -> Floats:
-    """Compute s of every (tile, group, query, key), clamped: base-2 logarithms of the weights."""
+def _scores(q: _Integers, k: _Integers, how: TileGeometry, ahead: Ints) -> Floats:
+    """Compute s of every (tile, group, query, key), clamped: base-2 logarithms of the weights.
+
+    ahead : positions of keys less those of their queries, [tiles, 1, queries, 64].
+    """
     dots = np.matmul(q.q, k.q.transpose(0, 1, 3, 2)).astype(F32)
     powers = exp2_int(q.e[None, :, :, None] + k.e[:, :, None, :])
     constants = how.constants
     scores = (dots * constants.factor) * powers
     if constants.cap:
         scores = (constants.cap * tanh(scores * constants.inverse_cap)) * contract.LOG2_E_F32
+    if how.slopes:
+        groups, queries = q.e.shape
+        steep = contract.steepness(how.slopes).reshape(groups, -1)
+        steep = np.tile(steep, (1, queries // steep.shape[1]))[None, :, :, None]
+        scores = scores + steep * ahead.astype(F32)
     limit = contract.SCORE_LIMIT
     return np.minimum(np.maximum(scores, -limit), limit)
 

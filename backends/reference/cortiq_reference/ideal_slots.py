@@ -99,6 +99,8 @@ def attend(
         scores = ideal.soft_cap(scores, op.soft_cap)
     there = np.arange(keys.shape[0])
     past = np.arange(len(q))[:, None] - there
+    if op.slopes:
+        scores = scores - np.array(op.slopes)[:, None, None] * past
     visible = (there <= position[:, None]) & (past < (op.window or len(q)))
     if chosen is not None:
         blocks = there // op.block

@@ -110,7 +110,7 @@ def _store_kv(call: Call, keys: Quantised, values: Quantised | None = None) -> t
 def _attend(call: Call, q: Quantised, position: Ints, chosen: Ints | None = None) -> Any:
     op = call.op
     how = TileGeometry(
-        scoring(op.scale, op.soft_cap), op.window, call.weights.get("sinks"), op.block
+        scoring(op.scale, op.soft_cap), op.window, call.weights.get("sinks"), op.block, op.slopes
     )
     out = np.zeros((len(q.q), op.heads, op.value_dim), np.float32)
     mass = np.zeros((len(q.q), op.heads), np.float32)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from cortiq.numerics.attention import LOG2_E_F32, scoring
+from cortiq.numerics.attention import LOG2_E_F32, scoring, steepness
 from cortiq_triton import attention, key_choice, kv_cache_kernels, split_kv_attention
 from cortiq_triton.call import LaunchCall
 from cortiq_triton.language import INTERPRETED, ceil_div, launch, pow2
@@ -97,6 +97,7 @@ def _geometry(op: Any, block: int) -> tuple[dict[str, Any], int, int]:
         "BM": block,
         "CAPPED": op.soft_cap is not None,
         "BLOCK": op.block,
+        "SLOPED": bool(op.slopes),
     }
     return sizes, block // heads, op.kv_heads * ceil_div(each, heads)
 
@@ -131,6 +132,12 @@ def factors_of(scale: float, soft_cap: float | None) -> tuple[float, float, floa
     """Constants of a layer's scores; looked up once, when a program is compiled."""
     found = scoring(scale, soft_cap)
     return float(found.factor), float(found.cap), float(found.inverse_cap), float(LOG2_E_F32)
+
+
+@cache
+def steep_on(slopes: tuple[float, ...], device: str) -> torch.Tensor:
+    """Return how fast heads' scores fall with distance; copied when a program is compiled."""
+    return torch.from_numpy(steepness(slopes)).to(device)
 
 
 def attend(
@@ -177,9 +184,10 @@ def attended(
     queries = (*q[:3], call.table("kv"), rows.owners, position, rows.positions, blocks)
     at = (q.high.shape[-1], rows.pages, offset, window, *factors)
     sink = out if sinks is None else sinks
+    steep = steep_on(op.slopes, rows.device) if op.slopes else out
     if stream:
         launch(
-            attention.attend_stream, (programs, len(blocks)), *queries, sink, listed, out,
+            attention.attend_stream, (programs, len(blocks)), *queries, sink, listed, steep, out,
             largest, masses, call.faults, *at, SINK=sinks is not None, STAGES=how.stages,
             warps=how.warps, registers=how.registers, **sizes,
         )  # fmt: skip
@@ -194,7 +202,7 @@ def attended(
     alive = min(FEW, pow2(rows_each * sizes["HB"]))
     launch(
         split_kv_attention.attend_spans, (programs, len(blocks), splits),
-        *queries, sink, listed, out,
+        *queries, sink, listed, steep, out,
         largest, masses, call.faults, sums, numbers, counters, *at, most, spread.serial,
         SINK=sinks is not None, MQ=alive, STAGES=spread.stages,
         AHEAD=ahead_of(alive * sizes["VP"], spread.warps), warps=spread.warps, early=True, **sizes,

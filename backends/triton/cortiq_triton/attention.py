@@ -55,6 +55,17 @@ def sight(
 
 
 @device
+def slope(
+    slopes: Tensor, own: Tensor, row: Tensor, head: Tensor, live: Tensor, SLOPED: tl.constexpr
+) -> tuple[Tensor, Tensor]:
+    """Return how fast queries' scores fall with distance, and the positions it counts from."""
+    steep, at = row.to(tl.float32), row
+    if SLOPED:
+        steep, at = tl.load(slopes + head), tl.where(live, tl.load(own + row), 0)
+    return steep, at
+
+
+@device
 def tiles_of(
     position: Tensor, lowest: Tensor, live: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -155,15 +166,16 @@ def added_to(
 def seen_weights(
     page: Tensor, g: Tensor, tile: Tensor, highest: Tensor, high: Tensor, low: Tensor,
     scale: Tensor, cap: Tensor, inverse_cap: Tensor, log2_e: Tensor, position: Tensor,
-    lowest: Tensor, begun: Tensor, whole: Tensor, blocks_of: Tensor, G: tl.constexpr,
-    DK: tl.constexpr, DV: tl.constexpr, KP: tl.constexpr, BM: tl.constexpr, CAPPED: tl.constexpr,
-    BLOCK: tl.constexpr, CHOSEN: tl.constexpr,
+    lowest: Tensor, begun: Tensor, whole: Tensor, blocks_of: Tensor, steep: Tensor, at: Tensor,
+    G: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, KP: tl.constexpr, BM: tl.constexpr,
+    CAPPED: tl.constexpr, BLOCK: tl.constexpr, CHOSEN: tl.constexpr, SLOPED: tl.constexpr,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """`tile_weights` of a tile's keys; those out of sight are looked for where there may be any."""
     ke, ve = tile_exponents(page, g, tile, highest, G, DK, DV)
     kappa, fraction = tile_scores(
-        page, g, high, low, scale, ke, cap, inverse_cap, log2_e, G, DK, KP, BM, CAPPED
-    )
+        page, g, high, low, scale, ke, cap, inverse_cap, log2_e, steep, tile * 64 - at, G, DK, KP,
+        BM, CAPPED, SLOPED,
+    )  # fmt: skip
     if (tile >= whole) | (tile < begun) | (BLOCK > 0):
         kappa = unseen_away(kappa, tile, position, lowest, blocks_of, BM, BLOCK, CHOSEN)
     return tile_weights(kappa, fraction, ve)
@@ -172,26 +184,25 @@ def seen_weights(
 @kernel
 def attend_stream(
     qh: Tensor, ql: Tensor, qe: Tensor, table: Tensor, owners: Tensor, positions: Tensor,
-    own: Tensor, blocks: Tensor, sink: Tensor, chosen: Tensor, out: Tensor, largest: Tensor,
-    logs: Tensor, faults: Tensor, stride: Tensor, pages: Tensor, slot: Tensor, window: Tensor,
-    factor: Tensor, cap: Tensor, inverse_cap: Tensor, log2_e: Tensor, H: tl.constexpr,
-    G: tl.constexpr, HB: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, KP: tl.constexpr,
-    VP: tl.constexpr, BM: tl.constexpr, SINK: tl.constexpr, CAPPED: tl.constexpr,
+    own: Tensor, blocks: Tensor, sink: Tensor, chosen: Tensor, slopes: Tensor, out: Tensor,
+    largest: Tensor, logs: Tensor, faults: Tensor, stride: Tensor, pages: Tensor, slot: Tensor,
+    window: Tensor, factor: Tensor, cap: Tensor, inverse_cap: Tensor, log2_e: Tensor,
+    H: tl.constexpr, G: tl.constexpr, HB: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
+    KP: tl.constexpr, VP: tl.constexpr, BM: tl.constexpr, SINK: tl.constexpr, CAPPED: tl.constexpr,
     BLOCK: tl.constexpr, SETS: tl.constexpr, CHOSEN: tl.constexpr, MASS: tl.constexpr,
-    STAGES: tl.constexpr,
+    SLOPED: tl.constexpr, STAGES: tl.constexpr,
 ) -> None:  # fmt: skip
     """Queries [R, H, DK] of one sequence a block to out [R, H, DV], tile after tile.
 
-    largest : int32 [R, H], bits of the largest magnitudes. logs : [R, H], masses with MASS.
-    Values are multiplied a half of their columns at a time: sums of three planes of all are more
-    than a program has registers for, and sums of earlier runs wait in `out`.
-    """
+    largest : int32 [R, H], bits of the largest magnitudes. logs : [R, H], masses with MASS. Half of
+    the values' columns at a time fit into registers; sums of earlier runs wait in `out`."""
     block = tl.num_programs(1) - 1 - tl.program_id(1)  # long rows come last and begin first
     first_row, row, head, live, g = queries_of(blocks, block, tl.program_id(0), H, G, HB, BM)
     position, lowest = sight(positions, own, row, live, window)
     first, last, begun, whole = tiles_of(position, lowest, live)
     high, low, exponent = load_queries(qh, ql, qe, row, head, live, stride, H, DK, KP)
     scale = factors(exponent, factor, KP)
+    steep, mine = slope(slopes, own, row, head, live, SLOPED)
     blocks_of = chosen + (row * SETS + head * SETS // H) * CHOSEN
     HALF: tl.constexpr = VP // 2
     listed = table + tl.load(owners + first_row).to(tl.int64) * pages
@@ -210,7 +221,8 @@ def attend_stream(
             address = tl.load(listed + tl.minimum(tile + 1, last - 1))
             L, K, E, wh, wl = seen_weights(
                 page, g, tile, highest, high, low, scale, cap, inverse_cap, log2_e, position,
-                lowest, begun, whole, blocks_of, G, DK, DV, KP, BM, CAPPED, BLOCK, CHOSEN,
+                lowest, begun, whole, blocks_of, steep, mine, G, DK, DV, KP, BM, CAPPED, BLOCK,
+                CHOSEN, SLOPED,
             )  # fmt: skip
             mass, mm = combine(mass, mm, L, K)
             before, after, nn = rescaling(nn, E, 16)

@@ -134,7 +134,8 @@ class _Reader:
         (slot,) = [name for step in steps for name in step.node.slots.values()]
         (step,) = self.inner(record)
         op: Any = _detail(step, FusedAttention).node.op
-        _need(not op.window and op.soft_cap is None and not op.block and not step.weights)
+        plain = not (op.window or op.soft_cap is not None or op.block or op.slopes)
+        _need(plain and not step.weights)
         _need(step.node.inputs == (record, "position") and set(step.node.slots.values()) == {slot})
         return step, op, slot
 

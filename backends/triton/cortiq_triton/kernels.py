@@ -228,7 +228,8 @@ KERNELS: Mapping[type[Op], Callable[..., Any]] = {
 """The kernel of every primitive."""
 OPTIONS = frozenset(
     {*ew.ACTIVATIONS, "step", "missing", "sections", "groups", "mask", "tau", "blocks",
-     "keys only", "until", "mass", "every", "sqrt_softplus"}
+     "keys only", "until", "mass", "every", "slopes",
+     "sqrt_softplus"}
 )  # fmt: skip
 """Options that the kernels know, as `Op.options` names them."""
 

@@ -14,7 +14,7 @@ from cortiq.backend.rotary import reach, supplied_positions, turns_of
 from cortiq.ir import Graph, Op, ops
 from cortiq.numerics.layouts import Weight
 from cortiq_triton import layer_launch
-from cortiq_triton.attend import factors_of
+from cortiq_triton.attend import factors_of, steep_on
 from cortiq_triton.decoder_layers import in_one_launch
 from cortiq_triton.fuse import Launches
 from cortiq_triton.kernels import KERNELS, MATRICES, prepare
@@ -68,6 +68,7 @@ class Plan(Steps):
         for node in graph.nodes:
             if isinstance(node.op, ops.Attend):
                 factors_of(node.op.scale, node.op.soft_cap)
+                steep_on(node.op.slopes, angles.device)
         turns, self.angles = turns_of(graph.nodes), angles
         self.tables = {turn.table for turn in turns}
         self.supplied = supplied_positions(turns)

@@ -15,6 +15,7 @@ from cortiq_triton.attention import (
     queries_of,
     seen_weights,
     sight,
+    slope,
     tiles_of,
 )
 from cortiq_triton.language import Tensor, begin, device, kernel
@@ -95,20 +96,19 @@ def is_last(counter: Tensor, expected: Tensor) -> Tensor:
 @kernel
 def attend_spans(
     qh: Tensor, ql: Tensor, qe: Tensor, table: Tensor, owners: Tensor, positions: Tensor,
-    own: Tensor, blocks: Tensor, sink: Tensor, chosen: Tensor, out: Tensor, largest: Tensor,
-    logs: Tensor, faults: Tensor, sums: Tensor, numbers: Tensor, counters: Tensor, stride: Tensor,
-    pages: Tensor, slot: Tensor, window: Tensor, factor: Tensor, cap: Tensor, inverse_cap: Tensor,
-    log2_e: Tensor, most: Tensor, serial: Tensor, H: tl.constexpr, G: tl.constexpr,
-    HB: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr,
-    BM: tl.constexpr, MQ: tl.constexpr, AHEAD: tl.constexpr, SINK: tl.constexpr,
+    own: Tensor, blocks: Tensor, sink: Tensor, chosen: Tensor, slopes: Tensor, out: Tensor,
+    largest: Tensor, logs: Tensor, faults: Tensor, sums: Tensor, numbers: Tensor, counters: Tensor,
+    stride: Tensor, pages: Tensor, slot: Tensor, window: Tensor, factor: Tensor, cap: Tensor,
+    inverse_cap: Tensor, log2_e: Tensor, most: Tensor, serial: Tensor, H: tl.constexpr,
+    G: tl.constexpr, HB: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, KP: tl.constexpr,
+    VP: tl.constexpr, BM: tl.constexpr, MQ: tl.constexpr, AHEAD: tl.constexpr, SINK: tl.constexpr,
     CAPPED: tl.constexpr, BLOCK: tl.constexpr, SETS: tl.constexpr, CHOSEN: tl.constexpr,
-    MASS: tl.constexpr, STAGES: tl.constexpr,
+    MASS: tl.constexpr, SLOPED: tl.constexpr, STAGES: tl.constexpr,
 ) -> None:  # fmt: skip
     """Queries [R, H, DK] of one sequence a block, of which the first MQ live, to out [R, H, DV].
 
     sums : [R, H, most, DV], numbers : [R, H, most, 4], states of tiles counted from the run of the
-    first visible one. counters : zeros, one more than there are runs for each block and part.
-    """
+    first visible one. counters : zeros, one more than there are runs for each block and part."""
     part, block, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first_row, row, head, live, g = queries_of(blocks, block, part, H, G, HB, BM)
     position, lowest = sight(positions, own, row, live, window)
@@ -124,6 +124,7 @@ def attend_spans(
         if start < stop:
             high, low, exponent = load_queries(qh, ql, qe, row, head, live, stride, H, DK, KP)
             scale = factors(exponent, factor, KP)
+            steep, mine = slope(slopes, own, row, head, live, SLOPED)
             blocks_of = chosen + (row * SETS + head * SETS // H) * CHOSEN
             mass, M = empty(BM, 1)
             o, N = empty(BM, VP)
@@ -131,7 +132,8 @@ def attend_spans(
                 page = slot_of(tl.load(listed + tile), slot)
                 L, K, E, wh, wl = seen_weights(  # no tile counts as whole: few rows, few tiles
                     page, g, tile, highest, high, low, scale, cap, inverse_cap, log2_e, position,
-                    lowest, tile, tile, blocks_of, G, DK, DV, KP, BM, CAPPED, BLOCK, CHOSEN,
+                    lowest, tile, tile, blocks_of, steep, mine, G, DK, DV, KP, BM, CAPPED, BLOCK,
+                    CHOSEN, SLOPED,
                 )  # fmt: skip
                 O = tile_values(page, g, wh, wl, G, DK, DV, 0, VP, BM) * 65536.0  # noqa: E741
                 if length < 16:

@@ -124,10 +124,14 @@ def slot_of(address: Tensor, slot: Tensor) -> Tensor:
 @device
 def tile_scores(
     page: Tensor, g: Tensor, qh: Tensor, ql: Tensor, factor: Tensor, ke: Tensor, cap: Tensor,
-    inverse_cap: Tensor, log2_e: Tensor, G: tl.constexpr, DK: tl.constexpr, KP: tl.constexpr,
-    BM: tl.constexpr, CAPPED: tl.constexpr,
+    inverse_cap: Tensor, log2_e: Tensor, steep: Tensor, ahead: Tensor, G: tl.constexpr,
+    DK: tl.constexpr, KP: tl.constexpr, BM: tl.constexpr, CAPPED: tl.constexpr,
+    SLOPED: tl.constexpr,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(MAGIC_BITS + κ, g) of a tile's keys, [BM, 64]. factor : [BM, 1]; ke : [64]."""
+    """(MAGIC_BITS + κ, g) of a tile's keys, [BM, 64]. factor : [BM, 1]; ke : [64].
+
+    steep, ahead : with SLOPED m and the tile's first position less the query's, [BM].
+    """
     t, d = tl.arange(0, 64), tl.arange(0, KP)
     keys = page + (g * 64 + t)[:, None] * DK + d[None, :]
     if DK == KP:
@@ -140,6 +144,8 @@ def tile_scores(
     s = (dots * factor) * exp2_int(ke)[None, :]
     if CAPPED:
         s = (cap * tanh(s * inverse_cap)) * log2_e
+    if SLOPED:
+        s = s + steep[:, None] * (ahead[:, None] + t[None, :]).to(tl.float32)
     return weight_of(s)
 
 

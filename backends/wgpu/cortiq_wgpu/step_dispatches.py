@@ -8,6 +8,7 @@ from dataclasses import replace
 from cortiq.backend.extents import ring_rows
 from cortiq.backend.lower import LoweredStep
 from cortiq.ir import Ring, ops
+from cortiq.numerics.scores import steepness
 from cortiq_wgpu.binder import DispatchBinder
 from cortiq_wgpu.dispatch import MOST_TURNS, NONE, SEGMENTS, Dispatch, Grid
 from cortiq_wgpu.product_dispatches import embed_rows, matrix_products, stack_products
@@ -26,6 +27,17 @@ CHOSEN = """
   }
   return low < $listed && x[list + min(low, $listed - 1u)] == key / $block;
 """
+SLOPED = """
+  var steep = array<u32, {count}>({values});
+  let ahead = f32(i32(key) - i32(own));
+  return add(s, multiply(from_bits(steep[head]), ahead));
+"""
+
+
+def _sloped(op: ops.Attend) -> str:
+    """Return what a score is made of that falls with distance, or the score."""
+    values = ", ".join(f"{bits(m)}u" for m in steepness(op.slopes))
+    return SLOPED.format(count=op.heads, values=values) if op.slopes else "return s;"
 
 
 def _spread(binder: DispatchBinder, step: LoweredStep) -> list[Dispatch]:
@@ -63,6 +75,7 @@ def _spread(binder: DispatchBinder, step: LoweredStep) -> list[Dispatch]:
     turns = 16 * (values["key_words"] + 17 * channels + 8)
     runs = max(1, MOST_TURNS // turns)
     parts = {"CHANNELS": str(channels), "CHOSEN": chosen, "RUNS": str(runs), "LAST": last}
+    parts["SLOPED"] = _sloped(op)
     assert step.node is not None
     pool = step.node.slots["kv"]
 

@@ -119,6 +119,20 @@ def _no_sinks(call: Call, q: Quantised, position: Ints, *chosen: Ints) -> Floats
     return KERNELS[ops.Attend](call, q, position, *chosen)
 
 
+def _slopes_away(call: Call, q: Quantised, position: Ints, *chosen: Ints) -> Floats:
+    """Let scores not fall with distance."""
+    call.op = _with(call.op, slopes=())
+    return KERNELS[ops.Attend](call, q, position, *chosen)
+
+
+def _slopes_in_turns(call: Call, q: Quantised, position: Ints, *chosen: Ints) -> Floats:
+    """Give each head the slope of its place in another order: of its place in a group first."""
+    slopes, each = call.op.slopes, call.op.heads // call.op.kv_heads
+    turned = tuple(s for place in range(each) for s in slopes[place::each])
+    call.op = _with(call.op, slopes=turned)
+    return KERNELS[ops.Attend](call, q, position, *chosen)
+
+
 def _relative_tiles(call: Call, q: Quantised, position: Ints, *chosen: Ints) -> Floats:
     """Begin tiles at the chunk's first position: keys are moved to where the contract's tiles
     begin.
@@ -135,7 +149,7 @@ def _relative_tiles(call: Call, q: Quantised, position: Ints, *chosen: Ints) -> 
             one = Quantised(q.q[row : row + 1], q.e[row : row + 1])
             out[row] = attention.attend(
                 one, keys, values, np.array([at + pad]), op.scale, window=window,
-                soft_cap=op.soft_cap, sinks=call.weights.get("sinks"),
+                soft_cap=op.soft_cap, sinks=call.weights.get("sinks"), slopes=op.slopes,
             )[0]  # fmt: skip
     return out
 
@@ -206,6 +220,8 @@ WRONG_KERNELS: dict[str, Wrong] = {
     "an image that sees the one after it": {ops.Attend: _joined_images},
     "rows that see more than the blocks that they list": {ops.Attend: _unlisted},
     "sink dropped": {ops.Attend: _no_sinks},
+    "scores that do not fall with distance": {ops.Attend: _slopes_away},
+    "slopes of heads by their place in a group": {ops.Attend: _slopes_in_turns},
     "a tile counted from the chunk's start": {ops.Attend: _relative_tiles},
     "a row that sees its batch neighbour": {ops.Attend: _neighbour(ops.Attend)},
     "wrong tie-break in routing": {ops.Route: _highest_expert},

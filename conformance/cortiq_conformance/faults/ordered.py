@@ -76,8 +76,8 @@ def _by_blocks(order: str, what: str) -> Iterator[tuple[str, OrderedTerms]]:
 
 
 ATTEND = (
-    "Attend", "Attend window", "Attend sinks", "Attend soft cap", "Attend block", "Attend span",
-    "Attend blocks", "Attend keys",
+    "Attend", "Attend window", "Attend sinks", "Attend soft cap", "Attend slopes", "Attend block",
+    "Attend span", "Attend blocks", "Attend keys",
 )  # fmt: skip
 """Families of attention past a run of tiles."""
 PRODUCTS = _families("MatMul", CODE_LAYOUTS)

@@ -123,6 +123,7 @@ def _runs(
     window: int = 0,
     blocks: ChosenBlocks | None = None,
     own: int | None = None,
+    steep: Floats | None = None,
 ) -> list[PartialAttention]:
     """Compute `attend_keys` with a partial sum for every run."""
     found = []
@@ -152,7 +153,7 @@ def _from_the_sink(runs: list[PartialAttention], sinks: Floats) -> PartialAttent
 def _sinks_first(call: Call, q: Quantised, position: Ints, *chosen: Ints) -> Floats:
     """Compute attention that begins with the sink, where all keys are visible."""
     op = call.op
-    if not op.sinks or op.window or chosen:
+    if not op.sinks or op.window or op.slopes or chosen:
         return KERNELS[ops.Attend](call, q, position, *chosen)
     parts = (
         ReplacedFunction(attention, "attend_keys", _runs),

@@ -60,6 +60,8 @@ FAULTS: Mapping[str, Fault] = {
     "an image that sees the one after it": Fault(("Attend block", "Attend span"), "Attend"),
     "rows that see more than the blocks that they list": Fault(("Attend listed",), "Attend"),
     "sink dropped": Fault(("Attend sinks",), "Attend"),
+    "scores that do not fall with distance": Fault(("Attend slopes",), "Attend"),
+    "slopes of heads by their place in a group": Fault(("Attend slopes",), "Attend"),
     "a stale row after rewind": Fault(("rewind",), "Attend", SEQUENCES),
     "a fork that shares its parent's tail": Fault(("fork",), "Attend", SEQUENCES),
     "a tile counted from the chunk's start": Fault(ATTEND[:-2], "Attend"),

@@ -39,6 +39,8 @@ def cases() -> Iterator[Case]:
         what = f"chunks of {block} keys"
         yield _case("OwnBlock", what, partial(_chunked, block, CHOSEN))
         yield _case("Attend blocks", what, partial(_chunked, block, OUTPUT))
+    yield _case("Attend slopes", "4 blocks of 16 keys", partial(_sloped, FOUR))
+    yield _case("Attend slopes", "9 keys", partial(_sloped, ops.ChooseKeys(3, DIM, 9)))
     for block, sizes in WINDOWS:
         what = f"windows of {', '.join(map(str, sizes))} blocks of {block} keys that rows list"
         yield _case("Attend listed", what, partial(_windows, block, sizes))
@@ -126,6 +128,7 @@ def block_attention(
     kv_heads: int = 2,
     heads: int = 4,
     window: int | None = None,
+    slopes: tuple[float, ...] = (),
 ) -> ProbeProgram:
     """Build a probe whose rows supply q, k, v and the query and key that choose blocks, or keys."""
     b = Builder(context=CONTEXT)
@@ -149,7 +152,7 @@ def block_attention(
     query = coded["index_q"]
     chosen = b.add(op, query, position, *weights, name=CHOSEN, slots={"kv": "index"})
     block = getattr(op, "block", 1)
-    attend = ops.Attend(heads, kv_heads, DIM, DIM, DIM**-0.5, window, block=block)
+    attend = ops.Attend(heads, kv_heads, DIM, DIM, DIM**-0.5, window, block=block, slopes=slopes)
     b.add(attend, coded["q"], position, chosen, name=OUTPUT, slots={"kv": "kv"})
     return ProbeProgram(b.program((OUTPUT, CHOSEN)), {}, shapes)
 
@@ -157,6 +160,12 @@ def block_attention(
 def _typical(op: ops.ChooseBlocks, kv_heads: int, wanted: str, source: CaseData) -> Scenario:
     probe = block_attention(op, kv_heads)
     return replace(probe.scenario(source, ROWS, 2.0), wants=(Named(wanted),))
+
+
+def _sloped(op: ops.ChooseBlocks | ops.ChooseKeys, source: CaseData) -> Scenario:
+    """Return chosen keys whose scores fall with distance, of some queries more than of others."""
+    probe = block_attention(op, slopes=(0.6, 0.2, 0.07, 0.0))
+    return replace(probe.scenario(source, ROWS, 2.0), wants=(Named(OUTPUT),))
 
 
 def _ties(source: CaseData) -> Scenario:

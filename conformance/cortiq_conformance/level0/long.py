@@ -15,7 +15,7 @@ from cortiq_conformance.case import Case
 from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.import_scenario import ImportScenario, rows_before
 from cortiq_conformance.level0.blocks import CHOSEN, DIM, block_attention
-from cortiq_conformance.level0.sequences import attention, sink_values, until
+from cortiq_conformance.level0.sequences import attention, sink_values, slopes_of, until
 from cortiq_conformance.level0.states import STAGE
 from cortiq_conformance.probes import OUTPUT, ProbeProgram
 
@@ -36,6 +36,7 @@ MADE: Mapping[str, tuple[str, Callable[[int, CaseData], ProbeProgram]]] = {
     "Attend window": ("", lambda runs, s: attention((2, 1, 8, 8), window=WINDOWS[runs])),
     "Attend sinks": ("", lambda runs, s: attention(sinks=sink_values(s, 4))),
     "Attend soft cap": ("", lambda runs, s: attention(soft_cap=5.0)),
+    "Attend slopes": ("", lambda runs, s: attention((6, 2, 8, 8), slopes=slopes_of(6))),
     "Attend block": (", all rows of a step", lambda runs, s: until()),
     "Attend span": (", a window and all rows of a step", lambda runs, s: until(WINDOWS[runs])),
     "Attend blocks": (", 40 blocks of 16 keys", lambda runs, s: block_attention(FORTY)),

@@ -49,6 +49,8 @@ def cases() -> Iterator[Case]:
         yield _case("Attend block", "Attend", what, partial(_images, far, images))
     for cap in (5.0, 50.0):
         yield _case("Attend soft cap", "Attend", f"{cap:g}", partial(_capped, cap))
+    for what, build in SLOPED.items():
+        yield _case("Attend slopes", "Attend", what, build)
     for heads, dim in STORED:
         yield _case("Recall", "Recall", f"{heads} of {dim}", partial(_recalled, heads, dim))
     for kernel in (2, 3, 4):
@@ -129,10 +131,11 @@ def attention(
     soft_cap: float | None = None,
     sinks: np.ndarray | None = None,
     scale: float | None = None,
+    slopes: tuple[float, ...] = (),
 ) -> ProbeProgram:
     """Build an Attend whose rows supply q, k and v."""
     factor = geometry[2] ** -0.5 if scale is None else scale
-    op = ops.Attend(*geometry, factor, window, soft_cap, sinks is not None)
+    op = ops.Attend(*geometry, factor, window, soft_cap, sinks is not None, slopes=slopes)
     return attend(op, sinks)
 
 
@@ -170,7 +173,7 @@ IMAGES = (
 SPANS = ((2, 9), (3, 70), (64, 200), (65, 330), (100, 1300))
 
 
-def until(window: int | None = None) -> ProbeProgram:
+def until(window: int | None = None, slopes: tuple[float, ...] = ()) -> ProbeProgram:
     """Build an Attend whose rows supply the last key they see, as `last`."""
     b = Builder(context=CONTEXT)
     b.input("token")
@@ -180,14 +183,14 @@ def until(window: int | None = None) -> ProbeProgram:
     last = b.input("last")
     q, k, v = (b.add(ops.Quantise(), x, name=f"{n}.quantised") for n, x in given.items())
     b.add_node(ops.StoreKV(2, 8, 8), k, v, name="store", slots={"kv": "kv"})
-    op = ops.Attend(4, 2, 8, 8, 8**-0.5, window, until=True)
+    op = ops.Attend(4, 2, 8, 8, 8**-0.5, window, until=True, slopes=slopes)
     b.add(op, q, last, name=OUTPUT, slots={"kv": "kv"})
     return ProbeProgram(b.program((OUTPUT,)), {}, shapes)
 
 
-def _in_block(rows: int, size: int, source: CaseData) -> Scenario:
+def _in_block(rows: int, size: int, source: CaseData, slopes: tuple[float, ...] = ()) -> Scenario:
     """Return rows that see everything before them, then a block whose rows see one another."""
-    probe = until()
+    probe = until(slopes=slopes)
     feed = probe.feed(source, rows + size, 2.0)
     ends = np.minimum(np.arange(rows + size), rows - 1)
     ends[rows:] = rows + size - 1
@@ -226,6 +229,33 @@ def _sinks(geometry: tuple[int, int, int, int], source: CaseData) -> Scenario:
 
 def _capped(cap: float, source: CaseData) -> Scenario:
     return attention((4, 2, 16, 16), soft_cap=cap).scenario(source, 80, amplitude=3.0)
+
+
+def slopes_of(heads: int) -> tuple[float, ...]:
+    """Return slopes from ⅔ down, no power of two; the last head has none."""
+    return (*(2.0 / (3 + 7 * n) for n in range(heads - 1)), 0.0)
+
+
+def _sloped(
+    geometry: tuple[int, int, int, int], rows: int, options: dict, source: CaseData
+) -> Scenario:
+    probe = attention(geometry, slopes=slopes_of(geometry[0]), **options)
+    return probe.scenario(source, rows, amplitude=2.0)
+
+
+def _sloped_blocks(source: CaseData) -> Scenario:
+    """Return rows that see later keys, too, and count distances from their own positions."""
+    return _in_block(100, 16, source, slopes_of(4))
+
+
+SLOPED: dict[str, Callable[[CaseData], Scenario]] = {
+    **{_described(g): partial(_sloped, g, 150, {}) for g in GEOMETRIES},
+    "1100 rows, more than a run of tiles": partial(_sloped, (2, 1, 8, 8), 1100, {}),
+    "a window of 65, soft-capped": partial(
+        _sloped, (4, 2, 8, 8), 200, {"window": 65, "soft_cap": 5.0}
+    ),
+    "100 rows, then a block of 16 that see one another": _sloped_blocks,
+}
 
 
 def conv(source: CaseData, kernel: int = 3, biased: bool = False) -> ProbeProgram:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cortiq.domains import Count, Relation, Size, divides
+from cortiq.domains import Count, Size
 from cortiq.ir import ops
 from cortiq.ir.graph import Scope, Value
 from cortiq.ir.layers.attention_options import (
     PROJECTIONS,
+    RELATIONS,
     AttentionGate,
     ListedBlocks,
     Projection,
     QKNorm,
+    clipped,
     parted,
 )
 from cortiq.ir.layers.basic import Layer, linear
 from cortiq.ir.layers.indexer import Indexer
 from cortiq.ir.op import Type, expect, expect_last
-from cortiq.ir.options import Constant, Epsilon, Pairing, ScoreCap, ScoreScale
+from cortiq.ir.options import Constant, Epsilon, Pairing, Positive, ScoreCap, ScoreScale, Slope
 from cortiq.ir.slots import KVRows, Slot
 from cortiq.numerics.rope import RopeTable, Sections
 
@@ -50,6 +52,8 @@ class Attention(Layer):
     joint : q, k and v are one matrix `qkv`, whose rows are by KV head: queries, key, value.
     chunk : rows see only the keys of their own chunk of so many positions, 0 for all.
     listed : rows see only the keys of blocks that they supply.
+    clip : bound of the magnitudes of q, k and v as their projections give them.
+    slopes : of each head: scores lose so much with every position between key and query (ALiBi).
     """
 
     width: Count
@@ -79,56 +83,9 @@ class Attention(Layer):
     chunk: Size = 0
     joint: bool = False
     listed: ListedBlocks | None = None
-    relations = (
-        divides("kv_heads", "heads"),
-        Relation(
-            ("rope", "head_dim"), "a head holds the rotary dimensions",
-            lambda a: a.rope is None or a.rope.dim <= a.head_dim,
-        ),
-        Relation(
-            ("query_rope", "head_dim"), "a head holds the queries' rotary dimensions",
-            lambda a: a.query_rope is None or a.query_rope.dim <= a.head_dim,
-        ),
-        Relation(
-            ("sections", "rope"), "the sections have as many pairs as the table",
-            lambda a: a.sections is None or (a.rope and 2 * sum(a.sections.pairs) == a.rope.dim),
-        ),
-        Relation(
-            ("indexer", "rope"), "a head of the indexer holds the rotary dimensions",
-            lambda a: not (a.indexer and a.rope) or a.rope.dim <= a.indexer.dim,
-        ),
-        Relation(
-            ("output_gate", "head_dim", "value_dim"), "a gate is as wide as a value head",
-            lambda a: not a.output_gate or a.value_width == a.head_dim,
-        ),
-        Relation(
-            ("output_gate", "qk_norm"), "no norm is over queries and their gates together",
-            lambda a: not (a.output_gate and a.qk_norm and a.qk_norm.full_width),
-        ),
-        Relation(
-            ("shares_kv", "value_input"), "a layer without values takes no row for them",
-            lambda a: not (a.shares_kv and a.value_input),
-        ),
-        Relation(
-            ("indexer", "shares_kv", "sections", "until"),
-            "an indexer goes with earlier keys, and positions, of the layer's own",
-            lambda a: a.indexer is None or not (a.shares_kv or a.sections or a.until),
-        ),
-        Relation(
-            ("joint", "shares_kv", "value_input", "output_gate", "biased", "value_dim"),
-            "a joint matrix has heads of one width, whose biases are all there or none",
-            lambda a: not a.joint or not (
-                a.shares_kv or a.value_input or a.output_gate or isinstance(a.biased, tuple)
-                or a.value_width != a.head_dim
-            ),
-        ),
-        Relation(
-            ("chunk", "listed", "indexer", "until"),
-            "blocks of keys are named once, and a chunk's rows see earlier keys",
-            lambda a: not (a.chunk and a.until)
-            and sum(map(bool, (a.chunk, a.listed, a.indexer))) <= 1,
-        ),
-    )  # fmt: skip
+    slopes: tuple[Slope, ...] = ()
+    clip: Positive | None = None
+    relations = RELATIONS
 
     @property
     def writes_slots(self) -> bool:
@@ -183,7 +140,7 @@ class Attention(Layer):
         if self.output_biased:
             shapes["o_bias"] = (self.width,)
         if self.gate:
-            shapes["gate"] = (self._gate_rows(self.gate), self.width)
+            shapes["gate"] = (self.gate.rows(self.heads, self.value_width), self.width)
         if self.sinks:
             shapes["sinks"] = (self.heads,)
         return shapes | (self.indexer.weight_shapes(self.width) if self.indexer else {})
@@ -192,9 +149,6 @@ class Attention(Layer):
         heads = self.heads if role == "q" else self.kv_heads
         full = self.qk_norm is not None and self.qk_norm.full_width
         return self.head_dim * (heads if full else 1)
-
-    def _gate_rows(self, gate: AttentionGate) -> int:
-        return self.heads * (1 if gate.per_head else self.value_width)
 
     def slot_kinds(self) -> dict[str, Slot]:
         """Declare key and value rows."""
@@ -234,7 +188,7 @@ class Attention(Layer):
         block = chosen or (self.listed.size if self.listed else self.chunk)
         attend = ops.Attend(
             self.heads, self.kv_heads, self.head_dim, self.value_width, scale, self.window,
-            self.soft_cap, self.sinks, block, self.until,
+            self.soft_cap, self.sinks, block, self.until, slopes=self.slopes,
         )  # fmt: skip
         if self.indexer:
             listed = self.indexer.choose(scope, x, position, self.rope, self.pairing)
@@ -265,6 +219,7 @@ class Attention(Layer):
         rows = self._rows()[role]
         heads = self.heads if role == "q" else self.kv_heads
         y = linear(scope, x, role, self.width, rows, role in self.biases)
+        y = clipped(scope, y, self.clip, role)
         if role != "v" and self.qk_norm and self.qk_norm.full_width:
             y = self._norm(scope, y, role, self.qk_norm)
         return scope.add(ops.Reshape((heads, rows // heads)), y, name=f"{role}.heads")
@@ -292,8 +247,4 @@ class Attention(Layer):
         if gate:
             gate = scope.add(ops.Activation("sigmoid"), gate, name="output_gate")
             y = scope.add(ops.Multiply(), y, gate, name="output_gated")
-        if self.gate is None:
-            return y
-        factor = self.gate.factors(scope, x, self.width, self.heads, self._gate_rows(self.gate))
-        op = ops.ScaleRows() if self.gate.per_head else ops.Multiply()
-        return scope.add(op, y, factor, name="gated")
+        return self.gate.applied(scope, x, y, self) if self.gate else y

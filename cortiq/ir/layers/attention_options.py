@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from cortiq.domains import Count, OneOf
+from cortiq.domains import Count, OneOf, Relation, divides
 from cortiq.ir import ops
 from cortiq.ir.graph import Scope, Value
 from cortiq.ir.layers.basic import linear
 from cortiq.ir.op import Described, Type
-from cortiq.ir.options import Constant, Epsilon, Function
+from cortiq.ir.options import SLOPES, Constant, Epsilon, Function
 
 PROJECTIONS = ("q", "k", "v")
 Projection = Annotated[str, OneOf(PROJECTIONS)]
@@ -47,11 +47,18 @@ class AttentionGate(Described):
     function: Function = "softplus"
     per_head: bool = False
 
-    def factors(self, scope: Scope, x: Value, width: int, heads: int, rows: int) -> Value:
-        """Write f(W·x) by head, f32[heads, rows / heads], of the layer's row f32[width]."""
-        y = linear(scope, x, "gate", width, rows)
-        y = scope.add(ops.Activation(self.function), y, name="gate.activation")
-        return scope.add(ops.Reshape((heads, rows // heads)), y, name="gate.heads")
+    def rows(self, heads: int, value_width: int) -> int:
+        """Count the rows of W."""
+        return heads * (1 if self.per_head else value_width)
+
+    def applied(self, scope: Scope, x: Value, y: Value, how: Any) -> Value:
+        """Write y times f(W·x), the gate of the row x of an attention `how`, by head."""
+        rows, heads = self.rows(how.heads, how.value_width), how.heads
+        gate = linear(scope, x, "gate", how.width, rows)
+        gate = scope.add(ops.Activation(self.function), gate, name="gate.activation")
+        gate = scope.add(ops.Reshape((heads, rows // heads)), gate, name="gate.heads")
+        op = ops.ScaleRows() if self.per_head else ops.Multiply()
+        return scope.add(op, y, gate, name="gated")
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,67 @@ class ListedBlocks(Described):
         return Type((1, self.count), "i32")
 
 
+RELATIONS = (
+    divides("kv_heads", "heads"),
+    SLOPES,
+    Relation(
+        ("rope", "head_dim"), "a head holds the rotary dimensions",
+        lambda a: a.rope is None or a.rope.dim <= a.head_dim,
+    ),
+    Relation(
+        ("query_rope", "head_dim"), "a head holds the queries' rotary dimensions",
+        lambda a: a.query_rope is None or a.query_rope.dim <= a.head_dim,
+    ),
+    Relation(
+        ("sections", "rope"), "the sections have as many pairs as the table",
+        lambda a: a.sections is None or (a.rope and 2 * sum(a.sections.pairs) == a.rope.dim),
+    ),
+    Relation(
+        ("indexer", "rope"), "a head of the indexer holds the rotary dimensions",
+        lambda a: not (a.indexer and a.rope) or a.rope.dim <= a.indexer.dim,
+    ),
+    Relation(
+        ("output_gate", "head_dim", "value_dim"), "a gate is as wide as a value head",
+        lambda a: not a.output_gate or a.value_width == a.head_dim,
+    ),
+    Relation(
+        ("output_gate", "qk_norm"), "no norm is over queries and their gates together",
+        lambda a: not (a.output_gate and a.qk_norm and a.qk_norm.full_width),
+    ),
+    Relation(
+        ("shares_kv", "value_input"), "a layer without values takes no row for them",
+        lambda a: not (a.shares_kv and a.value_input),
+    ),
+    Relation(
+        ("indexer", "shares_kv", "sections", "until"),
+        "an indexer goes with earlier keys, and positions, of the layer's own",
+        lambda a: a.indexer is None or not (a.shares_kv or a.sections or a.until),
+    ),
+    Relation(
+        ("joint", "shares_kv", "value_input", "output_gate", "biased", "value_dim"),
+        "a joint matrix has heads of one width, whose biases are all there or none",
+        lambda a: not a.joint or not (
+            a.shares_kv or a.value_input or a.output_gate or isinstance(a.biased, tuple)
+            or a.value_width != a.head_dim
+        ),
+    ),
+    Relation(
+        ("chunk", "listed", "indexer", "until"),
+        "blocks of keys are named once, and a chunk's rows see earlier keys",
+        lambda a: not (a.chunk and a.until)
+        and sum(map(bool, (a.chunk, a.listed, a.indexer))) <= 1,
+    ),
+)  # fmt: skip
+"""What holds between the options of `Attention`."""
+
+
+def clipped(scope: Scope, y: Value, bound: float | None, role: str) -> Value:
+    """Write a projection whose magnitudes are bounded, if they are."""
+    if bound is None:
+        return y
+    return scope.add(ops.Clamp(-bound, bound), y, name=f"{role}.clipped")
+
+
 def parted(scope: Scope, x: Value, how: Any) -> dict[str, Value]:
     """Write the joint projection of x for an attention `how`, and the heads of q, k and v in it.
 
@@ -81,6 +149,7 @@ def parted(scope: Scope, x: Value, how: Any) -> dict[str, Value]:
     dim, group = how.head_dim, how.heads // how.kv_heads
     width = (group + 2) * dim
     y = linear(scope, x, "qkv", how.width, how.kv_heads * width, bool(how.biased))
+    y = clipped(scope, y, how.clip, "qkv")
     rows = scope.add(ops.Reshape((how.kv_heads, width)), y, name="qkv.heads")
     q = scope.add(ops.Slice(0, group * dim), rows, name="q.groups")
     ends = {role: (group + n) * dim for n, role in enumerate("kv")}

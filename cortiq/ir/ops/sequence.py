@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cortiq.domains import Count, Relation, Size, divides
 from cortiq.ir.op import Op, Type, expect
-from cortiq.ir.options import Pairing, ScoreCap, ScoreScale
+from cortiq.ir.options import SLOPES, Pairing, ScoreCap, ScoreScale, Slope
 from cortiq.ir.slots import KVRows, Ring, Slot
 from cortiq.numerics.compression import Rate
 from cortiq.numerics.rope import RopeTable, Sections
@@ -85,6 +85,7 @@ class Attend(Op):
     before the row's own position t and lies within the batch: rows of a block see one another. A
     window counts back from t all the same.
     Output f32[heads, value_dim]. `sinks` adds one value-less logit per head to the denominator.
+    `slopes`, one a head, add slope·(j − t) to the scores, t the row's own position (ALiBi).
 
     `mass` adds an output f32[heads, 1], the logarithm of the sum of e^score
     (`numerics.attention.log_mass`), by which parts of one softmax are merged.
@@ -104,11 +105,13 @@ class Attend(Op):
     block: Size = 0
     until: bool = False
     mass: bool = False
-    relations = (divides("kv_heads", "heads"),)
+    slopes: tuple[Slope, ...] = ()
+    relations = (divides("kv_heads", "heads"), SLOPES)
 
     def options(self) -> frozenset[str]:
-        """Return chosen blocks, last keys supplied by the row, and masses, if they are used."""
+        """Return chosen blocks, last keys supplied by the row, masses, slopes, if used."""
         used = {"blocks": self.block > 0, "until": self.until, "mass": self.mass}
+        used["slopes"] = bool(self.slopes)
         return frozenset(name for name, there in used.items() if there)
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:

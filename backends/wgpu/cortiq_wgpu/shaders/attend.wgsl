@@ -43,6 +43,9 @@ fn capped(s: f32) -> f32 {
   return multiply(multiply(from_bits($cap), bounded), LOG2_E());
 }
 
+// The score of a key at a position, for a head's query at another.
+fn sloped(s: f32, head: u32, key: u32, own: u32) -> f32 { {{SLOPED}} }
+
 fn is_chosen(row: u32, head: u32, key: u32) -> bool { {{CHOSEN}} }
 
 @compute @workgroup_size(64)
@@ -140,7 +143,8 @@ fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_id) local
         let e = q_exponent#h + bitcast<i32>(pool[exponents + lane]);
         let rounded = round_three_planes(high#h, middle#h, low#h);
         let scaled = multiply(multiply(rounded, from_bits($factor)), exp2_int(e));
-        let s = clamp(capped(scaled), -16384.0, 16384.0);
+        let bent = sloped(capped(scaled), head + #hu, key, own - 1u);
+        let s = clamp(bent, -16384.0, 16384.0);
         let whole = rint(s);
         kappa#h = i32(whole);
         fraction#h = exp2g(subtract(s, whole));
