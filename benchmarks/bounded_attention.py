@@ -1,7 +1,7 @@
 """Measure bounded attention: perplexity beside full attention, time and memory far into a text.
 
-    python benchmarks/bounded_attention.py quality MODEL TEXT [--windows N] [REWRITE ...]
-    python benchmarks/bounded_attention.py flat [--positions N] [--backend NAME] [REWRITE]
+    python benchmarks/bounded_attention.py quality MODEL TEXT [REWRITE ...] [--windows N]
+    python benchmarks/bounded_attention.py flat [REWRITE] [--positions N] [--backend NAME] [--jump]
 
 `quality` scores windows of 512 tokens and counts those from row 256 on, in full and with each
 rewriting, whose layers are exact up to there (`seal=256`) or not at all. `flat` computes rows of a
