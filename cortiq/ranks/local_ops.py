@@ -58,8 +58,9 @@ class Part:
 
     def of_heads(self, values: tuple[float, ...]) -> tuple[float, ...]:
         """Return this rank's of numbers that every head has, if they have any."""
-        start, stop = self.split.ranges[self.rank] if self.split else (0, len(values))
-        return values[start:stop]
+        if self.split is None:
+            return values
+        return tuple(n for start, stop in self.split.pieces(self.rank) for n in values[start:stop])
 
     @property
     def by_expert(self) -> bool:
