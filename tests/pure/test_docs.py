@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import cortiq
+from cortiq.models.registry import OWN
 from cortiq.options import OptionSet, environment_name, specs
 
 ROOT = Path(__file__).parents[2]
@@ -38,6 +39,13 @@ def test_sentence_of_the_last_block_is_what_is_printed(monkeypatch, capsys):
 def test_tables_are_what_the_code_says(tool):
     done = subprocess.run([sys.executable, ROOT / "tools" / tool], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_readme_counts_the_families():
+    (count,) = re.findall(
+        r"table of families\S* has (\d+):", (ROOT / "README.md").read_text("utf-8")
+    )
+    assert int(count) == len(OWN)
 
 
 def test_variables_on_the_page_are_those_of_the_options():
