@@ -40,6 +40,8 @@ DEFINITIONS: dict[str, tuple[Any, ...]] = {
     "Rope": (rope.apply_rope,),
     "Attend": (attention.attend, attention.attend_keys, attention.tile),
     "CausalConv": (recurrent.causal_conv,),
+    "DeltaRule": (recurrent.delta_step,),
+    "StateSpace": (recurrent.state_space_step,),
     "Route": (route.route,),
     "Sinkhorn": (streams.sinkhorn,),
     "Compress": (compression.compress,),
@@ -54,10 +56,11 @@ DEFINITIONS: dict[str, tuple[Any, ...]] = {
 def _definitions(op: str) -> set[CodeType]:
     """Return the code that defines an operator: the contract's functions, the reference's kernel.
 
-    The reference's plans, runs and executables are machinery that a backend may build on.
+    Of a `StepKernel` it is what makes the step. The reference's plans, runs and executables are
+    machinery that a backend may build on.
     """
     kernels = getattr(sys.modules.get("cortiq_reference.kernels"), "KERNELS", {})
-    named = [kernel for kind, kernel in kernels.items() if kind.__name__ == op]
+    named = [getattr(k, "step", k) for kind, k in kernels.items() if kind.__name__ == op]
     helpers = []
     if named and op.endswith("MatMul"):
         matrix = sys.modules["cortiq_reference.matrix"]
