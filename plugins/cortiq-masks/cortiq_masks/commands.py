@@ -141,6 +141,8 @@ def prune(
         finally:
             source.close()
     made = prune_model(model, file, out, refit=sums)
+    for line in made.notes:
+        note(line)
     echo(f"{made.path}: {byte_count(made.nbytes)}")
 
 
