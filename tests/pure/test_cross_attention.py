@@ -139,7 +139,7 @@ def test_the_last_key_bounds_the_dispatches_not_the_position(monkeypatch):
 def test_the_last_key_bounds_the_tiles_not_the_position(monkeypatch):
     """A row at position 0 sees keys of three tiles, for which Triton's states are kept."""
     rowset = pytest.importorskip("cortiq_triton.rowset", reason="Triton is not here")
-    if INTERPRETED != {"triton"}:
+    if "triton" not in INTERPRETED:
         pytest.skip("kernels are compiled: tests of every backend hold of Triton, too")
     tiles = rowset.RowSet.most_tiles
 
