@@ -60,8 +60,8 @@ def write_sinks(model: str, text: str, count: int, layers: str, out: Path) -> in
 
     The reference computes them, from primitives: other backends keep nothing inside a layer.
     """
-    from safetensors.numpy import save_file
-
+    from cortiq.engine.request import check_prompt
+    from cortiq.formats.safetensors_writer import write_safetensors
     from cortiq.model.source import open_source
     from cortiq.options import LoadOptions
     from cortiq_reference.backend import ReferenceBackend
@@ -72,9 +72,10 @@ def write_sinks(model: str, text: str, count: int, layers: str, out: Path) -> in
         if len(ids) < count:
             what = f"the text has {len(ids)} tokens for {count} sinks"
             raise RequestError(what, where="text", hint="give a longer one")
+        check_prompt(ids, source.program)
         primitives = primitives_of(source.program)
         executable = ReferenceBackend().compile(primitives, source.weights, CompileOptions())
-        save_file(sink_tensors(executable, source.program, ids, layers), out)
+        write_safetensors(out, sink_tensors(executable, source.program, ids, layers), {})
         executable.close()
     finally:
         source.close()
