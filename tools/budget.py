@@ -41,7 +41,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/backend": 5620,
     "cortiq/bench": 540,
     "cortiq/cli": 2830,
-    "cortiq/convert": 1745,
+    "cortiq/convert": 1756,
     "cortiq/dialects": 1050,
     "cortiq/domains": 270,
     "cortiq/engine": 4220,

@@ -61,7 +61,7 @@ def bench(
     One repetition warms up; medians are of the others. Nothing else should run on the machine.
     """
     from cortiq.bench.measure import Workload, measure
-    from cortiq.engine.request import vocabulary_size
+    from cortiq.engine.request import check_prompt, vocabulary_size
     from cortiq.model.drafter_factory import drafters_named
     from cortiq.model.load import load
 
@@ -79,6 +79,7 @@ def bench(
         if draft is not None:
             return _print_drafts(loaded, draft, draft_depth, work, as_json)
         work.check(loaded.context)
+        check_prompt(work.prompt(vocabulary_size(loaded.program)), loaded.program)
         runners = _runners(loaded, model, work, against, chosen.threads)
         with progress_bar() as bar:
             speeds = measure(runners, work, vocabulary_size(loaded.program), bar)

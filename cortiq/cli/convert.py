@@ -78,6 +78,8 @@ def convert(
         note(f"{made.resumed} tensors were there from an earlier start")
     for layout, size in sorted(made.layouts.items(), key=lambda pair: -pair[1]):
         note(f"{layout}: {byte_count(size)}")
+    for line in made.notes:
+        note(line)
     if key is not None:
         from cortiq.receipts.file_signature import sign_file
 

@@ -10,6 +10,8 @@ from cortiq.formats.checkpoint import Checkpoint
 from cortiq.formats.gguf_metadata import GGUFMetadata
 from cortiq.formats.own_layout import GGUF_HEADER
 from cortiq.formats.tokenizer_files import TokenizerFiles
+from cortiq.ir import Program
+from cortiq.ir.encoded import encoded_rows
 
 COPIED = (
     "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
@@ -24,13 +26,22 @@ MAX_COPIED = 1 << 28
 """Bytes of the largest file that is copied."""
 
 
-def files_beside(checkpoint: Checkpoint) -> dict[str, bytes]:
+def files_beside(checkpoint: Checkpoint, program: Program) -> dict[str, bytes]:
     """Return the files that a folder of our own has beside its weights.
+
+    Parameters
+    ----------
+    program : the part of the source that the folder holds.
 
     Raises
     ------
-    UnsupportedError : a file of the source is larger than any configuration or tokenizer.
+    UnsupportedError : a file of the source is larger than any configuration or tokenizer, or the
+        program is nothing without the source's encoder.
     """
+    if encoded_rows(program) is not None:
+        what = "a model that hears is not converted: the new one would lack its encoder"
+        hint = "load it with weight_format (--weight-format w8), which converts its matrices"
+        raise UnsupportedError(what, where=str(checkpoint.path), hint=hint)
     source = checkpoint.tokenizer_source
     if isinstance(source, GGUFMetadata):
         return {GGUF_HEADER: gguf_head(source, {}, 0)}
@@ -44,6 +55,13 @@ def files_beside(checkpoint: Checkpoint) -> dict[str, bytes]:
         if path.is_file():
             found[path.name] = _content(path)
     return found
+
+
+def left_out(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Say what of the source a new model lacks, a line each."""
+    if checkpoint.whole.get("vision_config") is None:
+        return ()
+    return (f"the new model reads no images: what sees them is in {checkpoint.path} alone",)
 
 
 def _unpacked(source: TokenizerFiles) -> dict[str, bytes]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from cortiq.convert.beside import files_beside
+from cortiq.convert.beside import files_beside, left_out
 from cortiq.convert.calibration import calibration_ids, rows_of_matrices
 from cortiq.convert.own_container import OwnContainer, own_layout_of
 from cortiq.convert.plan import PlannedTensor, described_plan, plan_tensors
@@ -89,10 +89,9 @@ def convert_model(
     if model.startswith(SYNTHETIC):
         what = "is made by a formula, in any format: there is nothing to convert"
         raise RequestError(what, where=model, hint=f"load {SYNTHETIC}NAME?format=w4")
-    out = Path(out).absolute()
     path = Path(resolve(model, progress=progress))
-    asked = Wanted(out, recipe, tensors, shard_bytes)
-    is_cmf = out.suffix == CMF_SUFFIX
+    asked = Wanted(Path(out).absolute(), recipe, tensors, shard_bytes)
+    is_cmf = asked.out.suffix == CMF_SUFFIX
     held = container_at(path) if is_cmf else None
     if held is not None and lora:
         hint = "convert it to a folder with the adapter, and that to CMF"
@@ -112,7 +111,8 @@ def convert_model(
         ids = _ids(calibration, loaded, checkpoint)
         planned, container, plan = _planned(loaded, checkpoint, asked, ids)
         _check_fed(planned, read.program, recipe, ids)
-        return write_planned(out, planned, container, plan, read, ids, progress)
+        made = write_planned(asked.out, planned, container, plan, read, ids, progress)
+        return replace(made, notes=left_out(checkpoint))
     finally:
         checkpoint.close()
         for adapter in adapters:
@@ -192,7 +192,7 @@ def _planned(
         recipe = read_recipe(asked.recipe, asked.patterns)
         planned = plan_tensors(loaded, recipe, own_layout_of)
         said = {"source": checkpoint.model_hash(), "rule": _rule(recipe, planned, ids, loaded)}
-        container = OwnContainer(planned, said, files_beside(checkpoint))
+        container = OwnContainer(planned, said, files_beside(checkpoint, loaded.program))
     rule = _rule(recipe, planned, ids, loaded)
     return planned, container, _told_apart(checkpoint.model_hash(), planned, rule, container)
 

@@ -45,6 +45,7 @@ class ConvertedModel:
     path : of the new model. nbytes : of its tensors' file.
     layouts : bytes by layout. resumed : tensors that an earlier start had left.
     files : of a model in several, all of them.
+    notes : what the new model lacks, a line each.
     """
 
     path: Path
@@ -52,6 +53,7 @@ class ConvertedModel:
     layouts: Mapping[str, int]
     resumed: int
     files: tuple[Path, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable
 
+from cortiq.engine.prompt_encoded import check_encoded
 from cortiq.errors import RequestError, shown
 from cortiq.ir import Program
 from cortiq.ir.encoders import ENCODER
@@ -17,7 +18,12 @@ def vocabulary_size(program: Program) -> int:
 
 
 def check_prompt(
-    ids: Iterable[int], program: Program, longest: int = 0, *, encoder: bool = False
+    ids: Iterable[int],
+    program: Program,
+    longest: int = 0,
+    *,
+    encoder: bool = False,
+    heard: bool = False,
 ) -> tuple[int, ...]:
     """Return token ids as a tuple of int.
 
@@ -25,14 +31,18 @@ def check_prompt(
     ----------
     longest : context the model can be loaded with, for the hint.
     encoder : whether the program may be an encoder, which predicts no tokens.
+    heard : whether the rows of what the program hears, if it does, are the caller's concern.
 
     Raises
     ------
-    RequestError : there are none, one is no id of the vocabulary, or they exceed the context.
+    RequestError : there are none, one is no id of the vocabulary, they exceed the context, or the
+        program hears and there is no sound.
     """
     if ENCODER in program.facts and not encoder:
         hint = "Model.embed and Model.rerank, /v1/embeddings and /v1/rerank are what it is for"
         raise RequestError("the model is an encoder, which predicts no tokens", hint=hint)
+    if not heard:
+        check_encoded(None, program)
     prompt = tuple(_as_id(token) for token in ids)
     vocabulary = vocabulary_size(program)
     if not prompt:

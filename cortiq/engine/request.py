@@ -221,7 +221,7 @@ def make_request(
     ------
     RequestError : the prompt is empty, too long or out of the vocabulary, or so is an option.
     """
-    prompt = check_prompt(ids, program, longest)
+    prompt = check_prompt(ids, program, longest, heard=True)
     if masks is not None and not callable(masks):
         what = f"masks is a function of the ids so far, not {shown(masks)}"
         raise RequestError(what, where="masks")

@@ -27,6 +27,7 @@ from vision_oracles import (
 )
 
 import cortiq
+from cortiq.convert.run import convert_model
 from cortiq.engine.prompt_images import ImageSpan, with_spans
 from cortiq.errors import FormatError, RequestError, UnsupportedError
 from cortiq.formats.checkpoint import open_checkpoint
@@ -311,6 +312,13 @@ def test_images_and_places_have_to_fit(written):
             model.generate("x", images=[image])
         with pytest.raises(RequestError, match="not loaded to see"):
             model.chat([{"role": "user", "content": [{"image": image}]}])
+
+
+def test_a_conversion_says_that_the_tower_stays(tmp_path):
+    vision_folders.lfm2_vl(tmp_path)
+    made = convert_model(str(tmp_path), tmp_path / "out")
+    assert len(made.notes) == 1 and "reads no images" in made.notes[0]
+    assert convert_model(str(tmp_path / "out"), tmp_path / "again").notes == ()
 
 
 def test_a_model_without_a_tower_says_so(tmp_path):

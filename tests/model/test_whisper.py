@@ -18,8 +18,9 @@ from installed import backends
 
 import cortiq
 from cortiq.cli.main import cli
+from cortiq.convert.run import convert_model
 from cortiq.engine.prompt_encoded import EncodedPrompt
-from cortiq.errors import RequestError
+from cortiq.errors import RequestError, UnsupportedError
 from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.hearing.encode import neighbours
 from cortiq.hearing.features import FeatureRules
@@ -212,6 +213,27 @@ def test_a_prompt_without_a_sound_is_refused_and_sounds_by_other_models(folder):
         prompt = SoundPrompt([1, 2], EncodedPrompt(1, lambda: np.zeros((1, 4), np.float32), "00"))
         with pytest.raises(RequestError, match="hears nothing"):
             model.generate(prompt, max_tokens=2)
+
+
+def test_texts_alone_are_refused_wherever_they_are_fed(folder, tmp_path):
+    with cortiq.load(folder, backend="cpu", threads=1) as model:
+        for feed in (
+            lambda text: model.score(text, window=20), model.logits, model.embed,
+            model.token_embeddings,
+            lambda text: model.likelihoods(text, [[5]]),
+            lambda text: model.save_prefix(text, tmp_path / "a.prefix"),
+        ):  # fmt: skip
+            with pytest.raises(RequestError, match="nothing for it to hear"):
+                feed("hello")
+    asked = ["bench", str(folder), "--prompt-tokens", "4", "--new-tokens", "2", "--repeats", "1"]
+    found = CliRunner().invoke(cli, [*asked, "--backend", "cpu", "--threads", "1"]).exception
+    assert isinstance(found, RequestError) and "nothing for it to hear" in str(found)
+
+
+def test_a_conversion_that_would_lose_the_encoder_is_refused(folder, tmp_path):
+    with pytest.raises(UnsupportedError, match="would lack its encoder"):
+        convert_model(str(folder), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_receipt_holds_the_sound(folder, tmp_path):

@@ -35,6 +35,7 @@ from cortiq.numerics.layouts import floats
 from cortiq.placement.place import place
 from cortiq.plugins import default_plugins, loading
 from cortiq_bounded.layers import SinkWindowAttention, refusal
+from cortiq_bounded.sinks import write_sinks
 from cortiq_cpu.backend import CpuBackend
 from cortiq_reference.backend import ReferenceBackend
 from cortiq_reference.ideal import evaluate
@@ -215,6 +216,23 @@ def test_layers_that_are_not_named_stay_as_they_are():
     ]
     assert changed == ["layers.0.attention", "layers.2.attention"]
     assert program.slots["layers.1.kv"] == plain.slots["layers.1.kv"]
+
+
+def test_two_rewritings_count_the_same_layers():
+    both = ("swa_sink_v1:sinks=0,layers=0", "nystrom:layers=1")
+    program, _ = rewritten_model(*both)
+    kinds = [type(n.op).__name__ for n in program.trunk.nodes if n.name.endswith(".attention")]
+    assert kinds == ["SinkWindowAttention", "NystromAttention", "Attention"]
+    with pytest.raises(UnsupportedError, match="replaced by another rewriting"):
+        rewritten_model(both[0], "nystrom:layers=0")
+
+
+def test_sinks_that_cannot_be_made_or_written_are_said(tmp_path):
+    with pytest.raises(OSError, match="No such file"):
+        write_sinks(MODEL, "abcdef", 2, "all", tmp_path / "none" / "a.safetensors")
+    with pytest.raises(UnsupportedError, match="no layer can be bounded"):
+        write_sinks("synthetic:mini-gpt_oss?seed=1", "abcdef", 2, "all", tmp_path / "a.safetensors")
+    assert not list(tmp_path.iterdir())
 
 
 def test_several_devices_are_refused(monkeypatch):

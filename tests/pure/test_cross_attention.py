@@ -6,7 +6,7 @@ import functools
 
 import numpy as np
 import pytest
-from installed import backends
+from installed import INTERPRETED, backends
 
 from cortiq.backend import Batch, CompileOptions, Named, Row, Status
 from cortiq.backend.windows import windows_of
@@ -89,6 +89,10 @@ def row(state, position, count, last=None):
 @functools.cache
 def answers(name):
     """What rows attend to: a batch of all sequences, and one row after that of each."""
+    return computed(name)
+
+
+def computed(name):
     executable = opened(name)
     states = [stored(executable, count) for count in COUNTS]
     pairs = list(zip(states, COUNTS, strict=True))
@@ -120,6 +124,38 @@ def test_the_reference_is_the_contracts_function_on_what_was_stored():
 @pytest.mark.parametrize("name", [name for name in backends() if name != "reference"])
 def test_every_backend_has_the_references_bits(name):
     np.testing.assert_array_equal(answers(name), answers("reference"))
+
+
+@pytest.mark.skipif("wgpu" not in backends(), reason="there is no adapter")
+def test_the_last_key_bounds_the_dispatches_not_the_position(monkeypatch):
+    """Rows at positions below 6 see keys of two runs, each of which is a dispatch of its own."""
+    from cortiq_wgpu import plan, step_dispatches
+
+    monkeypatch.setattr(plan, "SCRATCH_BYTES", 64)
+    monkeypatch.setattr(step_dispatches, "MOST_TURNS", 432)
+    np.testing.assert_array_equal(computed("wgpu"), answers("reference"))
+
+
+def test_the_last_key_bounds_the_tiles_not_the_position(monkeypatch):
+    """A row at position 0 sees keys of three tiles, for which Triton's states are kept."""
+    rowset = pytest.importorskip("cortiq_triton.rowset", reason="Triton is not here")
+    if "triton" not in INTERPRETED:
+        pytest.skip("kernels are compiled: tests of every backend hold of Triton, too")
+    tiles = rowset.RowSet.most_tiles
+
+    def most_tiles(rows, window):
+        if not window and rows.count == 1:
+            assert rows.last == 129  # less would write beyond what is allocated
+        return tiles(rows, window)
+
+    monkeypatch.setattr(rowset.RowSet, "most_tiles", most_tiles)
+    made = []
+    for name in ("triton", "reference"):
+        executable = opened(name)
+        batch = Batch([row(stored(executable, 130), 0, 130)])
+        made.append(executable.forward(batch).result().rows[0][WANT])
+        executable.close()
+    np.testing.assert_array_equal(*made)
 
 
 def test_the_formula_in_float64_is_near():

@@ -11,6 +11,8 @@ import cortiq
 from cortiq.errors import FormatError, RequestError, UnsupportedError
 from cortiq.model.load import model_of
 from cortiq.model.source import open_source
+from cortiq.models import load_program
+from cortiq.models.synthetic import open_synthetic
 from cortiq.numerics.contract import F32
 from cortiq.numerics.layouts import LAYOUTS, decode
 from cortiq.numerics.matmul import matmul, matmul_f32
@@ -22,6 +24,7 @@ from cortiq_conformance.case_weights import typical
 from cortiq_masks.files import read_mask, write_mask
 from cortiq_masks.mask import ActivationMask, difference, intersection, union
 from cortiq_masks.narrowing import columns_of, granule
+from cortiq_masks.overlay import mask_overlay
 from cortiq_masks.statistics import (
     energy_gain,
     keep_largest,
@@ -279,3 +282,10 @@ def test_the_largest_are_kept_and_the_first_of_equal_ones():
     gained = ActivationMask("g", {0: np.array([1, 0, 0, 0, 0, 0], F32)})
     assert energy_gain(square, gained) == 2.0
     assert gained.times(2.0).neurons[0].tolist() == [2, 0, 0, 0, 0, 0]
+
+
+def test_means_of_another_width_are_refused_wherever_they_stand():
+    program = load_program(open_synthetic("synthetic:tiny-llama?seed=1"), context=64).program
+    mask = ActivationMask("m", means={0: np.ones(5, F32)})
+    with pytest.raises(UnsupportedError, match="has 5 means of layer 0"):
+        mask_overlay(mask, program, "00")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from installed import backends
@@ -9,6 +11,7 @@ from masked import loaded_plugins
 
 import cortiq
 from cortiq.errors import FormatError, RequestError, UnsupportedError
+from cortiq.formats.safetensors_writer import write_safetensors
 from cortiq.model.load import model_of
 from cortiq.model.source import open_source
 from cortiq.numerics.contract import F32
@@ -117,6 +120,25 @@ def test_scales_go_from_the_model_to_the_skill(files):
                                      "half": f"{files['delta']}:0.5"}) as model:  # fmt: skip
         assert digests(model, "none") == digests(model) != digests(model, "one")
         assert digests(model, "half") not in (digests(model), digests(model, "one"))
+
+
+DAMAGED_RECORDS = [
+    {"id": None}, {"base": 7}, {"name": ["a"]}, {"quality": None}, {"provenance": 1.5},
+    {"selection": {"layer": 1.5}}, {"selection": {"layer": True}}, {"selection": {"err_std": "x"}},
+    {"selection": {"err_mean": float("nan")}}, {"selection": {"err_std": -1}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("record", DAMAGED_RECORDS, ids=str)
+def test_records_of_other_types_are_refused(record, tmp_path):
+    arrays = {f"phi.{name}": np.ones((1, 4), np.float16) for name in ("basis", "holdout")}
+    chosen = {"metric": "mse", "layer": 1, **record.pop("selection", {})}
+    said = json.dumps({"id": "a", "selection": chosen, **record})
+    for mean in (np.ones(4, np.float16), np.ones(0, np.float16)):
+        vectors = {**arrays, "phi.mean": mean}
+        write_safetensors(tmp_path / "a.skill", vectors, {"cortiq.skill": "1", "record": said})
+        with pytest.raises(FormatError, match="record that is none"):
+            read_skill(tmp_path / "a.skill")
 
 
 def test_files_keep_a_skill_and_damaged_ones_are_refused(skills, files, tmp_path):

@@ -22,23 +22,26 @@ from cortiq_bounded.arguments import (
     read_arguments,
     whole,
 )
-from cortiq_bounded.layers import NystromAttention, SinkWindowAttention, refusal
+from cortiq_bounded.layers import BoundedAttention, NystromAttention, SinkWindowAttention, refusal
 from cortiq_bounded.phase_layer import TENSORS, PhaseMixer
 from cortiq_bounded.tensors import read_tensors
 
 Weights = Mapping[str, Weight]
+REPLACED = (BoundedAttention, PhaseMixer)
+"""Layers that stand in an attention's place."""
 
 
 def attention_nodes(program: Program, chosen: str) -> list[Node]:
     """Return the attention nodes of the chosen layers that can be replaced, in order.
 
-    Layers are counted by the trunk's attention nodes, whatever they are.
+    Layers are counted by the trunk's attention nodes, whatever they are, those included that a
+    rewriting before this one replaced.
 
     Raises
     ------
     UnsupportedError : none of the chosen layers can be, with the reason of the first.
     """
-    nodes = [node for node in program.trunk.nodes if isinstance(node.op, Attention)]
+    nodes = [node for node in program.trunk.nodes if isinstance(node.op, (Attention, *REPLACED))]
     picked = [nodes[index] for index in sorted(chosen_layers(chosen, len(nodes)))]
     read = _read_elsewhere(program)
     reasons = {node.name: _refused(node, read) for node in picked}
@@ -53,7 +56,8 @@ def attention_nodes(program: Program, chosen: str) -> list[Node]:
 
 def _refused(node: Node, read: set[str]) -> str:
     op = node.op
-    assert isinstance(op, Attention)
+    if not isinstance(op, Attention):
+        return "is replaced by another rewriting"
     return refusal(op) or ("has keys that others read" if read & set(node.slots.values()) else "")
 
 

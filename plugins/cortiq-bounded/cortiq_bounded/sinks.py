@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from cortiq.backend import Batch, CompileOptions, Named, Row
-from cortiq.errors import RequestError
+from cortiq.errors import RequestError, UnsupportedError
 from cortiq.ir import Node, Program, ops, primitives_of
+from cortiq.ir.encoded import encoded_rows
 from cortiq_bounded.rewriting import attention_nodes, layer_prefix
 
 
@@ -60,8 +61,7 @@ def write_sinks(model: str, text: str, count: int, layers: str, out: Path) -> in
 
     The reference computes them, from primitives: other backends keep nothing inside a layer.
     """
-    from safetensors.numpy import save_file
-
+    from cortiq.formats.safetensors_writer import write_safetensors
     from cortiq.model.source import open_source
     from cortiq.options import LoadOptions
     from cortiq_reference.backend import ReferenceBackend
@@ -72,9 +72,12 @@ def write_sinks(model: str, text: str, count: int, layers: str, out: Path) -> in
         if len(ids) < count:
             what = f"the text has {len(ids)} tokens for {count} sinks"
             raise RequestError(what, where="text", hint="give a longer one")
+        if encoded_rows(source.program) is not None:
+            what = "rows of a model that hears are nothing without a sound"
+            raise UnsupportedError(what, where=model)
         primitives = primitives_of(source.program)
         executable = ReferenceBackend().compile(primitives, source.weights, CompileOptions())
-        save_file(sink_tensors(executable, source.program, ids, layers), out)
+        write_safetensors(out, sink_tensors(executable, source.program, ids, layers), {})
         executable.close()
     finally:
         source.close()

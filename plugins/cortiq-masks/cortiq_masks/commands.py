@@ -45,6 +45,7 @@ def make(
     tokens: int, backend: str | None,
 ) -> None:  # fmt: skip
     """Keep the neurons that matter most in a text; write a mask to OUT."""
+    from cortiq.engine.prompt_encoded import check_encoded
     from cortiq.model.source import open_source
     from cortiq.options import LoadOptions
     from cortiq_masks.files import write_mask
@@ -53,6 +54,7 @@ def make(
     _check_out(out)
     source = open_source(model, LoadOptions())
     try:
+        check_encoded(None, source.program)
         ids = source.tokenizer.encode(text.read_text(), add_bos=False)[:tokens]
         found = neuron_statistics(source, ids, top=top if by == "hits" else 0, backend=backend)
         means = found.means() if mean_fill else None
@@ -141,6 +143,8 @@ def prune(
         finally:
             source.close()
     made = prune_model(model, file, out, refit=sums)
+    for line in made.notes:
+        note(line)
     echo(f"{made.path}: {byte_count(made.nbytes)}")
 
 

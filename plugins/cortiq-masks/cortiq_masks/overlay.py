@@ -53,6 +53,8 @@ class _MaskParts:
             if layer in mask.closed:
                 yield from self._closed(layer, place)
                 continue
+            if layer in mask.means:
+                self._check(len(mask.means[layer]), place.width, f"means of layer {layer}")
             if layer in mask.neurons:
                 yield (place.down, False), self._neurons(layer, place)
             if layer in mask.heads:
@@ -75,7 +77,6 @@ class _MaskParts:
         shift = None
         means = self.mask.means.get(layer)
         if means is not None:
-            self._check(len(means), place.width, f"means of layer {layer}")
             shift = np.where(factors == 0, self.scale * means, F32(0))
         return OverlayPart(before=self._factor(factors), shift=shift)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cortiq.convert.beside import files_beside
+from cortiq.convert.beside import files_beside, left_out
 from cortiq.convert.own_container import OwnContainer
 from cortiq.convert.plan import PlannedTensor, described_plan
 from cortiq.convert.recipes import KEEP
@@ -119,7 +120,8 @@ def _rewritten(
     checkpoint = open_checkpoint(Path(resolve(model, progress=progress)))
     try:
         made = _Rewriting(checkpoint, left, rule, refit)
-        return write_planned(Path(out).absolute(), *made.planned(), progress=progress)
+        written = write_planned(Path(out).absolute(), *made.planned(), progress=progress)
+        return replace(written, notes=left_out(checkpoint))
     finally:
         checkpoint.close()
 
@@ -162,7 +164,7 @@ class _Rewriting:
         names = [name for name in self.checkpoint.tensor_names if name in users]
         tensors = [self._planned(name, users[name]) for name in names]
         said = {"source": self.checkpoint.model_hash(), "rule": self.rule}
-        beside = files_beside(self.checkpoint)
+        beside = files_beside(self.checkpoint, self.loaded.program)
         beside["config.json"] = self._config(beside["config.json"])
         plan = json.dumps([said, described_plan(tensors)])
         return tensors, OwnContainer(tensors, said, beside), plan

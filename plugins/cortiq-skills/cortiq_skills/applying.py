@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cortiq.convert.beside import files_beside
+from cortiq.convert.beside import files_beside, left_out
 from cortiq.convert.own_container import OwnContainer
 from cortiq.convert.plan import PlannedTensor, described_plan
 from cortiq.convert.recipes import KEEP
@@ -61,8 +62,9 @@ def apply_skill(
         rule = {"recipe": KEEP, "skill": file_sha256(Path(path))}
         said = {"source": source, "rule": rule}
         plan = json.dumps([said, described_plan(tensors)])
-        container = OwnContainer(tensors, said, files_beside(checkpoint))
-        return write_planned(Path(out).absolute(), tensors, container, plan, progress=progress)
+        container = OwnContainer(tensors, said, files_beside(checkpoint, loaded.program))
+        made = write_planned(Path(out).absolute(), tensors, container, plan, progress=progress)
+        return replace(made, notes=left_out(checkpoint))
     finally:
         checkpoint.close()
 

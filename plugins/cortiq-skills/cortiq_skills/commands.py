@@ -179,6 +179,8 @@ def apply(model: str, file: Path, out: Path, force: bool) -> None:
     from cortiq_skills.applying import apply_skill
 
     made = apply_skill(model, file, out, force=force)
+    for line in made.notes:
+        note(line)
     echo(f"{made.path}: {byte_count(made.nbytes)}")
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cortiq.backend import Executable, Named
+from cortiq.engine.prompt_encoded import check_encoded
 from cortiq.engine.session import Session
 from cortiq.errors import RequestError
 from cortiq.ir import Program
@@ -60,6 +61,7 @@ def text_features(executable: Executable, ids: Sequence[int], layer: int) -> Flo
     """
     if not ids:
         raise RequestError("the text has no tokens", where="skill.features")
+    check_encoded(None, executable.program)
     want = Named(layer_value(executable.program, layer))
     total: npt.NDArray[np.float64] | None = None
     ids = list(ids)[: executable.program.context]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,18 @@ METRICS = ("mse", "mse_unit")
 KINDS = ("replace", "delta", "a", "b")
 """What a file holds of a weight: a matrix in its place, a change, or the factors of one."""
 MAX_RANK = 16
+_TYPES: Mapping[str, type] = {
+    "name": str, "task": str, "base": str, "quality": Mapping, "provenance": Mapping,
+}  # fmt: skip
+
+
+def _check_error(name: str, value: object) -> None:
+    """Refuse an error that is no finite number from 0 on, and not None."""
+    if value is None:
+        return
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
+        what = f"has {name} as {shown(value)}: a number from 0 on"
+        raise RequestError(what, where="skill.selection")
 
 
 @dataclass(frozen=True)
@@ -47,9 +60,12 @@ class SkillSelection:
         width = self.mean.shape
         fits = len(width) == 1 and self.basis.shape[1:] == width and len(self.basis) <= MAX_RANK
         held = self.holdout.size == 0 or self.holdout.shape[1:] == width
-        if not fits or not held or self.layer < 0:
-            what = f"has a mean {width}, a basis {self.basis.shape}, layer {self.layer}"
+        counted = type(self.layer) is int and self.layer >= 0
+        if not fits or not held or not counted or not self.mean.size:
+            what = f"has a mean {width}, a basis {self.basis.shape}, layer {shown(self.layer)}"
             raise RequestError(what, where="skill.selection")
+        for name in ("err_mean", "err_std"):
+            _check_error(name, getattr(self, name))
 
 
 @dataclass(frozen=True)
@@ -71,9 +87,13 @@ class SkillRecord:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not ID.fullmatch(self.id):
+        if not isinstance(self.id, str) or not ID.fullmatch(self.id):
             what = f"is called {shown(self.id)}: letters, digits, '_' and '-'"
             raise RequestError(what, where="skill.id")
+        for name, kind in _TYPES.items():
+            if not isinstance(getattr(self, name), kind):
+                what = f"has {name} as {shown(getattr(self, name))}"
+                raise RequestError(what, where=f"skill.{name}")
 
 
 @dataclass(frozen=True)
