@@ -98,10 +98,9 @@ def late_mask(sequence: Sequence, failed: Mapping[BatchedMasks, Exception]) -> M
     masks = sequence.request.masks
     if masks is None or sequence.done:
         return None
-    own = batched(masks)
     try:
-        if own is not None and own in failed:
-            raise failed[own]
+        if failed and (own := batched(masks)) in failed:
+            raise failed[cast(BatchedMasks, own)]
         return masks(sequence.ids)
     except Exception as error:
         sequence.error = error

@@ -352,7 +352,8 @@ def test_a_family_only_describes(family):
     """No weights, no arrays, no device: a family imports the IR and what describes models."""
     allowed = {
         "__future__", "collections.abc", "dataclasses", "math", "statistics", "typing",
-        "cortiq.errors", "cortiq.ir", "cortiq.ir.encoders", "cortiq.ir.images", "cortiq.ir.layers",
+        "cortiq.errors", "cortiq.ir", "cortiq.ir.encoded", "cortiq.ir.encoders", "cortiq.ir.images",
+        "cortiq.ir.layers",
         "cortiq.ir.ops", "cortiq.models", "cortiq.models.config", "cortiq.models.encoder",
         "cortiq.models.layer_kinds", "cortiq.models.mla", "cortiq.models.names",
         "cortiq.models.parts", "cortiq.models.tensor_pieces", "cortiq.models.rope",

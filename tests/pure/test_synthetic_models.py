@@ -46,8 +46,9 @@ OF_KNOWN_PARTS = {
     "internlm2", "minicpm", "bailing_moe_v2", "afmoe",
 }  # fmt: skip
 """Families whose layers are those of others, with other norms, windows or counts."""
-ENCODERS = {"bert", "modernbert"}
-"""Families without logits, which the kit's streams are made of: tests/model/test_encoders.py."""
+ENCODERS = {"bert", "modernbert", "whisper"}
+"""Families without logits or with an encoder, of which the kit's streams cannot be made:
+tests/model/test_encoders.py, test_whisper.py."""
 
 
 def test_every_family_with_parts_of_its_own_has_a_model_by_formula():
