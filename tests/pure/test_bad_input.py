@@ -174,7 +174,7 @@ def test_a_value_of_another_kind_is_a_sentence(call, words):
 
 
 def test_an_architecture_that_is_not_there_is_told_what_is_alike(tmp_path):
-    for name, words in (("qwen33", "did you mean qwen3"), ("bloom", "inspect --families")):
+    for name, words in (("qwen33", "did you mean qwen3"), ("xyzzy", "inspect --families")):
         (tmp_path / "config.json").write_text(f'{{"model_type": "{name}"}}')
         (tmp_path / "model.safetensors").write_bytes(b"\2" + b"\0" * 7 + b"{}")
         with pytest.raises(UnsupportedError, match=words):

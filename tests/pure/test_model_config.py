@@ -353,8 +353,8 @@ def test_a_family_only_describes(family):
     allowed = {
         "__future__", "collections.abc", "dataclasses", "math", "statistics", "typing",
         "cortiq.errors", "cortiq.ir", "cortiq.ir.encoded", "cortiq.ir.encoders", "cortiq.ir.images",
-        "cortiq.ir.layers",
-        "cortiq.ir.ops", "cortiq.models", "cortiq.models.config", "cortiq.models.encoder",
+        "cortiq.ir.layers", "cortiq.ir.ops", "cortiq.models", "cortiq.models.alibi",
+        "cortiq.models.config", "cortiq.models.config_notes", "cortiq.models.encoder",
         "cortiq.models.layer_kinds", "cortiq.models.mla", "cortiq.models.names",
         "cortiq.models.parts", "cortiq.models.tensor_pieces", "cortiq.models.rope",
         "cortiq.numerics.rope", "cortiq.numerics.rope_scaling", "cortiq.numerics.route",

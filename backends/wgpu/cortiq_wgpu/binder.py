@@ -9,7 +9,8 @@ from typing import Any
 
 from cortiq.backend.lower import Lowered, LoweredStep
 from cortiq.ir import Type, ops
-from cortiq.numerics.attention import ScoreConstants
+from cortiq.numerics.contract import Floats
+from cortiq.numerics.scores import ScoreConstants
 from cortiq_wgpu.block_offsets import BlockOffsets, record_words, units_of
 from cortiq_wgpu.rotary_records import RotaryRecords
 from cortiq_wgpu.state_memory import WgpuStateMemory
@@ -33,6 +34,7 @@ class DispatchBinder:
     pools: WgpuStateMemory
     dot: str
     scoring: Mapping[ops.Attend, ScoreConstants]
+    steepness: Mapping[ops.Attend, Floats]
     tuning: ProductTuning | None
     rows: int
     context: int

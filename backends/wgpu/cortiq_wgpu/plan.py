@@ -16,7 +16,7 @@ from cortiq.backend.lower import Admit, LoweredStep, lower
 from cortiq.backend.requests import Ask, RequestedOutputs, RequestPlan, asked_by
 from cortiq.errors import BackendError
 from cortiq.ir import Graph, ops
-from cortiq.numerics.attention import scoring
+from cortiq.numerics.scores import scoring, steepness
 from cortiq_wgpu.binder import DispatchBinder
 from cortiq_wgpu.block_offsets import BlockOffsets, assign, row_words
 from cortiq_wgpu.compiled_dispatches import BoundDispatch, CompiledDispatches, SharedBuffers
@@ -76,6 +76,7 @@ class WgpuPlan(RequestPlan[CompiledDispatches]):
         self.tail_rows = min(TRUNK_ROWS, self.rows, room)
         self.attends = [n.op for n in graph.nodes if isinstance(n.op, ops.Attend)]
         self.scoring = {op: scoring(op.scale, op.soft_cap) for op in self.attends}
+        self.steepness = {op: steepness(op.slopes) for op in self.attends}
         choices: list[Any] = [n.op for n in graph.nodes if isinstance(n.op, CHOICES)]
         self.blocks = [getattr(op, "block", 0) or op.every for op in choices]
 
@@ -125,6 +126,7 @@ class WgpuPlan(RequestPlan[CompiledDispatches]):
             self.pools,
             self.gpu.dot,
             self.scoring,
+            self.steepness,
             self.tuning,
             self.rows,
             self.context,

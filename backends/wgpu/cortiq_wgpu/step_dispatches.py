@@ -8,7 +8,7 @@ from dataclasses import replace
 from cortiq.backend.extents import ring_rows
 from cortiq.backend.lower import LoweredStep
 from cortiq.ir import Ring, ops
-from cortiq.numerics.scores import steepness
+from cortiq.numerics.contract import Floats
 from cortiq_wgpu.binder import DispatchBinder
 from cortiq_wgpu.dispatch import MOST_TURNS, NONE, SEGMENTS, Dispatch, Grid
 from cortiq_wgpu.product_dispatches import embed_rows, matrix_products, stack_products
@@ -34,10 +34,10 @@ SLOPED = """
 """
 
 
-def _sloped(op: ops.Attend) -> str:
+def _sloped(steep: Floats) -> str:
     """Return what a score is made of that falls with distance, or the score."""
-    values = ", ".join(f"{bits(m)}u" for m in steepness(op.slopes))
-    return SLOPED.format(count=op.heads, values=values) if op.slopes else "return s;"
+    values = ", ".join(f"{bits(m)}u" for m in steep)
+    return SLOPED.format(count=len(steep), values=values) if len(steep) else "return s;"
 
 
 def _spread(binder: DispatchBinder, step: LoweredStep) -> list[Dispatch]:
@@ -75,7 +75,7 @@ def _spread(binder: DispatchBinder, step: LoweredStep) -> list[Dispatch]:
     turns = 16 * (values["key_words"] + 17 * channels + 8)
     runs = max(1, MOST_TURNS // turns)
     parts = {"CHANNELS": str(channels), "CHOSEN": chosen, "RUNS": str(runs), "LAST": last}
-    parts["SLOPED"] = _sloped(op)
+    parts["SLOPED"] = _sloped(binder.steepness[op])
     assert step.node is not None
     pool = step.node.slots["kv"]
 

@@ -82,11 +82,13 @@ FAULTS: Mapping[str, Fault] = {
     "top-p before top-k": Fault(("Draw",), "Draw"),
     "a rotary table of 4096 positions": Fault(("Rope",), "Rope"),
     "the last of equal blocks": Fault(("ChooseBlocks",), "ChooseBlocks"),
-    "the last of equal keys": Fault(("ChooseKeys", "Attend keys"), "ChooseKeys", also=("Attend",)),
+    "the last of equal keys": Fault(
+        ("ChooseKeys", "Attend keys", "Attend slopes"), "ChooseKeys", also=("Attend",)
+    ),
     "heads added one after the other": Fault(("ChooseKeys",), "ChooseKeys"),
     "heads added in pairs": Fault(("ChooseKeys",), "ChooseKeys"),
     "negative scores of heads": Fault(
-        ("ChooseKeys", "Attend keys"), "ChooseKeys", also=("Attend",)
+        ("ChooseKeys", "Attend keys", "Attend slopes"), "ChooseKeys", also=("Attend",)
     ),
     "a chunk that ends one key early": Fault(
         ("OwnBlock", "Attend blocks"), "OwnBlock", also=("Attend",)
