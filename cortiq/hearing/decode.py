@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from cortiq.errors import RequestError, shown
+from cortiq.formats.given_files import read_given
 from cortiq.hearing.sound import MAX_BYTES, MAX_FRAMES, Sound, check_extent, checked
 from cortiq.hearing.wav import BLOCK, OtherEncodingError, is_wav, mixed, read_wav
 
@@ -41,7 +42,7 @@ def sound_of(audio: Any) -> Sound:
     if isinstance(audio, (bytes, bytearray, memoryview)):
         return checked(_decoded(bytes(audio)))
     if isinstance(audio, (str, os.PathLike)):
-        return checked(_decoded(_read(Path(audio))))
+        return checked(_decoded(read_given(Path(audio), MAX_BYTES)))
     hint = "give a path, the bytes of a file, or an array with its rate: (array, 16000)"
     raise RequestError(f"no sound: {shown(audio)}", where="audio", hint=hint)
 
@@ -56,18 +57,6 @@ def _of_array(array: np.ndarray, rate: Any) -> Sound:
     values = frames / 32768.0 if whole else frames.astype(np.float64)
     with np.errstate(over="ignore"):
         return Sound(mixed(values).astype(np.float32), rate)
-
-
-def _read(path: Path) -> bytes:
-    """Read a file, but no more than the limit."""
-    try:
-        if not path.is_file():
-            raise RequestError("no such file", where=str(path))
-        with path.open("rb") as file:
-            return file.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        what = getattr(error, "strerror", None) or str(error)
-        raise RequestError(what, where=str(path)) from None
 
 
 def _decoded(data: bytes) -> Sound:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 import numpy as np
 
-from cortiq.backend import Batch, Executable, Named, Row
-from cortiq.backend.error_attribution import attributed_to, backend_names
-from cortiq.engine.session import Session, check_outcome
+from cortiq.backend import Executable, Named, Row
+from cortiq.engine.encoder_rows import KeptRows, entry_rows
+from cortiq.engine.session import Session
 from cortiq.hearing.features import PreparedSound
 from cortiq.hearing.whisper import CONVOLVED, FRAME, FRAMES, HIDDEN, KERNEL, STRIDE
 from cortiq.ir.encoders import LAST
@@ -24,18 +22,11 @@ class SoundEncoder:
 
     def __init__(self, executable: Executable) -> None:
         self.executable = executable
-        self._kept: OrderedDict[str, Floats] = OrderedDict()
+        self._kept = KeptRows(KEPT_ROWS)
 
     def rows(self, sound: PreparedSound) -> Floats:
         """Return a window's rows, float32 [rows, width]; those made last are not made again."""
-        found = self._kept.pop(sound.digest, None)
-        if found is None:
-            found = sound_rows(self.executable, sound.frames)
-            found.flags.writeable = False
-        self._kept[sound.digest] = found
-        while sum(rows.size for rows in self._kept.values()) > KEPT_ROWS and len(self._kept) > 1:
-            self._kept.popitem(last=False)
-        return found
+        return self._kept.get(sound.digest, lambda: sound_rows(self.executable, sound.frames))
 
     def close(self) -> None:
         """Release the encoder."""
@@ -75,8 +66,7 @@ def sound_rows(executable: Executable, frames: Floats) -> Floats:
 
 def _convolved(executable: Executable, given: Floats) -> Floats:
     want = Named(CONVOLVED)
-    with Session(executable, len(given)) as session, attributed_to(backend_names(executable)):
+    with Session(executable, len(given)) as session:
         rows = [Row(session.state, i, 0, (want,), {FRAME: row}) for i, row in enumerate(given)]
-        result = executable.forward(Batch(rows, FRAMES)).result()
-        check_outcome(result.outcomes[session.state], 0, FAILED)
-        return np.stack([np.asarray(row[want], F32) for row in result.rows])
+        made = entry_rows(executable, session, rows, FRAMES, FAILED)
+        return np.stack([np.asarray(row[want], F32) for row in made])

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from cortiq.errors import RequestError, shown
+from cortiq.formats.given_files import read_given
 from cortiq.numerics.pixels import Pixels
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
@@ -42,7 +43,7 @@ def pixels_of(image: Any) -> Pixels:
     if isinstance(image, (bytes, bytearray, memoryview)):
         return _decoded(bytes(image))
     if isinstance(image, (str, os.PathLike)):
-        return _decoded(_read(Path(image)))
+        return _decoded(read_given(Path(image), MAX_BYTES))
     if hasattr(image, "convert") and hasattr(image, "size"):
         _check_size(image.size)
         return _converted(image, own=False)
@@ -58,18 +59,6 @@ def _of_array(image: np.ndarray) -> Pixels:
         raise RequestError(what, where="image", hint=hint)
     _check_size(image.shape[1::-1])
     return np.repeat(image[..., None], 3, axis=2) if grey else np.array(image)
-
-
-def _read(path: Path) -> bytes:
-    """Read a file, but no more than the limit."""
-    try:
-        if not path.is_file():
-            raise RequestError("no such file", where=str(path))
-        with path.open("rb") as file:
-            return file.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        what = getattr(error, "strerror", None) or str(error)
-        raise RequestError(what, where=str(path)) from None
 
 
 def _check_size(size: Any) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 import numpy as np
 
-from cortiq.backend import Batch, Executable, Named, Row
-from cortiq.backend.error_attribution import attributed_to, backend_names
-from cortiq.engine.session import Session, check_outcome
+from cortiq.backend import Executable, Named, Row
+from cortiq.engine.encoder_rows import KeptRows, entry_rows
+from cortiq.engine.session import Session
 from cortiq.ir.encoders import LAST
 from cortiq.numerics.contract import F32, Floats
 from cortiq.vision.image import PreparedImage, Tile
@@ -16,6 +14,7 @@ from cortiq.vision.tower import NEWLINE, PROJECTOR, SHARES, square_of
 
 KEPT_ROWS = 1 << 24
 """Floats of images' rows that are kept: 64 MiB."""
+FAILED = "the image cannot be read by this model"
 
 
 class VisionEncoder:
@@ -23,18 +22,11 @@ class VisionEncoder:
 
     def __init__(self, executable: Executable) -> None:
         self.executable = executable
-        self._kept: OrderedDict[str, Floats] = OrderedDict()
+        self._kept = KeptRows(KEPT_ROWS)
 
     def rows(self, image: PreparedImage) -> Floats:
         """Return an image's rows, float32 [rows, width]; those made last are not made again."""
-        found = self._kept.pop(image.digest, None)
-        if found is None:
-            found = image_rows(self.executable, image)
-            found.flags.writeable = False
-        self._kept[image.digest] = found
-        while sum(rows.size for rows in self._kept.values()) > KEPT_ROWS and len(self._kept) > 1:
-            self._kept.popitem(last=False)
-        return found
+        return self._kept.get(image.digest, lambda: image_rows(self.executable, image))
 
     def close(self) -> None:
         """Release the tower."""
@@ -55,11 +47,10 @@ def image_rows(executable: Executable, image: PreparedImage) -> Floats:
 def _newline(executable: Executable) -> Floats:
     """Compute the row that ends a line."""
     want = Named(NEWLINE)
-    with Session(executable, 1) as session, attributed_to(backend_names(executable)):
+    with Session(executable, 1) as session:
         row = Row(session.state, 0, 0, (want,))
-        result = executable.forward(Batch([row], NEWLINE)).result()
-        check_outcome(result.outcomes[session.state], 0, "the image cannot be read by this model")
-        return np.asarray(result.rows[0][want], F32)[None]
+        (made,) = entry_rows(executable, session, [row], NEWLINE, FAILED)
+        return np.asarray(made[want], F32)[None]
 
 
 def tile_rows(executable: Executable, tile: Tile) -> Floats:
@@ -95,9 +86,5 @@ def _projected(executable: Executable, session: Session, squares: list[Floats]) 
         pairs = zip(shapes.items(), squares, strict=True)
         given = {name: part[i].reshape(shape) for (name, shape), part in pairs}
         rows.append(Row(session.state, i, 0, wants, {**given, **more}))
-    with attributed_to(backend_names(executable)):
-        result = executable.forward(Batch(rows, PROJECTOR)).result()
-    check_outcome(result.outcomes[session.state], 0, "the image cannot be read by this model")
-    return np.stack(
-        [np.concatenate([np.asarray(row[w], F32) for w in wants]) for row in result.rows]
-    )
+    made = entry_rows(executable, session, rows, PROJECTOR, FAILED)
+    return np.stack([np.concatenate([np.asarray(row[w], F32) for w in wants]) for row in made])

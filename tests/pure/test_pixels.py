@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from cortiq.errors import RequestError
+from cortiq.formats.given_files import read_given
 from cortiq.numerics import pixels
 from cortiq.numerics.pixels import FILTERS, grouped, normalise, patches, resize
 from cortiq.vision import decode
@@ -154,7 +155,7 @@ def test_a_file_longer_than_the_limit_is_not_read_whole(tmp_path, monkeypatch):
     (tmp_path / "a.png").write_bytes(encoded(drawn(50, 50), "PNG"))
     with pytest.raises(RequestError, match="more than 100 bytes"):
         pixels_of(tmp_path / "a.png")
-    assert len(decode._read(tmp_path / "a.png")) == 101
+    assert len(read_given(tmp_path / "a.png", decode.MAX_BYTES)) == 101
 
 
 def test_truncated_images_are_refused():
