@@ -30,7 +30,7 @@ ScoreScale = Annotated[float, scores.SCALE]
 """The factor on q·k."""
 
 Slope = Annotated[float, scores.SLOPE]
-"""What scores lose with every position between a key and the query."""
+"""The amount that scores lose with every position between a key and the query."""
 
 SLOPES = Relation(
     ("slopes", "heads"), "every head has a slope, or none has",

@@ -13,7 +13,8 @@ from cortiq.ir.layers import MLP, Embedding, LayerNorm, Linear
 from cortiq.ir.ops import Quantise, Reshape, StoreKV
 from cortiq.models.config import BaseConfig, Keys
 from cortiq.models.names import Names
-from cortiq.models.parts import ATTENTION, Decoder, activation, attention, named
+from cortiq.models.opt import EPS, FEED_FORWARD, TENSORS
+from cortiq.models.parts import Decoder, activation, attention, named
 
 ARCHITECTURES = ("whisper",)
 GGUF: tuple[str, ...] = ()
@@ -40,11 +41,6 @@ NAMES = Names(
     },
     unread=r"model\.encoder\..*",
 )  # fmt: skip
-EPS = 1e-5
-TENSORS: Mapping[str, str] = {**ATTENTION, "o": "out_proj.weight", "o_bias": "out_proj.bias"}
-FEED_FORWARD: Mapping[str, str] = {
-    "up": "fc1.weight", "up_bias": "fc1.bias", "down": "fc2.weight", "down_bias": "fc2.bias",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

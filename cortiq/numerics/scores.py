@@ -24,7 +24,7 @@ SCALE = Real(2.0**-40, 2.0**8)
 SOFT_CAP = Real(1.0, 8192.0)
 """The cap of scores."""
 SLOPE = Real(2.0**-40, 2.0**8, zero=True)
-"""What a head's scores lose with every position between a key and the query."""
+"""The amount that a head's scores lose with every position between a key and the query."""
 
 
 class ScoreConstants(NamedTuple):

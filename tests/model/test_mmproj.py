@@ -155,7 +155,7 @@ INTERNVL = {
     "multi_modal_projector.linear_1": "mm.model.mlp.1",
     "multi_modal_projector.linear_2": "mm.model.mlp.3",
 }  # fmt: skip
-"""What the converter makes of the names of the family's first folders, from those of later ones."""
+"""Names that the converter gives to the family's first folders, from those of later ones."""
 
 
 def squares_tensors(name, folder, sight):

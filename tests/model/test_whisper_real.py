@@ -22,7 +22,7 @@ SPOKEN = {
     "spoken.ogg": "My name is Sarah. I live in New York and I work for a small company.",
     "spoken-numbers.ogg": "1, 2, 3, 4, 5, 6, 7, 8, 9, 10.",
 }
-"""What espeak-ng was given, as Whisper writes it."""
+"""The sentences that espeak-ng was given, as Whisper writes them."""
 
 
 @pytest.fixture(scope="module")

@@ -131,7 +131,7 @@ RELATIONS = (
         and sum(map(bool, (a.chunk, a.listed, a.indexer))) <= 1,
     ),
 )  # fmt: skip
-"""What holds between the options of `Attention`."""
+"""Relations between the options of `Attention`."""
 
 
 def clipped(scope: Scope, y: Value, bound: float | None, role: str) -> Value:

@@ -18,7 +18,7 @@ SLACK = 9
 ROWS_PER_LANDMARK = 8
 Landmarks = Annotated[int, Integer(4, 256)]
 Rectifier = Annotated[str, OneOf(("aggregate", "fm"))]
-"""Which part of the far field is kept from going below zero: its sum in each row, or all of it."""
+"""The part of the far field that is kept from going below zero: sums of rows, or all of it."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from cortiq.numerics.contract import Floats
 ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 METRICS = ("mse", "mse_unit")
 KINDS = ("replace", "delta", "a", "b")
-"""What a file holds of a weight: a matrix in its place, a change, or the factors of one."""
+"""The part of a weight that a file holds: a matrix in its place, a change, or its factors."""
 MAX_RANK = 16
 _TYPES: Mapping[str, type] = {
     "name": str, "task": str, "base": str, "quality": Mapping, "provenance": Mapping,
