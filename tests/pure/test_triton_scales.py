@@ -16,7 +16,7 @@ from cortiq.numerics.weights import weight_values  # noqa: E402
 from cortiq_triton import products  # noqa: E402
 from cortiq_triton.products import PLAIN, Stack  # noqa: E402
 from cortiq_triton.rows import quantise_rows  # noqa: E402
-from cortiq_triton.scales import e4m3_scales  # noqa: E402
+from cortiq_triton.scales import RAISED, e4m3_scales  # noqa: E402
 from cortiq_triton.weights import pack  # noqa: E402
 
 ROWS, COLUMNS = 16, 1184
@@ -77,14 +77,17 @@ def test_scales_are_held_as_small_as_they_are_and_change_no_bit(layout, kind, bi
 
 def test_scales_are_taken_apart_exactly_or_not_at_all():
     many = np.tile(BYTES, (200, 1))
-    units = np.repeat(np.float32([3e-5, 0.7, 1.1]), (70, 1, 129))[:, None]
+    units = np.repeat(np.float32([3e-2, 0.7, 1.1]), (70, 1, 129))[:, None]
     for scales in (many * units, many / units, many[:, :1] * units):
         found, factors = e4m3_scales(scales)
-        place, power = (found & 7) + 8 * (found > 7), np.maximum(found >> 3, 1) - 1
-        back = np.ldexp(np.take_along_axis(factors, place.astype(int), 1), power)
-        assert (back == scales).all()
+        number = BYTES.astype(np.float64)[found]
+        upper, lower = np.ldexp(factors.astype(np.float64).T[:, :, None], -RAISED)
+        once = (number * upper).astype(np.float32)
+        assert (once == number * upper).all()
+        assert ((number * lower + once).astype(np.float32) == scales).all()
     off = many * units
     off[150, 60] = np.nextafter(off[150, 60], np.float32(1))
     assert e4m3_scales(off) is None  # an ulp beside what the byte's like make
     assert e4m3_scales(-many) is None
+    assert e4m3_scales(many * np.float32(200)) is None  # past what float32 factors hold
     assert e4m3_scales(np.random.default_rng(1).uniform(1, 2, (4, 64)).astype(np.float32)) is None

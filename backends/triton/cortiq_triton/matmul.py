@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton.language as tl
 
 from cortiq_triton.language import Tensor, device, kernel
-from cortiq_triton.matvec import e4m3_scales, end, load_scale
+from cortiq_triton.matvec import e4m3_factors, e4m3_scales, end, load_scale
 from cortiq_triton.packing import packed_codes
 from cortiq_triton.scalar import (
     exp2_int,
@@ -177,7 +177,8 @@ def gather_rows(
             block = k // BLOCK // SHARE
         d = load_scale(scale, token * blocks + block, seen, FORM)
         if FORM == 3:
-            d = e4m3_scales(d, minimum, token)
+            upper, lower = e4m3_factors(minimum, token)
+            d = e4m3_scales(d, upper, lower)
         y = code.to(tl.float32) * d
         if MINIMUM:
             factor = tl.full((WIDTH,), 1, tl.int32)

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from cortiq_triton.language import INTERPRETED, Tensor, device, kernel
 from cortiq_triton.matmul import tile_rows
-from cortiq_triton.matvec import e4m3_scales, end, in_form
+from cortiq_triton.matvec import e4m3_factors, e4m3_scales, end, in_form
 from cortiq_triton.packing import codes_of, tile_at
 from cortiq_triton.rows import Rows
 from cortiq_triton.scalar import exp2_int, round_two_planes
@@ -166,7 +166,8 @@ def halves_onto(
         lo = tl.dot(part, ql, nothing, out_dtype=tl.int32)
         d = down(scale, row, start // 16 + half, blocks)
         if FORM == 3:
-            d = e4m3_scales(d, factors, row[:, None])
+            upper, lower = e4m3_factors(factors, row[:, None])
+            d = e4m3_scales(d, upper, lower)
         run = run + block_term(hi, lo, d, d, d, True, False, FORM, 0)
     return run
 

@@ -53,33 +53,35 @@ dp4a_onto = dp4a_onto_emulated if INTERPRETED else dp4a_onto_instruction
 
 
 @device
-def widened(half: Tensor) -> Tensor:
-    """f16 bits (int16) as float32, by integers; a subnormal is 2⁻¹⁴·(1 + mantissa) − 2⁻¹⁴."""
-    bits = half.to(tl.int32)
-    magnitude = (bits & 0x7FFF) << 13
-    normal = magnitude + (112 << 23)
-    small = (magnitude + (113 << 23)).to(tl.float32, bitcast=True) - 6.103515625e-05
-    size = tl.where(magnitude < (1 << 23), small.to(tl.int32, bitcast=True), normal)
-    return (size | (bits & -0x80000000)).to(tl.float32, bitcast=True)
-
-
-@device
 def in_form(raw: Tensor, FORM: tl.constexpr) -> Tensor:
     """Scales, float32, of what holds them."""
     if FORM == 0 or FORM == 3:  # of E4M3 bytes, `e4m3_scales` has made floats
         return raw
     if FORM == 1:
-        return widened(raw)
+        return raw.to(tl.float16, bitcast=True).to(tl.float32)  # keeps subnormal ones
     return (raw.to(tl.int32) << 16).to(tl.float32, bitcast=True)
 
 
 @device
-def e4m3_scales(byte: Tensor, factors: Tensor, row: Tensor) -> Tensor:
-    """Scales, float32, of E4M3 bytes of rows: a factor of the row by mantissa, times 2^n."""
-    bits = byte.to(tl.int32)
-    place = (bits & 7) | tl.where(bits > 7, 8, 0)
-    power = tl.maximum(bits >> 3, 1) + 126
-    return tl.load(factors + row * 16 + place) * (power << 23).to(tl.float32, bitcast=True)
+def rounded_once_emulated(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    """RN(x·y + z) of float32 numbers that float64 multiplies and adds exactly."""
+    return (x.to(tl.float64) * y.to(tl.float64) + z.to(tl.float64)).to(tl.float32)
+
+
+rounded_once = rounded_once_emulated if INTERPRETED else tl.fma
+
+
+@device
+def e4m3_factors(factors: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+    """What E4M3 scales of rows are made with (`scales`)."""
+    return tl.load(factors + row * 2), tl.load(factors + row * 2 + 1)
+
+
+@device
+def e4m3_scales(byte: Tensor, upper: Tensor, lower: Tensor) -> Tensor:
+    """Scales, float32, of E4M3 bytes, by the factors of their rows."""
+    e = (byte.to(tl.int32) << 20).to(tl.float32, bitcast=True)
+    return rounded_once(e, lower, e * upper)
 
 
 @device

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from cortiq_triton.e2m1 import e2m1_halves
+from cortiq_triton.e2m1 import RAISE, raised_halves
 from cortiq_triton.language import Tensor, begin, device, kernel
-from cortiq_triton.matvec import e4m3_scales, end, in_form, words_dot
+from cortiq_triton.matvec import e4m3_factors, e4m3_scales, end, in_form, words_dot
 from cortiq_triton.matvec_loads import halves_of, step_at
 from cortiq_triton.packing import raised
 from cortiq_triton.scalar import exp2_int, round_two_planes
 from cortiq_triton.sums import add_in_order, many_in_order, runs_of
-from cortiq_triton.wide_codes import words_onto
+from cortiq_triton.wide_codes import e4m3_onto, table_onto, without_lift
 
 
 @device
@@ -28,17 +28,46 @@ def half_sums(qs: Tensor, unit: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]
 
 
 @device
+def without_bias(total: Tensor, BIAS: tl.constexpr) -> tuple[Tensor, Tensor]:
+    """−BIAS·Σq of both planes of x: what sums of codes that are BIAS too large start from, so that
+    sub-scales and sums of 256 columns leave both in int32.
+    """
+    upper = (total + 128) >> 8
+    return 0 - BIAS * upper, BIAS * ((upper << 8) - total)
+
+
+@device
+def starts(
+    qs: Tensor, unit: Tensor, inside: Tensor, BIAS: tl.constexpr, SUB: tl.constexpr,
+    MINIMUM: tl.constexpr, T: tl.constexpr,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Σq of the first and the last 16 columns of units, or of all 32, and what their sums of both
+    planes start from, [T, 1] each; zeros where nothing needs them.
+    """
+    j = tl.full((T, 1), 0, tl.int32)
+    j_second = j
+    if BIAS or MINIMUM:
+        j, j_second = half_sums(qs, unit, inside)
+        if SUB == 32:
+            j += j_second
+    hi, lo = without_bias(j, BIAS)
+    hi_second, lo_second = without_bias(j_second, BIAS)
+    return j, j_second, hi, lo, hi_second, lo_second
+
+
+@device
 def plane_dots(
-    first: Tensor, second: Tensor, plane: Tensor, unit: Tensor, inside: Tensor, SUB: tl.constexpr,
-    BN: tl.constexpr, T: tl.constexpr,
+    first: Tensor, second: Tensor, plane: Tensor, unit: Tensor, inside: Tensor, start: Tensor,
+    start_second: Tensor, SUB: tl.constexpr, BN: tl.constexpr, T: tl.constexpr,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Σ code·q of the first and the last 16 columns, [T, BN] each; if they share a factor, the
-    first is of all 32.
+    """start + Σ code·q of the first and the last 16 columns, [T, BN] each; if they share a factor,
+    the first is of all 32.
     """
     q_first, q_second = halves_of(plane, unit, inside[:, None, None])
-    nothing = tl.full((T, BN, 1), 0, tl.int32)
-    early = words_dot(first, q_first, nothing)
-    late = words_dot(second, q_second, early if SUB == 32 else nothing)
+    early = tl.broadcast_to(start[:, :, None], (T, BN, 1))
+    late = tl.broadcast_to(start_second[:, :, None], (T, BN, 1))
+    early = words_dot(first, q_first, early)
+    late = words_dot(second, q_second, early if SUB == 32 else late)
     if SUB == 32:
         early = late
     return tl.reshape(early, (T, BN)), tl.reshape(late, (T, BN))
@@ -52,12 +81,16 @@ def interleaved(first: Tensor, second: Tensor, BN: tl.constexpr, T: tl.constexpr
 
 @device
 def half_unit_sums(
-    first: Tensor, second: Tensor, qh: Tensor, ql: Tensor, unit: Tensor, inside: Tensor,
-    BN: tl.constexpr, T: tl.constexpr,
+    first: Tensor, second: Tensor, qh: Tensor, ql: Tensor, qs: Tensor, unit: Tensor,
+    inside: Tensor, BN: tl.constexpr, T: tl.constexpr,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Σ code·q of both planes of blocks of 16 columns, int32 [2T, BN] each."""
-    hi, hi_second = plane_dots(first, second, qh, unit, inside, 16, BN, T)
-    lo, lo_second = plane_dots(first, second, ql, unit, inside, 16, BN, T)
+    """Σ code·q of both planes of blocks of 16 columns of E2M1, int32 [2T, BN] each."""
+    first, second = raised_halves(first)
+    j, j_second = half_sums(qs, unit, inside)
+    hi0, lo0 = without_bias(j, RAISE)
+    hi1, lo1 = without_bias(j_second, RAISE)
+    hi, hi_second = plane_dots(first, second, qh, unit, inside, hi0, hi1, 16, BN, T)
+    lo, lo_second = plane_dots(first, second, ql, unit, inside, lo0, lo1, 16, BN, T)
     return interleaved(hi, hi_second, BN, T), interleaved(lo, lo_second, BN, T)
 
 
@@ -69,10 +102,17 @@ def wide_sums(
     """Integers of units of wide codes, as 256·upper + lower: int32 [T, BN] each."""
     high, high_second = halves_of(qh, unit, inside[:, None, None])
     low, low_second = halves_of(ql, unit, inside[:, None, None])
-    upper = tl.full((T, BN), 0, tl.int32)
-    lower = tl.full((T, BN), 0, tl.int32)
-    upper, lower = words_onto(first, high, low, upper, lower, WIDE)
-    return words_onto(second, high_second, low_second, upper, lower, WIDE)
+    if WIDE == 1:  # sums of either plane are below 2³⁰
+        upper = tl.broadcast_to(without_lift(high, high_second), (T, BN, 1))
+        lower = tl.broadcast_to(without_lift(low, low_second), (T, BN, 1))
+        upper, lower = e4m3_onto(first, high, low, upper, lower)
+        upper, lower = e4m3_onto(second, high_second, low_second, upper, lower)
+        upper, lower = tl.reshape(upper, (T, BN)), tl.reshape(lower, (T, BN))
+    else:
+        nothing = tl.full((T, BN), 0, tl.int32)
+        upper, lower = table_onto(first, high, low, nothing, nothing, WIDE)
+        upper, lower = table_onto(second, high_second, low_second, upper, lower, WIDE)
+    return upper, lower
 
 
 @device
@@ -89,9 +129,7 @@ def unit_sums(
         hi, lo = wide_sums(first, second, qh, ql, unit, inside, WIDE, BN, T)
         j = hi
     elif BLOCK == 16:
-        if E2M1:
-            first, second = e2m1_halves(first)
-        hi, lo = half_unit_sums(first, second, qh, ql, unit, inside, BN, T)
+        hi, lo = half_unit_sums(first, second, qh, ql, qs, unit, inside, BN, T)
         j = hi
     else:
         hi, lo, j = whole_unit_sums(
@@ -99,15 +137,6 @@ def unit_sums(
             inside, NIBBLES, HIGH, SUB, SCALED, MINIMUM, OFFSETS, BIAS, E2M1, BN, T,
         )  # fmt: skip
     return hi, lo, j
-
-
-@device
-def unbiased(hi: Tensor, lo: Tensor, total: Tensor, BIAS: tl.constexpr) -> tuple[Tensor, Tensor]:
-    """Plane sums of codes that are BIAS too large, less BIAS·Σq: a plane of Σq from each, so that
-    sub-scales and sums of 256 columns leave both in int32.
-    """
-    upper = (total + 128) >> 8
-    return hi - BIAS * upper, lo - BIAS * (total - (upper << 8))
 
 
 @device
@@ -120,22 +149,15 @@ def whole_unit_sums(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Integers of units: Σ scale·code·q of both planes and Σ offset·q, int32 [T, BN] each."""
     if E2M1:
-        first, second = e2m1_halves(first)
+        first, second = raised_halves(first)
     elif NIBBLES:
         first, second = first & 0x0F0F0F0F, (second >> 4) & 0x0F0F0F0F
     if HIGH:
         first, second = first | raised(above, 0, HIGH), second | raised(above_second, 1, HIGH)
-    hi, hi_second = plane_dots(first, second, qh, unit, inside, SUB, BN, T)
-    lo, lo_second = plane_dots(first, second, ql, unit, inside, SUB, BN, T)
-    j = hi
-    if BIAS or MINIMUM:
-        j, j_second = half_sums(qs, unit, inside)
-        if SUB == 32:
-            j += j_second
-    if BIAS:
-        hi, lo = unbiased(hi, lo, j, BIAS)
-        if SUB == 16:
-            hi_second, lo_second = unbiased(hi_second, lo_second, j_second, BIAS)
+    LESS: tl.constexpr = RAISE if E2M1 else BIAS
+    j, j_second, hi0, lo0, hi1, lo1 = starts(qs, unit, inside, LESS, SUB, MINIMUM, T)
+    hi, hi_second = plane_dots(first, second, qh, unit, inside, hi0, hi1, SUB, BN, T)
+    lo, lo_second = plane_dots(first, second, ql, unit, inside, lo0, lo1, SUB, BN, T)
     if SCALED:
         hi, lo = hi * by.to(tl.int32), lo * by.to(tl.int32)
         if SUB == 16:
@@ -159,7 +181,7 @@ def eights(parts: Tensor, SIZE: tl.constexpr) -> Tensor:
 
 @device
 def terms_of(
-    hi: Tensor, lo: Tensor, j: Tensor, d: Tensor, least: Tensor, factors: Tensor, row: Tensor,
+    hi: Tensor, lo: Tensor, j: Tensor, d: Tensor, least: Tensor, upper: Tensor, lower: Tensor,
     BLOCK: tl.constexpr, WIDE: tl.constexpr, MINIMUM: tl.constexpr, FORM: tl.constexpr,
     LOW_FORM: tl.constexpr, SIZE: tl.constexpr,
 ) -> Tensor:  # fmt: skip
@@ -173,7 +195,7 @@ def terms_of(
     else:
         dot = round_two_planes(eights(hi, SIZE), eights(lo, SIZE))
     if FORM == 3:
-        d = e4m3_scales(d, factors, row[None, :])
+        d = e4m3_scales(d, upper, lower)
     term = dot * in_form(d, FORM)
     if MINIMUM:
         if BLOCK == 256:
@@ -190,7 +212,8 @@ def added(
     """y and the run under way after the terms of T units that end at unit `stop`."""
     COUNT: tl.constexpr = T * 32 // BLOCK
     if COUNT >= 8:
-        runs = runs_of(tl.reshape(term, (BN * COUNT // 8, 8)), BN * COUNT // 8)
+        SIZE: tl.constexpr = BN * COUNT // 8
+        runs = tl.gather(runs_of(tl.reshape(term, (SIZE, 8)), SIZE), tl.arange(0, SIZE), 0)
         y = many_in_order(y, tl.reshape(runs, (BN, COUNT // 8)), COUNT // 8, BN)
     else:
         run = add_in_order(run, tl.reshape(term, (BN, COUNT)), COUNT, BN)
@@ -248,6 +271,9 @@ def matvec_blocks(
         begin()
     qh, ql, qs = qh + x * units * 8, ql + x * units * 8, qs + x * units * 2
     y, run = tl.full((BN,), 0.0, tl.float32), tl.full((BN,), 0.0, tl.float32)
+    upper, lower = y[None, :], y[None, :]
+    if FORM == 3:
+        upper, lower = e4m3_factors(minimum, row[None, :])
     for start in range(0, units, T):
         then = now
         if not ONCE:
@@ -264,7 +290,7 @@ def matvec_blocks(
             NIBBLES, HIGH, BLOCK, WIDE, SUB, SCALED, MINIMUM, OFFSETS, BIAS, E2M1, BN, T,
         )  # fmt: skip
         term = terms_of(
-            hi, lo, j, d, least, minimum, row, BLOCK, WIDE, MINIMUM, FORM, LOW_FORM, BN * T // 8
+            hi, lo, j, d, least, upper, lower, BLOCK, WIDE, MINIMUM, FORM, LOW_FORM, BN * T // 8
         )  # fmt: skip
         y, run = added(y, run, term, start + T, BLOCK, BN, T)
         now = then

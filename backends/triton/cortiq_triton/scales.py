@@ -2,9 +2,10 @@
 
 Our layouts of other programs' codes have a float32 scale, perhaps a minimum, for every 32 columns.
 Of those one is held for each group of equal ones, as f16 or bfloat16 where that is exact. Scales of
-16 columns that are E4M3 numbers times, or over, one float of a matrix (NVFP4) are held as E4M3
-bytes, with what the byte's exponent 1 and each of the 16 mantissas makes beside the row: powers of
-two scale that exactly. The bytes are found from the scales, and every scale is checked.
+16 columns that are E4M3 numbers e times, or over, one float of a matrix (NVFP4) are held as E4M3
+bytes, with two floats a and b of the row: the scale is RN(e·(a + b)). a has so few bits that e·a is
+exact, so that a fused multiplication and addition rounds once. All of these are found from the
+scales, and every scale is checked.
 """
 
 from __future__ import annotations
@@ -24,7 +25,13 @@ F32S, HALVES, UPPER, E4M3S = range(4)
 """Layouts of scales: float32; f16 bits; the upper half of float32; E4M3 bytes, with factors."""
 SHARES = (8, 4, 2)
 """Blocks that may share a scale, the most first."""
-LARGEST_BYTE, MANTISSAS = 126, 16
+LARGEST_BYTE = 126
+RAISED = 120
+"""A byte's bits as those of a float32 number's exponent and mantissa are 2^−RAISED of it; a and b
+are 2^RAISED of what they are named for."""
+ROOM = 2.0 ** (127 - RAISED)
+UPPER_BITS = 20
+"""Bits of a: with the four of an E4M3 number, what a float32 number has."""
 SLACK = 2.0**-21
 """Bound on the error of a quotient of scales beside that of their bytes: each is rounded once."""
 SAMPLE = 64
@@ -114,22 +121,35 @@ def _nearest(steps: npt.NDArray[np.floating]) -> npt.NDArray[np.int64]:
     return np.where(whole < 8, whole, np.minimum(bits - (129 << 3), LARGEST_BYTE)).astype(np.int64)
 
 
-def _rows_of(scales: Floats, unit: float) -> tuple[Bytes, Floats, npt.NDArray[np.bool_]]:
-    """Return bytes, factors [n, 16], and which rows these give exactly."""
+def _factors(scales: Floats, unit: float) -> Floats | None:
+    """Return a and b of rows that have these E4M3 numbers of this unit, nearly: the middle of what
+    rounds to each of their scales, in two parts; None if nothing does.
+    """
+    distinct = np.unique(scales[scales > 0])
+    wide = distinct.astype(np.float64)
+    codes = E4M3_VALUES[_nearest(wide * (1 / unit))]
+    with np.errstate(divide="ignore"):
+        low = (wide + np.nextafter(distinct, F32(0))) / 2 / codes
+        high = (wide + np.nextafter(distinct, F32(np.inf))) / 2 / codes
+    middle = (low.max() + high.min()) / 2 * 2.0**9 if len(distinct) else 1.0
+    if not 2.0**-64 < middle < ROOM:
+        return None
+    exponent = UPPER_BITS - np.frexp(middle)[1]
+    a = np.ldexp(np.floor(np.ldexp(middle, exponent)), -exponent)
+    return np.ldexp(np.array([a, middle - a]), RAISED).astype(F32)
+
+
+def _rows_of(scales: Floats, unit: float, factors: Floats) -> tuple[Bytes, npt.NDArray[np.bool_]]:
+    """Return bytes, and which rows these and the factors give exactly."""
     found = _nearest(scales * F32(1 / unit))
-    exponent, mantissa = found >> 3, found & 7
-    place = mantissa + 8 * (exponent > 0)
-    power = np.maximum(exponent, 1) - 1
-    factor = np.ldexp(scales, -power)
-    factors = np.zeros((len(scales), MANTISSAS), F32)
-    for i in range(MANTISSAS):
-        factors[:, i] = np.where(place == i, factor, F32(0)).max(axis=1)
-    back = np.ldexp(np.take_along_axis(factors, place, axis=1), power)
-    return found.astype(np.uint8), factors, (back == scales).all(axis=1)
+    a, b = np.ldexp(factors.astype(np.float64), -RAISED - 9)
+    numbers = E4M3_VALUES[found].astype(np.float64)
+    back = (numbers * a + numbers * b).astype(F32)  # 48 bits: both operations are exact
+    return found.astype(np.uint8), (back == scales).all(axis=1)
 
 
 def e4m3_scales(scales: Floats) -> tuple[Bytes, Floats] | None:
-    """Return E4M3 bytes of scales [N, blocks], and factors [N, 16]; None where there are none.
+    """Return E4M3 bytes of scales [N, blocks], and factors [N, 2]; None where there are none.
 
     Rows that follow one another share a unit as long as it fits: a stack of experts has several.
     """
@@ -138,17 +158,18 @@ def e4m3_scales(scales: Floats) -> tuple[Bytes, Floats] | None:
     found: list[tuple[Bytes, Floats]] = []
     start, tall = 0, len(scales)
     while start < tall:
-        unit = _unit(scales[start : start + SAMPLE])
-        if unit is None:
-            unit = _unit(scales[start : start + 1])
-        begun, size = start, SAMPLE
-        while unit is not None and start < tall:
-            codes, factors, fits = _rows_of(scales[start : start + size], unit)
+        count = 0
+        for sample in (SAMPLE, 1):
+            unit = _unit(scales[start : start + sample])
+            factors = None if unit is None else _factors(scales[start : start + sample], unit)
+            if unit is None or factors is None:
+                continue
+            codes, fits = _rows_of(scales[start:], unit, factors)
             count = len(fits) if fits.all() else int(fits.argmin())
-            found.append((codes[:count], factors[:count]))
-            start, size = start + count, 2 * size
-            if count < len(fits):
+            if count:
+                found.append((codes[:count], np.broadcast_to(factors, (count, 2))))
                 break
-        if start == begun:
+        if not count:
             return None
+        start += count
     return tuple(np.concatenate(parts) for parts in zip(*found, strict=True))  # type: ignore[return-value]

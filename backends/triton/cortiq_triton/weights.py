@@ -52,7 +52,7 @@ class Packed:
     sub_scales, offsets : int8 [N, K'/sub] or None.
     folded : int8 planes that hold codes times their sub-scales. wide : see `WIDE_CODES`, or 0.
     share : neighbouring blocks under one scale. e2m1 : whether nibbles are places of its table.
-    factors : of E4M3 scales, float32 [N, 16] (`scales`).
+    factors : of E4M3 scales, float32 [N, 2] (`scales`).
     """
 
     height: int

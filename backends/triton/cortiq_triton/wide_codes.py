@@ -8,10 +8,15 @@ most 120. The parts of a table's integers are bytes. WIDE says which it is: `hos
 
 from __future__ import annotations
 
+import triton
 import triton.language as tl
+from triton.language.target_info import cuda_capability_geq
 
-from cortiq_triton.language import INTERPRETED, Tensor, device
-from cortiq_triton.matvec import dp4a
+from cortiq_triton.language import INTERPRETED, Tensor, constant, device
+from cortiq_triton.matvec import quarters, words_dot
+
+LIFT = constant(0x46C00000)
+"""Added to E4M3's integers: the bits of 24576, from which float32 numbers are 2⁻⁹ apart."""
 
 
 @device
@@ -81,30 +86,69 @@ def digit_of(byte: Tensor, DIGIT: tl.constexpr) -> Tensor:
 
 
 @device
-def halves_emulated(pair: Tensor) -> tuple[Tensor, Tensor]:
-    """The f16 numbers of words, lower and upper, as float32."""
-    lower = pair.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-    return lower, (pair >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+def lifted_emulated(words: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """LIFT plus the integers of four bytes of words, int32 each."""
+    return (
+        integer_of(words & 255, 1) + LIFT,
+        integer_of((words >> 8) & 255, 1) + LIFT,
+        integer_of((words >> 16) & 255, 1) + LIFT,
+        integer_of((words >> 24) & 255, 1) + LIFT,
+    )
+
+
+@triton.jit
+def lifted_of_words(words: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As `lifted_emulated`: the bits of float32 numbers from 2¹⁴ to 2¹⁵ count units of 2⁻⁹.
+
+    Without an instruction for E4M3, a byte's exponent and mantissa moved into an f16 number are
+    2⁻⁸ of it; PTX keeps subnormal ones.
+    """
+    if cuda_capability_geq(8, 9):
+        first, second, third, fourth = tl.inline_asm_elementwise(
+            "{.reg .b16 l, h, a, b, c, d; .reg .b32 p, q; mov.b32 {l, h}, $4;"
+            "cvt.rn.f16x2.e4m3x2 p, l; cvt.rn.f16x2.e4m3x2 q, h;"
+            "mov.b32 {a, b}, p; mov.b32 {c, d}, q; .reg .f32 s, t, u, v;"
+            "cvt.f32.f16 s, a; cvt.f32.f16 t, b; cvt.f32.f16 u, c; cvt.f32.f16 v, d;"
+            "add.f32 s, s, 0f46C00000; add.f32 t, t, 0f46C00000; add.f32 u, u, 0f46C00000;"
+            "add.f32 v, v, 0f46C00000; mov.b32 $0, s; mov.b32 $1, t; mov.b32 $2, u;"
+            "mov.b32 $3, v;}",
+            "=r,=r,=r,=r,r", [words], dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=True,
+            pack=1,
+        )  # fmt: skip
+    else:
+        even = ((words << 8) & -0x7FFF8000) | ((words << 7) & 0x3F803F80)
+        odd = (words & -0x7FFF8000) | ((words >> 1) & 0x3F803F80)
+        first, second = lifted_half(even), lifted_half(odd)
+        third, fourth = lifted_half(even >> 16), lifted_half(odd >> 16)
+    return first, second, third, fourth
+
+
+@triton.jit
+def lifted_half(pair: Tensor) -> Tensor:
+    """The bits of 256 times the lower f16 number of words, and LIFT's."""
+    half = pair.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    return tl.fma(half, 256.0, 24576.0).to(tl.int32, bitcast=True)
+
+
+lifted = lifted_emulated if INTERPRETED else lifted_of_words
 
 
 @device
-def halves_converted(pair: Tensor) -> tuple[Tensor, Tensor]:
-    """The f16 numbers of words, lower and upper, as float32; PTX keeps subnormal ones."""
+def onto_emulated(a: Tensor, b: Tensor, total: Tensor) -> Tensor:
+    """total + a·b, modulo 2³²."""
+    return total + a * b
+
+
+@device
+def onto_instruction(a: Tensor, b: Tensor, total: Tensor) -> Tensor:
+    """total + a·b, modulo 2³², in one instruction."""
     return tl.inline_asm_elementwise(
-        "{.reg .b16 a, b; mov.b32 {a, b}, $2; cvt.f32.f16 $0, a; cvt.f32.f16 $1, b;}",
-        "=r,=r,r", [pair], dtype=(tl.float32, tl.float32), is_pure=True, pack=1,
+        "mad.lo.s32 $0, $1, $2, $3;", "=r,r,r,r", [a, b, total], dtype=tl.int32, is_pure=True,
+        pack=1,
     )  # fmt: skip
 
 
-halves = halves_emulated if INTERPRETED else halves_converted
-
-
-@device
-def raised_integer(value: Tensor) -> Tensor:
-    """Floats that are integers of 2⁻¹⁷, below 32 in size, as these integers and 0x42C00000: the
-    bits of float32 numbers from 64 to 128 count them.
-    """
-    return (value + 96.0).to(tl.int32, bitcast=True)
+onto = onto_emulated if INTERPRETED else onto_instruction
 
 
 @device
@@ -114,29 +158,42 @@ def byte_at(words: Tensor, place: tl.constexpr) -> Tensor:
 
 
 @device
-def e4m3_sum(first: Tensor, second: Tensor, third: Tensor, fourth: Tensor, x: Tensor) -> Tensor:
-    """Σ code·q of words of four, by raised integers. What they have too much goes off again,
-    modulo 2³²; the sum itself is below 2³⁰ for 32 columns.
-    """
-    much = tl.sum(dp4a(x, x * 0 + 0x01010101), 2) * 0x42C00000
-    both = first * byte_at(x, 0) + second * byte_at(x, 1)
-    return tl.sum(both + third * byte_at(x, 2) + fourth * byte_at(x, 3), 2) - much
+def without_lift(first: Tensor, second: Tensor) -> Tensor:
+    """−LIFT·Σq of eight words of a plane of x, [T, 1, 4] each, modulo 2³²: int32 [T, 1, 1]."""
+    ones = first * 0 + 0x01010101
+    total = words_dot(first, ones, tl.full((first.shape[0], 1, 1), 0, tl.int32))
+    return words_dot(second, ones, total) * -LIFT
+
+
+@device
+def word_onto(
+    words: Tensor, high: Tensor, low: Tensor, high_sum: Tensor, low_sum: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Sums Σ (LIFT + code)·q of either plane after words of four E4M3 codes, modulo 2³²."""
+    first, second, third, fourth = lifted(words)
+    high_sum = onto(first, byte_at(high, 0), high_sum)
+    low_sum = onto(first, byte_at(low, 0), low_sum)
+    high_sum = onto(second, byte_at(high, 1), high_sum)
+    low_sum = onto(second, byte_at(low, 1), low_sum)
+    high_sum = onto(third, byte_at(high, 2), high_sum)
+    low_sum = onto(third, byte_at(low, 2), low_sum)
+    return onto(fourth, byte_at(high, 3), high_sum), onto(fourth, byte_at(low, 3), low_sum)
 
 
 @device
 def e4m3_onto(
     words: Tensor, high: Tensor, low: Tensor, high_sum: Tensor, low_sum: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Sums Σ code·q of either plane after words of E4M3.
-
-    A byte's exponent and mantissa moved into an f16 number are 2⁻⁸ of it, subnormal ones too.
+    """As `word_onto`, of four words on the last axis: words [T, BN, 4], planes [T, 1, 4], sums
+    [T, BN, 1].
     """
-    even = ((words << 8) & -0x7FFF8000) | ((words << 7) & 0x3F803F80)
-    odd = (words & -0x7FFF8000) | ((words >> 1) & 0x3F803F80)
-    a, c = halves(even)
-    b, d = halves(odd)
-    a, b, c, d = raised_integer(a), raised_integer(b), raised_integer(c), raised_integer(d)
-    return high_sum + e4m3_sum(a, b, c, d, high), low_sum + e4m3_sum(a, b, c, d, low)
+    w0, w1, w2, w3 = quarters(words)
+    h0, h1, h2, h3 = quarters(high)
+    l0, l1, l2, l3 = quarters(low)
+    high_sum, low_sum = word_onto(w0, h0, l0, high_sum, low_sum)
+    high_sum, low_sum = word_onto(w1, h1, l1, high_sum, low_sum)
+    high_sum, low_sum = word_onto(w2, h2, l2, high_sum, low_sum)
+    return word_onto(w3, h3, l3, high_sum, low_sum)
 
 
 @device
@@ -150,19 +207,6 @@ def table_onto(
         x = byte_at(high, place) * 256 + byte_at(low, place)
         upper_sum += tl.sum(upper * x, 2)
         lower_sum += tl.sum(lower * x, 2)
-    return upper_sum, lower_sum
-
-
-@device
-def words_onto(
-    words: Tensor, high: Tensor, low: Tensor, upper_sum: Tensor, lower_sum: Tensor,
-    WIDE: tl.constexpr,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Sums, as 256·upper + lower, after words of four codes met by words of the planes of x."""
-    if WIDE == 1:
-        upper_sum, lower_sum = e4m3_onto(words, high, low, upper_sum, lower_sum)
-    else:
-        upper_sum, lower_sum = table_onto(words, high, low, upper_sum, lower_sum, WIDE)
     return upper_sum, lower_sum
 
 
