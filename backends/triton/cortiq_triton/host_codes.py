@@ -45,7 +45,7 @@ def codes_of_weight(
         return WIDE, 0, torch.from_numpy(given.view(np.int8)), None
     codes = filled(fields.codes.astype(np.int8), padded)
     if weight.layout.name in E2M1_CODES:
-        return NIBBLES, 0, torch.from_numpy(packing.nibbles_of(E2M1_PLACES[codes + 12])), None
+        return NIBBLES, 0, torch.from_numpy(packing.neighbours_of(E2M1_PLACES[codes + 12])), None
     bias = OFFSET_CODES.get(weight.layout.name)
     if bias is None:
         return BYTES, 0, torch.from_numpy(codes), None

@@ -12,7 +12,7 @@ import triton.language as tl
 from cortiq_triton.e2m1 import RAISE, raised_halves
 from cortiq_triton.language import Tensor, begin, device, kernel
 from cortiq_triton.matvec import e4m3_factors, e4m3_scales, end, in_form, words_dot
-from cortiq_triton.matvec_loads import halves_of, step_at
+from cortiq_triton.matvec_loads import halves_of, interleaved, step_at
 from cortiq_triton.packing import raised
 from cortiq_triton.scalar import exp2_int, round_two_planes
 from cortiq_triton.sums import add_in_order, many_in_order, runs_of
@@ -71,12 +71,6 @@ def plane_dots(
     if SUB == 32:
         early = late
     return tl.reshape(early, (T, BN)), tl.reshape(late, (T, BN))
-
-
-@device
-def interleaved(first: Tensor, second: Tensor, BN: tl.constexpr, T: tl.constexpr) -> Tensor:
-    """Halves of units in order: [T, BN] each to [2T, BN]."""
-    return tl.reshape(tl.permute(tl.join(first, second), (0, 2, 1)), (2 * T, BN))
 
 
 @device
@@ -265,7 +259,7 @@ def matvec_blocks(
     offsets += row * (units * (32 // SUB) if OFFSETS else 0)
     now = step_at(
         codes, bits, scale, minimum, sub_scales, offsets, row, first + top, last, 0, units, blocks,
-        NIBBLES, HIGH, BLOCK, SUB, SCALED, MINIMUM, OFFSETS, SHARE, EVEN, BN, T,
+        NIBBLES, HIGH, BLOCK, SUB, SCALED, MINIMUM, OFFSETS, SHARE, FORM, EVEN, BN, T,
     )  # fmt: skip
     if CHOICE != 2:
         begin()
@@ -279,8 +273,8 @@ def matvec_blocks(
         if not ONCE:
             then = step_at(
                 codes, bits, scale, minimum, sub_scales, offsets, row, first + top, last, start + T,
-                units, blocks, NIBBLES, HIGH, BLOCK, SUB, SCALED, MINIMUM, OFFSETS, SHARE, EVEN, BN,
-                T,
+                units, blocks, NIBBLES, HIGH, BLOCK, SUB, SCALED, MINIMUM, OFFSETS, SHARE, FORM,
+                EVEN, BN, T,
             )  # fmt: skip
         unit = start + tl.arange(0, T)
         inside = unit * 0 < 1 if EVEN else unit < units

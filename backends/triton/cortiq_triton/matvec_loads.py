@@ -94,12 +94,30 @@ def scales_at(
 
 
 @device
+def interleaved(first: Tensor, second: Tensor, BN: tl.constexpr, T: tl.constexpr) -> Tensor:
+    """Halves of units in order: [T, BN] each to [2T, BN]."""
+    return tl.reshape(tl.permute(tl.join(first, second), (0, 2, 1)), (2 * T, BN))
+
+
+@device
+def byte_pairs_at(
+    table: Tensor, row: Tensor, unit: Tensor, more: Tensor, units: Tensor, BN: tl.constexpr,
+    T: tl.constexpr,
+) -> Tensor:  # fmt: skip
+    """Scales that are bytes, of both halves of units: int32 [2T, BN]; a word of 16 bits is two."""
+    pair = tl.load(table + row[None, :] * units + alone(unit)[:, None], mask=more[:, None], other=0)
+    pair = pair.to(tl.int32)
+    return interleaved(pair & 255, (pair >> 8) & 255, BN, T)
+
+
+@device
 def step_at(
     codes: Tensor, bits: Tensor, scale: Tensor, minimum: Tensor, sub_scales: Tensor,
     offsets: Tensor, row: Tensor, top: Tensor, last: Tensor, start: Tensor, units: Tensor,
     blocks: Tensor, NIBBLES: tl.constexpr, HIGH: tl.constexpr, BLOCK: tl.constexpr,
     SUB: tl.constexpr, SCALED: tl.constexpr, MINIMUM: tl.constexpr, OFFSETS: tl.constexpr,
-    SHARE: tl.constexpr, EVEN: tl.constexpr, BN: tl.constexpr, T: tl.constexpr,
+    SHARE: tl.constexpr, FORM: tl.constexpr, EVEN: tl.constexpr, BN: tl.constexpr,
+    T: tl.constexpr,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """T units of BN rows from `start` on, as they lie in memory; words stand in for what is not.
 
@@ -111,7 +129,10 @@ def step_at(
     above, above_second = first, first
     if HIGH:
         above, above_second = bits_at(bits[None, :], unit, more, HIGH)
-    d = scales_at(scale, row, top, last, start, units, blocks, BLOCK, SHARE, BN, T)
+    if FORM == 3:
+        d = byte_pairs_at(scale, row, unit, more, units, BN, T)
+    else:
+        d = scales_at(scale, row, top, last, start, units, blocks, BLOCK, SHARE, BN, T)
     least = d
     if MINIMUM:
         least = scales_at(minimum, row, top, last, start, units, blocks, BLOCK, SHARE, BN, T)

@@ -20,7 +20,7 @@ from cortiq_triton.e2m1 import e2m1_integer
 from cortiq_triton.host_codes import NIBBLES
 from cortiq_triton.language import Tensor, ceil_div, device, kernel, launch, pow2
 from cortiq_triton.matvec import load_scale
-from cortiq_triton.packing import bits_byte
+from cortiq_triton.packing import bits_byte, nibble_byte
 from cortiq_triton.rows import Rows
 from cortiq_triton.weights import Packed, block_constants
 
@@ -43,8 +43,9 @@ def half_codes(
     row, unit, half = row[:, None], unit[:, None], half[:, None]
     inside = (unit * 32 < K) & (j >= 0)
     if NIBBLES:
-        packed = tl.load(codes + row * (K // 2) + unit * 16 + j, mask=inside, other=0)
-        code = (packed.to(tl.int32) >> (4 * half)) & 15
+        byte, shift = nibble_byte(unit * 32 + half * 16 + j, E2M1)
+        packed = tl.load(codes + row * (K // 2) + byte, mask=inside, other=0)
+        code = (packed.to(tl.int32) >> shift) & 15
         if HIGH:
             byte, first = bits_byte(j + 16 * half, HIGH)
             byte += unit * (4 * HIGH)

@@ -1,6 +1,7 @@
 """Codes of up to six bits as they lie on the device: nibbles of 32 columns in 16 bytes, element j
-beside j + 16; what is above them in an array of its own, for 32 columns a word of fifth bits, or
-two of fifth and sixth bits.
+beside j + 16, but of E2M1, which is looked up in fours of neighbours, 2j beside 2j + 1; what is
+above them in an array of its own, for 32 columns a word of fifth bits, or two of fifth and sixth
+bits.
 
 With column = 16·half + 4·i + c the fifth bit is bit 8c + 4·half + i of the word; of six bits the
 upper two are bits 8c + 2i and 8c + 2i + 1 of word `half`. So neighbours are a byte apart, and one
@@ -23,6 +24,12 @@ def nibbles_of(codes: np.ndarray) -> np.ndarray:
     return packed.reshape(len(codes), -1).view(np.int8)
 
 
+def neighbours_of(codes: np.ndarray) -> np.ndarray:
+    """Nibbles of E2M1, uint8 [rows, columns]: int8 [rows, columns/2]."""
+    packed: np.ndarray = codes[:, ::2] | (codes[:, 1::2] << np.uint8(4))
+    return packed.view(np.int8)
+
+
 def bits_above(codes: np.ndarray, bits: int) -> np.ndarray:
     """The one or two bits above the nibble: int8 [rows, columns·bits/8]."""
     groups = (codes >> np.uint8(4)).reshape(len(codes), -1, 2, 4, 4)  # unit, half, i, c
@@ -42,14 +49,22 @@ def bits_byte(k: Tensor, HIGH: tl.constexpr) -> tuple[Tensor, Tensor]:
 
 
 @device
+def nibble_byte(k: Tensor, E2M1: tl.constexpr) -> tuple[Tensor, Tensor]:
+    """Byte of a row's nibbles that holds that of column k, and its first bit in it."""
+    if E2M1:
+        return k // 2, k % 2 * 4
+    return k // 32 * 16 + k % 16, k // 16 % 2 * 4
+
+
+@device
 def packed_codes(
     codes: Tensor, bits: Tensor, row: Tensor, k: Tensor, inside: Tensor, K: Tensor,
     HIGH: tl.constexpr, BIAS: tl.constexpr, E2M1: tl.constexpr,
 ) -> Tensor:  # fmt: skip
     """Codes at columns k of rows, int32; 0 outside."""
-    byte = row * (K // 2) + k // 32 * 16 + k % 16
-    code = tl.load(codes + byte, mask=inside, other=0).to(tl.int32)
-    code = (code >> (k // 16 % 2 * 4)) & 15
+    byte, shift = nibble_byte(k, E2M1)
+    code = tl.load(codes + row * (K // 2) + byte, mask=inside, other=0).to(tl.int32)
+    code = (code >> shift) & 15
     if HIGH:
         byte, shift = bits_byte(k, HIGH)
         above = tl.load(bits + row * (K // 8 * HIGH) + byte, mask=inside, other=0).to(tl.int32)
@@ -140,8 +155,9 @@ def codes_of(
     """32 columns of codes from `start` on, int8 [BN, 32]."""
     k = tl.arange(0, 32)
     if NIBBLES:
-        packed = tile_at(codes, row, start // 2 + k % 16, K // 2)
-        late = tl.broadcast_to((0 - k // 16).to(tl.int8)[None, :], packed.shape)
+        byte, shift = nibble_byte(k, E2M1)
+        packed = tile_at(codes, row, start // 2 + byte, K // 2)
+        late = tl.broadcast_to((0 - shift // 4).to(tl.int8)[None, :], packed.shape)
         found = nibbles(packed, late)
         if HIGH:
             byte, first = bits_byte(k, HIGH)

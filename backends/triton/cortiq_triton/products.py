@@ -14,6 +14,7 @@ from cortiq_triton.language import INTERPRETED, ceil_div, launch, pow2, shared_m
 from cortiq_triton.matmul_blocks import matmul_blocks, sums_across
 from cortiq_triton.matvec_blocks import matvec_blocks
 from cortiq_triton.rows import Rows
+from cortiq_triton.scales import E4M3S
 from cortiq_triton.tuning import Tuning, tuning
 from cortiq_triton.weights import FloatMatrix, Packed, block_constants
 
@@ -122,9 +123,12 @@ def _few(weight: Packed, x: Rows, out: torch.Tensor, faults: torch.Tensor, how: 
         return
     bn, span = _span_sizes(sizes, weight)
     bn = min(bn, pow2(n))
+    codes, bits, scale, *others = _parts(weight, words)
+    if weight.forms[0] == E4M3S:  # two bytes at a time
+        scale = scale.view(torch.int16)
     units = weight.padded // 32
     launch(
-        matvec_blocks, (ceil_div(n, bn), rows), *_parts(weight, words), *planes, x.sums, index,
+        matvec_blocks, (ceil_div(n, bn), rows), codes, bits, scale, *others, *planes, x.sums, index,
         *how.ending(out), out, faults, rows, n, units, weight.blocks, *last, CHOICE=how.choice,
         **how.endings, NIBBLES=weight.kind == NIBBLES, **block_constants(weight),
         EVEN=units % span == 0, ONCE=units <= span, BN=bn, T=span, warps=max(1, span // 32),
