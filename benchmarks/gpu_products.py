@@ -152,8 +152,8 @@ def tunings_of_few(layout: str) -> list[Tuning]:
     """Tilings of products of one row."""
     if layout in STORED or LAYOUTS[layout].block:
         return [
-            replace(DEVICE_TUNING, bn_blocked=bn, bn_bytes=bn, span=span, span_wide=span)
-            for bn, span in ((4, 32), (4, 64), (2, 64), (2, 32), (8, 32))
+            replace(DEVICE_TUNING, bn_blocked=bn, bn_e2m1=bn, span=span)
+            for bn, span in ((4, 32), (4, 64), (2, 64), (8, 64), (8, 32))
         ]
     return [
         replace(DEVICE_TUNING, bn=bn, bw=bw, warps=warps)

@@ -28,8 +28,8 @@ ROOT = Path(__file__).parents[2]
 CODED = [name for name, layout in LAYOUTS.items() if layout.kind in ("parts", "blocks")]
 CODED.remove("IQ1_M")  # has no weights by formula
 FEW = [
-    Tuning(few=4, rows=1, bn=8, bw=32, bn_blocked=4, bn_bytes=4, span=32, span_wide=32),
-    Tuning(few=4, rows=4, bn=64, bw=128, bn_blocked=32, span=128, span_wide=64),
+    Tuning(few=4, rows=1, bn=8, bw=32, bn_blocked=4, bn_e2m1=4, span=32),
+    Tuning(few=4, rows=4, bn=64, bw=128, bn_blocked=32, bn_e2m1=64, span=128),
 ]
 MANY = [
     Tuning(few=0, some=0, bm=16, bn_many=32, bk=64, bm_blocks=16, bn_blocks=16, group=1),

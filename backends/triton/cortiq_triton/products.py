@@ -121,8 +121,8 @@ def _few(weight: Packed, x: Rows, out: torch.Tensor, faults: torch.Tensor, how: 
             BW=max(16, min(sizes.bw, pow2(kw))), warps=sizes.warps, early=True,
         )  # fmt: skip
         return
-    bn, span = _span_sizes(sizes, weight)
-    bn = min(bn, pow2(n))
+    bn = min(sizes.bn_e2m1 if weight.e2m1 else sizes.bn_blocked, pow2(n))
+    span = sizes.span
     codes, bits, scale, *others = _parts(weight, words)
     if weight.forms[0] == E4M3S:  # two bytes at a time
         scale = scale.view(torch.int16)
@@ -139,14 +139,6 @@ def _few(weight: Packed, x: Rows, out: torch.Tensor, faults: torch.Tensor, how: 
 def stages_that_fit(wanted: int, nbytes: int) -> int:
     """Steps of a loop on their way at once, each with so many bytes in shared memory."""
     return max(1, min(wanted, shared_memory() // nbytes))
-
-
-def _span_sizes(sizes: Tuning, weight: Packed) -> tuple[int, int]:
-    """Weight rows of a program and times 32 columns, of formats in blocks."""
-    if weight.block in (16, 32) and weight.kind in (BYTES, WIDE):
-        return sizes.bn_bytes, sizes.span_wide
-    short = (weight.block == 32) != (weight.above == 1)
-    return sizes.bn_blocked, sizes.span if short else sizes.span_wide
 
 
 def _tile_sizes(sizes: Tuning, weight: Packed, rows: int) -> tuple[int, int, int]:

@@ -17,9 +17,7 @@ class Tuning:
     grouped : rows an expert, on average, from which on they are grouped.
     bn, bw : weight rows and words of such a program.
     bn_blocked, span : weight rows of a program for formats in blocks, and how many times 32 columns
-        of them it has at a time, one a lane: 32 or more; span_wide for blocks of 256 and for codes
-        of a byte, but with a fifth bit the other way round. bn_bytes : rows of formats with
-        blocks of 32 and codes of a byte.
+        of them it has at a time, one a lane: 32 or more. bn_e2m1 : rows of E2M1.
     bm, bn_many, bk, group : tiles of the tensor cores' product.
     some : rows up to which tiles are `bn_some` columns wide and `bk_some` deep: weights must reach
         all processors.
@@ -35,9 +33,8 @@ class Tuning:
     bn: int = 4
     bw: int = 512
     bn_blocked: int = 4
-    bn_bytes: int = 2
-    span: int = 32
-    span_wide: int = 64
+    bn_e2m1: int = 8
+    span: int = 64
     warps: int = 4
     bm: int = 128
     bn_many: int = 128
@@ -61,7 +58,7 @@ class Tuning:
 
 DEVICE_TUNING = Tuning()
 INTERPRETER_TUNING = Tuning(
-    some=0, few=2, rows=2, bn=1024, bw=256, bn_blocked=512, bn_bytes=512, span=64, bm=64,
+    some=0, few=2, rows=2, bn=1024, bw=256, bn_blocked=512, bn_e2m1=512, span=64, bm=64,
     bn_many=4096, bm_blocks=64, bn_blocks=4096,
 )  # fmt: skip
 """Few programs of much work each, of at most `language.LARGEST_TILE` elements."""
