@@ -30,9 +30,9 @@ MAX_FUNCTION_MEDIAN, MAX_FUNCTION_DECILE = 8, 25
 MAX_TOKENS_PER_LINE, MAX_FAMILY = 9.0, 220
 REGISTRIES = ("cortiq/models/registry.py", "cortiq/vision/load.py")
 LIMITS: Mapping[str, int] = {
-    "backends/cpu": 11940,
+    "backends/cpu": 11950,
     "backends/mlx": 1760,
-    "backends/reference": 980,
+    "backends/reference": 985,
     "backends/triton": 10945,
     "backends/wgpu": 6000,
     "benchmarks": 4630,
@@ -45,11 +45,11 @@ LIMITS: Mapping[str, int] = {
     "cortiq/dialects": 1050,
     "cortiq/domains": 270,
     "cortiq/engine": 4220,
-    "cortiq/formats": 7190,
+    "cortiq/formats": 7250,
     "cortiq/hearing": 560,
     "cortiq/ir": 3680,
     "cortiq/model": 2940,
-    "cortiq/models": 4400,
+    "cortiq/models": 4550,
     "cortiq/numerics": 3580,
     "cortiq/placement": 710,
     "cortiq/plugins": 660,
