@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from cortiq.ir import Graph, KVRows, Node, Op, Program, Type, ops
-from cortiq.ir.overlays import OVERLAY, OVERLAY_INDEX, is_bank, makes_outputs
+from cortiq.ir.overlays import OVERLAY, is_bank, makes_outputs
 from cortiq.ranks.families import Families, Key, settled
 from cortiq.ranks.shares import EXPERTS, Split
 
@@ -101,8 +101,8 @@ def _heads(site: Site) -> bool:
 
 def _experts(site: Site) -> bool:
     if is_bank(site.node.weights["weight"]):
-        # the first factor is small: every rank computes it; banks of stacks are not cut
-        return makes_outputs(site.node) and OVERLAY_INDEX in site.node.inputs and site.cut(1)
+        # the first factor is small: every rank computes it
+        return makes_outputs(site.node) and site.cut(1)
     if not site.families.by_expert:
         return site.cut(1)
     return site.cut(EXPERTS, *([0] if site.axis(0) == EXPERTS else []))
