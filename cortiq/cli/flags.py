@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -93,6 +94,8 @@ def _flag(name: str, spec: OptionSpec, default: Any, heading: str) -> Callable[[
         names, details = [f"{flag(name)}/--no-{flag(name)[2:]}"], {"default": None}
     elif spec.choices:
         details["type"] = click.Choice(spec.choices)
+    elif name == "calibration":
+        details |= {"type": Temperature(), "metavar": "FLOAT|FILE"}
     elif not spec.bias:
         details["type"] = spec.type
     if spec.repeated or spec.bias:
@@ -108,6 +111,20 @@ def _help(name: str, spec: OptionSpec, default: Any) -> str:
     elif default is not None and default is not False and default != ():
         facts.insert(0, f"default: {default:g}" if spec.type is float else f"default: {default}")
     return f"{spec.help}  [{'; '.join(facts)}]"
+
+
+class Temperature(click.ParamType):
+    """A number, or a file of `cortiq calibrate`, of which it is the temperature."""
+
+    name = "float"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number; raise FormatError for a file that holds none."""
+        if not isinstance(value, str) or not Path(value).is_file():
+            return click.FLOAT.convert(value, param, ctx)
+        from cortiq.explain.calibrate import read_calibration
+
+        return read_calibration(value).temperature
 
 
 def _multiple(ctx: click.Context, parameter: click.Parameter, values: tuple) -> tuple | None:

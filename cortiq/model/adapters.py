@@ -99,7 +99,7 @@ class Adapters:
             what = f"an adapter is named {shown(name)}: letters, digits, '.', '_' and '-'"
             raise RequestError(what, where="adapter", hint="--adapter NAME=PATH")
         if self._source.loaded is None:
-            raise _changed(self._source.program)
+            raise no_adapters(self._source.program)
         if not self._executable.takes_overlays:
             what = "the backend, or a split by layers, computes no adapter chosen by request"
             raise RequestError(what, where="adapter", hint="merge it into the model: --lora PATH")
@@ -207,7 +207,7 @@ class Adapters:
                 self._banks.sync(overlays)
 
 
-def _changed(program: Program) -> RequestError:
+def no_adapters(program: Program) -> RequestError:
     """Return why a program that was changed after its files were read takes no adapters."""
     by = ", ".join(name for name, _ in program.facts.get(REWRITES, ()))
     asked = f"by --rewrite {by}" if by else "by the package that loaded it"
