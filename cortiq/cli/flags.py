@@ -56,6 +56,8 @@ HEADINGS = {
     "ScoreOptions": "Scoring",
 }  # fmt: skip
 """Headings of the help, by option class."""
+CALIBRATED = "cortiq.calibration"
+"""Entry of a command's `meta`: a file of `cortiq calibrate`, and the hash of the model it is of."""
 SHORT = {"max_tokens": "-n", "temperature": "-t", "backend": "-b"}
 """Options with a short flag."""
 
@@ -124,7 +126,10 @@ class Temperature(click.ParamType):
             return click.FLOAT.convert(value, param, ctx)
         from cortiq.explain.calibrate import read_calibration
 
-        return read_calibration(value).temperature
+        held = read_calibration(value)
+        if ctx is not None:
+            ctx.meta[CALIBRATED] = value, held.model_hash
+        return held.temperature
 
 
 def _multiple(ctx: click.Context, parameter: click.Parameter, values: tuple) -> tuple | None:

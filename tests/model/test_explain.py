@@ -289,6 +289,9 @@ def test_commands_show_compare_and_calibrate(root, tmp_path):
         for more in (("--calibration", out), ("--calibration", temperature), ())
     )
     assert from_file == by_number != plain
+    other = ("generate", f"{name}?seed=4", *usual[2:], "--calibration", out)
+    assert "of another model" in run(*other).stderr
+    assert "of another model" not in run(*usual, "--calibration", out).stderr
 
 
 @pytest.mark.parametrize(
