@@ -232,6 +232,9 @@ def test_a_temperature_is_found_again(root, tmp_path):
             found[name] = calibrate(opened, ids, window=900)
             logits = np.concatenate([v["logits"] for v in opened.rows(ids, ["logits"])])[:-1]
             seen = predictions(opened, ids, 900)
+            cut = predictions(opened, ids, 400)  # the next window's first token follows none
+            assert len(cut.right) == 399 + 399 + 99
+            assert np.array_equal(cut.nll[:399], seen.nll[:399])
         chances = torch.log_softmax(torch.tensor(logits).double() * 20 / STEPS, -1).numpy()
         at = POWERS.index(20)
         assert np.allclose(seen.confidence[:, at], np.exp(chances.max(axis=1)), rtol=1e-9)
