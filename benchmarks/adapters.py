@@ -17,7 +17,8 @@ import numpy as np
 
 import cortiq
 from cortiq.backend import Argmax, Batch, Executable, Row, State, Status
-from cortiq.ir.overlays import OverlayChange, bank_name, changeable, overlay_inputs, with_overlays
+from cortiq.ir.overlay_graphs import with_overlays
+from cortiq.ir.overlays import OverlayChange, bank_name, changeable, overlay_inputs
 from cortiq.model.model import Model
 from cortiq.numerics.layouts import Weight
 from cortiq.numerics.weights import convert

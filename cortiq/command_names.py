@@ -14,6 +14,8 @@ COMMANDS = {
     "prefix": "Store a computed prompt prefix in a file, for any backend.",
     "transcribe": "Write down what is said in a file of sound.",
     "score": "Score a text: perplexity, with its standard error.",
+    "explain": "Show what a model computes of a text, layer by layer, or where two runs differ.",
+    "calibrate": "Find the temperature at which a model's probabilities are right.",
     "replay": "Compute a server's request log again, or a failed case of `conform`.",
     "verify": "Recompute a receipt's generation, or check a CMF file's hashes.",
     "inspect": "Show a model's graph, and which backend computes each node.",
@@ -30,7 +32,7 @@ COMMANDS = {
 GROUPS = {
     "Use a model": ("run", "chat", "generate", "transcribe", "serve"),
     "Models": ("pull", "list", "rm", "inspect", "convert", "requant"),
-    "Measure and verify": ("score", "bench", "verify", "replay", "prefix"),
+    "Measure and verify": ("score", "bench", "explain", "calibrate", "verify", "replay", "prefix"),
     "This machine": ("backends", "doctor", "warm", "completion"),
     "For authors of backends": ("conform", "bisect", "matrix", "new-backend"),
 }

@@ -85,6 +85,7 @@ FLOORS: tuple[tuple[str, Mapping[str, str]], ...] = (
         {
             "bench": "speed of a model and of drafting, beside llama.cpp",
             "convert": "a model's matrices to other formats, and the files that hold them",
+            "explain": "what a model computes inside, two runs compared, calibration",
             "serve": "HTTP APIs over one worker thread",
             "lm_eval": "EleutherAI's evaluation harness",
         },
@@ -109,8 +110,8 @@ OUTSIDE: Mapping[str, frozenset[str]] = {
     | {"domains", "formats", "model", "models", "options", "cortiq_reference"}
     | {"cortiq_cpu", "cortiq_triton"},
     "cortiq_masks": _BACKEND
-    | {"atomic", "cli", "convert", "domains", "engine", "formats", "model", "models", "options"}
-    | {"placement", "plugins"},
+    | {"atomic", "cli", "convert", "domains", "engine", "explain", "formats", "model", "models"}
+    | {"options", "placement", "plugins"},
     "cortiq_skills": _BACKEND
     | {"cli", "convert", "cortiq", "engine", "formats", "model", "models", "options"}
     | {"plugins"},

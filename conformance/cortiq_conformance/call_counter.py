@@ -47,6 +47,7 @@ DEFINITIONS: dict[str, tuple[Any, ...]] = {
     "Compress": (compression.compress,),
     "KeepListed": (route.keep_listed,),
     "IndexSelect": (route.index_select,),
+    "StackIndex": (route.stack_index,),
     "CombineExperts": (route.combine_experts,),
     "Permute": (column_order.permute,),
 }

@@ -8,13 +8,13 @@ from math import prod
 import numpy as np
 
 from cortiq.ir import Program, ops
+from cortiq.ir.overlay_graphs import with_overlays
 from cortiq.ir.overlays import (
     OVERLAY,
     OVERLAY_INDEX,
     OVERLAY_ROW,
     OverlayChange,
     changeable,
-    with_overlays,
 )
 from cortiq.numerics.contract import F32
 from cortiq.numerics.layouts import Weight

@@ -91,6 +91,7 @@ SAMPLES: Mapping[type[Op], tuple[Sequence[Op], Sequence[Type]]] = {
     ops.ListKeys: ([ops.ListKeys(5, 3)], [TOKEN]),
     ops.KeepListed: ([ops.KeepListed(5, 11, 3)], [Type((5,)), TOKEN]),
     ops.IndexSelect: ([ops.IndexSelect(5, 11)], [Type((5,))]),
+    ops.StackIndex: ([ops.StackIndex(5)], [TOKEN, CHOSEN]),
     ops.ChooseKeys: ([ops.ChooseKeys(5, 7, 3)], [Type((5, 7), "q16"), TOKEN, Type((5,))]),
     ops.OwnBlock: ([ops.OwnBlock(16)], [TOKEN]),
 }

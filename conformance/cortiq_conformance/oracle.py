@@ -251,6 +251,7 @@ FUNCTIONS: dict[type[Op], Callable[..., Any]] = {
     ops.Sinkhorn: lambda c, x: streams.sinkhorn(x, c.op.rounds, c.op.eps, c.faults),
     ops.KeepListed: lambda c, x, token: route.keep_listed(x, token, floats(c.weights["table"])),
     ops.IndexSelect: lambda c, x: route.index_select(x, floats(c.weights["index"])[0]),
+    ops.StackIndex: lambda c, *at: route.stack_index(at[0], c.op.size, *at[1:]),
     ops.DeltaRule: lambda c, *rows: recurrent_step(c, recurrent.delta_step, *rows),
     ops.StateSpace: lambda c, *rows: recurrent_step(c, recurrent.state_space_step, *rows),
     ops.ExpertGain: _expert_gain,

@@ -160,6 +160,12 @@ def _keep_listed(call: Call, scores: Any, token: Any) -> Any:
     return keep_listed(call.library, scores, call.weights["table"][token])
 
 
+def _stack_index(call: Call, number: Any, index: Any = None) -> Any:
+    """See `cortiq.numerics.route.stack_index`."""
+    index = call.library.counted(call.op.size) if index is None else index
+    return number[:, None] * call.op.size + index
+
+
 ARRAY_KERNELS: Kernels = {
     ops.EmbedRows: _embed_rows,
     ops.Quantise: lambda call, x: call.library.quantised(x),
@@ -182,6 +188,7 @@ ARRAY_KERNELS: Kernels = {
     ops.ListKeys: _list_keys,
     ops.KeepListed: _keep_listed,
     ops.IndexSelect: lambda call, x: index_select(call.library, x, call.weights["index"]),
+    ops.StackIndex: _stack_index,
     ops.DeltaRule: recurrent(delta_step),
     ops.StateSpace: recurrent(state_space_step),
     ops.Route: _route,

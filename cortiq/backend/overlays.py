@@ -118,6 +118,6 @@ class VariedPlans(Generic[P]):
     @property
     def table_rows(self) -> int:
         """Rows of the trunk's table of tokens."""
-        graph = next(iter(self.varied.values())).graph
+        graph = self.plans[next(iter(self.varied))].graph  # the other may have banks alone
         tables: list[Any] = [n.op for n in graph.nodes if n.inputs[:1] == ("token",)]
         return max(int(getattr(op, "vocab", 0)) for op in tables)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -55,6 +56,8 @@ HEADINGS = {
     "ScoreOptions": "Scoring",
 }  # fmt: skip
 """Headings of the help, by option class."""
+CALIBRATED = "cortiq.calibration"
+"""Entry of a command's `meta`: a file of `cortiq calibrate`, and the hash of the model it is of."""
 SHORT = {"max_tokens": "-n", "temperature": "-t", "backend": "-b"}
 """Options with a short flag."""
 
@@ -93,6 +96,8 @@ def _flag(name: str, spec: OptionSpec, default: Any, heading: str) -> Callable[[
         names, details = [f"{flag(name)}/--no-{flag(name)[2:]}"], {"default": None}
     elif spec.choices:
         details["type"] = click.Choice(spec.choices)
+    elif name == "calibration":
+        details |= {"type": Temperature(), "metavar": "FLOAT|FILE"}
     elif not spec.bias:
         details["type"] = spec.type
     if spec.repeated or spec.bias:
@@ -108,6 +113,23 @@ def _help(name: str, spec: OptionSpec, default: Any) -> str:
     elif default is not None and default is not False and default != ():
         facts.insert(0, f"default: {default:g}" if spec.type is float else f"default: {default}")
     return f"{spec.help}  [{'; '.join(facts)}]"
+
+
+class Temperature(click.ParamType):
+    """A number, or a file of `cortiq calibrate`, of which it is the temperature."""
+
+    name = "float"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number; raise FormatError for a file that holds none."""
+        if not isinstance(value, str) or not Path(value).is_file():
+            return click.FLOAT.convert(value, param, ctx)
+        from cortiq.explain.calibrate import read_calibration
+
+        held = read_calibration(value)
+        if ctx is not None:
+            ctx.meta[CALIBRATED] = value, held.model_hash
+        return held.temperature
 
 
 def _multiple(ctx: click.Context, parameter: click.Parameter, values: tuple) -> tuple | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cortiq.cli.flags import grouped_command, options_of
+from cortiq.cli.flags import CALIBRATED, grouped_command, options_of
 from cortiq.cli.inputs import (
     MODEL,
     STDIN,
@@ -110,6 +110,9 @@ def generate(
             note("this model has a chat template: --chat uses it")
         fed = prompt_ids(opened, given, system, variables, chat=chat, images=pictures)
         made = show_generation(opened, fed, chosen, quiet=as_json, wraps=chat)
+        path, model_hash = click.get_current_context().meta.get(CALIBRATED, ("", ""))
+        if path and model_hash != opened.model_hash:
+            note(f"{path}: the temperature of another model; `cortiq calibrate` finds one")
         write_receipt(made)
     if kept and not made.stats.reused_tokens:
         note(f"{prefix}: not used: {_unused_reason(len(kept))}")

@@ -26,6 +26,7 @@ from cortiq.formats.gguf import GGUFFile, open_gguf
 from cortiq.formats.ia3 import ModuleVector, module_vectors
 from cortiq.formats.mapped import MappedTensors
 from cortiq.formats.safetensors import WEIGHT_TYPES, read_header, refuse_pickled
+from cortiq.formats.stacked_factors import StackedLowRank, take_stacks
 from cortiq.formats.strict_json import read_object
 
 _PEFT_PREFIX = "base_model.model."
@@ -41,8 +42,8 @@ _PATTERN = re.compile(r"\^?[\w.-]+\$?", re.ASCII)
 """Keys of `rank_pattern` and `alpha_pattern` that are names; other expressions are not run."""
 _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "fan_in_fan_out": (None, False), "lora_bias": (None, False), "layer_replication": (None,),
-    "alora_invocation_tokens": (None,), "target_parameters": (None, []),
-    "trainable_token_indices": (None,), "use_qalora": (None, False), "arrow_config": (None,),
+    "alora_invocation_tokens": (None,), "trainable_token_indices": (None,),
+    "use_qalora": (None, False), "arrow_config": (None,),
 }  # fmt: skip
 """Keys of adapter_config.json that change what is merged, and the values that do not."""
 _BASE_CHANGING = ("pissa", "olora", "corda", "lora_ga", "loftq")
@@ -79,6 +80,7 @@ class Adapter:
     changes : low-rank changes by tensor of the model.
     whole : tensors of the adapter that replace the model's, by those.
     vectors : of IA³, by the matrix whose input or output they multiply.
+    stacks : of stacked experts.
     """
 
     path: Path
@@ -89,6 +91,7 @@ class Adapter:
     _tensors: MappedTensors = field(repr=False)
     _files: tuple[Path, ...] = field(repr=False)
     vectors: Mapping[str, ModuleVector] = field(default_factory=dict)
+    stacks: tuple[StackedLowRank, ...] = ()
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of one of its tensors."""
@@ -173,11 +176,12 @@ def _from_peft(folder: Path, scale: float) -> Adapter:
             whole[f"{found['module']}.{found['kind']}"] = name
         else:
             raise FormatError(f"has a tensor {name!r} that no LoRA has", where=str(folder))
+    stacks = take_stacks(parts, config, str(folder))
     changes = {
         f"{module}.weight": _peft_change(module, found, config, tensors)
         for module, found in parts.items()
     }
-    return Adapter(folder, "huggingface", scale, changes, whole, tensors, files)
+    return Adapter(folder, "huggingface", scale, changes, whole, tensors, files, stacks=stacks)
 
 
 def _check_peft(config: Mapping[str, Any], where: str) -> None:

@@ -17,10 +17,12 @@ from cortiq.backend import Executable
 from cortiq.engine.overlay import ChosenOverlay, facts_of
 from cortiq.errors import RequestError, shown
 from cortiq.formats.cache import Progress
+from cortiq.ir import Program
 from cortiq.model.adapter_banks import AdapterBanks
 from cortiq.model.machine import memory
 from cortiq.model.source import ModelSource, open_overlay
 from cortiq.models.overlay_banks import Overlay, bank_bytes
+from cortiq.models.rewriting import REWRITES
 
 NAME = re.compile(r"[\w.-]{1,128}", re.ASCII)
 """Names of adapters: they follow a colon in `model: "base:adapter"`."""
@@ -97,7 +99,7 @@ class Adapters:
             what = f"an adapter is named {shown(name)}: letters, digits, '.', '_' and '-'"
             raise RequestError(what, where="adapter", hint="--adapter NAME=PATH")
         if self._source.loaded is None:
-            raise RequestError("this model takes no adapters", where="adapter")
+            raise no_adapters(self._source.program)
         if not self._executable.takes_overlays:
             what = "the backend, or a split by layers, computes no adapter chosen by request"
             raise RequestError(what, where="adapter", hint="merge it into the model: --lora PATH")
@@ -203,6 +205,15 @@ class Adapters:
             overlays = self._overlays()
             if overlay is not None or not overlays:
                 self._banks.sync(overlays)
+
+
+def no_adapters(program: Program) -> RequestError:
+    """Return why a program that was changed after its files were read takes no adapters."""
+    by = ", ".join(name for name, _ in program.facts.get(REWRITES, ()))
+    asked = f"by --rewrite {by}" if by else "by the package that loaded it"
+    what = f"the model was changed {asked}, and an adapter fits the weights that its files hold"
+    hint = "merge the adapter, which is done before the change: --lora PATH"
+    return RequestError(what, where="adapter", hint=hint)
 
 
 def _mib(nbytes: int) -> str:

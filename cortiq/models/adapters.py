@@ -135,6 +135,10 @@ class WithAdapters:
         if adapter.vectors:
             hint = "name it when a text is generated: --adapter NAME=PATH"
             raise UnsupportedError("is an IA³ adapter, which is not merged", where=where, hint=hint)
+        if adapter.stacks:
+            hint = "name it when a text is generated: --adapter NAME=PATH"
+            what = "changes stacked experts (target_parameters), which is not merged"
+            raise UnsupportedError(what, where=where, hint=hint)
         changes: Mapping[str, LowRank | str] = {**adapter.whole, **adapter.changes}
         for name, change in changes.items():
             canonical, found = self.found(name, adapter)

@@ -10,14 +10,20 @@ from types import MappingProxyType
 import numpy as np
 
 from cortiq.ir import Program, WeightSpec
-from cortiq.ir.overlays import BANK_LAYOUT, OverlayChange, bank_name, with_overlays
+from cortiq.ir.overlay_graphs import with_overlays
+from cortiq.ir.overlays import (
+    BANK_LAYOUT,
+    FACTORS,
+    PARTS,
+    VECTORS,
+    OverlayChange,
+    bank_name,
+)
 from cortiq.numerics.contract import F32, Floats
-from cortiq.numerics.layouts import LAYOUTS, Weight
+from cortiq.numerics.layouts import LAYOUTS, Weight, floats
 
 Key = tuple[str, bool]
 """A weight, and whether its rows are looked up."""
-_PARTS = ("whole", "a", "b", "before", "shift", "gain", "after")
-_VECTORS = ("before", "gain", "after", "shift")
 NO_WEIGHTS: Mapping[str, Weight] = MappingProxyType({})
 
 
@@ -27,9 +33,12 @@ class OverlayPart:
 
     Attributes
     ----------
-    a, b : factors, [r, in] (or [vocabulary, r] of a table) and [out, r].
-    before, gain, after, shift : see `cortiq.ir.overlays.OverlayChange`.
+    a, b : factors, [r, in] (or [vocabulary, r] of a table) and [out, r]; those of a stack lie one
+        below the other.
+    before, gain, after, shift : see `cortiq.ir.overlays.OverlayChange`; of a stack one after the
+        other.
     whole : a matrix in the weight's place, in its layout.
+    count : matrices of the stack that the weight is.
     """
 
     a: Weight | None = None
@@ -39,6 +48,7 @@ class OverlayPart:
     after: Floats | None = None
     shift: Floats | None = None
     whole: Weight | None = None
+    count: int = 1
 
     @property
     def rank(self) -> int:
@@ -47,7 +57,7 @@ class OverlayPart:
 
     def change(self, table: bool) -> OverlayChange:
         """Return the nodes that it takes."""
-        there = {part: getattr(self, part) is not None for part in _VECTORS}
+        there = {part: getattr(self, part) is not None for part in VECTORS}
         return OverlayChange(self.rank, table=table, whole=self.whole is not None, **there)
 
 
@@ -68,7 +78,7 @@ class Overlay:
     @property
     def nbytes(self) -> int:
         """Bytes of its numbers."""
-        held = (getattr(m, n) for m in self.members.values() for n in _PARTS)
+        held = (getattr(m, n) for m in self.members.values() for n in PARTS)
         return sum(part.nbytes for part in held if part is not None)
 
 
@@ -78,7 +88,7 @@ def changes_of(overlays: Sequence[Overlay | None]) -> dict[Key, OverlayChange]:
     for overlay in filter(None, overlays):
         for key, member in overlay.members.items():
             mine, before = member.change(key[1]), found.get(key, OverlayChange(table=key[1]))
-            both = {part: getattr(mine, part) or getattr(before, part) for part in _VECTORS}
+            both = {part: getattr(mine, part) or getattr(before, part) for part in VECTORS}
             both["whole"] = mine.whole or before.whole
             found[key] = OverlayChange(max(mine.rank, before.rank), table=key[1], **both)
     return found
@@ -103,7 +113,7 @@ def fits(overlay: Overlay, changes: Mapping[Key, OverlayChange]) -> bool:
     """Check whether banks made for these changes have room for an overlay."""
     for key, member in overlay.members.items():
         mine, there = member.change(key[1]), changes.get(key, OverlayChange())
-        vectors = (getattr(mine, p) <= getattr(there, p) for p in _VECTORS)
+        vectors = (getattr(mine, p) <= getattr(there, p) for p in VECTORS)
         if mine.rank > there.rank or mine.whole or there.whole or not all(vectors):
             return False
     return True
@@ -127,19 +137,20 @@ def _parts(
     for key in changes:
         name, table = key
         held = [None if o is None else o.members.get(key) for o in overlays]
-        for part in _PARTS:
+        for part in PARTS:
             bank = bank_name(name, part, table)
             if bank not in varied.weights:
                 continue
             shape = varied.weights[bank].shape
             own = [None if m is None else getattr(m, part) for m in held]
+            size = (len(own) * (prod(shape[:-1]) // members), shape[-1])
             if part == "whole":
                 yield bank, _members([base[name] if one is None else one for one in own])
-            elif part in "ab":
-                size = (len(own) * (prod(shape[:-1]) // members), shape[-1])
-                yield bank, _stack(own, size)
+            elif part in FACTORS:
+                count = next((m.count for m in held if m is not None), 1)
+                yield bank, _stack(own, size, count)
             else:
-                yield bank, _vectors(own, shape[1], 0 if part == "shift" else 1)
+                yield bank, _vectors(own, size, 0 if part == "shift" else 1)
 
 
 def banks_of(
@@ -159,29 +170,35 @@ def banks_of(
 
 
 def _members(held: Sequence[Weight]) -> Weight:
-    """Return matrices of one layout, one below the other."""
+    """Return matrices of one layout, or of floats, one below the other."""
+    if held[0].layout.kind == "float":
+        return Weight.from_floats(np.concatenate([floats(weight, "bank") for weight in held]))
     first, rows = held[0], sum(weight.shape[0] for weight in held)
     parts = {n: np.concatenate([weight.parts[n] for weight in held]) for n in first.parts}
     return Weight(first.layout, (rows, first.shape[1]), parts)
 
 
-def _vectors(held: Sequence[Floats | None], width: int, neutral: int) -> Weight:
+def _vectors(held: Sequence[Floats | None], size: tuple[int, int], neutral: int) -> Weight:
     """Return a table of vectors; where there is none it is of the number that changes nothing."""
-    none = np.full(width, neutral, F32)
-    return Weight.from_floats(np.stack([none if v is None else v for v in held]))
+    none = np.full(prod(size) // len(held), neutral, F32)
+    rows = np.stack([none if v is None else v for v in held])
+    return Weight.from_floats(rows.reshape(size))
 
 
-def _stack(held: Sequence[Weight | None], shape: tuple[int, ...]) -> Weight:
-    """Return matrices one below the other, padded with zeros to equal ranks."""
-    rows, columns = prod(shape[:-1]) // len(held), shape[-1]
-    size = (prod(shape[:-1]), columns)
+def _stack(held: Sequence[Weight | None], size: tuple[int, int], count: int) -> Weight:
+    """Return matrices one below the other, padded with zeros to equal ranks.
+
+    Parameters
+    ----------
+    count : matrices that each of these is a stack of.
+    """
     parts = {part: np.zeros(size, np.int8) for part in ("hi", "lo")}
-    scale = np.zeros((size[0], 1), F32)
+    parts["scale"] = np.zeros((size[0], 1), F32)
+    places = {part: v.reshape(len(held), count, -1, v.shape[1]) for part, v in parts.items()}
     for number, one in enumerate(held):
         if one is None:
             continue
-        start, (count, width) = number * rows, one.shape
-        for part, values in parts.items():
-            values[start : start + count, :width] = one.parts[part]
-        scale[start : start + count] = one.parts["scale"]
-    return Weight(LAYOUTS[BANK_LAYOUT], size, {**parts, "scale": scale})
+        for part, values in places.items():
+            own = one.parts[part].reshape(count, one.shape[0] // count, -1)
+            values[number, :, : own.shape[1], : own.shape[2]] = own
+    return Weight(LAYOUTS[BANK_LAYOUT], size, parts)

@@ -120,6 +120,18 @@ def index_select(x: Floats, index: Floats) -> Floats:
     return np.where(there, x[..., np.where(there, index, 0).astype(np.int64)], NEVER)
 
 
+def stack_index(number: Ints, size: int, index: Ints | None = None) -> Ints:
+    """Return places in a stack of stacks, int32 [rows, k]: number·size + index.
+
+    Parameters
+    ----------
+    number : int32 [rows]; index : int32 [rows, k], below `size`; None for 0 to size − 1.
+    """
+    if index is None:
+        index = np.arange(size, dtype=np.int32)[None]
+    return np.asarray(number, np.int32)[:, None] * np.int32(size) + index
+
+
 def choose(keys: Floats, top_k: int, admitted: Flags | None = None) -> Ints:
     """Choose the top_k largest keys of each row, lower index first on equality; ascending indices.
 

@@ -99,6 +99,23 @@ def convert(source: Weight, target: str, name: str) -> Weight:
     return result
 
 
+def in_layout(values: Floats, layout: str, name: str) -> Weight:
+    """Return a matrix in the layout that another weight has.
+
+    Raises
+    ------
+    UnsupportedError : nothing converts to that layout.
+    """
+    made, wanted = Weight.from_floats(values), LAYOUTS[layout]
+    if wanted.kind == "float":
+        return made
+    for target in TARGETS:
+        if target_layout(target, values.shape[1], name) is wanted:
+            return convert(made, target, name)
+    what = f"{name} is in {layout}, to which no other matrix is converted"
+    raise UnsupportedError(what, where="overlay", hint="load the model with weight_format='w8'")
+
+
 def _empty(layout: Layout, shape: tuple[int, int]) -> Weight:
     """Return room for a weight."""
     rows, columns = shape

@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from cortiq.ir import Graph, KVRows, Node, Op, Program, Type, ops
-from cortiq.ir.overlays import OVERLAY, OVERLAY_INDEX, makes_outputs
+from cortiq.ir.overlays import OVERLAY, is_bank, makes_outputs
 from cortiq.ranks.families import Families, Key, settled
 from cortiq.ranks.shares import EXPERTS, Split
 
@@ -100,7 +100,8 @@ def _heads(site: Site) -> bool:
 
 
 def _experts(site: Site) -> bool:
-    if OVERLAY_INDEX in site.node.inputs:  # the first factor is small: every rank computes it
+    if is_bank(site.node.weights["weight"]):
+        # the first factor is small: every rank computes it
         return makes_outputs(site.node) and site.cut(1)
     if not site.families.by_expert:
         return site.cut(1)
@@ -136,7 +137,8 @@ def _scale_rows(site: Site) -> bool:
 
 
 def _expert_bias(site: Site) -> bool:
-    return site.axis(0) in (1, EXPERTS) and _first(site)
+    axes = (1,) if is_bank(site.node.weights["bias"]) else (1, EXPERTS)
+    return site.axis(0) in axes and _first(site)
 
 
 def _expert_gain(site: Site) -> bool:

@@ -170,6 +170,8 @@ def test_a_pruned_model_in_codes_has_the_masked_models_bits(layout, folders, tmp
         want, plain = logits(loaded, "t"), logits(loaded)
     with load_sparse(str(coded), tmp_path / "t.mask", backend="cpu") as loaded:
         assert logits(loaded).tobytes() == want.tobytes()
+        with pytest.raises(RequestError, match=r"by the package that loaded it.*\n.*--lora PATH"):
+            loaded.load_adapter("t", tmp_path / "t.mask")
     for backend in ("cpu", "reference"):
         with cortiq.load(pruned, backend=backend) as loaded:
             assert logits(loaded).tobytes() == want.tobytes() != plain.tobytes()

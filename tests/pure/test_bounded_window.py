@@ -241,6 +241,13 @@ def test_several_devices_are_refused(monkeypatch):
         cortiq.load(MODEL, rewrite=["swa_sink_v1:sinks=0"], devices=2, backend="cpu")
 
 
+def test_adapters_of_a_rewritten_model_are_refused_with_the_reason(monkeypatch, tmp_path):
+    monkeypatch.setattr(loading, "_default", loaded_plugins(CpuBackend()))
+    asked = ["swa_sink_v1:sinks=0"]
+    with pytest.raises(RequestError, match=r"by --rewrite swa_sink_v1, and .*\n.*--lora PATH"):
+        cortiq.load(MODEL, rewrite=asked, adapters=[f"a={tmp_path}"], backend="cpu")
+
+
 def test_the_fingerprint_names_the_rotary_table_of_the_layer_within():
     plain, asked = (rewritten_model(*a)[0] for a in ((), ("swa_sink_v1:sinks=0",)))
     one, two = (model_facts(program, "hash") for program in (plain, asked))

@@ -13,7 +13,8 @@ from cpu_products import assert_same_bits, run
 from cortiq.backend.fuse import FusedLowRank
 from cortiq.backend.lower import joined_products, lower
 from cortiq.ir import ops, primitives_of
-from cortiq.ir.overlays import OverlayChange, changeable, with_overlays
+from cortiq.ir.overlay_graphs import with_overlays
+from cortiq.ir.overlays import OverlayChange, changeable
 from cortiq.numerics.layouts import Weight, decode
 from cortiq.numerics.matmul import matmul
 from cortiq.numerics.quantise import quantise_rows

@@ -8,6 +8,7 @@ from masked import loaded_plugins
 
 import cortiq
 from cortiq.errors import RequestError, UnsupportedError
+from cortiq.explain.observed import compiled_to_observe, value_rows
 from cortiq.model.source import open_source
 from cortiq.options import LoadOptions
 from cortiq_masks.experts import (
@@ -17,7 +18,6 @@ from cortiq_masks.experts import (
     experts_that_cover,
     with_expert_tubes,
 )
-from cortiq_masks.statistics import compiled_to_observe, value_rows
 from cortiq_masks.transformed import load_admitting, load_expert_tubes
 
 NAME = "synthetic:tiny-mixtral?seed=2&format="

@@ -11,6 +11,7 @@ from masked import loaded_plugins
 
 import cortiq
 from cortiq.errors import GraphError, UnsupportedError
+from cortiq.explain.observed import compiled_to_observe, value_rows
 from cortiq.formats.cmf.writer import TrailingSections
 from cortiq.ir import Builder
 from cortiq.model.source import open_source
@@ -23,7 +24,6 @@ from cortiq_masks.mask import ActivationMask
 from cortiq_masks.operators import KeepLargest, keep_largest_rows
 from cortiq_masks.routing import NeuronRouting
 from cortiq_masks.sites import activation_values
-from cortiq_masks.statistics import compiled_to_observe, value_rows
 from cortiq_masks.transformed import load_routed, load_sparse
 
 NAME = "synthetic:tiny-llama?seed=1&format=w8"

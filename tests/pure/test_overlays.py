@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -83,21 +85,52 @@ def test_steps_ahead_on_triton_look_up_tables_of_overlays(folders, alone):
     assert [m.step_digests for m in made] == [m.step_digests for m in expected]
 
 
-def test_64_requests_of_64_adapters_are_each_alone(tmp_path):
-    """Two seconds: 64 folders are read, and each is computed alone and with all others."""
-    with opened("cpu") as model:
-        names = [f"a{i}" for i in range(64)]
-        for i, name in enumerate(names):
-            path = write_lora(tmp_path / name, model, i, rank=1 + i % 4, targets=("q_proj",))
-            model.load_adapter(name, path)
-        prompts = [[*PROMPT, i, 2 * i] for i in range(64)]
-        options = {"max_tokens": 3, "ignore_eos": True, "draft": "lookup"}
-        together = model.generate_many(prompts, adapters=names, **options)
-        for i in range(0, 64, 7):
-            assert model.generate(prompts[i], adapter=names[i], **options).digest == (
-                together[i].digest
-            )
-    assert len({made.digest for made in together}) == 64
+LONGER = {"max_tokens": 16, "ignore_eos": True, "temperature": 0}
+"""Of enough tokens that some repeat what was there, and are drafted."""
+
+
+@cache
+def each_alone(count, root):
+    """Return folders of so many adapters, prompts that begin alike and repeat themselves, and the
+    digests of each: its adapter's only, on the reference, without drafts and kept prefixes.
+    """
+    paths, prompts = {}, [[*PROMPT, *[i, 2 * i, 7] * 3] for i in range(count)]
+    with opened() as model:
+        for i in range(count):
+            targets = (("q_proj", "v_proj"), ("down_proj",), ("o_proj", "up_proj"))[i % 3]
+            paths[f"a{i}"] = write_lora(root / f"a{i}", model, i, rank=1 + i % 4, targets=targets)
+    found = []
+    for (name, path), prompt in zip(paths.items(), prompts, strict=True):
+        with opened(adapters=[f"{name}={path}"]) as model:
+            made = model.generate(prompt, adapter=name, **LONGER)
+            found.append(made.step_digests)
+    assert len(set(found)) == count
+    return paths, prompts, found
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return tmp_path_factory.mktemp("many")
+
+
+MANY = pytest.param(64, marks=pytest.mark.slow)
+"""A minute and more on backends that are interpreted."""
+
+
+@pytest.mark.parametrize("count", [4, MANY])
+@pytest.mark.parametrize("backend", backends())
+def test_requests_of_as_many_adapters_are_each_alone(backend, count, root):
+    """In one batch, with drafts, and again from the prefixes that were kept."""
+    paths, prompts, alone = each_alone(count, root)
+    options = {"draft": "lookup", **LONGER}
+    with with_all(paths, backend) as model:
+        model.keep_prefixes(2 * count)
+        first = model.generate_many(prompts, adapters=list(paths), **options)
+        again = model.generate_many(prompts, adapters=list(paths), **options)
+    assert [made.step_digests for made in first] == alone
+    assert [made.step_digests for made in again] == alone
+    assert all(made.stats.reused_tokens for made in again)
+    assert sum(made.stats.drafts.drafted for made in first)
 
 
 def test_without_a_request_that_chooses_one_nothing_changes(folders, alone):

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from adapter_folders import write_ia3, write_lora
 
 import cortiq
 from cortiq.backend import Batch, CompileOptions, Digest, Executable, Row, Status
 from cortiq.errors import BackendError
-from cortiq.ir.overlays import overlay_inputs
+from cortiq.ir import ops
+from cortiq.ir.overlays import changeable, matrices, overlay_inputs
 from cortiq.model.devices import backend_named, weights_of
 from cortiq.model.source import ModelSource, open_lora, open_source
 from cortiq.models.overlay_banks import Overlay, OverlayPart, banks_of
+from cortiq.models.overlay_numbers import stored_matrix, stored_vector
 from cortiq.models.overlays import read_overlay
 from cortiq.options import LoadOptions
 from cortiq.placement.place import place
@@ -144,6 +149,81 @@ def test_rows_of_overlays_have_the_bits_of_one_rank(
     plain.rewind(0)
     assert on.forward(Batch([row])).result().rows[0] == before
     on.close()
+
+
+STACKS = "mini-qwen3_moe", "mini-mimo_v2_flash", "mini-deepseek2"
+"""Experts; these beside windows and sinks; latent attention, whose heads multiply both ways."""
+BY_EXPERT = DeviceSplit(((0, 1, 2),), by_expert=True)
+
+
+@cache
+def of_stacks(name: str) -> tuple[Any, list[Overlay]]:
+    """Return a model, and overlays with every part of all that overlays change in it."""
+    source = open_source(f"synthetic:{name}?seed=1&format=w8", LoadOptions())
+    other = open_source(f"synthetic:{name}?seed=2&format=w8", LoadOptions()).weights
+    low_rank, vectors, own = {}, {}, {}
+    for key, node in changeable(source.program).items():
+        op: Any = node.op
+        if not isinstance(op, (ops.MatMul, ops.HeadMatMul, ops.ExpertMatMul)):
+            continue
+        count, random = matrices(op), np.random.default_rng([len(low_rank)])
+        a = random.normal(size=(count, 3, op.in_width))
+        b = random.normal(size=(count, op.out_width, 3)) * 0.2
+        low_rank[key] = OverlayPart(*(stored_matrix(v, "") for v in (a, b)), count=count)
+        lengths = random.uniform(0.5, 1.5, (2, count, op.out_width))
+        gain, after = (stored_vector(v, "") for v in lengths)
+        vectors[key] = OverlayPart(gain=gain, after=after, count=count)
+        own[key] = OverlayPart(whole=other[key[0]], count=count)
+    parts = {"factors": low_rank, "vectors": vectors, "own": own}
+    return source, [Overlay(name, 1.0, members) for name, members in parts.items()]
+
+
+def without(overlays: list[Overlay], kind: Any, source: ModelSource) -> list[Overlay]:
+    """Return overlays without their changes of products of a kind."""
+    keys = [k for k, node in changeable(source.program).items() if not isinstance(node.op, kind)]
+    return [
+        replace(one, members={key: one.members[key] for key in keys if key in one.members})
+        for one in overlays
+    ]
+
+
+def on_ranks(split: DeviceSplit, ranks: Ranks, source: ModelSource, banks: tuple[Any, Any]) -> Any:
+    """Return the digests that ranks compute."""
+    backend = RanksBackend(ranks.driver, CPU, split, None)
+    on = place(backend, source.program, source.weights, CompileOptions(threads=1))
+    try:
+        on.vary(*banks)
+        return digests(on, 4)
+    finally:
+        on.close()
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_overlays_of_stacks_have_the_bits_of_one_rank(name: str, ranks: Ranks) -> None:
+    """Whose outputs are cut. Two seconds: every matrix but those of heads has every part, and an
+    expert's is cut on two ranks and on three.
+    """
+    source, overlays = of_stacks(name)
+    banks = with_banks(source, without(overlays, ops.HeadMatMul, source))
+    one = place(CPU, source.program, source.weights, CompileOptions(threads=1))
+    one.vary(*banks)
+    alone = digests(one, 4)
+    one.close()
+    assert len({str(of[-1]) for of in alone}) == 4
+    for split in ("two", "three", "replicas"):
+        assert on_ranks(SPLITS[split], ranks, source, banks) == alone, split
+    only = without(overlays, (ops.MatMul, ops.HeadMatMul), source)
+    for overlay in only:
+        with pytest.raises(BackendError, match="need values whole"):
+            on_ranks(BY_EXPERT, ranks, source, with_banks(source, [overlay]))
+
+
+def test_overlays_of_heads_are_refused_where_these_are_divided(ranks: Ranks) -> None:
+    source, overlays = of_stacks("mini-deepseek2")
+    only = without(overlays, (ops.MatMul, ops.ExpertMatMul), source)
+    for split in (SPLITS["two"], BY_EXPERT):
+        with pytest.raises(BackendError, match=r"need values whole[^\0]*--lora PATH"):
+            on_ranks(split, ranks, source, with_banks(source, only))
 
 
 def test_layers_on_several_ranks_take_none(ranks: Ranks, source: ModelSource) -> None:

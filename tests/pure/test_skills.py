@@ -15,13 +15,12 @@ from cortiq.formats.safetensors_writer import write_safetensors
 from cortiq.model.load import model_of
 from cortiq.model.source import open_source
 from cortiq.numerics.contract import F32
-from cortiq.numerics.weights import weight_values
+from cortiq.numerics.weights import in_layout, weight_values
 from cortiq.options import LoadOptions
 from cortiq.plugins.selection import find_backend
 from cortiq_skills.donors import blend, blend_weights, graft, layer_numbers, weights_of
 from cortiq_skills.features import default_layer, layer_value, text_features
 from cortiq_skills.files import read_skill, write_skill
-from cortiq_skills.overlay import in_layout
 from cortiq_skills.record import SkillRecord, SkillSelection, TaskSkill
 from cortiq_skills.switching import Hysteresis, PlannedSwitches, Swarm, generate_switching
 

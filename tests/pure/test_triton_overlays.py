@@ -13,7 +13,8 @@ from sequences import same
 from cortiq.backend import Argmax, Batch, CompileOptions, Digest, Row
 from cortiq.ir import Builder, ops
 from cortiq.ir.layers import Attention, Embedding, Linear, Residual
-from cortiq.ir.overlays import OverlayChange, changeable, overlay_inputs, with_overlays
+from cortiq.ir.overlay_graphs import with_overlays
+from cortiq.ir.overlays import OverlayChange, changeable, overlay_inputs
 from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.case_overlays import random_bank
 from cortiq_reference.backend import ReferenceBackend

@@ -19,6 +19,7 @@ F32 = np.float32
 HOW = (
     "value", "head", "all", "row", "expert", "bias", "shift", "clamp", "softmax", "every",
     "stochastic", "listed", "keys", "divided", "permuted", "selected",
+    "stacked",
 )  # fmt: skip
 """What is done to a part of a row, by the number the native core gives it."""
 
@@ -138,6 +139,11 @@ def _index_selected(b: OpBinder, step: LoweredStep) -> Special:
     return "selected", {"factor": index, "from_width": op.in_width, "low": NEVER}
 
 
+def _stacked(b: OpBinder, step: LoweredStep) -> Special:
+    index = {} if step.op.every else {"index": b.at(step.inputs[1])}
+    return "stacked", {"step": step.op.size, **index}
+
+
 _SPECIAL: Mapping[type, Callable[[OpBinder, LoweredStep], Special]] = {
     ops.Gain: _gain,
     ops.ScaleRows: _scale_rows,
@@ -152,4 +158,5 @@ _SPECIAL: Mapping[type, Callable[[OpBinder, LoweredStep], Special]] = {
     ops.ListKeys: _keys,
     ops.Permute: _permuted,
     ops.IndexSelect: _index_selected,
+    ops.StackIndex: _stacked,
 }

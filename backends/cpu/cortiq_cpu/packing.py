@@ -173,11 +173,18 @@ class PackedMatrix:
         matrices of a stack, or whole panels.
         """
         count = rows.shape[0]
-        whole = count == self.height or native_layout(rows) == "f32" or count % PANEL == 0
+        panels = native_layout(rows) == "f32" or count % PANEL == 0
+        whole = count % self.height == 0 or (panels and self.matrices == 1)
         return whole and (number + 1) * count <= self.matrices * self.height
 
     def revise(self, number: int, rows: Weight, name: str) -> None:
         """Pack them in their place; errors as of the constructor."""
+        several = rows.shape[0] // self.height
+        if several > 1:
+            for i in range(several):
+                one = rows.rows(i * self.height, (i + 1) * self.height)
+                self.revise(number * several + i, one, name)
+            return
         part = PackedMatrix(rows, name).data
         size = 4 * self.width * rows.shape[0]
         if native_layout(rows) != "f32":

@@ -10,6 +10,7 @@ from cortiq.numerics.contract import TILE
 SCALED = (
     ops.Gain, ops.ScaleRows, ops.Shift, ops.Clamp, ops.Softmax, ops.ExpertGain, ops.ExpertBias,
     ops.Sinkhorn, ops.KeepListed, ops.ListKeys, ops.Permute, ops.IndexSelect,
+    ops.StackIndex,
 )  # fmt: skip
 """Those of one kernel: what is done to a part of a row, by a number."""
 KERNELS = (

@@ -47,12 +47,14 @@ typedef struct {
  *     KEYS          numerics.key_blocks.list_keys of the position index[row], every `step`; int32
  *     DIVIDED       x and out are int32: x / step
  *     PERMUTED      x[index[i]], the same index for every part; exact
+ *     SELECTED      x[factor[i]], low where that is none of `from_width`; exact
+ *     STACKED       int32: x[row]·step + index[row][i], or + i where there is no index
  * Of the others, index has `inner` values a row. */
 enum {
     CORTIQ_BY_VALUE, CORTIQ_BY_PART, CORTIQ_BY_ONE, CORTIQ_BY_ROW, CORTIQ_BY_EXPERT,
     CORTIQ_PLUS_EXPERT, CORTIQ_PLUS, CORTIQ_BETWEEN, CORTIQ_SOFTMAX_OF, CORTIQ_EVERY,
     CORTIQ_STOCHASTIC, CORTIQ_LISTED, CORTIQ_KEYS, CORTIQ_DIVIDED, CORTIQ_PERMUTED,
-    CORTIQ_SELECTED
+    CORTIQ_SELECTED, CORTIQ_STACKED
 };
 typedef struct {
     const float *x, *factor;

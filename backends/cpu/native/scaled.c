@@ -82,6 +82,14 @@ static int divide(const void *x, void *out, int32_t divisor, int n)
     return 0;
 }
 
+/* Places in a stack of `size` matrices a number. */
+static int stacked(const void *number, const int32_t *index, int32_t size, void *out, int n)
+{
+    int32_t first = *(const int32_t *)number * size, *to = out;
+    for (int32_t i = 0; i < n; i++) to[i] = first + (index ? index[i] : i);
+    return 0;
+}
+
 static int permuted(const float *x, const int32_t *order, float *out, int n)
 {
     for (int i = 0; i < n; i++) out[i] = x[order[i]];
@@ -95,6 +103,8 @@ static int scaled_part(const cortiq_scaled *a, cortiq_worker *worker, int32_t ro
     const float *x = a->x + row * a->x_stride + part * read;
     float *out = a->out + row * a->out_stride + (int64_t)part * a->width;
     int32_t n = a->width, expert = 0;
+    if (a->how == CORTIQ_STACKED)
+        return stacked(x, a->index ? a->index + (int64_t)row * n : NULL, a->step, out, n);
     if (a->how == CORTIQ_PERMUTED) return permuted(x, a->index, out, n);
     if (a->index) expert = a->index[(int64_t)row * a->inner + part];
     switch (a->how) {

@@ -25,7 +25,7 @@ from cortiq.numerics.ideal_mixers import (
 )
 from cortiq.numerics.key_blocks import list_keys
 from cortiq.numerics.layouts import Weight
-from cortiq.numerics.route import NEVER
+from cortiq.numerics.route import NEVER, stack_index
 from cortiq_reference.ideal_slots import (
     Doubles,
     IdealCall,
@@ -238,6 +238,7 @@ FORMULAS: Formulas = {
     ops.Sinkhorn: lambda node, x: sinkhorn_ideal(x, node.op.rounds, node.op.eps),
     ops.KeepListed: _keep_listed,
     ops.IndexSelect: _index_select,
+    ops.StackIndex: lambda node, *at: stack_index(at[0], node.op.size, *at[1:]),
     ops.DeltaRule: _delta_rule,
     ops.StateSpace: _state_space,
     ops.ExpertGain: _expert_gain,

@@ -244,6 +244,7 @@ KERNELS: Kernels = {
     ops.Sinkhorn: lambda call, x: streams.sinkhorn(x, call.op.rounds, call.op.eps, call.faults),
     ops.KeepListed: lambda call, x, token: route.keep_listed(x, token, call.weights["table"]),
     ops.IndexSelect: lambda call, x: route.index_select(x, call.weights["index"]),
+    ops.StackIndex: lambda call, *at: route.stack_index(at[0], call.op.size, *at[1:]),
     ops.DeltaRule: StepKernel(lambda op: recurrent.delta_step),
     ops.StateSpace: StepKernel(lambda op: recurrent.state_space_step),
     ops.ExpertGain: _expert_gain,

@@ -101,6 +101,14 @@ def _expert_gain(call: LaunchCall, x: torch.Tensor, index: torch.Tensor) -> torc
     return y.view(x.shape)
 
 
+def _stack_index(
+    call: LaunchCall, number: torch.Tensor, index: torch.Tensor | None = None
+) -> torch.Tensor:
+    if index is None:
+        index = torch.arange(call.op.size, dtype=number.dtype, device=number.device)
+    return number[:, None] * call.op.size + index
+
+
 def _expert_bias(call: LaunchCall, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     return ew.apply(
         ew.add, x, call.faults, y=call.weights["bias"], mode=ew.EXPERT, index=index,
@@ -210,6 +218,7 @@ KERNELS: Mapping[type[Op], Callable[..., Any]] = {
     ops.ListKeys: compressed.list_keys,
     ops.KeepListed: compressed.keep_listed,
     ops.IndexSelect: compressed.index_select,
+    ops.StackIndex: _stack_index,
     ops.DeltaRule: recurrences.delta_rule,
     ops.StateSpace: recurrences.state_space,
     ops.Route: _route,

@@ -226,6 +226,16 @@ def _own_block(binder: DispatchBinder, step: LoweredStep) -> Bound:
     return [mapped(body, out=binder.at(step.outputs[0]), n=1, block=step.op.block)]
 
 
+def _stack_index(binder: DispatchBinder, step: LoweredStep) -> Bound:
+    out = step.outputs[0]
+    values = {"number": binder.at(step.inputs[0]), "out": binder.at(out), "n": binder.size(out)}
+    index = "i" if step.op.every else "x[$index + row * $n + i]"
+    if not step.op.every:
+        values["index"] = binder.at(step.inputs[1])
+    body = f"x[$out + row * $n + i] = x[$number + row] * $size + {index};"
+    return [mapped(body, size=step.op.size, **values)]
+
+
 MAKERS: Mapping[type, Maker] = {
     Gather: _gather,
     Admit: _admit,
@@ -255,6 +265,7 @@ MAKERS: Mapping[type, Maker] = {
     ops.ListKeys: list_keys,
     ops.KeepListed: keep_listed,
     ops.IndexSelect: index_select,
+    ops.StackIndex: _stack_index,
     ops.Sinkhorn: sinkhorn,
     ops.RMSNorm: norm("rms"),
     ops.LayerNorm: norm("layer"),

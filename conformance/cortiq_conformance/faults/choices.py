@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from cortiq.ir import ops
-from cortiq.numerics import key_blocks
+from cortiq.numerics import key_blocks, route
 from cortiq.numerics.contract import Floats, Ints, exp2_int, round_to_f32
 from cortiq.numerics.key_blocks import choose_keys, own_block
 from cortiq.numerics.quantise import Quantised
+from cortiq.numerics.route import stack_index
 from cortiq.numerics.sums import canonical_sum
 from cortiq_conformance.faults.folds import ReplacedFunction, in_pairs, with_replaced
 from cortiq_conformance.faults.kernels import Wrong
@@ -65,11 +66,22 @@ def _ahead(positions: Ints, block: int) -> Ints:
     return own_block(np.asarray(positions) + 1, block)
 
 
+def _of_one_fewer(number: Ints, size: int, index: Ints | None = None) -> Ints:
+    """Count stacks of one matrix fewer."""
+    every = stack_index(np.zeros(1, np.int32), size)
+    return stack_index(number, size - 1, every if index is None else index)
+
+
 WRONG_CHOICES: dict[str, Wrong] = {
     "the last of equal keys": _with(kernels, "choose_keys", _highest_key),
     "heads added one after the other": _with(key_blocks, "key_scores", _head_after_head),
     "heads added in pairs": _with(key_blocks, "key_scores", _neighbours),
     "negative scores of heads": _with(key_blocks, "key_scores", _signed),
+    "places in stacks of one matrix fewer": {
+        ops.StackIndex: with_replaced(
+            KERNELS[ops.StackIndex], ReplacedFunction(route, "stack_index", _of_one_fewer)
+        )
+    },
     "a chunk that ends one key early": {
         ops.OwnBlock: with_replaced(
             KERNELS[ops.OwnBlock], ReplacedFunction(kernels, "own_block", _ahead)

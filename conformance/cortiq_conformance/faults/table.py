@@ -127,6 +127,7 @@ FAULTS: Mapping[str, Fault] = {
     "the first keys of a list": Fault(("ListKeys", "Attend mass"), "ListKeys", also=("Attend",)),
     "a list without its last expert": Fault(("KeepListed",), "KeepListed"),
     "a batch with the overlay of its first row": Fault(("overlay",), "ExpertMatMul", SEQUENCES),
+    "places in stacks of one matrix fewer": Fault(("StackIndex",), "StackIndex"),
     "indices from the end of a row": Fault(("IndexSelect",), "IndexSelect"),
     "a state that a rewind leaves as it is": Fault(("rewind",), "DeltaRule", SEQUENCES),
     DECLINES: Fault((), ""),

@@ -53,6 +53,10 @@ def cases() -> Iterator[Case]:
         yield _case("EmbedRows", layout, "rows by position", build)
         build = partial(_by_number, layout)
         yield _case("EmbedRows", layout, "rows by a number that the row supplies", build)
+    for every in (False, True):
+        what = "all six matrices of a stack" if every else "three of six matrices of a stack"
+        yield Case(f"level0/StackIndex[{what}]", 0, "StackIndex", "StackIndex",
+                   partial(_places, every))  # fmt: skip
     yield Case("level0/CombineExperts[3 of 6 experts]", 0, "CombineExperts", "CombineExperts",
                _combine)  # fmt: skip
 
@@ -180,6 +184,19 @@ def expert_matmul(
 
 def _experts(layout: str, shared: bool, source: CaseData) -> Scenario:
     return expert_matmul(source, layout, shared).scenario(source, 7)
+
+
+def stack_index(every: bool = False) -> ProbeProgram:
+    """Build a probe of places in one of nine stacks of six matrices."""
+    inputs = {"number": Type((), "i32")}
+    if not every:
+        inputs["index"] = Type((TOP,), "i32")
+    limits = {"number": 9, "index": EXPERTS}
+    return one(ops.StackIndex(EXPERTS, every), inputs, limits=limits)
+
+
+def _places(every: bool, source: CaseData) -> Scenario:
+    return stack_index(every).scenario(source, 20)
 
 
 ROUTERS = {

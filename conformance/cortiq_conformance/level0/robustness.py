@@ -80,6 +80,7 @@ PROBES: dict[str, Callable[[CaseData], ProbeProgram]] = {
     "ListKeys": lambda s: compressed.list_keys(),
     "KeepListed": compressed.keep_listed,
     "IndexSelect": scaling.index_select,
+    "StackIndex": lambda s: matrices.stack_index(),
 }
 """A small program around each primitive; StoreKV is part of Attend's."""
 

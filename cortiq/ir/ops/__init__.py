@@ -30,6 +30,7 @@ from cortiq.ir.ops.matrices import (
     MatMul,
     Quantise,
     Route,
+    StackIndex,
 )
 from cortiq.ir.ops.norms import L2Norm, LayerNorm, RMSNorm, Sinkhorn, Softmax
 from cortiq.ir.ops.recurrent import DeltaRule, StateSpace
@@ -48,7 +49,7 @@ PRIMITIVES: tuple[type[Op], ...] = (
     SoftCap, RMSNorm, LayerNorm, Rope, StoreKV, Attend, CausalConv, Route, CombineExperts, Slice,
     Concat, Reshape, Gain, ScaleRows, Shift, Clamp, L2Norm, Softmax, ExpertGain, ExpertBias,
     DeltaRule, StateSpace, ChooseBlocks, Recall, ChooseKeys, OwnBlock, Sinkhorn,
-    Compress, ListKeys, KeepListed, Permute, IndexSelect,
+    Compress, ListKeys, KeepListed, Permute, IndexSelect, StackIndex,
 )  # fmt: skip
 """Every primitive a backend can be asked for."""
 
@@ -94,6 +95,7 @@ __all__ = [
     "Slice",
     "SoftCap",
     "Softmax",
+    "StackIndex",
     "StateSpace",
     "StoreKV",
 ]

@@ -161,6 +161,29 @@ class Route(Op):
 
 
 @dataclass(frozen=True)
+class StackIndex(Op):
+    """Places of matrices in a stack of stacks: number·size + index (`numerics.route.stack_index`).
+
+    Inputs: the stack's number i32[] and indices i32[k] → i32[k]; with `every` the number alone →
+    i32[size], the places of all matrices of the stack.
+    """
+
+    size: Count
+    every: bool = False
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """Keep the indices' shape."""
+        number, *index = inputs
+        expect(number == Type((), "i32"), f"StackIndex takes a number i32[], got {number}")
+        if self.every:
+            expect(not index, f"StackIndex of every matrix takes no indices, got {index}")
+            return (Type((self.size,), "i32"),)
+        fits = len(index) == 1 and index[0].dtype == "i32" and len(index[0].shape) == 1
+        expect(fits, f"StackIndex takes indices i32[k], got {index}")
+        return (index[0],)
+
+
+@dataclass(frozen=True)
 class KeepListed(Op):
     """Scores of the experts that a token's list names, −2⁴⁰ elsewhere (`route.keep_listed`).
 

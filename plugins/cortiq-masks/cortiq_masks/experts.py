@@ -15,15 +15,16 @@ import numpy as np
 import numpy.typing as npt
 
 from cortiq.errors import RequestError, UnsupportedError
+from cortiq.explain.observed import compiled_to_observe, value_rows
 from cortiq.ir import Node, Program, WeightSpec
 from cortiq.ir.layers import MoE, Residual
+from cortiq.ir.trunk_layers import layer_of
 from cortiq.model.source import ModelSource
 from cortiq.numerics.contract import F32, Floats
 from cortiq.numerics.dequantise import embedding_rows
 from cortiq.numerics.layouts import Weight
 from cortiq.numerics.weights import convert
-from cortiq_masks.sites import layer_of
-from cortiq_masks.statistics import WINDOW, compiled_to_observe, value_rows
+from cortiq_masks.statistics import WINDOW
 
 Doubles = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]

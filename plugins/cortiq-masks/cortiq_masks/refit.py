@@ -16,12 +16,13 @@ import numpy.typing as npt
 
 from cortiq.atomic import write_atomically
 from cortiq.errors import FormatError, RequestError
+from cortiq.explain.observed import compiled_to_observe, value_rows
 from cortiq.ir import Program, ops
 from cortiq.ir.decompose import primitives_of
 from cortiq.model.source import ModelSource
 from cortiq_masks.mask import ActivationMask
 from cortiq_masks.sites import activation_values, feed_forward_nodes
-from cortiq_masks.statistics import WINDOW, compiled_to_observe, value_rows
+from cortiq_masks.statistics import WINDOW
 
 Doubles = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,9 +11,9 @@ from cortiq.ir.decompose import primitives_of
 from cortiq.ir.layers import MLP, Attention, GatedMLP, LatentAttention, XieluMLP
 from cortiq.ir.layers.basic import Layer
 from cortiq.ir.overlays import changeable
+from cortiq.ir.trunk_layers import layer_of
 
 FEED_FORWARD = (GatedMLP, MLP, XieluMLP)
-_LAYER = re.compile(r"layers\.(\d+)\.")
 _ENDS = ("o", "out", "down")
 """Roles of the matrices that write what a layer adds to the residual row."""
 
@@ -37,12 +36,6 @@ class LayerPlaces:
     heads: int = 0
     ends: tuple[str, ...] = ()
     whole: bool = True
-
-
-def layer_of(node: Node) -> int | None:
-    """Return the number of the layer that a node of a trunk is in."""
-    found = _LAYER.match(node.name)
-    return None if found is None else int(found[1])
 
 
 def feed_forward_nodes(program: Program) -> dict[int, Node]:

@@ -2,59 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
 import numpy as np
 import numpy.typing as npt
 
-from cortiq.backend import CompileOptions, Executable, Named
-from cortiq.engine.session import Session
 from cortiq.errors import RequestError
-from cortiq.ir.decompose import primitives_of
+from cortiq.explain.observed import compiled_to_observe, value_rows
 from cortiq.model.source import ModelSource
 from cortiq.numerics.contract import F32, Floats
-from cortiq.placement.place import place
-from cortiq.plugins.selection import find_backend
 from cortiq_masks.mask import ActivationMask
 from cortiq_masks.sites import activation_values
 
 Doubles = npt.NDArray[np.float64]
-WINDOW, ROWS = 256, 32
-
-
-def compiled_to_observe(source: ModelSource, backend: str | None = None) -> Executable:
-    """Compile an opened model so that values inside of its layers may be asked for.
-
-    The bits are the model's own: its layers are written out, which changes none.
-    """
-    chosen, device = find_backend(backend)
-    options = CompileOptions(device=device)
-    return place(chosen, primitives_of(source.program), source.weights, options)
-
-
-def value_rows(
-    executable: Executable, ids: Sequence[int], names: Sequence[str], window: int = WINDOW
-) -> Iterator[Mapping[str, Floats]]:
-    """Yield named values of a text's rows, float32 [rows, width], some rows at a time.
-
-    The text is cut into windows, each a sequence of its own.
-
-    Raises
-    ------
-    RequestError : the text is empty.
-    """
-    if not ids:
-        raise RequestError("the text has no tokens", where="masks")
-    wants = tuple(Named(name) for name in dict.fromkeys(names))
-    window = min(window, executable.program.context)
-    for start in range(0, len(ids), window):
-        part = list(ids[start : start + window])
-        with Session(executable, len(part)) as session:
-            for at in range(0, len(part), ROWS):
-                rows = session.read_rows(session.feed(part[at : at + ROWS], wants, every=True))
-                yield {want.name: np.stack([row[want] for row in rows]) for want in wants}
+WINDOW = 256
+"""Tokens of a sequence."""
 
 
 @dataclass

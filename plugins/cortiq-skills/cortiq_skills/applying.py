@@ -21,9 +21,9 @@ from cortiq.formats.own_layout import OwnTensor
 from cortiq.models import load_program
 from cortiq.models.bind import LoadedProgram
 from cortiq.numerics.layouts import LAYOUTS
+from cortiq.numerics.weights import in_layout
 from cortiq.plugins import default_plugins
 from cortiq_skills.files import read_skill
-from cortiq_skills.overlay import in_layout
 from cortiq_skills.record import TaskSkill
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,22 +12,12 @@ from cortiq.engine.prompt_encoded import check_encoded
 from cortiq.engine.session import Session
 from cortiq.errors import RequestError
 from cortiq.ir import Program
+from cortiq.ir.trunk_layers import layer_values
 from cortiq.numerics.contract import F32, Floats
 
 ROWS = 64
 KEPT, TAKEN = F32(0.8), F32(0.2)
 """Shares of the average so far and of a new row in a running average."""
-_LAYER = re.compile(r"layers\.(\d+)\.")
-
-
-def layers_of(program: Program) -> dict[int, str]:
-    """Return the value behind each layer of a trunk, by the layer's number."""
-    found = {}
-    for node in program.trunk.nodes:
-        matched = _LAYER.match(node.name)
-        if matched is not None:
-            found[int(matched[1])] = node.outputs[-1]
-    return found
 
 
 def layer_value(program: Program, layer: int) -> str:
@@ -38,7 +27,7 @@ def layer_value(program: Program, layer: int) -> str:
     ------
     RequestError : there is no such layer.
     """
-    found = layers_of(program)
+    found = layer_values(program)
     if layer not in found:
         what = f"layer {layer} is none of the model's {len(found)}"
         raise RequestError(what, where="skill.layer")
@@ -47,7 +36,7 @@ def layer_value(program: Program, layer: int) -> str:
 
 def default_layer(program: Program) -> int:
     """Return the layer two thirds into a model."""
-    return 2 * len(layers_of(program)) // 3
+    return 2 * len(layer_values(program)) // 3
 
 
 def text_features(executable: Executable, ids: Sequence[int], layer: int) -> Floats:

@@ -15,8 +15,8 @@ from cortiq.models.bind import LoadedProgram
 from cortiq.models.overlay_banks import Key, Overlay, OverlayPart
 from cortiq.models.overlay_kinds import OverlayKind
 from cortiq.numerics.contract import F32, Floats
-from cortiq.numerics.layouts import LAYOUTS, Weight
-from cortiq.numerics.weights import TARGETS, convert, target_layout, weight_values
+from cortiq.numerics.layouts import Weight
+from cortiq.numerics.weights import convert, in_layout, weight_values
 from cortiq_skills.files import SUFFIX, read_skill
 from cortiq_skills.notice import NOTICE
 from cortiq_skills.record import TaskSkill
@@ -103,23 +103,6 @@ class _SkillParts:
         if values.shape != wanted:
             what = f"has {name} as {list(values.shape)}, and the model takes {list(wanted)}"
             raise FormatError(what, where=self.where, hint="it was made for another model")
-
-
-def in_layout(values: Floats, layout: str, name: str) -> Weight:
-    """Return a matrix in a weight's layout.
-
-    Raises
-    ------
-    UnsupportedError : nothing converts to that layout.
-    """
-    made, wanted = Weight.from_floats(values), LAYOUTS[layout]
-    if wanted.kind == "float":
-        return made
-    for target in TARGETS:
-        if target_layout(target, values.shape[1], name) is wanted:
-            return convert(made, target, name)
-    what = f"{name} is in {layout}, to which no matrix of a skill is converted"
-    raise UnsupportedError(what, where="skill", hint="load the model with weight_format='w8'")
 
 
 def _read(path: Path, scale: float, loaded: LoadedProgram, program: Program) -> Overlay:

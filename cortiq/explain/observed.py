@@ -1,0 +1,167 @@
+"""A model compiled so that values inside of its layers may be asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from cortiq.backend import CompileOptions, Executable, Named
+from cortiq.backend.batch import NO_INPUTS
+from cortiq.engine.prompt_encoded import check_encoded
+from cortiq.engine.request import check_prompt
+from cortiq.engine.session import Session
+from cortiq.errors import RequestError
+from cortiq.ir import Program, primitives_of
+from cortiq.ir.overlays import overlay_inputs
+from cortiq.model.adapters import no_adapters
+from cortiq.model.chat import prompt_ids
+from cortiq.model.load import choose_backend, compile_source
+from cortiq.model.source import ModelSource, model_name, open_overlay, open_source
+from cortiq.models.overlay_banks import banks_of
+from cortiq.options import LoadOptions, resolve
+from cortiq.placement.place import place
+from cortiq.plugins.selection import find_backend
+
+ROWS = 32
+"""Rows whose values are on the host at once; no bit depends on it."""
+Values = Mapping[str, np.ndarray]
+
+
+def compiled_to_observe(source: ModelSource, backend: str | None = None) -> Executable:
+    """Compile an opened model so that values inside of its layers may be asked for.
+
+    The bits are the model's own: its layers are written out, which changes none.
+    """
+    chosen, device = find_backend(backend)
+    options = CompileOptions(device=device)
+    return place(chosen, primitives_of(source.program), source.weights, options)
+
+
+def value_rows(
+    executable: Executable,
+    ids: Sequence[int],
+    names: Iterable[str],
+    window: int | None = None,
+    inputs: Mapping[str, Any] = NO_INPUTS,
+) -> Iterator[Values]:
+    """Yield named values of a text's rows, [rows, ...], some rows at a time, in order.
+
+    Parameters
+    ----------
+    window : tokens of a sequence; the text is cut into as many as it takes. None for one sequence.
+    inputs : what every row supplies besides.
+
+    Raises
+    ------
+    RequestError : the text is empty, too long, or has ids out of the vocabulary; or there is no
+        value of a name.
+    """
+    if not ids:
+        raise RequestError("the text has no tokens", where="prompt")
+    values, wants = executable.program.trunk.values, tuple(map(Named, dict.fromkeys(names)))
+    for want in wants:
+        if want.name not in values:
+            raise RequestError(f"the model has no value {want.name!r}", where="trunk")
+    window = len(ids) if window is None else min(window, executable.program.context)
+    for start in range(0, len(ids), window):
+        part = check_prompt(list(ids[start : start + window]), executable.program)
+        with Session(executable, len(part)) as session:
+            for at in range(0, len(part), ROWS):
+                chunk = part[at : at + ROWS]
+                each = [wants] * len(chunk), [inputs] * len(chunk)
+                rows = session.read_rows(session.feed_each(chunk, *each))
+                yield {want.name: np.stack([row[want] for row in rows]) for want in wants}
+
+
+@dataclass
+class ObservedModel:
+    """A model, perhaps with an adapter, on a backend; a context manager that lets go of it.
+
+    Attributes
+    ----------
+    name : the model's. adapter : its path, or empty.
+    backend, device : what computes it.
+    program : the model's own, layers not written out.
+    """
+
+    name: str
+    adapter: str
+    backend: str
+    device: str
+    source: ModelSource
+    executable: Executable
+
+    @property
+    def program(self) -> Program:
+        """The model's program as it is loaded."""
+        return self.source.program
+
+    @property
+    def title(self) -> str:
+        """The model, its adapter and the backend, for people."""
+        return f"{self.name}{f' with {self.adapter}' if self.adapter else ''} on {self.backend}"
+
+    def ids(self, text: str | Iterable[int]) -> list[int]:
+        """Return the ids of a text, with the tokenizer's start token; ids as they are."""
+        return prompt_ids(self.source.tokenizer, text)
+
+    def rows(
+        self, ids: Sequence[int], names: Iterable[str], window: int | None = None
+    ) -> Iterator[Values]:
+        """Yield named values of a text's rows; see `value_rows`."""
+        inputs = overlay_inputs(1) if self.adapter else NO_INPUTS
+        return value_rows(self.executable, ids, names, window, inputs)
+
+    def close(self) -> None:
+        """Let go of the executable and the files."""
+        self.executable.close()
+        self.source.close()
+
+    def __enter__(self) -> ObservedModel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_observed(name: str, *, adapter: str = "", **options: Any) -> ObservedModel:
+    """Open a model to look inside.
+
+    Parameters
+    ----------
+    name : as for `cortiq.load`.
+    adapter : PATH[:SCALE] of an adapter that every row takes; empty for none.
+    options : as for `cortiq.load`, on one device.
+
+    Raises
+    ------
+    RequestError : the model hears, or takes no adapters.
+    """
+    chosen = resolve(LoadOptions, options)
+    backend, device = choose_backend(chosen)
+    source = open_source(model_name(name), chosen)
+    try:
+        check_encoded(None, source.program)
+        plain = replace(source, program=primitives_of(source.program))
+        executable = compile_source(plain, backend, device, chosen)
+        if adapter:
+            _vary(executable, source, adapter)
+    except BaseException:
+        source.close()
+        raise
+    return ObservedModel(str(name), adapter, backend.name, device, source, executable)
+
+
+def _vary(executable: Executable, source: ModelSource, path: str) -> None:
+    """Give the executable an adapter's number 1."""
+    if source.loaded is None:
+        raise no_adapters(source.program)
+    if not executable.takes_overlays:
+        hint = "merge it into the model: --lora PATH"
+        raise RequestError("the backend computes none of its own", where="adapter", hint=hint)
+    overlay = open_overlay(path, source.loaded, source.program).overlay
+    program, banks = banks_of(source.program, [overlay], source.weights)
+    executable.vary(program, {**source.weights, **banks})
