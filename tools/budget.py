@@ -63,9 +63,9 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-masks": 1450,
     "plugins/cortiq-null": 210,
     "plugins/cortiq-producers": 420,
-    "plugins/cortiq-skills": 1280,
+    "plugins/cortiq-skills": 1710,
     "plugins/cortiq-torch": 190,
-    "tests": 54183,
+    "tests": 54900,
     "tools": 2100,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""
