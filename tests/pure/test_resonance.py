@@ -40,7 +40,8 @@ def scored(mu, u, bias, shell, rows, backend=None, top_k=1, **options):
     mu = np.asarray(mu, F32)
     experts, width = mu.shape
     u = np.zeros((experts, 0, width), F32) if u is None else np.asarray(u, F32)
-    router = Router(top_k, "softmax_topk" if top_k == 1 else "softmax", **options)
+    options.setdefault("kind", "softmax_topk" if top_k == 1 else "softmax")
+    router = Router(top_k, **options)
     op = ResonanceMoE(width, 4, experts, router, directions=u.shape[1], shelled=shell is not None)
     arrays = {
         "minus_means": -mu.reshape(1, -1), "offsets": np.asarray([bias], F32),
@@ -121,6 +122,8 @@ def test_the_largest_raw_score_wins_though_powers_are_equal(backend):
         found = scored([(0,), (0,)], None, [low, high], None, [(0,)], backend(),
                        renormalise=renormalise)  # fmt: skip
         assert found[1].tolist() == [[1]] and found[2].tolist() == [[1.0]]
+    shared = scored([(0,), (0,)], None, [low, high], None, [(0,)], backend(), kind="softmax")
+    assert shared[1].tolist() == [[1]] and shared[2].tolist() == [[0.5]]
     assert scored([(0,), (0,)], None, [high, high], None, [(0,)], backend())[1].tolist() == [[0]]
     shut = scored([(0,), (0,), (0,)], None, [0, 5, 1], [1, -1, 1], [(0,)], backend())
     assert shut[1].tolist() == [[2]]

@@ -82,3 +82,14 @@ def test_without_the_package_nothing_that_it_brings_is_there(monkeypatch, name):
     for kind in brought["overlays"]:
         with pytest.raises(cortiq.CortiqError):
             cortiq.load(MODEL, backend="reference", adapters=[f"a=there.{kind.name}"]).close()
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_tests_that_its_page_names_are_there(name):
+    page = (ROOT / f"plugins/cortiq-{name}/ACCEPTANCE.md").read_text("utf-8")
+    sources = {p.name: p.read_text("utf-8") for p in (ROOT / "tests").rglob("test_*.py")}
+    found = re.findall(r"`(?:tests/\w+/)?(test_\w+\.py)?(?:::)?(test_\w+)?`", page)
+    assert len(found) > 10
+    for file, test in found:
+        held = [sources[file]] if file else list(sources.values())
+        assert not test or any(f"def {test}(" in text for text in held), f"{file}::{test}"
