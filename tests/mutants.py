@@ -512,6 +512,20 @@ MUTANTS: tuple[Mutant, ...] = (
         "True",
     ),
     Mutant(
+        "T48 to T52",
+        "test_bounded_window.py::test_what_cannot_be_bounded_is_said",
+        "plugins/cortiq-bounded/cortiq_bounded/layers.py",
+        "op.window is not None",
+        "False",
+    ),
+    Mutant(
+        "T48 to T52",
+        "test_bounded_nystrom.py::test_rows_that_queries_look_at_stay_exact",
+        "plugins/cortiq-bounded/cortiq_bounded/nystrom.py",
+        "np.argsort(-candidates,",
+        "np.argsort(candidates,",
+    ),
+    Mutant(
         "T53 to T55, T58",
         "test_engine.py::test_failed_sequence_does_not_concern_its_neighbours_nor_the_engine",
         "cortiq/engine/engine.py",
@@ -545,6 +559,27 @@ MUTANTS: tuple[Mutant, ...] = (
         "cortiq/numerics/route.py",
         "total = (total + F32(floor))[..., None]",
         "total = total[..., None]",
+    ),
+    Mutant(
+        "T60, T61, T65",
+        "test_resonance.py::test_scores_of_the_published_case",
+        "plugins/cortiq-skills/cortiq_skills/resonance.py",
+        'found = scope.add(ops.Scale(-1.0), found, name="router.found.negative")',
+        'found = scope.add(ops.Scale(1.0), found, name="router.found.negative")',
+    ),
+    Mutant(
+        "T60, T61, T65",
+        "test_resonance.py::test_shells_leave_experts_out_and_the_others_bits_alone",
+        "plugins/cortiq-skills/cortiq_skills/resonance.py",
+        "ops.Clamp(0.0, SMALLEST)",
+        "ops.Clamp(-SMALLEST, SMALLEST)",
+    ),
+    Mutant(
+        "T60, T61, T65",
+        "test_resonance.py::test_the_largest_raw_score_wins_though_powers_are_equal",
+        "cortiq/numerics/route.py",
+        "keys = scores if selection_bias is None else biased",
+        "keys = biased",
     ),
     Mutant(
         "T62",

@@ -30,7 +30,7 @@ MAX_FUNCTION_MEDIAN, MAX_FUNCTION_DECILE = 8, 25
 MAX_TOKENS_PER_LINE, MAX_FAMILY = 9.0, 220
 REGISTRIES = ("cortiq/models/registry.py", "cortiq/vision/load.py")
 LIMITS: Mapping[str, int] = {
-    "backends/cpu": 11960,
+    "backends/cpu": 12150,
     "backends/mlx": 1760,
     "backends/reference": 985,
     "backends/triton": 10950,
@@ -59,14 +59,14 @@ LIMITS: Mapping[str, int] = {
     "cortiq/serve": 6280,
     "cortiq/tokenizer": 2880,
     "cortiq/vision": 1300,
-    "plugins/cortiq-bounded": 1170,
+    "plugins/cortiq-bounded": 1480,
     "plugins/cortiq-faulty": 60,
     "plugins/cortiq-masks": 1450,
     "plugins/cortiq-null": 210,
     "plugins/cortiq-producers": 420,
-    "plugins/cortiq-skills": 1280,
+    "plugins/cortiq-skills": 1710,
     "plugins/cortiq-torch": 190,
-    "tests": 54320,
+    "tests": 55037,
     "tools": 2100,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""

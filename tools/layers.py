@@ -113,8 +113,8 @@ OUTSIDE: Mapping[str, frozenset[str]] = {
     | {"atomic", "cli", "convert", "domains", "engine", "explain", "formats", "model", "models"}
     | {"options", "placement", "plugins"},
     "cortiq_skills": _BACKEND
-    | {"cli", "convert", "cortiq", "engine", "formats", "model", "models", "options"}
-    | {"plugins"},
+    | {"cli", "convert", "cortiq", "domains", "engine", "formats", "model", "models", "options"}
+    | {"plugins", "cortiq_cpu"},
     "cortiq_conformance": _BACKEND
     | {"cortiq", "engine", "formats", "model", "models", "options", "plugins", "tokenizer"}
     | {"cortiq_reference", "vision"},

@@ -50,14 +50,18 @@ def unplaced(node: Node, graph: Graph) -> str:
 def package_refusal(node: Node, graph: Graph, kernel: Kernel) -> str:
     """Say why a package's kernel is not given a node on a compiled backend; empty if it is.
 
-    There a kernel computes rows of f32 and i32 values from such rows, and has no state.
+    There a kernel computes rows of f32 and i32 values from such rows. It has no state, unless its
+    function `steps` from one row to the next.
     """
-    if node.slots:
-        return f"the kernel {kernel.owner} has no state, and this {node.op.kind} has"
+    steps = getattr(kernel.function, "steps", False)
+    if bool(node.slots) != steps:
+        has = "a state, and this {} has none" if steps else "no state, and this {} has"
+        return f"the kernel {kernel.owner} has {has.format(node.op.kind)}"
     if isinstance(node.op, ops.Reshape):
         return "Reshape computes nothing: its output shares the input's memory"
     for name in (*node.inputs, *node.outputs):
-        if name in BY_ROW or graph.values[name].dtype not in ("f32", "i32"):
+        late = name in BY_ROW and not (steps and name == "position")
+        if late or graph.values[name].dtype not in ("f32", "i32"):
             return f"the kernel {kernel.owner} takes f32 and i32 values of the graph, not {name!r}"
     return ""
 

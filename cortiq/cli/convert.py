@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from cortiq.cli.flags import grouped_command, options_of
-from cortiq.cli.inputs import MODEL
+from cortiq.cli.inputs import FILE, MODEL, OUT
 from cortiq.cli.render import byte_count, echo, note, progress_bar
 from cortiq.errors import RequestError
 from cortiq.formats.cmf.reader import SUFFIX as CMF_SUFFIX
@@ -17,7 +17,7 @@ from cortiq.options import LoadOptions, resolve
 
 @grouped_command()
 @click.argument("model", type=MODEL)
-@click.argument("out", type=click.Path(path_type=Path))
+@click.argument("out", type=OUT)
 @click.option(
     "--format", "recipe", default="w4", show_default=True, metavar="RECIPE",
     help="w4 (tables and heads in w8), w4-all, w4-keep (those as they are), w8, w8b256, w16, f32 "
@@ -32,7 +32,7 @@ from cortiq.options import LoadOptions, resolve
     "that fits counts.",
 )  # fmt: skip
 @click.option(
-    "--calibrate", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    "--calibrate", metavar="FILE", type=FILE,
     help="A text; matrices of four bits are made to lose least on it (error feedback).",
 )  # fmt: skip
 @click.option(
@@ -47,7 +47,7 @@ from cortiq.options import LoadOptions, resolve
     "--shard-gb", type=click.FloatRange(0.001), help="Of CMF: most gigabytes of tensors in a file.",
 )  # fmt: skip
 @click.option(
-    "--sign-with", metavar="KEY", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    "--sign-with", metavar="KEY", type=FILE,
     help="Of CMF: sign every file with this private Ed25519 key, in PEM or OpenSSH's format.",
 )  # fmt: skip
 @options_of(LoadOptions, only=("lenient",))

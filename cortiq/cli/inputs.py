@@ -56,6 +56,8 @@ class ModelName(click.ParamType):
 
 
 MODEL, CACHED = ModelName(), ModelName(cached=True)
+FILE, OUT = click.Path(exists=True, dir_okay=False, path_type=Path), click.Path(path_type=Path)
+"""A file that is read, and a path that is written."""
 
 
 def read_text(place: str) -> str:

@@ -134,22 +134,6 @@ def test_a_scale_of_0_changes_nothing_and_the_notice_is_shown(files, alone):
         assert any("patent" in note for note in model.notes)
 
 
-def test_an_unused_plugin_changes_no_bit_and_no_fingerprint(alone):
-    from cortiq.plugins import loading
-
-    with opened() as model:
-        ours = model.generate(PROMPT, max_tokens=2, temperature=0)
-        notes, listed = model.notes, loading.default_plugins().overlays
-    with pytest.MonkeyPatch.context() as patch:
-        without = [p for p in loading.installed_entry_points(lambda *_: None) if p.name != "masks"]
-        patch.setattr(loading, "_default", loading.load_plugins(without))
-        assert not loading.default_plugins().overlays and listed
-        with opened() as model:
-            theirs = model.generate(PROMPT, max_tokens=2, temperature=0)
-            assert model.notes == notes
-    assert (ours.fingerprint, ours.digest) == (theirs.fingerprint, theirs.digest)
-
-
 @pytest.mark.parametrize(
     ("mask", "says"),
     [

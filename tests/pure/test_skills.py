@@ -215,6 +215,13 @@ def test_grafts_take_what_was_asked_for():
             layer_numbers(text, 3)
 
 
+def test_a_file_is_its_tensors_and_little_more(skills, tmp_path):
+    for name, skill in skills.items():
+        write_skill(tmp_path / f"{name}.skill", skill)
+        held = sum(tensor.nbytes for tensor in skill.tensors.values())
+        assert 0 < (tmp_path / f"{name}.skill").stat().st_size - held < 4096
+
+
 def test_a_blend_is_the_weighted_sum_in_order(skills):
     base = opened_source(BASE)
     made = blend(base, [(skills["ffn"], 3.0), (skills["delta"], 1.0)], SkillRecord("b"))

@@ -55,6 +55,7 @@ class OpKind(IntEnum):
     CHOOSE_KEYS = 32
     COMPRESS = 33
     LOW_RANK = 34
+    PACKAGE_STEP = 35
 
 
 def _fields(**groups: str) -> tuple[tuple[str, type], ...]:

@@ -13,6 +13,7 @@ from cortiq.numerics.scores import steepness
 from cortiq_cpu import arguments
 from cortiq_cpu.arguments import OpKind, address
 from cortiq_cpu.binder import OpArgs, OpBinder, fields
+from cortiq_cpu.recurrent_states import RecurrentLayout
 
 F32 = np.float32
 PAIRINGS = ("half", "interleaved")
@@ -183,6 +184,7 @@ def bind_recurrence(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind GATED_DELTA: the delta rule, or the state-space step with C, B and x as q, k and v."""
     slot = step.nodes[0].slots["state"]
     number, layout = b.layout.fixed_numbers[slot], b.layout.recurrences[slot]
+    assert isinstance(layout, RecurrentLayout)
     first, second, third, *rest = step.inputs
     names = step.inputs if layout.delta else (third, second, first, *rest)
     args = layout.args()

@@ -23,6 +23,7 @@ FLOAT_BYTES = 4
 SHARED_KINDS = (
     OpKind.MATMUL, OpKind.MATMUL_CHOSEN, OpKind.ATTEND, OpKind.CAUSAL_CONV, OpKind.GATED_DELTA,
     OpKind.CHOOSE_BLOCKS, OpKind.CHOOSE_KEYS, OpKind.COMPRESS, OpKind.LOW_RANK,
+    OpKind.PACKAGE_STEP,
 )  # fmt: skip
 """Ops worth sharing between threads even for one row."""
 ALONE_ROWS = 2

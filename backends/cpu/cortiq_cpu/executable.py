@@ -58,7 +58,7 @@ class CpuExecutable(PagedExecutable[CpuState, CpuPlan]):
         graphs = primitives_of(program).graphs
         poison = bool(options.extra.get("poison"))
         windows = {} if options.full_windows else windows_of(program)
-        layout = StateLayout(program, graphs, options.page_rows, windows)
+        layout = StateLayout(program, graphs, options.page_rows, windows, given)
         with ThreadPoolExecutor(threads) as packers:
             packed = PackedWeights(weights, packers, options.kept)
             plans = {n: CpuPlan(g, packed, layout, self.pool, given) for n, g in graphs.items()}

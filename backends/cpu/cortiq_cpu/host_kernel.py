@@ -11,7 +11,7 @@ import numpy.typing as npt
 from cortiq.backend.kernel import HostFunction
 from cortiq.ir import Op
 from cortiq_cpu.native_kernel import NativeKernel
-from cortiq_cpu.package import KernelRows, PackageArgs
+from cortiq_cpu.package_arguments import KernelRows, PackageArgs
 
 FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
 """`cortiq_kernel_function`."""

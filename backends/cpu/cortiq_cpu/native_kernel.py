@@ -25,11 +25,13 @@ class NativeKernel:
     function : of a library that ctypes has loaded; its type is `cortiq_kernel_function`.
     constants : makes of the operator the struct that the function finds in `call->constants`.
     whole : whether one thread calls it once for all rows of a batch, rather than several for some.
+    steps : the function is a `cortiq_step_function`; the operator has a `Recurrent` slot `state`.
     """
 
     function: Any
     constants: Callable[[Any], ctypes.Structure | None] = lambda op: None
     whole: bool = False
+    steps: bool = False
 
     @property
     def address(self) -> int:

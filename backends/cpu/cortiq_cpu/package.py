@@ -14,42 +14,13 @@ from cortiq.backend.support import check_package_kernel
 from cortiq_cpu.arguments import OpKind, address
 from cortiq_cpu.binder import OpArgs, OpBinder
 from cortiq_cpu.native_kernel import NativeKernel
-
-KERNEL_VERSION = 1
-"""CORTIQ_KERNEL_VERSION of the header."""
-
-
-class KernelRows(ctypes.Structure):
-    """`cortiq_kernel_rows`."""
-
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("stride", ctypes.c_int64),
-        ("count", ctypes.c_int64),
-    )
-
-
-class KernelVector(ctypes.Structure):
-    """`cortiq_kernel_vector`."""
-
-    _fields_ = (("data", ctypes.c_void_p), ("count", ctypes.c_int64))
-
-
-class PackageArgs(ctypes.Structure):
-    """`cortiq_package`: the function, the `cortiq_kernel_call`, and whether it is called once."""
-
-    _fields_ = (
-        ("function", ctypes.c_void_p),
-        ("version", ctypes.c_int32),
-        ("input_count", ctypes.c_int32),
-        ("output_count", ctypes.c_int32),
-        ("weight_count", ctypes.c_int32),
-        ("inputs", ctypes.c_void_p),
-        ("outputs", ctypes.c_void_p),
-        ("weights", ctypes.c_void_p),
-        ("constants", ctypes.c_void_p),
-        ("whole", ctypes.c_int32),
-    )
+from cortiq_cpu.package_arguments import (
+    KERNEL_VERSION,
+    KernelRows,
+    KernelVector,
+    PackageArgs,
+    PackageStepArgs,
+)
 
 
 def check_native(kernel: Kernel) -> None:
@@ -70,19 +41,26 @@ def bind_package(b: OpBinder, step: LoweredStep) -> OpArgs:
     constants, weights = native.constants(packaged.op), _weights(b, step)
     inputs, outputs = _rows(b, step.inputs), _rows(b, step.outputs)
     b.kept += [constants, weights, inputs, outputs]
-    args = PackageArgs(
-        function=native.address,
-        version=KERNEL_VERSION,
-        input_count=len(inputs),
-        output_count=len(outputs),
-        weight_count=len(weights),
-        inputs=ctypes.addressof(inputs),
-        outputs=ctypes.addressof(outputs),
-        weights=ctypes.addressof(weights),
-        constants=None if constants is None else ctypes.addressof(constants),
-        whole=native.whole,
-    )
-    return [(OpKind.PACKAGE, args)]
+    called: dict[str, Any] = {
+        "function": native.address,
+        "version": KERNEL_VERSION,
+        "input_count": len(inputs),
+        "output_count": len(outputs),
+        "weight_count": len(weights),
+        "inputs": ctypes.addressof(inputs),
+        "outputs": ctypes.addressof(outputs),
+        "weights": ctypes.addressof(weights),
+        "constants": None if constants is None else ctypes.addressof(constants),
+    }
+    if not native.steps:
+        return [(OpKind.PACKAGE, PackageArgs(**called, whole=native.whole))]
+    slot = step.nodes[0].slots["state"]
+    number, size = b.layout.fixed_numbers[slot], prod(b.layout.recurrences[slot].slot.shape)
+    states = {"states": b.rows.fixed[number].ctypes.data, "size": size, "keep": 1}
+    states |= {
+        "segments": address(b.rows.segments), "segment_count": address(b.rows.segment_count),
+    }  # fmt: skip
+    return [(OpKind.PACKAGE_STEP, PackageStepArgs(**called, **states))]
 
 
 def _rows(b: OpBinder, names: Sequence[str]) -> ctypes.Array[KernelRows]:

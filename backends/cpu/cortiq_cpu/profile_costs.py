@@ -53,6 +53,7 @@ def op_label(binder: OpBinder, step: LoweredStep) -> OpLabel:
     moved = sum(row_bytes(binder.lowered.types[n]) for n in (*step.inputs, *step.outputs))
     if isinstance(step.op, RECURRENCES):
         layout = binder.layout.recurrences[step.nodes[0].slots["state"]]
+        assert isinstance(layout, RecurrentLayout)
         return OpLabel(step.label, partial(recurred, binder.rows, layout, moved))
     if isinstance(step.op, ops.CausalConv):
         return OpLabel(step.label, partial(convolved, binder.rows, step.op, moved))

@@ -37,15 +37,67 @@ def row_order(rows: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class RecurrentLayout:
-    """Memory layout of a recurrent slot.
+class StateMemory:
+    """Memory of a recurrent slot: the state, two marks, and rows fed since, as it is written."""
+
+    slot: Recurrent
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Values of each part of a kept row."""
+        raise NotImplementedError
+
+    @property
+    def size(self) -> int:
+        """Values of the state, its marks and the rows."""
+        return COPIES * prod(self.slot.shape) + KEPT * sum(self.widths)
+
+    def states(self, data: Floats) -> Floats:
+        """Return the state and its two marks, of a sequence's memory [size]."""
+        return data[: COPIES * prod(self.slot.shape)].reshape(COPIES, -1)
+
+    def read(self, data: Floats) -> Floats:
+        """Return the state in the slot's shape."""
+        return self.states(data)[0].reshape(self.slot.shape).copy()
+
+    def write(self, data: Floats, values: Floats, length: int) -> None:
+        """Replace the state by one after `length` rows."""
+        states = self.states(data)
+        states[0] = values.reshape(-1)
+        states[1 + length // MARK % 2] = states[0]
+
+    def rewind(self, data: Floats, extent: MarkedExtent, pool: ThreadPool) -> None:
+        """Go back to where an extent is now: to its last mark, and through the rows behind it."""
+        states, mark = self.states(data), extent.marks[-1]
+        if mark == 0:
+            states[1] = 0
+        states[0] = states[1 + mark // MARK % 2]
+        if extent.length > mark:
+            kept = data[states.size :].reshape(KEPT, -1)
+            rows = kept[np.arange(mark, extent.length) % KEPT]
+            parts = np.split(rows, np.cumsum(self.widths)[:-1], axis=1)
+            self.replay(data, [np.ascontiguousarray(part) for part in parts], mark, pool)
+
+    def replay(self, data: Floats, parts: list[Floats], start: int, pool: ThreadPool) -> None:
+        """Feed kept rows from a position on to the state."""
+        raise NotImplementedError
+
+    def run(self, kind: OpKind, args: ctypes.Structure, rows: int, pool: ThreadPool) -> None:
+        """Run one op over rows."""
+        number, faults = np.array([rows], np.int32), np.zeros(rows, np.uint8)
+        op = NativeOp(int(kind), 0, address(number), address(faults), ctypes.addressof(args), 0)
+        pool.run(op_list([op]), 1)
+
+
+@dataclass(frozen=True)
+class RecurrentLayout(StateMemory):
+    """Memory layout of a recurrence of the catalogue.
 
     Attributes
     ----------
     groups, per_channel, delta : as in `cortiq_recurrence`.
     """
 
-    slot: Recurrent
     groups: int
     per_channel: bool
     delta: bool
@@ -56,11 +108,6 @@ class RecurrentLayout:
         heads, rows, columns = self.slot.shape
         keys = self.groups * rows
         return keys, keys, heads * columns, heads * (rows if self.per_channel else 1), heads
-
-    @property
-    def size(self) -> int:
-        """Values of the state, its marks and the rows."""
-        return COPIES * prod(self.slot.shape) + KEPT * sum(self.widths)
 
     def blocks(self, memory: Floats) -> list[tuple[slice, Floats]]:
         """Return each block's columns and its values, float32 [heads, rows, columns]."""
@@ -85,10 +132,6 @@ class RecurrentLayout:
             keep=keep,
         )
 
-    def states(self, data: Floats) -> Floats:
-        """Return the state and its two marks, of a sequence's memory [size]."""
-        return data[: COPIES * prod(self.slot.shape)].reshape(COPIES, -1)
-
     def read(self, data: Floats) -> Floats:
         """Return the state in the slot's shape."""
         values = np.zeros(self.slot.shape, np.float32)
@@ -105,38 +148,18 @@ class RecurrentLayout:
             block[:] = ordered[..., columns]
         states[1 + length // MARK % 2] = states[0]
 
-    def rewind(self, data: Floats, extent: MarkedExtent, pool: ThreadPool) -> None:
-        """Go back to where an extent is now: to its last mark, and through the rows behind it."""
-        states, mark = self.states(data), extent.marks[-1]
-        if mark == 0:
-            states[1] = 0
-        states[0] = states[1 + mark // MARK % 2]
-        if extent.length > mark:
-            self._replay(data, (mark, extent.length), pool)
-
-    def _replay(self, data: Floats, rows: tuple[int, int], pool: ThreadPool) -> None:
-        (start, stop), state_size = rows, COPIES * prod(self.slot.shape)
-        count = stop - start
-        kept = data[state_size:].reshape(KEPT, -1)[np.arange(start, stop) % KEPT]
-        parts = np.split(kept, np.cumsum(self.widths)[:-1], axis=1)
-        q, k, v, alpha, beta = (np.ascontiguousarray(part) for part in parts)
-        out, faults = np.empty_like(v), np.zeros(count, np.uint8)
+    def replay(self, data: Floats, parts: list[Floats], start: int, pool: ThreadPool) -> None:
+        """Feed kept rows from a position on to the state."""
+        q, k, v, alpha, beta = parts
+        count, out = len(q), np.empty_like(v)
         state = np.array([data.ctypes.data], np.uint64)
-        segments, numbers = np.array([(0, count, start)], SEGMENT), np.array([1, count], np.int32)
+        segments, one = np.array([(0, count, start)], SEGMENT), np.ones(1, np.int32)
         args = self.args(keep=False)
         args.q, args.k, args.v, args.alpha, args.beta, args.out = map(
             address, (q, k, v, alpha, beta, out)
         )
-        args.states, args.segments, args.segment_count = map(address, (state, segments, numbers))
-        op = NativeOp(
-            int(OpKind.GATED_DELTA),
-            0,
-            address(numbers[1:]),
-            address(faults),
-            ctypes.addressof(args),
-            0,
-        )
-        pool.run(op_list([op]), 1)
+        args.states, args.segments, args.segment_count = map(address, (state, segments, one))
+        self.run(OpKind.GATED_DELTA, args, count, pool)
 
 
 def recurrent_layout(node: Node, graph: Graph) -> RecurrentLayout:

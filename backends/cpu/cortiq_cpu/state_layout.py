@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 
 from cortiq.backend.extents import ring_rows
+from cortiq.backend.kernel import NO_KERNELS, GivenKernels
 from cortiq.backend.paged_layout import PagedLayout
 from cortiq.errors import UnsupportedError
 from cortiq.ir import Graph, KVRows, Program, Ring, Slot, ops
 from cortiq.numerics.contract import TILE
 from cortiq_cpu.arena import aligned
+from cortiq_cpu.package_states import package_state
 from cortiq_cpu.pages import PageLayout
-from cortiq_cpu.recurrent_states import recurrent_layout
+from cortiq_cpu.recurrent_states import StateMemory, recurrent_layout
 
 
 class StateLayout(PagedLayout):
@@ -33,12 +35,19 @@ class StateLayout(PagedLayout):
         graphs: Mapping[str, Graph],
         page_rows: int,
         windows: Mapping[str, int] | None = None,
+        given: GivenKernels = NO_KERNELS,
     ) -> None:
-        self.recurrences = {
+        self.recurrences: dict[str, StateMemory] = {
             node.slots["state"]: recurrent_layout(node, graph)
             for graph in graphs.values()
             for node in graph.nodes
             if isinstance(node.op, ops.DeltaRule | ops.StateSpace)
+        }
+        self.recurrences |= {
+            node.slots["state"]: package_state(node, graph, given[type(node.op)])
+            for graph in graphs.values()
+            for node in graph.nodes
+            if node.slots and type(node.op) in given
         }
         tiles = max(1, -(-page_rows // TILE))
         slots = program.slots.items()

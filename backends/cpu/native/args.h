@@ -324,4 +324,17 @@ typedef struct {
     int32_t whole;
 } cortiq_package;
 
+/* PACKAGE_STEP: the kernel of another package whose state each row replaces. states[s] is the state
+ * of segment s's sequence, `size` floats; with `keep`, behind it come two marks and CORTIQ_KEPT rows
+ * as those of GATED_DELTA, each all inputs one after the other. */
+typedef struct {
+    cortiq_step_function function;
+    cortiq_kernel_call call;
+    float *const *states;
+    const cortiq_segment *segments;
+    const int32_t *segment_count;
+    int64_t size;
+    int32_t keep;
+} cortiq_package_step;
+
 #endif

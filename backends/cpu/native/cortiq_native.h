@@ -83,6 +83,7 @@ typedef enum {
     CORTIQ_CHOOSE_KEYS,
     CORTIQ_COMPRESS,
     CORTIQ_LOW_RANK, /* what overlays add to products */
+    CORTIQ_PACKAGE_STEP, /* the kernel of another package, with a state */
     CORTIQ_PROBE_FLOATS = 61, /* what the machine can do, for benchmarks */
     CORTIQ_PROBE_READ,
     CORTIQ_PROBE_DOTS,

@@ -112,8 +112,7 @@ class MoE(Layer):
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """Declare router, stacked experts, projections around them, and shared expert."""
-        shapes: dict[str, tuple[int, ...]] = {"router": (self.experts, self.width)}
-        shapes |= self._expert_shapes() | self._router_vectors()
+        shapes = self.score_shapes() | self._expert_shapes() | self._router_vectors()
         if self.latent:
             around = {
                 "latent_in": (self.latent, self.width),
@@ -128,6 +127,14 @@ class MoE(Layer):
         if self.shared_factor:
             shapes["shared_factor"] = (1, self.width)
         return shapes
+
+    def score_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Declare what `scores` multiplies."""
+        return {"router": (self.experts, self.width)}
+
+    def scores(self, scope: Scope, x: Value) -> Value:
+        """Write the experts' scores: Linear."""
+        return linear(scope, x, "router", self.width, self.experts, self.router_biased)
 
     def _router_vectors(self) -> dict[str, tuple[int, ...]]:
         there = {
@@ -184,7 +191,7 @@ class MoE(Layer):
             x = scope.add(op, x, name="router.norm", weights=weights)
             if norm.factor != 1.0:
                 x = scope.add(ops.Scale(norm.factor), x, name="router.scaled")
-        scores = linear(scope, x, "router", self.width, self.experts, self.router_biased)
+        scores = self.scores(scope, x)
         if self.router_cap is not None:
             scores = scope.add(ops.SoftCap(self.router_cap), scores, name="router.capped")
         if self.listed:

@@ -9,6 +9,7 @@ from typing import Any
 from cortiq.backend import Kernel, OperatorExample, StepKernel
 from cortiq.ir import Type
 from cortiq_bounded import nystrom
+from cortiq_bounded.native import nystrom_kernel
 from cortiq_bounded.ops import NystromAttend, PhaseFeatures
 from cortiq_bounded.phase import phase_features
 
@@ -57,3 +58,6 @@ def kernels() -> Iterator[Kernel]:
     except ImportError:
         return
     yield Kernel("cpu", PhaseFeatures, HostKernel(on_host).native, NAME)
+    native = nystrom_kernel()
+    if native is not None:
+        yield Kernel("cpu", NystromAttend, native, NAME)

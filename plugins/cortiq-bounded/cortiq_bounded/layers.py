@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,19 +43,12 @@ class AttentionScope(Scope):
         self.layer = layer
         self.sources: dict[str, Value] = {}
 
-    def add_node(
-        self,
-        op: Op,
-        *inputs: Value,
-        name: str,
-        weights: Mapping[str, str] | None = None,
-        slots: Mapping[str, str] | None = None,
-    ) -> tuple[Value, ...]:
+    def add_node(self, op: Op, *inputs: Value, name: str, **roles: Any) -> tuple[Value, ...]:
         """Append an operator, or what stands in its place; keep what each value was made of."""
         self.sources[name] = inputs[0]
         if self.layer.replaces(op, name):
             return self.layer.replaced(self, op, *inputs)
-        return super().add_node(op, *inputs, name=name, weights=weights, slots=slots)
+        return super().add_node(op, *inputs, name=name, **roles)
 
     def keep_node(self, op: Op, *inputs: Value, name: str, **roles: Any) -> tuple[Value, ...]:
         """Append an operator that the layer writes itself."""

@@ -10,9 +10,8 @@ from cortiq.errors import RequestError, UnsupportedError
 from cortiq.ir import Graph, Node, Op, Program, WeightSpec
 from cortiq.ir.layers import Attention
 from cortiq.ir.op import violations_of
-from cortiq.models.rewriting import Rewritten
-from cortiq.numerics.layouts import Weight
-from cortiq_bounded.arguments import (
+from cortiq.models.added_tensors import read_tensors
+from cortiq.models.rewrite_arguments import (
     as_facts,
     choice,
     chosen_layers,
@@ -22,9 +21,10 @@ from cortiq_bounded.arguments import (
     read_arguments,
     whole,
 )
+from cortiq.models.rewriting import Rewritten
+from cortiq.numerics.layouts import Weight
 from cortiq_bounded.layers import BoundedAttention, NystromAttention, SinkWindowAttention, refusal
 from cortiq_bounded.phase_layer import TENSORS, PhaseMixer
-from cortiq_bounded.tensors import read_tensors
 
 Weights = Mapping[str, Weight]
 REPLACED = (BoundedAttention, PhaseMixer)

@@ -6,13 +6,10 @@ from pathlib import Path
 
 import click
 
-from cortiq.cli.inputs import MODEL
+from cortiq.cli.inputs import FILE, MODEL, OUT
 from cortiq.cli.render import byte_count, echo, note, print_table
 from cortiq.errors import RequestError
 from cortiq_masks.notice import NOTICE
-
-FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-OUT = click.Path(path_type=Path)
 
 
 @click.group(no_args_is_help=True)

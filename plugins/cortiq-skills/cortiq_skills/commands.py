@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cortiq.cli.inputs import MODEL
+from cortiq.cli.inputs import FILE, MODEL, OUT
 from cortiq.cli.render import byte_count, echo, note, print_table
 from cortiq.errors import RequestError
 from cortiq_skills.notice import NOTICE
@@ -16,9 +16,6 @@ from cortiq_skills.notice import NOTICE
 if TYPE_CHECKING:
     from cortiq.model.model import Model
     from cortiq_skills.record import SkillSelection
-
-FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-OUT = click.Path(path_type=Path)
 
 
 @click.group(no_args_is_help=True)

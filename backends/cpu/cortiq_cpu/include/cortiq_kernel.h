@@ -41,6 +41,13 @@ typedef struct {
 typedef void (*cortiq_kernel_function)(const cortiq_kernel_call *call, uint8_t *faults,
                                        int32_t start, int32_t stop);
 
+/* A kernel with a state (`NativeKernel(steps=True)`): computes one row, and makes of the state what it
+ * is behind it. `state` has the floats of the operator's `Recurrent` slot, all zeros before the first
+ * row. Rows of a sequence come in order, those of several sequences at once from several threads;
+ * `position` is the row's own. *fault is set to 1 where a value leaves the canonical domain. */
+typedef void (*cortiq_step_function)(const cortiq_kernel_call *call, float *state, uint8_t *fault,
+                                     int32_t row, int32_t position);
+
 /* The first value of a row. */
 static inline const float *cortiq_kernel_input(const cortiq_kernel_call *call, int32_t which,
                                                int32_t row)
