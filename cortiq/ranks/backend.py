@@ -135,13 +135,13 @@ class RanksBackend:
             return ReplicasExecutable(copies, self.split.prefill)
         if len(stages) == 1:
             return stages[0].compile(program, weights, options)
-        cuts = self._cuts(program)
+        cuts = self._cuts(program, options.device)
         assignments = [(stage, options) for stage in stages[: len(cuts) + 1]]
         return place_split(assignments, program, weights, cuts)
 
-    def _cuts(self, program: Program) -> Sequence[str]:
+    def _cuts(self, program: Program, device: str | None) -> Sequence[str]:
         if self.split.points:
             return cuts_at(program, self.split.points, len(self.split.stages))
-        free = self.driver.ask(range(self.driver.world.size), ("memory",))
+        free = self.driver.ask(range(self.driver.world.size), ("memory", self.name, device))
         budgets = [sum(free[rank] for rank in stage) for stage in self.split.stages]
         return even_cuts(program, budgets)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime
 import os
+import platform
 import re
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -68,7 +70,7 @@ class World:
     Attributes
     ----------
     rank, size : this rank, and how many there are. timeout : seconds until one counts as lost.
-    ranks_here : how many of them run on this host.
+    ranks_here : how many of them run on this host. rank_here : which of these this one is.
     lost : why the ranks cannot go on, once they cannot. exchanges : how many there were.
     """
 
@@ -76,20 +78,27 @@ class World:
     size: int
     timeout: float
     ranks_here: int = 1
+    rank_here: int = 0
     lost: str = ""
     exchanges: int = 0
     _groups: dict[tuple[int, ...], Any] = field(default_factory=dict)
 
     @staticmethod
     def join(
-        rank: int, size: int, address: str | None, timeout: float | None = None, ranks_here: int = 1
+        rank: int,
+        size: int,
+        address: str | None,
+        timeout: float | None = None,
+        ranks_here: int = 1,
+        rank_here: int | None = None,
     ) -> World:
         """Connect with the other ranks; waits until all are there, however late they start.
 
         Parameters
         ----------
         address : HOST:PORT where rank 0 listens; None where torchrun's variables say it.
-        ranks_here : how many ranks run on this host.
+        ranks_here : how many ranks run on this host. rank_here : which of these this one is; None
+            where the ranks find out.
 
         Raises
         ------
@@ -108,7 +117,9 @@ class World:
             what = f"rank {rank} of {size} did not meet the others at {address}: {error}"
             hint = f"start all ranks within {seconds:g} seconds, or set {TIMEOUT_VARIABLE}"
             raise BackendError(what, hint=hint) from None
-        return World(rank, size, seconds, ranks_here)
+        if rank_here is None:
+            rank_here = _place_on_host(rank, size) if ranks_here < size else rank
+        return World(rank, size, seconds, ranks_here, rank_here)
 
     @property
     def threads(self) -> int:
@@ -152,6 +163,13 @@ class World:
         self._groups.clear()
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _place_on_host(rank: int, size: int) -> int:
+    """Return how many ranks before this one run on its host; all ranks ask at once."""
+    hosts: list[str] = [""] * size
+    distributed().all_gather_object(hosts, f"{platform.node()} {uuid.getnode()}")
+    return hosts[:rank].count(hosts[rank])
 
 
 def _first_sentence(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cortiq.backend import Backend, Batch, CompileOptions, ExportedState, Row
+from cortiq.backend import Backend, Batch, CompileOptions, Device, ExportedState, Row
 from cortiq.backend.compiling import CheckedWeights, compile_checked
 from cortiq.backend.row_runs import RowRun, RowRuns
 from cortiq.errors import BackendError, CortiqError
@@ -82,10 +82,10 @@ class Member:
     def do_nothing(self) -> None:
         """Show that rank 0 is there."""
 
-    def do_memory(self) -> int:
-        """Return the bytes that this rank may fill: its share of what its host has free."""
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return free // self.world.ranks_here
+    def do_memory(self, backend: str, named: str | None) -> int:
+        """Return the bytes that this rank may fill: its share of what its device has free."""
+        device, sharing = own_device(self._find(backend).devices(), named, self.world)
+        return free_memory(device) // sharing
 
     def do_group(self, members: tuple[int, ...]) -> None:
         """Make a group of ranks; every rank does."""
@@ -101,7 +101,9 @@ class Member:
         local = self.share(plan)
         threads = plan.options.threads or self.world.threads
         peers = self.world.group(plan.members)
-        options = replace(plan.options, threads=threads, peers=peers, kept=None)
+        backend = self._find(plan.backend)
+        device, _ = own_device(backend.devices(), plan.options.device, self.world)
+        options = replace(plan.options, device=device, threads=threads, peers=peers, kept=None)
         names = tuple(local.program.weights)
         weights: Mapping[str, Weight] = self._sent
         if plan.source is not None:
@@ -109,7 +111,7 @@ class Member:
         tables = {name: weights[name] for name in local.tables}
         for name, table in tables.items():
             check_finite(table, name)
-        backend = self.given_exchange(self._find(plan.backend), plan, tables)
+        backend = self.given_exchange(backend, plan, tables)
         checked = CheckedWeights(local.program, weights)
         made = compile_checked(backend, local.program, checked, options)
         self._sent = {}
@@ -249,6 +251,29 @@ class Member:
         self._splits.pop(number, None)
         self._places.pop(number, None)
         gc.collect()
+
+
+def own_device(there: Sequence[Device], named: str | None, world: World) -> tuple[str, int]:
+    """Return a rank's device, and how many ranks of its host share it.
+
+    Ranks of a host take the devices of one kind (what stands before the colon) in turn; the first
+    takes the one that is named, or a backend's first.
+    """
+    names = [device.name for device in there]
+    first = names[0] if named is None else named
+    alike = [name for name in names if name.partition(":")[0] == first.partition(":")[0]]
+    mine = (alike.index(first) + world.rank_here) % len(alike)
+    return alike[mine], len(range(world.rank_here % len(alike), world.ranks_here, len(alike)))
+
+
+def free_memory(device: str) -> int:
+    """Return the bytes that a GPU, or the host, has free."""
+    if device.startswith("cuda"):
+        import torch
+
+        free: int = torch.cuda.mem_get_info(device)[0]
+        return free
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _numbers(runs: Sequence[SentRun] | None, rows: Sequence[SentRow]) -> set[int]:
