@@ -98,6 +98,14 @@ class RanksBackend:
         self.driver, self.inner, self.split, self.source = driver, inner, split, source
         self.name, self.priority = inner.name, inner.priority
         self.versions: Versions = inner.versions
+        self._stages: Sequence[StageBackend] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Lines about how the devices of what was compiled exchange values, if they do not as they
+        could.
+        """
+        return tuple(dict.fromkeys(stage.note for stage in self._stages if stage.note))
 
     def devices(self) -> Sequence[Device]:
         """Return the devices of a rank."""
@@ -126,7 +134,7 @@ class RanksBackend:
         DeviceMemoryError : its layers do not fit the ranks' memory.
         """
         options = replace(options, kept=None)
-        stages = [
+        stages = self._stages = [
             StageBackend(self.driver, self.inner, members, self.source, self.split.by_expert)
             for members in self.split.stages
         ]

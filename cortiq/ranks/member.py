@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import copy
 import gc
-import os
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cortiq.backend import Backend, Batch, CompileOptions, Device, ExportedState, Row
+from cortiq.backend import Backend, Batch, CompileOptions, ExportedState, Row
 from cortiq.backend.compiling import CheckedWeights, compile_checked
 from cortiq.backend.row_runs import RowRun, RowRuns
 from cortiq.errors import BackendError, CortiqError
@@ -25,6 +24,7 @@ from cortiq.ranks.families import Key
 from cortiq.ranks.group import World
 from cortiq.ranks.local_program import LocalProgram, local_program
 from cortiq.ranks.local_weights import LocalWeights
+from cortiq.ranks.own_device import free_memory, own_device, use_gpu
 from cortiq.ranks.shared_state import with_parts
 from cortiq.ranks.shares import Split
 
@@ -65,6 +65,7 @@ class Member:
         self._snapshots: dict[int, Any] = {}
         self._sent: dict[str, Weight] = {}
         self._exchanges = 0
+        self._gpu = ""
 
     def out_of_step(self, error: BaseException) -> bool:
         """Say whether others may wait for this rank in an exchange, after a command raised this.
@@ -76,6 +77,8 @@ class Member:
     def execute(self, command: tuple[Any, ...]) -> Any:
         """Execute a command: the name of a method, and its arguments."""
         name, *arguments = command
+        if self._gpu:  # kernels are launched on a thread's own, and rank 0 has several threads
+            use_gpu(self._gpu)
         self._exchanges = self.world.exchanges
         return getattr(self, f"do_{name}")(*arguments)
 
@@ -84,12 +87,32 @@ class Member:
 
     def do_memory(self, backend: str, named: str | None) -> int:
         """Return the bytes that this rank may fill: its share of what its device has free."""
-        device, sharing = own_device(self._find(backend).devices(), named, self.world)
+        device, sharing = own_device(self._find(backend).devices(), named, *self.world.here)
         return free_memory(device) // sharing
 
-    def do_group(self, members: tuple[int, ...]) -> None:
-        """Make a group of ranks; every rank does."""
-        self.world.group(members)
+    def do_group(self, members: tuple[int, ...], backend: str, named: str | None) -> str:
+        """Make a group of ranks, by what connects their devices, as every rank does; return what
+        there is to say of it.
+        """
+        return self.world.make_group(members, self._take(self._find(backend), named))
+
+    def _take(self, backend: Backend, named: str | None) -> str:
+        """Return this rank's device; every command uses it from now on if it is a GPU.
+
+        Raises
+        ------
+        BackendError : models of this rank are on another one.
+        """
+        device, _ = own_device(backend.devices(), named, *self.world.here)
+        if device.startswith("cuda"):
+            if self._gpu not in ("", device) and self._executables:
+                what = (
+                    f"models of rank {self.world.rank} are on {self._gpu}, and this is for {device}"
+                )
+                raise BackendError(what, hint="Name one device for all models, or none.")
+            self._gpu = device
+            use_gpu(device)
+        return device
 
     def do_weight(self, name: str, sent: tuple[str, tuple[int, int], Mapping[str, Any]]) -> None:
         """Take a weight, or this rank's part of it, for the next program."""
@@ -102,7 +125,7 @@ class Member:
         threads = plan.options.threads or self.world.threads
         peers = self.world.group(plan.members)
         backend = self._find(plan.backend)
-        device, _ = own_device(backend.devices(), plan.options.device, self.world)
+        device = self._take(backend, plan.options.device)
         options = replace(plan.options, device=device, threads=threads, peers=peers, kept=None)
         names = tuple(local.program.weights)
         weights: Mapping[str, Weight] = self._sent
@@ -153,7 +176,7 @@ class Member:
     def given_exchange(
         self, backend: Backend, plan: StagePlan, tables: Mapping[str, Weight]
     ) -> Backend:
-        """Return the backend with the kernel by which ranks exchange their parts."""
+        """Return the backend with the kernels by which ranks exchange their parts."""
         if len(plan.members) == 1:
             return backend
         taking: Any = copy.copy(backend)
@@ -251,29 +274,6 @@ class Member:
         self._splits.pop(number, None)
         self._places.pop(number, None)
         gc.collect()
-
-
-def own_device(there: Sequence[Device], named: str | None, world: World) -> tuple[str, int]:
-    """Return a rank's device, and how many ranks of its host share it.
-
-    Ranks of a host take the devices of one kind (what stands before the colon) in turn; the first
-    takes the one that is named, or a backend's first.
-    """
-    names = [device.name for device in there]
-    first = names[0] if named is None else named
-    alike = [name for name in names if name.partition(":")[0] == first.partition(":")[0]]
-    mine = (alike.index(first) + world.rank_here) % len(alike)
-    return alike[mine], len(range(world.rank_here % len(alike), world.ranks_here, len(alike)))
-
-
-def free_memory(device: str) -> int:
-    """Return the bytes that a GPU, or the host, has free."""
-    if device.startswith("cuda"):
-        import torch
-
-        free: int = torch.cuda.mem_get_info(device)[0]
-        return free
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _numbers(runs: Sequence[SentRun] | None, rows: Sequence[SentRow]) -> set[int]:

@@ -223,6 +223,17 @@ def test_what_the_kit_refuses_of_devices(given: tuple[str, ...], what: str) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["tensor", "expert"])
+@pytest.mark.parametrize("backend", ["triton", "torch"])
+def test_backends_of_tensors(backend: str, kind: str) -> None:
+    """Backends whose arrays are PyTorch's exchange them where they are; Triton's interpreter."""
+    with on_ranks.subject_on(backend, 2, kind) as subject:
+        report = run(subject, levels=(2, 4), only=(KIT, "level4/together[tiny-llama, other"))
+    assert {str(result.outcome) for result in report.results} == {"same"}
+    assert len(report.results) == 3
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tensor", "expert", "layer", "mixed"])
 @pytest.mark.parametrize("devices", [2, 3, 4])
 @pytest.mark.parametrize("level", [2, 3, 4])
