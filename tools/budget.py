@@ -35,7 +35,7 @@ LIMITS: Mapping[str, int] = {
     "backends/reference": 980,
     "backends/triton": 10955,
     "backends/wgpu": 6000,
-    "benchmarks": 4630,
+    "benchmarks": 4840,
     "conformance": 8480,
     "cortiq": 770,
     "cortiq/backend": 5620,
