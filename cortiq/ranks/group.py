@@ -126,7 +126,7 @@ class World:
 
     @property
     def here(self) -> tuple[int, int]:
-        """Which rank of its host this is, and of how many."""
+        """Return which rank of its host this is, and of how many."""
         return self.rank_here, self.ranks_here
 
     @property

@@ -112,6 +112,22 @@ def test_sequences(ranks: Ranks, source: ModelSource, one: Executable, split: st
     on.close()
 
 
+def test_a_sequence_goes_from_split_to_split(
+    ranks: Ranks, source: ModelSource, one: Executable
+) -> None:
+    """What two ranks began three continue by layers, then one process, and back again."""
+    expected = fed(one, one.open(64), IDS)
+    two, three = (compiled(ranks, source, split) for split in ("tensor of two", "layers"))
+    state, at = two.open(64), 0
+    fed(two, state, IDS[:6])
+    for number, on in enumerate((three, one, two, three, two, one), 1):
+        state, at = on.import_(state.export(), 64), state.length()
+        assert at == state.length() == 6 + 3 * (number - 1)
+        assert fed(on, state, IDS[at : at + 3], 2) == expected[at : at + 3]
+    two.close()
+    three.close()
+
+
 def test_any_value_can_be_asked_for(ranks: Ranks, source: ModelSource, one: Executable) -> None:
     """A value that is cut is put together for rows that want it, and cut where rows supply it."""
     on = compiled(ranks, source, "tensor of three")
