@@ -28,6 +28,7 @@ from cortiq.backend import (
     Status,
     Want,
 )
+from cortiq.backend.admission import vocabulary_of
 from cortiq.backend.row_runs import RowRun, RowRuns
 from cortiq.models import load_program
 from cortiq.models.synthetic import open_synthetic
@@ -52,7 +53,7 @@ def ids_of(length: int, vocabulary: int) -> list[int]:
 
 def prompt(executable: Any, state: Any, start: int, stop: int) -> Mapping[Want, Any]:
     """Compute the prompt's positions from `start` on; return its last row's result."""
-    ids = ids_of(stop, executable.vocabulary)[start:]
+    ids = ids_of(stop, vocabulary_of(executable.program))[start:]
     rows = RowRuns([RowRun(state, start, ids, [WANTS])])
     return completed(executable.forward(Batch(rows)).result()).rows[-1]
 

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from statistics import median
 from typing import Any
 
 import torch
 import triton.language as tl
+from formula_weights import FormulaCodes, by_formula
 from gpu_golden import FIRST, LIMIT, WANTS, WARM, completed, prompt, text_of
 
 from cortiq.backend import Batch, CompileOptions, Drawn, Row
 from cortiq.models import load_program
 from cortiq.models.synthetic import open_synthetic
-from cortiq.numerics.layouts import W8, Weight
+from cortiq.numerics.layouts import Weight
 from cortiq.numerics.philox import key_of_seed
-from cortiq.numerics.synthetic import row_scales
 from cortiq_triton import draw, host_codes, kernels, scales, weights
 from cortiq_triton.executable import TritonExecutable
 from cortiq_triton.language import Tensor, ceil_div, kernel, launch, signed
@@ -32,12 +31,21 @@ GEOMETRY = {
 
 @kernel
 def random_codes(
-    out: Tensor, columns: Tensor, tensor: Tensor, low: Tensor, high: Tensor, BLOCK: tl.constexpr
+    out: Tensor,
+    columns: Tensor,
+    first: Tensor,
+    tensor: Tensor,
+    low: Tensor,
+    high: Tensor,
+    BLOCK: tl.constexpr,
 ) -> None:
-    """Return codes from the bytes of `numerics.synthetic`, clipped to ±127: [rows, columns]."""
+    """Return codes from the bytes of `numerics.synthetic`, clipped to ±127: [rows, columns].
+
+    Row 0 is row `first` of the tensor.
+    """
     row = tl.program_id(0)
     counter = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    words = draw.philox_words(counter, row, 0, tensor, low, high)
+    words = draw.philox_words(counter, first + row, 0, tensor, low, high)
     for place in tl.static_range(4):
         for byte in tl.static_range(4):
             code = (words[place] << (24 - 8 * byte)) >> 24
@@ -47,24 +55,21 @@ def random_codes(
 
 
 def made_on_the_device(weight: Weight, name: str, device: str) -> Any:
-    """Return `weights.pack` of synthetic w8 weights, with the same bits, without the host's
+    """Return `weights.pack` of w8 weights by formula, with the same bits, without the host's
     minutes.
     """
-    make = getattr(weight.parts, "_make", None)
-    if weight.layout is not W8 or make is None or weight.shape[1] % weights.PAD:
+    made: Any = weight.parts.get("codes")
+    if not isinstance(made, FormulaCodes) or weight.shape[1] % weights.PAD:
         return weights.pack(weight, name, device)
-    known: Mapping[str, Any] = inspect.getclosurevars(make).nonlocals
     rows, columns = weight.shape
     codes = torch.empty(weight.shape, dtype=torch.int8, device=device)
-    words = [
-        signed(word) for word in (zlib.crc32(known["name"].encode()), *key_of_seed(known["seed"]))
-    ]
+    words = [signed(word) for word in (zlib.crc32(made.name.encode()), *key_of_seed(made.seed))]
     grid = (rows, ceil_div(columns, 16 * 256))
-    launch(random_codes, grid, codes, columns, *words, BLOCK=256)
-    scale = row_scales(known["name"], known["seed"], (0, rows), columns, 1, known["gain"] - 6)
+    launch(random_codes, grid, codes, columns, made.rows[0], *words, BLOCK=256)
+    scale = torch.from_numpy(weight.parts["scale"]).to(device)
     return weights.Packed(
         rows, columns, columns, host_codes.BYTES, 0, 1, 0, 0, codes,
-        torch.from_numpy(scale).to(device), None, None, None, (scales.F32S, scales.F32S),
+        scale, None, None, None, (scales.F32S, scales.F32S),
     )  # fmt: skip
 
 
@@ -73,7 +78,8 @@ def ours(name: str, device: str) -> TritonExecutable:
     before, kernels.pack = kernels.pack, made_on_the_device
     try:
         loaded = load_program(open_synthetic(name), context=LIMIT)
-        return TritonExecutable(loaded.program, loaded.weights, CompileOptions(), device)
+        made = by_formula(loaded.weights)
+        return TritonExecutable(loaded.program, made, CompileOptions(), device)
     finally:
         kernels.pack = before
 

@@ -116,8 +116,8 @@ OUTSIDE: Mapping[str, frozenset[str]] = {
     | {"cli", "convert", "cortiq", "domains", "engine", "formats", "model", "models", "options"}
     | {"plugins", "cortiq_cpu"},
     "cortiq_conformance": _BACKEND
-    | {"cortiq", "engine", "formats", "model", "models", "options", "plugins", "tokenizer"}
-    | {"cortiq_reference", "vision"},
+    | {"cortiq", "engine", "formats", "model", "models", "options", "plugins", "ranks"}
+    | {"tokenizer", "cortiq_reference", "vision"},
 }
 """Packages outside `cortiq`, and all that each of them may import."""
 

@@ -92,7 +92,7 @@ class Report:
     parts : layers that were declined as a whole and computed as their parts.
     required : whether a case that could not be run fails the run.
     plugin : the file that brings the backend, if one does.
-    asked : number of listed cases.
+    asked : number of listed cases. split : how devices divided the programs, in words, if any.
     running : ids of cases under way.
     cut_short : why not every case ran; empty if all did.
     """
@@ -113,6 +113,7 @@ class Report:
     asked: int = 0
     running: list[str] = field(default_factory=list)
     cut_short: str = ""
+    split: str = ""
 
     def count(self, outcome: CaseOutcome, level: int | None = None) -> int:
         """Count the cases with this outcome."""
@@ -235,10 +236,11 @@ class Report:
         own = self.computed.get(self.backend, 0)
         excused = f", {self.excused} of them expected" if self.excused else ""
         whole = f" of {self.asked}" if self.cut_short else ""
+        split = f", {self.split}" if self.split else ""
         cases = f"{len(self.results)}{whole} cases"
         verdict = "passed" if self.passed else f"FAILED ({'; '.join(self.failures())})"
         return (
-            f"{self.backend}:{self.device}, contract {CONTRACT_VERSION}, kit {KIT_VERSION}, "
+            f"{self.backend}:{self.device}{split}, contract {CONTRACT_VERSION}, kit {KIT_VERSION}, "
             f"{cases} {self.case_list_hash}: {counts}{excused}; "
             f"{own} of {total} nodes computed by {self.backend}: {verdict}"
         )
@@ -273,7 +275,7 @@ class Report:
         return {
             "backend": self.backend, "device": self.device, "passed": self.passed,
             "failures": list(self.failures()), "kit": KIT_VERSION, "contract": CONTRACT_VERSION,
-            "cases": len(self.results), "case_list": self.case_list_hash,
+            "cases": len(self.results), "case_list": self.case_list_hash, "split": self.split,
             "listed": self.asked, "cut_short": self.cut_short, "running": list(self.running),
             "counts": {outcome.value: self.count(outcome) for outcome in CaseOutcome},
             "blamed": sorted(self.blamed()), "causes": self.causes(),

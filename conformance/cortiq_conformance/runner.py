@@ -34,7 +34,7 @@ FEWEST_DISTINCT = 2
 
 
 def run(
-    backend: Backend | str | None,
+    backend: Backend | Subject | str | None,
     *,
     levels: Iterable[int] = LEVELS,
     profile: str = "quick",
@@ -53,7 +53,8 @@ def run(
 
     Parameters
     ----------
-    backend : a backend, or its name (`NAME[:DEVICE]`), or None for the best available.
+    backend : a backend, or its name (`NAME[:DEVICE]`), or None for the best available; or a
+        subject, as `subject_on` makes of several devices.
     levels, profile, models : see `cases`.
     only : run cases whose id contains this, or one of these.
     allow_declined : a declined case does not fail the run; it is never counted as passed.
@@ -129,10 +130,11 @@ def _report(subject: Subject, listed: Sequence[Case]) -> Report:
         plugin=subject.plugin,
         versions=versions | ({"backend": subject.source} if subject.source else {}),
         asked=len(listed),
+        split=subject.split,
     )
 
 
-def _spec(backend: Backend | str | None, subject: Subject) -> str:
+def _spec(backend: Backend | Subject | str | None, subject: Subject) -> str:
     """Return the name by which other processes find the same backend."""
     if backend is None or isinstance(backend, str):
         return f"{subject.name}:{subject.device}" if subject.device else subject.name
@@ -150,8 +152,10 @@ def _stretches(listed: Sequence[Case], by_stage: bool) -> Iterator[list[int]]:
         yield list(stage)
 
 
-def make_subject(backend: Backend | str | None) -> Subject:
+def make_subject(backend: Backend | Subject | str | None) -> Subject:
     """Make the backend under test, found by name if it is not given."""
+    if isinstance(backend, Subject):
+        return backend
     if backend is None or isinstance(backend, str):
         from cortiq.plugins import find_backend
 

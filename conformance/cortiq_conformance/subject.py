@@ -68,6 +68,7 @@ class Subject:
     computed, covered, required, declined, decomposed : see `CompileCounts`.
     plugin, source : the file that brings the backend, if `--plugin` named one; file, or
         distribution and version.
+    split : how several devices divide the programs, in words; empty for one.
     """
 
     def __init__(
@@ -76,8 +77,9 @@ class Subject:
         device: str | None = None,
         plugin: str | None = None,
         source: str = "",
+        split: str = "",
     ) -> None:
-        self.plugin, self.source = plugin, source
+        self.plugin, self.source, self.split = plugin, source, split
         self.backend, self.device, self.name = backend, device, backend.name
         self.begin()
 
@@ -97,7 +99,7 @@ class Subject:
 
     def apart(self) -> Subject:
         """Return a copy with separate counts, for runs that look for a cause."""
-        return Subject(self.backend, self.device, self.plugin, self.source)
+        return Subject(self.backend, self.device, self.plugin, self.source, self.split)
 
     def place(self, program: Program) -> Program:
         """Return the program with declined layers decomposed; raise for declined primitives."""

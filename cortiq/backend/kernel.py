@@ -79,6 +79,8 @@ class StepKernel:
 HostFunction = Callable[..., Any]
 """Of an operator and its inputs, arrays [rows, ...] of 32-bit numbers that may all be seen as
 float32: its output, float32 or int32."""
+TensorFunction = Callable[..., Any]
+"""The same of an operator and tensors of PyTorch: it launches, and waits for nothing."""
 GivenKernels = Mapping[type[Op], Kernel]
 NO_KERNELS: GivenKernels = MappingProxyType({})
 
@@ -133,6 +135,12 @@ class TakesKernels:
             return library.array(function(call.op, *map(library.host, inputs)))
 
         return computed
+
+    def tensor_kernel(self, function: TensorFunction) -> Any:
+        """Return a `Kernel.function` that hands all rows to a function of PyTorch's tensors, which
+        stay on the device; None where a backend's arrays are others.
+        """
+        return None
 
     def drop_kernel(self, kernel: Kernel) -> None:
         """Go back to the backend's own kernel."""

@@ -86,6 +86,7 @@ def model_of(
         raise
     model = Model(name, source, executable, backend.name, device, options, tower)
     model.notes += kept.notes if kept is not None else ()
+    model.notes += getattr(backend, "notes", ())
     try:
         for text in options.adapters:
             model.load_adapter(*split_adapter(text), progress=progress)

@@ -98,6 +98,14 @@ class RanksBackend:
         self.driver, self.inner, self.split, self.source = driver, inner, split, source
         self.name, self.priority = inner.name, inner.priority
         self.versions: Versions = inner.versions
+        self._stages: Sequence[StageBackend] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Lines about how the devices of what was compiled exchange values, if they do not as they
+        could.
+        """
+        return tuple(dict.fromkeys(stage.note for stage in self._stages if stage.note))
 
     def devices(self) -> Sequence[Device]:
         """Return the devices of a rank."""
@@ -126,7 +134,7 @@ class RanksBackend:
         DeviceMemoryError : its layers do not fit the ranks' memory.
         """
         options = replace(options, kept=None)
-        stages = [
+        stages = self._stages = [
             StageBackend(self.driver, self.inner, members, self.source, self.split.by_expert)
             for members in self.split.stages
         ]
@@ -135,13 +143,13 @@ class RanksBackend:
             return ReplicasExecutable(copies, self.split.prefill)
         if len(stages) == 1:
             return stages[0].compile(program, weights, options)
-        cuts = self._cuts(program)
+        cuts = self._cuts(program, options.device)
         assignments = [(stage, options) for stage in stages[: len(cuts) + 1]]
         return place_split(assignments, program, weights, cuts)
 
-    def _cuts(self, program: Program) -> Sequence[str]:
+    def _cuts(self, program: Program, device: str | None) -> Sequence[str]:
         if self.split.points:
             return cuts_at(program, self.split.points, len(self.split.stages))
-        free = self.driver.ask(range(self.driver.world.size), ("memory",))
+        free = self.driver.ask(range(self.driver.world.size), ("memory", self.name, device))
         budgets = [sum(free[rank] for rank in stage) for stage in self.split.stages]
         return even_cuts(program, budgets)

@@ -1,8 +1,12 @@
-"""Operators by which ranks put their parts of a row together, and their kernels."""
+"""Operators by which ranks put their parts of a row together, and their kernels.
+
+The kernels take tensors of PyTorch, wherever these are: on GPUs nothing waits for the host, but for
+the ids of a table's rows. Backends with arrays of NumPy have the same ones over the same memory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,6 +20,9 @@ from cortiq.numerics.dequantise import embedding_rows
 from cortiq.numerics.layouts import Weight
 from cortiq.ranks.shares import Range, Split
 
+Tensor = Any
+"""A tensor of PyTorch, which is imported where ranks are."""
+
 
 class Exchange(Protocol):
     """A group of ranks, as far as kernels need it."""
@@ -28,11 +35,11 @@ class Exchange(Protocol):
     def size(self) -> int:
         """Number of ranks."""
 
-    def gather(self, part: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Return every rank's array of this shape, one after the other, [ranks, ...]."""
+    def gather(self, part: Tensor) -> Tensor:
+        """Return every rank's tensor of this shape, one after the other, [ranks, ...]."""
 
-    def add(self, bits: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """Return the sum of every rank's array."""
+    def add(self, bits: Tensor) -> Tensor:
+        """Return the sum of every rank's tensor of int32."""
 
 
 @dataclass(frozen=True)
@@ -73,17 +80,24 @@ class OwnExperts(Op):
         return inputs
 
 
-def _owned(numbers: npt.NDArray[np.int32], owned: Range) -> npt.NDArray[np.bool_]:
+def _owned(numbers: Tensor, owned: Range) -> Tensor:
     """Return which of some ids are this rank's."""
     start, stop = owned
     return (numbers >= start) & (numbers < stop)
 
 
-def own_experts(op: OwnExperts, index: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+def _integers(numbers: Tensor) -> Tensor:
+    """Return 32-bit numbers as the integers that they are, whatever a backend calls them."""
+    import torch
+
+    return numbers.view(torch.int32)
+
+
+def own_experts(op: OwnExperts, index: Tensor) -> Tensor:
     """Return the numbers of experts on this rank."""
     start, stop = op.range
-    chosen = index.view(np.int32)
-    return np.where(_owned(chosen, op.range), chosen - start, stop - start).astype(np.int32)
+    chosen = _integers(index)
+    return (chosen - start).masked_fill(~_owned(chosen, op.range), stop - start)
 
 
 @dataclass(frozen=True)
@@ -104,15 +118,12 @@ class JoinExperts(Op):
         return (rows,)
 
 
-def joined_experts(
-    op: JoinExperts, rows: npt.NDArray[np.float32], index: npt.NDArray[Any], group: Exchange
-) -> npt.NDArray[np.float32]:
+def joined_experts(op: JoinExperts, rows: Tensor, index: Tensor, group: Exchange) -> Tensor:
     """Return every chosen expert's row."""
-    chosen = index.view(np.int32)
-    apart = rows.reshape(len(rows), chosen.shape[1], -1)
-    mine = _owned(chosen, op.owned)
-    bits = np.where(mine[:, :, None], apart.view(np.int32), 0).astype(np.int32)
-    return group.add(bits).view(np.float32).reshape(rows.shape)
+    chosen = _integers(index)
+    apart = _integers(rows.contiguous()).reshape(*chosen.shape, -1)
+    bits = apart.masked_fill(~_owned(chosen, op.owned)[:, :, None], 0)
+    return group.add(bits).view(rows.dtype).reshape(rows.shape)
 
 
 @dataclass(frozen=True)
@@ -132,38 +143,51 @@ class TableRows(ops.EmbedRows):
         return {}
 
 
-def looked_up(
-    op: TableRows, tokens: npt.NDArray[Any], table: Weight, group: Exchange
-) -> npt.NDArray[np.float32]:
+def looked_up(op: TableRows, tokens: Tensor, table: Weight, group: Exchange) -> Tensor:
     """Return the rows of tokens; +0 for ids past the table, which only some operators let pass."""
-    ids = tokens.view(np.int32).reshape(-1)
-    mine = _owned(ids, op.owned)
+    import torch
+
+    ids = tokens.cpu().numpy().view(np.int32).reshape(-1)
+    start, stop = op.owned
+    mine = (ids >= start) & (ids < stop)
     rows = np.zeros((len(ids), op.width), np.float32)
     if mine.any():
         faults = np.zeros(int(mine.sum()), np.bool_)
-        found = embedding_rows(table, ids[mine] - op.owned[0], faults)
+        found = embedding_rows(table, ids[mine] - start, faults)
         found[faults] = np.nan  # whatever takes the row raises its fault
         rows[mine] = found
-    return group.add(rows.view(np.int32)).view(np.float32)
+    there = torch.from_numpy(rows).to(tokens.device)
+    return group.add(_integers(there)).view(torch.float32)
 
 
-def gathered(
-    op: GatherParts, part: npt.NDArray[np.float32], group: Exchange
-) -> npt.NDArray[np.float32]:
+def gathered(op: GatherParts, part: Tensor, group: Exchange) -> Tensor:
     """Return whole rows [rows, *shape] from this rank's parts of them."""
     rows, split = len(part), op.split
     lead, inner = (1 if split.axis == 0 else op.shape[0]), op.inner
     widest = max(split.size(rank) for rank in range(group.size))
-    own = part.reshape(rows, lead, -1)
-    sent = np.zeros((rows, lead, widest * inner), np.float32)
-    sent[:, :, : own.shape[2]] = own
+    sent = part.reshape(rows, lead, -1)
+    if sent.shape[2] < widest * inner:
+        own, sent = sent, part.new_zeros((rows, lead, widest * inner))
+        sent[:, :, : own.shape[2]] = own
     parts = group.gather(sent)
-    whole = np.empty((rows, lead, split.length * inner), np.float32)
-    for rank, given in enumerate(parts):
+    whole = part.new_empty((rows, lead, split.length * inner))
+    for rank in range(group.size):
         for at, (start, stop) in split.owned(rank):
-            until = at + stop - start
-            whole[:, :, start * inner : stop * inner] = given[:, :, at * inner : until * inner]
+            there = parts[rank, :, :, at * inner : (at + stop - start) * inner]
+            whole[:, :, start * inner : stop * inner] = there
     return whole.reshape(rows, *op.shape)
+
+
+def on_host(function: Callable[..., Tensor]) -> Callable[..., npt.NDArray[Any]]:
+    """Return a function of tensors as one of NumPy's arrays over the same memory."""
+
+    def computed(op: Any, *arrays: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        import torch
+
+        result: npt.NDArray[Any] = function(op, *map(torch.from_numpy, arrays)).numpy()
+        return result
+
+    return computed
 
 
 def exchange_kernels(
@@ -177,6 +201,11 @@ def exchange_kernels(
         JoinExperts: lambda op, rows, index: joined_experts(op, rows, index, group),
     }
     return {
-        op: Kernel(backend.name, op, backend.host_kernel(function), "ranks")
+        op: Kernel(
+            backend.name,
+            op,
+            backend.tensor_kernel(function) or backend.host_kernel(on_host(function)),
+            "ranks",
+        )
         for op, function in functions.items()
     }

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import datetime
 import os
+import platform
 import re
-from collections.abc import Sequence
+import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from cortiq.errors import BackendError, ExecutableLostError
+from cortiq.ranks.own_device import gpu_of, why_no_nccl
+
+Tensor = Any
+"""A tensor of torch, which is imported where ranks are."""
 
 TIMEOUT_VARIABLE = "CORTIQ_RANK_TIMEOUT"
 TIMEOUT_SECONDS = 300.0
 """Seconds that a rank waits for another in a batch before it counts as lost, by default."""
+NCCL_ERRORS, NCCL_CLEANS_UP = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "2"
+"""Variable, and its value by which PyTorch ends an exchange that hangs, and not the process."""
 COMPILE_SECONDS = 3600.0
 """Seconds to wait for a command or its answer: preparing a large model's weights takes a while.
 A rank whose process ends is missed at once."""
@@ -68,7 +73,7 @@ class World:
     Attributes
     ----------
     rank, size : this rank, and how many there are. timeout : seconds until one counts as lost.
-    ranks_here : how many of them run on this host.
+    ranks_here : how many of them run on this host. rank_here : which of these this one is.
     lost : why the ranks cannot go on, once they cannot. exchanges : how many there were.
     """
 
@@ -76,20 +81,27 @@ class World:
     size: int
     timeout: float
     ranks_here: int = 1
+    rank_here: int = 0
     lost: str = ""
     exchanges: int = 0
-    _groups: dict[tuple[int, ...], Any] = field(default_factory=dict)
+    _groups: dict[tuple[int, ...], RankGroup] = field(default_factory=dict)
 
     @staticmethod
     def join(
-        rank: int, size: int, address: str | None, timeout: float | None = None, ranks_here: int = 1
+        rank: int,
+        size: int,
+        address: str | None,
+        timeout: float | None = None,
+        ranks_here: int = 1,
+        rank_here: int | None = None,
     ) -> World:
         """Connect with the other ranks; waits until all are there, however late they start.
 
         Parameters
         ----------
         address : HOST:PORT where rank 0 listens; None where torchrun's variables say it.
-        ranks_here : how many ranks run on this host.
+        ranks_here : how many ranks run on this host. rank_here : which of these this one is; None
+            where the ranks find out.
 
         Raises
         ------
@@ -108,7 +120,14 @@ class World:
             what = f"rank {rank} of {size} did not meet the others at {address}: {error}"
             hint = f"start all ranks within {seconds:g} seconds, or set {TIMEOUT_VARIABLE}"
             raise BackendError(what, hint=hint) from None
-        return World(rank, size, seconds, ranks_here)
+        if rank_here is None:
+            rank_here = _place_on_host(rank, size) if ranks_here < size else rank
+        return World(rank, size, seconds, ranks_here, rank_here)
+
+    @property
+    def here(self) -> tuple[int, int]:
+        """Return which rank of its host this is, and of how many."""
+        return self.rank_here, self.ranks_here
 
     @property
     def threads(self) -> int:
@@ -117,13 +136,33 @@ class World:
             return 0
         return max(1, (os.cpu_count() or 1) // self.ranks_here)
 
-    def group(self, ranks: Sequence[int]) -> RankGroup:
-        """Return the group of these ranks; all ranks of the world call this in one order."""
+    def make_group(self, ranks: Sequence[int], device: str = "cpu") -> str:
+        """Connect some ranks, as all ranks of the world do in one order; return what there is to
+        say of it: why GPUs exchange by the host's memory.
+
+        Parameters
+        ----------
+        device : what this rank computes on. Members that have a GPU each exchange by NCCL.
+        """
         members, dist = tuple(ranks), distributed()
-        if members not in self._groups:
-            seconds = datetime.timedelta(seconds=self.timeout)
-            self._groups[members] = dist.new_group(list(members), seconds, "gloo")
-        return RankGroup(self, members, self._groups[members])
+        seconds = datetime.timedelta(seconds=self.timeout)
+        made = self._groups.get(members)
+        if made is None:
+            made = RankGroup(self, members, dist.new_group(list(members), seconds, "gloo"))
+            self._groups[members] = made
+        if len(members) == 1 or not device.startswith("cuda"):
+            return ""
+        found: list[str] = [""] * self.size
+        dist.all_gather_object(found, gpu_of(device))
+        why = why_no_nccl({member: found[member] for member in members})
+        if not why and made.nccl is None:
+            os.environ.setdefault(NCCL_ERRORS, NCCL_CLEANS_UP)
+            made.nccl = dist.new_group(list(members), seconds, "nccl")
+        return f"{why}: they exchange through the host's memory, slowly" if why else ""
+
+    def group(self, ranks: Sequence[int]) -> RankGroup:
+        """Return the group of these ranks, which was made."""
+        return self._groups[tuple(ranks)]
 
     def lose(self, what: str, error: BaseException | None = None) -> RankLostError:
         """Note that the ranks cannot go on, and return the error that says so.
@@ -154,6 +193,13 @@ class World:
             dist.destroy_process_group()
 
 
+def _place_on_host(rank: int, size: int) -> int:
+    """Return how many ranks before this one run on its host; all ranks ask at once."""
+    hosts: list[str] = [""] * size
+    distributed().all_gather_object(hosts, f"{platform.node()} {uuid.getnode()}")
+    return hosts[:rank].count(hosts[rank])
+
+
 def _first_sentence(error: BaseException) -> str:
     """Return what an error says, without the place in its source."""
     said = str(error).strip().split("\n")[0] or type(error).__name__
@@ -167,11 +213,13 @@ class RankGroup:
     Attributes
     ----------
     members : their numbers in the world, ascending.
+    handle : their group of gloo. nccl : of NCCL, where each has a GPU of its own.
     """
 
     world: World
     members: tuple[int, ...]
     handle: Any
+    nccl: Any = None
 
     @property
     def rank(self) -> int:
@@ -183,51 +231,54 @@ class RankGroup:
         """Number of ranks."""
         return len(self.members)
 
-    def gather(self, part: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Return every rank's array, [ranks, ...]; after a rank was lost, zeros.
-
-        It does not raise, since kernels call it; `any_of` does at the end of the batch.
-        """
-        whole = np.zeros((self.size, *part.shape), part.dtype)
-        try:
-            self._gather(part, whole)
-        except BaseException as error:  # an interrupt, too, is raised where kernels are done
-            self.world.lose("an exchange failed", error)
-        return whole
-
-    def _gather(self, part: npt.NDArray[Any], whole: npt.NDArray[Any]) -> None:
-        if self.world.lost:
-            return
-        self.world.exchanges += 1
+    def gather(self, part: Tensor) -> Tensor:
+        """Return every rank's tensor, [ranks, ...]; see `_exchange`."""
+        whole = part.new_zeros((self.size, *part.shape))
         if self.size == 1:
             whole[0] = part
-            return
-        import torch
+            return whole
+        dist = distributed()
+        newer = hasattr(dist, "all_gather_single")
+        together = dist.all_gather_single if newer else dist.all_gather_into_tensor
+        flat = whole.view(self.size * part.shape[0], *part.shape[1:])
+        self._exchange(together, flat, part.contiguous())
+        return whole
 
-        parts = [torch.from_numpy(one) for one in whole.reshape(self.size, -1)]
-        own = torch.from_numpy(np.ascontiguousarray(part).reshape(-1))
-        distributed().all_gather(parts, own, group=self.handle)
-
-    def add(self, bits: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """Return the sum of every rank's array; it does not raise, as `gather`."""
-        total = np.ascontiguousarray(bits)
-        try:
-            if not self.world.lost:
-                self.world.exchanges += 1
-                self._add(total)
-        except BaseException as error:
-            self.world.lose("an exchange failed", error)
+    def add(self, bits: Tensor) -> Tensor:
+        """Return the sum of every rank's tensor of int32; see `_exchange`."""
+        total = bits.clone()
+        if self.size > 1:
+            self._exchange(distributed().all_reduce, total)
         return total
 
-    def _add(self, total: npt.NDArray[np.int32]) -> None:
-        if self.size > 1:
-            import torch
+    def _exchange(self, together: Callable[..., Any], result: Tensor, *given: Tensor) -> None:
+        """Exchange tensors: on GPUs by NCCL, where they are, or copies in the host's memory.
 
-            distributed().all_reduce(torch.from_numpy(total.reshape(-1)), group=self.handle)
+        It does not raise, since kernels call it: after a rank was lost the result means nothing,
+        which `any_of` says at the end of the batch.
+        """
+        try:
+            if self.world.lost:
+                return
+            self.world.exchanges += 1
+            tensors = result, *given
+            if self._copies(result):
+                tensors = tuple(tensor.cpu() for tensor in tensors)
+            together(*tensors, group=self.nccl if tensors[0].is_cuda else self.handle)
+            if tensors[0] is not result:
+                result.copy_(tensors[0])
+        except BaseException as error:  # an interrupt, too, is raised where kernels are done
+            self.world.lose("an exchange failed", error)
+
+    def _copies(self, tensor: Tensor) -> bool:
+        """Say whether a tensor is exchanged as a copy in the host's memory."""
+        return tensor.device.type != "cpu" and self.nccl is None
 
     def any_of(self, flags: Sequence[bool]) -> Sequence[bool]:
         """Return for each flag whether a rank has set it; see `cortiq.backend.peers.Peers`."""
-        found = self.gather(np.array([*flags, False], np.uint8).astype(np.float32))
+        import torch
+
+        found = self.gather(torch.tensor([*flags, False], dtype=torch.uint8))
         self.world.check()
-        together: npt.NDArray[np.bool_] = np.any(found != 0, axis=0)
-        return together[: len(flags)].tolist()
+        together: list[bool] = found.amax(dim=0).bool().tolist()
+        return together[: len(flags)]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import os
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from cortiq.ranks.families import Key
 from cortiq.ranks.group import World
 from cortiq.ranks.local_program import LocalProgram, local_program
 from cortiq.ranks.local_weights import LocalWeights
+from cortiq.ranks.own_device import free_memory, own_device, use_gpu
 from cortiq.ranks.shared_state import with_parts
 from cortiq.ranks.shares import Split
 
@@ -65,6 +65,7 @@ class Member:
         self._snapshots: dict[int, Any] = {}
         self._sent: dict[str, Weight] = {}
         self._exchanges = 0
+        self._gpu = ""
 
     def out_of_step(self, error: BaseException) -> bool:
         """Say whether others may wait for this rank in an exchange, after a command raised this.
@@ -76,20 +77,42 @@ class Member:
     def execute(self, command: tuple[Any, ...]) -> Any:
         """Execute a command: the name of a method, and its arguments."""
         name, *arguments = command
+        if self._gpu:  # kernels are launched on a thread's own, and rank 0 has several threads
+            use_gpu(self._gpu)
         self._exchanges = self.world.exchanges
         return getattr(self, f"do_{name}")(*arguments)
 
     def do_nothing(self) -> None:
         """Show that rank 0 is there."""
 
-    def do_memory(self) -> int:
-        """Return the bytes that this rank may fill: its share of what its host has free."""
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return free // self.world.ranks_here
+    def do_memory(self, backend: str, named: str | None) -> int:
+        """Return the bytes that this rank may fill: its share of what its device has free."""
+        device, sharing = own_device(self._find(backend).devices(), named, *self.world.here)
+        return free_memory(device) // sharing
 
-    def do_group(self, members: tuple[int, ...]) -> None:
-        """Make a group of ranks; every rank does."""
-        self.world.group(members)
+    def do_group(self, members: tuple[int, ...], backend: str, named: str | None) -> str:
+        """Make a group of ranks, by what connects their devices, as every rank does; return what
+        there is to say of it.
+        """
+        return self.world.make_group(members, self._take(self._find(backend), named))
+
+    def _take(self, backend: Backend, named: str | None) -> str:
+        """Return this rank's device; every command uses it from now on if it is a GPU.
+
+        Raises
+        ------
+        BackendError : models of this rank are on another one.
+        """
+        device, _ = own_device(backend.devices(), named, *self.world.here)
+        if device.startswith("cuda"):
+            if self._gpu not in ("", device) and self._executables:
+                what = (
+                    f"models of rank {self.world.rank} are on {self._gpu}, and this is for {device}"
+                )
+                raise BackendError(what, hint="Name one device for all models, or none.")
+            self._gpu = device
+            use_gpu(device)
+        return device
 
     def do_weight(self, name: str, sent: tuple[str, tuple[int, int], Mapping[str, Any]]) -> None:
         """Take a weight, or this rank's part of it, for the next program."""
@@ -101,7 +124,9 @@ class Member:
         local = self.share(plan)
         threads = plan.options.threads or self.world.threads
         peers = self.world.group(plan.members)
-        options = replace(plan.options, threads=threads, peers=peers, kept=None)
+        backend = self._find(plan.backend)
+        device = self._take(backend, plan.options.device)
+        options = replace(plan.options, device=device, threads=threads, peers=peers, kept=None)
         names = tuple(local.program.weights)
         weights: Mapping[str, Weight] = self._sent
         if plan.source is not None:
@@ -109,7 +134,7 @@ class Member:
         tables = {name: weights[name] for name in local.tables}
         for name, table in tables.items():
             check_finite(table, name)
-        backend = self.given_exchange(self._find(plan.backend), plan, tables)
+        backend = self.given_exchange(backend, plan, tables)
         checked = CheckedWeights(local.program, weights)
         made = compile_checked(backend, local.program, checked, options)
         self._sent = {}
@@ -151,7 +176,7 @@ class Member:
     def given_exchange(
         self, backend: Backend, plan: StagePlan, tables: Mapping[str, Weight]
     ) -> Backend:
-        """Return the backend with the kernel by which ranks exchange their parts."""
+        """Return the backend with the kernels by which ranks exchange their parts."""
         if len(plan.members) == 1:
             return backend
         taking: Any = copy.copy(backend)

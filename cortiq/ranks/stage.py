@@ -45,6 +45,7 @@ class StageBackend:
     inner : the backend of each of them. members : the ranks, ascending.
     source : how each rank opens the weights itself; None: rank 0 sends them.
     by_expert : whether experts are divided, rather than each one's columns.
+    note : what there is to say of their exchange, once a program was compiled.
     """
 
     driver: Driver
@@ -52,6 +53,7 @@ class StageBackend:
     members: tuple[int, ...]
     source: Any = None
     by_expert: bool = False
+    note: str = ""
 
     def __post_init__(self) -> None:
         self.name, self.priority = self.inner.name, self.inner.priority
@@ -69,7 +71,8 @@ class StageBackend:
         self, program: Program, weights: Mapping[str, Weight], options: CompileOptions
     ) -> StageExecutable:
         """Compile each rank's share on that rank."""
-        self.driver.ask(range(self.driver.world.size), ("group", self.members))
+        made = ("group", self.members, self.name, options.device)
+        self.note = self.driver.ask(range(self.driver.world.size), made)[0]
         options = replace(options, kept=None)
         plan = StagePlan(program, self.members, self.name, options, self.source, self.by_expert)
         if self.source is None:

@@ -31,6 +31,7 @@ class TorchrunRank:
     rank: int
     size: int
     ranks_here: int
+    rank_here: int
 
     @property
     def hosts(self) -> int:
@@ -50,10 +51,11 @@ def launched(environment: Mapping[str, str] = os.environ) -> TorchrunRank | None
     try:
         rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
         here = int(environment.get("LOCAL_WORLD_SIZE", "1"))
+        place = int(environment.get("LOCAL_RANK", str(rank % max(1, here))))
     except ValueError:
-        what = "RANK, WORLD_SIZE or LOCAL_WORLD_SIZE is no number"
+        what = "one of RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE is no number"
         raise BackendError(what, hint="start the ranks by torchrun") from None
-    return TorchrunRank(rank, size, here) if size > 1 else None
+    return TorchrunRank(rank, size, here, place) if size > 1 else None
 
 
 def device_count(devices: int) -> int:
@@ -110,7 +112,8 @@ def start_ranks(count: int, find_backend: FindBackend, open_weights: OpenWeights
     launch = launched()
     if launch is None:
         return _start_here(count, find_backend, open_weights)
-    world = World.join(launch.rank, launch.size, None, ranks_here=launch.ranks_here)
+    here = {"ranks_here": launch.ranks_here, "rank_here": launch.rank_here}
+    world = World.join(launch.rank, launch.size, None, **here)
     member = Member(world, find_backend, open_weights)
     if launch.rank:
         follow(member)

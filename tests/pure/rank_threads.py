@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
+import torch
 
 from cortiq.backend import Backend, Batch, CompileOptions, Digest, Row, Status
 from cortiq.backend.compiling import CheckedWeights, compile_checked
@@ -41,13 +41,13 @@ class Seat:
         """Return all parts."""
         self.table.parts[self.rank] = part
         self.table.barrier.wait()
-        whole = np.stack(self.table.parts)
+        whole = torch.stack(self.table.parts)
         self.table.barrier.wait()
         return whole
 
     def add(self, bits: Any) -> Any:
         """Return the sum of all arrays."""
-        return self.gather(bits).sum(axis=0, dtype=np.int32)
+        return self.gather(bits).sum(dim=0, dtype=torch.int32)
 
 
 def streams(executable: Any, program: Program) -> Streams:

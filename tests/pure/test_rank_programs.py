@@ -54,9 +54,11 @@ def test_whole_experts(name: str) -> None:
     assert_same(name, 3, by_expert=True)
 
 
-def test_the_reference_takes_the_same_exchange() -> None:
-    """A backend whose kernels are functions of Python."""
-    assert_same("tiny-llama", 2, "reference")
+@pytest.mark.parametrize("backend", ["reference", "torch"])
+def test_other_backends_take_the_same_exchange(backend: str) -> None:
+    """Kernels of NumPy's arrays, and of PyTorch's tensors, which stay on their device."""
+    assert_same("tiny-llama", 2, backend)
+    assert_same("tiny-mixtral", 2, backend, by_expert=True)
 
 
 def test_rows_that_are_permuted_are_whole() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import cortiq
 from cortiq.backend import Argmax, Batch, CompileOptions, Digest, Executable, Named, Row, Status
@@ -23,7 +25,8 @@ from cortiq.options import LoadOptions
 from cortiq.placement.place import place
 from cortiq.ranks.backend import DeviceSplit, RanksBackend
 from cortiq.ranks.start import INTERFACE, LOOPBACK, Ranks, free_port, start_ranks
-from cortiq_conformance import run
+from cortiq_conformance import on_ranks, run
+from cortiq_conformance.cli import conform
 
 MODEL = "synthetic:tiny-llama"
 CPU = backend_named("cpu")
@@ -109,6 +112,22 @@ def test_sequences(ranks: Ranks, source: ModelSource, one: Executable, split: st
     on.close()
 
 
+def test_a_sequence_goes_from_split_to_split(
+    ranks: Ranks, source: ModelSource, one: Executable
+) -> None:
+    """What two ranks began three continue by layers, then one process, and back again."""
+    expected = fed(one, one.open(64), IDS)
+    two, three = (compiled(ranks, source, split) for split in ("tensor of two", "layers"))
+    state, at = two.open(64), 0
+    fed(two, state, IDS[:6])
+    for number, on in enumerate((three, one, two, three, two, one), 1):
+        state, at = on.import_(state.export(), 64), state.length()
+        assert at == state.length() == 6 + 3 * (number - 1)
+        assert fed(on, state, IDS[at : at + 3], 2) == expected[at : at + 3]
+    two.close()
+    three.close()
+
+
 def test_any_value_can_be_asked_for(ranks: Ranks, source: ModelSource, one: Executable) -> None:
     """A value that is cut is put together for rows that want it, and cut where rows supply it."""
     on = compiled(ranks, source, "tensor of three")
@@ -173,13 +192,73 @@ def test_whole_experts(ranks: Ranks) -> None:
     assert {str(result.outcome) for result in report.results} == {"same"}
 
 
+@pytest.mark.parametrize("kind", ["tensor", "expert", "layer", "mixed"])
+def test_the_kit_on_several_devices(
+    ranks: Ranks, kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`cortiq conform --devices` runs a case on the split that it names."""
+    started: list[int] = []
+
+    def start(count: int, *given: Any) -> Ranks:
+        started.append(count)
+        return ranks
+
+    monkeypatch.setattr(on_ranks, "start_ranks", start)
+    monkeypatch.setattr(Ranks, "close", lambda self: None)
+    report = tmp_path / "report.json"
+    command = ["-b", "cpu", "--devices", "3", "--split", kind, "--only", KIT, "--json", str(report)]
+    done = CliRunner().invoke(conform, command)
+    assert done.exit_code == 0, done.output
+    assert f"cpu:cpu, {kind} split over 3 devices" in done.stdout
+    facts = json.loads(report.read_text())
+    assert (facts["split"], facts["cases"]) == (f"{kind} split over 3 devices", 2)
+    assert started == [3]
+
+
+KIT = "level2/graph chunks[tiny-mixtral"
+
+
+@pytest.mark.parametrize(("devices", "stages"), [(3, ((0, 1), (2,))), (4, ((0, 1), (2, 3)))])
+def test_a_mixed_split(devices: int, stages: tuple[tuple[int, ...], ...]) -> None:
+    """Two stretches of layers, the first with the odd device."""
+    assert on_ranks.split_of("mixed", devices) == DeviceSplit(stages)
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        (("--split", "tensor"), "needs several devices"),
+        (("--devices", "2", "--split", "mixed"), "needs three devices or more"),
+        (("--devices", "2", "--jobs", "3"), "3 processes cannot share 2 devices"),
+    ],
+)
+def test_what_the_kit_refuses_of_devices(given: tuple[str, ...], what: str) -> None:
+    """Options that do not go together are refused before anything is started."""
+    done = CliRunner().invoke(conform, ["-b", "cpu", "--only", KIT, *given])
+    assert isinstance(done.exception, RequestError) and what in str(done.exception)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("kind", ["tensor", "expert"])
+@pytest.mark.parametrize("backend", ["triton", "torch"])
+def test_backends_of_tensors(backend: str, kind: str) -> None:
+    """Backends whose arrays are PyTorch's exchange them where they are; Triton's interpreter."""
+    with on_ranks.subject_on(backend, 2, kind) as subject:
+        report = run(subject, levels=(2, 4), only=(KIT, "level4/together[tiny-llama, other"))
+    assert {str(result.outcome) for result in report.results} == {"same"}
+    assert len(report.results) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["tensor", "expert", "layer", "mixed"])
+@pytest.mark.parametrize("devices", [2, 3, 4])
 @pytest.mark.parametrize("level", [2, 3, 4])
-def test_whole_conformance(ranks: Ranks, split: str, level: int) -> None:
+def test_whole_conformance(devices: int, kind: str, level: int) -> None:
     """Every case of levels 2 to 4."""
-    backend = RanksBackend(ranks.driver, CPU, DeviceSplit(SPLITS[split]))
-    report = run(backend, levels=(level,))
+    if (devices, kind) == (2, "mixed"):
+        pytest.skip("needs three devices")
+    with on_ranks.subject_on("cpu", devices, kind) as subject:
+        report = run(subject, levels=(level,))
     assert {str(result.outcome) for result in report.results} <= {"same", "not run"}
 
 

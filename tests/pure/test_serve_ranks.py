@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from adapter_folders import write_lora
 from serving import TINY, Server, serving
+
+import cortiq
 
 pytestmark = pytest.mark.slow
 
@@ -80,6 +83,13 @@ def test_every_split_answers_as_one_process(tmp_path: Path) -> None:
         assert made[name] == made["one process"], name
 
 
+def followers(server: Server) -> list[int]:
+    """Return the processes of a server's other ranks."""
+    listed = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
+    ranks = [int(pid) for pid in listed.read_text().split()]
+    return [pid for pid in ranks if "follower" in Path(f"/proc/{pid}/cmdline").read_text()]
+
+
 @pytest.mark.parametrize("split", ["tensors on two", "replicas"])
 def test_a_rank_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str) -> None:
     """Its requests fail after the time a rank may take; the server says that it cannot go on."""
@@ -87,9 +97,7 @@ def test_a_rank_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spli
     with serving(tmp_path, "--backend", "cpu", *SPLITS[split]) as server:
         body: Any = {"messages": [{"role": "user", "content": "Why?"}], "max_tokens": 4}
         assert post(server, "/v1/chat/completions", body)["choices"]
-        listed = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
-        ranks = [int(pid) for pid in listed.read_text().split()]
-        stopped = [pid for pid in ranks if "follower" in Path(f"/proc/{pid}/cmdline").read_text()]
+        stopped = followers(server)
         os.kill(stopped[-1], signal.SIGSTOP)
         start = time.monotonic()
         with pytest.raises(urllib.error.HTTPError) as failed:
@@ -100,6 +108,42 @@ def test_a_rank_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spli
         assert time.monotonic() - start < 60
         assert status(server, "/health") == 503
         os.kill(stopped[-1], signal.SIGCONT)
+
+
+@pytest.mark.parametrize("split", ["tensors on two", "replicas"])
+def test_a_rank_that_ends_with_requests_in_flight(tmp_path: Path, split: str) -> None:
+    """Plain and structured requests, one of them with an adapter, all end, with an answer or with
+    an error that names the rank; the server answers that it cannot go on.
+    """
+    with cortiq.load(TINY, backend="reference", context=64) as model:
+        folder = write_lora(tmp_path / "one", model, 1)
+    given = ("--backend", "cpu", "--adapter", f"one={folder}", *SPLITS[split])
+    with serving(tmp_path, *given) as server:
+        ended: list[tuple[int, str]] = []
+
+        def ask(n: int) -> None:
+            body: dict[str, Any] = {"messages": [{"role": "user", "content": f"Why {n}?"}]}
+            structured = n % 3 == 1
+            body |= {"response_format": STRUCTURED} if structured else {"ignore_eos": True}
+            body["max_tokens"] = 2000
+            try:
+                post(server, "/v1/chat/completions", body | {"model": "one"} if n == 2 else body)
+                ended.append((200, ""))
+            except urllib.error.HTTPError as error:
+                ended.append((error.code, error.read().decode()))
+
+        threads = [threading.Thread(target=ask, args=(n,), daemon=True) for n in range(6)]
+        for thread in threads:
+            thread.start()
+        time.sleep(1.5)
+        os.kill(followers(server)[-1], signal.SIGKILL)
+        for thread in threads:
+            thread.join(60)
+        assert len(ended) == 6
+        failed = [(code, text) for code, text in ended if code != 200]
+        assert failed and all(code >= 500 for code, _ in failed), ended
+        assert all("connection between the devices broke" in text for _, text in failed), ended
+        assert (status(server, "/health"), status(server, "/v1/models")) == (503, 200)
 
 
 @pytest.mark.parametrize("split", [("--split", "layer"), ("--replicas", "3")])

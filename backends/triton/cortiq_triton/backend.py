@@ -7,7 +7,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cortiq.backend import (
     CompileOptions,
@@ -19,6 +19,7 @@ from cortiq.backend import (
     TakesKernels,
     Versions,
 )
+from cortiq.backend.kernel import TensorFunction
 from cortiq.backend.support import device_named, no_kernel, package_refusal
 from cortiq.errors import BackendError, DeviceMemoryError
 from cortiq.ir import Graph, Node, Program, ops
@@ -81,6 +82,10 @@ class TritonBackend(TakesKernels):
 
         reason = no_kernel(node.op, KERNELS, OPTIONS) or limit_of(node.op)
         return Declined(reason) if reason else Supported()
+
+    def tensor_kernel(self, function: TensorFunction) -> Any:
+        """Return a kernel that calls a function with the tensors of rows."""
+        return lambda call, *inputs: function(call.op, *inputs)
 
     def check_kernel(self, kernel: Kernel) -> None:
         """Refuse what is no function, and kernels for operators that take none."""

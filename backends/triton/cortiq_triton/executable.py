@@ -41,10 +41,10 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
     Attributes
     ----------
     decoder : steps of decoding, which are captured and run ahead. graphs : whether that is done.
-    asynchronous : `forward` returns with the batch under way.
+    asynchronous : `forward` returns with the batch under way; not where devices share a program,
+        which agree on every batch before it and after it.
     """
 
-    asynchronous: ClassVar[bool] = True
     trims: ClassVar[bool] = True
     piece_rows: ClassVar[int] = sys.maxsize
     state_type: ClassVar[type[PagedState]] = TritonState
@@ -72,7 +72,9 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
         super().__init__(program, options, plans)
         poison = bool(options.extra.get("poison"))
         self.use_memory(TritonMemory(program, device, poison, self.windows))
-        self.graphs = bool(options.extra.get("graphs", device != "cpu"))
+        alone = options.peers.size == 1
+        self.graphs = alone and bool(options.extra.get("graphs", device != "cpu"))
+        self._asynchronous = alone
         self._settling = False
         self._workspace = 0
         self._graphs_idle = (0, 0, 0), 0
@@ -102,6 +104,11 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
         before = [*self.varied.values()]
         super().vary(program, weights)
         self.decoder.forget_plans(before)
+
+    @property
+    def asynchronous(self) -> bool:  # type: ignore[override]
+        """Whether `forward` returns with the batch under way."""
+        return self._asynchronous
 
     @property
     def provenance(self) -> Mapping[str, str]:

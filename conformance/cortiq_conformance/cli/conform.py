@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from cortiq.errors import RequestError
+
 if TYPE_CHECKING:
     from cortiq_conformance.report import Report
 
 HIGHEST_LEVEL = 4
+SPLITS = ("tensor", "expert", "layer", "mixed")
 
 
 @click.command("conform")
@@ -29,6 +33,15 @@ HIGHEST_LEVEL = 4
 @click.option(
     "--jobs", "-j", type=click.IntRange(1), default=1, show_default=True, metavar="N",
     help="Processes that run cases, each taking the next of one list.",
+)  # fmt: skip
+@click.option(
+    "--devices", type=click.IntRange(1), default=1, show_default=True, metavar="N",
+    help="Devices, or processes on CPUs, that compute every program together.",
+)  # fmt: skip
+@click.option(
+    "--split", type=click.Choice(SPLITS),
+    help="How devices divide programs: as a model (by default tensor), or mixed, two stretches of "
+    "layers, each of them a tensor split.",
 )  # fmt: skip
 @click.option(
     "--recompute", is_flag=True, help="Compute the definitions instead of using golden digests."
@@ -93,10 +106,11 @@ def _run(level: int, options: dict[str, Any]) -> None:
         if file is not None:
             file.update(report, over=over)
 
+    listed = select(cases(**chosen), options["only"])
     try:
-        with Progress(select(cases(**chosen), options["only"])) as progress:
+        with _subject(options) as subject, Progress(listed) as progress:
             run(
-                options["backend"],
+                subject,
                 **chosen,
                 only=options["only"],
                 allow_declined=options["allow_declined"],
@@ -114,6 +128,21 @@ def _run(level: int, options: dict[str, Any]) -> None:
             print_report(report)
     if not latest[0].passed:
         raise click.exceptions.Exit(1)
+
+
+def _subject(options: dict[str, Any]) -> AbstractContextManager[Any]:
+    """Return what holds the backend under test: its name, or several devices that share it."""
+    devices, split = options["devices"], options["split"]
+    if devices == 1 and split:
+        raise RequestError("needs several devices", where="split", hint="--devices 2")
+    if devices == 1:
+        return nullcontext(options["backend"])
+    if options["jobs"] > 1:
+        what = f"{options['jobs']} processes cannot share {devices} devices"
+        raise RequestError(what, where="jobs", hint="leave out --jobs, or --devices")
+    from cortiq_conformance.on_ranks import subject_on
+
+    return subject_on(options["backend"], devices, split or "tensor")
 
 
 def _expectations() -> str | None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from cortiq.backend import CompileOptions, Device, KernelBackend, KernelTable, Versions
 from cortiq.backend.float_weights import MATRICES
+from cortiq.backend.kernel import TensorFunction
 from cortiq.backend.plan import Bound, joined
 from cortiq.ir import Graph, Op, ops
 from cortiq.numerics.layouts import Weight
@@ -29,6 +30,10 @@ class TorchBackend(KernelBackend):
         for index in range(torch.cuda.device_count()):
             found.append(Device(f"cuda:{index}", torch.cuda.get_device_name(index)))
         return found
+
+    def tensor_kernel(self, function: TensorFunction) -> Any:
+        """Return a kernel that calls a function with the tensors of rows."""
+        return lambda call, *inputs: function(call.op, *inputs)
 
     def library(self, device: str, options: CompileOptions) -> TorchArrays:
         """Open torch on a device; BackendError where its arithmetic is not IEEE's."""

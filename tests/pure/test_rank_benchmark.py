@@ -1,0 +1,87 @@
+"""The benchmark of several devices, on ranks of the CPU, and the weights it makes on devices."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import formula_weights  # noqa: E402 - beside the script
+import ranks as benchmark  # noqa: E402
+
+NAME = "synthetic:tiny-llama?format=w8"
+
+
+def test_weights_by_formula_are_those_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of rows, rows that are picked, and all of them."""
+    plain = benchmark.weights_of(NAME)
+    lazy = formula_weights.by_formula(plain)
+    codes: list[Any] = [weight.parts.get("codes") for weight in lazy.values()]
+    assert sum(isinstance(one, formula_weights.FormulaCodes) for one in codes) > 10
+    ids = np.array([3, 0, 3])
+    for name, whole in plain.items():
+        for want, got in (
+            (whole, lazy[name]),
+            (whole.rows(0, 1), lazy[name].rows(0, 1)),
+            (whole.rows(len(whole.row_numbers()) // 2, whole.shape[0]).rows(0, 1),
+             lazy[name].rows(len(whole.row_numbers()) // 2, whole.shape[0]).rows(0, 1)),
+            *([(whole.take(ids), lazy[name].take(ids))] if whole.shape[0] > 3 else []),
+        ):  # fmt: skip
+            assert want.nbytes == got.nbytes
+            for part, values in want.parts.items():
+                assert np.array_equal(values, np.asarray(got.parts[part]))
+
+
+def test_other_bits_end_the_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is measured on devices whose digest differs, and the exit code says so."""
+    digests = iter(["a", "b"])
+    measured: list[Any] = []
+
+    def measure(executable: Any, options: Any) -> dict[str, Any]:
+        measured.append(executable)
+        return {}
+
+    made = SimpleNamespace(close=lambda: None)
+    monkeypatch.setattr(benchmark, "place", lambda *given: made)
+    monkeypatch.setattr(benchmark, "checked", lambda executable: next(digests))
+    monkeypatch.setattr(benchmark, "measured", measure)
+    options: Any = SimpleNamespace(prompt=8, context=8, steps=2, devices=2)
+    ways: Any = [("one device", lambda: None), ("2", lambda: None)]
+    assert benchmark.measure_ways(NAME, ways, benchmark.CompileOptions(), options) == 1
+    assert len(measured) == 1
+    assert "OTHER BITS" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("other", "same"), [("d", True), ("e", False)])
+def test_the_table(other: str, same: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """A ratio and whether digests are the same for each thing that was measured."""
+    alone, together = {"x": (2.0, "tokens/s", "d")}, {"x": (3.0, "tokens/s", other)}
+    assert benchmark.report(alone, together, 2) is same
+    line = capsys.readouterr().out.splitlines()[-1].split()
+    assert line[:4] == ["x", "2.0", "3.0", "1.50"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", ["tensor", "layer"])
+def test_ranks_of_the_cpu(split: str) -> None:
+    """The whole script with a tiny model."""
+    flags = ["--backend", "cpu", "--model", "tiny-llama", "--prompt", "40", "--context", "16",
+             "--steps", "4", "--batches", "1", "2", "--threads", "1", "--split", split]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "ranks.py", *flags],
+        capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].split()[-1] == lines[1].split()[-1]
+    assert [line.split()[-1] for line in lines[3:]] == ["same"] * 3

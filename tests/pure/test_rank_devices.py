@@ -1,0 +1,143 @@
+"""Which device each rank takes, and how many of a host share one."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from cortiq.backend import CompileOptions, Device
+from cortiq.errors import BackendError
+from cortiq.ranks.group import RankGroup, World
+from cortiq.ranks.member import Member, StagePlan
+from cortiq.ranks.own_device import own_device, why_no_nccl
+from cortiq.ranks.start import launched
+
+GPUS = [Device(f"cuda:{n}", "a GPU") for n in range(4)]
+TWO_KINDS = [Device("igpu:0", "of the processor"), *GPUS[:2]]
+
+
+@pytest.mark.parametrize(
+    ("there", "named", "ranks", "taken"),
+    [
+        (GPUS, None, 4, ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]),
+        (GPUS, "cuda:2", 3, ["cuda:2", "cuda:3", "cuda:0"]),
+        (GPUS[:2], None, 3, ["cuda:0", "cuda:1", "cuda:0"]),
+        (TWO_KINDS, "cuda:0", 2, ["cuda:0", "cuda:1"]),
+        (TWO_KINDS, None, 2, ["igpu:0", "igpu:0"]),
+        ([Device("cpu", "cores")], None, 2, ["cpu", "cpu"]),
+    ],
+)
+def test_ranks_take_devices_in_turn(
+    there: list[Device], named: str | None, ranks: int, taken: list[str]
+) -> None:
+    """The first takes what is named; each knows how many take the same one."""
+    found = [own_device(there, named, n, ranks) for n in range(ranks)]
+    assert found == [(name, taken.count(name)) for name in taken]
+
+
+@pytest.mark.parametrize("members", [(0,), (1,), (2,)])
+def test_programs_are_compiled_for_the_own_device(
+    members: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rank of a layer split gives its backend another device."""
+    asked: list[Any] = []
+
+    def compiled(program: Any, weights: Any, options: CompileOptions) -> Any:
+        asked.append(options.device)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cortiq.ranks.member.use_gpu", lambda device: None)
+    backend: Any = SimpleNamespace(name="gpus", devices=lambda: GPUS, compile=compiled)
+    (rank,) = members
+    world = World(rank, 3, 1.0, 3, rank)
+    monkeypatch.setattr(World, "group", lambda self, ranks: RankGroup(self, tuple(ranks), None))
+    program: Any = SimpleNamespace(weights={}, graphs={}, slots={})
+    plan = StagePlan(program, members, "gpus", CompileOptions())
+    with pytest.raises(KeyboardInterrupt):
+        Member(world, lambda name: backend, lambda source: {}).do_compile(0, plan)
+    assert asked == [f"cuda:{rank}"]
+
+
+def test_commands_use_the_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever thread executes one; models of one rank are on one device."""
+    used: list[str] = []
+    monkeypatch.setattr("cortiq.ranks.member.use_gpu", used.append)
+    monkeypatch.setattr(World, "make_group", lambda self, members, device: device)
+    backend: Any = SimpleNamespace(devices=lambda: GPUS)
+    member = Member(World(1, 2, 1.0, 2, 1), lambda name: backend, lambda source: {})
+    member.execute(("nothing",))
+    assert used == []
+    assert member.execute(("group", (0, 1), "gpus", None)) == "cuda:1"
+    member.execute(("nothing",))
+    assert used == ["cuda:1", "cuda:1"]
+    member._executables[0] = None
+    with pytest.raises(BackendError, match="rank 1 are on cuda:1, and this is for cuda:3"):
+        member.execute(("group", (0, 1), "gpus", "cuda:2"))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "said"),
+    [
+        ({0: "a", 2: "b"}, ""),
+        ({0: "a", 1: "b", 2: "a"}, "ranks [0, 2] share a GPU"),
+        ({0: "a", 1: ""}, "without NCCL on ranks [1]"),
+    ],
+)
+def test_why_gpus_exchange_through_the_host(gpus: dict[int, str], said: str) -> None:
+    """Only ranks with a GPU each exchange by NCCL."""
+    why = why_no_nccl(gpus)
+    assert said in why and bool(said) == bool(why)
+
+
+class Device0(torch.Tensor):
+    """A tensor that says it is on a device, whose copy in the host's memory is another one."""
+
+    copied: ClassVar[list[int]] = []
+
+    @property
+    def device(self) -> Any:  # type: ignore[override]
+        """Say that it is not the host's."""
+        return torch.device("meta")
+
+    def cpu(self) -> torch.Tensor:  # type: ignore[override]
+        """Return a copy that is."""
+        self.copied.append(self.numel())
+        return self.as_subclass(torch.Tensor).clone()
+
+
+@pytest.mark.parametrize("own", [torch.Tensor, Device0])
+def test_exchanges(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors of the host are exchanged where they are, those of a device as copies of them."""
+
+    def gather(whole: torch.Tensor, part: torch.Tensor, group: Any) -> None:
+        assert type(whole) is type(part) is torch.Tensor
+        whole.copy_(torch.cat([part, part + 1]))
+
+    def reduce(total: torch.Tensor, group: Any) -> None:
+        assert type(total) is torch.Tensor
+        total.mul_(2)
+
+    made = SimpleNamespace(all_gather_single=gather, all_reduce=reduce)
+    monkeypatch.setattr("cortiq.ranks.group.distributed", lambda: made)
+    Device0.copied.clear()
+    world = World(1, 2, 1.0, 2, 1)
+    group = RankGroup(world, (0, 1), None)
+    part = torch.arange(6, dtype=torch.int32).reshape(2, 3).as_subclass(own)
+    whole, total = group.gather(part), group.add(part)
+    assert whole.tolist() == [part.tolist(), (part + 1).tolist()]
+    assert total.tolist() == (2 * part).tolist()
+    assert part.tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert (world.lost, world.exchanges) == ("", 2)
+    assert Device0.copied == ([12, 6, 6] if own is Device0 else [])
+
+
+def test_torchrun_says_which_rank_of_its_host_this_is() -> None:
+    """LOCAL_RANK, or where it is not set the place among neighbours."""
+    given = {"RANK": "5", "WORLD_SIZE": "8", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    for more, place in (({"LOCAL_RANK": "3"}, 3), ({}, 1)):
+        found = launched({**given, "LOCAL_WORLD_SIZE": "4", **more})
+        assert found is not None
+        assert (found.ranks_here, found.rank_here) == (4, place)
