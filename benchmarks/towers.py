@@ -16,12 +16,11 @@ import numpy as np
 
 from cortiq.backend import CompileOptions, Executable
 from cortiq.ir import Program
-from cortiq.ir.encoders import PLACE
+from cortiq.ir.encoders import PLACE, ROWS, SQUARE
 from cortiq.models.synthetic import SyntheticCheckpoint, synthetic_weights
 from cortiq.vision.encode import tile_rows
 from cortiq.vision.image import Tile
 from cortiq.vision.siglip import SiglipConfig, siglip_tower
-from cortiq.vision.tower import ROWS, SQUARE
 from cortiq_cpu.backend import CpuBackend
 from cortiq_cpu.profile import OpTotal
 

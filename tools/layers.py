@@ -62,12 +62,10 @@ FLOORS: tuple[tuple[str, Mapping[str, str]], ...] = (
     ),
     ("families", {"models": "families: a config and tensors become a graph"}),
     (
-        "senses",
-        {
-            "vision": "towers: an image becomes rows of a text model",
-            "hearing": "sound becomes a spectrogram, and that the rows of an encoder",
-        },
+        "sound",
+        {"hearing": "sound becomes a spectrogram, and that the rows of an encoder"},
     ),
+    ("towers", {"vision": "towers: an image or a sound becomes rows of a text model"}),
     ("hooks", {"hookspecs": "the plugin contract"}),
     ("plugins", {"plugins": "finding, checking and calling packages"}),
     ("placement", {"placement": "which backend computes which node; chains of executables"}),

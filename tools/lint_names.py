@@ -21,11 +21,15 @@ SHARED = {
     "Config": (
         "cortiq/models/",
         "cortiq/vision/",
+        "cortiq/hearing/",
     ),  # a family's hyperparameters, named as its config.json has them
     "GGUFConfig": ("cortiq/models/",),  # the same, as GGUF metadata has them
     "Names": ("cortiq/models/",),  # a family's tensor names
     "Keys": ("cortiq/models/",),  # a family's metadata keys
-    "Processor": ("cortiq/vision/",),  # how images of a family become rows
+    "Processor": (
+        "cortiq/vision/",
+        "cortiq/hearing/",
+    ),  # how images, sounds become rows
     # The scaling's name is part of fingerprints, the layer's of the catalogue.
     "Linear": ("cortiq/ir/layers/basic.py", "cortiq/numerics/rope_kinds.py"),
 }

@@ -10,6 +10,7 @@ from cortiq_conformance.case import Case
 from cortiq_conformance.level0 import (
     blocks,
     compressed,
+    crossed,
     elementwise,
     exports,
     far,
@@ -50,6 +51,7 @@ LEVEL0 = (
     exports,
     windows,
     overlays0,
+    crossed,
     robustness,
 )
 LEVELS = (0, 1, 2, 3, 4)
@@ -73,6 +75,7 @@ def cases(
     if 1 in wanted:
         yield from layers.cases()
         yield from layer_runs.cases()
+        yield from crossed.layer_cases()
     if 2 in wanted:
         yield from graphs.cases(profile, models)
         yield from heads.graph_cases(models)

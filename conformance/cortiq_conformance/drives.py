@@ -161,11 +161,22 @@ class BatchedDrive:
         with bench.compiled() as executable:
             states = [executable.open(len(feed)) for feed in feeds]
             answers = [SequenceOutcome() for _ in feeds]
-            longest = max(len(feed) for feed in feeds)
-            step = self.rows or longest
-            for start in range(0, longest, step):
-                self._batch(executable, states, feeds, (start, start + step), answers, wants)
+            self.advance_all(executable, states, feeds, wants, answers)
         return answers
+
+    def advance_all(
+        self,
+        executable: Executable,
+        states: Sequence[State],
+        feeds: Sequence[SequenceInput],
+        wants: Sequence[Want],
+        answers: Sequence[SequenceOutcome],
+    ) -> None:
+        """Feed open sequences, and add what their rows bring to the answers."""
+        longest = max(len(feed) for feed in feeds)
+        step = self.rows or longest
+        for start in range(0, longest, step):
+            self._batch(executable, states, feeds, (start, start + step), answers, wants)
 
     def _batch(
         self,

@@ -46,13 +46,14 @@ class ChatSession:
     conversation : the conversation.
     lines : source of messages.
     ended : whether the user has left the chat.
-    images : files of images for the next message.
+    images, sounds : files for the next message.
     """
 
     def __init__(self, conversation: Conversation, lines: LineSource, *, stats: bool) -> None:
         self.conversation, self.lines, self.stats, self.ended = conversation, lines, stats, False
         self._pending = ""
         self.images: list[str] = []
+        self.sounds: list[str] = []
 
     def run(self) -> None:
         """Answer messages until the input ends or the user leaves."""
@@ -93,9 +94,11 @@ class ChatSession:
                 made = (
                     self.conversation.more(**calls)
                     if text is None
-                    else self.conversation.ask(text, images=self.images, **calls)
+                    else self.conversation.ask(
+                        text, images=self.images, sounds=self.sounds, **calls
+                    )
                 )
-                self.images = []
+                self.images, self.sounds = [], []
             finally:
                 printer.finish()
                 echo()

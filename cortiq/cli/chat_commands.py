@@ -53,9 +53,19 @@ def _image(chat: ChatSession, argument: str) -> None:
     from cortiq.model.sight import sight_for
 
     path, model = _file(argument, "/image"), chat.conversation.model
-    sight_for(model.sight, "/image").prepared([path])
+    sight_for(model.sight, "/image", "image").prepared([path])
     chat.images.append(path)
     chat.say(f"{counted(len(chat.images), 'image')} for the next message")
+
+
+def _audio(chat: ChatSession, argument: str) -> None:
+    """Keep a sound for the next message; it is read now, so that errors come now."""
+    from cortiq.model.sight import sight_for
+
+    path, model = _file(argument, "/audio"), chat.conversation.model
+    sight_for(model.sight, "/audio", "audio").prepared([path])
+    chat.sounds.append(path)
+    chat.say(f"{counted(len(chat.sounds), 'sound')} for the next message")
 
 
 def _undo(chat: ChatSession, argument: str) -> None:
@@ -70,6 +80,7 @@ def _retry(chat: ChatSession, argument: str) -> None:
     asked = [m["content"] for m in chat.conversation.messages if m["role"] == "user"][-1]
     parts = [] if isinstance(asked, str) else asked
     chat.images = [part["image"] for part in parts if "image" in part]
+    chat.sounds = [part["audio"] for part in parts if "audio" in part]
     chat.answer(chat.conversation.undo())
 
 
@@ -177,6 +188,7 @@ CHAT_COMMANDS: Mapping[str, ChatCommand] = {
     "retry": ChatCommand("", "Answer the last message again.", _retry),
     "undo": ChatCommand("", "Forget the last message and its answer.", _undo),
     "reset": ChatCommand("", "Forget all messages.", _reset),
+    "audio": ChatCommand("FILE", "Add a sound to the next message.", _audio),
     "image": ChatCommand("FILE", "Add an image to the next message (with --images).", _image),
     "save": ChatCommand("FILE", "Write the conversation to a file.", _save),
     "load": ChatCommand("FILE", "Continue a saved conversation.", _load),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,6 +51,10 @@ IDS_HELP = "Token ids instead of a text; a model without a tokenizer prints ids,
     help="An image for the prompt, which comes before it; may be repeated.",
 )  # fmt: skip
 @click.option(
+    "--audio", "sounds", multiple=True, metavar="FILE",
+    help="A sound for the prompt, which comes before it; may be repeated.",
+)  # fmt: skip
+@click.option(
     "--template-option", "template_pairs", multiple=True, metavar="NAME=JSON",
     help="Variable for the chat template, such as enable_thinking=false; may be repeated.",
 )  # fmt: skip
@@ -76,6 +80,7 @@ def generate(
     chat: bool,
     system: str | None,
     pictures: tuple[str, ...],
+    sounds: tuple[str, ...],
     template_pairs: tuple[str, ...],
     prefix: str | None,
     receipt: str | None,
@@ -108,7 +113,8 @@ def generate(
         kept = [] if prefix is None else opened.load_prefix(prefix, adapter=resolved.adapter)
         if sys.stderr.isatty() and not chat and ids is None and opened.tokenizer.chat_templates:
             note("this model has a chat template: --chat uses it")
-        fed = prompt_ids(opened, given, system, variables, chat=chat, images=pictures)
+        media = [("image", path) for path in pictures] + [("audio", path) for path in sounds]
+        fed = prompt_ids(opened, given, system, variables, chat=chat, media=media)
         made = show_generation(opened, fed, chosen, quiet=as_json, wraps=chat)
         path, model_hash = click.get_current_context().meta.get(CALIBRATED, ("", ""))
         if path and model_hash != opened.model_hash:
@@ -279,13 +285,16 @@ def prompt_ids(
     variables: dict[str, Any],
     *,
     chat: bool,
-    images: tuple[str, ...] = (),
+    media: Sequence[tuple[str, str]] = (),
 ) -> Any:
-    """Return a prompt: of a message in the chat template, or as it is, with its images."""
+    """Return a prompt: of a message in the chat template, or as it is, with files of media."""
     if not chat:
+        images, sounds = ([path for kind, path in media if kind == k] for k in ("image", "audio"))
+        if sounds:
+            return model.audio_prompt(text, sounds)
         return model.image_prompt(text, images) if images else model.ids(text)
-    parts = [{"image": path} for path in images]
-    content = [*parts, {"type": "text", "text": text}] if images else text
+    parts: list[dict[str, Any]] = [{kind: path} for kind, path in media]
+    content = [*parts, {"type": "text", "text": text}] if parts else text
     messages = [{"role": "user", "content": content}]
     if system is not None:
         system = argument_text(system, "--system")

@@ -37,7 +37,10 @@ NOT_IDENTICAL = 1
     "--image", "pictures", multiple=True, metavar="FILE",
     help="An image that the receipt is about; repeated in their order.",
 )  # fmt: skip
-@click.option("--audio", metavar="FILE", help="The sound that the receipt is about.")
+@click.option(
+    "--audio", "sounds", multiple=True, metavar="FILE",
+    help="A sound that the receipt is about; repeated in their order.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @options_of(
     LoadOptions, without=("context", "weight_format", "heads", "draft_vocabulary", "images")
@@ -50,7 +53,7 @@ def verify(
     key: str | None,
     url: str | None,
     pictures: tuple[str, ...],
-    audio: str | None,
+    sounds: tuple[str, ...],
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -79,13 +82,13 @@ def verify(
 
     read = cortiq.Receipt.read(receipt)
     if url is not None:
-        if pictures or audio is not None:
+        if pictures or sounds:
             what = "a server takes no images and no sound of a receipt"
             where = "--image" if pictures else "--audio"
             raise RequestError(what, where=where, hint="verify it here: name the model")
         verdict = _verdict_of_server(url, read, model, key, options)
     else:
-        verdict = _recomputed(read, model, key, (pictures, audio), options)
+        verdict = _recomputed(read, model, key, (pictures, sounds), options)
     if as_json:
         print_json(asdict(verdict) | {"identical": verdict.identical})
     else:
@@ -110,12 +113,13 @@ def _recomputed(
     receipt: Receipt,
     model: str | None,
     key: str | None,
-    media: tuple[tuple[str, ...], str | None],
+    media: tuple[tuple[str, ...], tuple[str, ...]],
     options: dict[str, Any],
 ) -> Verification:
     import cortiq
 
-    pictures, audio = media
+    pictures, sounds = media
+    audio = list(sounds) if len(sounds) > 1 else next(iter(sounds), None)
     with progress_bar() as bar, progress_bar(in_bytes=True) as fetching:
         return cortiq.verify(
             receipt, model, key=key, fetching=fetching, images=pictures, audio=audio,

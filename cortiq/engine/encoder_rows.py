@@ -6,10 +6,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cortiq.backend import Batch, Executable, Row, Want
+import numpy as np
+
+from cortiq.backend import Batch, Executable, Named, Row, Want
 from cortiq.backend.error_attribution import attributed_to, backend_names
 from cortiq.engine.session import Session, check_outcome
-from cortiq.numerics.contract import Floats
+from cortiq.ir.encoders import PROJECTOR, SHARES, square_of
+from cortiq.numerics.contract import F32, Floats
 
 
 class KeptRows:
@@ -57,3 +60,26 @@ def entry_rows(
         result = executable.forward(Batch(rows, entry)).result()
     check_outcome(result.outcomes[session.state], 0, failed)
     return result.rows
+
+
+def projected_rows(
+    executable: Executable, session: Session, squares: Sequence[Floats], failed: str
+) -> Floats:
+    """Compute the rows of the text model of the encoder's outputs, each of a square's rows.
+
+    Parameters
+    ----------
+    squares : of each output, float32 [squares, rows of a square, width]. failed : see `entry_rows`.
+    """
+    graph = executable.program.graphs[PROJECTOR]
+    wants = tuple(Named(name) for name in graph.outputs)
+    share = np.full(squares[0].shape[1], F32(1) / F32(squares[0].shape[1]), F32)
+    more = {SHARES: share} if SHARES in graph.inputs else {}
+    shapes = {name: graph.values[name].shape for name in map(square_of, range(len(squares)))}
+    rows = []
+    for i in range(len(squares[0])):
+        pairs = zip(shapes.items(), squares, strict=True)
+        given = {name: part[i].reshape(shape) for (name, shape), part in pairs}
+        rows.append(Row(session.state, i, 0, wants, {**given, **more}))
+    made = entry_rows(executable, session, rows, PROJECTOR, failed)
+    return np.stack([np.concatenate([np.asarray(row[w], F32) for w in wants]) for row in made])

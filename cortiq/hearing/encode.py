@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from cortiq.backend import Executable, Named, Row
-from cortiq.engine.encoder_rows import KeptRows, entry_rows
+from cortiq.engine.encoder_rows import KeptRows, entry_rows, projected_rows
 from cortiq.engine.session import Session
 from cortiq.hearing.features import PreparedSound
+from cortiq.hearing.spoken import SpokenSound
 from cortiq.hearing.whisper import CONVOLVED, FRAME, FRAMES, HIDDEN, KERNEL, STRIDE
 from cortiq.ir.encoders import LAST
 from cortiq.numerics.contract import F32, Floats
@@ -24,9 +25,16 @@ class SoundEncoder:
         self.executable = executable
         self._kept = KeptRows(KEPT_ROWS)
 
-    def rows(self, sound: PreparedSound) -> Floats:
-        """Return a window's rows, float32 [rows, width]; those made last are not made again."""
-        return self._kept.get(sound.digest, lambda: sound_rows(self.executable, sound.frames))
+    def rows(self, sound: PreparedSound | SpokenSound) -> Floats:
+        """Return the rows of a window, or those of a text model that a sound in a prompt becomes:
+        float32 [rows, width]. Those made last are not made again.
+        """
+        return self._kept.get(sound.digest, lambda: self._made(sound))
+
+    def _made(self, sound: PreparedSound | SpokenSound) -> Floats:
+        if isinstance(sound, SpokenSound):
+            return spoken_rows(self.executable, sound)
+        return sound_rows(self.executable, sound.frames)
 
     def close(self) -> None:
         """Release the encoder."""
@@ -44,8 +52,23 @@ def neighbours(rows: Floats, stride: int) -> Floats:
     return np.ascontiguousarray(near.reshape(len(near), -1))
 
 
-def sound_rows(executable: Executable, frames: Floats) -> Floats:
+def spoken_rows(executable: Executable, sound: SpokenSound) -> Floats:
+    """Compute the rows of a text model that a sound becomes, window by window."""
+    found = []
+    for window in sound.windows:
+        hidden = sound_rows(executable, window.frames, window.count)
+        with Session(executable, len(window.squares)) as session:
+            squares = [hidden[window.squares]]
+            found.append(projected_rows(executable, session, squares, FAILED))
+    return np.concatenate(found)
+
+
+def sound_rows(executable: Executable, frames: Floats, rows: int | None = None) -> Floats:
     """Compute the rows of a window: the first convolution of all frames, then all rows in a batch.
+
+    Parameters
+    ----------
+    rows : of the encoder, which see one another; by default all of the window.
 
     Raises
     ------
@@ -53,15 +76,16 @@ def sound_rows(executable: Executable, frames: Floats) -> Floats:
     RequestError : there is no memory for so many rows.
     """
     given = neighbours(frames, 1)
-    count = len(given) // STRIDE
-    pieces = [given[start : start + count] for start in range(0, len(given), count)]
+    whole = len(given) // STRIDE
+    count = whole if rows is None else rows
+    pieces = [given[start : start + whole] for start in range(0, len(given), whole)]
     made = np.concatenate([_convolved(executable, piece) for piece in pieces])
-    near, want = neighbours(made, STRIDE), (Named(HIDDEN),)
+    near, want = neighbours(made, STRIDE)[:count], (Named(HIDDEN),)
     last = np.array(count - 1, np.int32)
     inputs = [{FRAME: row, LAST: last} for row in near]
     with Session(executable, count) as session:
-        rows = session.read_rows(session.feed_each([0] * count, [want] * count, inputs))
-        return np.stack([np.asarray(row[want[0]], F32) for row in rows])
+        hidden = session.read_rows(session.feed_each([0] * count, [want] * count, inputs))
+        return np.stack([np.asarray(row[want[0]], F32) for row in hidden])
 
 
 def _convolved(executable: Executable, given: Floats) -> Floats:

@@ -89,5 +89,9 @@ class FeatureRules:
         whole = np.zeros(self.window, np.float32)
         part = samples[: self.window]
         whole[: len(part)] = part
+        return PreparedSound(self.spectrogram(whole))
+
+    def spectrogram(self, samples: Floats) -> Floats:
+        """Return the frames of all samples: float32 [frames, bands]."""
         how = self.n_fft, self.hop_length, self.feature_size, self.sampling_rate
-        return PreparedSound(log_mel(whole, *how))
+        return log_mel(samples, *how)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cortiq.errors import FormatError
+from cortiq.hearing.config import SoundConfig
 from cortiq.ir import Builder, Op, Program, Value
 from cortiq.ir.encoders import ENCODER, LAST, Encoder
 from cortiq.ir.layers import MLP, Attention, Embedding, LayerNorm, Linear, Residual
@@ -27,11 +28,24 @@ NAMES = Names(unread=r"encoder\.embed_positions\.bias")
 
 def build(config: Config) -> Program:
     """Build the encoder, and the entry of its first convolution."""
-    width, bands = config.hidden_size, config.num_mel_bins
+    b, x = encoder(config, "whisper")
+    written(b, LayerNorm(config.hidden_size, EPS), x, HIDDEN, "encoder.layer_norm")
+    finish(b, config)
+    return b.program()
+
+
+def encoder(config: Config | SoundConfig, family: str, out: str = "") -> tuple[Builder, Value]:
+    """Write the encoder up to its last layer, and return what that gives.
+
+    Parameters
+    ----------
+    out : name of it, where it is not the layer's own.
+    """
+    width = config.hidden_size
     if width % config.encoder_attention_heads:
         raise FormatError(f"{config.encoder_attention_heads} heads share {width}", where="config")
     facts = {
-        "family": "whisper", "layers": config.encoder_layers, "width": width,
+        "family": family, "layers": config.encoder_layers, "width": width,
         "heads": config.encoder_attention_heads, "kv_heads": config.encoder_attention_heads,
         ENCODER: Encoder(),
     }  # fmt: skip
@@ -43,16 +57,21 @@ def build(config: Config) -> Program:
                   weights=table)  # fmt: skip
     x = b.add(Residual(), x, where, name="placed")
     for n in range(config.encoder_layers):
-        x = _layer(b, config, x, n, (position, last))
-    _written(b, LayerNorm(width, EPS), x, HIDDEN, "encoder.layer_norm")
+        name = out if n == config.encoder_layers - 1 else ""
+        x = _layer(b, config, x, n, (position, last), name or f"layers.{n}.out")
+    return b, x
+
+
+def finish(b: Builder, config: Config | SoundConfig) -> None:
+    """Finish the encoder, and write the entry of its first convolution."""
     b.graph("trunk", (HIDDEN,))
     b.input("position")
-    y = _convolved(b, "encoder.conv1", bands, width)
+    y = _convolved(b, "encoder.conv1", config.num_mel_bins, config.hidden_size)
     b.graph(FRAMES, (y.name,))
-    return b.program()
 
 
-def _written(b: Builder, op: Op, x: Value, name: str, tensor: str) -> Value:
+def written(b: Builder, op: Op, x: Value, name: str, tensor: str) -> Value:
+    """Write an operator whose tensors are `tensor`.ROLE."""
     weights = {role: f"{tensor}.{role}" for role in op.weight_shapes()}
     return b.add(op, x, name=name, weights=weights)
 
@@ -60,21 +79,23 @@ def _written(b: Builder, op: Op, x: Value, name: str, tensor: str) -> Value:
 def _convolved(b: Builder, tensor: str, inner: int, width: int) -> Value:
     """Write a convolution over rows that lie side by side, and GELU, whatever layers have."""
     frame = b.input(FRAME, (KERNEL * inner,), "f32")
-    y = _written(b, Linear(KERNEL * inner, width, biased=True), frame, "convolution", tensor)
+    y = written(b, Linear(KERNEL * inner, width, biased=True), frame, "convolution", tensor)
     return b.add(Activation("gelu"), y, name=CONVOLVED)
 
 
-def _layer(b: Builder, config: Config, x: Value, n: int, seen: tuple[Value, Value]) -> Value:
+def _layer(
+    b: Builder, config: Config | SoundConfig, x: Value, n: int, seen: tuple[Value, Value], out: str
+) -> Value:
     width, here, file = config.hidden_size, f"layers.{n}", f"encoder.layers.{n}"
     heads, norm = config.encoder_attention_heads, LayerNorm(width, EPS)
     op = Attention(
         width, heads, heads, width // heads, biased=("q", "v"), output_biased=True, until=True
     )  # fmt: skip
-    y = _written(b, norm, x, f"{here}.attention_norm", f"{file}.self_attn_layer_norm")
+    y = written(b, norm, x, f"{here}.attention_norm", f"{file}.self_attn_layer_norm")
     weights, slots = named(op, f"{file}.self_attn", TENSORS), {"kv": f"{here}.kv"}
     y = b.add(op, y, *seen, name=f"{here}.attention", weights=weights, slots=slots)
     x = b.add(Residual(), x, y, name=f"{here}.middle")
     mlp = MLP(width, config.encoder_ffn_dim, activation(config.hidden_act), biased=True)
-    y = _written(b, norm, x, f"{here}.mlp_norm", f"{file}.final_layer_norm")
+    y = written(b, norm, x, f"{here}.mlp_norm", f"{file}.final_layer_norm")
     y = b.add(mlp, y, name=f"{here}.mlp", weights=named(mlp, file, FEED_FORWARD))
-    return b.add(Residual(), x, y, name=f"{here}.out")
+    return b.add(Residual(), x, y, name=out)

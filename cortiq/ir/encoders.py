@@ -15,8 +15,17 @@ from cortiq.ir.op import Described
 
 ENCODER = "encoder"
 """Fact of a program that is an `Encoder`."""
+PROJECTOR, ROWS = "projector", "rows"
+"""Entry that makes a row of a text model of some rows of an encoder, a square, and its output."""
+SQUARE, SHARES = "square", "shares"
+"""Inputs of that entry: the rows of a square, and what each of them weighs."""
 LAST, NEAR, SEGMENT, PLACE = "last", "last.near", "segment", "place"
 """Inputs: last keys of layers without and with a window, number of the text, learned position."""
+
+
+def square_of(number: int) -> str:
+    """Return the projector's input for the rows of the encoder's output of a number."""
+    return f"{SQUARE}.{number}" if number else SQUARE
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,7 @@ class Conversation:
         text: str,
         *,
         images: Sequence[Any] = (),
+        sounds: Sequence[Any] = (),
         on_text: Callable[[str], bool | None] | None = None,
         cancel: threading.Event | None = None,
         progress: Progress | None = None,
@@ -87,13 +88,14 @@ class Conversation:
 
         Parameters
         ----------
-        images : come before the text (`Model.generate`).
+        images, sounds : come before the text (`Model.chat`).
 
         Raises
         ------
         RequestError, TokenizerError : it cannot be served; the conversation is as it was.
         """
         parts = [{"type": "image", "image": image} for image in images]
+        parts += [{"type": "audio", "audio": sound} for sound in sounds]
         content = [*parts, {"type": "text", "text": text}] if parts else text
         messages = [*self.messages, {"role": "user", "content": content}]
         prompt, left_out = self._fitting(messages)

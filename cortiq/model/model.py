@@ -59,7 +59,8 @@ class Model(ModelFacts, AdapterMixin, PromptMixin, PrefixCacheMixin, ScoringMixi
     name : what it was loaded as. program : its graphs. tokenizer : text to ids and back.
     executable : the compiled program. backend, device : names of what computes it.
     options : how it was loaded. usual : sampling where a call says nothing. drafts : its drafters.
-    sight : what it sees images with; None if it was not loaded with images=True.
+    sight : what it has images or sounds in its prompts with; None if it was not loaded with
+        images=True, or its prompts have no sounds.
     hearing : what it hears sounds with; None for a model of another kind.
     file_type : the quantisation that its files name, such as Q4_K_M; empty where they name none.
     notes : lines about what its files ask for and is not done, or why its weights are not kept.
@@ -92,7 +93,9 @@ class Model(ModelFacts, AdapterMixin, PromptMixin, PrefixCacheMixin, ScoringMixi
             speech = SpeechTokens.of(self.tokenizer, given, size, source.eos_ids)
             self.hearing = Hearing(source.hearing, SoundEncoder(tower), speech)
         if tower is not None and source.vision is not None:
-            self.sight = Sight(source.vision, VisionEncoder(tower), self.tokenizer)
+            hears = source.vision.processor.medium == "audio"
+            encoder = (SoundEncoder if hears else VisionEncoder)(tower)
+            self.sight = Sight(source.vision, encoder, self.tokenizer)
 
     def generate(
         self,

@@ -40,7 +40,27 @@ class PromptMixin:
             model was not loaded with images=True.
         """
         model = cast("Model", self)
-        return sight_for(model.sight, model.name).prompt(prompt, images)
+        return sight_for(model.sight, model.name, "image").prompt(prompt, images)
+
+    def has_medium(self, medium: str) -> bool:
+        """Return whether prompts may have images (`image`), or sounds (`audio`)."""
+        sight = cast("Model", self).sight
+        return sight is not None and sight.medium == medium
+
+    def audio_prompt(self, prompt: str | Iterable[int], sounds: Iterable[Any]) -> ImagePrompt:
+        """Return a raw text, or ids with a place for each row of a sound, with its sounds.
+
+        Parameters
+        ----------
+        sounds : each a path, the bytes of a file, or an array with its rate, (array, 16000).
+
+        Raises
+        ------
+        RequestError : a sound cannot be read, there are not as many places as sounds, or the
+            model's prompts have no sounds.
+        """
+        model = cast("Model", self)
+        return sight_for(model.sight, model.name, "audio").prompt(prompt, sounds)
 
     def chat_ids(
         self, messages: Sequence[Message], *, template_options: Mapping[str, Any] | None = None
@@ -79,7 +99,8 @@ class PromptMixin:
         **options: Any,
     ) -> Generation:
         """Generate from a conversation; takes everything `generate` takes but images, which are
-        parts of contents: `{"image": PATH, BYTES, ARRAY or an image of Pillow}`.
+        parts of contents: `{"image": PATH, BYTES, ARRAY or an image of Pillow}`. So are sounds:
+        `{"audio": PATH, BYTES or (ARRAY, RATE)}`.
         """
         prompt = self.chat_prompt(messages, template_options=template_options)
         return cast("Model", self).generate(prompt, **options)

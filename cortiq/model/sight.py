@@ -1,4 +1,4 @@
-"""Sight of a model: images of prompts and messages, to ids and rows."""
+"""Senses of a model: images or sounds of prompts and messages, to ids and rows."""
 
 from __future__ import annotations
 
@@ -10,17 +10,24 @@ from typing import Any
 from cortiq.engine.prompt_images import ImageSpan
 from cortiq.engine.request import id_list
 from cortiq.errors import RequestError
+from cortiq.hearing.encode import SoundEncoder
+from cortiq.hearing.spoken import SpokenSound
 from cortiq.ir import Program
 from cortiq.tokenizer.tokenizer import Tokenizer
-from cortiq.vision.decode import pixels_of
 from cortiq.vision.encode import VisionEncoder
-from cortiq.vision.image import ImageProcessor, PreparedImage
+from cortiq.vision.image import PreparedImage
 from cortiq.vision.load import LoadedVision
 
 Message = Mapping[str, Any]
 MAX_IMAGES = 64
-"""Images of one prompt at most."""
-BLIND = "load it with images=True, --images"
+"""Images, or sounds, of one prompt at most."""
+MEDIA = ("image", "audio")
+"""Keys of parts of a content, and types of these parts for a template."""
+UNABLE = {
+    "image": ("the model was not loaded to see images", "load it with images=True, --images"),
+    "audio": ("the model hears no sounds in prompts", "see docs/models.md"),
+}
+Prepared = PreparedImage | SpokenSound
 
 
 @dataclass(frozen=True)
@@ -37,29 +44,33 @@ class ImagePrompt:
 
 
 class Sight:
-    """The processor of a model's images, and the tower that makes rows of them.
+    """The processor of a model's images, or of its sounds, and the tower that makes rows of them.
 
     Attributes
     ----------
-    program : the tower's. encoder : the tower on its backend.
+    program : the tower's. encoder : the tower on its backend. medium : one of `MEDIA`.
     """
 
-    def __init__(self, loaded: LoadedVision, encoder: VisionEncoder, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, loaded: LoadedVision, encoder: VisionEncoder | SoundEncoder, tokenizer: Tokenizer
+    ) -> None:
         self.program: Program = loaded.program
-        self.processor: ImageProcessor = loaded.processor
-        self.encoder, self.tokenizer = encoder, tokenizer
+        self.processor: Any = loaded.processor
+        self.encoder: Any = encoder
+        self.tokenizer, self.medium = tokenizer, loaded.processor.medium
+        self.things = "images" if self.medium == "image" else "sounds"
 
-    def prepared(self, images: Iterable[Any]) -> list[PreparedImage]:
-        """Return images as the model sees them; RequestError where one cannot be read."""
-        made: list[PreparedImage] = []
+    def prepared(self, images: Iterable[Any]) -> list[Any]:
+        """Return images or sounds as the model has them; RequestError where one cannot be read."""
+        made: list[Any] = []
         for image in images:
             if len(made) == MAX_IMAGES:
-                raise RequestError(f"more than {MAX_IMAGES} images", where="image")
-            known = isinstance(image, PreparedImage)
-            made.append(image if known else self.processor.prepare(pixels_of(image)))
+                raise RequestError(f"more than {MAX_IMAGES} {self.things}", where=self.medium)
+            known = isinstance(image, Prepared)
+            made.append(image if known else self.processor.prepare(self.processor.read(image)))
         return made
 
-    def expanded(self, text: str, images: Sequence[PreparedImage], *, before: bool = False) -> str:
+    def expanded(self, text: str, images: Sequence[Prepared], *, before: bool = False) -> str:
         """Return a text with what stands for each image in place of its marker.
 
         Parameters
@@ -75,12 +86,12 @@ class Sight:
         if before and len(parts) == 1:
             parts = [""] * len(images) + parts
         if len(parts) != len(images) + 1:
-            what = f"{len(parts) - 1} places of images for {len(images)} images"
-            raise RequestError(what, where="image", hint=f"an image's place is {marker!r}")
+            what = f"{len(parts) - 1} places of {self.things} for {len(images)} {self.things}"
+            raise RequestError(what, where=self.medium, hint=f"such a place is {marker!r}")
         texts = [*(image.text for image in images), ""]
         return "".join(part + own for part, own in zip(parts, texts, strict=True))
 
-    def placed(self, ids: Sequence[int], images: Sequence[PreparedImage]) -> ImagePrompt:
+    def placed(self, ids: Sequence[int], images: Sequence[Prepared]) -> ImagePrompt:
         """Return a prompt with the images at their places: the ids of images' rows, in order.
 
         Raises
@@ -90,8 +101,8 @@ class Sight:
         places = [at for at, token in enumerate(ids) if token == self.processor.token]
         rows = sum(image.rows for image in images)
         if len(places) != rows:
-            what = f"the prompt has {len(places)} ids of images' rows, the images {rows} rows"
-            raise RequestError(what, where="image")
+            what = f"the prompt has {len(places)} ids of {self.things}' rows, the {self.things}"
+            raise RequestError(f"{what} {rows} rows", where=self.medium)
         spans: list[ImageSpan] = []
         for image in images:
             own, places = places[: image.rows], places[image.rows :]
@@ -108,32 +119,40 @@ class Sight:
         return self.placed(self.tokenizer.encode(text, parse_special=True), made)
 
 
-def without_images(messages: Sequence[Message]) -> tuple[list[Message], list[Any]]:
-    """Return messages as templates take them, and the images that their contents had, in order.
+def without_media(messages: Sequence[Message]) -> tuple[list[Message], list[tuple[str, Any]]]:
+    """Return messages as templates take them, and the images and sounds that their contents had, in
+    order, each with its medium.
 
-    A part of a content is an image where it has the key `image`.
+    A part of a content is an image where it has the key `image`, a sound where it has `audio`.
     """
     made: list[Message] = []
-    images: list[Any] = []
+    given: list[tuple[str, Any]] = []
     for message in messages:
         content = message.get("content") if isinstance(message, Mapping) else None
         if isinstance(content, (list, tuple)):
-            found = [part["image"] for part in content if _is_image(part)]
-            parts = [{"type": "image"} if _is_image(part) else part for part in content]
+            media = [_medium_of(part) for part in content]
+            found = [(m, part[m]) for m, part in zip(media, content, strict=True) if m]
+            parts = [{"type": m} if m else p for m, p in zip(media, content, strict=True)]
             message = {**message, "content": parts} if found else message
-            images += found
+            given += found
         made.append(message)
-    return made, images
+    return made, given
 
 
-def _is_image(part: object) -> bool:
-    return isinstance(part, Mapping) and part.get("image") is not None
+def _medium_of(part: object) -> str:
+    """Return the medium of a part of a content; empty for a text."""
+    if not isinstance(part, Mapping):
+        return ""
+    return next((medium for medium in MEDIA if part.get(medium) is not None), "")
 
 
-def sight_for(sight: Sight | None, where: str) -> Sight:
-    """Return what a model sees with; RequestError for one that was not loaded so."""
-    if sight is None:
-        raise RequestError("the model was not loaded to see images", where=where, hint=BLIND)
+def sight_for(sight: Sight | None, where: str, medium: str | None = None) -> Sight:
+    """Return what a model has images or sounds in its prompts with; RequestError for a model that
+    was not loaded so, or has another medium.
+    """
+    if sight is None or (medium is not None and sight.medium != medium):
+        what, hint = UNABLE[medium or MEDIA[0]]
+        raise RequestError(what, where=where, hint=hint)
     return sight
 
 
@@ -143,19 +162,19 @@ def chat_prompt(
     messages: Sequence[Message],
     ids_of: Callable[[Sequence[Message], Callable[[str], str]], list[int]],
 ) -> list[int] | ImagePrompt:
-    """Return the prompt of a conversation, whose messages may have images.
+    """Return the prompt of a conversation, whose messages may have images or sounds.
 
     Parameters
     ----------
     ids_of : ids of messages, by a function that is given their rendered text first.
     """
-    plain, images = without_images(messages) if _may_have_images(messages) else (messages, [])
-    if not images:
+    plain, given = without_media(messages) if _may_have_media(messages) else (messages, [])
+    if not given:
         return ids_of(messages, lambda text: text)
-    own = sight_for(sight, where)
-    made = own.prepared(images)
+    senses = [sight_for(sight, where, medium) for medium, _ in given]
+    own, made = senses[0], senses[0].prepared(thing for _, thing in given)
     return own.placed(ids_of(plain, lambda text: own.expanded(text, made)), made)
 
 
-def _may_have_images(messages: object) -> bool:
+def _may_have_media(messages: object) -> bool:
     return isinstance(messages, (list, tuple))

@@ -35,7 +35,7 @@ from cortiq.options import LoadOptions
 from cortiq.plugins import default_plugins
 from cortiq.tokenizer.missing import MissingTokenizer
 from cortiq.tokenizer.tokenizer import Tokenizer, byte_tokenizer
-from cortiq.vision.load import LoadedVision, VisionFamily, load_vision, vision_family
+from cortiq.vision.load import LoadedVision, VisionFamily, load_vision, sound_family, vision_family
 from cortiq.vision.mmproj import with_mmproj
 
 
@@ -115,7 +115,7 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
         adapters = [open_lora(text, progress) for text in options.lora]
         for adapter in adapters:
             opened.callback(adapter.close)
-        checkpoint, sight = _sight_of(checkpoint) if options.images else (checkpoint, None)
+        checkpoint, sight = _sense_of(checkpoint, options.images)
         loaded = load_program(
             checkpoint,
             sidecar=sidecar,
@@ -160,8 +160,12 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
     )
 
 
-def _sight_of(checkpoint: Any) -> tuple[Any, VisionFamily]:
-    """Return a checkpoint with the tower that lies beside it, if one does, and what reads it."""
+def _sense_of(checkpoint: Any, images: bool) -> tuple[Any, VisionFamily | None]:
+    """Return a checkpoint with the tower that lies beside it, if one does, and what reads images,
+    where that is asked for, or sounds in its prompts.
+    """
+    if not images:
+        return checkpoint, sound_family(checkpoint)
     checkpoint = with_mmproj(checkpoint)
     return checkpoint, vision_family(checkpoint)
 

@@ -45,9 +45,10 @@ def claimed_images(
     RequestError : as many as the claim names are not given, or one cannot be read.
     """
     if len(images) != len(claim.images):
-        what = f"the receipt is about {len(claim.images)} images, {len(images)} are given"
-        hint = "cortiq verify RECEIPT MODEL --image FILE, in their order"
-        raise RequestError(what, where="image", hint=hint)
+        medium, things = ("audio", "sounds") if model.has_medium("audio") else ("image", "images")
+        what = f"the receipt is about {len(claim.images)} {things}, {len(images)} are given"
+        hint = f"cortiq verify RECEIPT MODEL --{medium} FILE, in their order"
+        raise RequestError(what, where=medium, hint=hint)
     if not images:
         return ()
     sight = sight_for(model.sight, model.name)

@@ -132,7 +132,8 @@ class ClaimReplay:
 
     Attributes
     ----------
-    images : those of the prompt, in order. audio : the sound that it hears; None for none.
+    images : those of the prompt, in order. audio : the sound that it hears, or a list of those in
+        the prompt; None for none.
     steps : draws found identical so far.
     overlay : the claim's adapter; held, so that it may be unloaded meanwhile.
     """
@@ -156,10 +157,13 @@ class ClaimReplay:
             request = make_request(claim.prompt_ids, options, model.program, claim.end_ids)
         except RequestError as error:
             return [_refused_request(error)]
-        seen = claimed_images(model, claim, self.images)
+        images, audio = list(self.images), self.audio
+        if audio is not None and model.has_medium("audio"):  # sounds in the prompt
+            images, audio = audio if isinstance(audio, list) else [audio], None
+        seen = claimed_images(model, claim, images)
         if isinstance(seen, Difference):
             return [seen]
-        heard = claimed_sound(model, claim, self.audio)
+        heard = claimed_sound(model, claim, audio)
         if isinstance(heard, Difference):
             return [heard]
         request = replace(with_images(request, seen, model.program), encoded=heard)

@@ -100,7 +100,8 @@ def _recomputed(
         return model.verify(receipt, progress=progress, images=images, audio=audio)
     name = model_name(_named_model(receipt) if model is None else model)
     found = contract_differences(receipt.claim)
-    opened = None if found else _open_claimed(name, receipt.claim, options, fetching)
+    sees = bool(receipt.claim.images) and audio is None  # else they are sounds
+    opened = None if found else _open_claimed(name, receipt.claim, options, fetching, sees)
     if not isinstance(opened, Model):
         found += opened or []
         return Verification((*found, *edited_fields(receipt)))
@@ -119,7 +120,7 @@ def _named_model(receipt: Receipt) -> str:
 
 
 def _open_claimed(
-    name: str, claim: Claim, given: dict[str, Any], fetching: FetchProgress | None
+    name: str, claim: Claim, given: dict[str, Any], fetching: FetchProgress | None, sees: bool
 ) -> Model | list[Difference]:
     """Open the claimed model with the claim's options, or return differences if it is another.
 
@@ -131,9 +132,8 @@ def _open_claimed(
     started = time.perf_counter()
     chosen = resolve(LoadOptions, given)
     placed = choose_backend(chosen)
-    sees = chosen.images or bool(claim.images)
     fixed: dict[str, Any] = {"context": claim.context, "weight_format": claim.weight_format}
-    claimed = replace(chosen, images=sees, **fixed)
+    claimed = replace(chosen, images=chosen.images or sees, **fixed)
     try:
         source = open_source(name, claimed, fetching)
     except RequestError as error:

@@ -53,8 +53,13 @@ def _decoded(rest: str, where: str) -> bytes:
     kind, *parameters = head.split(";")
     if not comma or not kind.startswith("image/") or "base64" not in parameters:
         raise invalid(f"'{where}' must be data:image/TYPE;base64,DATA.", where)
-    if len(data) > MAX_BYTES // 3 * 4 + 4:
-        raise invalid(f"'{where}' is larger than {MAX_BYTES} bytes.", where)
+    return decoded(data, where, MAX_BYTES)
+
+
+def decoded(data: str, where: str, most: int) -> bytes:
+    """Return the bytes of base64, at most so many; ApiError for others."""
+    if len(data) > most // 3 * 4 + 4:
+        raise invalid(f"'{where}' is larger than {most} bytes.", where)
     try:
         return base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError):

@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cortiq.errors import shown
+from cortiq.hearing.sound import MAX_BYTES
 from cortiq.model.chat import ROLES, as_template
 from cortiq.serve.errors import invalid
 from cortiq.serve.fields import Fields, object_fields
-from cortiq.serve.images import image_bytes
+from cortiq.serve.images import decoded, image_bytes
 
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 MAX_TOOLS = 128
+SOUND_FORMATS = ("wav", "mp3", "flac", "ogg")
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def _message(fields: Fields) -> dict[str, Any]:
 
 def _content(content: str | list[Any], fields: Fields, role: str) -> str | list[dict[str, Any]]:
     """Return a content: its text, several parts joined by line breaks; or parts in their order
-    where there are images, which users and tools send.
+    where there are images or sounds, which users and tools send.
     """
     if isinstance(content, str):
         return content
@@ -81,21 +83,35 @@ def _content(content: str | list[Any], fields: Fields, role: str) -> str | list[
         kind = inner.text("type")
         if kind is None:
             raise inner.wrong("type", "text")
-        sees = ("image_url",) if role in ("user", "tool") else ()
+        sees = ("image_url", "input_audio") if role in ("user", "tool") else ()
         if kind not in ("text", "refusal", *sees):
             where = inner.path("type")
-            allowed = "texts and images are" if sees else "only text is"
+            allowed = "texts, images and sounds are" if sees else "only text is"
             raise invalid(f"'{where}': {allowed} supported, not {shown(kind)}.", where)
         if kind == "image_url":
             parts.append({"type": "image", "image": _image(inner)})
+            continue
+        if kind == "input_audio":
+            parts.append({"type": "audio", "audio": _audio(inner)})
             continue
         text = inner.text(kind)
         if text is None:
             raise inner.wrong(kind, "a string")
         parts.append({"type": "text", "text": text})
-    if any("image" in part for part in parts):
+    if any("text" not in part for part in parts):
         return parts
     return "\n".join(part["text"] for part in parts)
+
+
+def _audio(fields: Fields) -> bytes:
+    """Return the file of a sound's part; its `format` is what the file itself says."""
+    inner = fields.fields("input_audio")
+    data = None if inner is None else inner.text("data")
+    if inner is None or data is None:
+        raise fields.wrong("input_audio", "an object with data")
+    inner.choice("format", SOUND_FORMATS, "")
+    inner.close()
+    return decoded(data, inner.path("data"), MAX_BYTES)
 
 
 def _image(fields: Fields) -> bytes:

@@ -56,7 +56,7 @@ def show_object(served: ServedModel) -> dict[str, Any]:
     }  # fmt: skip
     able = {
         "completion": True, "embedding": True, "tools": served.dialect is not None,
-        "thinking": served.thinking is not None, "vision": model.sight is not None,
+        "thinking": served.thinking is not None, "vision": model.has_medium("image"),
     }  # fmt: skip
     return {
         "modelfile": f"FROM {served.name}", "parameters": parameters, "license": "",

@@ -207,15 +207,19 @@ def _read_message(fields: Fields) -> dict[str, Any]:
 
 
 def _parts(content: list[Any], fields: Fields) -> str | list[dict[str, Any]]:
-    """Return a user's text, or where there are images texts and images in their order."""
+    """Return a user's text, or where there are images or sounds all of these in their order."""
     kinds = [part.get("type") for part in content if isinstance(part, dict)]
-    if "input_image" not in kinds:
+    if not {"input_image", "input_audio"} & set(kinds):
         return _text(content, fields, "content")
     made: list[dict[str, Any]] = []
     for index, part in enumerate(content):
         where = f"{fields.path('content')}[{index}]"
         inner = object_fields(part, where)
-        if inner.text("type") != "input_image":
+        kind = inner.text("type")
+        if kind == "input_audio":
+            made.append(part)
+            continue
+        if kind != "input_image":
             text = _text([part], fields, "content")
             made.append({"type": "text", "text": text})
             continue

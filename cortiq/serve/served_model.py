@@ -79,8 +79,8 @@ class ServedModel:
             "chat": model.tokenizer.chat_template() is not None,
             "tools": self.dialect.name if self.dialect else None,
             "thinking": self.thinking is not None,
-            "images": model.sight is not None,
-            "audio": model.hearing is not None,
+            "images": model.has_medium("image"),
+            "audio": model.hearing is not None or model.has_medium("audio"),
             "sampling": {**self.usual.values, "origin": self.usual.origin},
         }
 

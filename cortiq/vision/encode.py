@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from cortiq.backend import Executable, Named, Row
-from cortiq.engine.encoder_rows import KeptRows, entry_rows
+from cortiq.engine.encoder_rows import KeptRows, entry_rows, projected_rows
 from cortiq.engine.session import Session
 from cortiq.ir.encoders import LAST
 from cortiq.numerics.contract import F32, Floats
 from cortiq.vision.image import PreparedImage, Tile
-from cortiq.vision.tower import NEWLINE, PROJECTOR, SHARES, square_of
+from cortiq.vision.tower import NEWLINE
 
 KEPT_ROWS = 1 << 24
 """Floats of images' rows that are kept: 64 MiB."""
@@ -71,20 +71,4 @@ def tile_rows(executable: Executable, tile: Tile) -> Floats:
     with Session(executable, count) as session:
         made = session.read_rows(session.feed_each([0] * count, [want] * count, inputs))
         hidden = [np.stack([np.asarray(row[one], F32) for row in made]) for one in want]
-        return _projected(executable, session, [rows[tile.squares] for rows in hidden])
-
-
-def _projected(executable: Executable, session: Session, squares: list[Floats]) -> Floats:
-    """Compute the rows of the text model of the tower's outputs, each of a square's rows."""
-    graph = executable.program.graphs[PROJECTOR]
-    wants = tuple(Named(name) for name in graph.outputs)
-    share = np.full(squares[0].shape[1], F32(1) / F32(squares[0].shape[1]), F32)
-    more = {SHARES: share} if SHARES in graph.inputs else {}
-    shapes = {name: graph.values[name].shape for name in map(square_of, range(len(squares)))}
-    rows = []
-    for i in range(len(squares[0])):
-        pairs = zip(shapes.items(), squares, strict=True)
-        given = {name: part[i].reshape(shape) for (name, shape), part in pairs}
-        rows.append(Row(session.state, i, 0, wants, {**given, **more}))
-    made = entry_rows(executable, session, rows, PROJECTOR, FAILED)
-    return np.stack([np.concatenate([np.asarray(row[w], F32) for w in wants]) for row in made])
+        return projected_rows(executable, session, [rows[tile.squares] for rows in hidden], FAILED)

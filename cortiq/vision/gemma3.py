@@ -11,7 +11,7 @@ import numpy as np
 
 from cortiq.errors import FormatError, UnsupportedError
 from cortiq.ir import Program
-from cortiq.ir.encoders import LAST, PLACE
+from cortiq.ir.encoders import LAST, PLACE, ROWS, SHARES, SQUARE
 from cortiq.ir.images import ImageRows
 from cortiq.ir.layers import RMSNorm
 from cortiq.ir.ops import CombineExperts
@@ -22,7 +22,6 @@ from cortiq.numerics.pixels import Pixels, grouped, patches, resize
 from cortiq.vision.config import TEXT, sight_values
 from cortiq.vision.image import ImageProcessor, PixelRules, PreparedImage, Tile
 from cortiq.vision.siglip import SiglipConfig, siglip_tower
-from cortiq.vision.tower import ROWS, SHARES, SQUARE
 
 ARCHITECTURES = ("gemma3",)
 KEYS = Keys(harmless=frozenset({"vision_use_head"}))

@@ -11,7 +11,7 @@ import numpy as np
 
 from cortiq.errors import FormatError, UnsupportedError
 from cortiq.ir import Op, Program, Value
-from cortiq.ir.encoders import LAST
+from cortiq.ir.encoders import LAST, ROWS, SHARES, SQUARE
 from cortiq.ir.images import AXES, ImageRows
 from cortiq.ir.layers import Attention, Embedding, GatedMLP, QKNorm, Residual, RMSNorm
 from cortiq.ir.ops import CombineExperts, EmbedRows, Gain, Scale
@@ -23,7 +23,7 @@ from cortiq.numerics.rope import RopeTable, Sections
 from cortiq.numerics.rope_scaling import Axial
 from cortiq.vision.config import TEXT, VisionConfig, sight_values
 from cortiq.vision.image import STANDARD, ImageProcessor, PixelRules, PreparedImage, Tile
-from cortiq.vision.tower import HIDDEN, PLACES, ROWS, SHARES, SQUARE, Tower
+from cortiq.vision.tower import HIDDEN, PLACES, Tower
 
 ARCHITECTURES = ("gemma4",)
 KEYS = Keys(

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from cortiq.ir import Program
+from cortiq.ir.encoders import ROWS, SQUARE
 from cortiq.ir.images import AXES
 from cortiq.ir.layers import GatedMLP, LayerNorm, RMSNorm
 from cortiq.ir.ops import Activation, Permute
@@ -22,7 +23,7 @@ from cortiq.numerics.column_order import ColumnOrder
 from cortiq.vision import qwen
 from cortiq.vision.positions import bicubic_places
 from cortiq.vision.qwen import Arrangement, QwenConfig
-from cortiq.vision.tower import HIDDEN, PLACES, ROWS, SQUARE, TAPS, Tower
+from cortiq.vision.tower import HIDDEN, PLACES, TAPS, Tower
 
 ARCHITECTURES = ("glm4v", "glm4v_moe", "glm46v")
 KEYS = Keys(harmless=qwen.KEYS.harmless | {"out_hidden_size"})

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from cortiq.errors import FormatError, UnsupportedError
 from cortiq.ir import Program
-from cortiq.ir.encoders import PLACE
+from cortiq.ir.encoders import PLACE, ROWS, SQUARE
 from cortiq.ir.images import ImageRows
 from cortiq.models.config import Keys
 from cortiq.models.names import Names
@@ -22,7 +22,6 @@ from cortiq.vision.config import sight_values
 from cortiq.vision.fit import tiles_of
 from cortiq.vision.image import ImageProcessor, PixelRules, PreparedImage, Tile
 from cortiq.vision.siglip import SiglipConfig, siglip_tower
-from cortiq.vision.tower import ROWS, SQUARE
 
 ARCHITECTURES = ("idefics3", "smolvlm")
 KEYS = Keys(harmless=frozenset({"use_base_siglip", "size", "max_image_size"}))

@@ -18,6 +18,7 @@ from cortiq.ir.images import ImageRows
 from cortiq.models.config import is_number
 from cortiq.numerics.contract import Floats
 from cortiq.numerics.pixels import Pixels, normalise
+from cortiq.vision.decode import pixels_of
 
 RESAMPLING: Mapping[int, str] = {1: "lanczos", 2: "bilinear", 3: "bicubic"}
 """Pillow's numbers of filters, as a processor's file has them."""
@@ -155,10 +156,15 @@ class ImageProcessor(ABC):
     most : patches of a tile at most.
     """
 
+    medium = "image"
     marker: str
     token: int
     rows: ImageRows
     most: int
+
+    def read(self, image: Any) -> Pixels:
+        """Return the pixels of an image; RequestError where it cannot be read."""
+        return pixels_of(image)
 
     @abstractmethod
     def prepare(self, pixels: Pixels) -> PreparedImage:

@@ -10,7 +10,7 @@ import numpy as np
 
 from cortiq.errors import FormatError, UnsupportedError
 from cortiq.ir import Op, Program, Value
-from cortiq.ir.encoders import PLACE
+from cortiq.ir.encoders import PLACE, SQUARE
 from cortiq.ir.images import ImageRows
 from cortiq.ir.layers import MLP, Attention, Embedding, LayerNorm, QKNorm, Residual, RMSNorm
 from cortiq.ir.ops import Concat
@@ -30,7 +30,7 @@ from cortiq.vision.image import (
     PreparedImage,
     Tile,
 )
-from cortiq.vision.tower import HIDDEN, SQUARE, Tower
+from cortiq.vision.tower import HIDDEN, Tower
 
 ARCHITECTURES = ("internvl",)
 KEYS = Keys(

@@ -11,6 +11,7 @@ import numpy as np
 
 from cortiq.errors import FormatError, UnsupportedError
 from cortiq.ir import Op, Program
+from cortiq.ir.encoders import ROWS, SQUARE
 from cortiq.ir.images import AXES, ImageRows
 from cortiq.ir.layers import MLP, LayerNorm
 from cortiq.models.config import Keys
@@ -23,7 +24,7 @@ from cortiq.vision.config import sight_values
 from cortiq.vision.image import STANDARD, ImageProcessor, PixelRules, PreparedImage, Tile
 from cortiq.vision.positions import bicubic_places
 from cortiq.vision.qwen import QwenConfig
-from cortiq.vision.tower import HIDDEN, PLACES, ROWS, SQUARE, TAPS, Tower
+from cortiq.vision.tower import HIDDEN, PLACES, TAPS, Tower
 
 ARCHITECTURES = ("kimi_k25",)
 SAME = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")

@@ -9,6 +9,7 @@ from typing import Any
 
 from cortiq.errors import FormatError, UnsupportedError
 from cortiq.ir import Program
+from cortiq.ir.encoders import SQUARE
 from cortiq.ir.images import ImageRows
 from cortiq.ir.layers import LayerNorm, Residual
 from cortiq.models.config import Keys
@@ -22,7 +23,7 @@ from cortiq.vision.image import ImageProcessor, PixelRules, PreparedImage, Tile
 from cortiq.vision.internvl import MOST_TILES, best_grid
 from cortiq.vision.positions import triangle_shares
 from cortiq.vision.siglip import SiglipConfig, layer
-from cortiq.vision.tower import HIDDEN, SQUARE, TAPS, Tower
+from cortiq.vision.tower import HIDDEN, TAPS, Tower
 
 ARCHITECTURES = ("lfm2_vl",)
 KEYS = Keys(harmless=frozenset({"vision_use_head", "image_size"}))

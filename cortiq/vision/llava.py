@@ -10,7 +10,7 @@ import numpy as np
 
 from cortiq.errors import FormatError, UnsupportedError
 from cortiq.ir import Program
-from cortiq.ir.encoders import PLACE
+from cortiq.ir.encoders import PLACE, SQUARE
 from cortiq.ir.images import ImageRows
 from cortiq.ir.layers import Embedding, LayerNorm, Residual
 from cortiq.ir.ops import Concat
@@ -29,7 +29,7 @@ from cortiq.vision.image import (
     Tile,
 )
 from cortiq.vision.siglip import SiglipConfig, layer
-from cortiq.vision.tower import HIDDEN, SQUARE, Tower
+from cortiq.vision.tower import HIDDEN, Tower
 
 ARCHITECTURES = ("llava",)
 TOWER = "clip_vision_model"

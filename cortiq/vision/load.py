@@ -10,6 +10,7 @@ from typing import Any
 
 from cortiq.errors import UnsupportedError
 from cortiq.formats.checkpoint import Checkpoint
+from cortiq.hearing.spoken import SoundProcessor
 from cortiq.ir import Program
 from cortiq.models.bind import read_weights, with_layouts
 from cortiq.models.build import said_of
@@ -26,6 +27,8 @@ OWN: Sequence[str] = (
     "gemma4", "kimi_k25",
 )  # fmt: skip
 """Modules of this package, a family each."""
+HEARING: Sequence[str] = ("qwen2_audio", "voxtral")
+"""Modules of `cortiq.hearing`: families whose prompts have sounds in them."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class VisionFamily:
 
     module: ModuleType
     config: Any
-    processor: ImageProcessor
+    processor: ImageProcessor | SoundProcessor
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,17 @@ class LoadedVision:
 
     program: Program
     weights: Mapping[str, Weight]
-    processor: ImageProcessor
+    processor: ImageProcessor | SoundProcessor
+
+
+def sound_family(checkpoint: Any) -> VisionFamily | None:
+    """Return the family that reads the sounds in a checkpoint's prompts; None where none does."""
+    whole = getattr(checkpoint, "whole", {})
+    modules = [import_module(f"cortiq.hearing.{name}") for name in HEARING]
+    found = [m for m in modules if whole.get("model_type") in m.ARCHITECTURES]
+    if not found:
+        return None
+    return _family(checkpoint, found[0], checkpoint.sound_processor())
 
 
 def vision_family(checkpoint: Any) -> VisionFamily:
@@ -71,11 +84,15 @@ def vision_family(checkpoint: Any) -> VisionFamily:
         hint = f"images are read by models of {', '.join(families)}, in their folders"
         hint += ", and by GGUF models with a file mmproj*.gguf beside them"
         raise UnsupportedError(f"reads no images: it is a model {named}", where=where, hint=hint)
-    module = families[kind]
+    return _family(checkpoint, families[kind], checkpoint.image_processor())
+
+
+def _family(checkpoint: Any, module: ModuleType, rules: Mapping[str, Any]) -> VisionFamily:
+    """Return a family with its configuration and processor."""
     with said_of(checkpoint):
-        values = module.values(whole)
+        values, where = module.values(checkpoint.whole), location_of(checkpoint)
         config = config_from_json(module.Config, module.KEYS, values, where=where)
-        return VisionFamily(module, config, module.Processor(config, checkpoint.image_processor()))
+        return VisionFamily(module, config, module.Processor(config, rules))
 
 
 def load_vision(

@@ -14,6 +14,7 @@ import numpy as np
 
 from cortiq.errors import FormatError, UnsupportedError
 from cortiq.ir import Program
+from cortiq.ir.encoders import SQUARE
 from cortiq.ir.images import AXES, ImageRows
 from cortiq.ir.layers import Attention, GatedMLP, RMSNorm
 from cortiq.ir.ops import Concat, Permute
@@ -34,7 +35,7 @@ from cortiq.vision.image import (
     PreparedImage,
     Tile,
 )
-from cortiq.vision.tower import HIDDEN, SQUARE, Tower
+from cortiq.vision.tower import HIDDEN, Tower
 
 ARCHITECTURES = ("mistral3", "llava pixtral")
 KEYS = Keys(harmless=frozenset({"image_size"}))

@@ -10,6 +10,7 @@ import numpy as np
 
 from cortiq.errors import FormatError
 from cortiq.ir import Program
+from cortiq.ir.encoders import ROWS, SQUARE
 from cortiq.ir.images import AXES
 from cortiq.ir.layers import GatedMLP, ListedBlocks, RMSNorm
 from cortiq.models.names import Names
@@ -17,7 +18,7 @@ from cortiq.models.parts import MLP, activation, named
 from cortiq.numerics.pixels import grouped
 from cortiq.vision import qwen
 from cortiq.vision.qwen import EPS, Arrangement, QwenConfig
-from cortiq.vision.tower import HIDDEN, ROWS, SQUARE, Tower
+from cortiq.vision.tower import HIDDEN, Tower
 
 ARCHITECTURES = ("qwen2_5_vl",)
 KEYS, PREFIXES = qwen.KEYS, qwen.PREFIXES

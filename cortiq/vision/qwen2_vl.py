@@ -7,13 +7,14 @@ from typing import Any
 
 from cortiq.errors import FormatError, UnsupportedError
 from cortiq.ir import Program
+from cortiq.ir.encoders import ROWS, SQUARE
 from cortiq.ir.images import AXES
 from cortiq.ir.layers import LayerNorm, Residual
 from cortiq.models.names import Names
 from cortiq.vision import qwen
 from cortiq.vision.config import SIGHT
 from cortiq.vision.qwen import EPS, Processor, QwenConfig
-from cortiq.vision.tower import HIDDEN, ROWS, SQUARE, Tower
+from cortiq.vision.tower import HIDDEN, Tower
 
 ARCHITECTURES = ("qwen2_vl",)
 KEYS, PREFIXES = qwen.KEYS, qwen.PREFIXES

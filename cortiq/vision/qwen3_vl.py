@@ -13,6 +13,7 @@ from typing import Any
 
 from cortiq.errors import FormatError
 from cortiq.ir import Program
+from cortiq.ir.encoders import ROWS, square_of
 from cortiq.ir.images import AXES, DEEP
 from cortiq.ir.layers import MLP, LayerNorm
 from cortiq.models.names import Names
@@ -20,7 +21,7 @@ from cortiq.models.parts import activation, named
 from cortiq.vision import qwen
 from cortiq.vision.positions import bilinear_places
 from cortiq.vision.qwen import EPS, Arrangement, QwenConfig
-from cortiq.vision.tower import HIDDEN, PLACES, ROWS, TAPS, Tower, square_of
+from cortiq.vision.tower import HIDDEN, PLACES, TAPS, Tower
 
 ARCHITECTURES = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 KEYS = qwen.KEYS

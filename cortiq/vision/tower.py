@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cortiq.ir import Builder, Op, Program, Value
-from cortiq.ir.encoders import ENCODER, LAST, Encoder
+from cortiq.ir.encoders import ENCODER, LAST, PROJECTOR, ROWS, Encoder
 from cortiq.ir.layers import Embedding, Linear, Residual
 from cortiq.ir.ops import (
     Activation,
@@ -21,25 +21,16 @@ from cortiq.ir.ops import (
 from cortiq.models.parts import activation
 from cortiq.vision.config import VisionConfig
 
-PATCH, SQUARE, SHARES = "patch", "square", "shares"
-"""Inputs: the pixels of a patch; of the projector, the rows of a square and what each weighs."""
+PATCH = "patch"
+"""Input: the pixels of a patch."""
 PLACES, TAPS = "place.{}", "taps.weights"
 """Inputs: rows of a table of learned positions that are near a patch, and what each weighs."""
 STEEPNESS = 1.702
 """Of the sigmoid that approximates GELU."""
-PROJECTOR = "projector"
-"""Entry that makes a row of the text model of the tower's rows of one square."""
 NEWLINE = "newline"
 """Entry, and its output: the row that ends a line of an image."""
-ROWS = "rows"
-"""Output of the projector."""
 HIDDEN = "hidden"
 """Output of the tower."""
-
-
-def square_of(number: int) -> str:
-    """Return the projector's input for the rows of the tower's output of a number."""
-    return f"{SQUARE}.{number}" if number else SQUARE
 
 
 class Tower:

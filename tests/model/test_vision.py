@@ -31,10 +31,11 @@ from cortiq.convert.run import convert_model
 from cortiq.engine.prompt_images import ImageSpan, with_spans
 from cortiq.errors import FormatError, RequestError, UnsupportedError
 from cortiq.formats.checkpoint import open_checkpoint
+from cortiq.ir.encoders import PROJECTOR, square_of
 from cortiq.models import load_program
 from cortiq.tokenizer.tokenizer import Tokenizer
 from cortiq.vision.load import load_vision, vision_family
-from cortiq.vision.tower import NEWLINE, PROJECTOR, square_of
+from cortiq.vision.tower import NEWLINE
 from cortiq_reference.ideal import evaluate
 
 TOLERANCE = 1e-5

@@ -42,6 +42,7 @@ def program_of(check):
     check = getattr(check, "scenario", check)
     program = check.program if hasattr(check, "program") else check.probe.program
     feeds = check.feeds if hasattr(check, "feeds") else [check.feed]
+    feeds = [*feeds, *getattr(check, "sounds", ())]  # keys of an encoder are terms, too
     start = feeds[0].start
     rows = range(start, start + max(map(len, feeds)))
     return program, getattr(check, "wants", ()), rows

@@ -108,6 +108,39 @@ def _joined_images(call: Call, q: Quantised, last: Ints, *chosen: Ints) -> Float
     return KERNELS[ops.Attend](call, q, last, *chosen)
 
 
+def _own_position(call: Call, q: Quantised, last: Ints, *chosen: Ints) -> Floats:
+    """Let rows that attend to an encoder's see none of these beyond their own number."""
+    if call.op.until:
+        last = last.copy()
+        for segment in _crossing(call):
+            last[segment.cut] = np.minimum(last[segment.cut], segment.positions)
+    return KERNELS[ops.Attend](call, q, last, *chosen)
+
+
+def _first_sound(call: Call, q: Quantised, last: Ints, *chosen: Ints) -> Floats:
+    """Let all requests of a batch attend to the rows that the first one's encoder made."""
+    crossing, last = _crossing(call) if call.op.until else [], last.copy()
+    if crossing:
+        first = crossing[0].state
+        most = _stored(call, crossing[0]) - 1
+        for segment in crossing:
+            last[segment.cut] = np.minimum(last[segment.cut], most)
+        call.segments = [
+            one._replace(state=first) if one in crossing else one for one in call.segments
+        ]
+    return KERNELS[ops.Attend](call, q, last, *chosen)
+
+
+def _crossing(call: Call) -> list[Any]:
+    """Return the segments whose keys another entry has stored: they are not as many as its rows."""
+    return [one for one in call.segments if _stored(call, one) != one.positions[-1] + 1]
+
+
+def _stored(call: Call, segment: Any) -> int:
+    """Return how many keys a sequence has."""
+    return len(segment.state.stores[call.slots["kv"]].read()[0].q)
+
+
 def _with(op: Any, **changes: Any) -> Any:
     from dataclasses import replace
 
@@ -218,6 +251,8 @@ WRONG_KERNELS: dict[str, Wrong] = {
     "a window counted from the last key": {ops.Attend: _window_of_last},
     "rows that see nothing after themselves": {ops.Attend: _causal},
     "an image that sees the one after it": {ops.Attend: _joined_images},
+    "an encoder's rows up to a row's own number": {ops.Attend: _own_position},
+    "a batch that hears its first sound": {ops.Attend: _first_sound},
     "rows that see more than the blocks that they list": {ops.Attend: _unlisted},
     "sink dropped": {ops.Attend: _no_sinks},
     "scores that do not fall with distance": {ops.Attend: _slopes_away},

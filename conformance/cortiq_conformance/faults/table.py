@@ -58,6 +58,8 @@ FAULTS: Mapping[str, Fault] = {
         ("Attend block", "Attend span", "Attend listed"), "Attend"
     ),
     "an image that sees the one after it": Fault(("Attend block", "Attend span"), "Attend"),
+    "an encoder's rows up to a row's own number": Fault(("Attend crossed",), "Attend", SEQUENCES),
+    "a batch that hears its first sound": Fault(("Attend crossed",), "Attend", SEQUENCES),
     "rows that see more than the blocks that they list": Fault(("Attend listed",), "Attend"),
     "sink dropped": Fault(("Attend sinks",), "Attend"),
     "scores that do not fall with distance": Fault(("Attend slopes",), "Attend"),
@@ -93,7 +95,7 @@ FAULTS: Mapping[str, Fault] = {
     "a chunk that ends one key early": Fault(
         ("OwnBlock", "Attend blocks"), "OwnBlock", also=("Attend",)
     ),
-    "a row that sees its batch neighbour": Fault(("batch",), "Attend", SEQUENCES),
+    "a row that sees its batch neighbour": Fault(("batch", "Attend crossed"), "Attend", SEQUENCES),
     "a position-independent random key": Fault(("Draw",), "Draw"),
     "a mask that is a bias": Fault(("Draw",), "Draw"),
     "a draft drawn for the next position": Fault(("Draw",), "Draw"),

@@ -1,0 +1,97 @@
+"""Sounds in prompts: an encoder like Whisper's, whose rows a projector makes rows of a text of."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cortiq.errors import FormatError
+from cortiq.hearing.config import SoundConfig
+from cortiq.hearing.decode import sound_of
+from cortiq.hearing.features import WHERE, FeatureRules
+from cortiq.hearing.whisper import STRIDE
+from cortiq.ir.images import ImageRows
+from cortiq.numerics.contract import Floats
+
+
+@dataclass(frozen=True, eq=False)
+class SoundWindow:
+    """One run of the encoder.
+
+    Attributes
+    ----------
+    frames : float32 [frames, bands]. count : rows of the encoder, which see one another.
+    squares : int64 [rows, rows of a square]: the rows that each row of the text is made of.
+    """
+
+    frames: Floats
+    count: int
+    squares: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class SpokenSound:
+    """A sound as the model hears it: windows in the order of their rows, and what stands for it in
+    the text.
+    """
+
+    windows: tuple[SoundWindow, ...]
+    text: str
+    grid: tuple[int, int] = (0, 0)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the text model that the sound becomes."""
+        return sum(len(window.squares) for window in self.windows)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256, in hex, of the frames and of everything that decides their rows."""
+        digest = hashlib.sha256()
+        for window in self.windows:
+            digest.update(json.dumps([window.count, *window.frames.shape]).encode())
+            digest.update(np.ascontiguousarray(window.frames, "<f4").tobytes())
+            digest.update(json.dumps(window.squares.shape).encode())
+            digest.update(np.ascontiguousarray(window.squares, "<i8").tobytes())
+        digest.update(json.dumps(self.text).encode())
+        return digest.hexdigest()
+
+
+class SoundProcessor(ABC):
+    """Makes windows of a family's sounds, and the text that they stand in.
+
+    Attributes
+    ----------
+    marker : text that a chat template writes for a sound.
+    token : id of the rows of sounds. rows : what the trunk's rows supply besides.
+    most : frames of a window.
+    """
+
+    medium = "audio"
+    marker: str
+    rows = ImageRows()
+
+    def __init__(self, config: SoundConfig, given: Mapping[str, Any]) -> None:
+        self.config, self.token = config, config.audio_token
+        self.most = STRIDE * config.max_source_positions
+        self.rules = FeatureRules.of(given, config.num_mel_bins)
+        if self.rules.frames != self.most:
+            what = f"windows of {self.rules.frames} frames: the encoder has"
+            what += f" {config.max_source_positions} rows of {STRIDE}"
+            raise FormatError(what, where=WHERE)
+
+    def read(self, audio: Any) -> Floats:
+        """Return the samples of a sound at the model's rate; RequestError where it has none."""
+        return sound_of(audio).at(self.rules.sampling_rate)
+
+    @abstractmethod
+    def prepare(self, samples: Floats) -> SpokenSound:
+        """Return samples as the model hears them."""

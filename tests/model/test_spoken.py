@@ -1,0 +1,163 @@
+"""Models with sounds in their prompts against transformers, in double; and one digest anywhere."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("transformers")
+
+import numpy as np
+import spoken_folders
+import torch
+from installed import backends
+from transformers import WhisperFeatureExtractor
+
+import cortiq
+from cortiq.engine.prompt_images import ImageSpan, with_spans
+from cortiq.errors import RequestError
+from cortiq.formats.checkpoint import open_checkpoint
+from cortiq.hearing.encode import neighbours
+from cortiq.hearing.whisper import CONVOLVED, FRAMES, HIDDEN, STRIDE
+from cortiq.ir.encoders import PROJECTOR, ROWS, SHARES, SQUARE
+from cortiq.models import load_program
+from cortiq.tokenizer.tokenizer import Tokenizer
+from cortiq.vision.load import load_vision, sound_family
+from cortiq_reference.ideal import evaluate
+
+TOLERANCE = 1e-5
+FAMILIES = ("qwen2_audio", "voxtral")
+RATE, WINDOW = 16000, 16000 * spoken_folders.SECONDS
+LENGTHS = (161, 1600, 4001, 11200, WINDOW, WINDOW + 4000)
+"""Samples: of a few rows, odd ones, a whole window, and more."""
+EXACT = {"temperature": 0, "ignore_eos": True}
+
+
+def tone(length, hertz=300.0):
+    at = np.arange(length) / RATE
+    return (np.sin(2 * np.pi * hertz * at) * (0.2 + 0.1 * at)).astype(np.float32)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def written(request, tmp_path_factory):
+    """A family's name, folder, and transformers' model in double."""
+    folder = tmp_path_factory.mktemp(request.param)
+    return request.param, folder, getattr(spoken_folders, request.param)(folder).double()
+
+
+def hearing_of(folder):
+    checkpoint = open_checkpoint(folder)
+    return load_vision(checkpoint, sound_family(checkpoint), "f32")
+
+
+def features_of(name, sounds):
+    """Features of transformers' extractor, and the mask of frames where the model takes one."""
+    rules = {k: v for k, v in spoken_folders.RULES.items() if k != "feature_extractor_type"}
+    extract, how = WhisperFeatureExtractor(**rules), {"sampling_rate": RATE}
+    if name == "qwen2_audio":
+        made = extract(sounds, padding="max_length", return_attention_mask=True,
+                       return_tensors="pt", **how)  # fmt: skip
+        mask = {"feature_attention_mask": made["attention_mask"]}
+        return {"input_features": made["input_features"].double(), **mask}
+    parts = []
+    for sound in sounds:
+        made = extract([sound], padding=True, truncation=False, pad_to_multiple_of=WINDOW,
+                       return_tensors="pt", **how)["input_features"][0]  # fmt: skip
+        parts += made.split(100 * spoken_folders.SECONDS, dim=1)
+    return {"input_features": torch.stack(parts).double()}
+
+
+def ideal_rows(loaded, sound, given):
+    """The rows of a sound in float64, of transformers' features."""
+    program, weights, rows = loaded.program, loaded.weights, []
+    for window, frames in zip(sound.windows, given, strict=True):
+        assert np.abs(window.frames - frames.T).max() < 1e-3  # theirs are float32
+        near = neighbours(frames.T, 1)
+        made = evaluate(program, weights, [0] * len(near), [CONVOLVED], FRAMES, {"frame": near})
+        near = neighbours(made[CONVOLVED], STRIDE)[: window.count]
+        inputs = {"frame": near, "last": np.full(window.count, window.count - 1)}
+        hidden = evaluate(program, weights, [0] * len(near), [HIDDEN], inputs=inputs)[HIDDEN]
+        graph, squares = program.graphs[PROJECTOR], hidden[window.squares]
+        taken = {SQUARE: squares.reshape(len(squares), *graph.values[SQUARE].shape)}
+        if SHARES in graph.inputs:
+            taken[SHARES] = np.full(squares.shape[:2], 1 / squares.shape[1])
+        rows.append(evaluate(program, weights, [0] * len(squares), [ROWS], PROJECTOR, taken)[ROWS])
+    return np.concatenate(rows)
+
+
+@pytest.mark.parametrize("lengths", [*((n,) for n in LENGTHS), LENGTHS[1:4]], ids=str)
+def test_logits_in_float64_are_transformers_in_double(written, lengths):
+    name, folder, model = written
+    sounds, loaded = [tone(n, 200.0 + n % 700) for n in lengths], hearing_of(folder)
+    if name == "qwen2_audio" and min(lengths) < 2 * 160:
+        with pytest.raises(RequestError, match="too short"):
+            loaded.processor.prepare(sounds[0])
+        return
+    features = features_of(name, sounds)
+    made, rest, rows = [loaded.processor.prepare(one) for one in sounds], [], []
+    rest = list(features["input_features"].numpy())
+    for sound in made:
+        rows.append(ideal_rows(loaded, sound, rest[: len(sound.windows)]))
+        del rest[: len(sound.windows)]
+    text = "".join("ab"[n % 2] + sound.text for n, sound in enumerate(made)) + "what?"
+    ids = Tokenizer.from_folder(folder).encode(text, parse_special=True)
+    trunk = load_program(open_checkpoint(folder), weight_format="f32", images=loaded.processor.rows)
+    places, spans = [at for at, one in enumerate(ids) if one == loaded.processor.token], []
+    for sound, own in zip(made, rows, strict=True):
+        here, places = places[: sound.rows], places[sound.rows :]
+        spans.append(ImageSpan(tuple(here), lambda own=own: own, sound.digest))
+    assert places == []
+    prompt = with_spans(None, trunk.program, len(ids), spans)
+    args = trunk.program, trunk.weights, ids
+    embed = evaluate(*args, ["embed"])["embed"]
+    for at in range(len(ids)):
+        embed[at] = prompt.inputs(at).get("embed", embed[at])
+    logits = evaluate(*args, ["logits"], inputs={"embed": embed})["logits"]
+    with torch.no_grad():
+        theirs = model(
+            input_ids=torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)).long(), **features
+        ).logits[0]
+    assert np.abs(logits - theirs.numpy()).max() < TOLERANCE * theirs.abs().max()
+
+
+def content(hertz=300.0):
+    first, second = (tone(4001, hertz), RATE), (tone(2600, 700.0), RATE)
+    return [
+        {"type": "text", "text": "a"}, {"audio": first}, {"type": "text", "text": "what?"},
+        {"audio": second}, {"type": "text", "text": "and?"},
+    ]  # fmt: skip
+
+
+def messages(hertz=300.0):
+    return [{"role": "user", "content": content(hertz)}]
+
+
+def answers(folder, backend):
+    """Digests: alone; with texts in a batch; in chunks that cut a sound; drafted; reused."""
+    with cortiq.load(folder, backend=backend, threads=1) as model:
+        prompt, other = model.chat_prompt(messages()), model.chat_prompt(messages(900.0))
+        alone = model.generate(prompt, max_tokens=4, **EXACT)
+        text = model.generate("hello", max_tokens=4, **EXACT)
+        batch = model.generate_many(["hello", prompt, other], max_tokens=4, **EXACT)
+        assert batch[0].digest == text.digest and batch[2].digest != alone.digest
+        found = {"alone": alone, "batch": batch[1]}
+        found["chunks"] = model.generate(prompt, max_tokens=4, chunk_rows=7, **EXACT)
+        found["drafted"] = model.generate(prompt, max_tokens=4, draft="lookup", **EXACT)
+        model.keep_prefixes()
+        model.generate(prompt, max_tokens=4, **EXACT)
+        found["reused"] = model.generate(prompt, max_tokens=4, **EXACT)
+        assert found["reused"].stats.reused_tokens == len(prompt.ids) - 1
+        elsewhere = model.generate(other, max_tokens=4, **EXACT)
+        assert elsewhere.stats.reused_tokens < prompt.spans[0].places[0] + 1
+        digests = {name: made.digest for name, made in found.items()}
+        assert set(digests.values()) == {alone.digest}, digests
+        return alone.digest
+
+
+@pytest.fixture(scope="module")
+def wanted(written):
+    return answers(written[1], "reference")
+
+
+@pytest.mark.parametrize("backend", [name for name in backends() if name != "reference"])
+def test_every_backend_has_the_references_digest(written, wanted, backend):
+    assert answers(written[1], backend) == wanted
