@@ -75,7 +75,7 @@ def gemma3(folder: Path, **sight: Any) -> Any:
     ids = write_tokenizer(folder, control, template_of(control[0]))
     rows = sight.pop("mm_tokens_per_image", 4)
     text = TEXT | {
-        "vocab_size": len(ids), "sliding_window": 9,
+        "vocab_size": len(ids), "sliding_window": 9, "query_pre_attn_scalar": 16,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     }  # fmt: skip
     config = transformers.Gemma3Config(
