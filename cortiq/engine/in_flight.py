@@ -99,7 +99,7 @@ class ScheduledRows:
         every = [()] * (len(self.tokens) - len(wants)) + wants
         rows = enumerate(zip(self.tokens, every, strict=True), self.start)
         return [
-            Row(self.state, at, token, mine, {**given, **request.inputs(at)})
+            Row(self.state, at, request.fed(at, token), mine, {**given, **request.inputs(at)})
             for at, (token, mine) in rows
         ]
 

@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from cortiq.backend import Drawn
 from cortiq.engine.prompt_embeddings import check_row
 from cortiq.errors import RequestError
 from cortiq.ir import Program
@@ -110,6 +111,11 @@ class PromptImages:
             span, number = self._owners[position]
             found |= self.given.parts(span.rows[number])
         return found
+
+    def fed(self, position: int, token: int | Drawn) -> int | Drawn:
+        """Return the id that the row at a position is fed as where the sequence has `token`."""
+        given = self.given.token
+        return token if given is None or position not in self._owners else given
 
     def whole_rows(self, start: int, rows: int) -> int:
         """Return how many rows from `start` on a batch takes, of at most so many: none is cut off

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from cortiq.backend import LATE, Argmax, Digest, Draw, DrawnLogit, Top, Want
+from cortiq.backend import LATE, Argmax, Digest, Draw, Drawn, DrawnLogit, Top, Want
 from cortiq.engine.cache_roles import CachePoint
 from cortiq.engine.masks import CheckedMasks
 from cortiq.engine.masks import Masks as Masks
@@ -122,6 +122,10 @@ class Request:
         if self.encoded is not None:
             found |= last_encoded(self.encoded.count)
         return found
+
+    def fed(self, position: int, token: int | Drawn) -> int | Drawn:
+        """Return the id that the row at a position is fed as."""
+        return token if self.images is None else self.images.fed(position, token)
 
     @cached_property
     def want(self) -> Want:

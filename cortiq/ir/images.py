@@ -35,12 +35,14 @@ class ImageRows(Described):
         only its own position.
     deep : first layers that add a row of the image to their output (`DEEP`), a text's rows zeros.
     width : of the trunk's rows; needed where there are such layers.
+    token : id that an image's rows are fed as, for tables beside the embedding; None: their own.
     """
 
     last: str = ""
     sections: Sections | None = None
     deep: int = 0
     width: int = 0
+    token: int | None = None
 
     @property
     def axes(self) -> int:

@@ -61,7 +61,8 @@ def prompt_logprob_steps(
             rows = min(ROWS, len(inputs) - start)
             if images is not None:
                 rows = min(images.whole_rows(start, rows), len(inputs) - start)
-            part, places = inputs[start : start + rows], range(start, start + rows)
+            places = range(start, start + rows)
+            part = [images.fed(at, inputs[at]) if images else inputs[at] for at in places]
             given = [{**chosen, **(images.inputs(at) if images else {})} for at in places]
             fed = session.feed_each(part, [wants] * rows, given)
             for row, target in zip(session.read_rows(fed), targets[start:][:rows], strict=True):

@@ -14,8 +14,8 @@ from cortiq.models.parts import MOE, Decoder, activation
 from cortiq.models.rope import rope_table
 from cortiq.numerics.route import Router
 
-ARCHITECTURES = ("qwen3_moe", "qwen3moe", "qwen3_omni_moe_text")
-GGUF = ("qwen3moe",)
+ARCHITECTURES = ("qwen3_moe", "qwen3moe", "qwen3vlmoe", "qwen3_omni_moe_text")
+GGUF = ("qwen3moe", "qwen3vlmoe")
 KEYS = Keys(
     aliases={"num_local_experts": "num_experts"},
     harmless=frozenset({"max_window_layers"}),

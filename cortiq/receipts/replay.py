@@ -209,6 +209,7 @@ class ClaimReplay:
         tokens = self.claim.token_ids[: request.max_tokens]
         possible = next((i for i, t in enumerate(tokens) if t >= vocabulary), len(tokens) - 1)
         ids = [*request.prompt, *tokens[:possible]]
+        fed = [request.fed(at, token) for at, token in enumerate(ids)]
         last, images = len(request.prompt) - 1, request.images
         silent = last if images is None else images.whole_rows(0, last)
         silent = silent if silent <= last else 0
@@ -220,7 +221,7 @@ class ClaimReplay:
             for start, end in whole_chunks(request, 0, silent, chunk_rows):
                 none: list[tuple[Want, ...]] = [()] * (end - start)
                 session.read(
-                    session.feed_each(ids[start:end], none, supplied_rows(request, start, end))
+                    session.feed_each(fed[start:end], none, supplied_rows(request, start, end))
                 )
                 self._advance(end, len(ids))
                 yield None
@@ -231,7 +232,7 @@ class ClaimReplay:
                     for i in range(start, end)
                 ]
                 given = supplied_rows(request, start, end)
-                rows = session.read_rows(session.feed_each(ids[start:end], wants, given))
+                rows = session.read_rows(session.feed_each(fed[start:end], wants, given))
                 made = zip(wants, rows, strict=True)
                 yield from ((row[want[0]], row) for want, row in made if want)
                 self._advance(end, len(ids))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from cortiq.errors import FormatError, UnsupportedError
+from cortiq.formats.checkpoint import Checkpoint
 from cortiq.ir import Op, Program, Value
 from cortiq.ir.encoders import LAST, ROWS, SHARES, SQUARE
 from cortiq.ir.images import AXES, ImageRows
@@ -21,6 +22,7 @@ from cortiq.models.parts import ATTENTION, MLP, activation, named
 from cortiq.numerics.pixels import Pixels, grouped, patches, resize
 from cortiq.numerics.rope import RopeTable, Sections
 from cortiq.numerics.rope_scaling import Axial
+from cortiq.vision import clipped
 from cortiq.vision.config import TEXT, VisionConfig, sight_values
 from cortiq.vision.image import STANDARD, ImageProcessor, PixelRules, PreparedImage, Tile
 from cortiq.vision.tower import HIDDEN, PLACES, Tower
@@ -29,16 +31,21 @@ ARCHITECTURES = ("gemma4",)
 KEYS = Keys(
     aliases={"hidden_activation": "hidden_act"},
     harmless=frozenset({"default_output_length"}),
-    only={"use_clipped_linears": False, "attention_bias": False},
+    only={"attention_bias": False},
 )
-NAMES = Names()
+NAMES = Names(unread=clipped.UNREAD)
 PREFIXES: Mapping[str, str] = {
     f"{start}{theirs}": mine
     for start in ("", "model.")
     for theirs, mine in (("vision_tower.", "vision."), ("embed_vision.", "projector."))
 }  # fmt: skip
 IMAGE, BEGIN, END = "<|image|>", "<|image>", "<image|>"
-LINEARS = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj"}
+MATRICES = (
+    *(f"self_attn.{role}_proj" for role in "qkvo"),
+    *(f"mlp.{role}_proj" for role in ("gate", "up", "down")),
+)
+"""Matrices of a layer."""
+LAYER = "vision.encoder.layers.{}"
 MOST_ROWS = 1 << 12
 """Rows of an image at most."""
 
@@ -50,6 +57,8 @@ class Config(VisionConfig):
     Attributes
     ----------
     together : rows of an image see one another in layers with windows, of so many rows.
+    token : id of an image's rows in the table of per-layer inputs; None where there is none.
+    bounds : of clipped matrices, from the tensors.
     """
 
     hidden_size: int = 768
@@ -67,6 +76,9 @@ class Config(VisionConfig):
     standardize: bool = False
     together: bool = False
     window: int = 512
+    use_clipped_linears: bool = False
+    token: int | None = None
+    bounds: clipped.Bounds = field(default_factory=dict)
 
 
 def values(whole: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,13 +86,24 @@ def values(whole: Mapping[str, Any]) -> dict[str, Any]:
     found = {"image_token": 258880} | sight_values(whole, image_token="image_token_id")
     text, rope = whole.get(TEXT), found.pop("rope_parameters", None)
     text = text if isinstance(text, Mapping) else {}
-    if text.get("hidden_size_per_layer_input", 256):
-        what = "images' rows in a text model with per-layer inputs"
-        raise UnsupportedError(what, where="config.json", hint="the larger models have none")
+    per_layer = text.get("hidden_size_per_layer_input", 256)
+    token = (text.get("pad_token_id") or 0) if per_layer else None
+    if per_layer and not (type(token) is int and 0 <= token < text.get("vocab_size", 262144)):
+        raise FormatError(f"pad_token_id {token!r} is no id", where="config.json")
     theta = rope.get("rope_theta") if isinstance(rope, Mapping) else None
     together = text.get("use_bidirectional_attention") == "vision"
     window = text.get("sliding_window", 512)
-    return {**found, "theta": theta or 100.0, "together": together, "window": window}
+    own = {"theta": theta or 100.0, "together": together, "window": window, "token": token}
+    return {**found, **own}
+
+
+def with_tensors(config: Config, checkpoint: Checkpoint) -> Config:
+    """Return the configuration with what the tensors say: the bounds of clipped matrices."""
+    if not config.use_clipped_linears:
+        return config
+    layers = range(config.num_hidden_layers)
+    names = [f"{LAYER.format(n)}.{matrix}" for n in layers for matrix in MATRICES]
+    return replace(config, bounds=clipped.bounds_of(checkpoint, names))
 
 
 def head_order(config: Config) -> np.ndarray:
@@ -115,25 +138,35 @@ def build(config: Config, most: int) -> Program:
         value_norm=config.rms_norm_eps,
     )  # fmt: skip
     mlp = GatedMLP(width, config.intermediate_size, activation(config.hidden_act))
-    table = {role: name.replace("_proj.", "_proj.linear.") for role, name in ATTENTION.items()}
-    linears = {role: name.replace("_proj.", "_proj.linear.") for role, name in MLP.items()}
+    layers = clipped.ClippedLayers(tower, config.bounds) if config.use_clipped_linears else None
     for n in range(config.num_hidden_layers):
-        here, file = f"layers.{n}", f"vision.encoder.layers.{n}"
+        here, file = f"layers.{n}", LAYER.format(n)
         y = tower.apply(norm, x, f"{here}.attention_norm", f"{file}.input_layernorm")
-        weights = named(op, f"{file}.self_attn", table)
-        name = f"{here}.attention"
-        slots = {role: f"{name}.{role}" for role in op.slot_kinds()}
-        given = (tower.position, tower.last, axes)
-        y = tower.builder.add(op, y, *given, name=name, weights=weights, slots=slots)
+        name, place = f"{here}.attention", f"{file}.self_attn"
+        if layers:
+            y = layers.attend(y, op, name, place, axes)
+        else:
+            weights = named(op, place, _within(ATTENTION))
+            slots = {role: f"{name}.{role}" for role in op.slot_kinds()}
+            given = (tower.position, tower.last, axes)
+            y = tower.builder.add(op, y, *given, name=name, weights=weights, slots=slots)
         x = _added(tower, x, y, norm, f"{here}.middle", f"{file}.post_attention_layernorm")
         y = tower.apply(norm, x, f"{here}.mlp_norm", f"{file}.pre_feedforward_layernorm")
-        weights = named(mlp, f"{file}.mlp", linears)
-        y = tower.builder.add(mlp, y, name=f"{here}.mlp", weights=weights)
+        if layers:
+            y = layers.feed_forward(y, mlp, f"{here}.mlp", f"{file}.mlp")
+        else:
+            weights = named(mlp, f"{file}.mlp", _within(MLP))
+            y = tower.builder.add(mlp, y, name=f"{here}.mlp", weights=weights)
         last = HIDDEN if n + 1 == config.num_hidden_layers else f"{here}.out"
         x = _added(tower, x, y, norm, last, f"{file}.post_feedforward_layernorm")
     tower.finish()
     _project(tower, config)
     return tower.program()
+
+
+def _within(names: Mapping[str, str]) -> dict[str, str]:
+    """Return tensors' names where a matrix lies in a module of its own."""
+    return {role: name.replace("_proj.", "_proj.linear.") for role, name in names.items()}
 
 
 def _placed(tower: Tower, config: Config) -> Value:
@@ -179,7 +212,7 @@ class Processor(ImageProcessor):
 
     def __init__(self, config: Config, given: Mapping[str, Any]) -> None:
         self.config, self.token, where = config, config.image_token, "preprocessor_config.json"
-        self.rows = ImageRows(last=LAST) if config.together else ImageRows()
+        self.rows = ImageRows(last=LAST if config.together else "", token=config.token)
         own = {key: value for key, value in given.items() if key not in LEFT_OUT}
         self.rules = PixelRules.of(own, PixelRules("bicubic", STANDARD, STANDARD))
         count = self.config.pooling_kernel_size

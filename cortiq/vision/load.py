@@ -102,6 +102,8 @@ def load_vision(
     module, config = family.module, family.config
     part = checkpoint.part(module.PREFIXES)
     with said_of(checkpoint):
+        if (measured := getattr(module, "with_tensors", None)) is not None:
+            config = measured(config, part)
         program = module.build(config, family.processor.most)
     orders = getattr(module, "ORDERS", None)
     part = part if orders is None else part.reordered(orders(config))

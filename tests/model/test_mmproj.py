@@ -17,7 +17,7 @@ import numpy as np
 import vision_folders
 from gguf_files import GGUF
 from safetensors.numpy import load_file, save_file
-from test_vision import EXACT, SIZES, drawn, ideal_rows, sight_of
+from test_vision import EXACT, SIZES, drawn, ideal_logits, ideal_rows, prompt_of, sight_of
 
 import cortiq
 from cortiq.errors import FormatError, UnsupportedError
@@ -26,7 +26,22 @@ from cortiq.vision.image import CLIP_DEVIATION, CLIP_MEAN
 from cortiq.vision.load import load_vision, vision_family
 from cortiq.vision.mmproj import with_mmproj
 
+QWEN3 = ("qwen3_vl", "qwen3_vl_moe")
 SECTIONS = {"rope.dimension_sections": [4, 2, 2, 0]}
+
+
+def experts_of(name, values):
+    """Yield the matrices of experts, which folders have in stacks."""
+    stem, _, role = name.rpartition(".")
+    if not stem.endswith(".experts"):
+        yield name, values
+        return
+    for number, one in enumerate(values):
+        parts = {"gate_proj": one[: len(one) // 2], "up_proj": one[len(one) // 2 :]}
+        for own, part in (parts if role == "gate_up_proj" else {role: one}).items():
+            yield f"{stem}.{number}.{own}.weight", part
+
+
 TEXTS = {
     "gemma3": GGUF("gemma3", norm_offset=1.0, values=lambda config: {
         "attention.sliding_window": config["sliding_window"],
@@ -37,6 +52,11 @@ TEXTS = {
     "internvl": GGUF("qwen2"),
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), GGUF("qwen2vl", lambda config: SECTIONS)),
     "qwen3_vl": GGUF("qwen3vl", lambda config: SECTIONS | {"n_deepstack_layers": 2}),
+    "qwen3_vl_moe": GGUF("qwen3vlmoe", lambda config: SECTIONS | {
+        "n_deepstack_layers": 1, "expert_count": config["num_local_experts"],
+        "expert_used_count": config["num_experts_per_tok"],
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+    }, tensors=lambda config, name, values: dict(experts_of(name, values))),
 }  # fmt: skip
 
 
@@ -107,7 +127,7 @@ def text_folder(folder):
 PROJECTORS = {
     "llava": "mlp", "pixtral": "pixtral", "mistral3": "pixtral", "internvl": "internvl",
     "qwen2_vl": "qwen2vl_merger", "qwen2_5_vl": "qwen2.5vl_merger",
-    "qwen3_vl": "qwen3vl_merger",
+    **dict.fromkeys(QWEN3, "qwen3vl_merger"),
 }  # fmt: skip
 MERGERS = {"norm": "v.post_ln", "ln_q": "v.post_ln", "linear_fc1": "mm.0", "linear_fc2": "mm.2",
            "mlp.0": "mm.0", "mlp.2": "mm.2"}  # fmt: skip
@@ -142,7 +162,7 @@ def newer_metadata(name, sight):
     if name == "qwen2_5_vl":
         every = sight["fullatt_block_indexes"][0] + 1
         return found | {"n_wa_pattern": every, "window_size": sight["window_size"]}, {"silu": True}
-    return found, {"gelu": True} if name == "qwen3_vl" else {}
+    return found, {"gelu": True} if name in QWEN3 else {}
 
 
 INTERNVL = {
@@ -207,7 +227,7 @@ def newer_tensors(name, folder, sight):
         elif old == "visual.patch_embed.proj.weight":
             yield "v.patch_embd.weight", values[:, :, 0]
             yield "v.patch_embd.weight.1", values[:, :, 1]
-        elif "attn.qkv" in old and name != "qwen3_vl":
+        elif "attn.qkv" in old and name not in QWEN3:
             for role, part in zip("qkv", np.split(values, 3), strict=True):
                 block = names.get_name(old.replace("qkv", role), try_suffixes=(".weight", ".bias"))
                 yield block, part
@@ -225,7 +245,7 @@ def write_newer_tower(path, folder, name, kind):
             writer.add_uint32(f"clip.vision.{key}", int(value))
     for flag, value in flags.items():
         writer.add_bool(f"clip.use_{flag}", value)
-    if name == "qwen3_vl":
+    if name in QWEN3:
         deep = [n in sight["deepstack_visual_indexes"] for n in range(sight["depth"])]
         writer.add_array("clip.vision.is_deepstack_layers", deep)
     writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-5)
@@ -306,6 +326,17 @@ def test_rows_are_those_of_the_folder(written):
         image = ours.processor.prepare(drawn(size))
         assert image.digest == theirs.processor.prepare(drawn(size)).digest
         assert np.allclose(ideal_rows(ours, image), ideal_rows(theirs, image), atol=1e-5)
+
+
+def test_logits_in_float64_are_those_of_the_folder(written):
+    """Which are transformers' in double (`test_vision.py`)."""
+    name, folder, file = written
+    places = ((with_mmproj(open_checkpoint(file)), sight_of_file(file)),
+              (open_checkpoint(folder), sight_of(folder)))  # fmt: skip
+    made = [places[0][1].processor.prepare(drawn(size)) for size in SIZES[:2]]
+    ids = prompt_of(name, folder, made)
+    ours, theirs = (ideal_logits(*place, made, ids) for place in places)
+    assert np.abs(ours - theirs).max() < 1e-5 * np.abs(theirs).max()
 
 
 def test_older_names_of_an_mlps_matrices_are_read(written, tmp_path):

@@ -53,6 +53,7 @@ FAMILIES = (
     "internvl",
     "lfm2_vl",
     "gemma4",
+    "gemma4_small",
     "kimi_k25",
 )
 EXACT = {"temperature": 0, "ignore_eos": True}
@@ -142,6 +143,21 @@ def spans_of(ids, token, images, rows):
     return spans
 
 
+def ideal_logits(checkpoint, vision, made, ids):
+    """The logits in float64 of a prompt with images."""
+    rows = [ideal_rows(vision, image) for image in made]
+    spans = spans_of(ids, vision.processor.token, made, rows)
+    loaded = load_program(checkpoint, weight_format="f32", images=vision.processor.rows)
+    prompt = with_spans(None, loaded.program, len(ids), spans)
+    listed = [prompt.inputs(at) for at in range(len(ids))]
+    inputs = {key: np.stack([row[key] for row in listed]) for key in listed[0]}
+    args = loaded.program, loaded.weights, [prompt.fed(at, one) for at, one in enumerate(ids)]
+    embed = evaluate(*args, ["embed"], inputs=inputs)["embed"]
+    for at, row in enumerate(listed):
+        embed[at] = row.get("embed", embed[at])
+    return evaluate(*args, ["logits"], inputs={**inputs, "embed": embed})["logits"]
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_logits_in_float64_are_transformers_in_double(written, count):
     name, folder, model = written
@@ -149,19 +165,8 @@ def test_logits_in_float64_are_transformers_in_double(written, count):
     images, vision = [drawn(size) for size in SIZES[:count]], sight_of(folder)
     given = processed(name, folder, images)
     made = [vision.processor.prepare(image) for image in images]
-    rows = [ideal_rows(vision, image) for image in made]
     ids, token = prompt_of(name, folder, made), vision.processor.token
-    loaded = load_program(
-        open_checkpoint(folder), weight_format="f32", images=vision.processor.rows
-    )
-    prompt = with_spans(None, loaded.program, len(ids), spans_of(ids, token, made, rows))
-    listed = [prompt.inputs(at) for at in range(len(ids))]
-    inputs = {key: np.stack([row[key] for row in listed]) for key in listed[0]}
-    args = loaded.program, loaded.weights, ids
-    embed = evaluate(*args, ["embed"], inputs=inputs)["embed"]
-    for at, row in enumerate(listed):
-        embed[at] = row.get("embed", embed[at])
-    logits = evaluate(*args, ["logits"], inputs={**inputs, "embed": embed})["logits"]
+    logits = ideal_logits(open_checkpoint(folder), vision, made, ids)
     theirs = logits_of(name, model, given, ids, token)
     assert np.abs(logits - theirs).max() < TOLERANCE * np.abs(theirs).max()
 
@@ -358,6 +363,7 @@ MOVES = {
         {"vision_config.rms_norm_eps": 0.1}, {"vision_config.hidden_activation": "relu"},
         {"vision_config.rope_parameters.rope_theta": 2.0},
     ],
+    "gemma4_small": [{"vision_config.use_clipped_linears": False}],
     "lfm2_vl": [
         {"vision_config.layer_norm_eps": 0.1}, {"vision_config.hidden_act": "relu"},
         {"projector_hidden_act": "relu"},
@@ -426,8 +432,10 @@ WRONG = {
     "gemma4": [
         {"vision_config": {"use_clipped_linears": True}}, {"text_config": {"sliding_window": 3}},
         {"vision_config": {"pooling_kernel_size": 3}}, {"vision_config": {"head_dim": 14}},
-        {"text_config": {"hidden_size_per_layer_input": 8}},
         {"vision_config": {"position_embedding_size": 3}},
+    ],
+    "gemma4_small": [
+        {"text_config": {"pad_token_id": 1000}}, {"text_config": {"pad_token_id": "x"}},
     ],
     "lfm2_vl": [
         {"vision_config": {"num_patches": 15}}, {"downsample_factor": 0}, {"downsample_factor": 3},

@@ -75,7 +75,7 @@ def gemma3(folder: Path, **sight: Any) -> Any:
     ids = write_tokenizer(folder, control, template_of(control[0]))
     rows = sight.pop("mm_tokens_per_image", 4)
     text = TEXT | {
-        "vocab_size": len(ids), "sliding_window": 9,
+        "vocab_size": len(ids), "sliding_window": 9, "query_pre_attn_scalar": 16,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     }  # fmt: skip
     config = transformers.Gemma3Config(
@@ -311,8 +311,8 @@ def lfm2_vl(folder: Path, **sight: Any) -> Any:
     return saved(folder, config, "Lfm2VlForConditionalGeneration")
 
 
-def gemma4(folder: Path, together: bool = True, **sight: Any) -> Any:
-    """Write a Gemma 4 without per-layer inputs, of 6 rows an image at most."""
+def gemma4(folder: Path, together: bool = True, small: bool = False, **sight: Any) -> Any:
+    """Write a Gemma 4 of 6 rows an image at most; small: as E2B, with per-layer inputs."""
     control = ["<|image|>", "<|image>", "<image|>"]
     ids = write_tokenizer(folder, control, template_of(control[0]))
     text = TEXT | {
@@ -320,6 +320,12 @@ def gemma4(folder: Path, together: bool = True, **sight: Any) -> Any:
         "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
         "use_bidirectional_attention": "vision" if together else None, "global_head_dim": 32,
     }  # fmt: skip
+    if small:
+        text |= {
+            "hidden_size_per_layer_input": 6, "num_kv_shared_layers": 1, "pad_token_id": 3,
+            "use_double_wide_mlp": True, "vocab_size_per_layer_input": len(ids),
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+        }  # fmt: skip
     tower = {
         "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
         "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "patch_size": 6,
@@ -341,7 +347,19 @@ def gemma4(folder: Path, together: bool = True, **sight: Any) -> Any:
         sight_model.std_bias.copy_(torch.randn(24) * 0.1)
         sight_model.std_scale.copy_(torch.rand(24) + 0.5)
         made.save_pretrained(folder)
+    if tower.get("use_clipped_linears"):
+        for name, bound in made.model.vision_tower.named_buffers():
+            if name.endswith(("_min", "_max")):
+                sign = -1 if name.endswith("_min") else 1
+                bound.copy_(sign * (torch.rand(()) * 0.5 + 0.2))
+        made.save_pretrained(folder)
     return made
+
+
+def gemma4_small(folder: Path, **sight: Any) -> Any:
+    """Write a Gemma 4 with per-layer inputs and clipped matrices, as E2B and E4B have them."""
+    own = {"use_clipped_linears": True, "standardize": False} | sight
+    return gemma4(folder, together=False, small=True, **own)
 
 
 def kimi_k25(folder: Path, **sight: Any) -> Any:

@@ -18,6 +18,7 @@ GLM = ("glm4v", "glm4v_moe")
 QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", *GLM)
 """Families whose patches are in squares, with positions on three axes."""
 SHUFFLED = ("idefics3", "smolvlm")
+GEMMA4 = ("gemma4", "gemma4_small")
 PADDED = (*SHUFFLED, "llava_next", "internvl")
 """Families whose processor pads several images to one number of tiles."""
 PROCESSORS = {
@@ -25,7 +26,7 @@ PROCESSORS = {
     **dict.fromkeys(QWEN, ("qwen2_vl", "Qwen2VL")), "llava": ("llava", "Llava"),
     "llava_next": ("llava_next", "LlavaNext"), "pixtral": ("pixtral", "Pixtral"),
     **dict.fromkeys(GLM, ("glm4v", "Glm4v")), "mistral3": ("pixtral", "Pixtral"),
-    "internvl": ("got_ocr2", "GotOcr2"), "gemma4": ("gemma4", "Gemma4"),
+    "internvl": ("got_ocr2", "GotOcr2"), **dict.fromkeys(GEMMA4, ("gemma4", "Gemma4")),
 }  # fmt: skip
 WITHOUT_PILLOW = ("lfm2_vl", "kimi_k25")
 """Families whose processor there is with torchvision's resizing only."""
@@ -43,7 +44,7 @@ def processed(name, folder, images):
     module, kind = PROCESSORS[name]
     place = f"transformers.models.{module}.image_processing_pil_{module}"
     owner = import_module(place)
-    if name == "gemma4":  # of 70 rows at least, but for tests
+    if name in GEMMA4:  # of 70 rows at least, but for tests
         owner._SUPPORTED_SOFT_TOKENS = (6,)
     processor = getattr(owner, f"{kind}ImageProcessorPil")(**rules)
     more = {"return_row_col_info": True} if name in SHUFFLED else {}
@@ -118,7 +119,7 @@ def patches_of(name, made):
     if name == "kimi_k25":
         (tile,) = made.tiles
         return tile.patches.reshape(-1, 3, 6, 6)
-    if name == "gemma4":  # which takes values from 0 to 1
+    if name in GEMMA4:  # which takes values from 0 to 1
         (tile,) = made.tiles
         return np.pad(tile.patches / 2 + 0.5, ((0, 24 - len(tile.patches)), (0, 0)))[None]
     if name in ("pixtral", "mistral3"):
@@ -150,8 +151,7 @@ def logits_of(name, model, given, ids, token):
     more = {key: given[key] for key in MORE if key in given}
     types = {
         "gemma3": "token_type_ids",
-        "gemma4": "mm_token_type_ids",
-        **dict.fromkeys(QWEN, "mm_token_type_ids"),
+        **dict.fromkeys((*GEMMA4, *QWEN), "mm_token_type_ids"),
     }
     more |= {types[name]: seen} if name in types else {}
     pixels = given["pixel_values"].double()
