@@ -99,6 +99,7 @@ OWN = (
     "whisper",
     "bloom",
     "mpt",
+    "minimax",
 )
 """Modules of this package, in the order they are listed."""
 

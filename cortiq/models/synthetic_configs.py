@@ -161,6 +161,10 @@ MINI: Mapping[str, Mapping[str, Any]] = {
         "vocab_size": VOCABULARY, "d_model": 72, "n_layers": 2, "n_heads": 6,
         "attn_config": {"clip_qkv": 2.0},
     },
+    "minimax": _MINI | {
+        "layer_types": _HYBRID, "num_local_experts": 4, "full_attn_alpha_factor": 1.5,
+        "linear_attn_alpha_factor": 1.5, "mlp_alpha_factor": 1.5,
+    },
 }  # fmt: skip
 """A small model of every family that brings something of its own and has no other here, by its
 `model_type`.
