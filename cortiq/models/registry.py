@@ -100,6 +100,7 @@ OWN = (
     "bloom",
     "mpt",
     "minimax",
+    "zamba2",
 )
 """Modules of this package, in the order they are listed."""
 

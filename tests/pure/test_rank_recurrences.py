@@ -60,7 +60,7 @@ def assert_layer(program: Program, weights: Mapping[str, Weight], counts: tuple[
 
 RECURRENT = ["tiny-lfm2", "mini-mamba", "mini-mamba2", "mini-jamba", "mini-qwen3_next",
              "mini-qwen3_5_text", "mini-kimi_linear", "mini-falcon_h1", "mini-granitemoehybrid",
-             "mini-nemotron_h"]  # fmt: skip
+             "mini-nemotron_h", "mini-zamba2"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", RECURRENT)
