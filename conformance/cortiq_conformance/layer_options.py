@@ -25,6 +25,7 @@ from cortiq.ir.layers import (
     Indexer,
     KeyIndexer,
     LatentAttention,
+    LightningAttention,
     ListedBlocks,
     Mamba1,
     Mamba2,
@@ -125,5 +126,7 @@ OPTIONS: tuple[Op, ...] = (
     AltUpExit(3, 64),
     replace(ATTENTION, rope=None, slopes=(0.5, 0.25, 0.1, 0.0)),
     replace(ATTENTION, clip=0.7, biased=("q",), qk_norm=QKNorm(EPS, full_width=True)),
+    LightningAttention(64, heads=6, head_dim=12, eps=EPS, slope=0.4, ratio=0.5),
+    LightningAttention(64, 1, 32, EPS, 0.01, 0.25, activation="gelu"),
 )
 """Each option at least once, over a layout that fits."""

@@ -99,6 +99,8 @@ OWN = (
     "whisper",
     "bloom",
     "mpt",
+    "minimax",
+    "zamba2",
 )
 """Modules of this package, in the order they are listed."""
 

@@ -161,6 +161,15 @@ MINI: Mapping[str, Mapping[str, Any]] = {
         "vocab_size": VOCABULARY, "d_model": 72, "n_layers": 2, "n_heads": 6,
         "attn_config": {"clip_qkv": 2.0},
     },
+    "minimax": _MINI | {
+        "layer_types": _HYBRID, "num_local_experts": 4, "full_attn_alpha_factor": 1.5,
+        "linear_attn_alpha_factor": 1.5, "mlp_alpha_factor": 1.5,
+    },
+    "zamba2": {k: v for k, v in _WITHOUT_HEAD.items() if k != "num_key_value_heads"} | {
+        "num_hidden_layers": 3, "layer_types": [*_HYBRID[:1], "hybrid", "hybrid"],
+        "mamba_d_state": 16, "n_mamba_heads": 8, "adapter_rank": 8, "use_mem_rope": True,
+        "use_shared_attention_adapter": True, "tie_word_embeddings": True,
+    },
 }  # fmt: skip
 """A small model of every family that brings something of its own and has no other here, by its
 `model_type`.

@@ -12,7 +12,7 @@ from rank_threads import CHUNKS, Streams, by_ranks
 
 from cortiq.backend import Batch, CompileOptions, Digest, ExportedState, Row, Status
 from cortiq.ir import KVRows, Program, Recurrent
-from cortiq.ir.layers import GatedDeltaNet, Mamba2
+from cortiq.ir.layers import GatedDeltaNet, LightningAttention, Mamba2
 from cortiq.model.source import open_source
 from cortiq.models.bind import with_layouts
 from cortiq.numerics.layouts import Weight
@@ -60,7 +60,7 @@ def assert_layer(program: Program, weights: Mapping[str, Weight], counts: tuple[
 
 RECURRENT = ["tiny-lfm2", "mini-mamba", "mini-mamba2", "mini-jamba", "mini-qwen3_next",
              "mini-qwen3_5_text", "mini-kimi_linear", "mini-falcon_h1", "mini-granitemoehybrid",
-             "mini-nemotron_h"]  # fmt: skip
+             "mini-nemotron_h", "mini-zamba2"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", RECURRENT)
@@ -88,6 +88,13 @@ def test_groups_of_a_state_space(groups: int) -> None:
     layer = Mamba2(WIDTH, 8, 6, 5, groups, 3, 1e-5, norm_groups=groups)
     program, weights = bound(layer)
     assert_layer(program, weights, (2, 3, 5))
+
+
+@pytest.mark.parametrize("heads", [1, 6])
+def test_lightning_attention(heads: int) -> None:
+    """Decays that follow from no row are the same wherever its heads are."""
+    program, weights = bound(LightningAttention(WIDTH, heads, 8, 1e-6, 0.3, 0.6))
+    assert_layer(program, weights, (2, 3))
 
 
 @pytest.mark.parametrize("tiled", [False, True])

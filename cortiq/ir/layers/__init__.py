@@ -21,6 +21,7 @@ from cortiq.ir.layers.experts import MoE, RouterNorm
 from cortiq.ir.layers.indexer import Indexer
 from cortiq.ir.layers.key_indexer import KeyIndexer
 from cortiq.ir.layers.latent import LatentAttention
+from cortiq.ir.layers.lightning import LightningAttention
 from cortiq.ir.layers.mamba1 import Mamba1
 from cortiq.ir.layers.mixers import ShortConv
 from cortiq.ir.layers.mlp import MLP, GatedMLP, Gating, XieluMLP
@@ -34,7 +35,7 @@ LAYERS: tuple[type[Op], ...] = (
     Embedding, Linear, RMSNorm, LayerNorm, Rope, Attention, LatentAttention, ShortConv,
     GatedDeltaNet, KDA, Mamba1, Mamba2, GatedMLP, MLP, XieluMLP, MoE, PerLayerInputs, PerLayerGate,
     Residual, Blend, KeyIndexer, CompressedAttention, StreamEntry, StreamRead, StreamWrite,
-    AltUpEntry, AltUpPredict, AltUpCorrect, AltUpAdd, AltUpExit,
+    AltUpEntry, AltUpPredict, AltUpCorrect, AltUpAdd, AltUpExit, LightningAttention,
 )  # fmt: skip
 """Every layer of the catalogue."""
 
@@ -60,6 +61,7 @@ __all__ = [
     "Indexer",
     "KeyIndexer",
     "LatentAttention",
+    "LightningAttention",
     "ListedBlocks",
     "Layer",
     "LayerNorm",

@@ -16,7 +16,7 @@ TINY = EPSILON.low
 """Added under roots where a family adds nothing."""
 
 
-def _ones(scope: Scope, x: Value, count: int, name: str) -> Value:
+def ones(scope: Scope, x: Value, count: int, name: str) -> Value:
     """Return ones, made from values that a row has."""
     y = scope.add(ops.Slice(0, count), x, name=f"{name}.part")
     y = scope.add(ops.Scale(0.0), y, name=f"{name}.nothing")
@@ -29,7 +29,7 @@ def mean(scope: Scope, x: Value, name: str) -> Value:
     rows = max(d for d in range(1, math.isqrt(n) + 1) if n % d == 0)
     y = x
     for count, wide in ((rows, n // rows), (n // rows, 1)):
-        weights = _ones(scope, y, count, f"{name}.{count}x{wide}")
+        weights = ones(scope, y, count, f"{name}.{count}x{wide}")
         square = scope.add(ops.Reshape((count, wide)), y, name=f"{name}.{count}x{wide}.rows")
         y = scope.add(ops.CombineExperts(), weights, square, name=f"{name}.{count}x{wide}.sum")
     return scope.add(ops.Scale(1 / n), y, name=name)
@@ -50,14 +50,15 @@ def matched(scope: Scope, x: Value, size: Value, name: str) -> Value:
 def above(scope: Scope, x: Value, deviations: float, name: str) -> Value:
     """Write max(x − mean(x) − deviations·deviation(x), 0): what a Gaussian's tail is of a row."""
     (n,) = x.type.shape
-    ones = _ones(scope, x, n, name)
-    middle = scope.add(ops.ScaleRows(), ones, mean(scope, x, f"{name}.mean"), name=f"{name}.middle")
+    whole = ones(scope, x, n, name)
+    middle = mean(scope, x, f"{name}.mean")
+    middle = scope.add(ops.ScaleRows(), whole, middle, name=f"{name}.middle")
     less = scope.add(ops.Scale(-1.0), middle, name=f"{name}.less")
     centred = scope.add(ops.Add(), x, less, name=f"{name}.centred")
     y = centred
     if deviations:
         spread = root_mean_square(scope, centred, f"{name}.deviation")
-        cut = scope.add(ops.ScaleRows(), ones, spread, name=f"{name}.spread")
+        cut = scope.add(ops.ScaleRows(), whole, spread, name=f"{name}.spread")
         cut = scope.add(ops.Scale(-deviations), cut, name=f"{name}.cut")
         y = scope.add(ops.Add(), centred, cut, name=f"{name}.over")
     return scope.add(ops.Activation("relu"), y, name=f"{name}.kept")

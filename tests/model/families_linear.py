@@ -1,0 +1,64 @@
+"""Families with linear attention, or with shared blocks, among their layers: declarations."""
+
+from __future__ import annotations
+
+from families_hybrid import ROPE, USUAL
+from family_harness import Family
+from gguf_hybrid import FULL, LINEAR
+
+FACTORS = [f"{kind}_{end}_factor" for kind in ("full_attn", "linear_attn", "mlp")
+           for end in ("alpha", "beta")]  # fmt: skip
+MINIMAX = Family(
+    "minimax",
+    "MiniMaxConfig",
+    base={
+        "num_local_experts": 4, "num_experts_per_tok": 2, "layer_types": [LINEAR, FULL],
+        ROPE: {"rope_type": "default", "rope_theta": 1e3}, "block_size": 7,
+    },
+    shapes={
+        "odd": {"layer_types": [LINEAR, FULL, LINEAR], "num_attention_heads": 6, "head_dim": 6},
+    },
+    switches={
+        "sliding_window": 8, "tie_word_embeddings": True, "layer_types": [FULL, LINEAR, LINEAR],
+        **{name: 1.2 + 0.3 * n for n, name in enumerate(FACTORS)},
+    },
+    moves=[
+        *USUAL, {f"{ROPE}.rope_theta": 900.0}, {"num_experts_per_tok": 3},
+        {"sliding_window": 7}, *({name: 0.8} for name in FACTORS),
+    ],
+    sizes=("num_local_experts",),
+)  # fmt: skip
+
+HYBRID = "hybrid"
+STATES = {
+    "mamba_d_state": 6, "mamba_ngroups": 2, "n_mamba_heads": 4, "mamba_d_conv": 3,
+    "adapter_rank": 5,
+}  # fmt: skip
+DERIVED = ("attention_hidden_size", "kv_channels", "mamba_headdim", "num_query_groups")
+ZAMBA2 = Family(
+    "zamba2",
+    "Zamba2Config",
+    base={
+        **STATES, "num_hidden_layers": 4, "num_mem_blocks": 1, "head_dim": ...,
+        "layers_block_type": [LINEAR, HYBRID, LINEAR, HYBRID], "num_key_value_heads": 4,
+        "pad_token_id": 0, "use_mem_rope": True, "time_step_min": 0.5, "tie_word_embeddings": True,
+        ROPE: {"rope_type": "default", "rope_theta": 1e3},
+    },
+    shapes={
+        "odd": {"num_hidden_layers": 3, "layers_block_type": [HYBRID, HYBRID, LINEAR],
+                "num_key_value_heads": 2},
+        "switched": {"num_hidden_layers": 4, "num_key_value_heads": 6},
+    },
+    switches={
+        "use_shared_attention_adapter": True, "add_bias_linear": True, "num_mem_blocks": 2,
+        "layers_block_type": [HYBRID, HYBRID, LINEAR, HYBRID], "use_mem_rope": False,
+    },
+    moves=[
+        *USUAL, {f"{ROPE}.rope_theta": 900.0}, {"time_step_min": 0.6},
+    ],
+    sizes=(*STATES, "mamba_expand"),
+    refused=[({"use_long_context": True}, "use_long_context")],
+    elsewhere=frozenset({*DERIVED, "hybrid_layer_ids"}),
+)  # fmt: skip
+
+FAMILIES = [MINIMAX, ZAMBA2]
