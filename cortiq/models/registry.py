@@ -95,6 +95,7 @@ OWN = (
     "minicpm",
     "bailing_moe_v2",
     "gemma3n",
+    "lfm3",
     "afmoe",
     "whisper",
     "bloom",

@@ -1,4 +1,4 @@
-"""Gemma 3n and AFMoE, for `test_every_family.py`."""
+"""Gemma 3n, AFMoE and LFM3, for `test_every_family.py`."""
 
 from __future__ import annotations
 
@@ -122,4 +122,32 @@ AFMOE = Family(
         "rope.dimension_count": config["head_dim"], "rope.freq_base": 10000.0,
     })],
 )  # fmt: skip
-FAMILIES = [GEMMA3N, AFMOE]
+CONV = "conv"
+LFM3 = Family(
+    "lfm3",
+    "Lfm3Config",
+    base={
+        "norm_eps": 0.02, "conv_L_cache": 4, "sliding_window": 9, "layer_types": [LOCAL, FULL],
+        "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+        ROPE: {
+            FULL: {"rope_type": "proportional", "rope_theta": 1e3, "partial_rotary_factor": 0.5},
+            LOCAL: {"rope_type": "default", "rope_theta": 300.0},
+        },
+    },
+    shapes={
+        "odd": {"layer_types": ..., "head_dim": 12, "num_hidden_layers": 5},
+        "switched": {"layer_types": [CONV, FULL, LOCAL]},
+    },
+    switches={
+        "tie_word_embeddings": True, "conv_bias": True, "use_sandwich_norm": False,
+        "use_attention_gate": False, "attention_bias": True,
+    },
+    moves=[
+        {"norm_eps": 0.021}, {"sliding_window": 10},
+        {f"{ROPE}.{FULL}.rope_theta": 900.0}, {f"{ROPE}.{LOCAL}.rope_theta": 350.0},
+        {f"{ROPE}.{FULL}.partial_rotary_factor": 0.25},
+    ],
+    sizes=("conv_L_cache",),
+    elsewhere=frozenset({"layer_types"}),
+)  # fmt: skip
+FAMILIES = [GEMMA3N, AFMOE, LFM3]
