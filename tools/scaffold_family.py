@@ -90,9 +90,9 @@ def config_text(name: str, config: type) -> str:
 
 def family_text(name: str, config: type) -> str:
     """Return the declaration for `test_every_family.py`."""
-    defaults = {f.name: f.default for f in dataclasses.fields(config)}
-    given = {key: n for n, key in enumerate(TOKENS) if type(defaults.get(key)) is int}
-    base: dict[str, Any] = given if max([0, *(defaults[key] for key in given)]) > FEW else {}
+    ids = {key: getattr(config, key, None) for key in TOKENS}
+    large = any(isinstance(found, int) and found > FEW for found in ids.values())
+    base: dict[str, Any] = {key: n for n, key in enumerate(TOKENS) if large and ids[key]}
     switches: dict[str, Any] = {"tie_word_embeddings": not config().tie_word_embeddings}
     moves: list[dict[str, Any]] = []
     sizes: list[str] = []

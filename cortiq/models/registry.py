@@ -100,6 +100,7 @@ OWN = (
     "whisper",
     "bloom",
     "mpt",
+    "nanbeige",
 )
 """Modules of this package, in the order they are listed."""
 

@@ -161,6 +161,7 @@ MINI: Mapping[str, Mapping[str, Any]] = {
         "vocab_size": VOCABULARY, "d_model": 72, "n_layers": 2, "n_heads": 6,
         "attn_config": {"clip_qkv": 2.0},
     },
+    "nanbeige": _MINI | {"num_loops": 2},
 }  # fmt: skip
 """A small model of every family that brings something of its own and has no other here, by its
 `model_type`.
