@@ -25,6 +25,8 @@ MAX_HEAD = 1 << 16
 
 Amount = NewType("Amount", int)
 """A count that may be 0: fields of type `int` are at least 1."""
+Extended = NewType("Extended", float)
+"""A number that may be infinite: fields of type `float` are finite."""
 
 UNIONS = (typing.Union, types.UnionType)
 
@@ -273,6 +275,8 @@ def accepts(kind: Any, value: Any) -> bool:
         return type(value) is int and (kind is int) <= value <= MAX_COUNT
     if kind is float:
         return is_number(value)
+    if kind is Extended:
+        return type(value) is float and value == value
     if typing.get_origin(kind) is not None:
         return isinstance(value, Mapping)
     return isinstance(value, kind)

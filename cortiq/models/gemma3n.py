@@ -24,7 +24,8 @@ from cortiq.ir.layers import (
     QKNorm,
 )
 from cortiq.ir.ops import Add, Scale
-from cortiq.models.config import Amount, BaseConfig, Keys
+from cortiq.models import gemma3n_gguf
+from cortiq.models.config import Amount, BaseConfig, Keys, convert_config
 from cortiq.models.layer_kinds import (
     GLOBAL,
     LOCAL,
@@ -37,14 +38,16 @@ from cortiq.models.names import Names
 from cortiq.models.parts import ATTENTION, MLP, Decoder, activation, named
 
 ARCHITECTURES = ("gemma3n_text", "gemma3n")
-GGUF: tuple[str, ...] = ()
+GGUF = ("gemma3n",)
 KEYS = Keys(
     harmless=frozenset({"altup_coef_clip", "query_pre_attn_scalar"}),
     only={"altup_lr_multiplier": 1.0},
+    gguf=gemma3n_gguf.KEYS,
+    gguf_tensors={"attention_bias": "blk.*.attn_q.bias"},
 )
-NAMES = Names(
-    unread=r"model\.layers\.\d+\.(self_attn\.(k_proj|v_proj|k_norm)\.(weight|bias)"
-    r"|altup\.correct_output_scale)"
+UNREAD = (
+    r"model\.layers\.\d+\.(self_attn\.(k_proj|v_proj|k_norm)\.(weight|bias)"
+    r"|altup\.correct_output_scale)|blk\.\d+\.attn_(k|v|k_norm)\.(weight|bias)"
 )
 PATTERN = 5
 """Every fifth layer sees everything, where no list says otherwise."""
@@ -120,6 +123,21 @@ class Config(BaseConfig):
         if not {LOCAL, GLOBAL} & given.keys():
             theta[LOCAL] = self.rope_local_base_freq or theta[LOCAL]
         return {kind: {"rope_type": "default", "rope_theta": base} for kind, base in theta.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GGUFConfig(gemma3n_gguf.Gemma3nFields):
+    """Fields of GGUF files."""
+
+    def config(self, where: str) -> Config:
+        """Return the configuration in a folder's form."""
+        return convert_config(Config, self, where, **self.in_folders_form())
+
+
+def NAMES(config: Config) -> Names:
+    """Return the names of tensors, with the stacks of as many copies as there are."""
+    fused = gemma3n_gguf.stacks(config.altup_num_inputs)
+    return Names(gguf=gemma3n_gguf.NAMES, fused=fused, unread=UNREAD)
 
 
 @dataclass

@@ -101,6 +101,7 @@ class Decoder:
     ----------
     norm_op : the norm of a row of the model's width, wherever the family has one.
     residual : factor of every branch before it is added.
+    loops : how often the file's layers are passed; layer n has the tensors of n mod their number.
     """
 
     def __init__(
@@ -113,10 +114,11 @@ class Decoder:
         offset: float = 0.0,
         norm: Op | None = None,
         residual: float = 1.0,
+        loops: int = 1,
     ) -> None:
         facts = {
             "family": family,
-            "layers": config.num_hidden_layers,
+            "layers": config.num_hidden_layers * loops,
             "width": config.hidden_size,
             "heads": config.num_attention_heads,
             "kv_heads": config.kv_heads,
@@ -208,7 +210,8 @@ class Decoder:
         out : of the sum, `out` where the layer is this branch only.
         read, others : see `branch`.
         """
-        file, here = f"model.layers.{layer}", f"layers.{layer}"
+        stored = layer % self.config.num_hidden_layers
+        file, here = f"model.layers.{stored}", f"layers.{layer}"
         return self.branch(
             x, op, f"{here}.{name}", before=_within(file, before), after=_within(file, after),
             weights=named(op, f"{file}.{tensors}", table),
@@ -229,7 +232,8 @@ class Decoder:
         read: Value | None = None,
     ) -> Value:
         """Write the branch of a layer's MLP or experts under the usual names, see `mixer`."""
-        file, here = f"model.layers.{layer}", f"layers.{layer}"
+        stored = layer % self.config.num_hidden_layers
+        file, here = f"model.layers.{stored}", f"layers.{layer}"
         return self.branch(
             x, op, f"{here}.mlp", before=_within(file, before), after=_within(file, after),
             weights=named(op, f"{file}.{tensors}".removesuffix("."), table), out=f"{here}.out",

@@ -95,12 +95,14 @@ OWN = (
     "minicpm",
     "bailing_moe_v2",
     "gemma3n",
+    "lfm3",
     "afmoe",
     "whisper",
     "bloom",
     "mpt",
     "minimax",
     "zamba2",
+    "nanbeige",
 )
 """Modules of this package, in the order they are listed."""
 

@@ -170,6 +170,7 @@ MINI: Mapping[str, Mapping[str, Any]] = {
         "mamba_d_state": 16, "n_mamba_heads": 8, "adapter_rank": 8, "use_mem_rope": True,
         "use_shared_attention_adapter": True, "tie_word_embeddings": True,
     },
+    "nanbeige": _MINI | {"num_loops": 2},
 }  # fmt: skip
 """A small model of every family that brings something of its own and has no other here, by its
 `model_type`.

@@ -1,7 +1,9 @@
-"""Gemma 3n and AFMoE, for `test_every_family.py`."""
+"""Gemma 3n, AFMoE and LFM3, for `test_every_family.py`."""
 
 from __future__ import annotations
 
+import numpy as np
+import torch
 from families_dense import USUAL
 from family_harness import Family
 from gguf_files import GGUF
@@ -13,6 +15,29 @@ def by_kind(full, local):
     """Rope parameters of both kinds of layers."""
     plain = {"rope_type": "default"}
     return {FULL: plain | {"rope_theta": full}, LOCAL: plain | {"rope_theta": local}}
+
+
+def gemma3n_values(config):
+    """Metadata of Gemma 3n; quantiles are computed in float32, as the converter does."""
+    kinds, parts = config["layer_types"], torch.tensor(config["activation_sparsity_pattern"])
+    return {
+        "altup.active_idx": config["altup_active_idx"],
+        "altup.num_inputs": config["altup_num_inputs"],
+        "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
+        "attention.shared_kv_layers": config["num_kv_shared_layers"],
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": [kind == LOCAL for kind in kinds],
+        "activation_sparsity_scale": torch.distributions.Normal(0, 1).icdf(parts).tolist(),
+        "final_logit_softcapping": config["final_logit_softcapping"],
+        "rope.freq_base_swa": config[ROPE][LOCAL]["rope_theta"],
+    }
+
+
+def gemma3n_tensors(config, name, values):
+    """Scales with an end, and a table per layer with a row for every id."""
+    if name.endswith("embed_tokens_per_layer.weight"):
+        values = np.pad(values, [(0, config["vocab_size"] - len(values)), (0, 0)])
+    return {name + ".weight" * name.endswith("_scale"): values}
 
 
 GEMMA3N = Family(
@@ -27,6 +52,7 @@ GEMMA3N = Family(
         "odd": {
             "layer_types": [LOCAL, FULL, FULL], "activation_sparsity_pattern": [0.6, 0.0, 0.3],
             "intermediate_size": [72, 64, 40], "vocab_size_per_layer_input": 90,
+            "laurel_rank": 64,  # that of every GGUF file
         },
         "switched": {
             "layer_types": [LOCAL, FULL, LOCAL, FULL], "num_hidden_layers": 4,
@@ -47,6 +73,9 @@ GEMMA3N = Family(
         ({"altup_lr_multiplier": 2.0}, "altup_lr_multiplier"),
     ],
     elsewhere=frozenset({"layer_types", "rope_local_base_freq"}),
+    gguf=[
+        GGUF("gemma3n", geometries=("odd",), values=gemma3n_values, tensors=gemma3n_tensors)
+    ],
 )  # fmt: skip
 
 
@@ -93,4 +122,32 @@ AFMOE = Family(
         "rope.dimension_count": config["head_dim"], "rope.freq_base": 10000.0,
     })],
 )  # fmt: skip
-FAMILIES = [GEMMA3N, AFMOE]
+CONV = "conv"
+LFM3 = Family(
+    "lfm3",
+    "Lfm3Config",
+    base={
+        "norm_eps": 0.02, "conv_L_cache": 4, "sliding_window": 9, "layer_types": [LOCAL, FULL],
+        "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+        ROPE: {
+            FULL: {"rope_type": "proportional", "rope_theta": 1e3, "partial_rotary_factor": 0.5},
+            LOCAL: {"rope_type": "default", "rope_theta": 300.0},
+        },
+    },
+    shapes={
+        "odd": {"layer_types": ..., "head_dim": 12, "num_hidden_layers": 5},
+        "switched": {"layer_types": [CONV, FULL, LOCAL]},
+    },
+    switches={
+        "tie_word_embeddings": True, "conv_bias": True, "use_sandwich_norm": False,
+        "use_attention_gate": False, "attention_bias": True,
+    },
+    moves=[
+        {"norm_eps": 0.021}, {"sliding_window": 10},
+        {f"{ROPE}.{FULL}.rope_theta": 900.0}, {f"{ROPE}.{LOCAL}.rope_theta": 350.0},
+        {f"{ROPE}.{FULL}.partial_rotary_factor": 0.25},
+    ],
+    sizes=("conv_L_cache",),
+    elsewhere=frozenset({"layer_types"}),
+)  # fmt: skip
+FAMILIES = [GEMMA3N, AFMOE, LFM3]

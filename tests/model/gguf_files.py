@@ -24,6 +24,8 @@ SCALARS = {
 """Metadata of every architecture, and where config.json has it."""
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers")
 """Keys that a config.json may have for the number of layers."""
+STACKED = re.compile(r"(model\.altup_\w*projections)\.\d+\.weight")
+"""Matrices of a folder that a file holds as one stack, in the order of their numbers."""
 LLAMA_FACTORS = "rope_freqs.weight"
 
 
@@ -70,7 +72,7 @@ def tensors_for_gguf(folder: Path, config: Config, how: GGUF) -> dict[str, np.nd
     layers = next((config[k] for k in LAYERS if config.get(k)), 0)
     layers = layers or len(config["layers_block_type"])
     names = name_map(how.architecture, layers)
-    tensors, experts = {}, {}
+    tensors, experts, stacks = {}, {}, {}
     for name, values in load_file(folder / "model.safetensors").items():
         if how.permuted and ".q_proj." in name:
             values = permuted(values, config["num_attention_heads"])
@@ -86,8 +88,11 @@ def tensors_for_gguf(folder: Path, config: Config, how: GGUF) -> dict[str, np.nd
             if re.search(r"\.experts\.\d+\.", name):
                 layer, expert, role = (name.split(".")[i] for i in (2, 5, 6))
                 experts.setdefault((layer, role), {})[int(expert)] = values
+            elif stacked := STACKED.fullmatch(name):
+                stacks.setdefault(stacked[1], []).append(values)
             else:
                 tensors[names.get_name(name, try_suffixes=(".weight", ".bias", ".scale"))] = values
+    tensors |= {f"{names.get_name(name)}.weight": np.stack(m) for name, m in stacks.items()}
     for (layer, role), parts in experts.items():
         mlp, block = f"model.layers.{layer}.mlp", f"layers.{layer}.feed_forward"
         found = [names.get_name(f"{prefix}.experts.{role}") for prefix in (mlp, block)]

@@ -54,7 +54,7 @@ from cortiq.errors import CortiqError, FormatError, GraphError, UnsupportedError
 from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.models import load_program
 from cortiq.models.parts import HEAD
-from cortiq.models.registry import describe_families
+from cortiq.models.registry import describe_families, names_of, read_config
 from cortiq.numerics.quantise import dequantise, quantise_rows
 from cortiq_reference.backend import ReferenceBackend
 from cortiq_reference.ideal import evaluate
@@ -225,11 +225,17 @@ def test_a_list_that_is_left_out_is_the_one_that_transformers_derives(family, wr
     assert distance(logits_of(other, model.tokens, family.context), model.logits) < TOLERANCE
 
 
+def names(family, checkpoint):
+    """Names of tensors, which may follow from the configuration."""
+    return names_of(family.module, read_config(family.module, checkpoint))
+
+
 @pytest.mark.parametrize("geometry", ["wide", "switched"])
 @every_family
 def test_tensors_that_are_absent_misshapen_or_left_over_are_named(family, geometry, written):
     checkpoint = open_checkpoint(written(family, geometry).folder)
-    read = [n for n in checkpoint.tensor_names if not re.fullmatch(family.module.NAMES.unread, n)]
+    unread = names(family, checkpoint).unread
+    read = [n for n in checkpoint.tensor_names if not re.fullmatch(unread, n)]
     by_role = {re.sub(r"\.\d+\.", ".N.", name): name for name in read}
     for name in by_role.values():
         part = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2]
@@ -246,7 +252,7 @@ def test_a_head_that_is_tied_in_one_place_only_is_named(family, geometry, writte
     checkpoint = open_checkpoint(written(family, geometry).folder)
     tied = checkpoint.config["tie_word_embeddings"]
     other = changed(checkpoint, {"tie_word_embeddings": not tied})
-    with pytest.raises(FormatError, match=re.escape(family.module.NAMES.in_folder(HEAD))):
+    with pytest.raises(FormatError, match=re.escape(names(family, checkpoint).in_folder(HEAD))):
         load_program(other)
 
 
@@ -291,9 +297,10 @@ def test_every_family_and_every_gguf_architecture_is_tested():
     elsewhere = {"mixtral", "lfm2", "deepseek2", "qwen3_vl_moe"}  # test_families, test_text_parts
     elsewhere |= {"bert", "modernbert", "whisper"}  # test_encoders.py, test_whisper.py
     elsewhere |= {"bailing_moe_v2", "internlm2", "minicpm"}  # test_renamed_families.py
+    elsewhere |= {"nanbeige"}  # test_looped.py
     assert {info.name for info in listed} == {f.name for f in FAMILIES} | elsewhere
     files = {how.architecture for f in FAMILIES for how in f.gguf} | {"llama+experts", "lfm2"}
-    files |= {"internlm2", "minicpm"}
+    files |= {"internlm2", "minicpm", "nanbeige"}
     files |= {"qwen2vl", "qwen3vl", "qwen3vlmoe"}  # test_mmproj.py
     assert {name for info in listed for name in info.gguf} == files
 
