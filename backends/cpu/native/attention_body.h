@@ -205,8 +205,16 @@ INLINE slope slope_of(const block *b, int query, const int32_t *index)
 static void tile_softmax(const block *b, int query, const cortiq_attend *a, const float *dots,
                          int low, int stop, partial *run, tile_weights *w)
 {
-    softmax_of(b->exponent[query], b->key_exponent, b->value_exponent, VECTORS, a,
-               slope_of(b, query, NULL), dots, low, stop, NULL, run, w);
+    slope fall = slope_of(b, query, NULL);
+    if (stop > CQ_LANES) {
+        softmax_of(b->exponent[query], b->key_exponent, b->value_exponent, VECTORS, a, fall, dots,
+                   low, stop, NULL, run, w);
+        return;
+    }
+    memset(w->high + CQ_LANES, 0, sizeof w->high - CQ_LANES * sizeof *w->high);
+    memset(w->low + CQ_LANES, 0, sizeof w->low - CQ_LANES * sizeof *w->low);
+    softmax_of(b->exponent[query], b->key_exponent, b->value_exponent, 1, a, fall, dots, low, stop,
+               NULL, run, w);
 }
 
 static void tile_softmax_seen(const block *b, int query, const cortiq_attend *a,
