@@ -109,12 +109,13 @@ def refusals(
 
     Parameters
     ----------
-    known : wants that the graph answers; those that are found to have an answer are added.
+    known : wants that the graph answers, and its tables; what is found out of the graph is added.
     """
     supplied = [name for name in graph.inputs if name not in BY_ROW]
-    tables: dict[str, int] = {}
+    tables: Mapping[str, int] = {}
     if supplied:
-        tables = _sizes(graph)
+        tables = known.tables if known.tables is not None else _sizes(graph)
+        known.tables = tables
     if isinstance(rows, RowRuns) and not supplied:
         yield from _refusals_of_runs(graph, rows, tokens, start, vocabulary, known)
         return

@@ -1,6 +1,8 @@
-"""Wants of rows that were checked before."""
+"""What need not be found out of a graph again for every row of a step."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from cortiq.backend.batch import Draw, Want
 
@@ -9,12 +11,17 @@ class KnownWants:
     """Wants of rows that were found answerable: checked once for a request, not once a step.
 
     They are told apart by identity, and held, so that no others can be at their addresses.
+
+    Attributes
+    ----------
+    tables : how many rows or matrices the graph's indices choose from, once a row supplied one.
     """
 
     MOST = 1024
 
     def __init__(self) -> None:
         self._held: dict[int, tuple[Want, ...]] = {}
+        self.tables: Mapping[str, int] | None = None
 
     def __contains__(self, wants: tuple[Want, ...]) -> bool:
         return self._held.get(id(wants)) is wants

@@ -133,6 +133,7 @@ LAYERS = {
     "blocks across tiles": Layer(100, 90, block=50, count=2),
     "one key a block": Layer(100, 40, block=1, count=9),
     "one key a block, wide rows": Layer(190, 5, heads=5, kv=1, sets=1, block=1, count=60, dim=576),
+    "more heads than a wide block": Layer(1100, 2, heads=150, kv=1, sets=1, block=1, count=70),
     "one key a block, runs without a key": Layer(4200, 1, kv=1, sets=1, block=1, count=30),
     "large blocks": Layer(700, 5, block=1 << 30, count=2),
     "windows and sinks": Layer(300, 40, window=70, sinks=True, block=32, count=3),

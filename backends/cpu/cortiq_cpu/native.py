@@ -107,7 +107,6 @@ def library() -> ctypes.CDLL:
         "cortiq_record_exponent_at": (size, [int32]),
         "cortiq_attend_workspace": (ctypes.c_int64, [int32, int32, int32]),
         "cortiq_low_rank_workspace": (ctypes.c_int64, [int32, int32]),
-        "cortiq_attend_scratch": (ctypes.c_int64, [int32, int32]),
         "cortiq_tail_workspace": (ctypes.c_int64, [int32, int32]),
         "cortiq_matrix_init": (ctypes.c_int64, [pointer]),
         "cortiq_matrix_pack": (int32, [pointer, int32, int32, int32, pointer, pointer, pointer]),

@@ -10,15 +10,22 @@ enum { SINGLE_TILES = 64 };
 typedef struct {
     const cortiq_attend *args;
     int32_t group, items;
-    int32_t queries; /* of an item, at most */
+    int32_t block;   /* queries of an item */
+    int32_t queries; /* of the largest item */
     int32_t unit;    /* tiles of a part: 0 whole items, else 1 or a run */
     int32_t parts;   /* of an item, at most */
     int32_t at_once; /* parts a worker takes */
 } plan;
 
-static int32_t blocks_of(const cortiq_segment *s, int32_t group)
+static int32_t blocks_of(const cortiq_segment *s, const plan *p)
 {
-    return ((s->stop - s->start) * group + BLOCK - 1) / BLOCK;
+    return ((s->stop - s->start) * p->group + p->block - 1) / p->block;
+}
+
+/* Scratch of a worker for items of so many queries. */
+static size_t attend_scratch(int32_t queries, int32_t key_dim, int32_t value_dim)
+{
+    return (size_t)queries * partial_bytes(value_dim) + task_scratch(queries, key_dim, value_dim);
 }
 
 static int32_t least(int32_t a, int32_t b) { return a < b ? a : b; }
@@ -43,15 +50,15 @@ static size_t split_bytes(const plan *p)
 }
 
 /* Items are (segment, KV head, block of queries), heads within a block's tiles being neighbours. */
-static plan make_plan(const cortiq_attend *a, int32_t threads)
+static plan plan_blocks(const cortiq_attend *a, int32_t block, int32_t threads)
 {
-    plan p = {.args = a, .group = a->heads / a->kv.heads};
+    plan p = {.args = a, .group = a->heads / a->kv.heads, .block = block};
     int32_t last = 0, count = *a->kv.segment_count;
     for (int32_t i = 0; i < count; i++) {
         const cortiq_segment *s = &a->kv.segments[i];
-        int32_t queries = least(BLOCK, (s->stop - s->start) * p.group);
+        int32_t queries = least(block, (s->stop - s->start) * p.group);
         p.queries = queries > p.queries ? queries : p.queries;
-        p.items += blocks_of(s, p.group) * a->kv.heads;
+        p.items += blocks_of(s, &p) * a->kv.heads;
         int32_t tiles = last_key(a, s, s->stop - s->start - 1) / TILE + 1;
         tiles -= first_tile(a, s->position);
         last = tiles > last ? tiles : last;
@@ -64,14 +71,26 @@ static plan make_plan(const cortiq_attend *a, int32_t threads)
     return p;
 }
 
+/* Chosen keys are taken out of a tile once for a wide block, where a worker's scratch has room for
+ * one and the blocks, or their tiles, still go round. */
+static plan make_plan(const cortiq_attend *a, const cortiq_worker *worker)
+{
+    size_t room = attend_scratch(WIDE_BLOCK, a->kv.key_dim, a->kv.value_dim);
+    if (a->chosen && room <= worker->scratch_bytes) {
+        plan p = plan_blocks(a, WIDE_BLOCK, worker->threads);
+        if (p.unit || worker->threads == 1 || p.items >= 4 * worker->threads) return p;
+    }
+    return plan_blocks(a, BLOCK, worker->threads);
+}
+
 /* Fill in the task of item `index`: its whole range of tiles. */
 static void find_item(const plan *p, int32_t index, attention_task *t, int32_t *row)
 {
     const cortiq_attend *a = p->args;
     const cortiq_segment *s = a->kv.segments;
     int32_t segment = 0;
-    while (index >= blocks_of(s, p->group) * a->kv.heads) {
-        index -= blocks_of(s, p->group) * a->kv.heads;
+    while (index >= blocks_of(s, p) * a->kv.heads) {
+        index -= blocks_of(s, p) * a->kv.heads;
         s++;
         segment++;
     }
@@ -81,8 +100,8 @@ static void find_item(const plan *p, int32_t index, attention_task *t, int32_t *
     t->head = index % a->kv.heads;
     t->group = p->group;
     t->position = s->position;
-    t->first = index / a->kv.heads * BLOCK;
-    t->count = least(BLOCK, queries - t->first);
+    t->first = index / a->kv.heads * p->block;
+    t->count = least(p->block, queries - t->first);
     t->tile = first_tile(a, s->position + t->first / p->group);
     t->tile_stop = last_key(a, s, (t->first + t->count - 1) / p->group) / TILE + 1;
     *row = t->row = s->start;
@@ -147,7 +166,7 @@ static void attend_whole(const cortiq_op *op, cortiq_worker *worker, const plan 
     while (cortiq_take(worker, p->items, 1, &start, &stop)) {
         attention_task t = {.totals = worker->scratch};
         t.after = block_of(p, start + worker->threads, 0);
-        t.scratch = worker->scratch + BLOCK * partial_bytes(value_dim);
+        t.scratch = worker->scratch + (size_t)p->queries * partial_bytes(value_dim);
         find_item(p, start, &t, &row);
         attend(worker, &t);
         for (int32_t i = 0; i < t.count; i++)
@@ -220,7 +239,7 @@ static void merge_query(const cortiq_op *op, cortiq_worker *worker, const plan *
 static void attend_rows(const cortiq_op *op, cortiq_worker *worker)
 {
     const cortiq_attend *a = op->args;
-    plan p = make_plan(a, worker->threads);
+    plan p = make_plan(a, worker);
     int32_t start, stop, width = a->heads * a->kv.value_dim;
     if (!p.unit) attend_whole(op, worker, &p);
     else {
@@ -243,11 +262,4 @@ CORTIQ_API int64_t cortiq_attend_workspace(int32_t value_dim, int32_t positions,
     int64_t tiles = positions / TILE + 2;
     int64_t parts = tiles <= SINGLE_TILES ? tiles + 1 : SINGLE_TILES + 2 + tiles / RUN_TILES;
     return threads == 1 ? 0 : 4 * threads * parts * BLOCK * (int64_t)partial_bytes(value_dim);
-}
-
-/* Scratch a worker needs for attention of this shape. */
-CORTIQ_API int64_t cortiq_attend_scratch(int32_t key_dim, int32_t value_dim)
-{
-    size_t totals = BLOCK * partial_bytes(value_dim);
-    return (int64_t)(totals + task_scratch(key_dim, value_dim));
 }

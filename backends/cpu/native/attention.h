@@ -9,6 +9,7 @@ enum {
     TILE = 64,       /* keys of a tile, at absolute positions */
     RUN_TILES = 16,  /* tiles of a run */
     BLOCK = 32,      /* queries of a task: so many share what is loaded of a tile */
+    WIDE_BLOCK = 128, /* where they chose keys, which are taken out of their tiles for all */
     PLANE_WIDTH = 256, /* of keys and values that tiles multiply: sums fit int32 */
     FEW_KEYS = 32,   /* keys of a tile up to which those that are seen are taken out of it */
     NONE = -(1 << 20) /* exponent of an empty sum: below every real one */
@@ -69,9 +70,9 @@ typedef struct {
     int32_t index;
 } ranked;
 
-static inline size_t few_bytes(int32_t key_dim)
+static inline size_t few_bytes(int32_t key_dim, int32_t value_dim)
 {
-    return FEW_KEYS * 2 * ((size_t)sixteens(key_dim) + 32);
+    return FEW_KEYS * 2 * ((size_t)sixteens(key_dim) + 32 + (size_t)sixteens(value_dim));
 }
 
 /* Dimensions of a key in whole tiles. */
@@ -87,10 +88,11 @@ static inline size_t plane_bytes(int32_t key_dim, int32_t value_dim)
 }
 
 /* Scratch of a task: planes of the queries, few keys of a tile, the run's partials, and for tiles. */
-static inline size_t task_scratch(int32_t key_dim, int32_t value_dim)
+static inline size_t task_scratch(int32_t queries, int32_t key_dim, int32_t value_dim)
 {
-    size_t block = BLOCK * (4 * (size_t)sixteens(key_dim) + partial_bytes(value_dim));
-    return block + few_bytes(key_dim) + plane_bytes(key_dim, value_dim) + 64;
+    size_t query = 4 * (size_t)sixteens(key_dim) + partial_bytes(value_dim);
+    return (size_t)sixteens(queries) * query + few_bytes(key_dim, value_dim) +
+           plane_bytes(key_dim, value_dim) + 64;
 }
 
 /* Attention with tile registers, and with those in plain C. */

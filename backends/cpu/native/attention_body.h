@@ -21,15 +21,12 @@
 #define LOG2_E 1.44269504f
 #define UNROLL _Pragma("GCC unroll 8")
 
-/* RN(256·high + low), one rounding: A·2^23 + M, both exact. */
+/* RN(256·high + low), one rounding: A·2^16 + M, both exact. */
 INLINE vf round_planes(vi high, vi low)
 {
-    vi carry = (low + i_all(128)) >> 8;
-    high = high + carry;
-    low = low - (carry << 8);
-    vi a = (high + i_all(16384)) >> 15;
-    vi m = ((high - (a << 15)) << 8) + low;
-    return f_from_int(a) * f_all(8388608.0f) + f_from_int(m);
+    vi a = (high + (low >> 8)) >> 8;
+    vi m = (vi)(((vu)high << 8) + (vu)low) & i_all(0xffff);
+    return f_from_int(a) * f_all(65536.0f) + f_from_int(m);
 }
 
 INLINE float power(int32_t n, int32_t lowest) { return n < lowest ? 0.0f : exp2_int(n); }
@@ -38,18 +35,18 @@ INLINE int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
 
 /* Keys of a run of tiles that queries see, where they are chosen: bits by set and tile. */
 typedef struct {
-    uint64_t keys[BLOCK][RUN_TILES];
-    int32_t set[BLOCK]; /* of each query, among those of the task */
+    uint64_t keys[WIDE_BLOCK][RUN_TILES];
+    int32_t set[WIDE_BLOCK]; /* of each query, among those of the task */
     int32_t run;        /* -1: none yet */
 } sight;
 
 /* What a block of queries is computed with. */
 typedef struct {
     int32_t pairs, value_width; /* padded */
-    int16_t *high, *low;        /* planes of the queries, [BLOCK][2·pairs] */
-    int32_t exponent[BLOCK], position[BLOCK], first[BLOCK]; /* last and first key they see */
-    int32_t own[BLOCK], start; /* positions of the queries, and of the tile's first key */
-    float steep[BLOCK];
+    int16_t *high, *low;        /* planes of the queries, [queries][2·pairs] */
+    int32_t exponent[WIDE_BLOCK], position[WIDE_BLOCK], first[WIDE_BLOCK]; /* last and first key they see */
+    int32_t own[WIDE_BLOCK], start; /* positions of the queries, and of the tile's first key */
+    float steep[WIDE_BLOCK];
     int32_t key_exponent[TILE], value_exponent[TILE];
     const int16_t *keys, *values; /* of the tile at hand */
     ptrdiff_t ahead; /* bytes from there to the next tile */
@@ -208,8 +205,16 @@ INLINE slope slope_of(const block *b, int query, const int32_t *index)
 static void tile_softmax(const block *b, int query, const cortiq_attend *a, const float *dots,
                          int low, int stop, partial *run, tile_weights *w)
 {
-    softmax_of(b->exponent[query], b->key_exponent, b->value_exponent, VECTORS, a,
-               slope_of(b, query, NULL), dots, low, stop, NULL, run, w);
+    slope fall = slope_of(b, query, NULL);
+    if (stop > CQ_LANES) {
+        softmax_of(b->exponent[query], b->key_exponent, b->value_exponent, VECTORS, a, fall, dots,
+                   low, stop, NULL, run, w);
+        return;
+    }
+    memset(w->high + CQ_LANES, 0, sizeof w->high - CQ_LANES * sizeof *w->high);
+    memset(w->low + CQ_LANES, 0, sizeof w->low - CQ_LANES * sizeof *w->low);
+    softmax_of(b->exponent[query], b->key_exponent, b->value_exponent, 1, a, fall, dots, low, stop,
+               NULL, run, w);
 }
 
 static void tile_softmax_seen(const block *b, int query, const cortiq_attend *a,
@@ -221,17 +226,16 @@ static void tile_softmax_seen(const block *b, int query, const cortiq_attend *a,
 }
 
 /* o = o·keep + RN(w·v)·take for `count` queries and `abreast` vectors of value dimensions, over
- * pairs of keys from … stop − 1, the values of which are those of pair[p] where that isn't NULL. */
+ * pairs of keys from … stop − 1. */
 INLINE void add_values(int count, int abreast, const tile_weights *w, const int16_t *values,
-                       ptrdiff_t ahead, int width, const int32_t *pair, int from, int stop,
-                       float *const *o)
+                       ptrdiff_t ahead, int width, int from, int stop, float *const *o)
 {
     pair_sums h[3][ABREAST], l[3][ABREAST];
     vi value[ABREAST];
     memset(h, 0, sizeof h);
     memset(l, 0, sizeof l);
     for (int p = from; p < stop; p++) {
-        const int16_t *at = values + 2 * (pair ? pair[p] : p) * width;
+        const int16_t *at = values + 2 * p * width;
         UNROLL for (int v = 0; v < abreast; v++)
             value[v] = load_and_ask(at + 2 * v * CQ_LANES, ahead);
         UNROLL for (int i = 0; i < count; i++) {
@@ -254,12 +258,11 @@ INLINE void add_value_rows(int count, const block *b, const tile_weights *w, int
     float *o[3];
     for (; d + ABREAST * CQ_LANES <= b->value_width; d += ABREAST * CQ_LANES) {
         for (int i = 0; i < count; i++) o[i] = runs[i]->o + d;
-        add_values(count, ABREAST, w, b->values + 2 * d, b->ahead, b->value_width, NULL, from, stop,
-                   o);
+        add_values(count, ABREAST, w, b->values + 2 * d, b->ahead, b->value_width, from, stop, o);
     }
     for (; d < b->value_width; d += CQ_LANES) {
         for (int i = 0; i < count; i++) o[i] = runs[i]->o + d;
-        add_values(count, 1, w, b->values + 2 * d, b->ahead, b->value_width, NULL, from, stop, o);
+        add_values(count, 1, w, b->values + 2 * d, b->ahead, b->value_width, from, stop, o);
     }
 }
 

@@ -112,12 +112,13 @@ INLINE vf plane_sum(const plane_sums *sums, int i)
                         i_load((*sums)[2][i]));
 }
 
-static void all_dots(int count, const block *b, planes *p)
+/* Of the keys before `stop`, which are all that a query sees. */
+static void all_dots(int count, int stop, const block *b, planes *p)
 {
     int rows = p->steps * TILE_STEP / 4;
     planes_of(b->keys, b->pairs, TILE, rows, b->ahead, p->keys);
     for (int q = 0; q < count; q += TILE_ROWS)
-        for (int k = 0; k < TILE; k += CQ_LANES) {
+        for (int k = 0; k < stop; k += CQ_LANES) {
             multiply_planes(p->queries + q * p->steps * 2 * TILE_STEP, p->steps, p->keys + 4 * k,
                             (size_t)rows * TILE * 4, 4 * TILE, p->sums);
             for (int i = 0; i < TILE_ROWS; i++)
@@ -145,7 +146,9 @@ static void all_values(int count, const block *b, planes *p, void *runs)
 /* The task's queries against the keys low … stop − 1 of the tile at hand. */
 static void attend_planes(const attention_task *t, const block *b, planes *p, void *runs)
 {
-    all_dots(t->count, b, p);
+    int last = 0;
+    for (int i = 0; i < t->count; i++) last = larger(last, p->stop[i]);
+    all_dots(t->count, last, b, p);
     for (int i = 0; i < t->count; i++) {
         if (p->low[i] >= p->stop[i]) continue;
         tile_softmax(b, i, t->args, p->dots + i * TILE, p->low[i], p->stop[i],

@@ -231,14 +231,16 @@ static void attend_task(const attention_task *t)
     b.value_width = sixteens(value_dim);
     uintptr_t aligned = ((uintptr_t)t->scratch + 63) & ~(uintptr_t)63;
     void *runs = (void *)aligned;
-    b.high = (int16_t *)(void *)((uint8_t *)runs + BLOCK * partial_bytes(value_dim));
-    b.low = b.high + BLOCK * 2 * b.pairs;
-    few.gathered = b.low + BLOCK * 2 * b.pairs;
+    int32_t room = sixteens(t->count);
+    b.high = (int16_t *)(void *)((uint8_t *)runs + (size_t)room * partial_bytes(value_dim));
+    b.low = b.high + room * 2 * b.pairs;
+    few.gathered = b.low + room * 2 * b.pairs;
+    few.values = few.gathered + FEW_KEYS * (sixteens(t->args->kv.key_dim) + 32);
     take_queries(t, &b);
 #if defined(CQ_TILES)
     planes tiles;
     b.planes = &tiles;
-    place_planes(t, &b, (uint8_t *)few.gathered + few_bytes(t->args->kv.key_dim), &tiles);
+    place_planes(t, &b, (uint8_t *)few.gathered + few_bytes(t->args->kv.key_dim, value_dim), &tiles);
 #endif
     if (t->separate) {
         attend_separately(t, &b);

@@ -5,29 +5,42 @@
 /* Keys of one tile, one beside the other. */
 struct few_keys {
     uint64_t keys; /* which; 0: none yet */
-    int count, vectors, pairs;
-    int32_t index[FEW_KEYS], place[FEW_KEYS];       /* in the tile; among the pairs: 2·pair + side */
-    int32_t pair[FEW_KEYS];                    /* of the tile's positions: those that hold a key */
+    int count, vectors;
+    int32_t index[FEW_KEYS]; /* in the tile */
     int32_t key_exponent[FEW_KEYS], value_exponent[FEW_KEYS];
     int16_t *gathered; /* a row for each key, filled up to whole vectors with zeros */
+    int16_t *values;   /* as in a tile: [count / 2][value_width][2] */
 };
 typedef struct few_keys few_keys;
 
 static void list_keys(few_keys *f, const block *b, uint64_t keys)
 {
     f->keys = keys;
-    f->count = f->pairs = 0;
+    f->count = 0;
     for (uint64_t rest = keys; rest; rest &= rest - 1) {
         int at = __builtin_ctzll(rest), i = f->count++;
         f->index[i] = at;
         f->key_exponent[i] = b->key_exponent[at];
         f->value_exponent[i] = b->value_exponent[at];
-        if (!f->pairs || f->pair[f->pairs - 1] != at / 2) f->pair[f->pairs++] = at / 2;
-        f->place[i] = 2 * (f->pairs - 1) + at % 2;
     }
     f->vectors = (f->count + CQ_LANES - 1) / CQ_LANES;
     for (int i = f->count; i < f->vectors * CQ_LANES; i++)
         f->key_exponent[i] = f->value_exponent[i] = f->index[i] = 0;
+}
+
+/* Values of keys i and i + 1, beside one another. */
+static void gather_values(few_keys *f, const block *b, int i)
+{
+    int two = i + 1 < f->count, first = f->index[i], second = two ? f->index[i + 1] : 0;
+    int left = first % 2 ? 0 : 16, right = second % 2 ? 16 : 0;
+    const int16_t *of = b->values + first / 2 * 2 * b->value_width;
+    const int16_t *with = b->values + second / 2 * 2 * b->value_width;
+    int16_t *to = f->values + i * b->value_width;
+    for (int d = 0; d < 2 * b->value_width; d += 2 * CQ_LANES) {
+        vu x = (vu)i_load((const int32_t *)(const void *)(of + d)), y = {0};
+        if (two) y = (vu)i_load((const int32_t *)(const void *)(with + d));
+        i_store((int32_t *)(void *)(to + d), (vi)((x << left) >> 16 | (y >> right) << 16));
+    }
 }
 
 static void gather_keys(few_keys *f, const block *b, uint64_t keys)
@@ -35,11 +48,12 @@ static void gather_keys(few_keys *f, const block *b, uint64_t keys)
     list_keys(f, b, keys);
     const pair_word *from = (const pair_word *)b->keys;
     int width = (b->pairs + CQ_LANES - 1) / CQ_LANES * CQ_LANES;
-    for (int i = 0; i < f->count; i++) {
-        pair_word *to = (pair_word *)f->gathered + i * width;
-        for (int p = 0; p < b->pairs; p++) to[p] = from[p * TILE + f->index[i]];
-        for (int p = b->pairs; p < width; p++) to[p] = 0;
-    }
+    pair_word *to = (pair_word *)f->gathered;
+    for (int p = 0; p < b->pairs; p++)
+        for (int i = 0; i < f->count; i++) to[i * width + p] = from[p * TILE + f->index[i]];
+    for (int p = b->pairs; p < width; p++)
+        for (int i = 0; i < f->count; i++) to[i * width + p] = 0;
+    for (int i = 0; i < f->count; i += 2) gather_values(f, b, i);
 }
 
 /* 256·Σ high + Σ low, rounded once. Sums of four lanes still fit int32. */
@@ -76,43 +90,29 @@ INLINE void few_rounded(int count, const block *b, const few_keys *f, const int 
         for (int i = 0; i < count; i++) dots[i * TILE + key] = 0;
 }
 
-/* Weights of the keys in the places of their pairs. */
-static void place_weights(const few_keys *f, const tile_weights *from, tile_weights *to)
-{
-    memset(to->high, 0, 2 * (size_t)f->pairs * sizeof *to->high);
-    memset(to->low, 0, 2 * (size_t)f->pairs * sizeof *to->low);
-    for (int i = 0; i < f->count; i++) {
-        to->high[f->place[i]] = from->high[i];
-        to->low[f->place[i]] = from->low[i];
-    }
-    to->keep = from->keep;
-    to->take = from->take;
-}
-
 /* `count` queries (1 to 3) against the keys that any of them sees, at most FEW_KEYS. */
 INLINE void few_of_queries(int count, const block *b, few_keys *f, const cortiq_attend *a,
                            const visitors *q)
 {
     float dots[3 * TILE], *o[3];
-    tile_weights beside, w[3];
+    tile_weights w[3];
     uint64_t any = q->seen[0];
     for (int i = 1; i < count; i++) any |= q->seen[i];
     if (any != f->keys) gather_keys(f, b, any);
+    int pairs = (f->count + 1) / 2;
     few_rounded(count, b, f, q->who, dots);
     for (int i = 0; i < count; i++) {
         uint64_t seen = 0;
         for (int j = 0; j < f->count; j++) seen |= (q->seen[i] >> f->index[j] & 1) << j;
         softmax_of(b->exponent[q->who[i]], f->key_exponent, f->value_exponent, f->vectors, a,
-                   slope_of(b, q->who[i], f->index), dots + i * TILE, 0, 0, &seen, q->runs[i], &beside);
-        place_weights(f, &beside, &w[i]);
+                   slope_of(b, q->who[i], f->index), dots + i * TILE, 0, 0, &seen, q->runs[i], &w[i]);
     }
     for (int d = 0; d < b->value_width;) {
         int abreast = d + ABREAST * CQ_LANES <= b->value_width ? ABREAST : 1;
         for (int i = 0; i < count; i++) o[i] = q->runs[i]->o + d;
         if (abreast == ABREAST)
-            add_values(count, ABREAST, w, b->values + 2 * d, 0, b->value_width, f->pair, 0,
-                       f->pairs, o);
-        else add_values(count, 1, w, b->values + 2 * d, 0, b->value_width, f->pair, 0, f->pairs, o);
+            add_values(count, ABREAST, w, f->values + 2 * d, 0, b->value_width, 0, pairs, o);
+        else add_values(count, 1, w, f->values + 2 * d, 0, b->value_width, 0, pairs, o);
         d += abreast * CQ_LANES;
     }
 }

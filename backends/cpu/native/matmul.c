@@ -164,7 +164,7 @@ typedef struct {
     uint8_t *memory[READY_FORMS];
 } ready_rows;
 
-enum { READY_BYTES = 1 << 20 };
+enum { READY_BYTES = 3 << 19 };
 
 static ready_rows forms_of(const cortiq_matmul_args *args, const cortiq_matmul_set *set)
 {
