@@ -101,6 +101,7 @@ OWN = (
     "mpt",
     "minimax",
     "zamba2",
+    "bailing_hybrid",
 )
 """Modules of this package, in the order they are listed."""
 
