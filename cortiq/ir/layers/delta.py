@@ -287,8 +287,9 @@ class KDA(Layer):
 
     def _matrices(self, role: str, rank: int, rows: int) -> dict[str, tuple[int, ...]]:
         """Return the shapes of one matrix, or of two with `rank` values between them."""
-        pair = {f"{role}_a": (rank, self.width), f"{role}_b": (rows, rank)}
-        return pair if rank else {role: (rows, self.width)}
+        if not rank:
+            return {role: (rows, self.width)}
+        return {f"{role}_a": (rank, self.width), f"{role}_b": (rows, rank)}
 
     def _through(self, scope: Scope, x: Value, role: str, rank: int, rows: int) -> Value:
         """Write one matrix, or two with `rank` values between them."""
