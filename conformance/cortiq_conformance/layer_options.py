@@ -128,5 +128,7 @@ OPTIONS: tuple[Op, ...] = (
     replace(ATTENTION, clip=0.7, biased=("q",), qk_norm=QKNorm(EPS, full_width=True)),
     LightningAttention(64, heads=6, head_dim=12, eps=EPS, slope=0.4, ratio=0.5),
     LightningAttention(64, 1, 32, EPS, 0.01, 0.25, activation="gelu"),
+    replace(KIMI, decay_rank=0, decay_bound=-5.0),
+    replace(LATENT, gated=True, query_latent=32),
 )
 """Each option at least once, over a layout that fits."""

@@ -103,6 +103,7 @@ OWN = (
     "minimax",
     "zamba2",
     "nanbeige",
+    "bailing_hybrid",
 )
 """Modules of this package, in the order they are listed."""
 

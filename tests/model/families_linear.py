@@ -61,4 +61,39 @@ ZAMBA2 = Family(
     elsewhere=frozenset({*DERIVED, "hybrid_layer_ids"}),
 )  # fmt: skip
 
-FAMILIES = [MINIMAX, ZAMBA2]
+LING_SIZES = {
+    "kv_lora_rank": 16, "qk_nope_head_dim": 10, "qk_rope_head_dim": 6, "v_head_dim": 12,
+    "short_conv_kernel_size": 3, "num_experts": 8, "moe_intermediate_size": 24,
+}  # fmt: skip
+LING3 = Family(
+    "bailing_hybrid",
+    "BailingHybridConfig",
+    base={
+        **LING_SIZES, "num_experts_per_token": 2, "num_expert_group": 4, "topk_group": 2,
+        "num_key_value_heads": 4, "pad_token_id": 0, "head_dim": 10, "first_k_dense_replace": 1,
+        "layer_types": [LINEAR, FULL], "model_max_length": 256,
+        "rope_theta": 1e3,
+    },
+    shapes={
+        "odd": {"layer_types": [LINEAR, LINEAR, FULL]},
+        "switched": {"num_key_value_heads": 6},
+    },
+    switches={
+        "q_lora_rank": 14, "attention_bias": True, "num_shared_experts": 2,
+        "moe_renormalize": False, "layer_types": [FULL, LINEAR, LINEAR],
+        "mlp_layer_types": ["sparse", "dense", "sparse"], "kda_safe_gate": False,
+    },
+    moves=[
+        *USUAL, {"num_experts_per_token": 3}, {"routed_scaling_factor": 1.5}, {"topk_group": 3},
+        {"kda_lower_bound": -4.0}, {"num_expert_group": 2},
+        {"rope_theta": 900.0, f"{ROPE}.rope_theta": 900.0},
+    ],
+    sizes=tuple(LING_SIZES),
+    unread=("head_dim",),
+    elsewhere=frozenset({
+        "layer_group_size", "linear_num_heads", "linear_conv_kernel_dim", "qk_head_dim",
+        "first_k_dense_replace", "num_nextn_predict_layers", "linear_head_dim",
+    }),
+)  # fmt: skip
+
+FAMILIES = [MINIMAX, ZAMBA2, LING3]

@@ -176,8 +176,8 @@ class KDA(Layer):
 
     Attributes
     ----------
-    decay_rank : width between the two matrices `f_a` and `f_b`.
-    gate_rank : the same of `g_a` and `g_b`; 0 for one matrix `g`.
+    decay_rank : width between the two matrices `f_a` and `f_b`; 0 for one matrix `f`.
+    gate_rank : the same of `g_a` and `g_b`, or `g`.
     decay_per : A has a number for each "head", "value" (a channel of any head) or "channel".
     decay_bound : α = exp(bound · σ(−A · f)) instead, the bound negative.
     decay_form : the file holds A as log(−A), "log", or as it is, "plain".
@@ -189,7 +189,7 @@ class KDA(Layer):
     value_dim: Count
     kernel: Count
     eps: Epsilon
-    decay_rank: Count
+    decay_rank: Size
     gate_rank: Size = 0
     activation: Function = "silu"
     decay_per: Annotated[str, OneOf(DECAYS_PER)] = "head"
@@ -227,17 +227,14 @@ class KDA(Layer):
         logs = {"head": self.heads, "value": self.key_dim, "channel": keys}
         shapes |= {
             "conv": (2 * keys + values, self.kernel),
-            "f_a": (self.decay_rank, self.width),
-            "f_b": (keys, self.decay_rank),
+            **self._matrices("f", self.decay_rank, keys),
             "b": (self.heads, self.width),
             self._decays: (logs[self.decay_per],),
             "dt_bias": (keys,),
             "norm": (self.value_dim,),
             "o": (self.width, values),
         }
-        if not self.gate_rank:
-            return shapes | {"g": (values, self.width)}
-        return shapes | {"g_a": (self.gate_rank, self.width), "g_b": (values, self.gate_rank)}
+        return shapes | self._matrices("g", self.gate_rank, values)
 
     def slot_kinds(self) -> dict[str, Slot]:
         """Declare the last kernel−1 rows of [q | k | v], and the delta rule's state."""
@@ -263,15 +260,15 @@ class KDA(Layer):
         rule = ops.DeltaRule(self.heads, self.key_dim, self.value_dim)
         alpha, slots = self._decay(scope, x), {"state": "state"}
         y = scope.add(rule, q, k, v, alpha, beta, name="rule", slots=slots)
-        y = gated_rows(scope, y, self._gate(scope, x), self.eps, "sigmoid")
+        gate = self._through(scope, x, "g", self.gate_rank, rows["v"])
+        y = gated_rows(scope, y, gate, self.eps, "sigmoid")
         return linear(scope, y, "o", rows["v"], self.width)
 
     def _decay(self, scope: Scope, x: Value) -> Value:
         """Return the decay α, one number for each channel of every head."""
         keys = self.heads * self.key_dim
-        f = linear(scope, x, "f_a", self.width, self.decay_rank)
-        f = linear(scope, f, "f_b", self.decay_rank, keys)
-        f = scope.add(ops.Bias(keys), f, name="f", weights={"bias": "dt_bias"})
+        f = self._through(scope, x, "f", self.decay_rank, keys)
+        f = scope.add(ops.Bias(keys), f, name="f.biased", weights={"bias": "dt_bias"})
         if self.decay_per != "channel":
             f = shaped(scope, f, "f.heads", self.heads, self.key_dim)
         (count,) = self.weight_shapes()[self._decays]
@@ -288,9 +285,15 @@ class KDA(Layer):
             alpha = scope.add(ops.Activation("exp"), f, name="decay")
         return shaped(scope, alpha, "decay.heads", self.heads, self.key_dim)
 
-    def _gate(self, scope: Scope, x: Value) -> Value:
-        values = self.heads * self.value_dim
-        if not self.gate_rank:
-            return linear(scope, x, "g", self.width, values)
-        g = linear(scope, x, "g_a", self.width, self.gate_rank)
-        return linear(scope, g, "g_b", self.gate_rank, values)
+    def _matrices(self, role: str, rank: int, rows: int) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of one matrix, or of two with `rank` values between them."""
+        if not rank:
+            return {role: (rows, self.width)}
+        return {f"{role}_a": (rank, self.width), f"{role}_b": (rows, rank)}
+
+    def _through(self, scope: Scope, x: Value, role: str, rank: int, rows: int) -> Value:
+        """Write one matrix, or two with `rank` values between them."""
+        if not rank:
+            return linear(scope, x, role, self.width, rows)
+        inner = linear(scope, x, f"{role}_a", self.width, rank)
+        return linear(scope, inner, f"{role}_b", rank, rows)

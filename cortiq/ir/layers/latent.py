@@ -39,6 +39,7 @@ class LatentAttention(Layer):
     query_rope, nope_rope : tables of a query's two parts, where an amplitude grows (`Growth`).
     query_latent : width that queries are compressed to and normalised at; 0 for none.
     biased : the matrices that compress, kv_a and q_a, have biases.
+    gated : σ(Linear(x)), a number a head, multiplies the heads' outputs.
     """
 
     width: Count
@@ -57,6 +58,7 @@ class LatentAttention(Layer):
     query_rope: RopeTable | None = None
     nope_rope: RopeTable | None = None
     chosen: bool = False
+    gated: bool = False
     writes_slots = True
     relations = (
         Relation(
@@ -94,6 +96,8 @@ class LatentAttention(Layer):
         if self.query_latent:
             shapes["q_a"] = (self.query_latent, self.width)
             shapes["q_a_norm"] = (self.query_latent,)
+        if self.gated:
+            shapes["gate"] = (h, self.width)
         shapes["q"] = (q_out, self.query_latent or self.width)
         biased = {"kv_a": self.biased, "q_a": self.biased, "o": self.output_biased}
         named = [role for role, wanted in biased.items() if wanted and role in shapes]
@@ -114,6 +118,11 @@ class LatentAttention(Layer):
         attend = ops.Attend(self.heads, 1, width, self.latent, self.scale, block=block)
         y = scope.add(attend, q, position, *keys, name="attend", slots={"kv": "kv"})
         y = self._per_head(scope, y, "v_b", self.latent, self.value_dim)
+        if self.gated:
+            gate = linear(scope, x, "gate", self.width, self.heads)
+            gate = scope.add(ops.Activation("sigmoid"), gate, name="gate.activation")
+            gate = scope.add(ops.Reshape((self.heads, 1)), gate, name="gate.heads")
+            y = scope.add(ops.ScaleRows(), y, gate, name="gated")
         merged = self.heads * self.value_dim
         y = scope.add(ops.Reshape((merged,)), y, name="merged")
         return linear(scope, y, "o", merged, self.width, self.output_biased)
