@@ -1,4 +1,4 @@
-"""What need not be found out of a graph again for every row of a step."""
+"""Wants of rows that were checked before, and sizes of tables that were looked up."""
 
 from __future__ import annotations
 
