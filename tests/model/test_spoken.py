@@ -158,6 +158,20 @@ def wanted(written):
     return answers(written[1], "reference")
 
 
-@pytest.mark.parametrize("backend", [name for name in backends() if name != "reference"])
+OTHERS = [name for name in backends() if name != "reference"]
+
+
+@pytest.mark.parametrize("backend", OTHERS)
 def test_every_backend_has_the_references_digest(written, wanted, backend):
+    with cortiq.load(written[1], backend=backend, threads=1) as model:
+        made = model.generate(model.chat_prompt(messages()), max_tokens=4, **EXACT)
+        assert made.digest == wanted
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [name if name == "cpu" else pytest.param(name, marks=pytest.mark.slow) for name in OTHERS],
+)
+def test_batches_chunks_drafts_and_prefixes_have_it_too(written, wanted, backend):
+    """On the others 4 to 15 s, most of it compiling for each shape of a batch."""
     assert answers(written[1], backend) == wanted

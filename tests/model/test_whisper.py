@@ -85,6 +85,8 @@ def test_logits_in_float64_are_transformers_in_double(written):
     assert np.abs(ours - logits.numpy()).max() < TOLERANCE * np.abs(logits.numpy()).max()
 
 
+SLOW = pytest.mark.slow
+LONGER = [1, 2, 5, 8, *range(70, 80), 9, 9, 9]
 EXACT = {"temperature": 0, "ignore_eos": True, "max_tokens": 6}
 
 
@@ -92,7 +94,7 @@ def answers(folder, backend):
     """Digests: alone; in a batch of other sounds; in chunks; drafted; with prefixes reused."""
     with cortiq.load(folder, backend=backend, threads=1) as model:
         first, other = (model.sound_prompt((tone(hertz), 16000)) for hertz in (300.0, 900.0))
-        longer = model.sound_prompt((tone(300.0), 16000), [1, 2, 5, 8, *range(70, 80), 9, 9, 9])
+        longer = model.sound_prompt((tone(300.0), 16000), LONGER)
         alone = model.generate(longer, **EXACT)
         assert model.generate(first, **EXACT).digest != model.generate(other, **EXACT).digest
         batch = model.generate_many([other, longer, first], **EXACT)
@@ -122,8 +124,21 @@ def wanted(folder):
     return answers(folder, "reference")
 
 
-@pytest.mark.parametrize("backend", [name for name in backends() if name != "reference"])
+OTHERS = [name for name in backends() if name != "reference"]
+
+
+@pytest.mark.parametrize("backend", OTHERS)
 def test_every_backend_has_the_references_digest(folder, wanted, backend):
+    with cortiq.load(folder, backend=backend, threads=1) as model:
+        prompt = model.sound_prompt((tone(300.0), 16000), LONGER)
+        assert model.generate(prompt, **EXACT).digest == wanted
+
+
+@pytest.mark.parametrize(
+    "backend", [name if name == "cpu" else pytest.param(name, marks=SLOW) for name in OTHERS]
+)
+def test_batches_chunks_drafts_and_prefixes_have_it_too(folder, wanted, backend):
+    """On the others 5 to 11 s, most of it compiling for each shape of a batch."""
     assert answers(folder, backend) == wanted
 
 
