@@ -45,29 +45,23 @@ def bounds_of(checkpoint: Checkpoint, matrices: list[str]) -> Bounds:
     found = {name: tuple(_scalar(checkpoint, f"{name}.{end}") for end in ENDS) for name in matrices}
     for name, (low, high, least, most) in found.items():
         if low > high or least > most:
-            raise FormatError(
-                f"{name} has bounds without a value between", where=_place(checkpoint)
-            )
+            raise FormatError("has bounds without a value between them", where=name)
     return {
         name: tuple(None if math.isinf(bound) else bound for bound in ends)
         for name, ends in found.items()
     }
 
 
-def _place(checkpoint: Checkpoint) -> str:
-    return str(checkpoint.path)
-
-
 def _scalar(checkpoint: Checkpoint, name: str) -> float:
     info = checkpoint.info(name)
     if math.prod(info.shape) != 1 or info.type not in WIDTHS:
-        what = f"{name} is {info.type} {list(info.shape)}, not one number"
-        raise UnsupportedError(what, where=_place(checkpoint))
+        what = f"is {info.type} {list(info.shape)}, not one number"
+        raise UnsupportedError(what, where=name)
     form, size = WIDTHS[info.type]
     raw = checkpoint.tensor(name).raw.tobytes()[:size]
     value: float = struct.unpack(form, raw if info.type != "BF16" else b"\0\0" + raw)[0]
     if math.isnan(value):
-        raise FormatError(f"{name} is no number", where=_place(checkpoint))
+        raise FormatError("is no number", where=name)
     return value
 
 

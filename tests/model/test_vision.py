@@ -15,6 +15,7 @@ import numpy as np
 import vision_folders
 from installed import backends
 from PIL import Image
+from safetensors.numpy import load_file, save_file
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 from transformers.models.lfm2_vl.processing_lfm2_vl import Lfm2VlProcessor
 from vision_oracles import (
@@ -556,3 +557,36 @@ def test_the_command_line_generates_and_verifies_with_an_image(written, tmp_path
     assert run("verify", receipt, *model, "--image", str(tmp_path / "b.png"))[0] == 1
     _, _, error = run("verify", receipt, *model)
     assert isinstance(error, RequestError) and "about 1 images" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("bound", "message"),
+    [(None, "input_min"), ([0.0], "without a value"), ([np.nan], "no number"), ([1.0, 2.0], "one")],
+    ids=str,
+)
+def test_bounds_of_clipped_matrices_are_checked(tmp_path, bound, message):
+    vision_folders.gemma4_small(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = next(key for key in tensors if key.endswith("0.mlp.up_proj.input_min"))
+    high = name.replace("_min", "_max")
+    changed = {name: np.array(bound, np.float32), high: np.array([-1.0], np.float32)}
+    del tensors[name]
+    save_file(tensors | (changed if bound else {}), tmp_path / "model.safetensors")
+    with pytest.raises((FormatError, UnsupportedError), match=message) as error:
+        sight_of(tmp_path)
+    assert str(error.value.where).startswith(str(tmp_path))
+
+
+def test_penalties_see_what_an_images_rows_are_fed_as(tmp_path):
+    """Also where a prefix is reused, and where a receipt is computed again."""
+    vision_folders.gemma4_small(tmp_path)
+    options = {**EXACT, "max_tokens": 4, "repetition_penalty": 1.5}
+    with cortiq.load(tmp_path, images=True, backend="cpu", threads=1) as model:
+        prompt = model.chat_prompt(MESSAGES)
+        alone = model.generate(prompt, **options)
+        images = [part["image"] for part in CONTENT if "image" in part]
+        assert model.verify(alone.receipt(), images=images).identical
+        model.keep_prefixes()
+        model.generate(prompt, **options)
+        again = model.generate(prompt, **options)
+        assert again.stats.reused_tokens and again.digest == alone.digest
