@@ -62,9 +62,7 @@ IDS_HELP = "Token ids instead of a text; a model without a tokenizer prints ids,
     "--prefix", metavar="FILE", help="Reuse a prefix written by `cortiq prefix save`, if it fits."
 )
 @click.option(
-    "--receipt",
-    metavar="FILE",
-    help="Write a receipt, which `cortiq verify` checks on any hardware.",
+    "--receipt", metavar="FILE", help="Write a receipt, which `cortiq verify` checks anywhere."
 )
 @click.option(
     "--sign", metavar="KEY", help="Sign the receipt with this private Ed25519 key (PEM, OpenSSH)."

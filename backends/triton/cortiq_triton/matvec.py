@@ -73,7 +73,7 @@ rounded_once = rounded_once_emulated if INTERPRETED else tl.fma
 
 @device
 def e4m3_factors(factors: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
-    """What E4M3 scales of rows are made with (`scales`)."""
+    """Load the two floats of rows that make E4M3 scales (`scales`)."""
     return tl.load(factors + row * 2), tl.load(factors + row * 2 + 1)
 
 

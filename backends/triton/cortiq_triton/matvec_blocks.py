@@ -252,9 +252,7 @@ def matvec_blocks(
     x, top = r // per, tl.program_id(0) * BN
     n, last = top + tl.arange(0, BN), first + N - 1
     row = (first + tl.minimum(n, N - 1)).to(tl.int64)
-    codes += row * (units * (4 if NIBBLES else 8))
-    if HIGH:
-        bits += row * (units * HIGH)
+    codes, bits = codes + row * (units * (4 if NIBBLES else 8)), bits + row * (units * HIGH)
     sub_scales += row * (units * (32 // SUB) if SCALED else 0)
     offsets += row * (units * (32 // SUB) if OFFSETS else 0)
     now = step_at(
