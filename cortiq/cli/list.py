@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from cortiq.cli.render import byte_count, note, print_json, print_table
+from cortiq.cli.render import byte_count, counted, note, print_json, print_table
 
 
 @click.command("list")
@@ -46,7 +46,8 @@ def list(as_json: bool, known: bool) -> None:
     for name, size in parts.items():
         note(f"unfinished: {name}, {byte_count(size)}")
     if kept_sizes := [entry.nbytes for entry in kept_files()]:
-        note(f"kept weights: {len(kept_sizes)}, {byte_count(sum(kept_sizes))} in {kept_folder()}")
+        files = f"{counted(len(kept_sizes), 'file')}, {byte_count(sum(kept_sizes))}"
+        note(f"packed weights, kept for faster starts: {files} in {kept_folder()}")
     if not sizes:
         note(f"no models in {models_folder()}; `cortiq list --known` shows what can be pulled")
 
