@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from click.testing import CliRunner
 
@@ -9,6 +11,7 @@ import cortiq
 from cortiq.cli import render
 from cortiq.cli.main import COMMANDS, ELSEWHERE, cli
 from cortiq.errors import ModelNotFoundError
+from cortiq.plugins import default_plugins
 
 
 @pytest.fixture
@@ -64,3 +67,13 @@ def test_many_matrices_that_a_skill_leaves_out_are_one_line(capsys):
         "left out 9 matrices, layers.0.q to layers.8.q: changes by 0",
         "left out layers.9.q: the donor has none",
     ]
+
+
+def test_a_backend_of_the_checkout_that_is_not_installed_says_how_to_have_it(monkeypatch):
+    from cortiq.plugins import extras, selection
+
+    monkeypatch.chdir(extras.checkout_root())
+    none = replace(default_plugins(), backends={})
+    error = selection._unknown_backend("triton", none)
+    assert "pip install -e backends/triton" in error.hint
+    assert "pip install" not in selection._unknown_backend("trito", none).hint
