@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -16,8 +18,8 @@ def list(as_json: bool, known: bool) -> None:
     """List the models in the cache.
 
     Interrupted downloads are listed, too: `cortiq pull` resumes them, and `cortiq rm --unfinished`
-    removes them; `cortiq rm --kept` removes kept weights. A model of the kind "base" has no chat
-    template: it continues texts.
+    removes them; `cortiq rm --kept` removes kept weights. The kind is "chat", "base" (no chat
+    template: it continues texts), "speech" (for `cortiq transcribe`) or "encoder" (embeddings).
     """
     from cortiq.formats.cache import models_folder
     from cortiq.formats.fetch import list_cached, partial_downloads, size_of
@@ -53,9 +55,19 @@ def list(as_json: bool, known: bool) -> None:
 
 
 def _kind(path: Path) -> str:
+    """Return what a model is for, as far as a look at its files tells."""
     from cortiq.formats.chat_templates import has_chat_template
+    from cortiq.models import bert, modernbert, whisper
 
-    return "chat" if has_chat_template(path) else "base"
+    if has_chat_template(path):
+        return "chat"
+    with suppress(OSError, ValueError, AttributeError):
+        architecture = json.loads((path / "config.json").read_bytes()).get("model_type")
+        if architecture in whisper.ARCHITECTURES:
+            return "speech"
+        if architecture in (*bert.ARCHITECTURES, *modernbert.ARCHITECTURES):
+            return "encoder"
+    return "base"
 
 
 def _commit(name: str) -> str | None:

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 import cortiq
 from cortiq.cli import render
+from cortiq.cli.list import _kind as model_kind
 from cortiq.cli.main import COMMANDS, ELSEWHERE, cli
 from cortiq.errors import ModelNotFoundError
 from cortiq.plugins import default_plugins
@@ -77,3 +78,18 @@ def test_a_backend_of_the_checkout_that_is_not_installed_says_how_to_have_it(mon
     error = selection._unknown_backend("triton", none)
     assert "pip install -e backends/triton" in error.hint
     assert "pip install" not in selection._unknown_backend("trito", none).hint
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        (b'{"model_type": "whisper"}', "speech"), (b'{"model_type": "bert"}', "encoder"),
+        (b'{"model_type": "llama"}', "base"), (b"[", "base"), (b"[]", "base"),
+        (b'{"model_type": []}', "base"),
+    ],
+)  # fmt: skip
+def test_list_says_what_a_model_is_for(config, kind, tmp_path):
+    (tmp_path / "config.json").write_bytes(config)
+    assert model_kind(tmp_path) == kind
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    assert model_kind(tmp_path) == "chat"
