@@ -93,3 +93,11 @@ def test_list_says_what_a_model_is_for(config, kind, tmp_path):
     assert model_kind(tmp_path) == kind
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
     assert model_kind(tmp_path) == "chat"
+
+
+def test_a_backend_that_does_not_work_has_its_reason_below_the_table(monkeypatch):
+    reason = "the kernels were not built\n  install a C compiler"
+    monkeypatch.setattr("cortiq.plugins.availability", lambda backend: ((), reason))
+    shown = CliRunner().invoke(cli, ["backends"]).output
+    assert all(len(line) < 120 for line in shown.splitlines())
+    assert f"not available: reference: {reason}\n" in shown
