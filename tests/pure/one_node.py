@@ -106,7 +106,7 @@ TAKES = {
     ops.IndexSelect: lambda op: {"x": f32(op.in_width)},
     ops.Recall: lambda op: {"position": Type((), "i32")},
     ops.OwnBlock: lambda op: {"position": Type((), "i32")},
-    ops.StackIndex: lambda op: {"number": Type((), "i32"), "index": Type((2,), "i32")},
+    ops.StackIndex: lambda op: {"number": Type((), "i32"), "index": Type((1,), "i32")},
 }  # fmt: skip
 """Inputs by name; `q.` before one that passes through Quantise."""
 
@@ -149,7 +149,8 @@ def probe_of(op, source):
     outputs = b.add_node(node, *taken, name=name, weights=roles, slots=slots)
     program = b.program(tuple(value.name for value in outputs))
     given |= {n: kind for n, kind in inputs.items() if n not in known}
-    limits = {"token": min(2, getattr(op, "vocab", 2)), "index": getattr(op, "experts", getattr(op, "size", 1))}
+    most = getattr(op, "experts", getattr(op, "size", 1))
+    limits = {"token": min(2, getattr(op, "vocab", 2)), "index": most}
     limits |= {"turns": 50, "blocks": 8, "last": 1, "number": 3}
     return ProbeProgram(bound(program, weights), weights, given, limits)
 
