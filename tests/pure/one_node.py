@@ -106,7 +106,8 @@ TAKES = {
     ops.IndexSelect: lambda op: {"x": f32(op.in_width)},
     ops.Recall: lambda op: {"position": Type((), "i32")},
     ops.OwnBlock: lambda op: {"position": Type((), "i32")},
-    ops.StackIndex: lambda op: {"number": Type((), "i32"), "index": Type((1,), "i32")},
+    ops.StackIndex: lambda op: {"number": Type((), "i32")}
+        | ({} if op.every else {"index": Type((1,), "i32")}),
 }  # fmt: skip
 """Inputs by name; `q.` before one that passes through Quantise."""
 
