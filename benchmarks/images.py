@@ -95,10 +95,14 @@ def main() -> None:
     options = parser.parse_args()
     count, side = options.images, options.side
     own = ours(options.backend, options.layers, options.format, count, side)
-    print(f"{options.backend}: {count} images of {side}² in {own:.3f} s, {count / own:.1f} a second")
+    print(
+        f"{options.backend}: {count} images of {side}² in {own:.3f} s, {count / own:.1f} a second"
+    )
     if torch.cuda.is_available():
         other = theirs(options.layers, count, side)
-        print(f"transformers: {other:.3f} s, {count / other:.1f} a second; cortiq {other / own:.2f}")
+        print(
+            f"transformers: {other:.3f} s, {count / other:.1f} a second; cortiq {other / own:.2f}"
+        )
 
 
 if __name__ == "__main__":
