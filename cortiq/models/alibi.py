@@ -1,10 +1,15 @@
-"""Slopes of ALiBi: how fast scores of each head fall with distance (arXiv 2108.12409)."""
+"""Slopes of heads: how fast scores fall with distance (ALiBi, arXiv 2108.12409), and how fast
+lightning attention forgets (MiniMax-01, arXiv 2501.08313).
+"""
 
 from __future__ import annotations
 
 from decimal import Decimal, localcontext
 
 from cortiq.numerics.rope_scaling import PRECISION
+
+SPREAD = Decimal("0.00001")
+"""Keeps rates of the last layer above 0."""
 
 
 def alibi_slopes(heads: int, most: float = 8.0) -> tuple[float, ...]:
@@ -19,3 +24,14 @@ def alibi_slopes(heads: int, most: float = 8.0) -> tuple[float, ...]:
         found = [float(Decimal(2) ** exponent) for exponent in exponents]
     ordered = found if count == heads else found[1::2] + found[::2]
     return tuple(ordered[:heads])
+
+
+def lightning_slopes(heads: int, layer: int, layers: int) -> tuple[float, float]:
+    """Return the first head's rate of a layer, and the ratio from head to head.
+
+    A head's rate is that of ALiBi, less in later layers: times 1 − layer/(layers − 1).
+    """
+    with localcontext(PRECISION):
+        ratio = Decimal(2) ** (Decimal(-8) / heads)
+        slope = ratio * (1 - layer / (layers - 1 + SPREAD) + SPREAD)
+    return float(slope), float(ratio)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from decimal import Decimal, localcontext
 from typing import ClassVar
 
 from cortiq.ir import Op, Program, Value
 from cortiq.ir.layers import LightningAttention, MoE, Residual
 from cortiq.ir.ops import Scale
+from cortiq.models.alibi import lightning_slopes
 from cortiq.models.config import BaseConfig, Keys
 from cortiq.models.layer_kinds import GLOBAL, layer_list
 from cortiq.models.mixtral import EXPERTS
@@ -17,7 +17,6 @@ from cortiq.models.names import Names
 from cortiq.models.parts import ATTENTION, Decoder, activation, attention, named
 from cortiq.models.qwen3_next import LINEAR
 from cortiq.models.rope import rope_table
-from cortiq.numerics.rope_scaling import PRECISION
 from cortiq.numerics.route import Router
 
 ARCHITECTURES = ("minimax",)
@@ -34,8 +33,6 @@ LIGHTNING: Mapping[str, str] = {
 """Roles of `LightningAttention` to tensor names."""
 NORM_EPS = 1e-6
 """Of the norm within lightning attention, which no configuration changes."""
-SPREAD = Decimal("0.00001")
-"""Keeps the last layer's rates above 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,13 +62,11 @@ class Config(BaseConfig):
 
     def lightning(self, layer: int) -> LightningAttention:
         """Return a layer's linear attention: later layers forget more slowly."""
-        with localcontext(PRECISION):
-            ratio = Decimal(2) ** (Decimal(-8) / self.num_attention_heads)
-            last = self.num_hidden_layers - 1 + SPREAD
-            slope = ratio * (1 - layer / last + SPREAD)
+        heads = self.num_attention_heads
+        slope, ratio = lightning_slopes(heads, layer, self.num_hidden_layers)
         return LightningAttention(
-            self.hidden_size, self.num_attention_heads, self.head_width, NORM_EPS, float(slope),
-            float(ratio), activation(self.hidden_act),
+            self.hidden_size, heads, self.head_width, NORM_EPS, slope, ratio,
+            activation(self.hidden_act),
         )  # fmt: skip
 
 

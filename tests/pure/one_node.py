@@ -50,6 +50,7 @@ PRIMITIVES = (
     ops.Compress(8, 3), ops.Compress(8, 2, True), ops.ListKeys(3, 4), ops.KeepListed(4, 5, 2),
     ops.Route(4, Router(2, "sqrt_softplus")), ops.Rope(RopeTable(1e4, 8, lag=3, inverse=True)),
     ops.OwnBlock(4), ops.Permute(ColumnOrder.of((3, 0, 1, 2, 7, 5, 4, 6))), ops.IndexSelect(8, 11),
+    ops.StackIndex(4),
 )  # fmt: skip
 SPECIMENS = (
     *PRIMITIVES,
@@ -105,6 +106,8 @@ TAKES = {
     ops.IndexSelect: lambda op: {"x": f32(op.in_width)},
     ops.Recall: lambda op: {"position": Type((), "i32")},
     ops.OwnBlock: lambda op: {"position": Type((), "i32")},
+    ops.StackIndex: lambda op: {"number": Type((), "i32")}
+        | ({} if op.every else {"index": Type((1,), "i32")}),
 }  # fmt: skip
 """Inputs by name; `q.` before one that passes through Quantise."""
 
@@ -147,8 +150,9 @@ def probe_of(op, source):
     outputs = b.add_node(node, *taken, name=name, weights=roles, slots=slots)
     program = b.program(tuple(value.name for value in outputs))
     given |= {n: kind for n, kind in inputs.items() if n not in known}
-    limits = {"token": min(2, getattr(op, "vocab", 2)), "index": getattr(op, "experts", 1)}
-    limits |= {"turns": 50, "blocks": 8, "last": 1}
+    most = getattr(op, "experts", getattr(op, "size", 1))
+    limits = {"token": min(2, getattr(op, "vocab", 2)), "index": most}
+    limits |= {"turns": 50, "blocks": 8, "last": 1, "number": 3}
     return ProbeProgram(bound(program, weights), weights, given, limits)
 
 

@@ -106,19 +106,19 @@ def product(
 def _few(weight: Packed, x: Rows, out: torch.Tensor, faults: torch.Tensor, how: Stack) -> None:
     sizes, (rows, n) = tuning(), out.shape
     rb = 1 if how.choice else min(sizes.rows, pow2(rows))
-    bn = min(sizes.bn, pow2(n))
-    grid = (ceil_div(n, bn), ceil_div(rows, rb))
     planes = x.high.view(torch.int32), x.low.view(torch.int32), x.e
     index = x.e if how.index is None else how.index
     words, kw = weight.words, weight.padded // 4
     last = (*how.cuts, how.per, how.count, how.group)
     if not weight.block:
-        plane = weight.plane // 4
+        plane, bw = weight.plane // 4, max(16, min(sizes.bw, pow2(kw)))
+        bn = min(sizes.bn * max(1, sizes.bw // bw), pow2(n))  # of short rows more
+        grid = ceil_div(n, bn), ceil_div(rows, rb)
         launch(
             matvec.matvec_rows, grid, words, weight.scale, *planes, index, *how.ending(out), out,
             faults, rows, n, kw, plane, *last, CHOICE=how.choice, **how.endings,
             PLANES=1 + (weight.kind == PLANES), RB=rb, BN=bn,
-            BW=max(16, min(sizes.bw, pow2(kw))), warps=sizes.warps, early=True,
+            BW=bw, warps=sizes.warps, early=True,
         )  # fmt: skip
         return
     bn = min(sizes.bn_e2m1 if weight.e2m1 else sizes.bn_blocked, pow2(n))
