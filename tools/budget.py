@@ -40,7 +40,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq": 770,
     "cortiq/backend": 5620,
     "cortiq/bench": 540,
-    "cortiq/cli": 3065,
+    "cortiq/cli": 3090,
     "cortiq/convert": 1800,
     "cortiq/dialects": 1050,
     "cortiq/domains": 270,
@@ -66,7 +66,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-skills": 1710,
     "plugins/cortiq-torch": 190,
-    "tests": 56000,
+    "tests": 56040,
     "tools": 2100,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""

@@ -64,9 +64,9 @@ def backends() -> Iterator[str]:
 
 
 def _install(name: str, folder: Path, core: Mapping) -> str:
-    if any(need.startswith(name) for need in core["dependencies"]):
-        return "comes with `cortiq`"
-    return f"`pip install -e {folder.relative_to(ROOT)}`"
+    needed = any(need.startswith(name) for need in core["dependencies"])
+    top = ", as at the top of this page" if needed else ""
+    return f"`pip install -e {folder.relative_to(ROOT)}`{top}"
 
 
 def options() -> Iterator[str]:

@@ -40,7 +40,7 @@ class Progress:
             self._said = self._clock()
             seconds = self._said - self._started
             counts = f"level {level}: {self._done[level]} of {self._totals[level]} cases"
-            self._say(f"{counts}, {self._failed} not the same so far, {seconds:.0f} s\n")
+            self._say(f"{counts}, {self._failed} not passed so far, {seconds:.0f} s\n")
 
     def running(self, ids: Sequence[str]) -> None:
         """Note the cases under way; the first of them is named once it takes long."""

@@ -30,8 +30,11 @@ def backends(every: bool, as_json: bool) -> None:
     if as_json:
         print_json({"backends": found, "problems": problems})
         return
+    reasons = {facts["name"]: facts["unavailable"] for facts in found if facts["unavailable"]}
     headings = ("backend", "device", "description", "priority", "contract", "from")
     print_table(headings, (row for facts in found for row in _rows(facts, every)))
+    for name, reason in reasons.items():
+        echo(f"not available: {name}: {reason}")
     for problem in problems:
         echo(f"not loaded: {problem['plugin']}: {problem['problem']}")
     if not found:
@@ -59,7 +62,7 @@ def _rows(facts: dict[str, Any], every: bool) -> Iterator[tuple[str, ...]]:
 
     tail = (str(facts["priority"]), str(facts["contract"]), facts["from"])
     if facts["unavailable"] is not None:
-        yield facts["name"], "-", f"not available: {facts['unavailable']}", *tail
+        yield facts["name"], "-", "not available: see below", *tail
     count = len(facts["devices"])
     if count > MOST_LISTED and not every:
         yield facts["name"], f"({count})", "cortiq backends --all lists the devices", *tail

@@ -38,7 +38,7 @@ def calibrate(
     model: str, file: str, out: Path | None, tokens: int, window: int, adapter: str,
     as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
-    """Find the temperature at which a model's probabilities are right.
+    """Find the temperature at which a model's confidence is calibrated.
 
     FILE is UTF-8 text, or - for stdin, that the model has not learnt. Every next token of it is
     predicted; the temperature that loses the least is what `generate --calibration` takes. It
@@ -64,7 +64,7 @@ def calibrate(
         print_json(asdict(made))
         return
     echo(f"temperature {made.temperature:.4f}, of {counted(made.tokens, 'token')}")
-    echo(f"right {made.accuracy:.1%}; confidence {made.confidence:.1%}, at temperature 1 "
-         f"{made.confidence_before:.1%}")  # fmt: skip
-    echo(f"calibration error {made.error:.4f}, at temperature 1 {made.error_before:.4f}")
+    echo(f"accuracy of the most likely token {made.accuracy:.1%}; mean confidence "
+         f"{made.confidence:.1%}, at temperature 1 {made.confidence_before:.1%}")  # fmt: skip
+    echo(f"expected calibration error {made.error:.4f}, at temperature 1 {made.error_before:.4f}")
     echo(f"nll {made.nll:.6f}, at temperature 1 {made.nll_before:.6f}")

@@ -56,7 +56,7 @@ def convert(
     calibration_tokens: int, lora: tuple[str, ...], shard_gb: float | None, sign_with: Path | None,
     lenient: bool | None,
 ) -> None:  # fmt: skip
-    """Convert a model to other formats, once.
+    """Quantise a model, or convert it to another format.
 
     OUT is a new folder, which loads as it is, a new file that ends in .gguf, for models that come
     from GGUF, or one that ends in .cmf. An interrupted conversion goes on where it stopped when the
@@ -76,8 +76,8 @@ def convert(
         )  # fmt: skip
     if made.resumed:
         note(f"{made.resumed} tensors were there from an earlier start")
-    for layout, size in sorted(made.layouts.items(), key=lambda pair: -pair[1]):
-        note(f"{layout}: {byte_count(size)}")
+    sizes = sorted(made.layouts.items(), key=lambda pair: -pair[1])
+    note(f"weights: {', '.join(f'{byte_count(size)} in {layout}' for layout, size in sizes)}")
     for line in made.notes:
         note(line)
     if key is not None:

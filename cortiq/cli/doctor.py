@@ -129,7 +129,7 @@ def _print_problems(facts: dict[str, Any]) -> None:
 
 
 def _packages(extra: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {version or '-'}" for name, version in extra["packages"].items())
+    return ", ".join(f"{name} {v or 'missing'}" for name, v in extra["packages"].items())
 
 
 def _bytes(number: int | None) -> str:

@@ -130,18 +130,18 @@ def _word(run: ObservedModel, token: int) -> str:
 
 def _show_layers(run: ObservedModel, made: Explanation) -> None:
     echo(f"{run.title}: {counted(len(made.ids), 'token')}")
-    echo("layer         rms     largest  change")
+    echo("layer         rms     max |x|  |change|/|x|")
     for layer in made.layers:
-        echo(f"{layer.layer:5}  {layer.rms:10.4g}  {layer.largest:10.4g}  {layer.change:6.3f}")
+        echo(f"{layer.layer:5}  {layer.rms:10.4g}  {layer.largest:10.4g}  {layer.change:12.3f}")
     for name, sums in made.neurons.items():
-        largest = f"a tenth of the neurons has {sums.share_of_largest():.0%} of the activation"
+        largest = f"the top 10% of neurons have {sums.share_of_largest():.0%} of all |activation|"
         echo(f"{name}: {largest}")
         if len(sums.runs):
             echo(f"  rows of each expert: {' '.join(map(str, sums.runs.tolist()))}")
     for one in made.following:
-        line = f"after {one.position}: {_word(run, one.best)} {one.probability:.4f}"
+        line = f"after token {one.position}: {_word(run, one.best)} p={one.probability:.4f}"
         if one.forced is not None:
-            forced = f"{_word(run, one.forced)} {one.forced_probability:.4f}"
+            forced = f"{_word(run, one.forced)} p={one.forced_probability:.4f}"
             line += f"; forced {forced}, rank {one.rank}"
         echo(line)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from pathlib import Path
 
 import click
 
-from cortiq.cli.render import byte_count, note, print_json, print_table
+from cortiq.cli.render import byte_count, counted, note, print_json, print_table
 
 
 @click.command("list")
@@ -16,8 +18,8 @@ def list(as_json: bool, known: bool) -> None:
     """List the models in the cache.
 
     Interrupted downloads are listed, too: `cortiq pull` resumes them, and `cortiq rm --unfinished`
-    removes them; `cortiq rm --kept` removes kept weights. A model of the kind "base" has no chat
-    template: it continues texts.
+    removes them; `cortiq rm --kept` removes kept weights. The kind is "chat", "base" (no chat
+    template: it continues texts), "speech" (for `cortiq transcribe`) or "encoder" (embeddings).
     """
     from cortiq.formats.cache import models_folder
     from cortiq.formats.fetch import list_cached, partial_downloads, size_of
@@ -46,15 +48,26 @@ def list(as_json: bool, known: bool) -> None:
     for name, size in parts.items():
         note(f"unfinished: {name}, {byte_count(size)}")
     if kept_sizes := [entry.nbytes for entry in kept_files()]:
-        note(f"kept weights: {len(kept_sizes)}, {byte_count(sum(kept_sizes))} in {kept_folder()}")
+        files = f"{counted(len(kept_sizes), 'file')}, {byte_count(sum(kept_sizes))}"
+        note(f"packed weights, kept for faster starts: {files} in {kept_folder()}")
     if not sizes:
         note(f"no models in {models_folder()}; `cortiq list --known` shows what can be pulled")
 
 
 def _kind(path: Path) -> str:
+    """Return what a model is for, as far as a look at its files tells."""
     from cortiq.formats.chat_templates import has_chat_template
+    from cortiq.models import bert, modernbert, whisper
 
-    return "chat" if has_chat_template(path) else "base"
+    if has_chat_template(path):
+        return "chat"
+    with suppress(OSError, ValueError, AttributeError):
+        architecture = json.loads((path / "config.json").read_bytes()).get("model_type")
+        if architecture in whisper.ARCHITECTURES:
+            return "speech"
+        if architecture in (*bert.ARCHITECTURES, *modernbert.ARCHITECTURES):
+            return "encoder"
+    return "base"
 
 
 def _commit(name: str) -> str | None:

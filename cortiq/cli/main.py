@@ -31,7 +31,11 @@ HELP_SHOWN: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 """What click 8.2 raises for a command without arguments that shows its help; 8.1 raises none."""
 
 
-ELSEWHERE = {"show": "inspect", "ps": "list", "ls": "list", "remove": "rm", "create": "pull"}
+ELSEWHERE = {
+    "show": "inspect", "info": "inspect", "ps": "list", "ls": "list", "models": "list",
+    "remove": "rm", "create": "pull", "download": "pull", "fetch": "pull", "quantize": "convert",
+    "eval": "score", "perplexity": "score", "plugins": "backends", "devices": "backends",
+}  # fmt: skip
 """Commands of other programs, and ours that users mean by them."""
 
 
@@ -223,7 +227,8 @@ def _show(error: click.ClickException) -> None:
     text = text[:1].lower() + text[1:]
     context = getattr(error, "ctx", None)
     if context is not None:
-        text += f"\n  {context.command_path} --help shows its arguments"
+        what = "lists its commands" if context.command is cli else "shows its arguments"
+        text += f"\n  {context.command_path} --help {what}"
     _print_error(text)
 
 

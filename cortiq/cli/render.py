@@ -87,7 +87,8 @@ class ProgressBar:
     """A progress bar on stderr, if that is a terminal and the work takes more than a second.
 
     Called with an activity, the amount done, and the total; with a total of 0 the activity is a
-    sentence, which is printed at once, terminal or not.
+    sentence, which is printed at once, terminal or not. Without a terminal a bar of bytes (a
+    download) is one line, so that nobody waits for what is not said.
 
     Parameters
     ----------
@@ -101,6 +102,7 @@ class ProgressBar:
         self._in_bytes = in_bytes
         self._bar: RichProgress | None = None
         self._task: TaskID | None = None
+        self._said = False
 
     def __call__(self, what: str, done: int, total: int) -> None:
         """Show the progress."""
@@ -109,9 +111,7 @@ class ProgressBar:
             note(what)
             return
         if self._bar is None and self._due(done, total):
-            self._starting()
-            self._bar = _new_bar(self._in_bytes)
-            self._bar.start()
+            self._begin(what, total)
         if self._bar is None:
             return
         if self._task is None:
@@ -120,13 +120,23 @@ class ProgressBar:
 
     def _due(self, done: int, total: int) -> bool:
         waited = time.monotonic() - self._started >= BAR_DELAY
-        return waited and done < total and sys.stderr.isatty()
+        return waited and done < total and not self._said
+
+    def _begin(self, what: str, total: int) -> None:
+        self._said = True
+        if sys.stderr.isatty():
+            self._starting()
+            self._bar = _new_bar(self._in_bytes)
+            self._bar.start()
+        elif self._in_bytes:
+            note(f"{what}: {byte_count(total)}")
 
     def stop(self) -> None:
         """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = self._task = None
+            self._said = False
             self._started = time.monotonic()
 
 

@@ -24,7 +24,7 @@ KINDS = ("q4tp", "q4tp-quantize", "q2tp-draft")
 )  # fmt: skip
 @options_of(LoadOptions, only=("lenient",))
 def requant(model: str, out: Path, kind: str, lenient: bool | None) -> None:
-    """Encode some matrices of a CMF file anew; all others keep their bytes.
+    """Quantise some matrices of a CMF file again; the others keep their bytes.
 
     OUT is a new CMF file. Prints the path.
     """

@@ -9,12 +9,14 @@ import click
 
 from cortiq.cli.flags import ADAPTERS, grouped_command, options_of
 from cortiq.cli.generate import load_model
-from cortiq.cli.inputs import MODEL
+from cortiq.cli.inputs import FILE, MODEL
 from cortiq.cli.render import echo_piece, print_json
 from cortiq.hearing.subtitles import srt, vtt
 from cortiq.options import LoadOptions
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from cortiq.model.transcribe import Transcription
 
 FORMATS: Mapping[str, Callable[[Transcription], str]] = {
@@ -26,7 +28,7 @@ FORMATS: Mapping[str, Callable[[Transcription], str]] = {
 
 @grouped_command()
 @click.argument("model", type=MODEL)
-@click.argument("file")
+@click.argument("file", type=FILE)
 @click.option("--language", metavar="CODE", help="Language, as en; the model tells without it.")
 @click.option("--translate", is_flag=True, help="Translate to English.")
 @click.option("--timestamps", is_flag=True, help="Ask for the times of parts, with --json.")
@@ -39,7 +41,7 @@ FORMATS: Mapping[str, Callable[[Transcription], str]] = {
 @options_of(LoadOptions, without=ADAPTERS)
 def transcribe(
     model: str,
-    file: str,
+    file: Path,
     language: str | None,
     translate: bool,
     timestamps: bool,
@@ -48,7 +50,7 @@ def transcribe(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Write down what is said in a file of sound.
+    """Transcribe the speech in an audio file.
 
     FILE is WAV, or FLAC, Ogg or MP3 with the package soundfile. The model is a Whisper model.
     """
@@ -57,7 +59,7 @@ def transcribe(
     task = "translate" if translate else "transcribe"
     with load_model(model, options) as opened:
         made = opened.transcribe(
-            file, language=language, task=task, timestamps=timed, prompt=prompt
+            str(file), language=language, task=task, timestamps=timed, prompt=prompt
         )  # fmt: skip
     if form == "json":
         print_json(transcription_object(made))

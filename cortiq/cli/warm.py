@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.argument("name", metavar="MODEL", type=MODEL)
 @options_of(LoadOptions, without=ADAPTERS)
 def warm(name: str, **options: Any) -> None:
-    """Compile ahead what a backend compiles to serve a model.
+    """Compile the kernels of a model ahead of time.
 
     The compiled kernels stay on the disk: later starts read them. Backends that compile nothing
     need none of it.

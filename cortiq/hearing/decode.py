@@ -1,7 +1,7 @@
 """Sound of callers as samples: files, bytes, arrays, within limits.
 
 WAV files are read here; soundfile decodes FLAC, Ogg and MP3, and is imported when the first such
-file comes (`pip install cortiq[audio]`).
+file comes (`pip install soundfile`).
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def _soundfile() -> Any:
     try:
         import soundfile
     except (ImportError, OSError):  # OSError: libsndfile is not there
-        hint = "pip install cortiq[audio], or give a WAV file of PCM or floats"
-        what = "sound that is no plain WAV needs soundfile"
+        hint = "pip install soundfile, or give a WAV file of PCM or floats"
+        what = "other sound files than WAV need the package soundfile"
         raise RequestError(what, where="audio", hint=hint) from None
     return soundfile
 

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from cortiq.engine.request import vocabulary_size
-from cortiq.errors import NoTokenizerError, RequestError, shown
+from cortiq.errors import ModelNotFoundError, NoTokenizerError, RequestError, shown
 from cortiq.formats.adapter import Adapter, open_adapter, split_scale
 from cortiq.formats.cache import Progress
 from cortiq.formats.checkpoint import Checkpoint, open_checkpoint
@@ -190,7 +190,16 @@ def _files_of(checkpoint: Any, extra: Sequence[ModuleType]) -> tuple[Path, ...]:
 def open_lora(text: str, progress: Progress | None = None) -> Adapter:
     """Open the adapter of an option `lora`: `PATH[:SCALE]`, or a name of the hub in its place."""
     path, scale = split_scale(text)
-    return open_adapter(resolve(path, progress=progress), scale)
+    return open_adapter(_adapter_path(path, progress), scale)
+
+
+def _adapter_path(name: str, progress: Progress | None) -> Path:
+    """Return the files of an adapter; the error for none speaks of adapters, not of models."""
+    try:
+        return resolve(name, progress=progress)
+    except ModelNotFoundError:
+        hint = "a PEFT folder, a GGUF adapter, hf:ORGANISATION/NAME, or a file of a plugin's kind"
+        raise ModelNotFoundError("no such adapter", where=name, hint=hint) from None
 
 
 class ReadOverlay(NamedTuple):
@@ -211,7 +220,7 @@ def open_overlay(
     FormatError, UnsupportedError : it is neither, or none of this model.
     """
     named, scale = split_scale(text)
-    path = resolve(named, progress=progress)
+    path = _adapter_path(named, progress)
     kind = kind_of(path, default_plugins().overlays)
     if kind is not None:
         return ReadOverlay(kind.read(path, scale, loaded, program), path, kind.notice)

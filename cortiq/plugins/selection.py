@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from cortiq.errors import BackendError, CortiqError
 from cortiq.plugins.checks import BrokenPluginError, check_backend
-from cortiq.plugins.extras import install_command
+from cortiq.plugins.extras import CORE, checkout_folder, install_command
 from cortiq.plugins.loading import Plugins, check_requested, default_plugins
 
 if TYPE_CHECKING:
@@ -118,7 +118,10 @@ def _unknown_backend(name: str, plugins: Plugins) -> BackendError:
     there = ", ".join(plugins.backends) or "none"
     lines = [f"There are: {there}."]
     near = difflib.get_close_matches(name, plugins.backends, n=1)
-    if near:
+    package = f"{CORE}-{name}"
+    if checkout_folder(package):
+        lines.append(f"To have it: {install_command(package)}")
+    elif near:
         lines.append(f"Did you mean {near[0]}?")
     lines += [f"Not loaded: {p.name}: {p.sentence}" for p in plugins.problems]
     return BackendError(f"no backend is named {name!r}", hint="\n  ".join(lines))

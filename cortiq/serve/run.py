@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import signal
 import socket
 from collections.abc import Callable
@@ -170,7 +171,9 @@ def bind_socket(options: ServeOptions) -> socket.socket:
     except OSError as error:
         made.close()
         where = f"{options.host}:{options.port}"
-        raise RequestError(f"cannot listen there: {error.strerror}", where=where) from None
+        what = f"cannot listen there: {error.strerror}"
+        hint = "another port: --port N" if error.errno == errno.EADDRINUSE else None
+        raise RequestError(what, where=where, hint=hint) from None
     return made
 
 

@@ -1,6 +1,6 @@
 """Images of callers as pixels: files, bytes, arrays and Pillow's images, within limits.
 
-Pillow decodes; it is imported when the first image comes (`pip install cortiq[images]`).
+Pillow decodes; it is imported when the first image comes (`pip install pillow`).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def pillow() -> Any:
     try:
         from PIL import Image
     except ImportError:
-        hint = "pip install cortiq[images]"
+        hint = "pip install pillow"
         raise RequestError("images need Pillow", where="image", hint=hint) from None
     return Image
 

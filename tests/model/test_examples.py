@@ -24,6 +24,7 @@ SHOWN = {
     "search.py": "The train to the coast",
     "choices.py": "Paris  (greedy)",
     "two_backends.py": "reference: ",
+    "adapter.py": "the bits that it has alone: True",
     "receipt.py": "identical: True, 12 steps",
 }
 PLUGINS = {"jax_backend.py"}
@@ -53,7 +54,8 @@ def loaded():
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_example(name, smollm2_path, loaded, monkeypatch, capsys):
+def test_example(name, smollm2_path, loaded, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)  # some write files
     monkeypatch.setattr("sys.argv", [name, str(smollm2_path)])
     monkeypatch.setattr(cortiq, "load", loaded, raising=False)
     monkeypatch.setattr(Model, "__exit__", lambda *_: None)

@@ -454,7 +454,7 @@ def test_weights_that_are_unsound_are_never_kept(folder):
 def test_rm_removes_kept_weights_and_list_shows_them(folder):
     digest(folder, keep_weights=True)
     shown = CliRunner().invoke(list_command, [])
-    assert "kept weights: 1, " in shown.output + shown.stderr
+    assert "kept for faster starts: 1 file, " in shown.output + shown.stderr
     assert json.loads(CliRunner().invoke(list_command, ["--json"]).stdout)["kept"][0]["of"]
     assert "freed" in CliRunner().invoke(rm, ["--kept"]).output
     assert files() == []

@@ -166,7 +166,8 @@ def test_shell_blocks_run(page, monkeypatch, tmp_path, smollm2_path):
     monkeypatch.setenv("CORTIQ_MAX_TOKENS", "6")
     Path("model.gguf").symlink_to(smollm2_path)
     Path("prompt.txt").write_text("The old lighthouse keeper")
-    Path("text.txt").write_text("A text to be predicted, token by token. " * 90)
+    for file in ("text.txt", "README.md"):
+        Path(file).write_text("A text to be predicted, token by token. " * 90)
     for block in blocks(page):
         if block.language == "sh" and not block.not_run:
             for line in commands(block):

@@ -28,9 +28,9 @@ def test_without_a_terminal_there_is_a_line_now_and_then(capsys):
             outcome = CaseOutcome.ERROR if number == 4 else CaseOutcome.SAME
             progress.step(CaseResult(case, outcome))
     assert capsys.readouterr().err.splitlines() == [
-        "level 0: 2 of 3 cases, 0 not the same so far, 11 s",
-        "level 0: 3 of 3 cases, 0 not the same so far, 12 s",
-        "level 1: 3 of 3 cases, 1 not the same so far, 15 s",
+        "level 0: 2 of 3 cases, 0 not passed so far, 11 s",
+        "level 0: 3 of 3 cases, 0 not passed so far, 12 s",
+        "level 1: 3 of 3 cases, 1 not passed so far, 15 s",
     ]
 
 

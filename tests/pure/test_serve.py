@@ -152,8 +152,9 @@ def test_without_its_libraries_it_says_what_to_install(monkeypatch):
 
 
 def test_an_address_that_is_taken_is_an_error_of_ours(server):
-    with pytest.raises(RequestError, match="cannot listen there"):
+    with pytest.raises(RequestError, match="cannot listen there") as caught:
         bind_socket(ServeOptions(port=int(server.url.rpartition(":")[2])))
+    assert "--port" in caught.value.hint
 
 
 def test_a_second_signal_ends_it_at_once(tmp_path):

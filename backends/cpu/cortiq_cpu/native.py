@@ -54,8 +54,8 @@ def _path() -> Path:
         return found
     raise BackendError(
         "the native kernels of cortiq-cpu were not built",
-        where=str(candidates[0]),
-        hint="Install a C compiler and reinstall cortiq-cpu, or use the reference backend.",
+        where=named,
+        hint="install a C compiler, then pip install -e backends/cpu (in a clone) builds them",
     )
 
 

@@ -57,7 +57,7 @@ SPLITS = ("tensor", "expert", "layer", "mixed")
 @click.option("--list", "list_only", is_flag=True, help="List the cases and run none.")
 @click.option("--rewrite-golden", is_flag=True, help="Write golden digests of new cases.")
 def conform(level: int, rewrite_golden: bool, **options: Any) -> None:
-    """Prove a backend right, to the bit.
+    """Test a backend against the contract, bit by bit.
 
     Exit code 0 only if everything asked for ran and passed; the last line is the summary.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,9 +73,17 @@ def add(
         chosen = _selection(model, prompts, phi_layer, rank, backend)
         found = replace(found, selection=chosen)
     write_skill(out, found)
-    for weight, why in made.skipped.items():
-        note(f"left out {weight}: {why}")
+    _note_skipped(made.skipped)
     echo(f"{out}: {len(found.tensors)} matrices of layers {','.join(map(str, found.layers))}")
+
+
+def _note_skipped(skipped: Mapping[str, str]) -> None:
+    """Note which matrices were left out, and why: many of one reason in one line."""
+    for reason in dict.fromkeys(skipped.values()):
+        names = [name for name, why in skipped.items() if why == reason]
+        few = len(names) <= 3
+        what = ", ".join(names) if few else f"{len(names)} matrices, {names[0]} to {names[-1]}"
+        note(f"left out {what}: {reason}")
 
 
 def _selection(
