@@ -47,7 +47,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/engine": 4220,
     "cortiq/explain": 590,
     "cortiq/formats": 7250,
-    "cortiq/hearing": 795,
+    "cortiq/hearing": 840,
     "cortiq/ir": 3790,
     "cortiq/model": 2940,
     "cortiq/models": 4700,
@@ -66,7 +66,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-skills": 1710,
     "plugins/cortiq-torch": 190,
-    "tests": 56000,
+    "tests": 56300,
     "tools": 2100,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""
