@@ -40,7 +40,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq": 770,
     "cortiq/backend": 5620,
     "cortiq/bench": 540,
-    "cortiq/cli": 3065,
+    "cortiq/cli": 3075,
     "cortiq/convert": 1800,
     "cortiq/dialects": 1050,
     "cortiq/domains": 270,

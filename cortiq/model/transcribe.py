@@ -77,8 +77,7 @@ class TranscriptionJob:
     samples : at the model's rate. language : None to let the model tell.
     timestamps : whether parts have times; of more than a window they have them anyway.
     prompt : text that came before. options : of generating.
-    fallback : whether a higher temperature is tried, where that of the options is 0; None for not,
-        and no text is dropped as silence then.
+    fallback : rules of silence and, where the temperature is 0, of higher ones; None for none.
     """
 
     model: Model
@@ -136,9 +135,8 @@ class TranscriptionJob:
             masks = SpeechMasks(self.own.speech, self.size, len(prompt.ids), self.timed)
             made = yield from run(prompt, masks, {**self.options, "temperature": temperature})
             mean = mean_logprob(made.confidence)
-            text = self.model.tokenizer.decode(self._words(made.token_ids))
+            ratio = compression_ratio(self.model.tokenizer.decode(self._words(made.token_ids)))
             silent = rules is not None and rules.silent(mean, no_speech)
-            ratio = compression_ratio(text)
             scores = WindowScores(temperature, mean, ratio, no_speech, silent)
             if rules is None or rules.keeps(scores):
                 break
@@ -149,8 +147,8 @@ class TranscriptionJob:
         speech = self.own.speech
         before = prompt.ids[: prompt.ids.index(speech.start) + 1]
         mask = mask_of([speech.no_speech], self.size)
-        options = {"max_tokens": 1, "temperature": 0.0, "confidence": True}
-        made = yield from run(SoundPrompt(before, prompt.encoded), lambda ids: mask, options)
+        options, heard = {**USUAL, "max_tokens": 1}, SoundPrompt(before, prompt.encoded)
+        made = yield from run(heard, lambda ids: mask, options)
         return made.confidence[0]
 
     def spoken_language(self, run: Run) -> Generator[None, None, str]:
@@ -189,10 +187,9 @@ class TranscriptionJob:
             part
             for begin, end in zip([0, *cuts], cuts, strict=False)
             for part in self._part(
-                min(times[begin] or 0.0, length), min(times[end - 1] or length, length),
-                ids[begin:end],
+                min(times[begin] or 0.0, length), min(times[end - 1] or 0.0, length), ids[begin:end]
             )
-        ]  # fmt: skip
+        ]
         return found, min(max(heard, LEAST_SECONDS), length)
 
     def _words(self, ids: Sequence[int]) -> list[int]:
@@ -264,8 +261,7 @@ class HearingMixin:
             since the next window begins where the last part ends.
         prompt : text that came before, for names and style.
         on_part : called with each part as soon as its window is done.
-        fallback : when a window's text is drawn again at a higher temperature, or dropped as
-            silence; None for never. A temperature in the options is the only one.
+        fallback : as in `TranscriptionJob`.
         options : of `generate`; temperature 0 and seed 0 unless given.
 
         Raises
