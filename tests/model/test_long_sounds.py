@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import random
 
 import pytest
 
@@ -21,6 +23,7 @@ from cortiq.errors import RequestError
 from cortiq.hearing.fallback import FallbackRules, compression_ratio
 from cortiq.hearing.speech import SpeechMasks
 from cortiq.model import transcribe
+from cortiq.model.transcribe import TranscriptionJob
 from cortiq.numerics.masks import allowed_ids, mask_of
 
 RATE, FRAME = 16000, 160
@@ -203,3 +206,36 @@ def test_a_narrowed_mask_draws_what_that_mask_draws():
         with pytest.raises(RequestError, match="allows none"):
             model.generate(ids, masks=Likelier(size, [], 1e9), **options)
         assert math.isclose(sum(alone.confidence), 6)
+
+
+def theirs_parted(speech, ids, length):
+    """Parts of a window's ids and the seconds understood, by transformers."""
+    frames, tick = torch.tensor([round(length * 100)]), 0.02
+    segments, seek = WhisperGenerationMixin._retrieve_segment(
+        torch.tensor(ids), [None], torch.zeros(1).double(), speech.first_time, frames, tick,
+        tick / 2, 2, 0, 0, False, torch.zeros((1, 3)),
+    )  # fmt: skip
+    words = [[t for t in s["tokens"].tolist() if t < speech.end] for s in segments]
+    times = [[round(min(float(s[key]), length), 4) for key in ("start", "end")] for s in segments]
+    found = [(*pair, own) for pair, own in zip(times, words, strict=True) if own]
+    return found, int(seek) / 100
+
+
+def test_ends_of_windows_are_those_of_transformers(model):
+    """Texts that end by words, by a time alone, and by two; of several parts, and of one."""
+    speech, job = model.hearing.speech, TranscriptionJob(model, sweep(1.0), "de")
+    first, chosen, length = speech.first_time, random.Random(7), 1.9
+    words = [model.tokenizer.token_id(letter) for letter in "abc"]
+    speech = dataclasses.replace(speech, end=first - 1)
+    for _ in range(60):
+        at, ids = chosen.randrange(10), []
+        for _ in range(chosen.randrange(4)):
+            begin, at = at, at + chosen.randrange(30) + 1
+            ids += [first + begin, *chosen.choices(words, k=2), first + at]
+        ids += chosen.choice(([], [first + at], [first + at, *words]))
+        if len(ids) < 2:
+            continue
+        parts, seconds = job._parted([*ids, job.own.speech.end], length)
+        wanted, seek = theirs_parted(speech, ids, length)
+        assert [(round(p.start, 4), round(p.end, 4), list(p.token_ids)) for p in parts] == wanted
+        assert seconds == pytest.approx(min(max(seek, transcribe.LEAST_SECONDS), length))
