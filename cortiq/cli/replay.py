@@ -36,6 +36,10 @@ SHOWN_DIFFERENCES = 20
     "--image", "pictures", multiple=True, metavar="FILE",
     help="An image of a log's prompts; repeated in any order.",
 )  # fmt: skip
+@click.option(
+    "--audio", "sounds", multiple=True, metavar="FILE",
+    help="A sound of a log's prompts; repeated in any order.",
+)  # fmt: skip
 @options_of(
     LoadOptions, without=("context", "weight_format", "heads", "draft_vocabulary", "images")
 )
@@ -47,6 +51,7 @@ def replay(
     as_json: bool,
     out: str | None,
     pictures: tuple[str, ...],
+    sounds: tuple[str, ...],
     **options: Any,
 ) -> None:
     """Compute a server's request log again, or a failed case of `conform`.
@@ -59,11 +64,12 @@ def replay(
     failed, or on --backend.
     """
     if _is_case(file):
-        _replay_case(ctx, file, models, out, {**options, "image": pictures or None})
+        _replay_case(ctx, file, models, out, {**options, "image": pictures or None,
+                                                  "audio": sounds or None})  # fmt: skip
         return
     if out is not None:
         raise RequestError("is for a case of `conform`, not for a log", where="--out")
-    verdict = _replayed(file, models, options, pictures)
+    verdict = _replayed(file, models, options, pictures, sounds)
     if as_json:
         print_json(asdict(verdict))
     else:
@@ -98,7 +104,11 @@ def _replay_case(
 
 
 def _replayed(
-    file: str, models: tuple[str, ...], options: dict[str, Any], pictures: tuple[str, ...]
+    file: str,
+    models: tuple[str, ...],
+    options: dict[str, Any],
+    pictures: tuple[str, ...],
+    sounds: tuple[str, ...],
 ) -> LogVerdict:
     from cortiq.serve.log_replay import replay_log
 
@@ -106,7 +116,7 @@ def _replayed(
     with progress_bar() as bar:
         return replay_log(
             Path(file), models, chosen, lambda done, total: bar("Recomputing", done, total),
-            images=pictures,
+            images=pictures, audio=sounds,
         )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -36,6 +37,10 @@ FORMATS: Mapping[str, Callable[[Transcription], str]] = {
     "--format", "form", type=click.Choice([*FORMATS, "json"]), default="text",
     help="Form of the output; srt and vtt are subtitles.  [default: text]",
 )  # fmt: skip
+@click.option(
+    "--no-fallback", is_flag=True,
+    help="Keep a text that repeats or is a guess: no higher temperature, no silence.",
+)  # fmt: skip
 @click.option("-p", "--prompt", default="", metavar="TEXT", help="Text that came before.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: --format json.")
 @options_of(LoadOptions, without=ADAPTERS)
@@ -46,6 +51,7 @@ def transcribe(
     translate: bool,
     timestamps: bool,
     form: str,
+    no_fallback: bool,
     prompt: str,
     as_json: bool,
     **options: Any,
@@ -59,7 +65,8 @@ def transcribe(
     task = "translate" if translate else "transcribe"
     with load_model(model, options) as opened:
         made = opened.transcribe(
-            str(file), language=language, task=task, timestamps=timed, prompt=prompt
+            str(file), language=language, task=task, timestamps=timed, prompt=prompt,
+            **({"fallback": None} if no_fallback else {}),
         )  # fmt: skip
     if form == "json":
         print_json(transcription_object(made))
@@ -77,4 +84,5 @@ def transcription_object(made: Transcription) -> dict[str, Any]:
         "text": made.text, "language": made.language, "task": made.task,
         "duration": made.duration, "parts": parts,
         "digests": [one.digest for one in made.generations],
+        "scores": [asdict(one) for one in made.scores],
     }  # fmt: skip

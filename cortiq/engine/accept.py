@@ -12,6 +12,7 @@ from typing import NamedTuple
 from cortiq.backend import BatchResult, Executable, State, Status
 from cortiq.backend.error_attribution import attributed_to, backend_names, failure_hint
 from cortiq.engine.in_flight import InFlightBatch, ScheduledRows
+from cortiq.engine.redraw import redrawn
 from cortiq.engine.sequence import Sequence
 from cortiq.engine.session import RowResult, check_outcome
 from cortiq.errors import BackendError
@@ -77,6 +78,8 @@ def commit(
     for position, index in enumerate(scheduled.drawing):
         row = rows[index]
         token = drawn_token(row[batch.rows[index].wants[0]], vocabulary)
+        if sequence.request.narrowing is not None:
+            token, row = redrawn(sequence.request, sequence.ids, row)
         matches = position < len(drafted) and drafted[position] == token
         sequence.stats.token_arrived()
         sequence.output.commit(token, row, scheduled.drafter if matches else "")

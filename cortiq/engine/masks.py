@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Self
 
 from cortiq.errors import RequestError
+from cortiq.numerics.contract import Floats
 from cortiq.numerics.masks import Mask, mask_fault
 
 Masks = Callable[[Sequence[int]], Mask | None]
@@ -33,6 +34,20 @@ class BatchedMasks(ABC):
         """
 
 
+class LogitMasks(ABC):
+    """Masks that a row's logits narrow: its token is drawn again, on the host, with the bits that a
+    backend would draw with that mask. The probability of a token is then among the allowed ids.
+    """
+
+    @abstractmethod
+    def __call__(self, ids: Sequence[int]) -> Mask | None:
+        """Return the mask of the token after these ids, whatever the logits; None allows all."""
+
+    @abstractmethod
+    def narrowed(self, ids: Sequence[int], logits: Floats) -> Mask:
+        """Return the mask of the token after these ids, given the logits that it is drawn from."""
+
+
 class CheckedMasks:
     """Masks of which each is checked as it is returned."""
 
@@ -47,7 +62,11 @@ class CheckedMasks:
         RequestError : it has another size or kind, or allows nothing.
         """
         mask = self.masks(ids)
-        fault = "" if mask is None else mask_fault(mask, self.vocabulary)
+        return None if mask is None else self.checked(mask)
+
+    def checked(self, mask: Mask) -> Mask:
+        """Return a mask; RequestError where it has another size or kind, or allows nothing."""
+        fault = mask_fault(mask, self.vocabulary)
         if fault:
             hint = "cortiq.numerics.masks.mask_of makes one of the ids that are allowed"
             raise RequestError(fault, where="masks", hint=hint)
@@ -58,6 +77,12 @@ def batched(masks: Masks | None) -> BatchedMasks | None:
     """Return the masks, without their check, if they are of a kind that is computed together."""
     own = masks.masks if isinstance(masks, CheckedMasks) else masks
     return own if isinstance(own, BatchedMasks) else None
+
+
+def narrowing(masks: Masks | None) -> LogitMasks | None:
+    """Return the masks, without their check, if a row's logits narrow them."""
+    own = masks.masks if isinstance(masks, CheckedMasks) else masks
+    return own if isinstance(own, LogitMasks) else None
 
 
 def prepare_masks(

@@ -10,9 +10,9 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from cortiq.backend import LATE, Argmax, Digest, Draw, Drawn, DrawnLogit, Top, Want
+from cortiq.backend import LATE, Argmax, Digest, Draw, Drawn, DrawnLogit, Named, Top, Want
 from cortiq.engine.cache_roles import CachePoint
-from cortiq.engine.masks import CheckedMasks
+from cortiq.engine.masks import CheckedMasks, LogitMasks, narrowing
 from cortiq.engine.masks import Masks as Masks
 from cortiq.engine.overlay import ChosenOverlay, key_of
 from cortiq.engine.prompt_embeddings import check_embeddings, copied_embeddings
@@ -36,7 +36,7 @@ from cortiq.ir.images import EMBED
 from cortiq.numerics.sampling import Sampling
 from cortiq.options import GenerateOptions
 
-DIGEST = Digest("logits")
+DIGEST, LOGITS = Digest("logits"), Named("logits")
 SEED_BITS = 32
 """Bits of a random seed: enough to differ, few enough to type in again."""
 
@@ -128,6 +128,11 @@ class Request:
         return token if self.images is None else self.images.fed(position, token)
 
     @cached_property
+    def narrowing(self) -> LogitMasks | None:
+        """Its masks, if a row's logits narrow them."""
+        return narrowing(self.masks)
+
+    @cached_property
     def want(self) -> Want:
         """Want of the next token."""
         return Argmax() if self.greedy else Draw(self.sampling, self.choice)
@@ -155,6 +160,8 @@ class Request:
             captures[DrawnLogit(self.calibration)] = None
         if self.top_logprobs is not None:
             captures |= dict.fromkeys((DrawnLogit(), Top(max(1, self.top_logprobs))))
+        if self.narrowing is not None:
+            captures[LOGITS] = None
         return tuple(captures)
 
     @cached_property

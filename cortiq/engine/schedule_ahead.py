@@ -24,10 +24,13 @@ def runs_ahead(executable: Executable, running: Several[Sequence]) -> bool:
     """
     if not executable.asynchronous or any(sequence.lacks_encoded for sequence in running):
         return False
-    waits = any(sequence.waits_for_drafts for sequence in running)
-    if waits:
-        note_wait("drafts", running)
-    return not waits
+    waits = {
+        "drafts": any(sequence.waits_for_drafts for sequence in running),
+        "logits": any(sequence.request.narrowing is not None for sequence in running),
+    }
+    for reason in (reason for reason, found in waits.items() if found):
+        note_wait(reason, running)
+    return not any(waits.values())
 
 
 def note_wait(reason: str, running: Several[Sequence]) -> None:

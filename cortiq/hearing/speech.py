@@ -9,8 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from cortiq.engine.masks import LogitMasks
 from cortiq.errors import FormatError, RequestError
-from cortiq.numerics.masks import Mask
+from cortiq.numerics.contract import Floats
+from cortiq.numerics.masks import Mask, allowed_ids, mask_of
+from cortiq.numerics.sampling import log_sum_exp
 from cortiq.tokenizer.tokenizer import Tokenizer
 
 START, TRANSCRIBE, TRANSLATE = "<|startoftranscript|>", "<|transcribe|>", "<|translate|>"
@@ -50,6 +53,11 @@ class SpeechTokens:
     def first_time(self) -> int:
         """Id of the time 0: times follow the token that says that there are none."""
         return self.no_times + 1
+
+    @property
+    def no_speech(self) -> int:
+        """Id whose probability after `start` is that of nothing being said."""
+        return self.no_times - 1
 
     @classmethod
     def of(
@@ -117,12 +125,12 @@ def _listed(given: Mapping[str, Any], key: str, vocabulary: int) -> tuple[int, .
 
 
 @dataclass(frozen=True)
-class SpeechMasks:
+class SpeechMasks(LogitMasks):
     """Says which ids may follow, as Whisper's decoding has it.
 
     Times stand in pairs, or one before the end, and never go back; a text with times begins with
-    one, of the window's first second. (That times are drawn where all of them together are more
-    likely than any word is no rule here: it is no fact of the ids.)
+    one, of the window's first second. Where all times together are more likely than any other
+    token, a time follows.
 
     Attributes
     ----------
@@ -146,6 +154,18 @@ class SpeechMasks:
         if not allowed.any():
             allowed[speech.end] = True
         return np.packbits(allowed, bitorder="little").tobytes()
+
+    def narrowed(self, ids: Sequence[int], logits: Floats) -> Mask:
+        """Return the mask of the token after these ids, of times where they are more likely."""
+        mask = self(ids)
+        allowed = allowed_ids(mask, self.vocabulary)
+        is_time = allowed >= self.speech.first_time
+        if not self.timed or is_time.all() or not is_time.any():
+            return mask
+        times = log_sum_exp(logits[allowed[is_time]])
+        if times <= logits[allowed[~is_time]].max():
+            return mask
+        return mask_of(allowed[is_time].tolist(), self.vocabulary)
 
     def _time(self, allowed: np.ndarray, drawn: Sequence[int]) -> None:
         """Forbid times where none can be, and words where none can be."""

@@ -98,8 +98,12 @@ def model_name(name: object) -> str:
     return os.path.abspath(path)
 
 
-def open_source(name: str, options: LoadOptions, progress: Progress | None = None) -> ModelSource:
-    """Open a model by name, fetching it if it is known and not there; see `cortiq.load`."""
+def open_source(
+    name: str, options: LoadOptions, progress: Progress | None = None, media: bool = False
+) -> ModelSource:
+    """Open a model by name, fetching it if it is known and not there; see `cortiq.load`. With
+    `media` it reads what prompts have beside text, be that images or sounds.
+    """
     if name.startswith(PREFIX):
         checkpoint: Any = open_synthetic(name)
     else:
@@ -115,20 +119,16 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
         adapters = [open_lora(text, progress) for text in options.lora]
         for adapter in adapters:
             opened.callback(adapter.close)
-        checkpoint, sight = _sense_of(checkpoint, options.images)
+        checkpoint, sight = _sense_of(checkpoint, options.images, media)
         loaded = load_program(
             checkpoint,
-            sidecar=sidecar,
-            drafters=drafters,
-            context=options.context,
-            weight_format=options.weight_format,
+            sidecar=sidecar, drafters=drafters,
+            context=options.context, weight_format=options.weight_format,
             families=plugins.families,
-            heads=heads,
-            draft_vocabulary=options.draft_vocabulary,
+            heads=heads, adapters=adapters, draft_vocabulary=options.draft_vocabulary,
             ignored_keys=options.ignore_unknown_config,
-            adapters=adapters,
             images=None if sight is None else sight.processor.rows,
-        )
+        )  # fmt: skip
         made = rewritten(loaded.program, loaded.weights, options.rewrite, plugins.rewrites)
         vision = load_vision(checkpoint, sight, options.weight_format) if sight else None
         hearing = load_hearing(checkpoint, loaded.config, options.weight_format)
@@ -160,12 +160,13 @@ def open_source(name: str, options: LoadOptions, progress: Progress | None = Non
     )
 
 
-def _sense_of(checkpoint: Any, images: bool) -> tuple[Any, VisionFamily | None]:
+def _sense_of(checkpoint: Any, images: bool, media: bool) -> tuple[Any, VisionFamily | None]:
     """Return a checkpoint with the tower that lies beside it, if one does, and what reads images,
     where that is asked for, or sounds in its prompts.
     """
-    if not images:
-        return checkpoint, sound_family(checkpoint)
+    sounds = None if images else sound_family(checkpoint)
+    if sounds is not None or not (images or media):
+        return checkpoint, sounds
     checkpoint = with_mmproj(checkpoint)
     return checkpoint, vision_family(checkpoint)
 

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 from cortiq.engine.request import Masks, id_list, vocabulary_size
 from cortiq.errors import RequestError
+from cortiq.hearing.fallback import FallbackRules, WindowScores, compression_ratio, mean_logprob
 from cortiq.hearing.speech import TASKS, LanguageMasks, SpeechMasks
 from cortiq.model.hearing import Hearing, SoundPrompt
 from cortiq.numerics.contract import Floats
+from cortiq.numerics.masks import mask_of
 
 if TYPE_CHECKING:
     from cortiq.model.generation import Generation
     from cortiq.model.model import Model
 
-USUAL = {"temperature": 0.0, "max_tokens": 224}
-"""Options of a window's generation, where nobody says them."""
+USUAL = {"temperature": 0.0, "max_tokens": 224, "seed": 0, "confidence": True,
+         "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}  # fmt: skip
+"""Options of a window's generation, where nobody says them: whatever the model's files have."""
+FALLBACK = FallbackRules()
 LEAST_SECONDS = 1.0
 """Seconds of a window that count as understood, at least: the next one begins after them."""
 
@@ -47,7 +52,7 @@ class Transcription:
     language : its code; empty where the model does not say. task : `transcribe` or `translate`.
     duration : seconds of the sound.
     parts : with times; a window each where none were asked for.
-    generations : of each window.
+    generations : of each window. scores : of each window's text.
     """
 
     text: str
@@ -56,6 +61,7 @@ class Transcription:
     duration: float
     parts: tuple[SpokenPart, ...]
     generations: tuple[Generation, ...]
+    scores: tuple[WindowScores, ...]
 
 
 Run = Callable[[SoundPrompt, Masks, dict[str, Any]], Generator[None, None, "Generation"]]
@@ -71,6 +77,7 @@ class TranscriptionJob:
     samples : at the model's rate. language : None to let the model tell.
     timestamps : whether parts have times; of more than a window they have them anyway.
     prompt : text that came before. options : of generating.
+    fallback : rules of silence and, where the temperature is 0, of higher ones; None for none.
     """
 
     model: Model
@@ -80,6 +87,7 @@ class TranscriptionJob:
     timestamps: bool = False
     prompt: str = ""
     options: dict[str, Any] = field(default_factory=dict)
+    fallback: FallbackRules | None = FALLBACK
 
     def __post_init__(self) -> None:
         self.own = hearing_of(self.model)
@@ -95,26 +103,53 @@ class TranscriptionJob:
         """Yield the parts as they are known, None between steps; return the whole."""
         parts: list[SpokenPart] = []
         made: list[Generation] = []
+        scores: list[WindowScores] = []
         language, rules, start = self.language, self.own.rules, 0
         if language is None and self.own.speech.languages:
             language = yield from self.spoken_language(run)
         ids = self._first_ids(language)
         while start < len(self.samples):
             window = self.samples[start : start + rules.window]
-            masks = SpeechMasks(self.own.speech, self.size, len(ids), self.timed)
-            prompt = SoundPrompt(ids, self.own.encoded(window))
-            made.append((yield from run(prompt, masks, self.options)))
+            one, found = yield from self._written(run, SoundPrompt(ids, self.own.encoded(window)))
+            made.append(one)
+            scores.append(found)
             began, length = start / rules.sampling_rate, len(window) / rules.sampling_rate
-            found, heard = self._parted(made[-1].token_ids, length)
-            for part in found:
+            pieces, heard = ([], length) if found.silent else self._parted(one.token_ids, length)
+            for part in pieces:
                 first, last = began + part.start, began + part.end
                 parts.append(replace(part, window=len(made) - 1, start=first, end=last))
                 yield parts[-1]
-            ends = start + rules.window >= len(self.samples)
-            start += len(window) if ends else int(heard * rules.sampling_rate)
+            start += round(heard * rules.sampling_rate)
         text, duration = "".join(p.text for p in parts), len(self.samples) / rules.sampling_rate
         known = language or "", self.task, duration
-        return Transcription(text.strip(), *known, tuple(parts), tuple(made))
+        return Transcription(text.strip(), *known, tuple(parts), tuple(made), tuple(scores))
+
+    def _written(
+        self, run: Run, prompt: SoundPrompt
+    ) -> Generator[None, None, tuple[Generation, WindowScores]]:
+        """Generate a window's text, at higher temperatures where the rules say so."""
+        no_speech = yield from self._no_speech(run, prompt)
+        rules, given = self.fallback, self.options["temperature"]
+        tried = rules.temperatures if rules is not None and given == 0 else (given,)
+        for temperature in tried:
+            masks = SpeechMasks(self.own.speech, self.size, len(prompt.ids), self.timed)
+            made = yield from run(prompt, masks, {**self.options, "temperature": temperature})
+            mean = mean_logprob(made.confidence)
+            ratio = compression_ratio(self.model.tokenizer.decode(self._words(made.token_ids)))
+            silent = rules is not None and rules.silent(mean, no_speech)
+            scores = WindowScores(temperature, mean, ratio, no_speech, silent)
+            if rules is None or rules.keeps(scores):
+                break
+        return made, scores
+
+    def _no_speech(self, run: Run, prompt: SoundPrompt) -> Generator[None, None, float]:
+        """Return the probability that nothing is said in a window."""
+        speech = self.own.speech
+        before = prompt.ids[: prompt.ids.index(speech.start) + 1]
+        mask = mask_of([speech.no_speech], self.size)
+        options, heard = {**USUAL, "max_tokens": 1}, SoundPrompt(before, prompt.encoded)
+        made = yield from run(heard, lambda ids: mask, options)
+        return made.confidence[0]
 
     def spoken_language(self, run: Run) -> Generator[None, None, str]:
         """Return the code of the language that the model hears in the first window."""
@@ -134,27 +169,39 @@ class TranscriptionJob:
         return ids
 
     def _parted(self, ids: Sequence[int], length: float) -> tuple[list[SpokenPart], float]:
-        """Return the parts of a window, and the seconds of it that are understood."""
-        found: list[SpokenPart] = []
-        words: list[int] = []
-        begin, heard = 0.0, length
-        for token in ids:
-            said = self.own.speech.seconds(token)
-            time = 0.0 if said is None else min(said, length)
-            if said is None:
-                words += [token] if token != self.own.speech.end else []
-            elif words:
-                found.append(self._part(begin, time, words))
-                begin, words, heard = time, [], time
-            else:
-                begin = time
-        if words:
-            found.append(self._part(begin, length, words))
-            heard = length
+        """Return the parts of a window, and the seconds of it that are understood.
+
+        Parts end where two times meet. What follows the last such place is heard again, in the
+        next window; a time alone at the end says that nothing more is said.
+        """
+        ids = [token for token in ids if token != self.own.speech.end]
+        times = [self.own.speech.seconds(token) for token in ids]
+        cuts = [n for n, both in enumerate(pairwise(times), 1) if None not in both]
+        if not cuts:
+            last = next((time for time in reversed(times) if time), length)
+            return self._part(0.0, min(last, length), ids), length
+        heard = times[cuts[-1] - 1] or 0.0
+        if len(times) > 1 and times[-2] is None and times[-1] is not None:
+            cuts, heard = [*cuts, len(ids)], length
+        found = [
+            part
+            for begin, end in zip([0, *cuts], cuts, strict=False)
+            for part in self._part(
+                min(times[begin] or 0.0, length), min(times[end - 1] or 0.0, length), ids[begin:end]
+            )
+        ]
         return found, min(max(heard, LEAST_SECONDS), length)
 
-    def _part(self, begin: float, end: float, words: Sequence[int]) -> SpokenPart:
-        return SpokenPart(begin, end, self.model.tokenizer.decode(words), tuple(words))
+    def _words(self, ids: Sequence[int]) -> list[int]:
+        """Return the ids that are neither times nor the end."""
+        speech = self.own.speech
+        return [one for one in ids if speech.seconds(one) is None and one != speech.end]
+
+    def _part(self, begin: float, end: float, ids: Sequence[int]) -> list[SpokenPart]:
+        """Return the part that ids make; none where they have no words."""
+        words = self._words(ids)
+        text = self.model.tokenizer.decode(words)
+        return [SpokenPart(begin, end, text, tuple(words))] if words else []
 
 
 class HearingMixin:
@@ -201,6 +248,7 @@ class HearingMixin:
         timestamps: bool = False,
         prompt: str = "",
         on_part: Callable[[SpokenPart], None] | None = None,
+        fallback: FallbackRules | None = FALLBACK,
         **options: Any,
     ) -> Transcription:
         """Write down what is said in a sound of any length, or translate it to English.
@@ -213,7 +261,8 @@ class HearingMixin:
             since the next window begins where the last part ends.
         prompt : text that came before, for names and style.
         on_part : called with each part as soon as its window is done.
-        options : of `generate`; temperature 0 unless given.
+        fallback : as in `TranscriptionJob`.
+        options : of `generate`; temperature 0 and seed 0 unless given.
 
         Raises
         ------
@@ -221,8 +270,8 @@ class HearingMixin:
         """
         model = cast("Model", self)
         samples = hearing_of(model).samples(audio)
-        job = TranscriptionJob(model, samples, language, task, timestamps, prompt, options)
-        steps = job.steps(_at_once(model))
+        given = language, task, timestamps, prompt, options, fallback
+        steps = TranscriptionJob(model, samples, *given).steps(_at_once(model))
         while True:
             try:
                 part = next(steps)

@@ -100,8 +100,7 @@ def _recomputed(
         return model.verify(receipt, progress=progress, images=images, audio=audio)
     name = model_name(_named_model(receipt) if model is None else model)
     found = contract_differences(receipt.claim)
-    sees = bool(receipt.claim.images) and audio is None  # else they are sounds
-    opened = None if found else _open_claimed(name, receipt.claim, options, fetching, sees)
+    opened = None if found else _open_claimed(name, receipt.claim, options, fetching)
     if not isinstance(opened, Model):
         found += opened or []
         return Verification((*found, *edited_fields(receipt)))
@@ -120,7 +119,7 @@ def _named_model(receipt: Receipt) -> str:
 
 
 def _open_claimed(
-    name: str, claim: Claim, given: dict[str, Any], fetching: FetchProgress | None, sees: bool
+    name: str, claim: Claim, given: dict[str, Any], fetching: FetchProgress | None
 ) -> Model | list[Difference]:
     """Open the claimed model with the claim's options, or return differences if it is another.
 
@@ -133,9 +132,9 @@ def _open_claimed(
     chosen = resolve(LoadOptions, given)
     placed = choose_backend(chosen)
     fixed: dict[str, Any] = {"context": claim.context, "weight_format": claim.weight_format}
-    claimed = replace(chosen, images=chosen.images or sees, **fixed)
+    claimed = replace(chosen, **fixed)
     try:
-        source = open_source(name, claimed, fetching)
+        source = open_source(name, claimed, fetching, media=bool(claim.images))
     except RequestError as error:
         return _context_difference(name, claim, chosen, error)
     found = _hash_difference(source, claim)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Generator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -60,7 +59,7 @@ class TranscriptionRequest:
     ) -> Generator[None, None, Generation]:
         """Generate on the model's engine, beside its other requests."""
         model, engine = self.served.model, self.served.worker.engine
-        chosen = resolve(GenerateOptions, {**options, "confidence": True})
+        chosen = resolve(GenerateOptions, options)
         sequence = engine.submit(model.request_of(prompt, chosen, masks))
         try:
             while not sequence.done:
@@ -167,13 +166,11 @@ def answer(made: Transcription, form: str) -> Response:
 
 
 def _segment(made: Transcription, number: int, part: SpokenPart) -> dict[str, Any]:
-    """Return a segment as OpenAI has it, but for the probability that nothing is said."""
-    whole = made.generations[part.window]
-    logprobs = [math.log(max(p, 1e-30)) for p in whole.confidence]
-    text = part.text.encode()
+    """Return a segment as OpenAI has it."""
+    scores = made.scores[part.window]
     return {
         "id": number, "seek": 0, "start": part.start, "end": part.end, "text": part.text,
-        "tokens": list(part.token_ids), "temperature": whole.options.temperature,
-        "avg_logprob": math.fsum(logprobs) / max(1, len(logprobs)),
-        "compression_ratio": len(text) / max(1, len(zlib.compress(text))),
+        "tokens": list(part.token_ids), "temperature": scores.temperature,
+        "avg_logprob": scores.mean_logprob, "compression_ratio": scores.compression_ratio,
+        "no_speech_prob": scores.no_speech,
     }  # fmt: skip

@@ -62,6 +62,7 @@ def replay_log(
     options: LoadOptions,
     progress: Callable[[int, int], None] = lambda done, total: None,
     images: Sequence[str] = (),
+    audio: Sequence[str] = (),
 ) -> LogVerdict:
     """Compute every answer of a log again and compare tokens, digests and ends.
 
@@ -69,7 +70,7 @@ def replay_log(
     ----------
     models : files of the models that the log names and that are no known ones.
     progress : called with answers done and in all.
-    images : files of the images in its prompts, in any order.
+    images, audio : files of the images and of the sounds in its prompts, in any order.
 
     Raises
     ------
@@ -88,7 +89,9 @@ def replay_log(
         first = next(wanted)
         with _opened(first.request, models, options) as model:
             answers = (a for a in reader.answers() if _loaded_as(a.request) == loaded_as)
-            for answer, difference in replayed(model, answers, images):
+            for answer, difference in replayed(
+                model, answers, audio if model.has_medium("audio") else images
+            ):
                 verdict.count(answer, difference)
                 done += 1
                 progress(done, sum(counts.values()))
@@ -105,12 +108,9 @@ def _opened(asked: LoggedRequest, models: Sequence[str], options: LoadOptions) -
         what = f"the log is of contract {asked.contract}, this cortiq computes {CONTRACT_VERSION}"
         raise RequestError(what)
     known = asked.model in KNOWN_MODELS or asked.model.startswith(PREFIX)
-    chosen = replace(
-        options, context=asked.context, weight_format=asked.weight_format,
-        images=bool(asked.images),
-    )  # fmt: skip
+    chosen = replace(options, context=asked.context, weight_format=asked.weight_format)
     for name in (*models, *([asked.model] if known else [])):
-        source = open_source(name, chosen)
+        source = open_source(name, chosen, media=bool(asked.images))
         if source.model_hash() == asked.model_hash:
             return model_of(name, source, choose_backend(options), chosen)
         source.close()
@@ -119,10 +119,10 @@ def _opened(asked: LoggedRequest, models: Sequence[str], options: LoadOptions) -
 
 
 def replayed(
-    model: Model, answers: Iterator[LoggedAnswer], images: Sequence[str] = ()
+    model: Model, answers: Iterator[LoggedAnswer], media: Sequence[str] = ()
 ) -> Iterator[tuple[LoggedAnswer, str]]:
     """Compute answers again; yield each with its difference, which is empty if there is none."""
-    files = {} if model.sight is None else _by_digest(model.sight, images)
+    files = {} if model.sight is None else _by_digest(model.sight, media)
     running: list[tuple[LoggedAnswer, EngineSequence]] = []
     with Engine(model.executable, model.tokenizer) as engine:
         while True:
@@ -140,22 +140,27 @@ def replayed(
             yield from ((answer, difference(answer, made)) for answer, made in ended)
 
 
-def _by_digest(sight: Sight, images: Sequence[str]) -> dict[str, str]:
-    """Return files of images by what a model sees of them; they are read again where needed."""
-    return {sight.prepared([name])[0].digest: name for name in images}
+def _by_digest(sight: Sight, media: Sequence[str]) -> dict[str, str]:
+    """Return files of images or sounds by what a model has of them; they are read again where
+    needed.
+    """
+    return {sight.prepared([name])[0].digest: name for name in media}
 
 
 def _with_images(
     model: Model, request: Request, digests: Sequence[str], files: Mapping[str, str]
 ) -> Request:
-    """Return the request with the images that the log names; RequestError if one is not given."""
+    """Return the request with the images or sounds that the log names; RequestError if one is not
+    given.
+    """
     if not digests:
         return request
+    sight = sight_for(model.sight, model.name)
     lacking = [digest for digest in digests if digest not in files]
     if lacking:
-        what = f"it is about images that are not given: {', '.join(lacking)}"
-        raise RequestError(what, where="image", hint="cortiq replay LOG MODEL --image FILE")
-    sight = sight_for(model.sight, model.name)
+        what = f"it is about {sight.things} that are not given: {', '.join(lacking)}"
+        hint = f"cortiq replay LOG MODEL --{sight.medium} FILE"
+        raise RequestError(what, where=sight.medium, hint=hint)
     made = sight.prepared(files[digest] for digest in digests)
     return with_images(request, sight.placed(request.prompt, made).spans, model.program)
 

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 SCRIPTS = (
-    "page.js", "chats.js", "answer.js", "markdown.js",
+    "page.js", "chats.js", "answer.js", "attach.js", "markdown.js",
     "vendor/markdown-it.js", "vendor/purify.js", "vendor/katex.js",
 )  # fmt: skip
 PAGE_FILES = {

@@ -81,6 +81,7 @@ class ServedModel:
             "thinking": self.thinking is not None,
             "images": model.has_medium("image"),
             "audio": model.hearing is not None or model.has_medium("audio"),
+            "transcribes": model.hearing is not None,
             "sampling": {**self.usual.values, "origin": self.usual.origin},
         }
 

@@ -173,5 +173,5 @@ def test_every_backend_has_the_references_digest(written, wanted, backend):
     [name if name == "cpu" else pytest.param(name, marks=pytest.mark.slow) for name in OTHERS],
 )
 def test_batches_chunks_drafts_and_prefixes_have_it_too(written, wanted, backend):
-    """On the others 4 to 15 s, most of it compiling for each shape of a batch."""
+    """On the others 4 to 15 s."""
     assert answers(written[1], backend) == wanted

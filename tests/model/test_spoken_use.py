@@ -23,6 +23,8 @@ import spoken_folders
 import cortiq
 from cortiq.cli.main import cli
 from cortiq.errors import RequestError
+from cortiq.options import LoadOptions
+from cortiq.serve.log_replay import replay_log
 
 sys.path.append(str(Path(__file__).parents[1] / "pure"))
 from serving import Server
@@ -97,6 +99,9 @@ def test_receipts_hold_the_sounds(folder, tmp_path):
         assert found.field == "images"
         with pytest.raises(RequestError, match="about 2 sounds, 0 are given"):
             model.verify(receipt)
+    lacking = CliRunner().invoke(cli, ["verify", str(tmp_path / "r.json"), str(folder)]).exception
+    assert isinstance(lacking, RequestError), lacking
+    assert "about 2 sounds, 0 are given" in str(lacking) and "--audio FILE" in lacking.hint
     how = [flag for file in files for flag in ("--audio", file)]
     done = CliRunner().invoke(cli, ["verify", str(tmp_path / "r.json"), str(folder), *how])
     assert done.exit_code == 0, done.output
@@ -119,7 +124,8 @@ def test_what_cannot_be_heard_is_refused(folder, tmp_path):
 
 @pytest.fixture(scope="module")
 def server(folder):
-    made = Server(str(folder), "--threads", "1", "--backend", "cpu")
+    log = ("--request-log", str(folder.parent / "requests.log"))
+    made = Server(str(folder), "--threads", "1", "--backend", "cpu", *log)
     yield made
     made.stop()
 
@@ -157,6 +163,24 @@ def test_chat_and_responses_give_what_python_gives(server, expected):
     with urllib.request.urlopen(server.url + "/v1/models") as answer:
         (listed,) = json.load(answer)["data"]
     assert listed["audio"] is True and listed["images"] is False
+
+
+def test_a_log_with_sounds_is_recomputed_where_they_are_given(server, folder):
+    """Texts and sounds of one log on another backend; without a sound no answer about it."""
+    log = folder.parent / "requests.log"
+    files = [str(folder.parent / name) for name in ("a.wav", "b.wav")]
+    chat(server, part(), part(wav(900.0)), WHAT)
+    chat(server, WHAT)
+    options = LoadOptions(backend="reference")
+    verdict = replay_log(log, [str(folder)], options, audio=files[::-1])
+    assert verdict.differences == [] and verdict.identical >= 2
+    partial = replay_log(log, [str(folder)], options, audio=files[:1])
+    assert partial.differences and all(
+        "sounds that are not given" in s for s in partial.differences
+    )
+    how = [flag for file in files for flag in ("--audio", file)]
+    done = CliRunner().invoke(cli, ["replay", str(log), str(folder), *how, "--backend", "cpu"])
+    assert done.exit_code == 0, done.output
 
 
 def test_an_mp3_is_read(server):

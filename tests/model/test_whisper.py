@@ -138,7 +138,9 @@ def test_every_backend_has_the_references_digest(folder, wanted, backend):
     "backend", [name if name == "cpu" else pytest.param(name, marks=SLOW) for name in OTHERS]
 )
 def test_batches_chunks_drafts_and_prefixes_have_it_too(folder, wanted, backend):
-    """On the others 5 to 11 s, most of it compiling for each shape of a batch."""
+    """Slow where a whole stack of libraries starts: of 15 s on wgpu 6.6 are calls of its native
+    library (44 pipelines among them take 3.8), 4.9 reading its C header.
+    """
     assert answers(folder, backend) == wanted
 
 
@@ -162,7 +164,8 @@ def test_transcriptions_are_those_of_transformers(folder, language, task):
     samples = tone(500.0)
     theirs = theirs_of(folder, samples, language=language, task=task)
     with cortiq.load(folder, weight_format="f32") as model:
-        made = model.transcribe((samples, 16000), language=language, task=task, max_tokens=12)
+        made = model.transcribe((samples, 16000), language=language, task=task, max_tokens=12,
+                                fallback=None)  # fmt: skip
         ids = made.generations[0].token_ids
         assert words(model, ids) == words(model, theirs)[-len(words(model, ids)) :]
         assert made.language == language and made.task == task and made.duration == 0.7
@@ -206,7 +209,7 @@ def test_masks_of_times_are_the_rules_of_transformers(folder):
 def test_a_long_sound_is_heard_window_by_window(folder):
     samples, seen = tone(400.0, 5.0), []
     with cortiq.load(folder) as model:
-        made = model.transcribe((samples, 16000), language="en", max_tokens=10,
+        made = model.transcribe((samples, 16000), language="en", max_tokens=10, fallback=None,
                                 on_part=seen.append, prompt="before")  # fmt: skip
         assert len(made.generations) >= 3 and tuple(seen) == made.parts
         ends = [part.end for part in made.parts]

@@ -77,7 +77,10 @@ def test_every_form_is_what_python_gives(client, wanted):
     for theirs, ours in pairs:
         assert (theirs.start, theirs.end, theirs.text) == (ours.start, ours.end, ours.text)
         assert theirs.tokens == list(ours.token_ids)
-        assert theirs.avg_logprob < 0 < theirs.compression_ratio
+        scores = wanted[True].scores[ours.window]
+        assert theirs.avg_logprob == scores.mean_logprob < 0
+        assert theirs.no_speech_prob == scores.no_speech and theirs.compression_ratio >= 0
+        assert theirs.temperature == scores.temperature
 
 
 def test_subtitles_have_the_times_of_the_parts(client, wanted):
@@ -142,6 +145,12 @@ def test_the_command_prints_what_python_gives(folder, wanted):
 
     assert run() == wanted[False].text + "\n"
     found = json.loads(run("--json", "--timestamps"))
+    assert [one["temperature"] for one in found["scores"]] == [
+        one.temperature for one in wanted[True].scores
+    ]
+    assert {one["temperature"] for one in json.loads(run("--json", "--no-fallback"))["scores"]} == {
+        0
+    }
     assert found["digests"] == [one.digest for one in wanted[True].generations]
     assert [part["text"] for part in found["parts"]] == [one.text for one in wanted[True].parts]
     assert run("--format", "vtt").startswith("WEBVTT")

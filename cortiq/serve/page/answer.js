@@ -70,6 +70,9 @@ class MessageView {
     const started = performance.now();
     if (this.plain) this.words.textContent = this.node.content;
     else this.words.replaceChildren(rendered(this.node.content, copyButton));
+    if (this.node.sounds?.length) {
+      this.before.replaceChildren(element("p", "facts", this.node.sounds.map((sound) => sound.name).join(", ")));
+    }
     this.fold("thought", "Thinking", this.node.thought);
     (this.node.calls ?? []).forEach((call, i) =>
       this.fold(`call ${i}`, `Tool call: ${call.function.name}`, call.function.arguments));

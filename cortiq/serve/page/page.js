@@ -7,6 +7,7 @@ const REMEMBERED = "cortiq-settings";
 const store = new ChatStore();
 let models = [];
 let chat = newChat();
+const attached = new Attached($("file"), $("attached"), tell);
 let running = null; // { abort, done } of the answer that arrives
 
 function button(kind, text, work, label) {
@@ -56,13 +57,16 @@ async function loadModels() {
 
 const model = () => models.find((one) => one.id === $("model").value);
 const isBase = () => model()?.chat === false;
+const writesDown = () => model()?.transcribes === true; // as Whisper does
 const longest = () => isBase() ? 256 : 1024; // as `cortiq run`
 
 function showModel() {
   const shown = model();
   if (!shown) return;
   const there = shown.backend !== undefined;
-  const kind = isBase() ? ", a base model: it continues texts" : "";
+  const kind = writesDown() ? ": it writes down what is said" : isBase() ? ", a base model: it continues texts" : "";
+  $("attach").hidden = !shown.audio;
+  if (!shown.audio) attached.put([]);
   $("backend").textContent = there ? `${shown.backend}, ${shown.context_length} tokens${kind}` : "loaded when it is asked";
   $("fingerprint").textContent = there ? `Fingerprint ${shown.system_fingerprint}: the same seed gives the ` +
     "same answer on every backend." : "";
@@ -70,11 +74,11 @@ function showModel() {
   settings.elements.temperature.placeholder = shown.sampling?.temperature ?? "the model's";
   settings.elements.top_p.placeholder = shown.sampling?.top_p ?? (there ? 1 : "the model's");
   settings.elements.max_tokens.placeholder = longest();
-  $("text").placeholder = isBase() ? "Begin a text" : "Ask something";
+  $("text").placeholder = writesDown() ? "Text before the sound, if any" : isBase() ? "Begin a text" : "Ask something";
 }
 
 function message(node) {
-  const made = { role: node.role, content: node.content };
+  const made = { role: node.role, content: contentOf(node) };
   if (node.calls?.length) made.tool_calls = node.calls;
   if (node.call) made.tool_call_id = node.call;
   return made;
@@ -207,8 +211,9 @@ function edit(view) {
   field.rows = Math.min(12, field.value.split("\n").length + 1);
   field.setAttribute("aria-label", "Edit the message");
   const send = () => {
-    if (running || !field.value.trim()) return;
-    answer(addNode(chat, view.node.parent, "user", field.value).id);
+    const { sounds } = view.node;
+    if (running || !(field.value.trim() || sounds?.length)) return;
+    answer(addNode(chat, view.node.parent, "user", field.value, { sounds }).id);
   };
   const leave = () => renderAt(view.node, "edit");
   field.onkeydown = (event) => {
@@ -230,6 +235,13 @@ function answer(parent) {
   return go(addNode(chat, parent, "assistant", ""));
 }
 
+async function streamed(nodes, more, stream, signal) {
+  const [place, body] = request(nodes, more);
+  const response = await fetch(place, { method: "POST", headers: headers(), body: JSON.stringify(body), signal });
+  if (!response.ok) throw new Error(await refused(response));
+  for await (const event of events(response)) stream.take(event);
+}
+
 // Fills an answer, or goes on with one that was cut or stopped; shows what comes.
 async function go(node) {
   if (running) return;
@@ -245,12 +257,9 @@ async function go(node) {
   const saving = setInterval(() => save(mine), 2000);
   try {
     const path = shownNodes(mine);
-    const [place, body] = request(more ? path : path.slice(0, -1), more);
-    const response = await fetch(place, {
-      method: "POST", headers: headers(), body: JSON.stringify(body), signal: abort.signal,
-    });
-    if (!response.ok) throw new Error(await refused(response));
-    for await (const event of events(response)) stream.take(event);
+    if (writesDown()) {
+      node.content = await writtenDown($("model").value, path.at(-2), headers(), abort.signal);
+    } else await streamed(more ? path : path.slice(0, -1), more, stream, abort.signal);
   } catch (error) {
     note = error.name === "AbortError" ? "stopped" : "broken off";
     if (note !== "stopped") tell(error.message);
@@ -280,6 +289,7 @@ function takeBack(mine, node) {
   const before = childrenOf(mine, question.parent).at(-1);
   if (before) showBranch(mine, before);
   $("text").value = question.content;
+  attached.put(question.sounds ?? []);
   fit();
 }
 
@@ -359,10 +369,11 @@ function submit(event) {
   event.preventDefault();
   if (running) return running.abort.abort();
   const text = isBase() ? $("text").value : $("text").value.trim();
-  if (!text.trim()) return undefined;
+  if (!text.trim() && !attached.sounds.length) return undefined;
   $("text").value = "";
   fit();
-  return answer(addNode(chat, chat.head, "user", text).id);
+  const sounds = attached.take();
+  return answer(addNode(chat, chat.head, "user", text, sounds.length ? { sounds } : {}).id);
 }
 
 function fit() {
@@ -401,6 +412,7 @@ $("text").onkeydown = (event) => {
   event.preventDefault(); // only the button stops an answer: what is typed meanwhile stays
   if (!running) submit(event);
 };
+$("attach").onclick = () => $("file").click();
 $("model").onchange = showModel;
 $("more").onclick = () => toggle($("more"), settings);
 $("show-chats").onclick = () => toggle($("show-chats"), $("chats"));
