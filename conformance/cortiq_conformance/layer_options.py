@@ -16,6 +16,7 @@ from cortiq.ir.layers import (
     Attention,
     AttentionGate,
     Blend,
+    CentredNorm,
     CompressedAttention,
     Entries,
     EntryIndexer,
@@ -130,5 +131,6 @@ OPTIONS: tuple[Op, ...] = (
     LightningAttention(64, 1, 32, EPS, 0.01, 0.25, activation="gelu"),
     replace(KIMI, decay_rank=0, decay_bound=-5.0),
     replace(LATENT, gated=True, query_latent=32),
+    CentredNorm(60, 1e-5),
 )
 """Each option at least once, over a layout that fits."""

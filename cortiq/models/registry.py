@@ -104,6 +104,7 @@ OWN = (
     "zamba2",
     "nanbeige",
     "bailing_hybrid",
+    "olmo",
 )
 """Modules of this package, in the order they are listed."""
 

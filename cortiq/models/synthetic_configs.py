@@ -175,6 +175,7 @@ MINI: Mapping[str, Mapping[str, Any]] = {
         "topk_group": 2, "first_k_dense_replace": 1,
     },
     "nanbeige": _MINI | {"num_loops": 2},
+    "olmo": _MINI | {"clip_qkv": 2.0},
 }  # fmt: skip
 """A small model of every family that brings something of its own and has no other here, by its
 `model_type`.

@@ -14,6 +14,7 @@ from cortiq.ir.layers import (
     AltUpCorrect,
     AltUpPredict,
     Blend,
+    CentredNorm,
     GatedMLP,
     Gating,
     MoE,
@@ -192,6 +193,13 @@ def test_blend_lies_between_its_inputs(fraction):
     a, b = rows(1), rows(2)
     found = run(Blend(fraction), {}, {"a": a, "b": b})
     np.testing.assert_allclose(found, (1 - fraction) * a + fraction * b, atol=1e-6)
+
+
+def test_a_layer_norm_without_weights():
+    x = 3 * rows(4) + np.arange(24) / 5  # rows whose mean is not 0
+    middle = x - x.mean(-1, keepdims=True)
+    expected = middle / np.sqrt((middle**2).mean(-1, keepdims=True) + 0.3)
+    np.testing.assert_allclose(run(CentredNorm(24, 0.3), {}, {"x": x}), expected, atol=1e-6)
 
 
 def test_per_layer_inputs_and_their_branch():
