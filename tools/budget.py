@@ -48,7 +48,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/explain": 590,
     "cortiq/formats": 7250,
     "cortiq/hearing": 795,
-    "cortiq/ir": 3790,
+    "cortiq/ir": 3805,
     "cortiq/model": 2940,
     "cortiq/models": 4700,
     "cortiq/numerics": 3590,
