@@ -105,6 +105,7 @@ OWN = (
     "nanbeige",
     "bailing_hybrid",
     "olmo",
+    "hy_v3",
 )
 """Modules of this package, in the order they are listed."""
 

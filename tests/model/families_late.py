@@ -19,4 +19,16 @@ OLMO = Family(
         **({"attention.clamp_kqv": config["clip_qkv"]} if config["clip_qkv"] else {}),
     })],
 )  # fmt: skip
-FAMILIES = [OLMO]
+HY3 = Family(
+    "hy_v3",
+    "HYV3Config",
+    base={"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+    switches={
+        "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True,
+        "mlp_layer_types": ["sparse", "dense", "sparse"], "num_shared_experts": 2,
+        "router_scaling_factor": 1.5,
+    },
+    moves=[*USUAL, {"num_experts_per_tok": 3}, {"router_scaling_factor": 2.9}],
+    sizes=("moe_intermediate_size", "num_experts"),
+)  # fmt: skip
+FAMILIES = [OLMO, HY3]
