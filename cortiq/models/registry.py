@@ -106,6 +106,7 @@ OWN = (
     "bailing_hybrid",
     "olmo",
     "hy_v3",
+    "step3p7",
 )
 """Modules of this package, in the order they are listed."""
 

@@ -176,6 +176,11 @@ MINI: Mapping[str, Mapping[str, Any]] = {
     },
     "nanbeige": _MINI | {"num_loops": 2},
     "olmo": _MINI | {"clip_qkv": 2.0},
+    "step3p5": _MINI | _EXPERTS | _WINDOWS | {
+        "n_routed_experts": 4, "share_expert_dim": 32, "num_sliding_attention_heads": 6,
+        "mlp_layer_types": ["dense", "sparse"], "swiglu_limits": [0.0, 0.2],
+        "swiglu_limits_shared": [0.3, 0.0],
+    },
 }  # fmt: skip
 """A small model of every family that brings something of its own and has no other here, by its
 `model_type`.

@@ -27,6 +27,7 @@ from cortiq.numerics.route import Router
 
 ROWS = 30
 OAI = Gating(limit=0.8, steepness=1.702, up_shift=1.0)
+LATE = Gating(limit=0.2, late=True)
 SITU = Gating(gate_cap=0.9, up_cap=0.6)
 
 
@@ -43,10 +44,12 @@ def joined(how, gate, up):
         return 0.9 * np.tanh(gate / 0.9) * sigmoid(gate) * 0.6 * np.tanh(up / 0.6)
     if how == Gating(limit=0.5):
         gate, up, how = np.minimum(gate, 0.5), np.clip(up, -0.5, 0.5), "silu"
+    if how == LATE:
+        return np.minimum(FUNCTIONS["silu"](gate), 0.2) * np.clip(up, -0.2, 0.2)
     return FUNCTIONS[how](gate) * up
 
 
-WAYS = ["silu", "gelu_tanh", "gelu", "relu", "relu2", OAI, SITU, Gating(limit=0.5)]
+WAYS = ["silu", "gelu_tanh", "gelu", "relu", "relu2", OAI, SITU, Gating(limit=0.5), LATE]
 
 
 @pytest.mark.parametrize("how", WAYS, ids=str)
