@@ -43,7 +43,7 @@ EXPERTS: Mapping[str, str] = {
     **{role: f"moe.{MLP[role]}" for role in ("gate", "up", "down")},
     **{f"shared_{role}": f"share_expert.{tensor}" for role, tensor in MLP.items()},
 }  # fmt: skip
-ROPE: Mapping[str, Mapping[str, Any]] = dict.fromkeys((GLOBAL, LOCAL), {"rope_theta": 10000.0})
+ROPE: Mapping[str, Mapping[str, Any]] = {k: {"rope_theta": 1e4} for k in (GLOBAL, LOCAL)}
 Limits = tuple[float | None, ...] | None
 
 

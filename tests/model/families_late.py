@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import checkpoints
 import torch
 import transformers
@@ -44,7 +46,7 @@ class Step3p7TextForCausalLM(step.Step3p7PreTrainedModel):
     """The text model with its head, which transformers has with a tower only."""
 
     config: transformers.Step3p7TextConfig
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    _tied_weights_keys: ClassVar = {"lm_head.weight": "model.embed_tokens.weight"}
 
     def __init__(self, config):
         super().__init__(config)
