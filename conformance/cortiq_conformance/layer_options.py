@@ -16,6 +16,7 @@ from cortiq.ir.layers import (
     Attention,
     AttentionGate,
     Blend,
+    CentredNorm,
     CompressedAttention,
     Entries,
     EntryIndexer,
@@ -44,6 +45,7 @@ EPS = 1e-6
 TABLE = RopeTable(10000.0, 16)
 GROWN = Growth(Proportional(0.0), 0.1, 20, 1)
 CLAMPED = Gating(limit=1.5, steepness=1.702, up_shift=1.0)
+LATE = Gating(limit=0.4, late=True)
 CAPPED = Gating(gate_cap=2.0, up_cap=3.0)
 
 ATTENTION = Attention(width=64, heads=4, kv_heads=2, head_dim=16, rope=TABLE)
@@ -130,5 +132,8 @@ OPTIONS: tuple[Op, ...] = (
     LightningAttention(64, 1, 32, EPS, 0.01, 0.25, activation="gelu"),
     replace(KIMI, decay_rank=0, decay_bound=-5.0),
     replace(LATENT, gated=True, query_latent=32),
+    CentredNorm(60, 1e-5),
+    GatedMLP(64, 96, LATE),
+    replace(EXPERTS, activation=LATE, shared_inner=32, shared_activation=CLAMPED),
 )
 """Each option at least once, over a layout that fits."""

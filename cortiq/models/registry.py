@@ -104,6 +104,9 @@ OWN = (
     "zamba2",
     "nanbeige",
     "bailing_hybrid",
+    "olmo",
+    "hy_v3",
+    "step3p7",
 )
 """Modules of this package, in the order they are listed."""
 

@@ -170,10 +170,16 @@ MINI: Mapping[str, Mapping[str, Any]] = {
         "mamba_d_state": 16, "n_mamba_heads": 8, "adapter_rank": 8, "use_mem_rope": True,
         "use_shared_attention_adapter": True, "tie_word_embeddings": True,
     },
-    "nanbeige": _MINI | {"num_loops": 2},
     "bailing_hybrid": _LATENT | _EXPERTS | {
         "layer_types": _HYBRID, "linear_head_dim": 16, "num_experts": 8, "num_expert_group": 4,
         "topk_group": 2, "first_k_dense_replace": 1,
+    },
+    "nanbeige": _MINI | {"num_loops": 2},
+    "olmo": _MINI | {"clip_qkv": 2.0},
+    "step3p5": _MINI | _EXPERTS | _WINDOWS | {
+        "n_routed_experts": 4, "share_expert_dim": 32, "num_sliding_attention_heads": 6,
+        "mlp_layer_types": ["dense", "sparse"], "swiglu_limits": [0.0, 0.2],
+        "swiglu_limits_shared": [0.3, 0.0],
     },
 }  # fmt: skip
 """A small model of every family that brings something of its own and has no other here, by its

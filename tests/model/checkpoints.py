@@ -23,6 +23,10 @@ SMALL = {
 """Widths that are no multiple of 32; an eps large enough to be seen."""
 
 
+OWN: dict[str, Any] = {}
+"""Classes with a head of texts, for configurations that transformers has none for."""
+
+
 @dataclass(frozen=True)
 class Case:
     """A model to write: its transformers configuration, and the context to load it with.
@@ -177,6 +181,7 @@ def write(case: Case, folder: Path) -> Written:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         kind = getattr(transformers, case.config.removesuffix("Config") + "ForCausalLM", None)
+        kind = kind or OWN.get(case.config)
         kind = kind or transformers.AutoModelForCausalLM._model_mapping[type(config)]
         # The eager softmax is in float32: not for models that have another.
         how = {"attn_implementation": "sdpa" if kind._supports_sdpa and not case.call else "eager"}

@@ -14,6 +14,7 @@ from cortiq.ir.layers import (
     AltUpExit,
     AltUpPredict,
     Blend,
+    CentredNorm,
     PerLayerGate,
     PerLayerInputs,
     StreamEntry,
@@ -55,7 +56,8 @@ PRIMITIVES = (
 SPECIMENS = (
     *PRIMITIVES,
     *(draw(_Dice("a specimen")) for kind, draw in DRAWN.items() if kind not in dir(ops)),
-    *OPTIONS, Blend(0.3), PerLayerInputs(7, 16, 3, 8, 1e-6), PerLayerGate(16, 3, 8, 1),
+    *OPTIONS, Blend(0.3), CentredNorm(24, 1e-6), PerLayerInputs(7, 16, 3, 8, 1e-6),
+    PerLayerGate(16, 3, 8, 1),
     StreamEntry(3, 8), StreamRead(3, 8, 1e-6, 1e-6, 2), StreamRead(3, 8, 1e-6, 1e-6, last=True),
     StreamWrite(3, 8), AltUpEntry(3, 8), AltUpPredict(3, 8, 1, 1e-6), AltUpCorrect(3, 8, 1, 1e-6),
     AltUpAdd(3, 8), AltUpExit(3, 8),

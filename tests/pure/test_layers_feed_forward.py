@@ -14,6 +14,7 @@ from cortiq.ir.layers import (
     AltUpCorrect,
     AltUpPredict,
     Blend,
+    CentredNorm,
     GatedMLP,
     Gating,
     MoE,
@@ -26,6 +27,7 @@ from cortiq.numerics.route import Router
 
 ROWS = 30
 OAI = Gating(limit=0.8, steepness=1.702, up_shift=1.0)
+LATE = Gating(limit=0.2, late=True)
 SITU = Gating(gate_cap=0.9, up_cap=0.6)
 
 
@@ -42,10 +44,12 @@ def joined(how, gate, up):
         return 0.9 * np.tanh(gate / 0.9) * sigmoid(gate) * 0.6 * np.tanh(up / 0.6)
     if how == Gating(limit=0.5):
         gate, up, how = np.minimum(gate, 0.5), np.clip(up, -0.5, 0.5), "silu"
+    if how == LATE:
+        return np.minimum(FUNCTIONS["silu"](gate), 0.2) * np.clip(up, -0.2, 0.2)
     return FUNCTIONS[how](gate) * up
 
 
-WAYS = ["silu", "gelu_tanh", "gelu", "relu", "relu2", OAI, SITU, Gating(limit=0.5)]
+WAYS = ["silu", "gelu_tanh", "gelu", "relu", "relu2", OAI, SITU, Gating(limit=0.5), LATE]
 
 
 @pytest.mark.parametrize("how", WAYS, ids=str)
@@ -192,6 +196,13 @@ def test_blend_lies_between_its_inputs(fraction):
     a, b = rows(1), rows(2)
     found = run(Blend(fraction), {}, {"a": a, "b": b})
     np.testing.assert_allclose(found, (1 - fraction) * a + fraction * b, atol=1e-6)
+
+
+def test_a_layer_norm_without_weights():
+    x = 3 * rows(4) + np.arange(24) / 5  # rows whose mean is not 0
+    middle = x - x.mean(-1, keepdims=True)
+    expected = middle / np.sqrt((middle**2).mean(-1, keepdims=True) + 0.3)
+    np.testing.assert_allclose(run(CentredNorm(24, 0.3), {}, {"x": x}), expected, atol=1e-6)
 
 
 def test_per_layer_inputs_and_their_branch():

@@ -25,6 +25,7 @@ from cortiq.ir.layers.lightning import LightningAttention
 from cortiq.ir.layers.mamba1 import Mamba1
 from cortiq.ir.layers.mixers import ShortConv
 from cortiq.ir.layers.mlp import MLP, GatedMLP, Gating, XieluMLP
+from cortiq.ir.layers.moments import CentredNorm
 from cortiq.ir.layers.per_layer import PerLayerGate, PerLayerInputs
 from cortiq.ir.layers.state_space import Mamba2
 from cortiq.ir.layers.streams import StreamEntry, StreamRead, StreamWrite
@@ -36,6 +37,7 @@ LAYERS: tuple[type[Op], ...] = (
     GatedDeltaNet, KDA, Mamba1, Mamba2, GatedMLP, MLP, XieluMLP, MoE, PerLayerInputs, PerLayerGate,
     Residual, Blend, KeyIndexer, CompressedAttention, StreamEntry, StreamRead, StreamWrite,
     AltUpEntry, AltUpPredict, AltUpCorrect, AltUpAdd, AltUpExit, LightningAttention,
+    CentredNorm,
 )  # fmt: skip
 """Every layer of the catalogue."""
 
@@ -51,6 +53,7 @@ __all__ = [
     "Attention",
     "AttentionGate",
     "Blend",
+    "CentredNorm",
     "CompressedAttention",
     "Embedding",
     "Entries",

@@ -43,6 +43,7 @@ class MoE(Layer):
     router_cap : soft cap of the scores.
     weighs_gate : gate(x) is multiplied by the expert's weight, too: as if up and gate read
         weight·x and the sum had no weights (Llama 4).
+    shared_activation : of the shared expert, where it is not that of the others.
     latent : experts work on Linear(x) of this width, and their sum is projected back.
     listed : size of the vocabulary, where the experts follow from the token: a last input i32[], of
         which a `table` lists them. The router's scores then only weigh them.
@@ -70,6 +71,7 @@ class MoE(Layer):
     latent_biased: bool = False
     listed: Size = 0
     weighs_gate: bool = False
+    shared_activation: Activation | None = None
     relations = (
         Relation(
             ("experts", "router"), "groups are equal and hold top_k experts",
@@ -99,7 +101,7 @@ class MoE(Layer):
     def shared(self) -> Layer:
         """The shared expert."""
         if self.gated:
-            inner, act = self.shared_inner, self.activation
+            inner, act = self.shared_inner, self.shared_activation or self.activation
             return GatedMLP(self.width, inner, act, self.shared_biased)
         return MLP(self.width, self.shared_inner, str(self.activation), self.shared_biased)
 

@@ -21,6 +21,7 @@ class Gating(Described):
     ----------
     activation : a, unless `steepness` or `gate_cap` define it.
     limit : g is first bounded above by it, u to ±limit (clamped SwiGLU).
+    late : a(g) is bounded in place of g.
     steepness : a(g) = g · σ(steepness · g).
     gate_cap : a(g) = cap · tanh(g / cap) · σ(g).
     up_cap : u becomes cap · tanh(u / cap).
@@ -33,6 +34,7 @@ class Gating(Described):
     gate_cap: Cap | None = None
     up_cap: Cap | None = None
     up_shift: Constant = 0.0
+    late: bool = False
 
 
 Activation = Function | Gating
@@ -42,10 +44,13 @@ Activation = Function | Gating
 def join(scope: Scope, gate: Value, up: Value, how: Activation) -> Value:
     """Return the inner row made from a gate and the row it multiplies."""
     gating = Gating(how) if isinstance(how, str) else how
-    if gating.limit is not None:
+    if gating.limit is not None and not gating.late:
         gate = scope.add(ops.Clamp(None, gating.limit), gate, name="gate.bounded")
+    if gating.limit is not None:
         up = scope.add(ops.Clamp(-gating.limit, gating.limit), up, name="up.bounded")
     gate = _activated(scope, gate, gating)
+    if gating.limit is not None and gating.late:
+        gate = scope.add(ops.Clamp(None, gating.limit), gate, name="activation.bounded")
     if gating.up_cap is not None:
         up = scope.add(ops.SoftCap(gating.up_cap), up, name="up.capped")
     if gating.up_shift:

@@ -7,9 +7,14 @@ with ones), a the largest divisor of n up to √n.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
+from cortiq.domains import Count
 from cortiq.ir import ops
 from cortiq.ir.graph import Scope, Value
+from cortiq.ir.layers.basic import Layer
+from cortiq.ir.op import Type, expect_last
+from cortiq.ir.options import Epsilon
 from cortiq.numerics.norms import EPSILON
 
 TINY = EPSILON.low
@@ -47,18 +52,42 @@ def matched(scope: Scope, x: Value, size: Value, name: str) -> Value:
     return scope.add(ops.ScaleRows(), normed, size, name=name)
 
 
+def centred(scope: Scope, x: Value, whole: Value, name: str) -> Value:
+    """Write x − mean(x); `whole` has ones in x's shape."""
+    middle = mean(scope, x, f"{name}.mean")
+    middle = scope.add(ops.ScaleRows(), whole, middle, name=f"{name}.middle")
+    less = scope.add(ops.Scale(-1.0), middle, name=f"{name}.less")
+    return scope.add(ops.Add(), x, less, name=f"{name}.centred")
+
+
 def above(scope: Scope, x: Value, deviations: float, name: str) -> Value:
     """Write max(x − mean(x) − deviations·deviation(x), 0): what a Gaussian's tail is of a row."""
     (n,) = x.type.shape
     whole = ones(scope, x, n, name)
-    middle = mean(scope, x, f"{name}.mean")
-    middle = scope.add(ops.ScaleRows(), whole, middle, name=f"{name}.middle")
-    less = scope.add(ops.Scale(-1.0), middle, name=f"{name}.less")
-    centred = scope.add(ops.Add(), x, less, name=f"{name}.centred")
-    y = centred
+    y = middle = centred(scope, x, whole, name)
     if deviations:
-        spread = root_mean_square(scope, centred, f"{name}.deviation")
+        spread = root_mean_square(scope, middle, f"{name}.deviation")
         cut = scope.add(ops.ScaleRows(), whole, spread, name=f"{name}.spread")
         cut = scope.add(ops.Scale(-deviations), cut, name=f"{name}.cut")
-        y = scope.add(ops.Add(), centred, cut, name=f"{name}.over")
+        y = scope.add(ops.Add(), middle, cut, name=f"{name}.over")
     return scope.add(ops.Activation("relu"), y, name=f"{name}.kept")
+
+
+@dataclass(frozen=True)
+class CentredNorm(Layer):
+    """(x − mean) / sqrt(var + eps): a LayerNorm that learns nothing, f32[width] → f32[width]."""
+
+    width: Count
+    eps: Epsilon
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """Keep the width."""
+        (x,) = inputs
+        expect_last(self, x, self.width)
+        return inputs
+
+    def decompose(self, scope: Scope, *inputs: Value) -> Value:
+        """Write the sum of the row, Scale, ScaleRows, Add, RMSNorm."""
+        (x,) = inputs
+        y = centred(scope, x, ones(scope, x, self.width, "all"), "row")
+        return scope.add(ops.RMSNorm(self.width, self.eps, weighted=False), y, name="norm")

@@ -1,0 +1,102 @@
+"""Families that came after those of their makers' neighbours, for `test_every_family.py`."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import checkpoints
+import torch
+import transformers
+from families_dense import USUAL
+from families_mixed import LAYERS, ROPE, by_kind
+from family_harness import Family
+from gguf_files import GGUF
+from transformers import conversion_mapping
+from transformers.modeling_outputs import CausalLMOutput
+from transformers.models.step3p7 import modeling_step3p7 as step
+
+OLMO = Family(
+    "olmo",
+    "OlmoConfig",
+    base={"rms_norm_eps": ..., "pad_token_id": 0, "eos_token_id": 1},
+    shapes={"odd": {"clip_qkv": 0.15}},
+    switches={"attention_bias": True, "tie_word_embeddings": True, "clip_qkv": 0.1},
+    moves=[*USUAL[1:], {"clip_qkv": 0.11}],
+    elsewhere=frozenset({"layer_norm_eps"}),  # of GGUF files
+    gguf=[GGUF("olmo", permuted=True, geometries=("wide", "odd"), values=lambda config: {
+        "attention.layer_norm_epsilon": 1e-5,
+        **({"attention.clamp_kqv": config["clip_qkv"]} if config["clip_qkv"] else {}),
+    })],
+)  # fmt: skip
+HY3 = Family(
+    "hy_v3",
+    "HYV3Config",
+    base={"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+    switches={
+        "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True,
+        "mlp_layer_types": ["sparse", "dense", "sparse"], "num_shared_experts": 2,
+        "router_scaling_factor": 1.5,
+    },
+    moves=[*USUAL, {"num_experts_per_tok": 3}, {"router_scaling_factor": 2.9}],
+    sizes=("moe_intermediate_size", "num_experts"),
+)  # fmt: skip
+
+
+class Step3p7TextForCausalLM(step.Step3p7PreTrainedModel):
+    """The text model with its head, which transformers has with a tower only."""
+
+    config: transformers.Step3p7TextConfig
+    _tied_weights_keys: ClassVar = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.model = step.Step3p7TextModel(config)
+        self.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def forward(self, ids, use_cache=False):
+        return CausalLMOutput(logits=self.lm_head(self.model(ids).last_hidden_state))
+
+
+checkpoints.OWN["Step3p7TextConfig"] = Step3p7TextForCausalLM
+# Names of the files, but for the prefixes of text and tower.
+conversion_mapping.register_checkpoint_conversion_mapping(
+    "Step3p7TextForCausalLM",
+    conversion_mapping.get_checkpoint_conversion_mapping("step3p7")[5:],
+    overwrite=True,
+)
+STEP = Family(
+    "step3p7",
+    "Step3p7TextConfig",
+    base={
+        "sliding_window": 9, "moe_intermediate_size": 24, "n_routed_experts": 4,
+        "num_experts_per_tok": 2, "share_expert_dim": 20, "pad_token_id": 0,
+        "mlp_layer_types": ["dense", "sparse"], ROPE: by_kind(1e3, 300.0, 0.4),
+    },
+    shapes={
+        "wide": {
+            "num_key_value_heads": 2, "layer_types": LAYERS[:2], "num_sliding_attention_heads": 6,
+        },
+        "odd": {
+            "layer_types": LAYERS, "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "swiglu_limits": [0.1, 0.0, 0.2], "swiglu_limits_shared": [0.2, 0.1, 0.0],
+        },
+    },
+    switches={
+        "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True,
+        "query_pre_attn_scalar": 20, "moe_router_scaling_factor": 1.5,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "mlp_layer_types": ["sparse", "dense", "sparse"], ROPE: by_kind(800.0, 500.0, 0.8),
+        "swiglu_limits": [0.1, 0.2, 0.3], "swiglu_limits_shared": [0.2, 0.1, 0.3],
+    },
+    moves=[
+        USUAL[0], {"sliding_window": 10}, {"num_experts_per_tok": 3},
+        {"moe_router_scaling_factor": 1.6}, {"query_pre_attn_scalar": 21},
+        {f"{ROPE}.full_attention.rope_theta": 700.0},
+        {f"{ROPE}.sliding_attention.rope_theta": 400.0},
+    ],
+    sizes=("moe_intermediate_size", "n_routed_experts", "share_expert_dim"),
+    elsewhere=frozenset({"num_sliding_attention_heads", "per_layer_config"}),  # sizes by layer
+    refused=[({"per_layer_config": {"0": {"num_attention_heads": 3}}}, "per_layer_config")],
+)  # fmt: skip
+FAMILIES = [OLMO, HY3, STEP]
