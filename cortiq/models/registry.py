@@ -104,6 +104,7 @@ OWN = (
     "zamba2",
     "nanbeige",
     "bailing_hybrid",
+    "rwkv7",
 )
 """Modules of this package, in the order they are listed."""
 

@@ -175,6 +175,11 @@ MINI: Mapping[str, Mapping[str, Any]] = {
         "layer_types": _HYBRID, "linear_head_dim": 16, "num_experts": 8, "num_expert_group": 4,
         "topk_group": 2, "first_k_dense_replace": 1,
     },
+    "rwkv7": {
+        "vocab_size": VOCABULARY, "hidden_size": 64, "num_hidden_layers": 2, "head_dim": 16,
+        "intermediate_size": 96, "decay_low_rank_dim": 8, "gate_low_rank_dim": 12,
+        "a_low_rank_dim": 8, "v_low_rank_dim": 4,
+    },
 }  # fmt: skip
 """A small model of every family that brings something of its own and has no other here, by its
 `model_type`.
