@@ -34,6 +34,8 @@ from cortiq.ir.layers import (
     PerLayerInputs,
     QKNorm,
     RouterNorm,
+    RWKV7ChannelMix,
+    RWKV7TimeMix,
     XieluMLP,
 )
 from cortiq.numerics.rope import RopeTable, Sections
@@ -130,5 +132,8 @@ OPTIONS: tuple[Op, ...] = (
     LightningAttention(64, 1, 32, EPS, 0.01, 0.25, activation="gelu"),
     replace(KIMI, decay_rank=0, decay_bound=-5.0),
     replace(LATENT, gated=True, query_latent=32),
+    RWKV7TimeMix(64, 3, 16, 8, 12, 24, value_rank=0, eps=EPS, key_eps=EPS),
+    RWKV7TimeMix(64, 4, 16, 32, 16, 32, value_rank=16, eps=EPS, key_eps=EPS),
+    RWKV7ChannelMix(64, 96),
 )
 """Each option at least once, over a layout that fits."""

@@ -11,13 +11,14 @@ from cortiq.ir.layers import (
     AltUpCorrect,
     AltUpExit,
     AltUpPredict,
+    RWKV7TimeMix,
     StreamRead,
     StreamWrite,
 )
 from cortiq.ir.ops import Concat, Reshape
 
-SEVERAL = AltUpPredict | AltUpCorrect
-"""Layers whose outputs a probe joins in one row."""
+SEVERAL = AltUpPredict | AltUpCorrect | RWKV7TimeMix
+"""Layers that may have several outputs, which a probe joins in one row."""
 
 
 def stream_inputs(op: Op) -> dict[str, Type] | None:

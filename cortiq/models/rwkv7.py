@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from cortiq.errors import FormatError
-from cortiq.ir import Program
+from cortiq.ir import Program, Value
 from cortiq.ir.layers import LayerNorm, RWKV7ChannelMix, RWKV7TimeMix
 from cortiq.ir.layers.moments import TINY
 from cortiq.models.config import Amount, BaseConfig, Keys
@@ -106,7 +106,8 @@ def build(config: Config, context: int) -> Program:
     config = replace(config, num_attention_heads=config.heads())
     norm = LayerNorm(config.hidden_size, config.norm_eps, config.norm_bias)
     decoder = Decoder(config, context, family="rwkv7", norm=norm)
-    x, values = decoder.embed(), ()
+    x = decoder.embed()
+    values: tuple[Value, ...] = ()
     if config.norm_first:
         x = decoder.norm(x, "embed.norm", "model.layers.0.pre_norm")
     channel = config.channel_mix()
