@@ -48,10 +48,10 @@ LIMITS: Mapping[str, int] = {
     "cortiq/explain": 590,
     "cortiq/formats": 7250,
     "cortiq/hearing": 795,
-    "cortiq/ir": 3790,
+    "cortiq/ir": 3980,
     "cortiq/model": 2940,
-    "cortiq/models": 4700,
-    "cortiq/numerics": 3590,
+    "cortiq/models": 4720,
+    "cortiq/numerics": 3625,
     "cortiq/placement": 710,
     "cortiq/plugins": 660,
     "cortiq/ranks": 2340,
@@ -66,7 +66,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-skills": 1710,
     "plugins/cortiq-torch": 190,
-    "tests": 56000,
+    "tests": 56300,
     "tools": 2100,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""

@@ -170,11 +170,11 @@ MINI: Mapping[str, Mapping[str, Any]] = {
         "mamba_d_state": 16, "n_mamba_heads": 8, "adapter_rank": 8, "use_mem_rope": True,
         "use_shared_attention_adapter": True, "tie_word_embeddings": True,
     },
-    "nanbeige": _MINI | {"num_loops": 2},
     "bailing_hybrid": _LATENT | _EXPERTS | {
         "layer_types": _HYBRID, "linear_head_dim": 16, "num_experts": 8, "num_expert_group": 4,
         "topk_group": 2, "first_k_dense_replace": 1,
     },
+    "nanbeige": _MINI | {"num_loops": 2},
     "rwkv7": {
         "vocab_size": VOCABULARY, "hidden_size": 64, "num_hidden_layers": 2, "head_dim": 16,
         "intermediate_size": 96, "decay_low_rank_dim": 8, "gate_low_rank_dim": 12,
