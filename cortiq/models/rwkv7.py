@@ -74,7 +74,7 @@ class Config(BaseConfig):
         """
         width = self.hidden_size
         count = width // self.head_dim if self.head_dim else self.num_heads or 0
-        if not count or width % count or self.num_heads not in (None, count):
+        if not count or width % (self.head_dim or count) or self.num_heads not in (None, count):
             message = f"{self.num_heads} heads of {self.head_dim} do not share {width}"
             raise FormatError(message, where="config")
         if self.value_dim and set(self.value_dim) != {width}:

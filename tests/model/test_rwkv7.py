@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pytest
 from safetensors.numpy import save_file
 
+from cortiq.errors import FormatError, UnsupportedError
 from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.models import load_program
 from cortiq_reference.ideal import evaluate
@@ -127,4 +129,39 @@ def ideal(checkpoint):
 
 def test_logits_in_float64_are_those_of_the_formulas(tmp_path):
     found, wanted = ideal(folder(tmp_path / "a")), logits(tensors(), TOKENS)
-    assert np.abs(found - wanted).max() < 1e-6 * np.abs(wanted).max()
+    assert np.abs(found - wanted).max() < 1e-8 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("change", [
+    {"norm_first": False}, {"norm_bias": False}, {"head_dim": None, "num_heads": 4},
+    {"norm_eps": 0.1}, {"fuse_norm": True, "norm_eps": 1e-5},
+])  # fmt: skip
+def test_what_the_config_says_reaches_the_graph(tmp_path, change):
+    """Tensors that are then of no use, or missing, are refused; other changes move the logits."""
+    held = tensors()
+    if "norm_first" in change:
+        held = {k: v for k, v in held.items() if "pre_norm" not in k}
+    if "norm_bias" in change:
+        held = {
+            k: v for k, v in held.items() if not (k.endswith("norm.bias") and "g_norm" not in k)
+        }
+    if "num_heads" in change:
+        held = {k: v.reshape(4, 6) if k.endswith("r_k") else v for k, v in held.items()}
+    found = ideal(folder(tmp_path / "a", CONFIG | change, held))
+    assert np.abs(found - logits(tensors(), TOKENS)).max() > 5e-7
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"attn": {"layers": [1], "num_heads": 3}}, UnsupportedError, "attn"),
+        ({"head_dim": 7}, FormatError, "do not share 24"),
+        ({"num_heads": 2}, FormatError, "2 heads of 8"),
+        ({"value_dim": [24, 24, 48]}, FormatError, "value_dim"),
+        ({"hidden_act": "relu"}, UnsupportedError, "hidden_act"),
+        ({"a_low_rank_dim": 6}, FormatError, "a_lora"),
+    ],
+)
+def test_what_is_not_supported_is_refused(tmp_path, change, error, words):
+    with pytest.raises(error, match=words):
+        load_program(folder(tmp_path / "a", CONFIG | change))

@@ -93,8 +93,9 @@ TAKES = {
     ops.ExpertBias: lambda op: {"x": f32(1, op.width), "index": Type((1,), "i32")},
     ops.DeltaRule: lambda op: {"q": f32(op.groups, op.key_dim), "k": f32(op.groups, op.key_dim),
         "v": f32(op.heads, op.value_dim), "alpha": f32(op.heads), "beta": f32(op.heads)},
-    ops.DiagonalDeltaRule: lambda op: {"v": f32(op.heads, op.value_dim), **{
-        name: f32(op.heads, op.key_dim) for name in ("q", "k", "alpha", "kappa", "beta")}},
+    ops.DiagonalDeltaRule: lambda op: {
+        name: f32(op.heads, op.value_dim if name == "v" else op.key_dim)
+        for name in ("q", "k", "v", "alpha", "kappa", "beta")},
     ops.StateSpace: lambda op: {"x": f32(op.heads, op.head_dim), "b": f32(op.groups, op.state_dim),
         "c": f32(op.groups, op.state_dim), "alpha": f32(op.heads), "delta": f32(op.heads)},
     ops.ChooseBlocks: lambda op: {"q.q": f32(op.heads, op.key_dim), "position": Type((), "i32")},
