@@ -134,7 +134,7 @@ def test_logits_in_float64_are_those_of_the_formulas(tmp_path):
 
 @pytest.mark.parametrize("change", [
     {"norm_first": False}, {"norm_bias": False}, {"head_dim": None, "num_heads": 4},
-    {"norm_eps": 0.1}, {"fuse_norm": True, "norm_eps": 1e-5},
+    {"norm_eps": 0.1},
 ])  # fmt: skip
 def test_what_the_config_says_reaches_the_graph(tmp_path, change):
     """Tensors that are then of no use, or missing, are refused; other changes move the logits."""
@@ -148,7 +148,14 @@ def test_what_the_config_says_reaches_the_graph(tmp_path, change):
     if "num_heads" in change:
         held = {k: v.reshape(4, 6) if k.endswith("r_k") else v for k, v in held.items()}
     found = ideal(folder(tmp_path / "a", CONFIG | change, held))
-    assert np.abs(found - logits(tensors(), TOKENS)).max() > 5e-7
+    assert np.abs(found - logits(tensors(), TOKENS)).max() > 1e-3
+
+
+def test_fused_norms_add_to_the_squares_of_keys(tmp_path):
+    held = {k: v * np.float32(0.01) if k.endswith("k_k") else v for k, v in tensors().items()}
+    fused = ideal(folder(tmp_path / "a", CONFIG | {"fuse_norm": True}, held))
+    plain, wanted = ideal(folder(tmp_path / "b", CONFIG, held)), logits(held, TOKENS)
+    assert np.abs(plain - wanted).max() < 1e-6 < 1e-5 < np.abs(fused - wanted).max()
 
 
 @pytest.mark.parametrize(
