@@ -22,7 +22,10 @@ SEVERAL = AltUpPredict | AltUpCorrect | RWKV7TimeMix
 
 
 def stream_inputs(op: Op) -> dict[str, Type] | None:
-    """Return the inputs of a layer over copies of a row; None for another one."""
+    """Return the inputs of a layer over copies of a row, or of RWKV-7's; None for another one."""
+    if isinstance(op, RWKV7TimeMix):
+        values = {"values": Type((op.inner,))} if op.value_rank else {}
+        return {"x": Type((op.width,)), **values}
     if isinstance(op, AltUpPredict | AltUpCorrect | AltUpAdd | AltUpExit):
         given = {"x": Type((op.streams, op.width))}
         row = {"row": Type((op.width,))} if isinstance(op, AltUpCorrect | AltUpAdd) else {}

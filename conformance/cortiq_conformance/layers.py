@@ -30,7 +30,6 @@ from cortiq.ir.layers import (
     Residual,
     RMSNorm,
     Rope,
-    RWKV7TimeMix,
     ShortConv,
 )
 from cortiq.numerics.contract import F32
@@ -262,8 +261,6 @@ def _inputs(op: Op) -> dict[str, Type]:
         found["keys"] = Type((1, CHOSEN_KEYS), "i32")
     if isinstance(op, MoE) and op.router_input:
         found["routed"] = width
-    if isinstance(op, RWKV7TimeMix) and op.value_rank:
-        found["values"] = Type((op.inner,))
     if isinstance(op, PerLayerGate):
         found["given"] = Type((op.layers * op.dim,))
     return found

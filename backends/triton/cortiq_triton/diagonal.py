@@ -26,7 +26,7 @@ def diagonal_step(
 def kept_row(
     base: Tensor, position: Tensor, H: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr
 ) -> Tensor:
-    """Where the row of a position is kept: k, v, then α, κ and β of each head in turn."""
+    """Return where a position's row is kept: k, v, then α, κ and β of each head in turn."""
     row = base + COPIES * H * DK * DV
     return row + (position % KEPT).to(tl.int64) * (H * (4 * DK + DV + 1))
 
