@@ -41,6 +41,7 @@ DEFINITIONS: dict[str, tuple[Any, ...]] = {
     "Attend": (attention.attend, attention.attend_keys, attention.tile),
     "CausalConv": (recurrent.causal_conv,),
     "DeltaRule": (recurrent.delta_step,),
+    "DiagonalDeltaRule": (recurrent.diagonal_delta_step,),
     "StateSpace": (recurrent.state_space_step,),
     "Route": (route.route,),
     "Sinkhorn": (streams.sinkhorn,),

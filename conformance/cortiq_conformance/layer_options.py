@@ -35,6 +35,8 @@ from cortiq.ir.layers import (
     PerLayerInputs,
     QKNorm,
     RouterNorm,
+    RWKV7ChannelMix,
+    RWKV7TimeMix,
     XieluMLP,
 )
 from cortiq.numerics.rope import RopeTable, Sections
@@ -135,5 +137,8 @@ OPTIONS: tuple[Op, ...] = (
     CentredNorm(60, 1e-5),
     GatedMLP(64, 96, LATE),
     replace(EXPERTS, activation=LATE, shared_inner=32, shared_activation=CLAMPED),
+    RWKV7TimeMix(64, 3, 16, 8, 12, 24, value_rank=0, eps=EPS, key_eps=EPS),
+    RWKV7TimeMix(64, 4, 16, 32, 16, 32, value_rank=16, eps=EPS, key_eps=EPS),
+    RWKV7ChannelMix(64, 96),
 )
 """Each option at least once, over a layout that fits."""

@@ -11,17 +11,21 @@ from cortiq.ir.layers import (
     AltUpCorrect,
     AltUpExit,
     AltUpPredict,
+    RWKV7TimeMix,
     StreamRead,
     StreamWrite,
 )
 from cortiq.ir.ops import Concat, Reshape
 
-SEVERAL = AltUpPredict | AltUpCorrect
-"""Layers whose outputs a probe joins in one row."""
+SEVERAL = AltUpPredict | AltUpCorrect | RWKV7TimeMix
+"""Layers that may have several outputs, which a probe joins in one row."""
 
 
 def stream_inputs(op: Op) -> dict[str, Type] | None:
-    """Return the inputs of a layer over copies of a row; None for another one."""
+    """Return the inputs of a layer over copies of a row, or of RWKV-7's; None for another one."""
+    if isinstance(op, RWKV7TimeMix):
+        values = {"values": Type((op.inner,))} if op.value_rank else {}
+        return {"x": Type((op.width,)), **values}
     if isinstance(op, AltUpPredict | AltUpCorrect | AltUpAdd | AltUpExit):
         given = {"x": Type((op.streams, op.width))}
         row = {"row": Type((op.width,))} if isinstance(op, AltUpCorrect | AltUpAdd) else {}

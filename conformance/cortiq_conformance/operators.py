@@ -80,6 +80,10 @@ SAMPLES: Mapping[type[Op], tuple[Sequence[Op], Sequence[Type]]] = {
         [ops.DeltaRule(6, 7, 11, 3)],
         [*[Type((3, 7))] * 2, Type((6, 11)), *[Type((6,))] * 2],
     ),
+    ops.DiagonalDeltaRule: (
+        [ops.DiagonalDeltaRule(6, 7, 11)],
+        [*[Type((6, 7))] * 2, Type((6, 11)), *[Type((6, 7))] * 3],
+    ),
     ops.StateSpace: (
         [ops.StateSpace(6, 7, 11, 3)],
         [Type((6, 7)), *[Type((3, 11))] * 2, *[Type((6,))] * 2],

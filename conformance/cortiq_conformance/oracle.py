@@ -253,6 +253,7 @@ FUNCTIONS: dict[type[Op], Callable[..., Any]] = {
     ops.IndexSelect: lambda c, x: route.index_select(x, floats(c.weights["index"])[0]),
     ops.StackIndex: lambda c, *at: route.stack_index(at[0], c.op.size, *at[1:]),
     ops.DeltaRule: lambda c, *rows: recurrent_step(c, recurrent.delta_step, *rows),
+    ops.DiagonalDeltaRule: lambda c, *rows: recurrent_step(c, recurrent.diagonal_delta_step, *rows),
     ops.StateSpace: lambda c, *rows: recurrent_step(c, recurrent.state_space_step, *rows),
     ops.ExpertGain: _expert_gain,
     ops.ExpertBias: lambda c, x, e: scalar.add(x, floats(c.weights["bias"])[e], c.faults),

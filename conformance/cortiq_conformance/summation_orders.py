@@ -86,6 +86,7 @@ ORDERS: Mapping[str, Mapping[str, Count]] = {
         "Softmax": WIDTH,
         "Route": lambda found: (_lanes(found.op.experts),),
         "DeltaRule": lambda found: (_lanes(found.op.key_dim),),
+        "DiagonalDeltaRule": lambda found: (_lanes(found.op.key_dim),),
         "StateSpace": lambda found: (_lanes(found.op.state_dim),),
         "Top": lambda found: (_lanes(found.op),),
         **dict.fromkeys(

@@ -145,6 +145,17 @@ def delta_step(
     return after, _snapped(library, _read(library, after, q), faults)
 
 
+def diagonal_delta_step(
+    library: Arithmetic, state: Any, q: Any, k: Any, v: Any, alpha: Any, kappa: Any, beta: Any,
+    faults: Any,
+) -> tuple[Any, Any]:  # fmt: skip
+    """Take one step of RWKV-7's delta rule; see `cortiq.numerics.recurrent.diagonal_delta_step`."""
+    recalled = _snapped(library, _read(library, state, kappa), faults)
+    kept = state * alpha[:, :, None] - beta[:, :, None] * recalled[:, None, :]
+    after = _snapped(library, kept + k[:, :, None] * v[:, None, :], faults)
+    return after, _snapped(library, _read(library, after, q), faults)
+
+
 def state_space_step(
     library: Arithmetic, state: Any, x: Any, b: Any, c: Any, alpha: Any, delta: Any, faults: Any
 ) -> tuple[Any, Any]:

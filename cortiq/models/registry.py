@@ -107,6 +107,7 @@ OWN = (
     "olmo",
     "hy_v3",
     "step3p7",
+    "rwkv7",
 )
 """Modules of this package, in the order they are listed."""
 

@@ -181,6 +181,11 @@ MINI: Mapping[str, Mapping[str, Any]] = {
         "mlp_layer_types": ["dense", "sparse"], "swiglu_limits": [0.0, 0.2],
         "swiglu_limits_shared": [0.3, 0.0],
     },
+    "rwkv7": {
+        "vocab_size": VOCABULARY, "hidden_size": 64, "num_hidden_layers": 2, "head_dim": 16,
+        "intermediate_size": 96, "decay_low_rank_dim": 8, "gate_low_rank_dim": 12,
+        "a_low_rank_dim": 8, "v_low_rank_dim": 4,
+    },
 }  # fmt: skip
 """A small model of every family that brings something of its own and has no other here, by its
 `model_type`.

@@ -139,6 +139,27 @@ def delta_rule_ideal(
     return state, out
 
 
+def diagonal_delta_ideal(
+    state: Doubles,
+    q: Doubles,
+    k: Doubles,
+    v: Doubles,
+    alpha: Doubles,
+    kappa: Doubles,
+    beta: Doubles,
+) -> tuple[Doubles, Doubles]:
+    """Return S ← (diag(α) − β·κᵀ)·S + k·vᵀ and o = Sᵀ·q in float64; shapes as
+    `recurrent.diagonal_delta_step`, with rows.
+    """
+    out, state = np.zeros(v.shape), state.astype(np.float64)
+    q, k, v, alpha, kappa, beta = (x.astype(np.float64) for x in (q, k, v, alpha, kappa, beta))
+    for i, h in np.ndindex(v.shape[:2]):
+        transition = np.diag(alpha[i, h]) - np.outer(beta[i, h], kappa[i, h])
+        state[h] = transition @ state[h] + np.outer(k[i, h], v[i, h])
+        out[i, h] = q[i, h] @ state[h]
+    return state, out
+
+
 def state_space_ideal(
     state: Doubles, x: Doubles, b: Doubles, c: Doubles, alpha: Doubles, delta: Doubles
 ) -> tuple[Doubles, Doubles]:

@@ -88,6 +88,36 @@ def delta_step(
     return after, _snapped(_read(after, q), faults)
 
 
+def diagonal_delta_step(
+    state: Floats,
+    q: Floats,
+    k: Floats,
+    v: Floats,
+    alpha: Floats,
+    kappa: Floats,
+    beta: Floats,
+    faults: Flags | None = None,
+) -> tuple[Floats, Floats]:
+    """Compute one step of the delta rule with a diagonal decay and a key of its own for what is
+    removed: (state', o), o float32 [H, Dv].
+
+    m[j] = snap(canonical_sum_i(RN(S[i, j]·κ[i]))); S[i, j] = snap(RN(RN(RN(S[i, j]·α[i]) −
+    RN(β[i]·m[j])) + RN(k[i]·v[j]))); o[j] = snap(canonical_sum_i(RN(S[i, j]·q[i]))).
+
+    Parameters
+    ----------
+    state : float32 [H, Dk, Dv]; q, k, alpha, kappa, beta : float32 [H, Dk]; v : float32 [H, Dv];
+        all canonical.
+    faults : bool [1], the sequence's flag.
+
+    Source: Peng et al., "RWKV-7 Goose with expressive dynamic state evolution", 2025.
+    """
+    recalled = _snapped(_read(state, kappa), faults)
+    kept = state * alpha[:, :, None] - beta[:, :, None] * recalled[:, None, :]
+    after = _snapped(kept + k[:, :, None] * v[:, None, :], faults)
+    return after, _snapped(_read(after, q), faults)
+
+
 def state_space_step(
     state: Floats,
     x: Floats,
@@ -134,7 +164,7 @@ def in_order(
 
     Parameters
     ----------
-    step : `delta_step` or `state_space_step`; rows : its arguments after the state, each with a
+    step : `delta_step` or another step here; rows : its arguments after the state, each with a
         leading axis of rows; faults : bool [rows].
     """
     out = []

@@ -251,6 +251,10 @@ def _delta_rule(site: Site) -> bool:
     return _recurrence(site, (2, 3, 4), (0, 1), op.groups)
 
 
+def _diagonal_delta_rule(site: Site) -> bool:
+    return _recurrence(site, (0, 1, 2, 3, 4, 5), (), 1)
+
+
 def _state_space(site: Site) -> bool:
     op = site.node.op
     assert isinstance(op, ops.StateSpace)
@@ -264,6 +268,7 @@ CUTS: Mapping[type[Op], Callable[[Site], bool]] = {
     ops.CombineExperts: _combine, ops.Gain: _gain, ops.ScaleRows: _scale_rows,
     ops.ExpertBias: _expert_bias, ops.ExpertGain: _expert_gain, ops.Concat: _concat,
     ops.CausalConv: _conv, ops.DeltaRule: _delta_rule, ops.StateSpace: _state_space,
+    ops.DiagonalDeltaRule: _diagonal_delta_rule,
     **dict.fromkeys((ops.Add, ops.Multiply), _pairwise),
     **dict.fromkeys(ALIKE, _first), **dict.fromkeys(LAST_AXIS, _by_head),
 }  # fmt: skip

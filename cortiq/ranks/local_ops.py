@@ -174,6 +174,10 @@ def _delta_rule(part: Part) -> dict[str, Any]:
     return {"heads": part.size, "key_heads": part.input_size(0, op.groups)}
 
 
+def _diagonal_delta_rule(part: Part) -> dict[str, Any]:
+    return {"heads": part.size}
+
+
 def _state_space(part: Part) -> dict[str, Any]:
     op: Any = part.node.op
     return {"heads": part.size, "groups": part.input_size(1, op.groups)}
@@ -184,6 +188,6 @@ LOCAL: Mapping[type[Op], Callable[[Part], dict[str, Any]]] = {
     ops.ExpertBias: _expert_bias, ops.ExpertGain: _expert_gain, ops.Gain: _gain,
     ops.Reshape: _reshape, ops.Slice: _slice, ops.StoreKV: _store, ops.Attend: _attend,
     ops.EmbedRows: _vectors, ops.CausalConv: _conv, ops.DeltaRule: _delta_rule,
-    ops.StateSpace: _state_space,
+    ops.StateSpace: _state_space, ops.DiagonalDeltaRule: _diagonal_delta_rule,
 }  # fmt: skip
 """What changes about an operator's options where a part of its output is computed."""

@@ -46,6 +46,7 @@ PRIMITIVES = (
     ops.Gain(8), ops.Gain(1, "all"), ops.ScaleRows(), ops.Shift(0.5), ops.Clamp(-1.0, 1.0),
     ops.Clamp(), ops.L2Norm(8, 1e-6), ops.Softmax(8), ops.ExpertGain(4), ops.ExpertBias(4, 8),
     ops.DeltaRule(2, 8, 4), ops.DeltaRule(2, 8, 4, 1), ops.StateSpace(2, 8, 4),
+    ops.DiagonalDeltaRule(2, 8, 4),
     ops.ChooseBlocks(2, 8, 4, 2), ops.ChooseKeys(2, 8, 4), ops.Recall(2, 8),
     ops.ChooseKeys(2, 8, 4, 3), ops.Attend(2, 2, 8, 4, 0.3, mass=True), ops.Sinkhorn(3, 4, 0.01),
     ops.Compress(8, 3), ops.Compress(8, 2, True), ops.ListKeys(3, 4), ops.KeepListed(4, 5, 2),
@@ -95,6 +96,9 @@ TAKES = {
     ops.ExpertBias: lambda op: {"x": f32(1, op.width), "index": Type((1,), "i32")},
     ops.DeltaRule: lambda op: {"q": f32(op.groups, op.key_dim), "k": f32(op.groups, op.key_dim),
         "v": f32(op.heads, op.value_dim), "alpha": f32(op.heads), "beta": f32(op.heads)},
+    ops.DiagonalDeltaRule: lambda op: {
+        name: f32(op.heads, op.value_dim if name == "v" else op.key_dim)
+        for name in ("q", "k", "v", "alpha", "kappa", "beta")},
     ops.StateSpace: lambda op: {"x": f32(op.heads, op.head_dim), "b": f32(op.groups, op.state_dim),
         "c": f32(op.groups, op.state_dim), "alpha": f32(op.heads), "delta": f32(op.heads)},
     ops.ChooseBlocks: lambda op: {"q.q": f32(op.heads, op.key_dim), "position": Type((), "i32")},

@@ -30,12 +30,16 @@ def canonical(rng, *shape, low=-8):
     return snap((x * (rng.random(shape) > 0.02)).astype(F32))
 
 
-def inputs_of(shape, channels, rng):
-    """q, k, v, alpha and beta of the rows."""
+def inputs_of(shape, channels, rng, diagonal=False):
+    """q, k, v, alpha and beta of the rows, and kappa."""
     heads, rows, columns = shape
     q, k = canonical(rng, 2, ROWS, GROUPS, rows)
     decays = (ROWS, heads, rows) if channels else (ROWS, heads)
     alpha = snap(rng.random(decays).astype(F32))
+    if diagonal:
+        values = canonical(rng, ROWS, heads, columns)
+        return [*canonical(rng, 2, ROWS, heads, rows), values, alpha,
+                *canonical(rng, 2, ROWS, heads, rows)]  # fmt: skip
     return [
         *(q, k, canonical(rng, ROWS, heads, columns), alpha),
         snap(rng.random((ROWS, heads)).astype(F32)),
@@ -48,7 +52,8 @@ def run(path, layout, memory, given):
     for count in BATCHES:
         struct = layout.args()
         parts = [np.ascontiguousarray(x[start : start + count]) for x in given]
-        struct.q, struct.k, struct.v, struct.alpha, struct.beta = map(address, parts)
+        struct.q, struct.k, struct.v, struct.alpha, struct.beta, *kappa = map(address, parts)
+        struct.kappa = kappa[0] if kappa else None
         struct.out = address(out[start:])
         pointer = np.array([memory.ctypes.data], np.uint64)
         segment, number = np.array([(0, count, start)], SEGMENT), np.array([1], np.int32)
@@ -61,22 +66,27 @@ def run(path, layout, memory, given):
 
 def expected(layout, state, given):
     """Compute the same by the contract's definition."""
-    q, k, v, alpha, beta = given
+    q, k, v, alpha, beta, *kappa = given
     faults = np.zeros(ROWS, bool)
-    if layout.delta:
+    if kappa:
+        rows = (q, k, v, alpha, *kappa, beta)
+        done = recurrent.in_order(recurrent.diagonal_delta_step, state, rows, faults)
+    elif layout.delta:
         done = recurrent.in_order(recurrent.delta_step, state, given, faults)
     else:
         done = recurrent.in_order(recurrent.state_space_step, state, (v, k, q, alpha, beta), faults)
     return *done, faults
 
 
-@pytest.mark.parametrize("kind", ["delta", "channels", "space"])
+@pytest.mark.parametrize("kind", ["delta", "channels", "space", "diagonal"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("large", [False, True], ids=["usual", "to the edge"])
 def test_rows_and_state_are_those_of_the_steps(path, shape, kind, large):
     rng = np.random.default_rng(shape[1] + large)
-    layout = RecurrentLayout(Recurrent(shape), GROUPS, kind == "channels", kind != "space")
-    given, before = inputs_of(shape, layout.per_channel, rng), canonical(rng, *shape, low=-50)
+    diagonal = kind == "diagonal"
+    groups, channels = shape[0] if diagonal else GROUPS, kind in ("channels", "diagonal")
+    layout = RecurrentLayout(Recurrent(shape), groups, channels, kind != "space", diagonal)
+    given, before = inputs_of(shape, channels, rng, diagonal), canonical(rng, *shape, low=-50)
     if large:
         before *= F32(2.0**47)
         given[3][:3] += F32(3)

@@ -12,7 +12,7 @@ from cortiq.numerics.attention import attend
 from cortiq.numerics.contract import snap
 from cortiq.numerics.matmul import matmul
 from cortiq.numerics.quantise import Quantised, quantise_rows
-from cortiq.numerics.recurrent import delta_step, state_space_step
+from cortiq.numerics.recurrent import delta_step, diagonal_delta_step, state_space_step
 from cortiq.numerics.unpacked_weights import Codes, widen_half
 
 KEYS = 1300
@@ -75,6 +75,16 @@ def test_delta_step_of_values_of_every_size(seed):
     v, alpha, beta = scattered(rng, 2, 4), scattered(rng, 2, high=0), scattered(rng, 2, high=0)
     for part in (0, 1):
         same_when_flushed(lambda part=part: delta_step(state, q, k, v, alpha, beta)[part])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_diagonal_delta_step_of_values_of_every_size(seed):
+    rng = np.random.default_rng(seed)
+    state, v = scattered(rng, 2, 8, 4, high=20), scattered(rng, 2, 4)
+    q, k, alpha, kappa, beta = (scattered(rng, 2, 8, high=0) for _ in range(5))
+    rows = (q, k, v, alpha, kappa, beta)
+    for part in (0, 1):
+        same_when_flushed(lambda part=part: diagonal_delta_step(state, *rows)[part])
 
 
 @pytest.mark.parametrize("seed", range(20))

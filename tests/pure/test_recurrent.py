@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 from rational import exact, rounded
 
-from cortiq.numerics.ideal_mixers import causal_conv_ideal, delta_rule_ideal, state_space_ideal
+from cortiq.numerics.contract import snap
+from cortiq.numerics.ideal_mixers import (
+    causal_conv_ideal,
+    delta_rule_ideal,
+    diagonal_delta_ideal,
+    state_space_ideal,
+)
 from cortiq.numerics.recurrent import (
     CONV_UNIT_ERROR,
     DELTA_TYPICAL_ERROR,
@@ -17,6 +23,7 @@ from cortiq.numerics.recurrent import (
     causal_conv,
     conv_history,
     delta_step,
+    diagonal_delta_step,
     in_order,
     state_space_step,
 )
@@ -150,6 +157,53 @@ def test_delta_rule_is_close_to_float64(per_channel):
     for ours, ideal in ((state, ideal_state), (out, ideal_out)):
         error = np.abs(ours - ideal).max() / np.abs(ideal).max()
         assert 0 < error <= DELTA_TYPICAL_ERROR
+
+
+def diagonal_case(rows=64, heads=3, dk=16, dv=8):
+    """Unit removal keys, and strengths that are a part of them."""
+    state, q, k, v, alpha, _ = delta_case(rows, heads, dk, dv, per_channel=True)
+    kappa = normal(rows, heads, dk, seed=9)
+    kappa = kappa / np.linalg.norm(kappa, axis=-1, keepdims=True)
+    share = np.random.default_rng(8).uniform(0, 1, kappa.shape).astype(np.float32)
+    return [state, q, k, v, alpha, kappa, snap(kappa * share)]
+
+
+def test_a_diagonal_delta_step_equals_its_definition_in_rational_arithmetic():
+    state, *rows = diagonal_case(1, 1, 3, 2)
+    after, out = diagonal_delta_step(state, *(x[0] for x in rows))
+    q, k, v, alpha, kappa, beta = ([exact(n) for n in np.ravel(x)] for x in rows)
+    for j in range(2):
+        old = [exact(state[0, i, j]) for i in range(3)]
+        m = sum3([rounded(old[i] * kappa[i]) for i in range(3)])
+        kept = [rounded(rounded(old[i] * alpha[i]) - rounded(beta[i] * m)) for i in range(3)]
+        s = [rounded(kept[i] + rounded(k[i] * v[j])) for i in range(3)]
+        assert [exact(x) for x in after[0, :, j]] == s
+        assert exact(out[0, j]) == sum3([rounded(s[i] * q[i]) for i in range(3)])
+
+
+@pytest.mark.parametrize("dk", [64, 5])
+def test_diagonal_delta_rule_is_close_to_float64(dk):
+    state, *rows = diagonal_case(dk=dk)
+    found = in_order(diagonal_delta_step, state, rows)
+    for ours, ideal in zip(found, diagonal_delta_ideal(state, *rows), strict=True):
+        error = np.abs(ours - ideal).max() / np.abs(ideal).max()
+        assert 0 < error <= DELTA_TYPICAL_ERROR
+
+
+def test_a_diagonal_rule_that_removes_what_it_writes_is_the_delta_rule():
+    """With κ = k·α, β·k as strengths and β·v as values, in float64."""
+    state, q, k, v, alpha, beta = (x.astype(float) for x in delta_case(per_channel=True))
+    state, out = state.copy(), delta_rule_ideal(state, q, k, v, alpha, beta)[1]
+    rows = (q, k, v * beta[..., None], alpha, k * alpha, k * beta[..., None])
+    np.testing.assert_allclose(diagonal_delta_ideal(state, *rows)[1], out, rtol=1e-9, atol=1e-12)
+
+
+def test_diagonal_delta_rule_in_chunks_equals_whole():
+    state, *rows = diagonal_case(rows=9)
+    end, whole = in_order(diagonal_delta_step, state, rows)
+    middle, first = in_order(diagonal_delta_step, state, [x[:4] for x in rows])
+    after, second = in_order(diagonal_delta_step, middle, [x[4:] for x in rows])
+    assert same(after, end) and same(np.concatenate([first, second]), whole)
 
 
 def test_a_head_takes_the_key_of_its_group():

@@ -203,7 +203,7 @@ class RecurrenceArgs(ctypes.Structure):
     """`cortiq_recurrence`: GATED_DELTA."""
 
     _fields_ = _fields(
-        p="q k v alpha beta out states segments segment_count",
+        p="q k v alpha beta kappa out states segments segment_count",
         i="heads groups state_rows columns per_channel delta keep",
     )
 

@@ -71,6 +71,7 @@ BINDERS: dict[type, Callable[[OpBinder, LoweredStep], OpArgs]] = {
     ops.CausalConv: bind_conv,
     ops.Compress: bind_compress,
     ops.DeltaRule: bind_recurrence,
+    ops.DiagonalDeltaRule: bind_recurrence,
     ops.StateSpace: bind_recurrence,
     ops.Route: bind_route,
     ops.CombineExperts: bind_combine,

@@ -181,14 +181,18 @@ def bind_compress(b: OpBinder, step: LoweredStep) -> OpArgs:
 
 
 def bind_recurrence(b: OpBinder, step: LoweredStep) -> OpArgs:
-    """Bind GATED_DELTA: the delta rule, or the state-space step with C, B and x as q, k and v."""
+    """Bind GATED_DELTA: a delta rule, or the state-space step with C, B and x as q, k and v."""
     slot = step.nodes[0].slots["state"]
     number, layout = b.layout.fixed_numbers[slot], b.layout.recurrences[slot]
     assert isinstance(layout, RecurrentLayout)
     first, second, third, *rest = step.inputs
     names = step.inputs if layout.delta else (third, second, first, *rest)
     args = layout.args()
-    args.q, args.k, args.v, args.alpha, args.beta = (b.at(name) for name in names)
+    *addresses, last = (b.at(name) for name in names)
+    args.q, args.k, args.v, args.alpha, *kappa = addresses
+    args.beta = last
+    if kappa:
+        (args.kappa,) = kappa
     args.out, args.states = b.at(step.outputs[0]), b.rows.fixed[number].ctypes.data
     args.segments, args.segment_count = address(b.rows.segments), address(b.rows.segment_count)
     return [(OpKind.GATED_DELTA, args)]

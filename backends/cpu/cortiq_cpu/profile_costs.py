@@ -29,13 +29,13 @@ from cortiq_cpu.recurrent_states import RecurrentLayout
 from cortiq_cpu.row_arrays import RowArrays
 
 MATRIX_PRODUCTS = (ops.MatMul, ops.HeadMatMul)
-RECURRENCES = (ops.DeltaRule, ops.StateSpace)
+RECURRENCES = (ops.DeltaRule, ops.DiagonalDeltaRule, ops.StateSpace)
 SNAP = 4
 """Operations of a snap: the magnitude, two comparisons, and the choice."""
 STEP = 5 + SNAP
 """Operations a row on a value of a recurrent state: S·α + k·d and its snap, and + S·q."""
 RECALL = 2
-"""And of the delta rule, which takes + S·k first."""
+"""And of a delta rule, which takes + S·k first; a diagonal one's − β·m is two more."""
 INSTRUCTIONS = 2
 """Multiply-adds of a 16-bit by an 8-bit number that one of two 16-bit numbers takes."""
 
@@ -96,7 +96,7 @@ def recurred(rows: RowArrays, layout: RecurrentLayout, moved: int, count: int) -
     """Return the cost of a recurrence for the set's `count` rows, `moved` bytes of values each."""
     values = prod(layout.slot.shape)
     state = 2 * FLOAT_BYTES * values * int(rows.segment_count[0])
-    each = STEP + RECALL * layout.delta
+    each = STEP + RECALL * (layout.delta + layout.diagonal)
     return OpCost(state + moved * count, floats=each * values * count)
 
 

@@ -96,17 +96,21 @@ class RecurrentLayout(StateMemory):
     Attributes
     ----------
     groups, per_channel, delta : as in `cortiq_recurrence`.
+    diagonal : whether rows have kappa, and a beta a channel.
     """
 
     groups: int
     per_channel: bool
     delta: bool
+    diagonal: bool = False
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Values of a row's q, k, v, α and β."""
+        """Values of a row's q, k, v, α and β, and κ."""
         heads, rows, columns = self.slot.shape
         keys = self.groups * rows
+        if self.diagonal:
+            return keys, keys, heads * columns, keys, keys, keys
         return keys, keys, heads * columns, heads * (rows if self.per_channel else 1), heads
 
     def blocks(self, memory: Floats) -> list[tuple[slice, Floats]]:
@@ -150,7 +154,7 @@ class RecurrentLayout(StateMemory):
 
     def replay(self, data: Floats, parts: list[Floats], start: int, pool: ThreadPool) -> None:
         """Feed kept rows from a position on to the state."""
-        q, k, v, alpha, beta = parts
+        q, k, v, alpha, beta, *kappa = parts
         count, out = len(q), np.empty_like(v)
         state = np.array([data.ctypes.data], np.uint64)
         segments, one = np.array([(0, count, start)], SEGMENT), np.ones(1, np.int32)
@@ -158,6 +162,8 @@ class RecurrentLayout(StateMemory):
         args.q, args.k, args.v, args.alpha, args.beta, args.out = map(
             address, (q, k, v, alpha, beta, out)
         )
+        if kappa:
+            args.kappa = address(kappa[0])
         args.states, args.segments, args.segment_count = map(address, (state, segments, one))
         self.run(OpKind.GATED_DELTA, args, count, pool)
 
@@ -165,8 +171,10 @@ class RecurrentLayout(StateMemory):
 def recurrent_layout(node: Node, graph: Graph) -> RecurrentLayout:
     """Return the layout of a node's slot."""
     op = node.op
-    assert isinstance(op, ops.DeltaRule | ops.StateSpace)
+    assert isinstance(op, ops.DeltaRule | ops.DiagonalDeltaRule | ops.StateSpace)
     slot = op.slot_kinds()["state"]
     assert isinstance(slot, Recurrent)
+    if isinstance(op, ops.DiagonalDeltaRule):
+        return RecurrentLayout(slot, op.heads, True, True, True)
     per_channel = len(graph.values[node.inputs[3]].shape) > 1
     return RecurrentLayout(slot, op.groups, per_channel, isinstance(op, ops.DeltaRule))

@@ -41,7 +41,7 @@ class StateLayout(PagedLayout):
             node.slots["state"]: recurrent_layout(node, graph)
             for graph in graphs.values()
             for node in graph.nodes
-            if isinstance(node.op, ops.DeltaRule | ops.StateSpace)
+            if isinstance(node.op, ops.DeltaRule | ops.DiagonalDeltaRule | ops.StateSpace)
         }
         self.recurrences |= {
             node.slots["state"]: package_state(node, graph, given[type(node.op)])

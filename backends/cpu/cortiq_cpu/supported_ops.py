@@ -17,7 +17,8 @@ KERNELS = (
     ops.EmbedRows, ops.Quantise, ops.MatMul, ops.HeadMatMul, ops.ExpertMatMul, ops.Add,
     ops.Multiply, ops.Scale, ops.Bias, ops.Activation, ops.SoftCap, ops.RMSNorm, ops.LayerNorm,
     ops.Rope, ops.StoreKV, ops.Attend, ops.CausalConv, ops.Route, ops.CombineExperts, ops.Slice,
-    ops.Concat, ops.Reshape, ops.L2Norm, ops.DeltaRule, ops.StateSpace, ops.ChooseBlocks,
+    ops.Concat, ops.Reshape, ops.L2Norm, ops.DeltaRule, ops.DiagonalDeltaRule,
+    ops.StateSpace, ops.ChooseBlocks,
     ops.Recall, ops.ChooseKeys, ops.OwnBlock, ops.Compress, *SCALED,
 )  # fmt: skip
 """Primitives with a kernel."""

@@ -237,9 +237,11 @@ typedef struct {
  * then CORTIQ_KEPT rows, each q k v alpha beta of position p at p % CORTIQ_KEPT, those since the mark
  * before the last.
  *     d = snap((v − Sᵀ·snap(k·alpha))·beta) with `delta`, else snap(beta·v);
- *     S = snap(S·alpha + k·dᵀ); out = snap(Sᵀq) */
+ *     S = snap(S·alpha + k·dᵀ); out = snap(Sᵀq)
+ * With kappa, [rows][heads][state_rows] as beta is then and alpha, per_channel; a kept row ends with it:
+ *     m = snap(Sᵀ·kappa); S = snap((S·alpha − beta·mᵀ) + k·vᵀ); out = snap(Sᵀq) */
 typedef struct {
-    const float *q, *k, *v, *alpha, *beta;
+    const float *q, *k, *v, *alpha, *beta, *kappa; /* kappa may be NULL */
     float *out;
     float *const *states;
     const cortiq_segment *segments;

@@ -72,6 +72,7 @@ typedef struct {
 typedef struct {
     const float *q, *k, *alpha;
     const float *faded; /* snap(k·alpha) of the delta rule; NULL for a state-space step */
+    const float *removed; /* beta of a diagonal delta rule, whose kappa is `faded`; or NULL */
     float beta;
     int32_t rows, per_channel;
     int32_t columns; /* of the block of the state */

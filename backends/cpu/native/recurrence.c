@@ -1,4 +1,4 @@
-/* GATED_DELTA: the delta rule and the state-space step, row by row (numerics.recurrent).
+/* GATED_DELTA: delta rules and the state-space step, row by row (numerics.recurrent).
  *
  * A head's columns have nothing to do with each other: a worker takes a block of them, which lies
  * together and stays in the first-level cache, through all of the batch's rows. */
@@ -31,21 +31,25 @@ static int advance(const cortiq_recurrence *a, const cortiq_kernels *kernels, co
     int32_t decays = a->per_channel ? rows : 1;
     int64_t keys = ((int64_t)row * a->groups + group) * rows, more_keys = (int64_t)a->groups * rows;
     int64_t number = (int64_t)row * a->heads + b->head, at = number * a->columns + b->from;
+    int32_t strengths = a->kappa ? rows : 1;
+    const float *beta = a->beta + number * strengths;
     recurrence_row one = {
         .q = a->q + keys, .k = a->k + keys, .alpha = a->alpha + number * decays,
-        .faded = a->delta ? faded : NULL, .beta = a->beta[number], .rows = rows,
+        .faded = a->kappa ? a->kappa + number * rows : a->delta ? faded : NULL,
+        .removed = a->kappa ? beta : NULL, .beta = beta[0], .rows = rows,
         .per_channel = a->per_channel, .columns = b->n, .ahead = b->ahead,
     };
     if (row + 1 < b->segment->stop) { /* the next row's come while this one is computed */
         expect(one.q + more_keys, rows);
         expect(one.k + more_keys, rows);
         expect(one.alpha + (int64_t)a->heads * decays, decays);
-        expect(a->beta + number + a->heads, 1);
+        expect(beta + (int64_t)a->heads * strengths, strengths);
+        if (a->kappa) expect(one.faded + (int64_t)a->heads * rows, rows);
         expect(a->v + at + (int64_t)a->heads * a->columns, b->n);
         float *out = a->out + at + (int64_t)a->heads * a->columns;
         for (int j = 0; j < b->n; j += LINE) expect_write(out + j);
     }
-    int fault = a->delta && kernels->faded(one.k, one.alpha, a->per_channel, faded, rows);
+    int fault = a->delta && !a->kappa && kernels->faded(one.k, one.alpha, a->per_channel, faded, rows);
     return fault | kernels->recur(&one, a->v + at, a->out + at, b->state);
 }
 
@@ -87,13 +91,14 @@ static void keep_row(const cortiq_recurrence *a, int32_t row)
     const cortiq_segment *s = &a->segments[number];
     int64_t keys = (int64_t)a->groups * a->state_rows, values = (int64_t)a->heads * a->columns;
     int64_t alphas = (int64_t)a->heads * (a->per_channel ? a->state_rows : 1);
-    const float *from[] = {a->q, a->k, a->v, a->alpha, a->beta};
-    int64_t widths[] = {keys, keys, values, alphas, a->heads};
+    int64_t kappas = a->kappa ? keys : 0, betas = a->kappa ? keys : a->heads;
+    const float *from[] = {a->q, a->k, a->v, a->alpha, a->beta, a->kappa};
+    int64_t widths[] = {keys, keys, values, alphas, betas, kappas};
     int64_t position = (int64_t)s->position + row - s->start;
     if (position < (marks_after(s) - 1) * CORTIQ_MARK) return;
     float *to = a->states[number] + 3 * values * a->state_rows;
-    to += position % CORTIQ_KEPT * (2 * keys + values + alphas + a->heads);
-    for (int i = 0; i < 5; to += widths[i++])
+    to += position % CORTIQ_KEPT * (2 * keys + values + alphas + betas + kappas);
+    for (int i = 0; i < 5 + (a->kappa != NULL); to += widths[i++])
         memcpy(to, from[i] + row * widths[i], sizeof(float) * (size_t)widths[i]);
 }
 

@@ -19,14 +19,15 @@ enum {
     RECALL,       /* read it */
     MIX,          /* S·alpha + k·d, not yet snapped */
     MIX_CHANNELS, /* the same with an alpha for each row */
+    MIX_REMOVED,  /* S·alpha − removed·m + k·d, with an alpha for each row, not yet snapped */
     SETTLE        /* snap it */
 };
 
 /* A pass over the rows, whose sum is taken with `w`. `least` and `most` gather the magnitudes that
- * MIX leaves, two chains each, `worst` those that SETTLE finds. */
+ * a MIX leaves, two chains each, `worst` those that SETTLE finds. */
 typedef struct {
-    const float *w, *k, *alphas;
-    vf d, alpha, least[2], most[2];
+    const float *w, *k, *alphas, *removed;
+    vf d, m, alpha, least[2], most[2];
     vi worst;
 } recurrence_pass;
 
@@ -37,8 +38,10 @@ INLINE vf row_term(recurrence_pass *p, int what, float *here, int at, int count,
     vf y = f_load_part(here, count);
     int chain = at / 32 & 1;
     if (what == SETTLE) y = snap(y, &p->worst);
-    if (what == MIX || what == MIX_CHANNELS) {
-        y = y * (what == MIX ? p->alpha : f_all(p->alphas[at])) + f_all(p->k[at]) * p->d;
+    if (what == MIX || what == MIX_CHANNELS || what == MIX_REMOVED) {
+        y = y * (what == MIX ? p->alpha : f_all(p->alphas[at]));
+        if (what == MIX_REMOVED) y = y - f_all(p->removed[at]) * p->m;
+        y = y + f_all(p->k[at]) * p->d;
         p->least[chain] = f_least(p->least[chain], y);
         p->most[chain] = f_most(p->most[chain], y);
         if (ahead) __builtin_prefetch(here + ahead, 1);
@@ -127,10 +130,13 @@ INLINE void recur_columns(const recurrence_row *r, const float *v, float *out, f
     p.k = r->k, p.alphas = r->alpha, p.alpha = f_all(r->alpha[0]), p.worst = *worst;
     p.least[0] = p.least[1] = f_all(1.0f), p.most[0] = p.most[1] = (vf){0};
     p.w = r->faded;
-    if (r->faded) d = d - pass_over(&p, r, RECALL, state, count, wide);
-    p.d = snap(d * f_all(r->beta), &p.worst);
+    p.removed = r->removed, p.m = (vf){0};
+    if (r->removed) p.m = snap(pass_over(&p, r, RECALL, state, count, wide), &p.worst);
+    else if (r->faded) d = d - pass_over(&p, r, RECALL, state, count, wide);
+    p.d = r->removed ? d : snap(d * f_all(r->beta), &p.worst);
     p.w = r->q;
-    if (r->per_channel) y = pass_over(&p, r, MIX_CHANNELS, state, count, wide);
+    if (r->removed) y = pass_over(&p, r, MIX_REMOVED, state, count, wide);
+    else if (r->per_channel) y = pass_over(&p, r, MIX_CHANNELS, state, count, wide);
     else y = pass_over(&p, r, MIX, state, count, wide);
     if (is_unsettled(&p)) y = pass_over(&p, r, SETTLE, state, count, wide);
     f_store_part(out, snap(y, &p.worst), count);

@@ -20,6 +20,7 @@ from cortiq.numerics.ideal_mixers import (
     causal_conv_ideal,
     compress_ideal,
     delta_rule_ideal,
+    diagonal_delta_ideal,
     sinkhorn_ideal,
     state_space_ideal,
 )
@@ -152,6 +153,11 @@ def _delta_rule(node: IdealCall, *rows: Doubles) -> Doubles:
     return delta_rule_ideal(np.zeros((op.heads, op.key_dim, op.value_dim)), *rows)[1]
 
 
+def _diagonal_delta_rule(node: IdealCall, *rows: Doubles) -> Doubles:
+    op = node.op
+    return diagonal_delta_ideal(np.zeros((op.heads, op.key_dim, op.value_dim)), *rows)[1]
+
+
 def _state_space(node: IdealCall, *rows: Doubles) -> Doubles:
     op = node.op
     return state_space_ideal(np.zeros((op.heads, op.state_dim, op.head_dim)), *rows)[1]
@@ -240,6 +246,7 @@ FORMULAS: Formulas = {
     ops.IndexSelect: _index_select,
     ops.StackIndex: lambda node, *at: stack_index(at[0], node.op.size, *at[1:]),
     ops.DeltaRule: _delta_rule,
+    ops.DiagonalDeltaRule: _diagonal_delta_rule,
     ops.StateSpace: _state_space,
     ops.ExpertGain: _expert_gain,
     ops.ExpertBias: lambda node, x, index: x + dequantise(node.weights["bias"])[index],

@@ -246,6 +246,7 @@ KERNELS: Kernels = {
     ops.IndexSelect: lambda call, x: route.index_select(x, call.weights["index"]),
     ops.StackIndex: lambda call, *at: route.stack_index(at[0], call.op.size, *at[1:]),
     ops.DeltaRule: StepKernel(lambda op: recurrent.delta_step),
+    ops.DiagonalDeltaRule: StepKernel(lambda op: recurrent.diagonal_delta_step),
     ops.StateSpace: StepKernel(lambda op: recurrent.state_space_step),
     ops.ExpertGain: _expert_gain,
     ops.ExpertBias: lambda call, x, index: scalar.add(x, call.weights["bias"][index], call.faults),

@@ -220,6 +220,7 @@ KERNELS: Mapping[type[Op], Callable[..., Any]] = {
     ops.IndexSelect: compressed.index_select,
     ops.StackIndex: _stack_index,
     ops.DeltaRule: recurrences.delta_rule,
+    ops.DiagonalDeltaRule: recurrences.diagonal_delta_rule,
     ops.StateSpace: recurrences.state_space,
     ops.Route: _route,
     ops.CombineExperts: _combine,
@@ -245,7 +246,11 @@ OPTIONS = frozenset(
 
 def limit_of(op: Op) -> str | None:
     """Why a node is beyond what the kernels hold in one program; None if it is not."""
-    rows = {ops.DeltaRule: "key_dim", ops.StateSpace: "state_dim"}.get(type(op))
+    rows = {
+        ops.DeltaRule: "key_dim",
+        ops.DiagonalDeltaRule: "key_dim",
+        ops.StateSpace: "state_dim",
+    }.get(type(op))
     if rows and getattr(op, rows) > LARGEST_STATE:
         return f"a state of {getattr(op, rows)} rows; one program holds {LARGEST_STATE}"
     if isinstance(op, ops.Route) and op.experts > routing.LARGEST:

@@ -3,7 +3,8 @@
 A slot is the state, two marks of it and `KEPT` rows: a state is kept at lengths that `MARK`
 divides, m in place 1 + m // MARK % 2. The row of position p, in place p % KEPT, is k, v, α and β of
 all heads (of a state space B, x, α and Δ). To go back is to take a mark and to compute the rows
-behind it once more, in one launch for all slots that are alike.
+behind it once more, in one launch for all slots that are alike. A diagonal delta rule keeps κ too:
+see `diagonal`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 
 from cortiq.backend.extents import KEPT, MarkedExtent
 from cortiq.backend.recurrences import Recurrence
-from cortiq_triton import mixers
+from cortiq_triton import diagonal, mixers
 from cortiq_triton.call import LaunchCall
 from cortiq_triton.language import INTERPRETED, ceil_div, launch, pow2
 from cortiq_triton.rowset import uploaded
@@ -58,6 +59,18 @@ def delta_rule(
         mixers.delta_rule, (len(rows.starts), op.heads, programs), q, k, v, alpha, beta, rows.fixed,
         rows.starts, rows.stops, rows.positions, out, call.faults, offset, H=op.heads, G=op.groups,
         DK=op.key_dim, DV=op.value_dim, CHANNELS=alpha.ndim == 3, **sizes,
+    )  # fmt: skip
+    return out
+
+
+def diagonal_delta_rule(call: LaunchCall, *inputs: torch.Tensor) -> torch.Tensor:
+    """Rows of a diagonal delta rule, whose states change and are kept."""
+    (_, offset), op, rows = call.slot("state"), call.op, call.rows
+    out, (programs, sizes) = torch.empty_like(inputs[2]), _sizes(op.key_dim, op.value_dim)
+    launch(
+        diagonal.diagonal_delta_rule, (len(rows.starts), op.heads, programs), *inputs, rows.fixed,
+        rows.starts, rows.stops, rows.positions, out, call.faults, offset, H=op.heads,
+        DK=op.key_dim, DV=op.value_dim, **sizes,
     )  # fmt: skip
     return out
 
@@ -100,8 +113,10 @@ def replay(
     for (kind, mark, length), offsets in alike.items():
         heads, rows, columns = kind.slot.shape
         programs, sizes = _sizes(rows, columns)
+        own: dict[str, Any] = {"G": kind.key_heads, "DECAYS": kind.decays, "DELTA": kind.is_delta}
+        function, own = (diagonal.replay_diagonal, {}) if kind.is_diagonal else (mixers.replay, own)
         launch(
-            mixers.replay, (len(offsets), heads, programs), block,
-            _uploaded(tuple(offsets), block.device), mark, length, H=heads, G=kind.key_heads,
-            DK=rows, DV=columns, DECAYS=kind.decays, DELTA=kind.is_delta, **sizes,
+            function, (len(offsets), heads, programs), block,
+            _uploaded(tuple(offsets), block.device), mark, length, H=heads, DK=rows, DV=columns,
+            **own, **sizes,
         )  # fmt: skip

@@ -26,6 +26,8 @@ OPTIONS = frozenset({
     "keys only", "until", "mass", "every", "slopes", "sqrt_softplus",
 })  # fmt: skip
 """What the kernels know beyond the plain form of an operator."""
+KERNELS = tuple(kind for kind in ops.PRIMITIVES if kind is not ops.DiagonalDeltaRule)
+"""Primitives with a kernel."""
 MOST_CHOSEN, MOST_GROUPS = 32, 1024
 
 
@@ -36,7 +38,7 @@ def refusal(node: Node, graph: Graph, program: Program) -> str:
         return f"no kernel for tau with more than {MOST_CHOSEN} experts chosen"
     if isinstance(op, ops.Route) and op.router.groups > MOST_GROUPS:
         return f"no kernel for more than {MOST_GROUPS} groups of experts"
-    return no_kernel(op, ops.PRIMITIVES, OPTIONS) or unplaced(node, graph)
+    return no_kernel(op, KERNELS, OPTIONS) or unplaced(node, graph)
 
 
 class WgpuBackend(TakesKernels):

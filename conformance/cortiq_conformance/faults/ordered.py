@@ -96,6 +96,7 @@ ORDERED: Mapping[str, OrderedTerms] = {
     "lanes of a router": _summed(ops.Route, "Route"),
     "lanes of a float product": _summed(ops.MatMul, "MatMul", "MatMul[f32]"),
     "lanes of a delta rule": _summed(ops.DeltaRule, "DeltaRule"),
+    "lanes of a diagonal delta rule": _summed(ops.DiagonalDeltaRule, "DiagonalDeltaRule"),
     "lanes of a state space": _summed(ops.StateSpace, "StateSpace"),
     "lanes of a log-sum-exp": OrderedTerms(
         "lanes of a sum", Fault(("Top",), "Top"),

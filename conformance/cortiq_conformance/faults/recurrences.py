@@ -12,6 +12,7 @@ from cortiq.backend.walk import Call
 from cortiq.ir import ops
 from cortiq.numerics import recurrent
 from cortiq.numerics.contract import F32, Flags, Floats, Ints, snap
+from cortiq.numerics.sums import canonical_sum
 from cortiq_conformance.faults.kernels import Kernel, Wrong
 from cortiq_reference.kernels import KERNELS
 
@@ -34,6 +35,23 @@ def _decayed_first(
     decay = alpha if alpha.ndim == 2 else alpha[:, None]
     decayed = state * decay[:, :, None]
     return recurrent.delta_step(decayed, q, k, v, np.ones_like(alpha), beta, faults)
+
+
+def _written_first(
+    state: Floats,
+    q: Floats,
+    k: Floats,
+    v: Floats,
+    alpha: Floats,
+    kappa: Floats,
+    beta: Floats,
+    faults: Flags | None = None,
+) -> tuple[Floats, Floats]:
+    """Add the new key and value before what is removed."""
+    gone = canonical_sum(state * kappa[:, :, None], axis=-2)
+    kept = state * alpha[:, :, None] + k[:, :, None] * v[:, None, :]
+    after = snap((kept - beta[:, :, None] * snap(gone[None])[0][:, None, :])[None], faults)[0]
+    return after, snap(canonical_sum(after * q[:, :, None], axis=-2)[None], faults)[0]
 
 
 def _row_after_row(
@@ -81,6 +99,7 @@ def _logarithms(call: Call, x: Floats) -> Floats:
 
 WRONG_RECURRENCES: dict[str, Wrong] = {
     "a state rounded once more": {ops.DeltaRule: _stepped(_decayed_first)},
+    "a key written before what is removed": {ops.DiagonalDeltaRule: _stepped(_written_first)},
     "a state summed row after row": {ops.StateSpace: _stepped(_row_after_row)},
     "the decay of the first row": {ops.StateSpace: _stepped(_one_decay)},
     "experts of every group": {ops.Route: _without_groups},

@@ -65,6 +65,7 @@ SUMMING: dict[type[Op], Any] = {
     ops.Route: route,
     ops.MatMul: matmul,
     ops.DeltaRule: recurrent,
+    ops.DiagonalDeltaRule: recurrent,
     ops.StateSpace: recurrent,
 }
 """The module whose canonical sum an operator takes."""

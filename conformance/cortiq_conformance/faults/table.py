@@ -120,6 +120,7 @@ FAULTS: Mapping[str, Fault] = {
     "an export without low planes": Fault(("export",), "Attend", SEQUENCES),
     "a tile given up too early": Fault(("windows",), "Attend", ROBUSTNESS),
     "a state rounded once more": Fault(("DeltaRule",), "DeltaRule"),
+    "a key written before what is removed": Fault(("DiagonalDeltaRule",), "DiagonalDeltaRule"),
     "the decay of the first row": Fault(("StateSpace",), "StateSpace"),
     "a state summed row after row": Fault(("StateSpace",), "StateSpace"),
     "experts of every group": Fault(("Route",), "Route"),

@@ -1,4 +1,4 @@
-"""Primitives whose state every position replaces: the delta rule and the state-space step."""
+"""Primitives whose state every position replaces: delta rules and the state-space step."""
 
 from __future__ import annotations
 
@@ -27,6 +27,10 @@ def cases() -> Iterator[Case]:
         for decay in ("a head", "a channel"):
             make = partial(delta_rule, op, decay == "a channel")
             yield _case("DeltaRule", f"{what}, a decay {decay}", partial(_typical, make))
+    for what, rule in DIAGONAL_RULES.items():
+        yield _case(
+            "DiagonalDeltaRule", what, partial(_typical, partial(diagonal_delta_rule, rule))
+        )
     for what, space in STATE_SPACES.items():
         yield _case("StateSpace", what, partial(_typical, partial(state_space, space)))
     for what, space in CHANNELS.items():
@@ -48,6 +52,13 @@ DELTA_RULES = {
     "keys of 128": ops.DeltaRule(1, 128, 32),
     "keys of 5, values of 3": ops.DeltaRule(3, 5, 3),
     "keys of 300, more than the lanes of a sum": ops.DeltaRule(1, 300, 4),
+}
+DIAGONAL_RULES = {
+    "3 heads of 16 by 16": ops.DiagonalDeltaRule(3, 16, 16),
+    "a head of 64": ops.DiagonalDeltaRule(1, 64, 64),
+    "keys of 128": ops.DiagonalDeltaRule(1, 128, 32),
+    "keys of 5, values of 3": ops.DiagonalDeltaRule(3, 5, 3),
+    "keys of 300, more than the lanes of a sum": ops.DiagonalDeltaRule(1, 300, 4),
 }
 STATE_SPACES = {
     "2 heads of 16, a state of 8": ops.StateSpace(2, 16, 8),
@@ -72,7 +83,7 @@ class RecurrentProbe(ProbeProgram):
         """Return rows that keep a state alive."""
         feed = super().feed(source, rows, amplitude)
         inputs = dict(feed.inputs)
-        for name in inputs.keys() & {"q", "k", "b", "c"}:
+        for name in inputs.keys() & {"q", "k", "b", "c", "kappa"}:
             width = inputs[name].shape[-1]
             inputs[name] = inputs[name] * F32(2.0 ** -(width.bit_length() // 2))
         for name, shift in (("alpha", NEAR_ONE), ("beta", F32(0)), ("delta", F32(0))):
@@ -95,6 +106,15 @@ def delta_rule(op: ops.DeltaRule, channels: bool = False) -> RecurrentProbe:
     })  # fmt: skip
 
 
+def diagonal_delta_rule(op: ops.DiagonalDeltaRule) -> RecurrentProbe:
+    """Build a delta rule with a removal key, whose rows supply everything."""
+    keys = floats(op.heads, op.key_dim)
+    return _probe(op, {
+        "q": keys, "k": keys, "v": floats(op.heads, op.value_dim), "alpha": keys, "kappa": keys,
+        "beta": keys,
+    })  # fmt: skip
+
+
 def state_space(op: ops.StateSpace, rows: bool = False) -> RecurrentProbe:
     """Build a state space whose rows supply everything, a decay a row of the state if asked for."""
     shared, numbers = floats(op.groups, op.state_dim), floats(op.heads)
@@ -107,6 +127,7 @@ def state_space(op: ops.StateSpace, rows: bool = False) -> RecurrentProbe:
 
 PROBES: Mapping[str, Callable[[], RecurrentProbe]] = {
     "DeltaRule": lambda: delta_rule(ops.DeltaRule(4, 8, 6, 2)),
+    "DiagonalDeltaRule": lambda: diagonal_delta_rule(ops.DiagonalDeltaRule(3, 8, 6)),
     "StateSpace": lambda: state_space(ops.StateSpace(4, 6, 8, 2)),
 }
 """A small program of each kind."""
@@ -137,9 +158,9 @@ def _forgotten(make: Callable[[], RecurrentProbe], source: CaseData) -> Scenario
     """Return rows that write nothing from the third on and keep a hundredth each."""
     probe = make()
     quiet: dict[str, np.ndarray] = {}
-    for name in probe.inputs.keys() & {"beta", "delta"}:
-        quiet[name] = np.where(np.arange(ROWS)[:, None] < 3, F32(0.9), F32(0)) * np.ones(
-            (ROWS, *probe.inputs[name].shape), F32
-        )
+    writing = {"beta", "delta"} | ({"k"} if "kappa" in probe.inputs else set())
+    for name in probe.inputs.keys() & writing:
+        quiet[name] = np.zeros((ROWS, *probe.inputs[name].shape), F32)
+        quiet[name][:3] = 0.9
     quiet["alpha"] = np.full((ROWS, *probe.inputs["alpha"].shape), F32(0.01))
     return _changed(probe, source, **quiet)

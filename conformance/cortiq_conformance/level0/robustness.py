@@ -66,6 +66,7 @@ PROBES: dict[str, Callable[[CaseData], ProbeProgram]] = {
     "ChooseKeys": keys.choosing,
     "OwnBlock": lambda s: blocks.chunked_attention(16),
     "DeltaRule": lambda s: recurrences.PROBES["DeltaRule"](),
+    "DiagonalDeltaRule": lambda s: recurrences.PROBES["DiagonalDeltaRule"](),
     "StateSpace": lambda s: recurrences.PROBES["StateSpace"](),
     "Gain": lambda s: scaling.gain(s, 48, "value", (2, 48)),
     "ScaleRows": scaling.scale_rows,

@@ -109,6 +109,9 @@ def _sums(runs: int) -> Mapping[tuple[str, str], Callable[[CaseData], Scenario]]
         ("Route", f"{count} experts"): partial(_many_experts, count),
         ("Top", f"{count} logits"): partial(_logits, count),
         ("DeltaRule", f"keys of {count}"): lambda s: recurrences.delta_rule(delta).scenario(s, 24),
+        ("DiagonalDeltaRule", f"keys of {count}"): lambda s: recurrences.diagonal_delta_rule(
+            ops.DiagonalDeltaRule(1, count, 3)
+        ).scenario(s, 24),
         ("StateSpace", f"a state of {count}"): lambda s: recurrences.state_space(space).scenario(
             s, 24
         ),

@@ -41,6 +41,7 @@ def probes() -> dict[str, Callable[[CaseData], ProbeProgram]]:
         "key attention": keys.sparse,
         "compression": compressed.compress,
         "delta rule": lambda source: PROBES["DeltaRule"](),
+        "diagonal delta rule": lambda source: PROBES["DiagonalDeltaRule"](),
         "state space": lambda source: PROBES["StateSpace"](),
     }
 
@@ -48,7 +49,8 @@ def probes() -> dict[str, Callable[[CaseData], ProbeProgram]]:
 OPERATORS = {
     "attention": "Attend", "block attention": "Attend", "key attention": "Attend",
     "convolution": "CausalConv", "compression": "Compress",
-    "delta rule": "DeltaRule", "state space": "StateSpace",
+    "delta rule": "DeltaRule", "diagonal delta rule": "DiagonalDeltaRule",
+    "state space": "StateSpace",
 }  # fmt: skip
 """The operator that each program is of."""
 

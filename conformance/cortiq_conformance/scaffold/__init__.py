@@ -106,7 +106,7 @@ def stub_functions() -> dict[str, str]:
 
 def _stub(op: OperatorFacts) -> str:
     """Return a function whose docstring lists the operator's inputs, outputs and state."""
-    names = ["a", "b", "c", "d", "e"][: len(op.inputs)]
+    names = list("abcdef")[: len(op.inputs)]
     parameters = "".join(f", {name}: Any" for name in names)
     lines = [f"{name} : {text}" for name, text in zip(names, op.inputs, strict=True)]
     told = {"Fields": op.fields, "Weights": op.weights, "Returns": op.outputs, "State": op.state}

@@ -27,6 +27,7 @@ from cortiq.ir.layers.mixers import ShortConv
 from cortiq.ir.layers.mlp import MLP, GatedMLP, Gating, XieluMLP
 from cortiq.ir.layers.moments import CentredNorm
 from cortiq.ir.layers.per_layer import PerLayerGate, PerLayerInputs
+from cortiq.ir.layers.rwkv7 import RWKV7ChannelMix, RWKV7TimeMix
 from cortiq.ir.layers.state_space import Mamba2
 from cortiq.ir.layers.streams import StreamEntry, StreamRead, StreamWrite
 from cortiq.ir.op import Op
@@ -38,6 +39,7 @@ LAYERS: tuple[type[Op], ...] = (
     Residual, Blend, KeyIndexer, CompressedAttention, StreamEntry, StreamRead, StreamWrite,
     AltUpEntry, AltUpPredict, AltUpCorrect, AltUpAdd, AltUpExit, LightningAttention,
     CentredNorm,
+    RWKV7TimeMix, RWKV7ChannelMix,
 )  # fmt: skip
 """Every layer of the catalogue."""
 
@@ -76,6 +78,8 @@ __all__ = [
     "PerLayerInputs",
     "QKNorm",
     "RMSNorm",
+    "RWKV7ChannelMix",
+    "RWKV7TimeMix",
     "Residual",
     "Rope",
     "RouterNorm",

@@ -33,7 +33,7 @@ from cortiq.ir.ops.matrices import (
     StackIndex,
 )
 from cortiq.ir.ops.norms import L2Norm, LayerNorm, RMSNorm, Sinkhorn, Softmax
-from cortiq.ir.ops.recurrent import DeltaRule, StateSpace
+from cortiq.ir.ops.recurrent import DeltaRule, DiagonalDeltaRule, StateSpace
 from cortiq.ir.ops.scaling import Clamp, ExpertBias, ExpertGain, Gain, ScaleRows, Shift
 from cortiq.ir.ops.sequence import (
     Attend,
@@ -48,7 +48,7 @@ PRIMITIVES: tuple[type[Op], ...] = (
     EmbedRows, Quantise, MatMul, HeadMatMul, ExpertMatMul, Add, Multiply, Scale, Bias, Activation,
     SoftCap, RMSNorm, LayerNorm, Rope, StoreKV, Attend, CausalConv, Route, CombineExperts, Slice,
     Concat, Reshape, Gain, ScaleRows, Shift, Clamp, L2Norm, Softmax, ExpertGain, ExpertBias,
-    DeltaRule, StateSpace, ChooseBlocks, Recall, ChooseKeys, OwnBlock, Sinkhorn,
+    DeltaRule, DiagonalDeltaRule, StateSpace, ChooseBlocks, Recall, ChooseKeys, OwnBlock, Sinkhorn,
     Compress, ListKeys, KeepListed, Permute, IndexSelect, StackIndex,
 )  # fmt: skip
 """Every primitive a backend can be asked for."""
@@ -67,6 +67,7 @@ __all__ = [
     "Compress",
     "Concat",
     "DeltaRule",
+    "DiagonalDeltaRule",
     "EmbedRows",
     "ExpertBias",
     "ExpertGain",

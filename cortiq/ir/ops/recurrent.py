@@ -1,4 +1,4 @@
-"""Primitives whose state every position replaces: the delta rule and the state-space step."""
+"""Primitives whose state every position replaces: delta rules and the state-space step."""
 
 from __future__ import annotations
 
@@ -43,6 +43,34 @@ class DeltaRule(Op):
         decays = (numbers, Type((self.heads, self.key_dim)))
         fits = q == k == keys and v == values and alpha in decays and beta == numbers
         expect(fits, f"DeltaRule takes {keys} twice, {values}, a decay and {numbers}: {inputs}")
+        return (values,)
+
+    def slot_kinds(self) -> dict[str, Slot]:
+        """Declare the state: the map from keys to values."""
+        return {"state": Recurrent((self.heads, self.key_dim, self.value_dim))}
+
+
+@dataclass(frozen=True)
+class DiagonalDeltaRule(Op):
+    """One step of a delta rule that decays by channel and removes along a key of its own
+    (`numerics.recurrent.diagonal_delta_step`).
+
+    S ← diag(α)·S − β·(Sᵀκ)ᵀ + k·vᵀ; o = Sᵀq, for each head. Inputs: q, k f32[heads, key_dim],
+    v f32[heads, value_dim], the decay α, the removal key κ and its strengths β
+    f32[heads, key_dim]. Output f32[heads, value_dim]. The state is f32[heads, key_dim, value_dim].
+    RWKV-7, where κ is a unit key and β = κ·a.
+    """
+
+    heads: Count
+    key_dim: Count
+    value_dim: Count
+    writes_slots = True
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """Infer one output row a head."""
+        keys, values = Type((self.heads, self.key_dim)), Type((self.heads, self.value_dim))
+        fits = inputs == (keys, keys, values, keys, keys, keys)
+        expect(fits, f"DiagonalDeltaRule takes {keys} twice, {values}, {keys} thrice: {inputs}")
         return (values,)
 
     def slot_kinds(self) -> dict[str, Slot]:

@@ -1,0 +1,128 @@
+"""RWKV-7: a delta rule that decays by channel in every layer, in place of attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from cortiq.errors import FormatError
+from cortiq.ir import Program, Value
+from cortiq.ir.layers import LayerNorm, RWKV7ChannelMix, RWKV7TimeMix
+from cortiq.ir.layers.moments import TINY
+from cortiq.models.config import Amount, BaseConfig, Keys
+from cortiq.models.names import Names
+from cortiq.models.parts import Decoder, named
+
+ARCHITECTURES = ("rwkv7",)
+GGUF: tuple[str, ...] = ()
+KEYS = Keys(
+    harmless=frozenset({
+        "attn_mode", "fuse_cross_entropy", "fuse_linear_cross_entropy", "use_l2warp",
+    }),
+    only={"attn": None, "hidden_act": "sqrelu"},
+)  # fmt: skip
+NAMES = Names(folder={"model.embed_tokens.": "model.embeddings."})
+TIME: Mapping[str, str] = {
+    **{f"x_{name}": f"x_{name}" for name in "rwkvag"},
+    **{role: f"{role}_proj.weight" for role in "rkvo"},
+    **{f"{name}_down": f"{name}_lora.lora.0.weight" for name in "wavg"},
+    **{f"{name}_up": f"{name}_lora.lora.2.weight" for name in "wavg"},
+    **{f"{name}_up_bias": f"{name}_lora.lora.2.bias" for name in "wav"},
+    **{name: name for name in ("k_k", "k_a", "r_k")},
+    "norm": "g_norm.weight", "norm_bias": "g_norm.bias",
+}  # fmt: skip
+"""Roles of `RWKV7TimeMix` to tensor names."""
+CHANNEL: Mapping[str, str] = {"x_k": "x_k", "up": "key.weight", "down": "value.weight"}
+"""Roles of `RWKV7ChannelMix` to tensor names."""
+FUSED_KEY_EPS = 1e-6
+"""Added to the squares of keys where norms are fused; nothing is added elsewhere."""
+MULTIPLE = 32
+"""What the width of channel mixing is rounded up to, unless the file says how wide it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(BaseConfig):
+    """Fields of `RWKV7Config` of flash-linear-attention; nothing limits its context.
+
+    Attributes
+    ----------
+    value_dim : width of the values of each layer, the model's.
+    """
+
+    intermediate_size: Amount = Amount(0)
+    num_attention_heads: int = 1
+    num_heads: int | None = None
+    head_dim: int | None = 64
+    max_position_embeddings: int = 1 << 20
+    hidden_ratio: float | None = 4.0
+    decay_low_rank_dim: int
+    gate_low_rank_dim: int
+    a_low_rank_dim: int
+    v_low_rank_dim: int
+    norm_first: bool = True
+    norm_bias: bool = True
+    norm_eps: float = 1e-5
+    fuse_norm: bool = True
+    value_dim: tuple[int, ...] | None = None
+
+    def heads(self) -> int:
+        """Return the number of heads.
+
+        Raises
+        ------
+        FormatError : heads that do not share the model's width, or values of another width.
+        """
+        width = self.hidden_size
+        count = width // self.head_dim if self.head_dim else self.num_heads or 0
+        if not count or width % (self.head_dim or count) or self.num_heads not in (None, count):
+            message = f"{self.num_heads} heads of {self.head_dim} do not share {width}"
+            raise FormatError(message, where="config")
+        if self.value_dim and set(self.value_dim) != {width}:
+            message = f"value_dim is {list(self.value_dim)}, should be {width} in every layer"
+            raise FormatError(message, where="config")
+        return count
+
+    def time_mix(self, layer: int) -> RWKV7TimeMix:
+        """Return a layer's time mixing."""
+        heads = self.heads()
+        dim = self.hidden_size // heads
+        return RWKV7TimeMix(
+            width=self.hidden_size, heads=heads, head_dim=dim, decay_rank=self.decay_low_rank_dim,
+            rate_rank=self.a_low_rank_dim, gate_rank=self.gate_low_rank_dim,
+            value_rank=self.v_low_rank_dim if layer else 0, eps=dim * self.norm_eps,
+            key_eps=FUSED_KEY_EPS if self.fuse_norm else TINY,
+        )  # fmt: skip
+
+    def channel_mix(self) -> RWKV7ChannelMix:
+        """Return a layer's channel mixing."""
+        inner = self.intermediate_size or int(self.hidden_size * (self.hidden_ratio or 4))
+        if not self.intermediate_size:
+            inner = -(-inner // MULTIPLE) * MULTIPLE
+        return RWKV7ChannelMix(self.hidden_size, inner)
+
+
+def build(config: Config, context: int) -> Program:
+    """Build the trunk; layers after the first take the first one's values too."""
+    config = replace(config, num_attention_heads=config.heads())
+    norm = LayerNorm(config.hidden_size, config.norm_eps, config.norm_bias)
+    decoder = Decoder(config, context, family="rwkv7", norm=norm)
+    x = decoder.embed()
+    values: tuple[Value, ...] = ()
+    if config.norm_first:
+        x = decoder.norm(x, "embed.norm", "model.layers.0.pre_norm")
+    channel = config.channel_mix()
+    for n in range(config.num_hidden_layers):
+        here, file, time = f"layers.{n}", f"model.layers.{n}", config.time_mix(n)
+        y = decoder.norm(x, f"{here}.time_norm", f"{file}.attn_norm")
+        slots = {role: f"{here}.{role}" for role in time.slot_kinds()}
+        y, *first = decoder.builder.add_node(
+            time, y, *values, name=f"{here}.time", weights=named(time, f"{file}.attn", TIME),
+            slots=slots,
+        )  # fmt: skip
+        values = tuple(first) or values
+        x = decoder.builder.add(decoder.residual, x, y, name=f"{here}.middle")
+        x = decoder.mixer(
+            x, n, channel, name="channel", tensors="ffn", table=CHANNEL, before="ffn_norm",
+            out="out",
+        )  # fmt: skip
+    return decoder.finish(x)
