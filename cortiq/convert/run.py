@@ -49,6 +49,11 @@ class Wanted(NamedTuple):
     patterns: Sequence[str]
     shard_bytes: int = 0
 
+    @property
+    def is_folder(self) -> bool:
+        """Whether a folder of our own is written."""
+        return self.out.suffix not in (GGUF_SUFFIX, CMF_SUFFIX)
+
 
 @dataclass(frozen=True)
 class Calibration:
@@ -113,8 +118,7 @@ def convert_model(
         planned, container, plan = _planned(loaded, checkpoint, asked, ids)
         _check_fed(planned, read.program, recipe, ids)
         made = write_planned(asked.out, planned, container, plan, read, ids, progress)
-        is_folder = isinstance(container, OwnContainer)
-        return replace(made, notes=left_out(checkpoint, loaded.program, is_folder))
+        return replace(made, notes=left_out(checkpoint, loaded.program, asked.is_folder))
     finally:
         checkpoint.close()
         for adapter in adapters:

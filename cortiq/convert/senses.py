@@ -1,4 +1,4 @@
-"""What of a folder's model sees or hears, beside the text model: kept in a new folder as it is."""
+"""Keep in a new folder what the model of a folder sees or hears with, beside the text model."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from cortiq.ir import Program
 from cortiq.ir.encoded import encoded_rows
 from cortiq.numerics.layouts import LAYOUTS
 from cortiq.vision.load import sense_module
+from cortiq.vision.mmproj import towers_beside
 
 SENSES = {"vision_config": "reads no images", "audio_config": "hears nothing"}
 """Sections of config.json, and what a model without their tensors does not do."""
@@ -54,6 +55,10 @@ def left_out(checkpoint: Checkpoint, program: Program, is_folder: bool = True) -
     """
     if is_folder and sense_prefixes(checkpoint, program) is not None:
         return ()
+    if checkpoint.kind == "gguf" and checkpoint.path.is_file():
+        why = "which stays beside the old model: copy it beside a new GGUF file"
+        found = towers_beside(checkpoint.path)
+        return tuple(f"the new model reads images with {file.name}, {why}" for file in found)
     lacks = [what for key, what in SENSES.items() if checkpoint.whole.get(key) is not None]
     why = f"its encoder is in {checkpoint.path} alone"
     return tuple(f"the new model {what}: {why}" for what in lacks)
