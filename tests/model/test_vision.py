@@ -323,6 +323,29 @@ def test_images_and_places_have_to_fit(written):
             model.chat([{"role": "user", "content": [{"image": image}]}])
 
 
+def test_kimi_vl_is_a_kimi_k25_under_other_names(tmp_path):
+    """Whose class in transformers is the oracle of the tower and of the text model."""
+    folders = [tmp_path / name for name in ("kimi_k25", "kimi_vl")]
+    for folder in folders:
+        folder.mkdir()
+    vision_folders.kimi_k25(folders[0])
+    model = vision_folders.kimi_vl(folders[1]).double()
+    images, vision = [drawn(size) for size in ((20, 31), (30, 24))], sight_of(folders[1])
+    made = [vision.processor.prepare(image) for image in images]
+    given = processed("kimi_k25", folders[0], images)
+    for ours, theirs in zip(made, rows_of("kimi_k25", model, given), strict=True):
+        assert np.abs(ideal_rows(vision, ours) - theirs).max() < TOLERANCE * np.abs(theirs).max()
+    ids, token = prompt_of("kimi_vl", folders[1], made), vision.processor.token
+    logits = ideal_logits(open_checkpoint(folders[1]), vision, made, ids)
+    theirs = logits_of("kimi_k25", model, given, ids, token)
+    assert np.abs(logits - theirs).max() < TOLERANCE * np.abs(theirs).max()
+    assert seen(folders[1]) == seen(folders[0])
+    rules = folders[1] / "preprocessor_config.json"
+    rules.write_text(rules.read_text().replace("true", "false"))
+    with pytest.raises(UnsupportedError, match="cut to whole squares"):
+        sight_of(folders[1])
+
+
 def seen(folder):
     """Digests of the logits of an answer about an image."""
     with cortiq.load(folder, images=True, backend="cpu", threads=1) as model:
