@@ -41,7 +41,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/backend": 5620,
     "cortiq/bench": 540,
     "cortiq/cli": 3100,
-    "cortiq/convert": 1800,
+    "cortiq/convert": 1860,
     "cortiq/dialects": 1050,
     "cortiq/domains": 270,
     "cortiq/engine": 4220,
@@ -66,7 +66,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-skills": 1710,
     "plugins/cortiq-torch": 190,
-    "tests": 56740,
+    "tests": 56840,
     "tools": 2100,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""

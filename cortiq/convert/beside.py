@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
+from typing import Any
 
+from cortiq.convert.senses import sense_prefixes
 from cortiq.errors import UnsupportedError
 from cortiq.formats.checkpoint import Checkpoint
 from cortiq.formats.gguf_metadata import GGUFMetadata
 from cortiq.formats.own_layout import GGUF_HEADER
+from cortiq.formats.quantisation import KEYS as QUANTISATION_KEYS
+from cortiq.formats.text_model import text_section
 from cortiq.formats.tokenizer_files import TokenizerFiles
 from cortiq.ir import Program
-from cortiq.ir.encoded import encoded_rows
 
 COPIED = (
-    "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
+    "generation_config.json", "preprocessor_config.json", "processor_config.json",
+    "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
     "tekken.json", "tiktoken.model", "qwen.tiktoken", "hy.tiktoken",
     "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
     "chat_template.jinja", "chat_template.json", "LICENSE", "LICENSE.txt", "README.md",
@@ -35,33 +40,34 @@ def files_beside(checkpoint: Checkpoint, program: Program) -> dict[str, bytes]:
 
     Raises
     ------
-    UnsupportedError : a file of the source is larger than any configuration or tokenizer, or the
-        program is nothing without the source's encoder.
+    UnsupportedError : a file of the source is larger than any configuration or tokenizer.
     """
-    if encoded_rows(program) is not None:
-        what = "a model that hears is not converted: the new one would lack its encoder"
-        hint = "load it with weight_format (--weight-format w8), which converts its matrices"
-        raise UnsupportedError(what, where=str(checkpoint.path), hint=hint)
     source = checkpoint.tokenizer_source
     if isinstance(source, GGUFMetadata):
         return {GGUF_HEADER: gguf_head(source, {}, 0)}
-    config = dict(checkpoint.config)
+    config = _configuration(checkpoint, program)
     if checkpoint.eos_token_ids:
         config["eos_token_id"] = list(checkpoint.eos_token_ids)
     found = {"config.json": json.dumps(config, ensure_ascii=False, indent=2).encode()}
     if isinstance(source, TokenizerFiles):
         return found | _unpacked(source)
+    if checkpoint.generation is not None:
+        found["generation_config.json"] = json.dumps(checkpoint.generation).encode()
     for path in (source / name for name in COPIED):
         if path.is_file():
             found[path.name] = _content(path)
     return found
 
 
-def left_out(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Say what of the source a new model lacks, a line each."""
-    if checkpoint.whole.get("vision_config") is None:
-        return ()
-    return (f"the new model reads no images: what sees them is in {checkpoint.path} alone",)
+def _configuration(checkpoint: Checkpoint, program: Program) -> dict[str, Any]:
+    """Return config.json: of the whole model where what sees or hears is kept, else of its text."""
+    if not checkpoint.whole or sense_prefixes(checkpoint, program) is None:
+        return dict(checkpoint.config)
+    config: dict[str, Any] = copy.deepcopy(dict(checkpoint.whole))
+    for part in (config, text_section(config)):
+        for key in QUANTISATION_KEYS:
+            part.pop(key, None)
+    return config
 
 
 def _unpacked(source: TokenizerFiles) -> dict[str, bytes]:

@@ -48,13 +48,13 @@ class PlannedTensor:
 
     @property
     def rows(self) -> int:
-        """Rows of all matrices."""
+        """Rows of all matrices; a number is one of one column."""
         return prod(self.shape[:-1])
 
     @property
     def columns(self) -> int:
         """Columns."""
-        return self.shape[-1]
+        return prod(self.shape[-1:])
 
     @property
     def step(self) -> int:

@@ -10,11 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from cortiq.convert.beside import files_beside, left_out
+from cortiq.convert.beside import files_beside
 from cortiq.convert.calibration import calibration_ids, rows_of_matrices
 from cortiq.convert.own_container import OwnContainer, own_layout_of
 from cortiq.convert.plan import PlannedTensor, described_plan, plan_tensors
 from cortiq.convert.recipes import Recipe, read_recipe
+from cortiq.convert.senses import left_out, with_senses
 from cortiq.convert.writing import (
     Container,
     ConvertedModel,
@@ -47,6 +48,11 @@ class Wanted(NamedTuple):
     recipe: str
     patterns: Sequence[str]
     shard_bytes: int = 0
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether a folder of our own is written."""
+        return self.out.suffix not in (GGUF_SUFFIX, CMF_SUFFIX)
 
 
 @dataclass(frozen=True)
@@ -112,7 +118,7 @@ def convert_model(
         planned, container, plan = _planned(loaded, checkpoint, asked, ids)
         _check_fed(planned, read.program, recipe, ids)
         made = write_planned(asked.out, planned, container, plan, read, ids, progress)
-        return replace(made, notes=left_out(checkpoint))
+        return replace(made, notes=left_out(checkpoint, loaded.program, asked.is_folder))
     finally:
         checkpoint.close()
         for adapter in adapters:
@@ -190,7 +196,9 @@ def _planned(
         )
     else:
         recipe = read_recipe(asked.recipe, asked.patterns)
-        planned = plan_tensors(loaded, recipe, own_layout_of)
+        planned = with_senses(
+            plan_tensors(loaded, recipe, own_layout_of), checkpoint, loaded.program
+        )
         said = {"source": checkpoint.model_hash(), "rule": _rule(recipe, planned, ids, loaded)}
         container = OwnContainer(planned, said, files_beside(checkpoint, loaded.program))
     rule = _rule(recipe, planned, ids, loaded)

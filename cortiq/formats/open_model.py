@@ -28,6 +28,7 @@ from cortiq.formats.text_model import (
     RenamedTensors,
     ReorderedTensors,
     renamed,
+    within,
 )
 from cortiq.formats.tokenizer_files import TokenizerFiles
 
@@ -110,7 +111,12 @@ class Checkpoint:
     @property
     def own(self) -> OwnFolder | None:
         """The tensors, if the folder is of our own layout."""
-        return self._tensors if isinstance(self._tensors, OwnFolder) else None
+        found = (t for t in (self._tensors, self._all) if isinstance(t, OwnFolder))
+        return next(found, None)
+
+    def name_in_folder(self, name: str) -> str:
+        """Return a tensor's name in the folder, which that of a text-only model may differ from."""
+        return within(self._tensors, name)
 
     @property
     def tensor_names(self) -> tuple[str, ...]:

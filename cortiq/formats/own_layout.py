@@ -171,7 +171,8 @@ def _add(found: OwnLayout, name: str, entry: Any, folder: SafetensorsFolder) -> 
         what = f"{shown(name)} is in {shown(layout)}"
         raise UnsupportedError(what, where=found.where, hint=hint)
     shape = entry["shape"]
-    fits = isinstance(shape, list) and 0 < len(shape) <= MAX_AXES
+    least = 0 if layout in FLOATS else 1
+    fits = isinstance(shape, list) and least <= len(shape) <= MAX_AXES
     if not fits or not all(type(n) is int and 0 < n < 1 << 40 for n in shape):
         _fail(found.where, f"gives {shown(name)} the shape {shown(shape)}")
     parts = stored_parts(layout, tuple(shape))

@@ -49,6 +49,10 @@ class RenamedTensors(MappedTensors):
         super().__init__(inner.path, inner.paths, tensors, inner._buffers)
         self._inner, self._names = inner, names
 
+    def name_within(self, name: str) -> str:
+        """Return the folder's name of a tensor."""
+        return within(self._inner, self._names[name])
+
     def joined(self, name: str) -> PackedTensor | None:
         """Return the quantised matrix of this name, or None for an ordinary tensor."""
         return getattr(self._inner, "joined", lambda _: None)(self._names[name])
@@ -61,6 +65,11 @@ class RenamedTensors(MappedTensors):
         """Release the files."""
         super().close()
         self._inner.close()
+
+
+def within(tensors: MappedTensors, name: str) -> str:
+    """Return the folder's name of one of its tensors, which may be renamed."""
+    return tensors.name_within(name) if isinstance(tensors, RenamedTensors) else name
 
 
 class ReorderedTensors(RenamedTensors):
@@ -106,6 +115,13 @@ def _thinking(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the part of a configuration that holds the text model's."""
     part = config.get(THINKER)
     return part if isinstance(part, Mapping) else config
+
+
+def text_section(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the object of a config.json that has the text model's keys."""
+    part = config.get(THINKER, config)
+    found: dict[str, Any] = part.get(TEXT, part)
+    return found
 
 
 def _is_flat(config: Mapping[str, Any]) -> bool:

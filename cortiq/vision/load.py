@@ -24,7 +24,7 @@ from cortiq.vision.image import ImageProcessor
 OWN: Sequence[str] = (
     "gemma3", "idefics3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava", "llava_next",
     "pixtral", "internvl", "glm4v", "lfm2_vl",
-    "gemma4", "kimi_k25",
+    "gemma4", "kimi_k25", "kimi_vl",
 )  # fmt: skip
 """Modules of this package, a family each."""
 HEARING: Sequence[str] = ("qwen2_audio", "voxtral")
@@ -56,12 +56,31 @@ class LoadedVision:
 
 def sound_family(checkpoint: Any) -> VisionFamily | None:
     """Return the family that reads the sounds in a checkpoint's prompts; None where none does."""
+    found = _sound_module(getattr(checkpoint, "whole", {}))
+    return None if found is None else _family(checkpoint, found, checkpoint.sound_processor())
+
+
+def _sound_module(whole: Mapping[str, Any]) -> ModuleType | None:
+    modules = (import_module(f"cortiq.hearing.{name}") for name in HEARING)
+    return next((m for m in modules if whole.get("model_type") in m.ARCHITECTURES), None)
+
+
+def sense_module(checkpoint: Any) -> ModuleType | None:
+    """Return the family that reads images or sounds in a checkpoint's prompts; None for none."""
     whole = getattr(checkpoint, "whole", {})
-    modules = [import_module(f"cortiq.hearing.{name}") for name in HEARING]
-    found = [m for m in modules if whole.get("model_type") in m.ARCHITECTURES]
-    if not found:
-        return None
-    return _family(checkpoint, found[0], checkpoint.sound_processor())
+    return _sound_module(whole) or _sight_modules().get(_kind_of(whole))
+
+
+def _sight_modules() -> dict[str, ModuleType]:
+    modules = (import_module(f"cortiq.vision.{name}") for name in OWN)
+    return {name: module for module in modules for name in module.ARCHITECTURES}
+
+
+def _kind_of(whole: Mapping[str, Any]) -> str:
+    """Return the name of what sees: that of the whole, with its tower's where that tells apart."""
+    kind, sight = str(whole.get("model_type", "")), whole.get("vision_config")
+    inner = f"{kind} {sight.get('model_type')}" if isinstance(sight, Mapping) else ""
+    return inner if inner in _sight_modules() else kind
 
 
 def vision_family(checkpoint: Any) -> VisionFamily:
@@ -71,15 +90,9 @@ def vision_family(checkpoint: Any) -> VisionFamily:
     ------
     UnsupportedError : the checkpoint has no tower, or one of no family here.
     """
-    whole = getattr(checkpoint, "whole", {})
-    kind = str(whole.get("model_type", ""))
-    modules = (import_module(f"cortiq.vision.{name}") for name in OWN)
-    families = {name: module for module in modules for name in module.ARCHITECTURES}
-    where = location_of(checkpoint)
-    sight = whole.get("vision_config")
-    inner = f"{kind} {sight.get('model_type')}" if isinstance(sight, Mapping) else ""
-    kind = inner if inner in families else kind
-    if kind not in families or sight is None:
+    whole, families = getattr(checkpoint, "whole", {}), _sight_modules()
+    kind, where = _kind_of(whole), location_of(checkpoint)
+    if kind not in families or whole.get("vision_config") is None:
         named = f"of the architecture {kind!r}" if kind else "without a tower"
         hint = f"images are read by models of {', '.join(families)}, in their folders"
         hint += ", and by GGUF models with a file mmproj*.gguf beside them"

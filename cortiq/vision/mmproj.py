@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,11 @@ FRAME = "v.patch_embd.weight"
 """The kernel of patches; that of a second frame has `.1` at its end."""
 
 
+def towers_beside(path: Path) -> list[Path]:
+    """Return the files with towers beside a GGUF model."""
+    return sorted(path.parent.glob(PATTERN))
+
+
 def with_mmproj(checkpoint: Any) -> Any:
     """Return a GGUF model with the tower in the file beside it; others as they are.
 
@@ -42,7 +48,7 @@ def with_mmproj(checkpoint: Any) -> Any:
     """
     if getattr(checkpoint, "kind", "") != "gguf" or not checkpoint.path.is_file():
         return checkpoint
-    files = sorted(checkpoint.path.parent.glob(PATTERN))
+    files = towers_beside(checkpoint.path)
     if not files:
         return checkpoint
     if len(files) > 1:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import transformers
+import vision_folders
 from checkpoints import case, draw_weights
 from click.testing import CliRunner
 from masked import loaded_plugins
@@ -158,6 +160,25 @@ def test_a_pruned_folder_is_the_masked_model_in_transformers(family, folders, tm
     assert error(oracle(pruned, ActivationMask("none")), want) < 1e-6
     with cortiq.load(made.path, backend="cpu", weight_format="w16") as loaded:
         assert error(logits(loaded), want) < LARGEST_ERROR
+
+
+def test_a_pruned_model_that_sees_keeps_its_tower(tmp_path):
+    (tmp_path / "whole").mkdir()
+    model = vision_folders.llava(tmp_path / "whole")
+    mask = mask_for(SimpleNamespace(config=model.config.text_config))
+    write_mask(tmp_path / "t.mask", mask)
+    made = prune_model(str(tmp_path / "whole"), tmp_path / "t.mask", tmp_path / "out")
+    assert made.notes == ()
+    pruned = transformers.LlavaForConditionalGeneration.from_pretrained(made.path)
+    width = max(int(v.sum()) for v in mask.neurons.values())
+    assert pruned.config.text_config.intermediate_size == width < 72
+    theirs = model.model.vision_tower.state_dict()
+    own = pruned.model.vision_tower.state_dict()
+    unread = ("post_layernorm", "encoder.layers.2")  # the projector reads the layer before
+    assert all(torch.equal(own[k], v) for k, v in theirs.items() if not any(u in k for u in unread))
+    image = np.zeros((56, 56, 3), np.uint8)
+    with cortiq.load(made.path, backend="cpu", images=True) as loaded:
+        assert loaded.image_prompt("what?", [image]).ids
 
 
 @pytest.mark.parametrize("layout", ["w8", "w16"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 
 import pytest
 
@@ -20,6 +21,7 @@ from safetensors.numpy import load_file, save_file
 from test_vision import EXACT, SIZES, drawn, ideal_logits, ideal_rows, prompt_of, sight_of
 
 import cortiq
+from cortiq.convert.run import convert_model
 from cortiq.errors import FormatError, UnsupportedError
 from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.vision.image import CLIP_DEVIATION, CLIP_MEAN
@@ -362,6 +364,20 @@ def test_answers_of_a_file_with_a_tower_are_the_folders(written):
             made = model.chat([{"role": "user", "content": content}], max_tokens=3, **EXACT)
             digests.append((made.prompt_ids, made.token_ids))
     assert digests[0] == digests[1] == digests[2]
+
+
+def test_a_conversion_says_that_the_tower_is_to_be_copied(written, tmp_path):
+    _, _, file = written
+    out, tower = tmp_path / "new.gguf", file.with_name("mmproj-model-f32.gguf")
+    (said,) = convert_model(str(file), out, "keep").notes
+    assert f"reads images with {tower.name}" in said
+    shutil.copy(tower, tmp_path)
+    digests = []
+    for place in (file, out):
+        with cortiq.load(place, images=True, backend="cpu", threads=1) as model:
+            prompt = model.image_prompt("what?", [drawn((40, 70))])
+            digests.append(model.generate(prompt, max_tokens=3, **EXACT).step_digests)
+    assert digests[0] == digests[1]
 
 
 def test_what_is_no_tower_is_said(written, tmp_path):

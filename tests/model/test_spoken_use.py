@@ -22,6 +22,7 @@ import spoken_folders
 
 import cortiq
 from cortiq.cli.main import cli
+from cortiq.convert.run import convert_model
 from cortiq.errors import RequestError
 from cortiq.options import LoadOptions
 from cortiq.serve.log_replay import replay_log
@@ -77,6 +78,13 @@ def test_the_command_line_gives_what_python_gives(folder, expected):
         raw = model.generate(prompt, **EXACT).text
     done = CliRunner().invoke(cli, ["generate", str(folder), *audio, *how, "--json"])
     assert json.loads(done.stdout)["text"] == raw
+
+
+def test_a_conversion_keeps_the_encoder(folder, expected, tmp_path):
+    made = convert_model(str(folder), tmp_path / "out", "keep")
+    assert made.notes == ()
+    with cortiq.load(made.path, backend="cpu", threads=1) as model:
+        assert model.chat(said(wav()), **EXACT).text == expected[0]
 
 
 def test_a_conversation_hears(folder, expected):

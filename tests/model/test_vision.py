@@ -13,6 +13,7 @@ pytest.importorskip("PIL")
 
 import numpy as np
 import vision_folders
+from click.testing import CliRunner
 from installed import backends
 from PIL import Image
 from safetensors.numpy import load_file, save_file
@@ -28,6 +29,7 @@ from vision_oracles import (
 )
 
 import cortiq
+from cortiq.cli.main import cli
 from cortiq.convert.run import convert_model
 from cortiq.engine.prompt_images import ImageSpan, with_spans
 from cortiq.errors import FormatError, RequestError, UnsupportedError
@@ -321,9 +323,56 @@ def test_images_and_places_have_to_fit(written):
             model.chat([{"role": "user", "content": [{"image": image}]}])
 
 
-def test_a_conversion_says_that_the_tower_stays(tmp_path):
-    vision_folders.lfm2_vl(tmp_path)
-    made = convert_model(str(tmp_path), tmp_path / "out")
+def test_kimi_vl_is_a_kimi_k25_under_other_names(tmp_path):
+    """Whose class in transformers is the oracle of the tower and of the text model."""
+    folders = [tmp_path / name for name in ("kimi_k25", "kimi_vl")]
+    for folder in folders:
+        folder.mkdir()
+    vision_folders.kimi_k25(folders[0])
+    model = vision_folders.kimi_vl(folders[1]).double()
+    images, vision = [drawn(size) for size in ((20, 31), (30, 24))], sight_of(folders[1])
+    made = [vision.processor.prepare(image) for image in images]
+    given = processed("kimi_k25", folders[0], images)
+    for ours, theirs in zip(made, rows_of("kimi_k25", model, given), strict=True):
+        assert np.abs(ideal_rows(vision, ours) - theirs).max() < TOLERANCE * np.abs(theirs).max()
+    ids, token = prompt_of("kimi_vl", folders[1], made), vision.processor.token
+    logits = ideal_logits(open_checkpoint(folders[1]), vision, made, ids)
+    theirs = logits_of("kimi_k25", model, given, ids, token)
+    assert np.abs(logits - theirs).max() < TOLERANCE * np.abs(theirs).max()
+    assert seen(folders[1]) == seen(folders[0])
+    rules = folders[1] / "preprocessor_config.json"
+    rules.write_text(rules.read_text().replace("true", "false"))
+    with pytest.raises(UnsupportedError, match="cut to whole squares"):
+        sight_of(folders[1])
+
+
+def seen(folder):
+    """Digests of the logits of an answer about an image."""
+    with cortiq.load(folder, images=True, backend="cpu", threads=1) as model:
+        prompt = model.image_prompt("what?", [drawn((40, 70))])
+        return model.generate(prompt, max_tokens=3, **EXACT).step_digests
+
+
+def test_a_conversion_keeps_the_tower(written, tmp_path):
+    _, folder, _ = written
+    kept = convert_model(str(folder), tmp_path / "kept", "keep")
+    assert kept.notes == () and seen(kept.path) == seen(folder)
+    assert CliRunner().invoke(cli, ["inspect", str(kept.path), "--check"]).exit_code == 0
+    again = convert_model(str(kept.path), tmp_path / "again", "w8").path
+    once = convert_model(str(folder), tmp_path / "once", "w8").path
+    assert seen(again) == seen(once) != seen(folder)
+    tower = open_checkpoint(again)
+    part = tower.part(vision_family(tower).module.PREFIXES)
+    assert {part.info(name).type for name in part.tensor_names} == {"F32"}
+
+
+def test_a_tower_that_no_family_reads_is_left_out_and_said(tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    vision_folders.lfm2_vl(source)
+    config = source / "config.json"
+    config.write_text(config.read_text().replace('"lfm2_vl"', '"lfm9_vl"'))
+    made = convert_model(str(source), tmp_path / "out")
     assert len(made.notes) == 1 and "reads no images" in made.notes[0]
     assert convert_model(str(tmp_path / "out"), tmp_path / "again").notes == ()
 

@@ -20,7 +20,7 @@ import cortiq
 from cortiq.cli.main import cli
 from cortiq.convert.run import convert_model
 from cortiq.engine.prompt_encoded import EncodedPrompt
-from cortiq.errors import RequestError, UnsupportedError
+from cortiq.errors import RequestError
 from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.hearing.encode import neighbours
 from cortiq.hearing.features import FeatureRules
@@ -248,10 +248,16 @@ def test_texts_alone_are_refused_wherever_they_are_fed(folder, tmp_path):
     assert isinstance(found, RequestError) and "nothing for it to hear" in str(found)
 
 
-def test_a_conversion_that_would_lose_the_encoder_is_refused(folder, tmp_path):
-    with pytest.raises(UnsupportedError, match="would lack its encoder"):
-        convert_model(str(folder), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+def test_a_conversion_keeps_the_encoder(folder, tmp_path):
+    def heard(path):
+        with cortiq.load(path, backend="cpu", threads=1) as model:
+            prompt = model.sound_prompt((tone(), 16000))
+            return model.generate(prompt, max_tokens=4, temperature=0).step_digests
+
+    made = convert_model(str(folder), tmp_path / "out", "keep")
+    assert made.notes == () and heard(made.path) == heard(folder)
+    once = convert_model(str(folder), tmp_path / "once", "w8").path
+    assert heard(convert_model(str(made.path), tmp_path / "again", "w8").path) == heard(once)
 
 
 def test_a_receipt_holds_the_sound(folder, tmp_path):

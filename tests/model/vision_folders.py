@@ -400,3 +400,33 @@ def kimi_k25(folder: Path, **sight: Any) -> Any:
         }
     save_file(tensors, file)
     return made
+
+
+def kimi_vl(folder: Path) -> Any:
+    """Write a Kimi-VL: a Kimi K2.5 with the names and keys that Kimi-VL's folders have."""
+    made = kimi_k25(folder)
+    file = folder / "model.safetensors"
+    names = {f"mm_projector.proj.{n}.": f"linear_{n // 2 + 1}." for n in (0, 2)}
+    names |= {"mm_projector.": ""}
+    tensors = {}
+    for name, tensor in load_file(file).items():
+        theirs = next((one for one in names if name.startswith(one)), None)
+        own = (
+            f"multi_modal_projector.{names[theirs]}{name.removeprefix(theirs)}" if theirs else name
+        )
+        tensors[own] = tensor
+    save_file(tensors, file)
+    config = json.loads((folder / "config.json").read_text())
+    sight = config["vision_config"]
+    config |= {"model_type": "kimi_vl", "media_placeholder_token_id": config.pop("image_token_id")}
+    for edge in ("height", "width"):
+        sight[f"init_pos_emb_{edge}"] = sight.pop(f"pos_emb_{edge}")
+    sight["model_type"] = "moonvit"
+    (folder / "config.json").write_text(json.dumps(config))
+    rules = {
+        "in_token_limit": 24, "patch_size": 6, "pad_input": True, "num_pooled_tokens": 1024,
+        "merge_kernel_size": [2, 2], "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
+        "image_processor_type": "KimiVLImageProcessor",
+    }  # fmt: skip
+    (folder / "preprocessor_config.json").write_text(json.dumps(rules))
+    return made

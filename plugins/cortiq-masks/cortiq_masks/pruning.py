@@ -12,16 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from cortiq.convert.beside import files_beside, left_out
+from cortiq.convert.beside import files_beside
 from cortiq.convert.own_container import OwnContainer
 from cortiq.convert.plan import PlannedTensor, described_plan
 from cortiq.convert.recipes import KEEP
+from cortiq.convert.senses import left_out, with_senses
 from cortiq.convert.writing import ConvertedModel, Progress, write_planned
 from cortiq.errors import RequestError, UnsupportedError
 from cortiq.formats.checkpoint import Checkpoint, open_checkpoint
 from cortiq.formats.digest import file_sha256
 from cortiq.formats.fetch import resolve
 from cortiq.formats.own_layout import OwnTensor
+from cortiq.formats.text_model import text_section
 from cortiq.ir import Program
 from cortiq.models import load_program
 from cortiq.models.bind import LoadedProgram
@@ -121,7 +123,7 @@ def _rewritten(
     try:
         made = _Rewriting(checkpoint, left, rule, refit)
         written = write_planned(Path(out).absolute(), *made.planned(), progress=progress)
-        return replace(written, notes=left_out(checkpoint))
+        return replace(written, notes=left_out(checkpoint, made.loaded.program))
     finally:
         checkpoint.close()
 
@@ -162,7 +164,8 @@ class _Rewriting:
             for piece in pieces:
                 users.setdefault(piece.tensor, []).append((weight, piece))
         names = [name for name in self.checkpoint.tensor_names if name in users]
-        tensors = [self._planned(name, users[name]) for name in names]
+        texts = [self._planned(name, users[name]) for name in names]
+        tensors = with_senses(texts, self.checkpoint, self.loaded.program)
         said = {"source": self.checkpoint.model_hash(), "rule": self.rule}
         beside = files_beside(self.checkpoint, self.loaded.program)
         beside["config.json"] = self._config(beside["config.json"])
@@ -171,7 +174,8 @@ class _Rewriting:
 
     def _config(self, text: bytes) -> bytes:
         """Return config.json with the new width."""
-        config: dict[str, Any] = json.loads(text)
+        whole: dict[str, Any] = json.loads(text)
+        config = text_section(whole)
         before = {len(self._dense(layer)) for layer in self.left}
         after = {one.width for one in self.left.values()}
         if before == after:
@@ -184,7 +188,7 @@ class _Rewriting:
             what = f"does not say in one place that feed-forward parts have {width} neurons"
             raise UnsupportedError(what, where=str(self.checkpoint.path / "config.json"))
         config[keys[0]] = left
-        return json.dumps(config, ensure_ascii=False, indent=2).encode()
+        return json.dumps(whole, ensure_ascii=False, indent=2).encode()
 
     def _dense(self, layer: int) -> range:
         """Return the numbers of all neurons that a layer had."""

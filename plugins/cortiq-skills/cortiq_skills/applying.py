@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cortiq.convert.beside import files_beside, left_out
+from cortiq.convert.beside import files_beside
 from cortiq.convert.own_container import OwnContainer
 from cortiq.convert.plan import PlannedTensor, described_plan
 from cortiq.convert.recipes import KEEP
+from cortiq.convert.senses import left_out, with_senses
 from cortiq.convert.writing import ConvertedModel, Progress, write_planned
 from cortiq.errors import FormatError, UnsupportedError
 from cortiq.formats.checkpoint import open_checkpoint
@@ -58,13 +59,13 @@ def apply_skill(
         loaded = load_program(
             checkpoint, heads="off", families=default_plugins().families, column_orders=False
         )
-        tensors = _planned(loaded, skill, str(path))
+        tensors = with_senses(_planned(loaded, skill, str(path)), checkpoint, loaded.program)
         rule = {"recipe": KEEP, "skill": file_sha256(Path(path))}
         said = {"source": source, "rule": rule}
         plan = json.dumps([said, described_plan(tensors)])
         container = OwnContainer(tensors, said, files_beside(checkpoint, loaded.program))
         made = write_planned(Path(out).absolute(), tensors, container, plan, progress=progress)
-        return replace(made, notes=left_out(checkpoint))
+        return replace(made, notes=left_out(checkpoint, loaded.program))
     finally:
         checkpoint.close()
 

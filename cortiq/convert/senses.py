@@ -1,0 +1,64 @@
+"""Keep in a new folder what the model of a folder sees or hears with, beside the text model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from cortiq.convert.plan import PlannedTensor
+from cortiq.convert.recipes import KEEP
+from cortiq.formats.checkpoint import Checkpoint
+from cortiq.formats.text_model import renamed
+from cortiq.hearing import whisper
+from cortiq.ir import Program
+from cortiq.ir.encoded import encoded_rows
+from cortiq.numerics.layouts import LAYOUTS
+from cortiq.vision.load import sense_module
+from cortiq.vision.mmproj import towers_beside
+
+SENSES = {"vision_config": "reads no images", "audio_config": "hears nothing"}
+"""Sections of config.json, and what a model without their tensors does not do."""
+
+
+def sense_prefixes(checkpoint: Checkpoint, program: Program) -> Mapping[str, str] | None:
+    """Return what the names of an encoder's or tower's tensors begin with; None without one."""
+    if encoded_rows(program) is not None:
+        return whisper.PREFIXES
+    module = sense_module(checkpoint)
+    return None if module is None else module.PREFIXES
+
+
+def with_senses(
+    planned: Sequence[PlannedTensor], checkpoint: Checkpoint, program: Program
+) -> list[PlannedTensor]:
+    """Return the text model's tensors under the folder's names, and those of what sees or hears."""
+    prefixes = sense_prefixes(checkpoint, program)
+    if prefixes is None:
+        return list(planned)
+    texts = [replace(t, name=checkpoint.name_in_folder(t.name)) for t in planned]
+    whole, taken = checkpoint.part({"": ""}), {tensor.name for tensor in texts}
+    names = [n for n in renamed(whole.tensor_names, prefixes).values() if n not in taken]
+    return [*texts, *(_kept(name, whole.tensor(name)) for name in names)]
+
+
+def _kept(name: str, source: Any) -> PlannedTensor:
+    return PlannedTensor(name, tuple(source.shape), LAYOUTS[source.type], KEEP, (), source)
+
+
+def left_out(checkpoint: Checkpoint, program: Program, is_folder: bool = True) -> tuple[str, ...]:
+    """Say what of the source a new model lacks, a line each.
+
+    Parameters
+    ----------
+    is_folder : whether the new model is a folder of our own, which keeps what is known.
+    """
+    if is_folder and sense_prefixes(checkpoint, program) is not None:
+        return ()
+    if checkpoint.kind == "gguf" and checkpoint.path.is_file():
+        why = "which stays beside the old model: copy it beside a new GGUF file"
+        found = towers_beside(checkpoint.path)
+        return tuple(f"the new model reads images with {file.name}, {why}" for file in found)
+    lacks = [what for key, what in SENSES.items() if checkpoint.whole.get(key) is not None]
+    why = f"its encoder is in {checkpoint.path} alone"
+    return tuple(f"the new model {what}: {why}" for what in lacks)
