@@ -50,7 +50,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/hearing": 800,
     "cortiq/ir": 3790,
     "cortiq/model": 2940,
-    "cortiq/models": 4705,
+    "cortiq/models": 4710,
     "cortiq/numerics": 3600,
     "cortiq/placement": 710,
     "cortiq/plugins": 660,
