@@ -47,7 +47,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/engine": 4220,
     "cortiq/explain": 590,
     "cortiq/formats": 7275,
-    "cortiq/hearing": 800,
+    "cortiq/hearing": 805,
     "cortiq/ir": 3790,
     "cortiq/model": 2940,
     "cortiq/models": 4710,

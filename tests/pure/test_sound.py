@@ -229,3 +229,10 @@ def test_a_filter_of_many_phases_takes_little_more_than_its_table():
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert weights.shape == (3001, 2 * back + 2) and peak < 3 * weights.nbytes
+
+
+def test_what_a_decoder_says_names_no_object_of_ours():
+    pytest.importorskip("soundfile")
+    with pytest.raises(RequestError, match="cannot be decoded: ") as told:
+        sound_of(b"OggS" + bytes(100))
+    assert "BytesIO" not in str(told.value)
