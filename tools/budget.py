@@ -37,7 +37,7 @@ LIMITS: Mapping[str, int] = {
     "backends/wgpu": 6000,
     "benchmarks": 4840,
     "conformance": 8480,
-    "cortiq": 770,
+    "cortiq": 777,
     "cortiq/backend": 5620,
     "cortiq/bench": 540,
     "cortiq/cli": 3075,

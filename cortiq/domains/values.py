@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from numbers import Integral
@@ -161,18 +162,9 @@ class TypedValue(Domain):
         if self.type is int:
             return Integer().admits(value)
         if self.type is float:
-            return is_finite(value)
+            number = isinstance(value, RealNumber) and not isinstance(value, bool)
+            return number and abs(value) <= sys.float_info.max
         return isinstance(value, self.type)
-
-
-def is_finite(value: object) -> bool:
-    """Return whether a value is a number, not `True`, that float64 has room for."""
-    if not isinstance(value, RealNumber) or isinstance(value, bool):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an integer of more than 1,024 bits
-        return False
 
 
 @dataclass(frozen=True)

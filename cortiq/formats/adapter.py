@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from cortiq.domains.values import is_finite
+from cortiq.arguments import is_finite
 from cortiq.errors import FormatError, RequestError, UnsupportedError, shown
 from cortiq.formats.adapter_files import CONFIG, PICKLED, WEIGHTS
 from cortiq.formats.digest import file_sha256

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from cortiq.domains.values import is_finite
+from cortiq.arguments import is_finite
 from cortiq.errors import FormatError, shown
 
 Sampling = Mapping[str, float | int]

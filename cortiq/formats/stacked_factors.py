@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cortiq.domains.values import is_finite
+from cortiq.arguments import is_finite
 from cortiq.errors import FormatError, UnsupportedError, shown
 
 _WRAPPED = ".base_layer"

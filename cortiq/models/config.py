@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, NewType, TypeVar
 
-from cortiq.domains.values import is_finite
+from cortiq.arguments import is_finite
 from cortiq.errors import FormatError, RequestError, UnsupportedError
 from cortiq.models.config_notes import ONLY, is_note
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from cortiq.domains.values import is_finite
+from cortiq.arguments import is_finite
 from cortiq.errors import CortiqError, FormatError, shown
 from cortiq.formats.strict_json import parse_object, read_bytes
 from cortiq.numerics.digest import Digest

@@ -9,7 +9,7 @@ import pytest
 import safetensors.numpy
 
 import cortiq
-from cortiq.domains.values import is_finite
+from cortiq.arguments import is_finite
 from cortiq.errors import CortiqError, FormatError, UnsupportedError
 
 MODEL = "synthetic:tiny-mixtral"
