@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping
+from numbers import Real
 from pathlib import Path
 from threading import Event
 from typing import Any, TypeVar
@@ -79,3 +81,13 @@ def instance_of(value: object, kind: type, where: str) -> None:
         raise RequestError(
             f"expected an instance of {kind.__name__}, not {shown(value)}", where=where
         )
+
+
+def is_finite(value: object) -> bool:
+    """Return whether a value is a number, not `True`, that float64 has room for."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer of more than 1,024 bits
+        return False

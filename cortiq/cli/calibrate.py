@@ -10,9 +10,8 @@ import click
 
 from cortiq.cli.explain import ONE_RUN
 from cortiq.cli.flags import grouped_command, options_of
-from cortiq.cli.inputs import MODEL, read_text
+from cortiq.cli.inputs import MODEL, NewFile, read_text
 from cortiq.cli.render import counted, echo, note, print_json, progress_bar
-from cortiq.errors import RequestError
 from cortiq.options import LoadOptions, select
 
 
@@ -20,7 +19,7 @@ from cortiq.options import LoadOptions, select
 @click.argument("model", type=MODEL)
 @click.argument("file")
 @click.option(
-    "--out", metavar="FILE.json", type=click.Path(dir_okay=False, path_type=Path),
+    "--out", metavar="FILE.json", type=NewFile(),
     help="Write the result to a new file, for `generate --calibration FILE.json`.",
 )  # fmt: skip
 @click.option(
@@ -47,8 +46,6 @@ def calibrate(
     from cortiq.explain import calibrate as calibrated
     from cortiq.explain import open_observed
 
-    if out is not None and out.exists():
-        raise RequestError("is there already", where=str(out))
     text = read_text(file)
     with open_observed(model, adapter=adapter, **select(LoadOptions, options)) as run:
         ids = run.source.tokenizer.encode(text, add_bos=False)[:tokens]

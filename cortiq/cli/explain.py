@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cortiq.atomic import atomic_file
 from cortiq.cli.flags import grouped_command, options_of
 from cortiq.cli.generate import IDS_HELP, read_prompt
-from cortiq.cli.inputs import MODEL, argument_text, token_ids
+from cortiq.cli.inputs import MODEL, NewFile, argument_text, token_ids
 from cortiq.cli.render import counted, echo, print_json
 from cortiq.errors import RequestError
 from cortiq.options import LoadOptions, select
@@ -40,7 +41,7 @@ ONE_RUN = (
 @click.option("--against-backend", metavar="NAME[:DEVICE]", help="Compare with this backend.")
 @click.option("--against-adapter", metavar="PATH[:SCALE]", help="Compare with this adapter.")
 @click.option(
-    "--save", metavar="FILE.npz", type=click.Path(dir_okay=False, path_type=Path),
+    "--save", metavar="FILE.npz", type=NewFile(),
     help="Write the rows behind each layer to a new file.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, all sums in it.")
@@ -63,14 +64,15 @@ def explain(
     given = read_prompt(prompt, ids, text)
     if force is not None and force_ids is not None:
         raise RequestError("what follows is a text or ids: give either --force or --force-ids")
+    forced = [] if force_ids is None else token_ids(force_ids, "--force-ids")
     chosen = select(LoadOptions, options)
     others = (against, against_backend, against_adapter)
     compared = any(other is not None for other in others)
     if compared and (save is not None or force is not None or force_ids is not None):
         what = "--save, --force and --force-ids go with one run, and two are compared"
         raise RequestError(what, where="--against")
-    if save is not None and save.exists():
-        raise RequestError("is there already", where=str(save))
+    if against_backend == "":
+        raise RequestError("names no backend", where="--against-backend")
     with open_observed(model, adapter=adapter, **chosen) as run:
         fed = run.ids(given)
         if compared:
@@ -79,7 +81,6 @@ def explain(
             _compare(run, open_observed(against or model, adapter=path, **chosen | backend), given,
                      as_json)  # fmt: skip
             return
-        forced = [] if force_ids is None else token_ids(force_ids)
         if force is not None:
             given_text = argument_text(force, "--force")
             forced = run.source.tokenizer.encode(given_text, add_bos=False)
@@ -115,7 +116,7 @@ def _save(run: ObservedModel, made: Explanation, path: Path) -> None:
     blocks = list(run.rows(made.ids, names))
     rows = {name: np.concatenate([block[name] for block in blocks]) for name in names}
     arrays: Any = {"ids": np.array(made.ids, np.int64), **rows}
-    with path.open("wb") as file:
+    with atomic_file(path) as file:
         np.savez(file, **arrays)
 
 

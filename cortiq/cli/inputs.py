@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
+from cortiq.arguments import path_of
 from cortiq.errors import RequestError, shown
 
 if TYPE_CHECKING:
@@ -60,11 +62,38 @@ FILE, OUT = click.Path(exists=True, dir_okay=False, path_type=Path), click.Path(
 """A file that is read, and a path that is written."""
 
 
+class NewFile(click.ParamType):
+    """A file that is written at the end, checked before anything is computed for it."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path; raise RequestError if it is there already, or its folder is not."""
+        where = param.opts[0] if param is not None else "file"
+        path = path_of(value, where)
+        if not path.name:
+            raise RequestError("names no file", where=where)
+        if os.path.lexists(path):
+            hint = "name another, or remove it"
+            raise RequestError("is there already", where=str(path), hint=hint)
+        if not os.access(path.parent, os.W_OK | os.X_OK) or not path.parent.is_dir():
+            what = f"no file can be made in {str(path.parent)!r}"
+            raise RequestError(what, where=str(path), hint="name a folder that you may write to")
+        return path
+
+
 def read_text(place: str) -> str:
-    """Read a text file, or stdin for `-`; raise RequestError if it is missing or not UTF-8."""
+    """Read a text file, or stdin for `-`; raise RequestError if it is missing, too long or not
+    UTF-8.
+    """
+    from cortiq.formats.given_files import read_given_text
+
     where = "stdin" if place == STDIN else place
+    if place == STDIN:
+        return read_given_text(_stdin(), where)
     try:
-        return decode(_stdin() if place == STDIN else Path(place).read_bytes(), where)
+        with Path(place).open("rb") as file:
+            return read_given_text(file, where)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise RequestError(getattr(error, "strerror", None) or str(error), where=where) from None
 
@@ -87,10 +116,10 @@ def piped_text() -> str | None:
     return stdin_text() or None
 
 
-def _stdin() -> bytes:
+def _stdin() -> IO[bytes]:
     if sys.stdin is None:
         raise RequestError("is closed: there is nothing to read", where="stdin")
-    return sys.stdin.buffer.read()
+    return sys.stdin.buffer
 
 
 def argument_text(text: str, where: str) -> str:
@@ -103,25 +132,20 @@ def argument_text(text: str, where: str) -> str:
 
 def decode(data: bytes, where: str) -> str:
     """Decode UTF-8; raise RequestError naming the first invalid byte."""
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise RequestError(
-            f"byte {error.start} is 0x{data[error.start]:02x}: the text is not UTF-8",
-            where=where,
-            hint="convert it first, for example with iconv",
-        ) from None
+    from cortiq.formats.given_files import decoded_text
+
+    return decoded_text(data, where)
 
 
-def token_ids(text: str) -> list[int]:
-    """Parse the token ids of `--ids`: integers separated by commas or blanks."""
+def token_ids(text: str, where: str = "--ids") -> list[int]:
+    """Parse the token ids of a flag: integers separated by commas or blanks."""
     words = text.replace(",", " ").split()
     for word in words:
         if not (word.isascii() and word.isdigit() and len(word) <= MAX_DIGITS):
-            hint = "for example: --ids 1,15,7"
-            raise RequestError(f"{shown(word)} is not a token id", where="--ids", hint=hint)
+            hint = f"for example: {where} 1,15,7"
+            raise RequestError(f"{shown(word)} is not a token id", where=where, hint=hint)
     if not words:
-        raise RequestError("there are no token ids", where="--ids")
+        raise RequestError("there are no token ids", where=where)
     return [int(word) for word in words]
 
 

@@ -12,13 +12,17 @@ from typing import Any
 
 import numpy as np
 
+from cortiq.arguments import instance_of, list_of, path_of
 from cortiq.convert.calibration import Moments, Progress, moments_of
 from cortiq.convert.feedback import CodeGrid, best_codes, feedback_of
-from cortiq.convert.scratch import ScratchArrays
-from cortiq.errors import RequestError
+from cortiq.convert.scratch import ScratchArrays, panels
+from cortiq.engine.request import id_list
+from cortiq.errors import RequestError, shown
 from cortiq.model.source import model_name, open_source
 from cortiq.numerics.contract import F32, Floats
 from cortiq.options import LoadOptions, resolve
+
+MOMENTS = "give those of cortiq.convert.gptq.second_moments"
 
 
 def second_moments(
@@ -45,16 +49,19 @@ def second_moments(
     ------
     RequestError : the text is empty, or there is no matrix of a name.
     """
+    given = None if matrices is None else list_of(matrices, "matrices", "give a list of names")
     source = open_source(model_name(model), resolve(LoadOptions, options))
     try:
-        names = set(source.program.weights if matrices is None else matrices)
-        if strange := sorted(names - source.program.weights.keys()):
-            raise RequestError(f"the model has no matrix {strange[0]!r}", where="matrices")
-        ids = source.tokenizer.encode(text, add_bos=False) if isinstance(text, str) else list(text)
+        names = list(source.program.weights) if given is None else given
+        for name in names:
+            if not isinstance(name, str) or name not in source.program.weights:
+                raise RequestError(f"the model has no matrix {shown(name)}", where="matrices")
+        encode = source.tokenizer.encode
+        ids = encode(text, add_bos=False) if isinstance(text, str) else id_list(text)
         if not ids:
             raise RequestError("the text has no tokens", where="text")
-        arrays = ScratchArrays(scratch)
-        yield from moments_of(source.program, source.weights, ids, names, arrays, progress)
+        arrays = ScratchArrays(_folder(scratch))
+        yield from moments_of(source.program, source.weights, ids, set(names), arrays, progress)
     finally:
         source.close()
 
@@ -74,7 +81,44 @@ def codes_of(
 
     Parameters
     ----------
-    values, scale, low : [N, K]. moments : [K, K].
+    values, scale, low : [N, K]. moments : [K, K], symmetric: Σ x·xᵀ of some rows.
+
+    Raises
+    ------
+    RequestError : an array has another shape or holds what is not finite, the moments are none of
+        any rows, or `largest` is no code.
     """
+    if type(largest) is not int or not 0 < largest < 1 << 16:
+        raise RequestError(f"the largest code is {shown(largest)}", where="largest")
+    values = _floats(values, "values", None)
+    scale, low = (_floats(x, n, values.shape) for x, n in ((scale, "scale"), (low, "low")))
+    width = values.shape[1]
+    moments = _floats(moments, "moments", (width, width))
     steps = CodeGrid(scale, low, np.full(len(values), largest, F32))
-    return best_codes(values, steps, feedback_of(moments, ScratchArrays(scratch)))
+    try:
+        feedback = feedback_of(moments, ScratchArrays(_folder(scratch)))
+    except np.linalg.LinAlgError:
+        raise RequestError("are no second moments of rows", where="moments", hint=MOMENTS) from None
+    return best_codes(values, steps, feedback)
+
+
+def _folder(scratch: Path | None) -> Path | None:
+    """Return the folder of large arrays; RequestError if it is none."""
+    if scratch is None or (folder := path_of(scratch, "scratch")).is_dir():
+        return scratch if scratch is None else folder
+    raise RequestError("is no folder", where=f"scratch: {folder}")
+
+
+def _floats(given: Any, name: str, shape: tuple[int, ...] | None) -> Floats:
+    """Return a matrix as float32; RequestError for another shape, or what is not finite.
+
+    Large ones are looked at a panel at a time.
+    """
+    instance_of(given, np.ndarray, name)
+    if given.dtype.kind not in "fiu" or given.ndim != 2 or shape not in (None, given.shape):
+        what = f"is {given.dtype}{list(given.shape)}"
+        raise RequestError(what, where=name, hint="give floats [N, K], moments [K, K]")
+    made = np.asarray(given, F32)
+    if not all(np.isfinite(made[cut]).all() for cut in panels(len(made))):
+        raise RequestError("holds a number that is not finite", where=name)
+    return made

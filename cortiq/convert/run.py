@@ -28,6 +28,7 @@ from cortiq.formats.cmf.model import container_at
 from cortiq.formats.cmf.reader import SUFFIX as CMF_SUFFIX
 from cortiq.formats.cmf.reader import open_cmf
 from cortiq.formats.fetch import SYNTHETIC, resolve
+from cortiq.formats.given_files import read_given_text
 from cortiq.ir import Program
 from cortiq.model.source import open_lora, open_tokenizer
 from cortiq.models import load_program
@@ -152,14 +153,15 @@ def _ids(
     """Return the tokens of the calibration text; none without one."""
     if calibration is None:
         return []
+    where = str(calibration.path)
     try:
-        text = calibration.path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        what = f"cannot be read: {error}"
-        raise RequestError(what, where=str(calibration.path)) from error
+        with calibration.path.open("rb") as file:
+            text = read_given_text(file, where)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise RequestError(f"cannot be read: {error}", where=where) from error
     tokenizer = open_tokenizer(checkpoint.tokenizer_source, loaded.program)
     ids = tokenizer.encode(text, add_bos=False)
-    return calibration_ids(ids, calibration.tokens, str(calibration.path))
+    return calibration_ids(ids, calibration.tokens, where)
 
 
 def _check_fed(

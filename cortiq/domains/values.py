@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from numbers import Integral
@@ -162,7 +163,7 @@ class TypedValue(Domain):
             return Integer().admits(value)
         if self.type is float:
             number = isinstance(value, RealNumber) and not isinstance(value, bool)
-            return number and math.isfinite(value)
+            return number and abs(value) <= sys.float_info.max
         return isinstance(value, self.type)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,11 +17,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from cortiq.arguments import path_of
 from cortiq.atomic import write_atomically
+from cortiq.engine.request import id_list
 from cortiq.engine.session import Progress
 from cortiq.errors import FormatError, RequestError, shown
 from cortiq.explain.facts import LOGITS
-from cortiq.explain.observed import ObservedModel
+from cortiq.explain.observed import ObservedModel, check_window
+from cortiq.formats.given_files import read_given
 
 STEPS = 32
 POWERS = range(STEPS // 2, 2 * STEPS + 1)
@@ -31,6 +33,8 @@ BINS = 15
 """Bins of the expected calibration error, of equal width."""
 LEAST_TOKENS = 256
 FORMAT = "cortiq-calibration-1"
+MOST_BYTES, LARGEST = 1 << 16, 1e30
+"""Most bytes of a file, and the magnitude that its numbers stay below."""
 Doubles = npt.NDArray[np.float64]
 
 
@@ -66,9 +70,12 @@ class Calibrated:
         return self.temperature in (STEPS / POWERS[0], STEPS / POWERS[-1])
 
     def write(self, path: str | Path) -> None:
-        """Write it as a JSON file, which `read_calibration` reads."""
+        """Write it as a JSON file, which `read_calibration` reads; RequestError if it cannot be."""
         text = json.dumps({"format": FORMAT, **asdict(self)}, indent=2)
-        write_atomically(path, [f"{text}\n".encode()])
+        try:
+            write_atomically(path_of(path, "write"), [f"{text}\n".encode()])
+        except OSError as error:
+            raise RequestError(f"cannot be written: {error.strerror}", where=str(path)) from None
 
 
 def read_calibration(path: str | Path) -> Calibrated:
@@ -76,12 +83,13 @@ def read_calibration(path: str | Path) -> Calibrated:
 
     Raises
     ------
-    FormatError : the file is no calibration, or its temperature is none.
+    RequestError : there is no such file. FormatError : it is no calibration.
     """
     where = str(path)
+    data = read_given(path_of(path, "calibration"), MOST_BYTES)
     try:
-        held = json.loads(Path(path).read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        held = json.loads(data[:MOST_BYTES])
+    except (ValueError, RecursionError) as error:
         raise FormatError(f"cannot be read as a calibration: {error}", where=where) from error
     if not isinstance(held, dict) or held.pop("format", None) != FORMAT:
         hint = "cortiq calibrate MODEL TEXT --out FILE writes one"
@@ -93,7 +101,7 @@ def read_calibration(path: str | Path) -> Calibrated:
         kinds: Any = {"float": (int, float), "int": int, "str": str}[str(field.type)]
         value = held[name]
         sound = isinstance(value, kinds) and not isinstance(value, bool)
-        if not sound or (kinds is not str and not math.isfinite(value)):
+        if not sound or (kinds is not str and not abs(value) < LARGEST):  # nor NaN
             raise FormatError(f"{name} is {shown(value)}", where=where)
     if not 0.001 <= held["temperature"] <= 1000:
         raise FormatError(f"the temperature is {held['temperature']}", where=where)
@@ -171,10 +179,11 @@ def calibrate(
     ------
     RequestError : the text has fewer than 256 tokens, or a window fewer than two.
     """
+    ids = id_list(ids)
     if len(ids) < LEAST_TOKENS:
         hint = f"give a text of at least {LEAST_TOKENS} tokens"
         raise RequestError(f"the text has {len(ids)} tokens", where="calibrate", hint=hint)
-    window = min(window, run.executable.program.context)
+    window = min(check_window(window), run.executable.program.context)
     if window < 2:
         raise RequestError(f"a window of {window} tokens predicts none", where="window")
     found = predictions(run, ids, window, progress)

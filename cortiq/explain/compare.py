@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from cortiq.engine.request import id_list
 from cortiq.errors import RequestError
 from cortiq.explain.facts import EMBED, LOGITS
 from cortiq.explain.observed import ObservedModel
@@ -110,7 +111,7 @@ def compare(run: ObservedModel, other: ObservedModel, ids: Sequence[int]) -> Par
     ------
     RequestError : the models have other layers, or cannot be given these ids.
     """
-    names = _common_layers(run, other)
+    ids, names = id_list(ids), _common_layers(run, other)
     sums = {name: _Sums() for name in names}
     losses, agreed, position = np.zeros(2), 0, 0
     for a, b in zip(run.rows(ids, names), other.rows(ids, names), strict=True):

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from cortiq.engine.request import id_list
 from cortiq.errors import RequestError
 from cortiq.explain.neurons import NeuronSums, neuron_sites, neuron_sums
 from cortiq.explain.observed import ObservedModel
@@ -119,9 +120,11 @@ def explain(run: ObservedModel, prompt: Sequence[int], forced: Sequence[int] = (
     ------
     RequestError : the prompt is empty, or with the forced ids longer than the context.
     """
+    prompt = id_list(prompt)
     if not prompt:
         raise RequestError("the prompt has no tokens", where="prompt")
-    ids, layers, sites = [*prompt, *forced], layer_values(run.program), neuron_sites(run.program)
+    ids = [*prompt, *id_list(forced)]
+    layers, sites = layer_values(run.program), neuron_sites(run.program)
     names = [EMBED, *layers.values(), *(v for site in sites.values() for v in site.values), LOGITS]
     sums, neurons = {layer: _LayerSums() for layer in layers}, neuron_sums(sites)
     following: list[NextToken] = []

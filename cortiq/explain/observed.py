@@ -11,9 +11,9 @@ import numpy as np
 from cortiq.backend import CompileOptions, Executable, Named
 from cortiq.backend.batch import NO_INPUTS
 from cortiq.engine.prompt_encoded import check_encoded
-from cortiq.engine.request import check_prompt
+from cortiq.engine.request import check_prompt, id_list
 from cortiq.engine.session import Session
-from cortiq.errors import RequestError
+from cortiq.errors import RequestError, shown
 from cortiq.ir import Program, primitives_of
 from cortiq.ir.overlays import overlay_inputs
 from cortiq.model.adapters import no_adapters
@@ -40,6 +40,14 @@ def compiled_to_observe(source: ModelSource, backend: str | None = None) -> Exec
     return place(chosen, primitives_of(source.program), source.weights, options)
 
 
+def check_window(window: int) -> int:
+    """Return the tokens of a window; RequestError if it is no number of them."""
+    if type(window) is not int or window < 1:
+        what = f"{shown(window)} is no number of tokens"
+        raise RequestError(what, where="window", hint="give a number such as 512")
+    return window
+
+
 def value_rows(
     executable: Executable,
     ids: Sequence[int],
@@ -59,13 +67,15 @@ def value_rows(
     RequestError : the text is empty, too long, or has ids out of the vocabulary; or there is no
         value of a name.
     """
+    ids = id_list(ids)
     if not ids:
         raise RequestError("the text has no tokens", where="prompt")
     values, wants = executable.program.trunk.values, tuple(map(Named, dict.fromkeys(names)))
     for want in wants:
         if want.name not in values:
             raise RequestError(f"the model has no value {want.name!r}", where="trunk")
-    window = len(ids) if window is None else min(window, executable.program.context)
+    whole, context = len(ids), executable.program.context
+    window = whole if window is None else min(check_window(window), context)
     for start in range(0, len(ids), window):
         part = check_prompt(list(ids[start : start + window]), executable.program)
         with Session(executable, len(part)) as session:

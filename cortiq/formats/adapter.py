@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from cortiq.arguments import is_finite
 from cortiq.errors import FormatError, RequestError, UnsupportedError, shown
 from cortiq.formats.adapter_files import CONFIG, PICKLED, WEIGHTS
 from cortiq.formats.digest import file_sha256
@@ -26,7 +27,7 @@ from cortiq.formats.gguf import GGUFFile, open_gguf
 from cortiq.formats.ia3 import ModuleVector, module_vectors
 from cortiq.formats.mapped import MappedTensors
 from cortiq.formats.safetensors import WEIGHT_TYPES, read_header, refuse_pickled
-from cortiq.formats.stacked_factors import StackedLowRank, take_stacks
+from cortiq.formats.stacked_factors import StackedLowRank, is_stabilised, take_stacks
 from cortiq.formats.strict_json import read_object
 
 _PEFT_PREFIX = "base_model.model."
@@ -167,15 +168,18 @@ def _from_peft(folder: Path, scale: float) -> Adapter:
         vectors = module_vectors(shapes, _PEFT_PREFIX, str(folder))
         return Adapter(folder, "huggingface", scale, {}, {}, tensors, files, vectors)
     parts: dict[str, dict[str, str]] = {}
-    whole = {}
+    whole: dict[str, str] = {}
     for name in tensors.tensors:
         plain = name.removeprefix(_PEFT_PREFIX)
         if found := _PEFT_PART.fullmatch(plain):
-            parts.setdefault(found["module"], {})[found["part"]] = name
+            held, key = parts.setdefault(found["module"], {}), found["part"]
         elif (found := _PEFT_WHOLE.fullmatch(plain)) and "lora_" not in plain:
-            whole[f"{found['module']}.{found['kind']}"] = name
+            held, key = whole, f"{found['module']}.{found['kind']}"
         else:
             raise FormatError(f"has a tensor {name!r} that no LoRA has", where=str(folder))
+        if key in held:
+            raise FormatError(f"has both {held[key]} and {name}", where=str(folder))
+        held[key] = name
     stacks = take_stacks(parts, config, str(folder))
     changes = {
         f"{module}.weight": _peft_change(module, found, config, tensors)
@@ -209,22 +213,25 @@ def _peft_change(
         _fail(tensors, f"{module} has no {first if first not in parts else second}")
     a, b = parts[first], parts[second]
     rank = _rank(a, b, tensors)
-    alpha = _pattern_value(config.get("alpha_pattern"), module, config.get("lora_alpha"))
-    if type(alpha) not in (int, float) or not math.isfinite(alpha):
+    patterns, usual = config.get("alpha_pattern"), config.get("lora_alpha")
+    alpha = _pattern_value(patterns, module, usual, str(tensors.path))
+    if not is_finite(alpha):
         _fail(tensors, f"lora_alpha of {module} is {shown(alpha)}")
-    root = math.sqrt(rank) if config.get("use_rslora") else rank
+    root = math.sqrt(rank) if is_stabilised(config, str(tensors.path)) else rank
     magnitude = parts.get("lora_magnitude_vector")
     if bool(config.get("use_dora")) != (magnitude is not None):
         _fail(tensors, f"use_dora does not agree with the tensors of {module}")
     return LowRank(a, b, alpha / root, is_table, magnitude)
 
 
-def _pattern_value(patterns: Any, module: str, usual: Any) -> Any:
+def _pattern_value(patterns: Any, module: str, usual: Any, where: str) -> Any:
     """Return the value for a module: of the first key that its name ends with, or is."""
-    for key, value in (patterns or {}).items() if isinstance(patterns, dict) else ():
+    if patterns is not None and not isinstance(patterns, dict):
+        raise FormatError(f"alpha_pattern is {shown(patterns)}", where=where)
+    for key, value in (patterns or {}).items():
         if not _PATTERN.fullmatch(key):
             what = f"alpha_pattern has {shown(key)}: only names are supported, not expressions"
-            raise UnsupportedError(what)
+            raise UnsupportedError(what, where=where)
         name = key.removeprefix("^").removesuffix("$")
         if module == name or (module.endswith(f".{name}") and not key.startswith("^")):
             return value
@@ -238,7 +245,7 @@ def _from_gguf(file: GGUFFile, scale: float) -> Adapter:
         what = f"is no LoRA: general.type is {shown(kinds[0])}, adapter.type {shown(kinds[1])}"
         raise FormatError(what, where=where)
     alpha = metadata.get("adapter.lora.alpha", 0.0)
-    if type(alpha) not in (int, float) or not math.isfinite(alpha):
+    if not is_finite(alpha):
         raise FormatError(f"adapter.lora.alpha is {shown(alpha)}", where=where)
     _check_types(file)
     parts: dict[str, dict[str, str]] = {}

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from cortiq.arguments import is_finite
 from cortiq.errors import FormatError, shown
 
 Sampling = Mapping[str, float | int]
@@ -64,9 +65,9 @@ def _recommended(given: Mapping[str, Any], where: str) -> Sampling:
 def _checked(name: str, value: Any, where: str) -> float | int:
     """Return a value as its option takes it; a `top_p` or penalty of 0 is none."""
     low, high = BOUNDS.get(name, (-math.inf, math.inf))
-    number = isinstance(value, int | float) and not isinstance(value, bool)
+    number = is_finite(value)
     whole = name != "top_k" or (number and float(value).is_integer())
-    if not number or not whole or not math.isfinite(value) or not low <= value <= high:
+    if not number or not whole or not low <= value <= high:
         hint = "correct the value, or remove it from the file"
         raise FormatError(f"recommends the {name} {shown(value)}", where=where, hint=hint)
     if name == "top_k":

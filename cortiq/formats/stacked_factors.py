@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cortiq.arguments import is_finite
 from cortiq.errors import FormatError, UnsupportedError, shown
 
 _WRAPPED = ".base_layer"
@@ -69,13 +70,21 @@ def take_stacks(
         if own.keys() != {"lora_A", "lora_B"}:
             raise FormatError(f"{name} has not lora_A and lora_B alone", where=where)
         alpha: Any = config.get("lora_alpha")
-        if type(alpha) not in (int, float) or not math.isfinite(alpha):
+        if not is_finite(alpha):
             raise FormatError(f"lora_alpha is {shown(alpha)}", where=where)
-        stabilised = bool(config.get("use_rslora"))
+        stabilised = is_stabilised(config, where)
         found.append(
             StackedLowRank(module, there, own["lora_A"], own["lora_B"], float(alpha), stabilised)
         )
     return tuple(found)
+
+
+def is_stabilised(config: Mapping[str, Any], where: str) -> bool:
+    """Return whether factors are over √r; FormatError if the key says neither."""
+    value: Any = config.get("use_rslora")
+    if value not in (None, True, False):
+        raise FormatError(f"use_rslora is {shown(value)}", where=where)
+    return bool(value)
 
 
 def _parameters(module: str, targets: Sequence[str]) -> list[str]:

@@ -99,7 +99,7 @@ def _by_soundfile(data: bytes) -> Sound:
     except (RequestError, MemoryError):
         raise
     except Exception as error:  # decoders raise whatever a damaged file leads them to
-        why = str(error) or type(error).__name__
+        why = getattr(error, "error_string", "") or str(error) or type(error).__name__
         what = f"the sound cannot be decoded: {why[:WHY_LETTERS]}"
         hint = f"give a whole {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file"
         raise RequestError(what, where="audio", hint=hint) from None

@@ -63,6 +63,11 @@ class Processor(SoundProcessor):
 
     marker = AUDIO
 
+    def rows_of(self, count: int) -> int:
+        """Return the rows of the first window."""
+        frames = min(-(-count // self.rules.hop_length), self.most)
+        return -(-frames // STRIDE) // POOL
+
     def prepare(self, samples: Floats) -> SpokenSound:
         """Return the first window; RequestError for a sound of less than a row."""
         frames = min(-(-len(samples) // self.rules.hop_length), self.most)

@@ -32,7 +32,16 @@ class Sound:
         return len(self.samples) / self.rate
 
     def at(self, rate: int) -> Floats:
-        """Return the samples at another rate, each rounded to float32."""
+        """Return the samples at another rate, each rounded to float32.
+
+        Raises
+        ------
+        RequestError : there are more than `MAX_FRAMES` at that rate.
+        """
+        count = -(-len(self.samples) * rate // self.rate)
+        if count > MAX_FRAMES:
+            what = f"the sound lasts {self.seconds:.0f} seconds: at most {MAX_FRAMES // rate}"
+            raise RequestError(what, where="audio", hint="cut it into several")
         return resample(self.samples, self.rate, rate).astype(np.float32)
 
 

@@ -93,5 +93,9 @@ class SoundProcessor(ABC):
         return sound_of(audio).at(self.rules.sampling_rate)
 
     @abstractmethod
+    def rows_of(self, count: int) -> int:
+        """Return how many rows so many samples become, before they are prepared."""
+
+    @abstractmethod
     def prepare(self, samples: Floats) -> SpokenSound:
         """Return samples as the model hears them."""

@@ -73,6 +73,11 @@ class Processor(SoundProcessor):
     marker = AUDIO
     config: Config
 
+    def rows_of(self, count: int) -> int:
+        """Return the rows of all windows."""
+        windows = -(-count // self.rules.window)
+        return windows * (self.config.max_source_positions // self.config.pool)
+
     def prepare(self, samples: Floats) -> SpokenSound:
         """Return windows of the spectrogram of all samples, filled up with zeros."""
         whole = np.pad(samples, (0, -len(samples) % self.rules.window))

@@ -14,7 +14,14 @@ from cortiq.options import LoadOptions, on_one_device
 from cortiq.plugins.selection import find_backend
 from cortiq.ranks.backend import DeviceSplit, RanksBackend
 from cortiq.ranks.ray_actors import start_actors
-from cortiq.ranks.start import Ranks, device_count, launched, start_ranks
+from cortiq.ranks.start import (
+    MOST_ANYWHERE,
+    MOST_HERE,
+    Ranks,
+    device_count,
+    launched,
+    start_ranks,
+)
 
 
 class _Running:
@@ -37,7 +44,7 @@ def shared_backend(
     BackendError : the ranks did not meet.
     OptionError : models with another number of devices are loaded; or the split is none.
     """
-    count = device_count(options.devices)
+    count = device_count(options.devices, MOST_ANYWHERE if options.ray else MOST_HERE)
     if count == 1:
         return backend, backend, lambda: None
     split = _split(options, count)

@@ -95,7 +95,7 @@ class Model(ModelFacts, AdapterMixin, PromptMixin, PrefixCacheMixin, ScoringMixi
         if tower is not None and source.vision is not None:
             hears = source.vision.processor.medium == "audio"
             encoder = (SoundEncoder if hears else VisionEncoder)(tower)
-            self.sight = Sight(source.vision, encoder, self.tokenizer)
+            self.sight = Sight(source.vision, encoder, self.tokenizer, source.program.context)
 
     def generate(
         self,

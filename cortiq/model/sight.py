@@ -49,15 +49,18 @@ class Sight:
     Attributes
     ----------
     program : the tower's. encoder : the tower on its backend. medium : one of `MEDIA`.
+    context : tokens of a sequence.
     """
 
     def __init__(
-        self, loaded: LoadedVision, encoder: VisionEncoder | SoundEncoder, tokenizer: Tokenizer
-    ) -> None:
+        self, loaded: LoadedVision, encoder: VisionEncoder | SoundEncoder, tokenizer: Tokenizer,
+        context: int,
+    ) -> None:  # fmt: skip
         self.program: Program = loaded.program
         self.processor: Any = loaded.processor
         self.encoder: Any = encoder
         self.tokenizer, self.medium = tokenizer, loaded.processor.medium
+        self.context = context
         self.things = "images" if self.medium == "image" else "sounds"
 
     def prepared(self, images: Iterable[Any]) -> list[Any]:
@@ -66,9 +69,22 @@ class Sight:
         for image in images:
             if len(made) == MAX_IMAGES:
                 raise RequestError(f"more than {MAX_IMAGES} {self.things}", where=self.medium)
-            known = isinstance(image, Prepared)
-            made.append(image if known else self.processor.prepare(self.processor.read(image)))
+            if not isinstance(image, Prepared):
+                image = self._prepared(image, sum(one.rows for one in made))
+            made.append(image)
         return made
+
+    def _prepared(self, given: Any, before: int) -> Any:
+        """Return an image or a sound as the model has it; refuse a sound that the context has no
+        room for behind so many rows, before its spectrogram is computed.
+        """
+        found = self.processor.read(given)
+        if self.medium == "audio":
+            rows = before + self.processor.rows_of(len(found))
+            if rows > self.context:
+                what = f"sounds of {rows} rows: the context has {self.context} tokens"
+                raise RequestError(what, where="audio", hint="give a shorter one")
+        return self.processor.prepare(found)
 
     def expanded(self, text: str, images: Sequence[Prepared], *, before: bool = False) -> str:
         """Return a text with what stands for each image in place of its marker.

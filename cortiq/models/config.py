@@ -6,19 +6,21 @@ further keys of its files. An unknown key is refused: it might change the graph.
 
 from __future__ import annotations
 
-import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, NewType, TypeVar
 
+from cortiq.arguments import is_finite
 from cortiq.errors import FormatError, RequestError, UnsupportedError
 from cortiq.models.config_notes import ONLY, is_note
 
 MAX_COUNT = 2**31 - 1
 MAX_LAYERS = 4096
 """More layers than any model has; a corrupt file must not make us build a graph for minutes."""
+LARGEST = {"num_hidden_layers": MAX_LAYERS, "altup_num_inputs": 64}
+"""Fields by which graphs grow, and the largest value of each."""
 
 MAX_HEAD = 1 << 16
 """Elements of a head: far above any model's; rotary tables take work for each."""
@@ -243,8 +245,9 @@ def construct(config_type: type[AnyConfig], values: Mapping[str, Any], *, where:
             problems.append(f"{name} is {values[name]!r}, not {kind}")
         else:
             arguments[name] = _converted(hints[name], values[name])
-    if arguments.get("num_hidden_layers", 0) > MAX_LAYERS:
-        problems.append(f"num_hidden_layers is more than {MAX_LAYERS}")
+    for name, most in LARGEST.items():
+        if arguments.get(name, 0) > most:
+            problems.append(f"{name} is more than {most}")
     if problems:
         raise FormatError("; ".join(problems), where=where)
     config = config_type(**arguments)
@@ -284,7 +287,7 @@ def accepts(kind: Any, value: Any) -> bool:
 
 def is_number(value: Any) -> bool:
     """Return whether a JSON value is a finite float64: no NaN, no integer of 400 digits."""
-    return type(value) in (int, float) and abs(value) <= sys.float_info.max
+    return type(value) in (int, float) and is_finite(value)
 
 
 def _converted(kind: Any, value: Any) -> Any:

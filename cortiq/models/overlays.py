@@ -48,7 +48,7 @@ class _Shapes:
     """A program's weights as the tensors of a file, for models that have none."""
 
     def __init__(self, program: Program) -> None:
-        self.program, self.path = program, "the model"
+        self.program, self.path = program, "in memory"
         self.tensor_names = tuple(program.weights)
 
     def __contains__(self, name: object) -> bool:
@@ -78,7 +78,13 @@ def read_overlay(adapter: Adapter, loaded: LoadedProgram, program: Program) -> O
     names = WithAdapters(base, [], loaded.module, loaded.config)
     names.add(replace(adapter, whole={}, vectors={}, stacks=()))
     reader = _AdapterReader(adapter, loaded, program, names)
-    return Overlay(adapter.sha256(), adapter.scale, dict(reader.members()))
+    members: dict[Key, OverlayPart] = {}
+    for key, part in reader.members():
+        if key in members:
+            what = f"changes {key[0]} twice, or changes it and holds it whole"
+            raise FormatError(what, where=where)
+        members[key] = part
+    return Overlay(adapter.sha256(), adapter.scale, members)
 
 
 @dataclass
@@ -218,7 +224,7 @@ class _AdapterReader:
             canonical, found = self.names.found(name, self.adapter)
             check_shape(self.adapter, tensor, found, tuple(self.names.base.tensor(found).shape))
             values, table = doubles(self.adapter, tensor), canonical == TABLE
-            if same_tensor(self.names.base.tensor(found), values):
+            if self.loaded.pieces and same_tensor(self.names.base.tensor(found), values):
                 continue
             matrix = values.ndim > 1 and canonical not in self.names.rows_of(self.adapter)
             if not matrix:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cortiq.errors import UnsupportedError
+from cortiq.errors import FormatError, UnsupportedError
 from cortiq.ir import Builder, Op, Program, Value
 from cortiq.ir.images import AXES, ImageRows
 from cortiq.ir.layers import Attention, Embedding, GatedMLP, Linear, Residual, RMSNorm
 from cortiq.ir.ops import Scale, SoftCap
-from cortiq.models.config import BaseConfig
+from cortiq.models.config import MAX_LAYERS, BaseConfig
 from cortiq.numerics.route import Router
 
 ACTIVATIONS: Mapping[str, str] = {
@@ -116,9 +116,13 @@ class Decoder:
         residual: float = 1.0,
         loops: int = 1,
     ) -> None:
+        layers = config.num_hidden_layers * loops
+        if layers > MAX_LAYERS:
+            what = f"{config.num_hidden_layers} layers, passed {loops} times: at most {MAX_LAYERS}"
+            raise FormatError(what, where="config")
         facts = {
             "family": family,
-            "layers": config.num_hidden_layers * loops,
+            "layers": layers,
             "width": config.hidden_size,
             "heads": config.num_attention_heads,
             "kv_heads": config.kv_heads,

@@ -211,7 +211,7 @@ def names_of(family: ModuleType, config: BaseConfig) -> Names:
 
 def location_of(checkpoint: OpenCheckpoint) -> str:
     """Return the file or name of a checkpoint, for messages."""
-    return str(getattr(checkpoint, "path", checkpoint.architecture))
+    return str(getattr(checkpoint, "path", None) or checkpoint.architecture)
 
 
 @contextmanager

@@ -14,11 +14,13 @@ CROSSINGS = 16
 """Zeros of the sinc function on either side of a sample of the filter."""
 ROLL_OFF = 0.95
 """Share of the band that the filter lets through."""
+PHASES = 256
+"""Phases whose weights are computed at a time; no bit depends on it."""
 CHUNK = 1 << 16
 """Samples that are made at a time."""
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=2)  # a table has 100 MB where the rates have no common factor
 def resample_weights(up: int, down: int) -> tuple[int, Doubles]:
     """Return how far back a sample reads, and the weights of the samples that it reads.
 
@@ -34,16 +36,25 @@ def resample_weights(up: int, down: int) -> tuple[int, Doubles]:
     cut = ROLL_OFF * min(1.0, up / down)
     reach = CROSSINGS / cut
     back = ceil(reach)
-    far = np.arange(-back, back + 2) - (np.arange(up) / up)[:, None]
+    weights = np.empty((up, 2 * back + 2))
+    for start in range(0, up, PHASES):
+        phases = np.arange(start, min(start + PHASES, up))
+        far = np.arange(-back, back + 2) - (phases / up)[:, None]
+        weights[phases] = _weights(far, cut, reach)
+    return back, weights
+
+
+def _weights(far: Doubles, cut: float, reach: float) -> Doubles:
+    """Return the weights of places at these distances, float64 [phases, places]."""
     near = far * cut
     safe = np.where(near == 0.0, 1.0, near)
     sinc = np.where(near == 0.0, 1.0, sine_of_half_turns(safe) / (safe * np.pi))
     window = sine_of_half_turns(0.5 - far / (2.0 * reach))
     weights = np.where(np.abs(far) < reach, sinc * (window * window), 0.0)
-    total = np.zeros(up)
+    total = np.zeros(len(far))
     for column in weights.T:
         total = total + column
-    return back, weights / total[:, None]
+    return weights / total[:, None]
 
 
 def resample(samples: npt.NDArray[np.floating], rate: int, wanted: int) -> Doubles:

@@ -20,6 +20,10 @@ LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 FOLLOWER = "cortiq.model.follower"
 """The module that a process of this host runs as a rank: `python -m`, its rank, size, address."""
 INTERFACE, LOOPBACK = "GLOO_SOCKET_IFNAME", "lo"
+MOST_HERE = 64
+"""Ranks that one host is asked to start at most: each is a process with a model of its own."""
+MOST_ANYWHERE = 1024
+"""Ranks of several hosts."""
 END_SECONDS = 10.0
 """Seconds that a rank may take to end before it is killed."""
 
@@ -58,15 +62,22 @@ def launched(environment: Mapping[str, str] = os.environ) -> TorchrunRank | None
     return TorchrunRank(rank, size, here, place) if size > 1 else None
 
 
-def device_count(devices: int) -> int:
+def device_count(devices: int, most: int = MOST_HERE) -> int:
     """Return how many ranks there are to be; 0 stands for what torchrun started, or one.
+
+    Parameters
+    ----------
+    most : that cortiq itself may start.
 
     Raises
     ------
-    OptionError : torchrun started another number.
+    OptionError : there are to be more, or torchrun started another number.
     """
     launch = launched()
     if launch is None:
+        if devices > most:
+            hint = f"name at most {most}, or start the ranks by torchrun"
+            raise OptionError("devices", f"is {devices}, and {most} can be started", hint=hint)
         return devices or 1
     if devices not in (0, launch.size):
         what = f"is {devices}, and torchrun started {launch.size} ranks"
@@ -124,8 +135,10 @@ def start_ranks(count: int, find_backend: FindBackend, open_weights: OpenWeights
 def _start_here(count: int, find_backend: FindBackend, open_weights: OpenWeights) -> Ranks:
     os.environ.setdefault(INTERFACE, LOOPBACK)
     address = f"127.0.0.1:{free_port()}"
-    processes = [start_follower(rank, count, address) for rank in range(1, count)]
+    processes: list[subprocess.Popen[bytes]] = []
     try:
+        for rank in range(1, count):
+            processes.append(start_follower(rank, count, address))
         world = World.join(0, count, address, ranks_here=count)
     except BaseException:
         for process in processes:
@@ -136,9 +149,13 @@ def _start_here(count: int, find_backend: FindBackend, open_weights: OpenWeights
 
 
 def start_follower(rank: int, count: int, address: str) -> subprocess.Popen[bytes]:
-    """Start a rank on this host; it ends when rank 0 does."""
+    """Start a rank on this host, which ends when rank 0 does; BackendError if it cannot be."""
     command = [sys.executable, "-m", FOLLOWER, str(rank), str(count), address]
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    try:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    except OSError as error:
+        what = f"rank {rank} of {count} cannot be started: {error.strerror}"
+        raise BackendError(what, hint="name fewer: devices=2, --devices 2") from error
 
 
 def free_port() -> int:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from cortiq.arguments import is_finite
 from cortiq.errors import CortiqError, FormatError, shown
 from cortiq.formats.strict_json import parse_object, read_bytes
 from cortiq.numerics.digest import Digest
@@ -169,8 +169,8 @@ def read_adapter(value: Any, where: str) -> tuple[str, float]:
     """Return hash and scale of an adapter; raise FormatError if there are none."""
     if type(value) is not list or len(value) != 2 or type(value[1]) not in (int, float):
         raise FormatError(f"must be [hash, scale], not {shown(value)}", where=where)
-    if not math.isfinite(value[1]):
-        raise FormatError(f"has the scale {value[1]}", where=where)
+    if not is_finite(value[1]):
+        raise FormatError(f"has the scale {shown(value[1])}", where=where)
     return _hex(64)(value[0], where), float(value[1])
 
 

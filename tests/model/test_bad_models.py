@@ -113,7 +113,7 @@ def test_any_value_of_any_key_gives_a_model_or_our_error(name):
     assert {"model", "FormatError", "UnsupportedError"} <= outcomes
 
 
-FEW = [0, -1, HUGE, 0.5, float("nan"), None, True, "x", [], [0], ["a"], {"a": 1}]
+FEW = [0, -1, HUGE, 2**31 - 1, 0.5, float("nan"), None, True, "x", [], [0], ["a"], {"a": 1}]
 MINI = [name for name in CONFIGS if name.startswith("mini-")]
 
 
@@ -133,6 +133,22 @@ def test_any_value_of_any_field_of_a_family_gives_a_graph_or_our_error(name):
             except CortiqError:
                 refused += 1
     assert refused > 5 * len(keys)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "says"),
+    [
+        ("mini-nanbeige", "num_loops", "passed 2049 times: at most 4096"),
+        ("mini-gemma3n_text", "altup_num_inputs", "altup_num_inputs is more than 64"),
+    ],
+)
+def test_no_key_makes_a_graph_without_limit(name, key, says):
+    """It would take minutes and memory before weights are missed."""
+    values = CONFIGS[name]
+    family = families()[values["model_type"]]
+    with pytest.raises(FormatError, match=says):
+        config = config_from_json(family.Config, family.KEYS, {**values, key: 2049}, where="x")
+        family.build(config, 64)
 
 
 @pytest.mark.parametrize(

@@ -299,8 +299,10 @@ def test_commands_show_compare_and_calibrate(root, tmp_path):
 
 @pytest.mark.parametrize(
     "change",
-    [{"temperature": "1"}, {"temperature": 0}, {"format": "x"}, {"more": 1}, {"nll": None}],
-)
+    [{"temperature": "1"}, {"temperature": 0}, {"format": "x"}, {"more": 1}, {"nll": None},
+     {"tokens": 10**400}, {"temperature": 10**400}, {"nll": float("nan")},
+     {"model_hash": "a" * 10**5}],
+)  # fmt: skip
 def test_files_that_are_no_calibrations_are_refused(change, tmp_path):
     numbers = dict.fromkeys(("accuracy", "nll", "nll_before", "error", "error_before"), 0.5)
     sound = {"format": "cortiq-calibration-1", "temperature": 1.5, "tokens": 9, **numbers,
@@ -311,6 +313,51 @@ def test_files_that_are_no_calibrations_are_refused(change, tmp_path):
     (tmp_path / "c.json").write_text(json.dumps(sound | change))
     with pytest.raises(FormatError):
         read_calibration(tmp_path / "c.json")
+
+
+def test_what_is_no_text_no_window_and_no_file_is_said():
+    """Arrays of ids are ids; everything else that these functions are given is our error."""
+    model = open_observed("synthetic:tiny-llama", backend="reference")
+    with model:
+        assert explain(model, np.array([1, 2])).layers == explain(model, [1, 2]).layers
+        assert compare(model, model, np.array([1, 2])).same
+        for given in (None, 5, b"ab", [1.5]):
+            for call in (explain, lambda m, ids: compare(m, m, ids), calibrate):
+                with pytest.raises(RequestError):
+                    call(model, given)
+        for window in (0, -1, 3.5, "a", True):
+            with pytest.raises(RequestError, match="window"):
+                calibrate(model, [1] * 300, window=window)
+            with pytest.raises(RequestError, match="window"):
+                next(model.rows([1], ["logits"], window))
+
+
+def test_files_that_cannot_be_made_are_refused_before_anything_is_computed(tmp_path, monkeypatch):
+    monkeypatch.setattr("cortiq.explain.open_observed", lambda *_, **__: pytest.fail("computed"))
+    text, taken = tmp_path / "t.txt", tmp_path / "taken"
+    text.write_text("a" * 300)
+    taken.symlink_to(tmp_path / "nothing" / "there")
+    for place in (tmp_path / "none" / "x", taken, text / "x", "", "a\0b"):
+        for command in (("explain", "--ids", "1", "--save"), ("calibrate", text, "--out")):
+            made = run(command[0], "synthetic:tiny-llama", *command[1:], place)
+            assert isinstance(made.exception, RequestError), made.output
+    named = run("explain", "synthetic:tiny-llama", "--ids", "1", "--force-ids", "x")
+    assert str(named.exception).startswith("--force-ids")
+    none = run("explain", "synthetic:tiny-llama", "--ids", "1", "--against-backend", "")
+    assert "names no backend" in str(none.exception)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
+def test_rows_that_were_not_saved_whole_are_not_there(error, tmp_path, monkeypatch):
+    def saved(file, **arrays):
+        file.write(b"half")
+        raise error
+
+    monkeypatch.setattr(np, "savez", saved)
+    made = run("explain", "synthetic:tiny-llama", "--ids", "1,2", "--save", tmp_path / "a.npz")
+    assert made.exit_code and not list(tmp_path.iterdir())
+    if isinstance(error, OSError):
+        assert made.exception.filename == str(tmp_path / "a.npz")
 
 
 @pytest.mark.slow

@@ -52,3 +52,33 @@ def test_what_has_no_moments_is_said():
         next(second_moments(MODEL, IDS, ["none"]))
     with pytest.raises(RequestError, match="no tokens"):
         next(second_moments(MODEL, []))
+    for strange in ("q", None, 5, [[1]]):
+        with pytest.raises(RequestError):
+            next(second_moments(MODEL, IDS, ["x", 1] if strange is None else strange))
+    for text in (None, 5, b"ab", [1.5]):
+        with pytest.raises(RequestError):
+            next(second_moments(MODEL, text))
+    with pytest.raises(RequestError, match="is no folder"):
+        next(second_moments(MODEL, IDS, scratch="/no/such/folder"))
+
+
+def test_codes_are_made_of_finite_matrices_and_moments_only():
+    random = np.random.default_rng(2)
+    values, rows = (random.standard_normal(s).astype(np.float32) for s in ((4, 8), (20, 8)))
+    good = {"values": values, "scale": np.full((4, 8), 0.1, np.float32), "low": values * 0 - 1,
+            "largest": 15, "moments": rows.T @ rows}  # fmt: skip
+    codes = codes_of(**good)
+    doubles = good | {"values": values.astype(np.float64)}
+    assert np.array_equal(codes_of(**doubles), codes) and codes_of(**doubles).dtype == np.float32
+    for name in ("values", "scale", "low", "moments"):
+        whole = good[name]
+        holed = np.where(np.arange(8) == 3, np.float32(np.nan), whole)
+        for bad in (whole[:2], whole[0], whole.tolist(), whole.astype(str), holed, None):
+            with pytest.raises(RequestError):
+                codes_of(**good | {name: bad})
+    for largest in (0, -1, 1.5, "a", True, 10**9):
+        with pytest.raises(RequestError, match="largest"):
+            codes_of(**good | {"largest": largest})
+    with pytest.raises(RequestError, match="no second moments"):
+        indefinite = 50 * np.eye(8, dtype=np.float32) - 9 - good["moments"]
+        codes_of(**good | {"moments": indefinite})

@@ -130,6 +130,19 @@ def test_what_cannot_be_heard_is_refused(folder, tmp_path):
         model.audio_prompt("a", [wav()])
 
 
+def test_sounds_that_the_context_has_no_room_for_are_refused_unheard(tmp_path, monkeypatch):
+    """Half an hour of silence is a FLAC of 100 kB, and 29 seconds of work."""
+    spoken_folders.voxtral(tmp_path)
+    with cortiq.load(tmp_path, backend="cpu", threads=1, context=64) as model:
+        sight = model.sight
+        (one,) = sight.prepared([wav()])
+        assert one.rows == sight.processor.rows_of(4000)
+        monkeypatch.setattr(sight.processor, "prepare", lambda _: pytest.fail("prepared"))
+        for given in ([wav(), one, one], [(np.zeros(16000 * 60, np.float32), 16000)]):
+            with pytest.raises(RequestError, match="the context has 64 tokens"):
+                sight.prepared(reversed(given))
+
+
 @pytest.fixture(scope="module")
 def server(folder):
     log = ("--request-log", str(folder.parent / "requests.log"))

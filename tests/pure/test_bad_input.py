@@ -148,6 +148,16 @@ def test_places_that_hold_no_text_are_refused(place):
         read_text(place)
 
 
+@pytest.mark.parametrize("place", ["/dev/zero", "-"])
+def test_texts_without_an_end_are_read_to_a_limit(place, monkeypatch):
+    """Pipes are texts, too, so that a file's size says nothing."""
+    monkeypatch.setattr("cortiq.formats.given_files.MAX_TEXT_BYTES", 1 << 16)
+    with open("/dev/zero") as endless:
+        monkeypatch.setattr("sys.stdin", endless)
+        with pytest.raises(RequestError, match="the text has more than 65536 bytes"):
+            read_text(place)
+
+
 def test_what_is_shown_of_foreign_values_is_short():
     class Rude:
         def __repr__(self):

@@ -345,3 +345,10 @@ def test_several_texts_select_the_cases_of_each():
     assert all(alone.values())
     assert set(listed[:-1]) == {case.id for found in alone.values() for case in found}
     assert listed[-1] == f"{len(listed) - 1} cases"
+
+
+@pytest.mark.parametrize("kind", ["json", "junit", "html"])
+def test_reports_without_a_folder_are_refused_before_anything_is_computed(kind, tmp_path):
+    command = ["-b", "reference", "--level", "0", f"--{kind}", str(tmp_path / "none" / "x")]
+    made = CliRunner().invoke(conform, command)
+    assert isinstance(made.exception, RequestError) and not made.stdout

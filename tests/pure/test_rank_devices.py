@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from cortiq.backend import CompileOptions, Device
-from cortiq.errors import BackendError
+from cortiq.errors import BackendError, OptionError
+from cortiq.ranks import start
 from cortiq.ranks.group import RankGroup, World
 from cortiq.ranks.member import Member, StagePlan
 from cortiq.ranks.own_device import own_device, why_no_nccl
-from cortiq.ranks.start import launched
+from cortiq.ranks.start import device_count, launched, start_ranks
+from cortiq_conformance.on_ranks import subject_on
 
 GPUS = [Device(f"cuda:{n}", "a GPU") for n in range(4)]
 TWO_KINDS = [Device("igpu:0", "of the processor"), *GPUS[:2]]
@@ -141,3 +143,33 @@ def test_torchrun_says_which_rank_of_its_host_this_is() -> None:
         found = launched({**given, "LOCAL_WORLD_SIZE": "4", **more})
         assert found is not None
         assert (found.ranks_here, found.rank_here) == (4, place)
+
+
+@pytest.mark.parametrize("count", [65, 10**6, 10**20])
+def test_no_host_starts_ranks_without_limit(count: int) -> None:
+    with pytest.raises(OptionError, match=f"devices is {count}, and 64 can be started"):
+        device_count(count)
+    with pytest.raises(OptionError, match="64 can be started"), subject_on("cpu", count, "mixed"):
+        pass
+    assert device_count(64) == 64
+
+
+@pytest.mark.parametrize("stopped_by", [OSError(11, "no more processes"), KeyboardInterrupt()])
+def test_ranks_that_were_started_end_where_the_next_is_not(
+    stopped_by: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that waits for others that never come is one that nobody ends."""
+    made: list[Any] = []
+    popen = start.subprocess.Popen
+
+    def started(command: list[str], **options: Any) -> Any:
+        if len(made) == 2:
+            raise stopped_by
+        made.append(popen(["sleep", "60"], **options))
+        return made[-1]
+
+    monkeypatch.setattr(start.subprocess, "Popen", started)
+    expected = BackendError if isinstance(stopped_by, OSError) else KeyboardInterrupt
+    with pytest.raises(expected):
+        start_ranks(4, lambda *_: None, lambda *_: None)
+    assert [process.poll() for process in made] == [-9, -9]

@@ -198,15 +198,29 @@ def test_grown_experts_leave_the_model_alone_outside_of_their_shells(layout, tmp
         (["resonance:file={trunk},layers=9"], "no layer 9"),
         (["cluster_head:file={trunk}"], "belongs to no layer"),
         (["cluster_head:file={odd}"], "do not divide"),
+        (["cluster_head:file={void}"], "0 clusters, which do not divide"),
+        (["cluster_head:file={head}", "cluster_head:file={head}"], "two levels already"),
+        (["resonance:file={trunk},top_k=4", "grow:file={none}"], "grown.mu holds no experts"),
+        (["resonance:file={trunk},top_k=99"], "top_k is 99"),
+        (["resonance:file={trunk}", "grow:file={typo}"], "holds layers.0.mlp.grown.shel, of no"),
+        (["resonance:file={trunk}", "grow:file={mean}"], "holds layers.0.mlp.grown.*, of no"),
     ],
 )
 def test_what_does_not_fit_is_said(rewrites, says, tmp_path):
     bad = descriptors() | {"layers.0.mlp.mu": np.zeros((EXPERTS, 3), F32)}
     odd = {"lm_head.clusters.weight": np.zeros((7, WIDTH), F32)}
-    for name, tensors in {"trunk": descriptors(), "far": descriptors(5, ".grown", 2, 1.0),
-                          "bad": bad, "odd": odd}.items():  # fmt: skip
+    far = descriptors(5, ".grown", 2, 1.0)
+    files = {
+        "trunk": descriptors(), "far": far, "bad": bad, "odd": odd,
+        "void": {"lm_head.clusters.weight": np.zeros((0, WIDTH), F32)},
+        "head": {"lm_head.clusters.weight": np.zeros((4, WIDTH), F32)},
+        "none": descriptors(5, ".grown", 0, 1.0),
+        "typo": far | {"layers.0.mlp.grown.shel": np.ones(2, F32)},
+        "mean": {name: t for name, t in far.items() if name != "layers.0.mlp.grown.mu"},
+    }  # fmt: skip
+    for name, tensors in files.items():
         save_file(tensors, tmp_path / f"{name}.safetensors")
-    names = {name: tmp_path / f"{name}.safetensors" for name in ("trunk", "far", "bad", "odd")}
+    names = {name: tmp_path / f"{name}.safetensors" for name in files}
     with pytest.raises(CortiqError, match=says):
         made(tmp_path, *[one.format(**names) for one in rewrites])
 

@@ -17,7 +17,7 @@ from cortiq.hearing import decode, sound
 from cortiq.hearing.decode import sound_of
 from cortiq.hearing.features import FeatureRules
 from cortiq.numerics.doubles import exp64, log64
-from cortiq.numerics.samples import resample
+from cortiq.numerics.samples import resample, resample_weights
 from cortiq.numerics.spectrogram import fourier, log_mel, mel_filters
 
 
@@ -211,3 +211,28 @@ def test_long_files_are_refused_before_memory_is_taken(monkeypatch):
 def test_rules_that_are_not_followed_are_refused(wrong, kind):
     with pytest.raises(kind):
         FeatureRules.of(wrong, 80)
+
+
+def test_slow_samples_do_not_become_more_than_the_limit(monkeypatch):
+    """A minute at 1,000 hertz is as long at 16,000, and has 16 times as many samples."""
+    monkeypatch.setattr(sound, "MAX_FRAMES", 16_000)
+    monkeypatch.setattr(sound, "resample", lambda *_: pytest.fail("resampled"))
+    with pytest.raises(RequestError, match="lasts 60 seconds: at most 1"):
+        sound.Sound(np.zeros(60_000, np.float32), 1000).at(16_000)
+
+
+def test_a_filter_of_many_phases_takes_little_more_than_its_table():
+    """Rates without a common factor; a server may be asked for any."""
+    resample_weights.cache_clear()
+    tracemalloc.start()
+    back, weights = resample_weights(3001, 99_991)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert weights.shape == (3001, 2 * back + 2) and peak < 3 * weights.nbytes
+
+
+def test_what_a_decoder_says_names_no_object_of_ours():
+    pytest.importorskip("soundfile")
+    with pytest.raises(RequestError, match="cannot be decoded: ") as told:
+        sound_of(b"OggS" + bytes(100))
+    assert "BytesIO" not in str(told.value)

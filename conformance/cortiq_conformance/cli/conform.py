@@ -96,6 +96,7 @@ def _run(level: int, options: dict[str, Any]) -> None:
     from cortiq_conformance.progress import Progress
     from cortiq_conformance.runner import run, select
 
+    _check_reports(options)
     chosen = _chosen(level, options)
     file = JsonFile(options["json_file"]) if options["json_file"] else None
     latest: list[Report] = []
@@ -150,6 +151,14 @@ def _expectations() -> str | None:
     from cortiq_conformance.expectations import FILE
 
     return FILE if Path(FILE).is_file() else None
+
+
+def _check_reports(options: dict[str, Any]) -> None:
+    """Refuse reports that cannot be written, before minutes of computing."""
+    for kind in ("json", "junit", "html"):
+        path = options[f"{kind}_file"]
+        if path is not None and not Path(path).absolute().parent.is_dir():
+            raise RequestError("its folder is not there", where=path, hint=f"--{kind} FILE")
 
 
 def _write_reports(report: Report, options: dict[str, Any]) -> None:

@@ -23,10 +23,12 @@ def cluster_head(program: Program, weights: Weights, argument: str) -> Rewritten
     trunk, there = program.trunk, read_header(values["file"]).tensors
     if not {"hidden", "logits"} <= set(trunk.outputs):
         raise UnsupportedError("has no head over its hidden rows", where="rewrite")
+    if CLUSTERS in program.weights:
+        raise UnsupportedError("has a head of two levels already", where="rewrite")
     (vocab,), (width,) = trunk.values["logits"].shape, trunk.values["hidden"].shape
     clusters = there[CLUSTERS].shape[0] if CLUSTERS in there and there[CLUSTERS].shape else 1
     given = read_tensors(values["file"], {CLUSTERS: (clusters, width)}, [CLUSTERS])
-    if vocab % clusters:
+    if not clusters or vocab % clusters:
         what = f"has {clusters} clusters, which do not divide {vocab} ids"
         raise FormatError(what, where=str(values["file"]))
     op = ClusterLogProbs(clusters, vocab)

@@ -29,6 +29,8 @@ from cortiq_skills.rewriting import (
 )
 
 STACKS = ("gate", "up", "down")
+PARTS = (*STACKS, "mu", "u", "bias", "shell")
+"""Tensors of grown experts."""
 
 
 def grow(program: Program, weights: Weights, argument: str) -> Rewritten:
@@ -38,7 +40,9 @@ def grow(program: Program, weights: Weights, argument: str) -> Rewritten:
     there = read_header(path).tensors
     known = {node.name: node for node in expert_nodes(program, ResonanceMoE)}
     nodes = [node for name, node in known.items() if f"{name}.grown.mu" in there]
-    strange = [n for n in there if n.rpartition(".")[0].removesuffix(".grown") not in known]
+    own = {f"{name}.{part}" for name in known for part in PARTS}
+    own |= {f"{node.name}.grown.{part}" for node in nodes for part in PARTS}
+    strange = [name for name in there if name not in own]
     if not nodes or strange:
         what = f"holds {strange[0]}" if strange else "holds no experts"
         raise FormatError(f"{what}, of no layer that chooses by resonance", where=str(path),
@@ -59,6 +63,8 @@ def _grown(node: Node, path: Path, weights: Weights, given: dict[str, Weight]) -
         raise UnsupportedError("grows only with shells", where=node.name, hint="shell=on")
     name, there, shapes = f"{node.name}.grown", read_header(path).tensors, op.weight_shapes()
     count = (there[f"{name}.mu"].shape or (0,))[0]
+    if not count:
+        raise FormatError(f"{name}.mu holds no experts", where=str(path))
     stacks = {f"{name}.{role}": (count, *shapes[role][1:]) for role in STACKS}
     read = read_tensors(path, {**{n: t.shape for n, t in there.items()}, **stacks}, stacks)
     before = _descriptors(node, op, weights)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cortiq.errors import UnsupportedError
+from cortiq.errors import RequestError, UnsupportedError
 from cortiq.formats.safetensors import read_header
 from cortiq.ir import Node, Program, WeightSpec
 from cortiq.ir.layers import MoE
@@ -73,6 +73,9 @@ def _routed(node: Node, found: Descriptors, values: Any, given: dict[str, Weight
     if not plain or op.listed or op.router.groups > 1:
         what = "routes by more than a matrix: a bias, a cap, a norm, groups or a list"
         raise UnsupportedError(what, where=node.name)
+    if values["top_k"] > op.experts:
+        hint = f"{node.name} has {op.experts} experts"
+        raise RequestError(f"top_k is {values['top_k']}", where="rewrite", hint=hint)
     router = replace(op.router, top_k=values["top_k"])
     if values["top_k"] == 1:  # the weight of the only expert is 1, whatever the scores are
         router = replace(router, kind="softmax_topk", renormalise=False)
