@@ -58,7 +58,8 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(part)
-        if isinstance(error, OSError) and error.filename in (None, part):
+        ours = isinstance(error, OSError) and error.errno is not None
+        if ours and error.filename in (None, part):
             error.filename = os.fspath(path)
         raise
 

@@ -198,8 +198,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "T17",
         "test_layers_feed_forward.py::test_gated_mlp_is_its_formula",
         "cortiq/ir/layers/mlp.py",
-        "gate = scope.add(ops.Clamp(None, gating.limit)",
-        "gate = scope.add(ops.Clamp(-gating.limit, gating.limit)",
+        "gate = scope.add(ops.Clamp(None, gating.limit), gate, name=\"gate.bounded\")",
+        "gate = scope.add(ops.Clamp(-gating.limit, gating.limit), gate, name=\"gate.bounded\")",
     ),
     Mutant(
         "T18",

@@ -24,13 +24,13 @@ def runs_ahead(executable: Executable, running: Several[Sequence]) -> bool:
     """
     if not executable.asynchronous or any(sequence.lacks_encoded for sequence in running):
         return False
-    waits = {
-        "drafts": any(sequence.waits_for_drafts for sequence in running),
-        "logits": any(sequence.request.narrowing is not None for sequence in running),
-    }
-    for reason in (reason for reason, found in waits.items() if found):
-        note_wait(reason, running)
-    return not any(waits.values())
+    if not any(s.waits_for_drafts or s.request.narrowing is not None for s in running):
+        return True
+    if any(sequence.waits_for_drafts for sequence in running):
+        note_wait("drafts", running)
+    if any(sequence.request.narrowing is not None for sequence in running):
+        note_wait("logits", running)
+    return False
 
 
 def note_wait(reason: str, running: Several[Sequence]) -> None:

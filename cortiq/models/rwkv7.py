@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 from cortiq.errors import FormatError
 from cortiq.ir import Program, Value
-from cortiq.ir.layers import LayerNorm, RWKV7ChannelMix, RWKV7TimeMix
-from cortiq.ir.layers.moments import TINY
+from cortiq.ir.layers import TINY, LayerNorm, RWKV7ChannelMix, RWKV7TimeMix
 from cortiq.models.config import Amount, BaseConfig, Keys
 from cortiq.models.names import Names
 from cortiq.models.parts import Decoder, named

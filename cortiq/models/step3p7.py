@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cortiq.errors import FormatError
+from cortiq.errors import UnsupportedError
 from cortiq.ir import Program
 from cortiq.ir.layers import Attention, AttentionGate, GatedMLP, Gating, MoE, QKNorm
 from cortiq.models.config import BaseConfig, Keys
@@ -91,7 +91,7 @@ class Config(BaseConfig):
         said = dict.fromkeys(given, usual) | dict(self.per_layer_config or {})
         if self.per_layer_config is not None and said != given:
             message = "per_layer_config has other heads than num_sliding_attention_heads"
-            raise FormatError(message, where="config")
+            raise UnsupportedError(message, where="config")
         return heads
 
     def routed(self) -> tuple[bool, ...]:

@@ -209,7 +209,7 @@ def _read_message(fields: Fields) -> dict[str, Any]:
 def _parts(content: list[Any], fields: Fields) -> str | list[dict[str, Any]]:
     """Return a user's text, or where there are images or sounds all of these in their order."""
     kinds = [part.get("type") for part in content if isinstance(part, dict)]
-    if not {"input_image", "input_audio"} & set(kinds):
+    if not any(kind in ("input_image", "input_audio") for kind in kinds):
         return _text(content, fields, "content")
     made: list[dict[str, Any]] = []
     for index, part in enumerate(content):

@@ -13,14 +13,15 @@ os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.mkdtemp())  # software Vulkan 
 import going_back
 
 from cortiq.backend import CompileOptions
+from cortiq.ir import ops
 from cortiq_conformance import models
 from cortiq_conformance.level0.recurrences import PROBES
-from cortiq_wgpu.backend import WgpuBackend
+from cortiq_wgpu.backend import KERNELS, WgpuBackend
 
 pytestmark = adapter.needed
 
 
-@pytest.fixture(scope="module", params=PROBES)
+@pytest.fixture(scope="module", params=[name for name in PROBES if getattr(ops, name) in KERNELS])
 def started(request):
     """An executable, rows for it, and what the reference brings for each of them."""
     poisoned = CompileOptions(extra={"poison": True})

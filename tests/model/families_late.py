@@ -84,7 +84,7 @@ STEP = Family(
     },
     switches={
         "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True,
-        "query_pre_attn_scalar": 20, "moe_router_scaling_factor": 1.5,
+        "query_pre_attn_scalar": 2, "moe_router_scaling_factor": 1.5,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         "mlp_layer_types": ["sparse", "dense", "sparse"], ROPE: by_kind(800.0, 500.0, 0.8),
         "swiglu_limits": [0.1, 0.2, 0.3], "swiglu_limits_shared": [0.2, 0.1, 0.3],

@@ -193,7 +193,7 @@ def test_a_text_that_says_too_little_is_refused(folder, tmp_path):
     with pytest.raises(RequestError, match="at least 512 tokens"):
         convert_model(folder, tmp_path / "out", "w4", calibration=Calibration(text))
     text.write_bytes(b"\xff\xfe")
-    with pytest.raises(RequestError, match="cannot be read"):
+    with pytest.raises(RequestError, match="not UTF-8"):
         convert_model(folder, tmp_path / "out", "w4", calibration=Calibration(text))
     text.write_text("the quick brown fox jumps over it, and so on. " * 20)
     for recipe in ("w8", "keep"):

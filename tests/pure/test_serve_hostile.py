@@ -93,7 +93,7 @@ def test_what_is_no_object_is_a_bad_request(server, body):
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
          "messages[0].content[0].image_url.url"),
         ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
-         "messages[0].content[0].type"),
+         "messages[0].content[0].input_audio"),
         ({"temperature": True}, "temperature"), ({"temperature": -1}, "temperature"),
         ({"max_tokens": 0}, "max_tokens"), ({"max_tokens": 2.5}, "max_tokens"),
         ({"n": 1000}, "n"), ({"stop": [""]}, "stop"), ({"stop": 3}, "stop"),

@@ -25,7 +25,7 @@ from cortiq.ir.layers.lightning import LightningAttention
 from cortiq.ir.layers.mamba1 import Mamba1
 from cortiq.ir.layers.mixers import ShortConv
 from cortiq.ir.layers.mlp import MLP, GatedMLP, Gating, XieluMLP
-from cortiq.ir.layers.moments import CentredNorm
+from cortiq.ir.layers.moments import TINY, CentredNorm
 from cortiq.ir.layers.per_layer import PerLayerGate, PerLayerInputs
 from cortiq.ir.layers.rwkv7 import RWKV7ChannelMix, RWKV7TimeMix
 from cortiq.ir.layers.state_space import Mamba2
@@ -87,5 +87,6 @@ __all__ = [
     "StreamEntry",
     "StreamRead",
     "StreamWrite",
+    "TINY",
     "XieluMLP",
 ]
