@@ -58,8 +58,7 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(part)
-        ours = isinstance(error, OSError) and error.errno is not None
-        if ours and error.filename in (None, part):
+        if isinstance(error, OSError) and error.errno and error.filename in (None, part):
             error.filename = os.fspath(path)
         raise
 
