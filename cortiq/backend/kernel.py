@@ -80,7 +80,7 @@ HostFunction = Callable[..., Any]
 """Of an operator and its inputs, arrays [rows, ...] of 32-bit numbers that may all be seen as
 float32: its output, float32 or int32."""
 TensorFunction = Callable[..., Any]
-"""The same of an operator and tensors of PyTorch: it launches, and waits for nothing."""
+"""As `HostFunction`, of tensors of PyTorch: it launches, and waits for nothing."""
 GivenKernels = Mapping[type[Op], Kernel]
 NO_KERNELS: GivenKernels = MappingProxyType({})
 

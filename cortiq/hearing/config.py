@@ -8,8 +8,9 @@ from typing import Any
 
 from cortiq.errors import FormatError
 from cortiq.models.config import BaseConfig, Keys
+from cortiq.models.sense_values import TEXT, sense_values
 
-SOUND, TEXT = "audio_config", "text_config"
+SOUND = "audio_config"
 KEYS = Keys(
     aliases={
         "activation_function": "hidden_act", "d_model": "hidden_size",
@@ -30,7 +31,7 @@ PREFIXES: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class SoundConfig(BaseConfig):
-    """Fields that every encoder has, named as Whisper's are.
+    """Fields that every encoder has, named as Whisper's are, of the large one's size.
 
     Attributes
     ----------
@@ -40,6 +41,10 @@ class SoundConfig(BaseConfig):
     vocab_size: int = 1
     text_width: int
     audio_token: int
+    hidden_size: int = 1280
+    intermediate_size: int = 5120
+    num_hidden_layers: int = 32
+    num_attention_heads: int = 20
     hidden_act: str = "gelu"
     num_mel_bins: int = 128
     max_source_positions: int = 1500
@@ -68,11 +73,8 @@ def sound_values(whole: Mapping[str, Any], *kept: str, token: str) -> dict[str, 
     kept : keys of the top. token : the keys of the top for the id of the rows of sounds, with
         commas between.
     """
-    sound, text = whole.get(SOUND), whole.get(TEXT)
-    if not isinstance(sound, Mapping) or not isinstance(text, Mapping):
+    if not isinstance(whole.get(TEXT), Mapping):
         raise FormatError(f"has no {SOUND}", where="config.json")
-    values = {**sound, "text_width": text.get("hidden_size")}
+    values = {"audio_token": None, **sense_values(whole, SOUND, *kept, audio_token=token)}
     values.pop("vocab_size", None)  # of a decoder that there is none of
-    found = [whole[key] for key in token.split(",") if whole.get(key) is not None]
-    return {**values, **{key: whole[key] for key in kept if key in whole},
-            "audio_token": found[0] if found else None}  # fmt: skip
+    return values

@@ -33,11 +33,6 @@ AUDIO = "<|AUDIO|>"
 class Config(SoundConfig):
     """Fields of `Qwen2AudioEncoderConfig`."""
 
-    hidden_size: int = 1280
-    intermediate_size: int = 5120
-    num_hidden_layers: int = 32
-    num_attention_heads: int = 20
-
 
 def values(whole: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configuration's keys."""

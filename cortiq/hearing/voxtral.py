@@ -32,10 +32,6 @@ AUDIO = "[AUDIO]"
 class Config(SoundConfig):
     """Fields of `VoxtralEncoderConfig`, and of the projector."""
 
-    hidden_size: int = 1280
-    intermediate_size: int = 5120
-    num_hidden_layers: int = 32
-    num_attention_heads: int = 20
     projector_hidden_act: str = "gelu"
 
     @property

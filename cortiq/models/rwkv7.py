@@ -36,7 +36,7 @@ CHANNEL: Mapping[str, str] = {"x_k": "x_k", "up": "key.weight", "down": "value.w
 FUSED_KEY_EPS = 1e-6
 """Added to the squares of keys where norms are fused; nothing is added elsewhere."""
 MULTIPLE = 32
-"""What the width of channel mixing is rounded up to, unless the file says how wide it is."""
+"""Channel mixing is as wide as the next multiple of this, unless the file says how wide."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ ENDS = ("input_min", "input_max", "output_min", "output_max")
 UNREAD = r"vision\.encoder\.layers\.\d+\.\w+\.\w+\.(in|out)put_(min|max)"
 """Tensors that are no weights."""
 Bounds = Mapping[str, tuple[float | None, ...]]
-"""What `ENDS` are, by the matrix; None for infinity."""
+"""Values of `ENDS`, by the matrix; None for infinity."""
 WIDTHS: Mapping[str, tuple[str, int]] = {"F32": ("<f", 4), "F16": ("<e", 2), "BF16": ("<f", 2)}
 
 

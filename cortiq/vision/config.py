@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cortiq.errors import FormatError
 from cortiq.models.config import BaseConfig
+from cortiq.models.sense_values import TEXT as TEXT
+from cortiq.models.sense_values import sense_values
 
-SIGHT, TEXT = "vision_config", "text_config"
-FROM_TEXT = "text_width"
-"""Field that holds the text model's `hidden_size`."""
+SIGHT = "vision_config"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,19 +41,5 @@ class VisionConfig(BaseConfig):
 
 
 def sight_values(whole: Mapping[str, Any], *kept: str, **renamed: str) -> dict[str, Any]:
-    """Return the tower's keys of a folder's config.json, and those that it has at the top.
-
-    Parameters
-    ----------
-    kept : keys of the top. renamed : field, and the key of the top that it has the value of; the
-        first of several, with commas between, that is there.
-    """
-    sight, text = whole.get(SIGHT), whole.get(TEXT, whole)
-    if not isinstance(sight, Mapping) or not isinstance(text, Mapping):
-        raise FormatError(f"has no {SIGHT}", where="config.json")
-    values = {**sight, FROM_TEXT: text.get("hidden_size")}
-    values |= {key: whole[key] for key in kept if key in whole}
-    for field, keys in renamed.items():
-        found = [whole[key] for key in keys.split(",") if whole.get(key) is not None]
-        values |= {field: found[0]} if found else {}
-    return values
+    """Return the tower's keys of a folder's config.json, as `sense_values` does."""
+    return sense_values(whole, SIGHT, *kept, **renamed)

@@ -50,7 +50,7 @@ def model(folder):
 
 
 def theirs_of(folder, model, samples, monkeypatch, **more):
-    """What transformers generates of a sound, window by window; it hears our spectrograms."""
+    """Let transformers transcribe a sound, window by window; it hears our spectrograms."""
 
     def segment(seek, cur_bsz, **_):
         assert cur_bsz == 1

@@ -331,7 +331,7 @@ def test_rows_are_those_of_the_folder(written):
 
 
 def test_logits_in_float64_are_those_of_the_folder(written):
-    """Which are transformers' in double (`test_vision.py`)."""
+    """`test_vision.py` holds the folder's to transformers' in double."""
     name, folder, file = written
     places = ((with_mmproj(open_checkpoint(file)), sight_of_file(file)),
               (open_checkpoint(folder), sight_of(folder)))  # fmt: skip

@@ -1,4 +1,4 @@
-"""What admission finds out of a graph is found out once, and is right for the rows after."""
+"""Admission looks into a graph once, and is right for the rows after."""
 
 from __future__ import annotations
 

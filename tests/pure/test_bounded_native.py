@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from bounded import PLUGIN, computed, loaded_plugins, rewritten_model
+from package_library import compiled
 
 from cortiq.backend import Batch, CompileOptions, Digest, Row
 from cortiq.placement.place import place
 from cortiq_bounded import native
 from cortiq_bounded.ops import NystromAttend
 from cortiq_conformance.runner import run
-from cortiq_cpu import INCLUDE, NativeKernel
+from cortiq_cpu import NativeKernel
 from cortiq_cpu.backend import CpuBackend
 
-FLAGS = ["-O2", "-shared", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]
 ASKED = "nystrom:seal=30,window=8,sinks=2,landmarks=4,exact=2"
 
 
 @pytest.fixture(scope="module")
 def plugins(tmp_path_factory):
     """Backends with the package's kernels, its C function compiled as setup.py does."""
-    compiler = shutil.which(os.environ.get("CC", "cc"))
-    if compiler is None:
-        pytest.skip("there is no C compiler")
     made = tmp_path_factory.mktemp("nystrom") / "_nystrom.so"
-    source = PLUGIN.with_name("nystrom.c")
-    command = [compiler, *FLAGS, f"-I{INCLUDE}", source, "-o", made, "-lm"]
-    subprocess.run(command, check=True)
+    compiled(PLUGIN.with_name("nystrom.c"), made, "-lm")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "library", lambda: made)
         found = loaded_plugins(CpuBackend())

@@ -7,6 +7,7 @@ rows are in the order in which a canonical sum meets them.
 from __future__ import annotations
 
 import ctypes
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -37,15 +38,15 @@ def row_order(rows: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class StateMemory:
+class StateMemory(ABC):
     """Memory of a recurrent slot: the state, two marks, and rows fed since, as it is written."""
 
     slot: Recurrent
 
     @property
+    @abstractmethod
     def widths(self) -> tuple[int, ...]:
         """Values of each part of a kept row."""
-        raise NotImplementedError
 
     @property
     def size(self) -> int:
@@ -78,9 +79,9 @@ class StateMemory:
             parts = np.split(rows, np.cumsum(self.widths)[:-1], axis=1)
             self.replay(data, [np.ascontiguousarray(part) for part in parts], mark, pool)
 
+    @abstractmethod
     def replay(self, data: Floats, parts: list[Floats], start: int, pool: ThreadPool) -> None:
         """Feed kept rows from a position on to the state."""
-        raise NotImplementedError
 
     def run(self, kind: OpKind, args: ctypes.Structure, rows: int, pool: ThreadPool) -> None:
         """Run one op over rows."""

@@ -156,20 +156,34 @@ def e4m3_scales(scales: Floats) -> tuple[Bytes, Floats] | None:
     if (scales < 0).any() or not np.isfinite(scales).all():
         return None
     found: list[tuple[Bytes, Floats]] = []
-    start, tall = 0, len(scales)
-    while start < tall:
-        count = 0
-        for sample in (SAMPLE, 1):
-            unit = _unit(scales[start : start + sample])
-            factors = None if unit is None else _factors(scales[start : start + sample], unit)
-            if unit is None or factors is None:
-                continue
-            codes, fits = _rows_of(scales[start:], unit, factors)
+    start = 0
+    while start < len(scales):
+        run = _run(scales[start:])
+        if not run:
+            return None
+        found += run
+        start += sum(len(codes) for codes, _ in run)
+    return tuple(np.concatenate(parts) for parts in zip(*found, strict=True))  # type: ignore[return-value]
+
+
+def _run(scales: Floats) -> list[tuple[Bytes, Floats]]:
+    """Return bytes and factors of the rows at the beginning that share a unit; perhaps of none.
+
+    Pieces that double find the end of a run without a look at all the rows behind it.
+    """
+    for sample in (SAMPLE, 1):
+        unit = _unit(scales[:sample])
+        factors = None if unit is None else _factors(scales[:sample], unit)
+        found: list[tuple[Bytes, Floats]] = []
+        start, size = 0, SAMPLE
+        while unit is not None and factors is not None and start < len(scales):
+            codes, fits = _rows_of(scales[start : start + size], unit, factors)
             count = len(fits) if fits.all() else int(fits.argmin())
             if count:
                 found.append((codes[:count], np.broadcast_to(factors, (count, 2))))
+            if count < len(fits):
                 break
-        if not count:
-            return None
-        start += count
-    return tuple(np.concatenate(parts) for parts in zip(*found, strict=True))  # type: ignore[return-value]
+            start, size = start + count, 2 * size
+        if found:
+            return found
+    return []

@@ -16,7 +16,7 @@ from cortiq.ir.options import Epsilon, Function
 from cortiq.ir.slots import Recurrent, Slot
 
 Rate = Annotated[float, Real(2.0**-40, 1.0)]
-"""What a head forgets: α = e^(−rate); and the ratio of two such rates."""
+"""Rate at which a head forgets, α = e^(−rate); also the ratio of two such rates."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from cortiq.ir.graph import Scope, Value
 from cortiq.ir.layers import MoE
 
 EXCLUDED = -(2.0**40)
-"""What is added to the score of an expert whose shell a row is outside of."""
+"""Added to the score of an expert whose shell a row is outside of."""
 SMALLEST = 2.0**-40
 """The smallest difference of two canonical values that is not 0."""
 UNBOUNDED = float(2.0**50 - 2.0**26)
