@@ -1,8 +1,11 @@
-"""Cost of sparse attention on the CPU beside attention to every key, after a long prompt.
+"""Cost of sparse attention beside attention to every key, after a long prompt.
+
+    python benchmarks/sparse_attention.py [--backend triton] [--heads 64] [--positions 32768]
 
 One layer of the geometry of GLM 5's attention (or of the heads given), with an indexer and without,
 on the same program, weights by formula: processor time of the attention's primitives (the latent
 attention over its cache, and the scores and the choice of keys), in turn, the least of some rounds.
+On CUDA it is the time of the device's kernels.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import numpy as np
 from cortiq.backend import Batch, CompileOptions, Executable, Named, Row
 from cortiq.ir import Builder, ops
 from cortiq.ir.graph import Program
-from cortiq_cpu.backend import CpuBackend
+from cortiq.plugins import default_plugins
 
 LATENT, ROTARY, NEAR = 512, 64, 128
 
@@ -93,8 +96,18 @@ class Steps:
         return time.process_time() - begun
 
 
+def kernel_seconds(steps: Steps) -> float:
+    """Return the seconds that the device's kernels take for a step, and print each."""
+    from gpu_models import kernel_times
+
+    found = [each for each in kernel_times(lambda: steps.fed(1)) if not each[0].startswith("Mem")]
+    for name, microseconds, count in found[:8]:
+        print(f"  {microseconds:8.1f} us, {count} x {name[:60]}")
+    return 1e-6 * sum(microseconds for _, microseconds, _ in found)
+
+
 def main() -> None:
-    """Print processor seconds of a step at the end of the prompt."""
+    """Print seconds of a step at the end of the prompt."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--heads", type=int, default=64)
     parser.add_argument("--index-heads", type=int, default=32)
@@ -103,6 +116,7 @@ def main() -> None:
     parser.add_argument("--positions", type=int, default=32768)
     parser.add_argument("--every", type=int, default=1, help="4: as DeepSeek V4's entries")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--backend", default="cpu", help="cpu or triton")
     options = parser.parse_args()
     least: dict[str, float] = {}
     steps: dict[str, Steps] = {}
@@ -111,15 +125,17 @@ def main() -> None:
             options.heads, options.index_heads, options.index_dim, top, options.positions + 64,
             options.every,
         )  # fmt: skip
-        executable = CpuBackend().compile(program, {}, CompileOptions(threads=1))
+        backend = default_plugins().backends[options.backend]
+        executable = backend.compile(program, {}, CompileOptions(threads=1))
         steps[name] = Steps(executable, options.positions + 64)
         steps[name].fill(options.positions)
     for _ in range(options.rounds):
         for name, one in steps.items():
-            least[name] = min(least.get(name, 9e9), one.fed(1))
+            spent = one.fed(1) if options.backend == "cpu" else kernel_seconds(one)
+            least[name] = min(least.get(name, 9e9), spent)
     ratio = least["chosen keys"] / least["every key"]
     for name, seconds in least.items():
-        print(f"{name}: {1e3 * seconds:.1f} ms")
+        print(f"{name}: {1e3 * seconds:.3f} ms")
     print(f"ratio {ratio:.3f}")
 
 

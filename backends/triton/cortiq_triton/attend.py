@@ -11,6 +11,7 @@ import torch
 from cortiq.numerics.attention import LOG2_E_F32, scoring, steepness
 from cortiq_triton import attention, key_choice, kv_cache_kernels, split_kv_attention
 from cortiq_triton.call import LaunchCall
+from cortiq_triton.chosen_attention import attend_chosen, reads_chosen_only
 from cortiq_triton.language import INTERPRETED, ceil_div, launch, pow2
 from cortiq_triton.rows import Rows, quantise_parts
 
@@ -46,7 +47,7 @@ class SpanTuning:
 
 
 SPANS = SpanTuning()
-SCORED_TILES, CHOICE_WIDTH = 4, 4096
+SCORED_TILES, CHOICE_WIDTH = 4, 32768
 """Tiles that a program scores, and scores that a program chooses from at a time, at most."""
 STREAM_ROWS = 16
 """Rows of a sequence from which its tiles are streamed."""
@@ -173,13 +174,16 @@ def attended(
     out = torch.empty((rows.count, op.heads, op.value_dim), device=rows.device)
     (_, offset), factors = call.slot("kv"), factors_of(op.scale, op.soft_cap)
     stream, window = streams(call), op.window or 0
+    sinks, masses = call.weights.get("sinks"), largest if logs is None else logs
+    if chosen is not None and not stream and reads_chosen_only(call, op, chosen):
+        attend_chosen(call, op, q, position, chosen, sinks, factors, (out, largest, masses))
+        return out, largest
     how = stream_of(max(op.key_dim, op.value_dim))
     sizes, each, programs = _geometry(op, how.queries if stream else FEW)
     sizes |= {"SETS": 1, "CHOSEN": 1, "MASS": logs is not None}
-    masses = largest if logs is None else logs
     if chosen is not None:
         sizes |= {"SETS": chosen.shape[1], "CHOSEN": chosen.shape[2]}
-    blocks, sinks = rows.blocks(each), call.weights.get("sinks")
+    blocks = rows.blocks(each)
     listed = blocks if chosen is None else chosen
     queries = (*q[:3], call.table("kv"), rows.owners, position, rows.positions, blocks)
     at = (q.high.shape[-1], rows.pages, offset, window, *factors)
@@ -244,16 +248,9 @@ def choose_keys(
         q.high.shape[-1], rows.pages, offset, room, H=op.heads, DK=op.key_dim,
         KP=max(32, pow2(op.key_dim)), HP=max(16, pow2(op.heads)), SPAN=SCORED_TILES, EVERY=op.every,
     )  # fmt: skip
-    width = min(CHOICE_WIDTH, pow2(room))
+    width = min(CHOICE_WIDTH, pow2(ceil_div(room, op.every)))
     launch(
-        key_choice.select_keys,
-        (rows.count,),
-        scores,
-        position,
-        out,
-        room,
-        TOP=op.top,
-        WIDTH=width,
-        EVERY=op.every,
-    )
+        key_choice.select_keys, (rows.count,), scores, position, out, room, TOP=op.top,
+        WIDTH=width, EVERY=op.every, warps=max(4, min(32, width // 1024)),
+    )  # fmt: skip
     return out

@@ -78,27 +78,30 @@ def select_keys(
             key = tl.where(entry < count, (entry + 1) * EVERY - 1, beyond)
             tl.store(place + entry, key, mask=entry < TOP)
     else:
-        least = tl.full((1,), 0, tl.int64) - 2147483648
+        first = tl.load(at + i, mask=i < count, other=-2147483648)
+        least, one = tl.full((1,), -2147483648, tl.int32), tl.full((1,), 1, tl.int32)
         for bit in range(32):
-            tried = least + (tl.full((1,), 1, tl.int64) << (31 - bit))
-            reached = tl.full((1,), 0, tl.int32)
-            for start in range(0, count, WIDTH):
+            tried = least ^ (one << (31 - bit))
+            reached = tl.sum((first >= tried).to(tl.int32), 0)
+            for start in range(WIDTH, count, WIDTH):
                 score = tl.load(at + start + i, mask=start + i < count, other=-2147483648)
-                found = (start + i < count) & (score.to(tl.int64) >= tried)
-                reached += tl.sum(found.to(tl.int32), 0)
+                reached += tl.sum((score >= tried).to(tl.int32), 0)
             least = tl.where(reached >= TOP, tried, least)
-        more = tl.full((1,), 0, tl.int32)
-        for start in range(0, count, WIDTH):
+        more = tl.sum((first > least).to(tl.int32), 0)
+        for start in range(WIDTH, count, WIDTH):
             score = tl.load(at + start + i, mask=start + i < count, other=-2147483648)
-            larger = (start + i < count) & (score.to(tl.int64) > least)
-            more += tl.sum(larger.to(tl.int32), 0)
+            more += tl.sum((score > least).to(tl.int32), 0)
         kept, equal = tl.full((1,), 0, tl.int32), tl.full((1,), 0, tl.int32)
         for start in range(0, count, WIDTH):
-            score = tl.load(at + start + i, mask=start + i < count, other=-2147483648).to(tl.int64)
+            score = tl.load(at + start + i, mask=start + i < count, other=-2147483648)
+            larger = ((start + i < count) & (score > least)).to(tl.int32)
             same = ((start + i < count) & (score == least)).to(tl.int32)
-            rank = equal + tl.cumsum(same, 0)
-            taken = (start + i < count) & ((score > least) | ((same > 0) & (rank <= TOP - more)))
-            where = kept + tl.cumsum(taken.to(tl.int32), 0) - 1
+            both = larger + (same << 16)  # at most WIDTH ≤ 2¹⁵ of each: two counts in a word
+            upto = tl.cumsum(both, 0)
+            before = equal + ((upto >> 16) & 0xFFFF)  # equal ones up to here
+            taken = (larger > 0) | ((same > 0) & (before <= TOP - more))
+            where = kept + (upto & 0xFFFF) + tl.minimum(before, TOP - more) - 1
             tl.store(place + where, (start + i + 1) * EVERY - 1, mask=taken)
-            kept += tl.sum(taken.to(tl.int32), 0)
-            equal += tl.sum(same, 0)
+            together = tl.sum(both, 0)
+            kept += together & 0xFFFF
+            equal += (together >> 16) & 0xFFFF
