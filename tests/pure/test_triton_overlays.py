@@ -20,6 +20,7 @@ from cortiq_conformance.case_overlays import random_bank
 from cortiq_reference.backend import ReferenceBackend
 from cortiq_triton.backend import TritonBackend
 from cortiq_triton.decoding_step import DecodingStep
+from cortiq_triton.steps import Fused
 
 WIDTH, VOCABULARY, MEMBERS = 16, 24, 4
 WANTS = (Argmax(), Digest("logits"))
@@ -91,12 +92,37 @@ def test_steps_of_overlays_are_captured_and_banks_may_change(model, captured):
 
 
 def test_products_are_fused_beside_overlays(model, captured):
-    """Norms, sums and quantised rows are; no matrix is made one with others a second time."""
+    """Norms, sums and quantised rows are, and both factors of a row's matrices; matrices are one
+    where they are without overlays, and none a second time.
+    """
     captured.vary(*varied(model, 0))
-    plan = captured.varied["trunk"]
+    plan, plain = captured.varied["trunk"], captured.plans["trunk"]
     fused = plan.fused(frozenset({"logits"}), frozenset())
-    assert len(fused) < len(plan.select(frozenset({"logits"}))) and not plan.joined.groups
-    assert any(isinstance(step.node.op, ops.ExpertMatMul) for step, _ in fused)
+    names = [step.node.op.name for step, _ in fused if isinstance(step.node.op, Fused)]
+    assert names.count("LowRank") == 4  # k and v; q, which is late; o; the logits
+    assert not any(isinstance(step.node.op, ops.ExpertMatMul) for step, _ in fused)
+    wholes, ours = plain.joined.wholes, plan.joined.wholes
+    assert ours and ours.keys() == wholes.keys()
+    assert all(whole is ours[key] for key, whole in wholes.items())
+
+
+@pytest.mark.parametrize("numbers", [(1, 2, 0, 3), (3, 1, 2, 2, 0, 1, 1, 3, 0, 2, 1, 3)])
+def test_factors_of_many_rows_are_tiles_of_each_overlay(model, captured, numbers):
+    """Fewer rows than overlays read their factors; more are grouped. Each alone has its bits."""
+    captured.vary(*varied(model, 1))
+    defined = ReferenceBackend().compile(*model, CompileOptions())
+    defined.vary(*varied(model, 1))
+    answers = []
+    for on in (defined, captured):
+        states = [on.open(16) for _ in numbers]
+        rows = [
+            Row(state, 0, 3 + place, WANTS, overlay_inputs(number))
+            for place, (state, number) in enumerate(zip(states, numbers, strict=True))
+        ]
+        answers.append(on.forward(Batch(rows)).result().rows)
+        for state in states:
+            state.release()
+    assert same(*answers)
 
 
 def test_tables_of_overlays_are_computed_batch_by_batch(model, captured):

@@ -94,7 +94,7 @@ def product(
         _floats(weight, x, out, faults, how)
         return out
     assert isinstance(x, Rows)
-    groups = _grouped(weight, rows, how)
+    groups = grouped_rows(weight, rows, how)
     few = groups is None if how.choice == EXPERTS else rows <= tuning().few and how.choice == PLAIN
     if few:
         _few(weight, x, out, faults, how)
@@ -150,8 +150,8 @@ def _tile_sizes(sizes: Tuning, weight: Packed, rows: int) -> tuple[int, int, int
     return sizes.bm, sizes.bn_many, sizes.warps_many
 
 
-def _grouped(weight: Packed, rows: int, how: Stack) -> Groups | None:
-    """The rows of experts by expert; None if they are few or no experts choose."""
+def grouped_rows(weight: Packed, rows: int, how: Stack) -> Groups | None:
+    """Return the rows of experts by expert; None if they are few or no experts choose."""
     if how.choice != EXPERTS or how.index is None:
         return None
     experts = weight.height // how.height
