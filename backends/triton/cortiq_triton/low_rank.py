@@ -2,7 +2,7 @@
 
 A row reads the factors of its own overlay. A first launch multiplies by A, the second quantises the
 few sums of a row, multiplies by B and adds. Of many rows, those of one overlay are tiles for tensor
-cores (`grouping`). Where factors lie is a table in memory, a line a matrix: one launch has them all.
+cores (`grouping`). Where factors lie is a table in memory, a line a matrix: a launch has them all.
 """
 
 from __future__ import annotations

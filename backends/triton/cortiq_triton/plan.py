@@ -67,7 +67,8 @@ class Plan(Steps):
         theirs = {op: kernel.function for op, kernel in given.items()}
         super().__init__(graph, prepared.bound(graph), {**KERNELS, **theirs})
         self.given = given
-        self.joined = Joined(self.steps, before and before.joined) if fuses else None
+        joined = None if before is None else before.joined
+        self.joined: Joined | None = Joined(self.steps, joined) if fuses else None
         for node in graph.nodes:
             if isinstance(node.op, ops.Attend):
                 factors_of(node.op.scale, node.op.soft_cap)
