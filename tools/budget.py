@@ -33,7 +33,7 @@ LIMITS: Mapping[str, int] = {
     "backends/cpu": 12170,
     "backends/mlx": 1760,
     "backends/reference": 985,
-    "backends/triton": 11180,
+    "backends/triton": 11480,
     "backends/wgpu": 6000,
     "benchmarks": 4915,
     "conformance": 8500,

@@ -26,7 +26,7 @@ from cortiq.backend.patterns import PATTERNS
 from cortiq.backend.plan import Step
 from cortiq.ir import Graph, Node, ops
 from cortiq_triton import fused, launches, qkv_prologue
-from cortiq_triton.low_rank import Factors
+from cortiq_triton.low_rank import FactorBanks
 from cortiq_triton.steps import Fused, Joined
 from cortiq_triton.weights import Packed
 
@@ -224,7 +224,7 @@ class Launches:
     def _low_rank(self, op: FusedLowRank, step: lower.LoweredStep) -> Launch | None:
         """Sums of products of one row and those of its overlay's factors."""
         pairs = [(self._weights(part.a), self._weights(part.b)) for part in op.parts]
-        parts = [Factors(a["weight"], b["weight"]) for a, b in pairs]
+        parts = [FactorBanks(a["weight"], b["weight"]) for a, b in pairs]
         if not all(part.fits() for part in parts):
             return None
         members: int = op.parts[0].a.op.experts  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ import torch
 from cortiq_triton import elementwise, fused, products, qkv_prologue
 from cortiq_triton.attend import attended_rows
 from cortiq_triton.call import LaunchCall
-from cortiq_triton.low_rank import MOST, Factors, table_of, with_low_rank
+from cortiq_triton.low_rank import MOST, FactorBanks, table_of, with_low_rank
 from cortiq_triton.products import PLAIN, Stack
 from cortiq_triton.rows import Rows
 
@@ -80,8 +80,8 @@ def products_of(heights: tuple[int, ...]) -> Kernel:
     return kernel
 
 
-def low_rank(parts: Sequence[Factors], members: int) -> Kernel:
-    """What overlays add to products of one row, to the products themselves."""
+def low_rank(parts: Sequence[FactorBanks], members: int) -> Kernel:
+    """Products of one row, as one step gave them, with what overlays add."""
     groups = [parts[first : first + MOST] for first in range(0, len(parts), MOST)]
     tables = [table_of(group, members) for group in groups]
 

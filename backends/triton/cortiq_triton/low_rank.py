@@ -1,4 +1,4 @@
-"""What overlays add to products of one row: y + B·quantise(A·x), of up to three matrices at once.
+"""Products of one row with what overlays add, y + B·quantise(A·x), of three matrices at once.
 
 A row reads the factors of its own overlay. A first launch multiplies by A, the second quantises the
 few sums of a row, multiplies by B and adds. Of many rows, those of one overlay are tiles for tensor
@@ -50,7 +50,7 @@ TILE = 4096 if INTERPRETED else 128
 """Outputs of a tile."""
 
 
-class Factors(NamedTuple):
+class FactorBanks(NamedTuple):
     """Banks of A and B of a matrix."""
 
     a: Packed
@@ -62,8 +62,8 @@ class Factors(NamedTuple):
         return planes and self.b.width <= MOST_RANK
 
 
-def table_of(parts: Sequence[Factors], members: int) -> torch.Tensor:
-    """Where the factors lie: int64 [parts, COLUMNS]. members : overlays, number 0 among them."""
+def table_of(parts: Sequence[FactorBanks], members: int) -> torch.Tensor:
+    """Return where the factors of so many overlays lie: int64 [parts, COLUMNS]."""
     lines, start = [], 0
     for a, b in parts:
         height = b.height // members
@@ -103,9 +103,9 @@ def chosen(part: Tensor, first: Tensor, second: Tensor, third: Tensor) -> Tensor
 @kernel
 def multiply_first(
     table: Tensor, qh: Tensor, ql: Tensor, qe: Tensor, index: Tensor, r0: Tensor, r1: Tensor,
-    r2: Tensor, faults: Tensor, KW: Tensor, BN: tl.constexpr, BW: tl.constexpr,
+    r2: Tensor, faults: Tensor, KW: Tensor, stride: Tensor, BN: tl.constexpr, BW: tl.constexpr,
 ) -> None:  # fmt: skip
-    """A·x of a row, some of its sums; KW words a row."""
+    """A·x of a row, some of its sums; KW words a row, of x `stride`."""
     row, part = tl.program_id(1), tl.program_id(2)
     codes, scale = words_at(table, part, 0), floats_at(table, part, 1)
     plane = tl.multiple_of(fact(table, part, 2), 4)
@@ -118,7 +118,7 @@ def multiply_first(
     high = tl.full((1, BN, BW // 4), 0, tl.int32)
     middle = tl.full((1, BN, BW // 4), 0, tl.int32)
     low = tl.full((1, BN, BW // 4), 0, tl.int32)
-    q = row.to(tl.int64) * KW
+    q = row.to(tl.int64) * stride
     for start in range(0, KW, BW):
         at = start + word
         hi = tl.load(qh + q + at, mask=at < KW, other=0)[None, None]
@@ -239,7 +239,7 @@ def three(arrays: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
 
 
 def with_low_rank(
-    table: torch.Tensor, parts: Sequence[Factors], members: int, x: Rows, index: torch.Tensor,
+    table: torch.Tensor, parts: Sequence[FactorBanks], members: int, x: Rows, index: torch.Tensor,
     base: Sequence[torch.Tensor], faults: torch.Tensor, known: dict[tuple[int, int], Groups],
 ) -> list[torch.Tensor]:  # fmt: skip
     """Sums of `base`, products of rows x, and what the overlay of each row adds to them.
@@ -252,11 +252,11 @@ def with_low_rank(
     out = torch.empty(count * sum(heights), dtype=torch.float32, device=faults.device)
     if groups is None:
         sums = [out.new_empty((count, rank)) for rank in ranks]
-        kw = x.high.shape[-1] // 4
+        kw, stride = parts[0].a.padded // 4, x.high.shape[-1] // 4
         launch(
             multiply_first, (ceil_div(max(ranks), RANKS), count, len(parts)), table,
             x.high.view(torch.int32), x.low.view(torch.int32), x.e, index, *three(sums), faults,
-            kw, BN=RANKS, BW=max(16, min(WORDS, pow2(kw))), early=True,
+            kw, stride, BN=RANKS, BW=max(16, min(WORDS, pow2(kw))), early=True,
         )  # fmt: skip
         width = max(16, pow2(max(ranks)))
         launch(
