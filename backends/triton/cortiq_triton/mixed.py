@@ -170,7 +170,7 @@ class Mixed:
         pages = table_width(sequence.state for sequence in accepted)
         numbers = overlay_names(batch, plan) or ()
         names = next((names_of(row.wants) for row in asking if row.wants), ())
-        key = (batch.entry, numbers, size, names, pages, any(row.wants for row in asking))
+        key = (batch.entry, size, numbers, names, pages, any(row.wants for row in asking))
         if self._is_rare(key, size):
             return None
         if self._filler is None:
