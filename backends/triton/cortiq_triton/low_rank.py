@@ -46,8 +46,8 @@ RANKS, WORDS = (128, 1024) if INTERPRETED else (4, 512)
 """Rows of A, and words of them, that a program has at a time."""
 OUTPUTS = 8192 if INTERPRETED else 256
 """Outputs of a program that adds one row's."""
-TILE = 4096 if INTERPRETED else 128
-"""Outputs of a tile."""
+TILE = 4096 if INTERPRETED else 64
+"""Outputs of a tile: of more, threads have too few registers for addresses and sums."""
 
 
 class FactorBanks(NamedTuple):
@@ -271,7 +271,7 @@ def with_low_rank(
         grid = (ceil_div(max(heights), TILE), len(groups.tiles), len(parts))
         launch(
             add_second_tiles, grid, table, groups.order, groups.tiles, *three(sums), *three(base),
-            out, faults, count, RP=max(32, pow2(max(ranks))), BM=groups.height, BN=TILE,
+            out, faults, count, RP=max(32, pow2(max(ranks))), BM=groups.height, BN=TILE, warps=8,
         )  # fmt: skip
     cut = out.split([count * height for height in heights])
     return [part.view(count, height) for part, height in zip(cut, heights, strict=True)]
