@@ -33,7 +33,7 @@ LIMITS: Mapping[str, int] = {
     "backends/cpu": 12170,
     "backends/mlx": 1760,
     "backends/reference": 985,
-    "backends/triton": 11180,
+    "backends/triton": 11480,
     "backends/wgpu": 6000,
     "benchmarks": 4915,
     "conformance": 8500,
@@ -67,7 +67,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-skills": 1710,
     "plugins/cortiq-torch": 190,
     "tests": 57140,
-    "tools": 2100,
+    "tools": 2120,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef

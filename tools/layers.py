@@ -109,7 +109,7 @@ OUTSIDE: Mapping[str, frozenset[str]] = {
     | {"cortiq_cpu", "cortiq_triton"},
     "cortiq_masks": _BACKEND
     | {"atomic", "cli", "convert", "domains", "engine", "explain", "formats", "model", "models"}
-    | {"options", "placement", "plugins"},
+    | {"options", "placement", "plugins", "cortiq_cpu"},
     "cortiq_skills": _BACKEND
     | {"cli", "convert", "cortiq", "domains", "engine", "formats", "model", "models", "options"}
     | {"plugins", "cortiq_cpu"},

@@ -8,9 +8,10 @@ kernel does not compile, holds what it must not, or if nothing was recorded.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "backends/triton"))
 os.environ["TRITON_INTERPRET"] = "0"  # interpreted kernels cannot be compiled
 
+import numpy as np
 import ptx
 import torch
 import triton
@@ -28,11 +30,16 @@ from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from cortiq.backend import Argmax, Batch, CompileOptions, Digest, Draw, Row, Top
+from cortiq.ir import Program
+from cortiq.ir.overlay_graphs import with_overlays
+from cortiq.ir.overlays import OverlayChange, changeable, overlay_inputs
 from cortiq.models import load_program
 from cortiq.models.synthetic import open_synthetic
+from cortiq.numerics.layouts import Weight
 from cortiq.numerics.masks import mask_of
 from cortiq.numerics.sampling import Sampling
 from cortiq.numerics.synthetic import synthetic_weight
+from cortiq.numerics.weights import convert
 from cortiq_triton import executable, hopper_products, language, products, weights
 from cortiq_triton.rows import quantise_rows
 
@@ -42,6 +49,8 @@ MODELS = {
     "mini-deepseek_v32": "w8",
 }  # fmt: skip
 """Models and layouts that reach most kernels."""
+WITH_OVERLAYS = "tiny-llama"
+"""The model of which batches with overlays are computed, too."""
 LAYOUTS_MULTIPLIED = "w8,Q4_0,Q4_1,Q8_0,Q4_K,Q6_K,Q3_K,MXFP4"
 """Layouts of which products are looked at by themselves; K-quants need rows of 256."""
 SHAPES = ((256, 1024), (1, 256), (1, 512), (1, 768))
@@ -171,14 +180,37 @@ def _walk(name: str, layout: str) -> None:
         wants = (Argmax(), Digest("logits"), Top(3), *drawn)
         states = [made.open(256) for _ in range(2)]
         for rows in (length, 1):
-            batch = []
-            for state in states:
-                start = state.length()
-                batch += [Row(state, start + i, 1) for i in range(rows - 1)]
-                batch += [Row(state, start + rows - 1, 1, wants)]
-            made.forward(Batch(batch)).result()
+            _forward(made, states, rows, wants)
         for state in states:
             state.release()
+    if name == WITH_OVERLAYS:
+        _walk_overlays(made, loaded.program, loaded.weights)
+
+
+def _forward(made: Any, states: Sequence[Any], rows: int, wants: Any, **given: Any) -> None:
+    """Compute so many rows of each sequence, whose last wants something."""
+    batch = []
+    for state in states:
+        start = state.length()
+        batch += [Row(state, start + i, 1, **given) for i in range(rows - 1)]
+        batch += [Row(state, start + rows - 1, 1, wants, **given)]
+    made.forward(Batch(batch)).result()
+
+
+def _walk_overlays(made: Any, program: Program, weights: Mapping[str, Weight]) -> None:
+    """Compute rows whose products overlays change: a few, and a tile."""
+    products = {key: OverlayChange(4) for key in changeable(program) if not key[1]}
+    varied = with_overlays(program, 3, products)
+    banks = {}
+    for name in varied.weights.keys() - weights.keys():
+        *more, columns = varied.weights[name].shape
+        zeros = np.zeros((math.prod(more), columns), np.float32)
+        banks[name] = convert(Weight.from_floats(zeros), "w16", name)
+    made.vary(varied, {**weights, **banks})
+    state = made.open(64)
+    for rows in (1, 20):
+        _forward(made, [state], rows, (Argmax(),), inputs=overlay_inputs(1))
+    state.release()
 
 
 def findings(

@@ -10,6 +10,7 @@ from cmf_files import cmf_bytes, masks_section
 from masked import loaded_plugins
 
 import cortiq
+from cortiq.backend import Kernel
 from cortiq.errors import GraphError, UnsupportedError
 from cortiq.explain.observed import compiled_to_observe, value_rows
 from cortiq.formats.cmf.writer import TrailingSections
@@ -21,7 +22,7 @@ from cortiq.plugins.loading import default_plugins
 from cortiq_conformance.runner import run
 from cortiq_masks.files import cmf_masks, write_mask
 from cortiq_masks.mask import ActivationMask
-from cortiq_masks.operators import KeepLargest, keep_largest_rows
+from cortiq_masks.operators import KeepLargest, keep_largest_rows, keep_on_host
 from cortiq_masks.routing import NeuronRouting
 from cortiq_masks.sites import activation_values
 from cortiq_masks.transformed import load_routed, load_sparse
@@ -97,9 +98,15 @@ def test_groups_that_do_not_fit_a_row_are_refused(op):
 def test_the_kit_compares_backends_with_the_definition(monkeypatch):
     plugins = default_plugins()
     monkeypatch.setattr("cortiq_conformance.oracle.default_plugins", lambda: plugins)
-    report = run(plugins.backends["reference"], levels=(0,), only="level0/KeepLargest[")
-    assert report.passed and len(report.results) == 5
-    assert set(report.computed) == {"reference/keep-largest"}
+    cpu, cases = plugins.backends["cpu"], "level0/KeepLargest["
+    for name in ("reference", "cpu"):
+        report = run(plugins.backends[name], levels=(0,), only=cases)
+        assert report.passed and len(report.results) == 5
+        assert set(report.computed) == {f"{name}/keep-largest"}
+    smallest = cpu.host_kernel(lambda op, rows, source: keep_on_host(op, rows, 1 / (source + 9)))
+    other = Kernel("cpu", KeepLargest, smallest, "smallest")
+    monkeypatch.setattr(cpu, "given", {**cpu.given, KeepLargest: other})
+    assert run(cpu, levels=(0,), only=cases).blamed() == {"KeepLargest"}
 
 
 @pytest.mark.parametrize("score", ["gate", "oracle"])
@@ -108,7 +115,7 @@ def test_backends_agree_on_chosen_neurons(score, block):
     routing = NeuronRouting(30, score, block)
     with load_routed(NAME, routing, backend="cpu", **OPTIONS) as model:
         found, known = digests(model), model.generate(PROMPT, max_tokens=1).fingerprint
-        assert {"cpu", "reference/keep-largest"} == set(model.placement.values())
+        assert {"cpu", "cpu/keep-largest"} == set(model.placement.values())
     with load_routed(NAME, routing, backend="reference", **OPTIONS) as model:
         assert digests(model) == found
     with cortiq.load(NAME, backend="cpu", **OPTIONS) as model:

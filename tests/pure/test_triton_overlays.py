@@ -20,6 +20,8 @@ from cortiq_conformance.case_overlays import random_bank
 from cortiq_reference.backend import ReferenceBackend
 from cortiq_triton.backend import TritonBackend
 from cortiq_triton.decoding_step import DecodingStep
+from cortiq_triton.mixed import MixedFetched
+from cortiq_triton.steps import Fused
 
 WIDTH, VOCABULARY, MEMBERS = 16, 24, 4
 WANTS = (Argmax(), Digest("logits"))
@@ -91,12 +93,57 @@ def test_steps_of_overlays_are_captured_and_banks_may_change(model, captured):
 
 
 def test_products_are_fused_beside_overlays(model, captured):
-    """Norms, sums and quantised rows are; no matrix is made one with others a second time."""
+    """Norms, sums and quantised rows are, and both factors of a row's matrices; matrices are one
+    where they are without overlays, and none a second time.
+    """
     captured.vary(*varied(model, 0))
-    plan = captured.varied["trunk"]
+    plan, plain = captured.varied["trunk"], captured.plans["trunk"]
     fused = plan.fused(frozenset({"logits"}), frozenset())
-    assert len(fused) < len(plan.select(frozenset({"logits"}))) and not plan.joined.groups
-    assert any(isinstance(step.node.op, ops.ExpertMatMul) for step, _ in fused)
+    names = [step.node.op.name for step, _ in fused if isinstance(step.node.op, Fused)]
+    assert names.count("LowRank") == 4  # k and v; q, which is late; o; the logits
+    assert not any(isinstance(step.node.op, ops.ExpertMatMul) for step, _ in fused)
+    wholes, ours = plain.joined.wholes, plan.joined.wholes
+    assert ours and ours.keys() == wholes.keys()
+    assert all(whole is ours[key] for key, whole in wholes.items())
+
+
+def batches(on, choices, rows=1):
+    """Return results of batches with so many rows of a sequence for each number, and tickets."""
+    states, found, tickets = [on.open(64) for _ in choices[0]], [], []
+    for at, numbers in enumerate(choices):
+        given = [
+            Row(state, at * rows + i, (3 + place + i) % VOCABULARY, wants, overlay_inputs(number))
+            for place, (state, number) in enumerate(zip(states, numbers, strict=True))
+            for i in range(rows)
+            for wants in [WANTS if i == rows - 1 else ()]
+        ]
+        tickets.append(on.forward(Batch(given)))
+        found += tickets[-1].result().rows
+    for state in states:
+        state.release()
+    return found, tickets
+
+
+MANY = ((3, 1, 2, 2, 0, 1, 1, 3, 0, 2, 1, 3), (1, 1, 3, 0, 2, 2, 2, 0, 3, 3, 0, 1))
+
+
+@pytest.mark.parametrize(
+    ("choices", "rows"), [(((1, 2, 0, 3),), 1), (MANY, 1), (((1, 2), (2, 0), (3, 1)), 17)]
+)
+def test_overlays_of_a_captured_shape_are_data(model, captured, choices, rows):
+    """Fewer rows than overlays read their factors; more are grouped, anew in every batch. Pieces of
+    prompts are captured, too.
+    """
+    defined = ReferenceBackend().compile(*model, CompileOptions())
+    for on in (defined, captured):
+        on.vary(*varied(model, 1))
+    (expected, _), (found, tickets) = (batches(on, choices, rows) for on in (defined, captured))
+    assert same(found, expected)
+    if rows > 1:
+        assert {type(ticket.fetched) for ticket in tickets} == {MixedFetched}
+        assert len(captured.decoder.mixed.shapes) == 1
+        captured.vary(None, {})
+        assert not captured.decoder.mixed.shapes  # a later plan's are others
 
 
 def test_tables_of_overlays_are_computed_batch_by_batch(model, captured):

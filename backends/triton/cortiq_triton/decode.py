@@ -271,11 +271,13 @@ class StepDecoder:
 
     def forget_plans(self, plans: Sequence[Plan]) -> None:
         """Drop the shapes of plans that are no more, once nothing is under way."""
-        gone = [key for key, shape in self.shapes.items() if shape.run.plan in plans]
-        if gone and self.owner.device != "cpu":
-            torch.cuda.synchronize(self.owner.device)
-        for key in gone:
-            self.shapes.drop(key)
+        caches: tuple[ShapeCache[Any], ...] = self.shapes, self.mixed.shapes
+        for shapes in caches:
+            gone = [key for key, shape in shapes.items() if shape.run.plan in plans]
+            if gone and self.owner.device != "cpu":
+                torch.cuda.synchronize(self.owner.device)
+            for key in gone:
+                shapes.drop(key)
 
     def settle(self, last: UnderWay | None = None) -> None:
         """Finish the batches under way, up to one if it is given."""

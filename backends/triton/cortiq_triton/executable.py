@@ -90,12 +90,12 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
     def varied_plans(self, program: Program, weights: Mapping[str, Weight]) -> Mapping[str, Plan]:
         """Plan the trunk of a program with overlays; only their banks are uploaded.
 
-        Matrices are not made one for it: that would hold a second copy of the program's.
+        Matrices are one where they are in the plan without: more would hold second copies.
         """
         more = weights_of(weights, self.device)
         more.made.update(self._prepared_weights.made)
         graph = primitives_of(program).trunk
-        plan = Plan(graph, more, self.shared.angles, self._fuses, self._given, joins=False)
+        plan = Plan(graph, more, self.shared.angles, self._fuses, self._given, self.plans["trunk"])
         plan.prepare(self._prepared)
         return {"trunk": plan}
 

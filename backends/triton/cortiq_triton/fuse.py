@@ -13,6 +13,7 @@ from cortiq.backend import lower
 from cortiq.backend.fuse import (
     FusedAttention,
     FusedElementwise,
+    FusedLowRank,
     FusedProduct,
     Fuser,
     HeadGroup,
@@ -25,6 +26,7 @@ from cortiq.backend.patterns import PATTERNS
 from cortiq.backend.plan import Step
 from cortiq.ir import Graph, Node, ops
 from cortiq_triton import fused, launches, qkv_prologue
+from cortiq_triton.low_rank import FactorBanks
 from cortiq_triton.steps import Fused, Joined
 from cortiq_triton.weights import Packed
 
@@ -39,6 +41,7 @@ LAUNCHED = (
     PATTERNS["gates"],
     PATTERNS["keys and values"].when(lambda fuser, step: step.op.value_dim > 0),
     PATTERNS["queries"],
+    PATTERNS["overlays"],
     PATTERNS["products"],
 )
 ROLES = {"record": "query", "keys": "key", "values": "value"}
@@ -73,7 +76,8 @@ class Launches:
                 op = lower.kernel_op(node, given)
                 lowered = lower.LoweredStep(op, node.inputs, node.outputs, (node,), step.late)
                 parts[step.late].append(lowered)
-        self.lowered = Lowered(tuple(parts[False]), tuple(parts[True]), {**graph.values}, aliases)
+        trunk, tail = (_together(parts[late]) for late in (False, True))
+        self.lowered = Lowered(trunk, tail, {**graph.values}, aliases)
         self.fuser = Fuser(LAUNCHED, self.lowered, exposed, solid, self._takes_part)
         self.exposed = exposed
         self.found: list[Step] = []
@@ -103,6 +107,7 @@ class Launches:
         makers: Mapping[type, Callable[[Any, lower.LoweredStep], Launch | None]] = {
             NormChain: self._norm, FusedElementwise: self._gate, QKVPrologue: self._heads,
             FusedAttention: self._attention, FusedProduct: self._product,
+            FusedLowRank: self._low_rank,
         }  # fmt: skip
         made = makers[type(step.op)](step.op, step) if type(step.op) in makers else None
         if made is None:
@@ -215,6 +220,24 @@ class Launches:
             return None
         bias = None if op.bias is None else self._weights(op.bias)["bias"]
         return launches.product(bias), weights, step.inputs, {}
+
+    def _low_rank(self, op: FusedLowRank, step: lower.LoweredStep) -> Launch | None:
+        """Sums of products of one row and those of its overlay's factors."""
+        pairs = [(self._weights(part.a), self._weights(part.b)) for part in op.parts]
+        parts = [FactorBanks(a["weight"], b["weight"]) for a, b in pairs]
+        if not all(part.fits() for part in parts):
+            return None
+        members: int = op.parts[0].a.op.experts  # type: ignore[attr-defined]
+        return launches.low_rank(parts, members), {}, step.inputs, {}
+
+
+def _together(steps: Sequence[lower.LoweredStep]) -> tuple[lower.LoweredStep, ...]:
+    """Steps with products of one row side by side, so that what is added to them is one launch."""
+    groups: dict[Any, list[lower.LoweredStep]] = {}
+    for step in steps:
+        is_product = isinstance(step.op, ops.MatMul)
+        groups.setdefault(step.inputs if is_product else step.nodes[0].name, []).append(step)
+    return tuple(step for group in groups.values() for step in group)
 
 
 def _joined(steps: list[Step], known: Mapping[str, Step], joined: Joined) -> list[Step]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from cortiq_triton import elementwise, fused, products, qkv_prologue
 from cortiq_triton.attend import attended_rows
 from cortiq_triton.call import LaunchCall
+from cortiq_triton.low_rank import MOST, FactorBanks, table_of, with_low_rank
 from cortiq_triton.products import PLAIN, Stack
 from cortiq_triton.rows import Rows
 
@@ -75,6 +76,21 @@ def products_of(heights: tuple[int, ...]) -> Kernel:
         flat = products.product(weight, x, count, call.faults, how).view(-1)
         cut = flat.split([count * height for height in heights])
         return tuple(part.view(*lead, height) for part, height in zip(cut, heights, strict=True))
+
+    return kernel
+
+
+def low_rank(parts: Sequence[FactorBanks], members: int) -> Kernel:
+    """Products of one row, as one step gave them, with what overlays add."""
+    groups = [parts[first : first + MOST] for first in range(0, len(parts), MOST)]
+    tables = [table_of(group, members) for group in groups]
+
+    def kernel(call: LaunchCall, x: Rows, index: torch.Tensor, *base: torch.Tensor) -> Any:
+        rest, found, known = list(base), [], call.rows.groups(index)
+        for table, group in zip(tables, groups, strict=True):
+            mine, rest = rest[: len(group)], rest[len(group) :]
+            found += with_low_rank(table, group, members, x, index, mine, call.faults, known)
+        return tuple(found) if len(found) > 1 else found[0]
 
     return kernel
 

@@ -76,12 +76,13 @@ def tile_rows(
 def matmul_rows(
     codes: Tensor, scale: Tensor, qh: Tensor, ql: Tensor, qe: Tensor, order: Tensor,
     tiles: Tensor, bias: Tensor, residual: Tensor, out: Tensor, faults: Tensor, M: Tensor,
-    N: Tensor, K: Tensor, plane: Tensor, cut: Tensor, cut2: Tensor, heads: Tensor, per: Tensor,
-    group: Tensor, CHOICE: tl.constexpr, BIASED: tl.constexpr, RESIDUAL: tl.constexpr,
+    N: Tensor, K: Tensor, stride: Tensor, plane: Tensor, cut: Tensor, cut2: Tensor, heads: Tensor,
+    per: Tensor, group: Tensor, CHOICE: tl.constexpr, BIASED: tl.constexpr, RESIDUAL: tl.constexpr,
     PARTS: tl.constexpr, PLANES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr, GROUP: tl.constexpr,
 ) -> None:  # fmt: skip
-    """out [M, N] of codes with a scale a row; K columns, `plane` codes from plane to plane."""
+    """out [M, N] of codes with a scale a row; K columns, rows of x `stride` apart; `plane`
+    codes from plane to plane."""
     m, live, x, n, first = tile_rows(order, tiles, M, N, heads, per, CHOICE, BM, BN, GROUP)
     if first < 0:
         return
@@ -91,7 +92,7 @@ def matmul_rows(
     low = tl.full((BM, BN), 0, tl.int32)
     for start in range(0, K, BK):
         k = start + tl.arange(0, BK)
-        hi, lo = tile_of(qh, x, live, k, K, K), tile_of(ql, x, live, k, K, K)
+        hi, lo = tile_of(qh, x, live, k, K, stride), tile_of(ql, x, live, k, K, stride)
         c = tl.trans(tile_of(codes, row, seen, k, K, K))
         high = tl.dot(hi, c, high, out_dtype=tl.int32)
         if PLANES == 2:

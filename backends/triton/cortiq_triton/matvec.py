@@ -170,11 +170,13 @@ def words_dot(a: Tensor, b: Tensor, total: Tensor) -> Tensor:
 def matvec_rows(
     codes: Tensor, scale: Tensor, qh: Tensor, ql: Tensor, qe: Tensor, index: Tensor, bias: Tensor,
     residual: Tensor, out: Tensor, faults: Tensor, R: Tensor, N: Tensor, KW: Tensor,
-    plane: Tensor, cut: Tensor, cut2: Tensor, per: Tensor, count: Tensor, group: Tensor,
+    stride: Tensor, plane: Tensor, cut: Tensor, cut2: Tensor, per: Tensor, count: Tensor,
+    group: Tensor,
     CHOICE: tl.constexpr, PLANES: tl.constexpr, BIASED: tl.constexpr, RESIDUAL: tl.constexpr,
     PARTS: tl.constexpr, RB: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr,
 ) -> None:  # fmt: skip
-    """out [R, N] of codes with a scale a row; KW words a row, `plane` words from plane to plane.
+    """out [R, N] of codes with a scale a row; KW words a row, of x `stride`, `plane` words
+    from plane to plane.
 
     A program has the next words of its rows on the way while it multiplies; the first ones are
     asked for before the launch that makes x has ended.
@@ -197,7 +199,7 @@ def matvec_rows(
         begin()
     for start in range(0, KW, BW):
         there = (r < R)[:, None] & (start + word < KW)[None, :]
-        q_at = x[:, None] * KW + (start + word)[None, :]
+        q_at = x[:, None] * stride + (start + word)[None, :]
         hi = tl.load(qh + q_at, mask=there, other=0)[:, None]
         lo = tl.load(ql + q_at, mask=there, other=0)[:, None]
         ahead = start + BW + word

@@ -20,10 +20,10 @@ from cortiq.backend import Argmax, Batch, Draw, Named, Row, Want
 from cortiq.backend.answers import drawing_want
 from cortiq.backend.executable import Accepted, Brought
 from cortiq.backend.requests import penalises
-from cortiq.backend.row_runs import asking_rows, supplies
+from cortiq.backend.row_runs import asking_rows
 from cortiq_triton.asking import Askings
 from cortiq_triton.draw_numbers import Stored
-from cortiq_triton.mixed_run import MixedRows, MixedRun, Tail, filled_up
+from cortiq_triton.mixed_run import MixedRows, MixedRun, Tail, filled_up, overlay_names
 from cortiq_triton.plan import Plan
 from cortiq_triton.rowset import RowBuffer
 from cortiq_triton.shapes import (
@@ -168,13 +168,15 @@ class Mixed:
         asking = [batch.rows[index] for index in _asking(accepted, each)]
         size = mixed_size([len(sequence.tokens) for sequence in accepted], each)
         pages = table_width(sequence.state for sequence in accepted)
+        numbers = overlay_names(batch, plan) or ()
         names = next((names_of(row.wants) for row in asking if row.wants), ())
-        key = (batch.entry, size, names, pages, any(row.wants for row in asking))
+        key = (batch.entry, size, numbers, names, pages, any(row.wants for row in asking))
         if self._is_rare(key, size):
             return None
         if self._filler is None:
             self._filler = self.owner.scratch()
-        rows = filled_up(batch, accepted, sources, size, self._filler, len(self.drawn) - 1)
+        dummy = len(self.drawn) - 1
+        rows = filled_up(batch, accepted, sources, size, self._filler, dummy, numbers)
         shape, is_new = self._shape(plan, key, rows)
         answers = None
         if key[-1]:
@@ -206,9 +208,7 @@ class Mixed:
         unless `each` may, and there are not too many.
         """
         most = MOST_EACH if each else MOST_ROWS
-        if len(batch.rows) > most or not set(plan.graph.inputs) <= {"token", "position"}:
-            return False
-        if supplies(batch.rows):
+        if len(batch.rows) > most or overlay_names(batch, plan) is None:
             return False
         wanting = set(asking_rows(batch.rows))
         if sum(len(sequence.indices) for sequence in accepted) < len(batch.rows):
@@ -246,7 +246,7 @@ class Mixed:
         if self._version != version:  # tables of angles were made anew: old graphs read old ones
             self.shapes.clear()
             self._version = version
-        entry, _, names, pages, asking = key
+        entry, _, _, names, pages, asking = key
         shape = self.shapes.use(key)
         if shape is not None:
             shape.run.refill(shape.buffer, rows, pages)

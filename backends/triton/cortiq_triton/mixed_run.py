@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from cortiq.backend import Batch, Row, Want
+from cortiq.backend.admission import BY_ROW
 from cortiq.backend.executable import Accepted
+from cortiq.backend.row_runs import RowRuns, supplies
 from cortiq.backend.walk import Group, Segment
 from cortiq_triton.call import Shared
 from cortiq_triton.language import ceil_div
 from cortiq_triton.plan import Plan
-from cortiq_triton.rowset import Ids, RowBuffer, RowSet, arrays, uploaded
+from cortiq_triton.rowset import Ids, RowBuffer, RowSet, arrays, given_arrays, uploaded
 from cortiq_triton.run import Run
 from cortiq_triton.shapes import MixedSize, Scratch
 from cortiq_triton.step_answers import LOGITS
+from cortiq_triton.step_rows import STEP_INPUTS
 
 
 class PaddedRows(RowSet):
@@ -54,6 +57,7 @@ class MixedRows(NamedTuple):
     segments : of all sequences, those that fill up last; they may have no rows.
     tail : the rows that have logits: all, or the last of each sequence; row 0 for one without rows.
     places : where in the caller's batch the tail's rows are; DUMMY for those that want nothing.
+    given : numbers of overlays, int32 [rows, …] by the names of inputs.
     """
 
     segments: Sequence[Segment[Any]]
@@ -61,11 +65,42 @@ class MixedRows(NamedTuple):
     sources: np.ndarray
     tail: Sequence[int]
     places: np.ndarray
+    given: Mapping[str, np.ndarray]
 
     def arrays(self, pages: int, groups: int) -> dict[str, np.ndarray]:
         """Return them as kernels read them, with the tables of so many groups of slots."""
         made = arrays(self.segments, self.tokens, self.sources, self.tail, pages, groups)
-        return made | {"places": self.places}
+        return made | {"places": self.places} | given_arrays(self.given, len(self.tokens))
+
+
+def overlay_names(batch: Batch, plan: Plan) -> tuple[str, ...] | None:
+    """Return the names of overlays' numbers that every row supplies; None where a row lacks one, or
+    supplies something else.
+    """
+    names = tuple(name for name in plan.graph.inputs if name not in BY_ROW)
+    if not names:
+        return None if supplies(batch.rows) else ()
+    if isinstance(batch.rows, RowRuns) or not {*names} <= STEP_INPUTS:
+        return None
+    known = {id(row.inputs): row.inputs for row in batch.rows}
+    alike = all(given.keys() == {*names} for given in known.values())
+    return names if alike else None
+
+
+def _numbers(
+    batch: Batch, accepted: Sequence[Accepted[Any]], names: Sequence[str]
+) -> dict[str, np.ndarray]:
+    """Return the numbers of overlays of all rows; those of a sequence mostly share their inputs."""
+    rows = (
+        [batch.rows[at].inputs for sequence in accepted for at in sequence.indices] if names else []
+    )
+    known = {id(given): given for given in rows}
+    places = {key: place for place, key in enumerate(known)}
+    which = [places[id(given)] for given in rows]
+    return {
+        name: np.stack([np.asarray(given[name], np.int32) for given in known.values()])[which]
+        for name in names
+    }
 
 
 def filled_up(
@@ -75,12 +110,13 @@ def filled_up(
     size: MixedSize,
     scratch: Scratch,
     dummy: int,
+    names: Sequence[str] = (),
 ) -> MixedRows:
     """Fill a batch up with rows of sequences that nobody reads.
 
     Parameters
     ----------
-    dummy : the place of a row that wants nothing.
+    dummy : the place of a row that wants nothing. names : of overlays' numbers.
     """
     segments: list[Segment[Any]] = []
     tokens, flat = np.zeros(size.rows, np.int32), np.full(size.rows, -1, np.int32)
@@ -101,7 +137,8 @@ def filled_up(
         asking = [sequence.indices[-1] for sequence in accepted]
     places = np.full(len(tail), dummy, np.int64)
     places[: len(asking)] = [at if batch.rows[at].wants else dummy for at in asking]
-    return MixedRows(segments, tokens, flat, tail, places)
+    numbers = _numbers(batch, accepted, names)
+    return MixedRows(segments, tokens, flat, tail, places, numbers)
 
 
 class MixedRun(Run):

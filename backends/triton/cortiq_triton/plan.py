@@ -44,11 +44,14 @@ def weights_of(weights: Mapping[str, Weight], device: str) -> Prepared:
 class Plan(Steps):
     """One entry graph, ready to run.
 
+    Parameters
+    ----------
+    before : a plan over the same weights, whose matrices that are one are so here.
+
     Attributes
     ----------
     given : kernels of other packages, by primitive.
-    joined : weights that are rows of one, where the plan `joins` any; None where nothing is to be
-        fused.
+    joined : weights that are rows of one; None where nothing is to be fused.
     tables : rotary tables of its nodes. supplied : inputs that are positions of other axes.
     """
 
@@ -59,12 +62,13 @@ class Plan(Steps):
         angles: Angles,
         fuses: bool = True,
         given: GivenKernels = NO_KERNELS,
-        joins: bool = True,
+        before: Plan | None = None,
     ) -> None:
         theirs = {op: kernel.function for op, kernel in given.items()}
         super().__init__(graph, prepared.bound(graph), {**KERNELS, **theirs})
         self.given = given
-        self.joined = Joined(self.steps if joins else ()) if fuses else None
+        joined = None if before is None else before.joined
+        self.joined: Joined | None = Joined(self.steps, joined) if fuses else None
         for node in graph.nodes:
             if isinstance(node.op, ops.Attend):
                 factors_of(node.op.scale, node.op.soft_cap)

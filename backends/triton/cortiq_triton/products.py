@@ -94,7 +94,7 @@ def product(
         _floats(weight, x, out, faults, how)
         return out
     assert isinstance(x, Rows)
-    groups = _grouped(weight, rows, how)
+    groups = grouped_rows(weight, rows, how)
     few = groups is None if how.choice == EXPERTS else rows <= tuning().few and how.choice == PLAIN
     if few:
         _few(weight, x, out, faults, how)
@@ -111,12 +111,13 @@ def _few(weight: Packed, x: Rows, out: torch.Tensor, faults: torch.Tensor, how: 
     words, kw = weight.words, weight.padded // 4
     last = (*how.cuts, how.per, how.count, how.group)
     if not weight.block:
+        stride = planes[0].shape[-1]
         plane, bw = weight.plane // 4, max(16, min(sizes.bw, pow2(kw)))
         bn = min(sizes.bn * max(1, sizes.bw // bw), pow2(n))  # of short rows more
         grid = ceil_div(n, bn), ceil_div(rows, rb)
         launch(
             matvec.matvec_rows, grid, words, weight.scale, *planes, index, *how.ending(out), out,
-            faults, rows, n, kw, plane, *last, CHOICE=how.choice, **how.endings,
+            faults, rows, n, kw, stride, plane, *last, CHOICE=how.choice, **how.endings,
             PLANES=1 + (weight.kind == PLANES), RB=rb, BN=bn,
             BW=bw, warps=sizes.warps, early=True,
         )  # fmt: skip
@@ -150,8 +151,8 @@ def _tile_sizes(sizes: Tuning, weight: Packed, rows: int) -> tuple[int, int, int
     return sizes.bm, sizes.bn_many, sizes.warps_many
 
 
-def _grouped(weight: Packed, rows: int, how: Stack) -> Groups | None:
-    """The rows of experts by expert; None if they are few or no experts choose."""
+def grouped_rows(weight: Packed, rows: int, how: Stack) -> Groups | None:
+    """Return the rows of experts by expert; None if they are few or no experts choose."""
     if how.choice != EXPERTS or how.index is None:
         return None
     experts = weight.height // how.height
@@ -189,14 +190,14 @@ def _many(
     known = {"CHOICE": how.choice, **how.endings, "BM": bm, "BN": bn, "GROUP": sizes.group}
     if not weight.block:
         count, few = 1 + (weight.kind == PLANES), each <= sizes.some
-        bk = min(sizes.bk_some if few else sizes.bk, pow2(weight.padded))
+        bk = min(sizes.bk_some if few else sizes.bk, max(32, pow2(weight.padded)))
         stages = stages_that_fit(
             sizes.stages_some if few else sizes.stages, bk * (2 * bm + count * bn)
         )
         launch(
             matmul.matmul_rows, grid, weight.codes, weight.scale, *planes, *how.ending(out), out,
-            faults, each, n, weight.padded, weight.plane, *last, **known, PLANES=count, BK=bk,
-            warps=warps, stages=stages,
+            faults, each, n, weight.padded, x.high.shape[-1], weight.plane, *last, **known,
+            PLANES=count, BK=bk, warps=warps, stages=stages,
         )  # fmt: skip
         return
     sums, turn = sums_across(weight, x), sizes.turn if weight.padded % (32 * sizes.turn) == 0 else 2

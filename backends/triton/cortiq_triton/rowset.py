@@ -21,6 +21,10 @@ Ids: TypeAlias = Sequence[int] | np.ndarray
 """A number for each row."""
 
 
+GIVEN = "given "
+"""Before the names of values that rows supply, among the arrays of a batch."""
+
+
 class RowBuffer:
     """Arrays packed into one on the device, at offsets of 16 bytes, and filled by one copy.
 
@@ -134,6 +138,10 @@ class RowSet:
             self._blocks[rows] = uploaded(np.array(found, np.int32), self.device)
         return self._blocks[rows]
 
+    def forget_groups(self) -> None:
+        """Group rows anew: where the chosen experts lie, others may have been written."""
+        self._chosen = None
+
     def groups(self, index: torch.Tensor) -> dict[tuple[int, int], Groups]:
         """Return what products with these chosen experts have found; of the latest ones only."""
         if index is not self._chosen:
@@ -184,6 +192,16 @@ def arrays(
         "tail_positions": positions[late],
         "tail_owners": owners[late],
     }
+
+
+def given_arrays(given: Mapping[str, np.ndarray], count: int) -> dict[str, np.ndarray]:
+    """Return the words of values that rows supply, filled up by zeros."""
+    found = {}
+    for name, rows in given.items():
+        whole = np.zeros((count, *rows.shape[1:]), rows.dtype)
+        whole[: len(rows)] = rows
+        found[GIVEN + name] = whole.view(np.int32)
+    return found
 
 
 def row_sets(

@@ -20,7 +20,7 @@ from cortiq_triton.answers import Answers, Fetched, resolve
 from cortiq_triton.call import LaunchCall, Shared
 from cortiq_triton.plan import Plan
 from cortiq_triton.rows import Rows, empty_rows
-from cortiq_triton.rowset import Ids, RowBuffer, RowSet, arrays, row_sets, uploaded
+from cortiq_triton.rowset import GIVEN, Ids, RowBuffer, RowSet, arrays, row_sets, uploaded
 from cortiq_triton.state import TritonState
 
 
@@ -104,6 +104,8 @@ class Run(Walk[TritonState]):
 
     def start(self) -> None:
         """Make the groups of rows, over what was uploaded."""
+        for rows in self.row_sets:
+            rows.forget_groups()
         places, tail = range(len(self.rows)), self.tail_places
         self.all = self.tail = Group(places, None, self.segments, self.flags(len(places)))
         if len(tail) < len(places):
@@ -141,6 +143,8 @@ class Run(Walk[TritonState]):
         """A value that every row has or supplies."""
         if name == "token":
             return self.ids
+        if (there := self.there.get(GIVEN + name)) is not None:  # data, as ids are
+            return there
         return self.row_sets[0].positions if name == "position" else super().input(name)
 
     def array(self, host: np.ndarray) -> torch.Tensor:

@@ -18,14 +18,10 @@ from cortiq.backend.requests import penalises
 from cortiq.backend.walk import Group
 from cortiq.ir.overlays import OVERLAY, OVERLAY_INDEX
 from cortiq_triton.plan import Plan
-from cortiq_triton.rowset import Ids
+from cortiq_triton.rowset import GIVEN, Ids, given_arrays
 from cortiq_triton.run import Run
 from cortiq_triton.state import TritonState
 from cortiq_triton.step_answers import answerable, names_of
-
-GIVEN = "given "
-"""Before the names of values that rows supply, among the arrays of a step."""
-
 
 STEP_INPUTS = frozenset({*BY_ROW, OVERLAY, OVERLAY_INDEX})
 """Inputs of graphs whose steps are captured. Rows of overlays' tables depend on ids that the device
@@ -159,26 +155,11 @@ class StepRun(Run):
 
     def parts(self, sources: Ids, pages: int) -> dict[str, np.ndarray]:
         """Row metadata as arrays, and what rows supply."""
-        return super().parts(sources, pages) | _padded(self.given, len(self.rows))
-
-    def input(self, name: str) -> Any:
-        """A value that every row has or supplies: the number of an overlay is data, too."""
-        there = self.there.get(GIVEN + name)
-        return super().input(name) if there is None else there
+        return super().parts(sources, pages) | given_arrays(self.given, len(self.rows))
 
     def _replaced(self, name: str, value: Any, group: Group, faults: torch.Tensor) -> torch.Tensor:
         """Return what all rows supply in place of a value."""
         return self.snap(self.there[GIVEN + name].view(torch.float32), faults)
-
-
-def _padded(given: Mapping[str, np.ndarray], count: int) -> dict[str, np.ndarray]:
-    """The words of given values, filled up by zeros."""
-    found = {}
-    for name, rows in given.items():
-        whole = np.zeros((count, *rows.shape[1:]), rows.dtype)
-        whole[: len(rows)] = rows
-        found[GIVEN + name] = whole.view(np.int32)
-    return found
 
 
 class StepArrays:
@@ -205,7 +186,7 @@ class StepArrays:
                 lines[:, :width] = addresses
                 lines[:, width:] = 0
                 parts["fixed"][at] = state.block_address
-        parts |= _padded(rows.given, len(self._pages))
+        parts |= given_arrays(rows.given, len(self._pages))
         unread = [0] * lacking
         parts["tokens"][:] = rows.tokens + unread
         parts["sources"][:] = rows.sources + [-1] * lacking

@@ -44,13 +44,24 @@ def joinable(steps: Iterable[Step]) -> list[list[Step]]:
 
 
 class Joined:
-    """Weights that were made one, by the steps whose matrices they are."""
+    """Weights that were made one, by the steps whose matrices they are.
 
-    def __init__(self, steps: Sequence[Step]) -> None:
+    Parameters
+    ----------
+    before : of another plan over the same weights: what is one there is one here, and nothing else.
+    """
+
+    def __init__(self, steps: Sequence[Step], before: Joined | None = None) -> None:
         times = Counter(id(s.weights["weight"]) for s in steps if "weight" in s.weights)
         self.groups: dict[str, tuple[list[Step], Packed]] = {}
+        self.wholes: dict[tuple[int, ...], Packed] = {}
         for group in joinable(steps):
-            if all(times[id(step.weights["weight"])] == 1 for step in group):
-                whole = join([step.weights["weight"] for step in group])
+            weights = [step.weights["weight"] for step in group]
+            key = tuple(map(id, weights))
+            if before is not None and key not in before.wholes:
+                continue
+            if all(times[one] == 1 for one in key):
+                whole = join(weights) if before is None else before.wholes[key]
+                self.wholes[key] = whole
                 for step in group:
                     self.groups[step.node.name] = (group, whole)

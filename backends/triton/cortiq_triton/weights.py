@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cortiq.numerics.layouts import LAYOUTS, Weight, floats, unpack
+from cortiq.numerics.layouts import LAYOUTS, W16, Weight, floats, unpack
 from cortiq.numerics.matmul import check_columns
 from cortiq_triton.host_codes import (
     BITS_ABOVE,
@@ -33,6 +33,8 @@ PARTS = ("codes", "bits", "scale", "minimum", "sub_scales", "offsets", "factors"
 """What of a weight lies in memory."""
 NARROW = {"Q2_K"}
 """Layouts whose codes times their sub-scales are int8 too; of others |code·sub-scale| ≤ 4096."""
+PLANES_PAD = 16
+"""Columns that rows of w16 are padded to a multiple of: overlays' second factors have few."""
 SLICE = 1 << 24
 """Elements repacked at a time: bounds host memory."""
 
@@ -200,7 +202,8 @@ def _packed(weight: Weight, name: str, lie: Held) -> Packed | None:
     """Some rows, on the host; None as `_pack_as`."""
     fields = unpack(weight, name)
     rows, columns = weight.shape
-    padded = -(-columns // PAD) * PAD
+    pad = PLANES_PAD if weight.layout is W16 else PAD
+    padded = -(-columns // pad) * pad
     block = weight.layout.block
     blocks = -(-padded // block) if block else 1
     sub = fields.sub or (block if block == 16 else 32 if fields.minimum is not None else 0)

@@ -27,7 +27,7 @@ def cortiq_kernels() -> Sequence[Kernel]:
     """Return the kernels of `KeepLargest`."""
     from cortiq_masks.kernels import kernels
 
-    return kernels()
+    return list(kernels())
 
 
 @hookimpl

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from cortiq.backend import Kernel, OperatorExample
 from cortiq.ir import Type
-from cortiq_masks.operators import KeepLargest, keep_largest_rows
+from cortiq_masks.operators import KeepLargest, keep_largest_rows, keep_on_host
 
 NAME = "keep-largest"
 EXAMPLES = (
@@ -16,7 +18,12 @@ EXAMPLES = (
 )
 
 
-def kernels() -> list[Kernel]:
-    """Return the definition, for the reference; other backends leave the operator to it."""
+def kernels() -> Iterator[Kernel]:
+    """Yield the definition, and a kernel for cpu where that is installed."""
     examples = tuple(OperatorExample(op, (Type((op.width,)),) * 2) for op in EXAMPLES)
-    return [Kernel("reference", KeepLargest, keep_largest_rows, NAME, examples)]
+    yield Kernel("reference", KeepLargest, keep_largest_rows, NAME, examples)
+    try:
+        from cortiq_cpu.host_kernel import HostKernel
+    except ImportError:
+        return
+    yield Kernel("cpu", KeepLargest, HostKernel(keep_on_host).native, NAME)
