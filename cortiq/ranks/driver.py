@@ -11,7 +11,7 @@ from typing import Any
 
 from cortiq import errors
 from cortiq.errors import BackendError, CortiqError
-from cortiq.ranks.group import COMPILE_SECONDS, RankLostError
+from cortiq.ranks.connections import COMPILE_SECONDS, RankLostError
 from cortiq.ranks.member import Member
 from cortiq.ranks.wire import receive, send
 

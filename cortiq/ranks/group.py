@@ -6,64 +6,29 @@ import datetime
 import os
 import platform
 import re
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from cortiq.errors import BackendError, ExecutableLostError
+from cortiq.errors import BackendError
+from cortiq.ranks.connections import (
+    COMPILE_SECONDS,
+    SPIN_SECONDS,
+    TIMEOUT_VARIABLE,
+    RankLostError,
+    all_gather_of,
+    distributed,
+    timeout_seconds,
+)
 from cortiq.ranks.own_device import gpu_of, why_no_nccl
 
 Tensor = Any
 """A tensor of torch, which is imported where ranks are."""
-
-TIMEOUT_VARIABLE = "CORTIQ_RANK_TIMEOUT"
-TIMEOUT_SECONDS = 300.0
-"""Seconds that a rank waits for another in a batch before it counts as lost, by default."""
 NCCL_ERRORS, NCCL_CLEANS_UP = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "2"
 """Variable, and its value by which PyTorch ends an exchange that hangs, and not the process."""
-COMPILE_SECONDS = 3600.0
-"""Seconds to wait for a command or its answer: preparing a large model's weights takes a while.
-A rank whose process ends is missed at once."""
-
-
-def timeout_seconds() -> float:
-    """Return how long a rank waits for another.
-
-    Raises
-    ------
-    BackendError : the variable is no positive number.
-    """
-    text = os.environ.get(TIMEOUT_VARIABLE, "")
-    try:
-        seconds = float(text or TIMEOUT_SECONDS)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        what = f"{text!r} is no number of seconds above 0"
-        raise BackendError(what, where=TIMEOUT_VARIABLE, hint="how long ranks wait for one another")
-    return seconds
-
-
-def distributed() -> Any:
-    """Return torch.distributed.
-
-    Raises
-    ------
-    BackendError : PyTorch is not installed, or was built without it.
-    """
-    try:
-        import torch.distributed as found
-    except ImportError:
-        what = "several devices need PyTorch, which connects them"
-        raise BackendError(what, hint="pip install torch") from None
-    if not (found.is_available() and found.is_gloo_available()):
-        raise BackendError("this PyTorch was built without torch.distributed, or without gloo")
-    return found
-
-
-class RankLostError(ExecutableLostError):
-    """A rank does not answer any more; requests that were under way cannot go on."""
 
 
 @dataclass
@@ -187,6 +152,9 @@ class World:
     def leave(self) -> None:
         """Close all connections: ranks that wait for this one see at once that it is gone."""
         dist = distributed()
+        if self.lost:
+            for group in self._groups.values():
+                group.abort()
         self.lost = self.lost or "this rank has left the others"
         self._groups.clear()
         if dist.is_initialized():
@@ -233,15 +201,13 @@ class RankGroup:
 
     def gather(self, part: Tensor) -> Tensor:
         """Return every rank's tensor, [ranks, ...]; see `_exchange`."""
-        whole = part.new_zeros((self.size, *part.shape))
+        whole = part.new_empty((self.size, *part.shape))
         if self.size == 1:
             whole[0] = part
             return whole
         dist = distributed()
-        newer = hasattr(dist, "all_gather_single")
-        together = dist.all_gather_single if newer else dist.all_gather_into_tensor
         flat = whole.view(self.size * part.shape[0], *part.shape[1:])
-        self._exchange(together, flat, part.contiguous())
+        self._exchange(all_gather_of(dist), flat, part.contiguous())
         return whole
 
     def add(self, bits: Tensor) -> Tensor:
@@ -250,6 +216,43 @@ class RankGroup:
         if self.size > 1:
             self._exchange(distributed().all_reduce, total)
         return total
+
+    def launches(self, device: str) -> bool:
+        """Check whether exchanges on a device are launched there: by NCCL, or on the CPU, where
+        launches are calls.
+        """
+        return device == "cpu" or self.nccl is not None
+
+    def worst(self, flags: Tensor) -> Tensor:
+        """Return the largest of every rank's flags, int32; see `_exchange`."""
+        most = flags.clone()
+        if self.size > 1:
+            dist = distributed()
+            self._exchange(partial(dist.all_reduce, op=dist.ReduceOp.MAX), most)
+        return most
+
+    def wait(self, done: Callable[[], bool]) -> None:
+        """Wait until the device is done: exchanges in a captured step have no timeout of their own.
+
+        Raises
+        ------
+        RankLostError : it is not done in time, so that another rank is gone.
+        """
+        start = time.monotonic()
+        while not done():
+            waited = time.monotonic() - start
+            if waited > self.world.timeout:
+                self.world.lose(f"a step was not done after {self.world.timeout:g} seconds")
+                break
+            time.sleep(0 if waited < SPIN_SECONDS else SPIN_SECONDS / 50)
+        self.world.check()
+
+    def abort(self) -> None:
+        """End exchanges that wait on a GPU for a rank that is gone: nothing else ends those of a
+        captured step.
+        """
+        if self.nccl is not None:
+            self.nccl.abort()
 
     def _exchange(self, together: Callable[..., Any], result: Tensor, *given: Tensor) -> None:
         """Exchange tensors: on GPUs by NCCL, where they are, or copies in the host's memory.

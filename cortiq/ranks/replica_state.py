@@ -7,7 +7,7 @@ from typing import Any
 
 from cortiq.backend import ExportedState
 from cortiq.errors import BackendError, RequestError
-from cortiq.ranks.group import RankLostError
+from cortiq.ranks.connections import RankLostError
 from cortiq.ranks.stage_state import StageSnapshot, StageState
 
 

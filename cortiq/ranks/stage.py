@@ -24,10 +24,10 @@ from cortiq.backend.state import check_exported
 from cortiq.errors import BackendError, RequestError
 from cortiq.ir import Graph, Node, Program, primitives_of
 from cortiq.numerics.layouts import Weight
+from cortiq.ranks.connections import RankLostError
 from cortiq.ranks.cuts import splits_of
 from cortiq.ranks.driver import Command, Driver
 from cortiq.ranks.families import Key
-from cortiq.ranks.group import RankLostError
 from cortiq.ranks.local_program import LocalProgram, local_program
 from cortiq.ranks.local_weights import LocalWeights
 from cortiq.ranks.member import StagePlan

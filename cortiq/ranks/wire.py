@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cortiq.ranks.group import COMPILE_SECONDS, World, distributed
+from cortiq.ranks.connections import COMPILE_SECONDS, distributed
+from cortiq.ranks.group import World
 
 FIRST_BYTES = 8192
 """Bytes of a message's first part, which most messages fit."""

@@ -21,7 +21,7 @@ from adapter_folders import write_lora
 import cortiq
 from cortiq.model import devices
 from cortiq.numerics.masks import mask_of
-from cortiq.ranks.group import RankLostError
+from cortiq.ranks.connections import RankLostError
 
 pytestmark = pytest.mark.slow
 """Each loads a model on processes of its own."""

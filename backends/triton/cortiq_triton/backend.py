@@ -19,7 +19,7 @@ from cortiq.backend import (
     TakesKernels,
     Versions,
 )
-from cortiq.backend.kernel import TensorFunction
+from cortiq.backend.kernel import TableFunction, TensorFunction
 from cortiq.backend.support import device_named, no_kernel, package_refusal
 from cortiq.errors import BackendError, DeviceMemoryError
 from cortiq.ir import Graph, Node, Program, ops
@@ -86,6 +86,12 @@ class TritonBackend(TakesKernels):
     def tensor_kernel(self, function: TensorFunction) -> Any:
         """Return a kernel that calls a function with the tensors of rows."""
         return lambda call, *inputs: function(call.op, *inputs)
+
+    def table_function(self, table: Weight, name: str) -> TableFunction:
+        """Return what looks up rows of a table on the device."""
+        from cortiq_triton.table import DeviceTable
+
+        return DeviceTable(table, name)
 
     def check_kernel(self, kernel: Kernel) -> None:
         """Refuse what is no function, and kernels for operators that take none."""

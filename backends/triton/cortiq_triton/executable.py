@@ -40,9 +40,10 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
 
     Attributes
     ----------
-    decoder : steps of decoding, which are captured and run ahead. graphs : whether that is done.
-    asynchronous : `forward` returns with the batch under way; not where devices share a program,
-        which agree on every batch before it and after it.
+    decoder : steps of decoding, which are captured and run ahead. graphs : whether that is done;
+        not where devices that share a program exchange through the host.
+    asynchronous : a batch may be given before the one before it is read; not where devices share a
+        program, whose driver reads every batch.
     """
 
     trims: ClassVar[bool] = True
@@ -72,14 +73,15 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
         super().__init__(program, options, plans)
         poison = bool(options.extra.get("poison"))
         self.use_memory(TritonMemory(program, device, poison, self.windows))
-        alone = options.peers.size == 1
-        self.graphs = alone and bool(options.extra.get("graphs", device != "cpu"))
-        self._asynchronous = alone
+        launched = options.peers.launches(device)
+        self.graphs = launched and bool(options.extra.get("graphs", device != "cpu"))
+        self._asynchronous = options.peers.size == 1
         self._settling = False
         self._workspace = 0
         self._graphs_idle = (0, 0, 0), 0
         self._spoilt: tuple[list[DeviceBytes], DeviceBytes | None] | None = None
-        self.shared = Shared(program, self.layout, angles, device, Counters(device))
+        counters, peers = Counters(device), options.peers
+        self.shared = Shared(program, self.layout, angles, device, counters, peers=peers)
         self.decoder = StepDecoder(self)
         self.placement = placement_of(program, None, "triton", "triton", given)
         if device != "cpu":
