@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 from cortiq.errors import BackendError, ExecutableLostError
@@ -60,3 +61,14 @@ def all_gather_of(dist: Any) -> Any:
 
 class RankLostError(ExecutableLostError):
     """A rank does not answer any more; requests that were under way cannot go on."""
+
+
+def lost_error(why: str) -> RankLostError:
+    """Return the error of a lost rank."""
+    return RankLostError(why, hint="Start all ranks again; no answer was changed by it.")
+
+
+def first_sentence(error: BaseException) -> str:
+    """Return what an error says, without the place in its source."""
+    said = str(error).strip().split("\n")[0] or type(error).__name__
+    return re.sub(r"^\[[^\]]*\]\s*", "", said).split(". ")[0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import os
 import platform
-import re
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -21,6 +20,8 @@ from cortiq.ranks.connections import (
     RankLostError,
     all_gather_of,
     distributed,
+    first_sentence,
+    lost_error,
     timeout_seconds,
 )
 from cortiq.ranks.own_device import gpu_of, why_no_nccl
@@ -39,7 +40,8 @@ class World:
     ----------
     rank, size : this rank, and how many there are. timeout : seconds until one counts as lost.
     ranks_here : how many of them run on this host. rank_here : which of these this one is.
-    lost : why the ranks cannot go on, once they cannot. exchanges : how many there were.
+    lost : why this rank cannot go on, once it cannot. gone : other ranks that rank 0 has lost, and
+        why; those without them go on. exchanges : how many there were.
     """
 
     rank: int
@@ -48,6 +50,7 @@ class World:
     ranks_here: int = 1
     rank_here: int = 0
     lost: str = ""
+    gone: dict[int, str] = field(default_factory=dict)
     exchanges: int = 0
     _groups: dict[tuple[int, ...], RankGroup] = field(default_factory=dict)
 
@@ -129,30 +132,43 @@ class World:
         """Return the group of these ranks, which was made."""
         return self._groups[tuple(ranks)]
 
-    def lose(self, what: str, error: BaseException | None = None) -> RankLostError:
-        """Note that the ranks cannot go on, and return the error that says so.
+    def lose(
+        self, what: str, error: BaseException | None = None, ranks: Sequence[int] = ()
+    ) -> RankLostError:
+        """Note that ranks are gone, and return the error that says so.
 
         Parameters
         ----------
         what : what happened. error : what torch.distributed, or a kernel, raised about it.
+        ranks : those that are gone, of which only rank 0 can do without; none: all are.
         """
-        reason = f": {_first_sentence(error)}" if error is not None else ""
-        self.lost = self.lost or f"the connection between the devices broke: {what}{reason}"
-        return self.error()
+        reason = f": {first_sentence(error)}" if error is not None else ""
+        said = f"the connection between the devices broke: {what}{reason}"
+        others = [rank for rank in ranks if rank != self.rank]
+        if self.rank == 0 and others:
+            self.gone = dict.fromkeys(others, said) | self.gone
+        else:
+            self.lost = self.lost or said
+        return lost_error(self.why(ranks))
 
-    def error(self) -> RankLostError:
-        """Return the error of a lost rank."""
-        return RankLostError(self.lost, hint="Start all ranks again; no answer was changed by it.")
+    def why(self, ranks: Sequence[int]) -> str:
+        """Return why some ranks cannot compute together; empty if they can."""
+        return self.lost or next((self.gone[rank] for rank in ranks if rank in self.gone), "")
 
-    def check(self) -> None:
-        """Raise the error of a lost rank, if one was lost."""
-        if self.lost:
-            raise self.error()
+    def check(self, ranks: Sequence[int]) -> None:
+        """Raise the error of a lost rank, if one of these was lost."""
+        if why := self.why(ranks):
+            raise lost_error(why)
+
+    @property
+    def living(self) -> list[int]:
+        """Ranks that are not gone."""
+        return [rank for rank in range(self.size) if rank not in self.gone]
 
     def leave(self) -> None:
         """Close all connections: ranks that wait for this one see at once that it is gone."""
         dist = distributed()
-        if self.lost:
+        if self.lost or self.gone:
             for group in self._groups.values():
                 group.abort()
         self.lost = self.lost or "this rank has left the others"
@@ -166,12 +182,6 @@ def _place_on_host(rank: int, size: int) -> int:
     hosts: list[str] = [""] * size
     distributed().all_gather_object(hosts, f"{platform.node()} {uuid.getnode()}")
     return hosts[:rank].count(hosts[rank])
-
-
-def _first_sentence(error: BaseException) -> str:
-    """Return what an error says, without the place in its source."""
-    said = str(error).strip().split("\n")[0] or type(error).__name__
-    return re.sub(r"^\[[^\]]*\]\s*", "", said).split(". ")[0]
 
 
 @dataclass
@@ -242,10 +252,10 @@ class RankGroup:
         while not done():
             waited = time.monotonic() - start
             if waited > self.world.timeout:
-                self.world.lose(f"a step was not done after {self.world.timeout:g} seconds")
-                break
+                what = f"a step was not done after {self.world.timeout:g} seconds"
+                raise self.world.lose(what, ranks=self.members)
             time.sleep(0 if waited < SPIN_SECONDS else SPIN_SECONDS / 50)
-        self.world.check()
+        self.world.check(self.members)
 
     def abort(self) -> None:
         """End exchanges that wait on a GPU for a rank that is gone: nothing else ends those of a
@@ -261,7 +271,7 @@ class RankGroup:
         which `any_of` says at the end of the batch.
         """
         try:
-            if self.world.lost:
+            if self.world.why(self.members):
                 return
             self.world.exchanges += 1
             tensors = result, *given
@@ -271,7 +281,7 @@ class RankGroup:
             if tensors[0] is not result:
                 result.copy_(tensors[0])
         except BaseException as error:  # an interrupt, too, is raised where kernels are done
-            self.world.lose("an exchange failed", error)
+            self.world.lose("an exchange failed", error, self.members)
 
     def _copies(self, tensor: Tensor) -> bool:
         """Say whether a tensor is exchanged as a copy in the host's memory."""
@@ -282,6 +292,6 @@ class RankGroup:
         import torch
 
         found = self.gather(torch.tensor([*flags, False], dtype=torch.uint8))
-        self.world.check()
+        self.world.check(self.members)
         together: list[bool] = found.amax(dim=0).bool().tolist()
         return together[: len(flags)]

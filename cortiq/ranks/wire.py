@@ -64,8 +64,8 @@ def _transfer(
 ) -> None:
     import torch
 
-    world.check()
+    world.check((rank,))
     try:
         start(torch.from_numpy(block), rank).wait(datetime.timedelta(seconds=seconds))
     except RuntimeError as error:
-        raise world.lose(f"rank {rank} is gone or hangs", error) from None
+        raise world.lose(f"rank {rank} is gone or hangs", error, (rank,)) from None
