@@ -54,7 +54,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/numerics": 3635,
     "cortiq/placement": 710,
     "cortiq/plugins": 660,
-    "cortiq/ranks": 2530,
+    "cortiq/ranks": 2545,
     "cortiq/receipts": 1060,
     "cortiq/serve": 6290,
     "cortiq/tokenizer": 2880,

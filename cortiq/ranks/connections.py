@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
+import uuid
 from typing import Any
 
 from cortiq.errors import BackendError, ExecutableLostError
@@ -72,3 +74,10 @@ def first_sentence(error: BaseException) -> str:
     """Return what an error says, without the place in its source."""
     said = str(error).strip().split("\n")[0] or type(error).__name__
     return re.sub(r"^\[[^\]]*\]\s*", "", said).split(". ")[0]
+
+
+def place_on_host(rank: int, size: int) -> int:
+    """Return how many ranks before this one run on its host; all ranks ask at once."""
+    hosts: list[str] = [""] * size
+    distributed().all_gather_object(hosts, f"{platform.node()} {uuid.getnode()}")
+    return hosts[:rank].count(hosts[rank])

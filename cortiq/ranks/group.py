@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
-import platform
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +20,7 @@ from cortiq.ranks.connections import (
     distributed,
     first_sentence,
     lost_error,
+    place_on_host,
     timeout_seconds,
 )
 from cortiq.ranks.own_device import gpu_of, why_no_nccl
@@ -53,6 +52,7 @@ class World:
     gone: dict[int, str] = field(default_factory=dict)
     exchanges: int = 0
     _groups: dict[tuple[int, ...], RankGroup] = field(default_factory=dict)
+    _pairs: dict[int, Any] = field(default_factory=dict)
 
     @staticmethod
     def join(
@@ -89,8 +89,13 @@ class World:
             hint = f"start all ranks within {seconds:g} seconds, or set {TIMEOUT_VARIABLE}"
             raise BackendError(what, hint=hint) from None
         if rank_here is None:
-            rank_here = _place_on_host(rank, size) if ranks_here < size else rank
-        return World(rank, size, seconds, ranks_here, rank_here)
+            rank_here = place_on_host(rank, size) if ranks_here < size else rank
+        world = World(rank, size, seconds, ranks_here, rank_here)
+        for other in range(1, size):
+            pair = dist.new_group([0, other], wait, "gloo")
+            if rank in (0, other):
+                world._pairs[0 if rank else other] = pair
+        return world
 
     @property
     def here(self) -> tuple[int, int]:
@@ -127,6 +132,10 @@ class World:
             os.environ.setdefault(NCCL_ERRORS, NCCL_CLEANS_UP)
             made.nccl = dist.new_group(list(members), seconds, "nccl")
         return f"{why}: they exchange through the host's memory, slowly" if why else ""
+
+    def pair(self, rank: int) -> Any:
+        """Return the group of rank 0 and another one: gloo closes whole groups after a timeout."""
+        return self._pairs[rank]
 
     def group(self, ranks: Sequence[int]) -> RankGroup:
         """Return the group of these ranks, which was made."""
@@ -173,15 +182,9 @@ class World:
                 group.abort()
         self.lost = self.lost or "this rank has left the others"
         self._groups.clear()
+        self._pairs.clear()
         if dist.is_initialized():
             dist.destroy_process_group()
-
-
-def _place_on_host(rank: int, size: int) -> int:
-    """Return how many ranks before this one run on its host; all ranks ask at once."""
-    hosts: list[str] = [""] * size
-    distributed().all_gather_object(hosts, f"{platform.node()} {uuid.getnode()}")
-    return hosts[:rank].count(hosts[rank])
 
 
 @dataclass
