@@ -113,12 +113,14 @@ class TritonBackend(TakesKernels):
         device = device_named(self.name, options, self.devices())
         import torch
 
+        from cortiq_triton.current_device import current
         from cortiq_triton.executable import TritonExecutable
         from cortiq_triton.self_test import check_device
 
-        check_device(device)
         try:
-            return TritonExecutable(program, weights, options, device, self.given)
+            with current(device):
+                check_device(device)
+                return TritonExecutable(program, weights, options, device, self.given)
         except torch.OutOfMemoryError as error:
             torch.cuda.empty_cache()
             raise DeviceMemoryError(
