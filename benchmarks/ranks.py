@@ -3,11 +3,12 @@
     python benchmarks/ranks.py --devices 2 [--backend triton] [--model synthetic:llama3-8b]
     python benchmarks/ranks.py --devices 2 --model llama3-70b          # w8, made on the devices
     python benchmarks/ranks.py --devices 2 --backend cpu --model llama-200m --threads 1
+    python benchmarks/ranks.py --shard-of 2     # on one device: the share of one of two ranks
 
 Starts the other ranks itself. One device computes with all that its backend has (run ahead,
 captured steps). Weights are random ones by formula: on GPUs each makes its own. A digest that
 differs ends the run before anything is measured, with exit code 1. `--alone` and `--together` leave
-the other out.
+the other out. `--shard-of` starts no ranks: it bounds what they can give (`shard_of.py`).
 """
 
 from __future__ import annotations
@@ -64,9 +65,11 @@ def make_on_devices() -> None:
     kernels.pack = made_on_the_device
 
 
-def stepped(executable: Any, sequences: int, context: int, steps: int) -> tuple[float, str]:
-    """Return seconds a step of greedy decoding, the next batch given before one is read, and the
-    digest of the last step.
+def stepped(
+    executable: Any, sequences: int, context: int, steps: int, ahead: bool = True
+) -> tuple[float, str]:
+    """Return seconds a step of greedy decoding, the next batch given before one is read if `ahead`,
+    and the digest of the last step.
     """
     states = [executable.open(context + steps + 2) for _ in range(sequences)]
     for state in states:
@@ -77,6 +80,8 @@ def stepped(executable: Any, sequences: int, context: int, steps: int) -> tuple[
         if step == warm:
             completed(ticket.result())
             start = time.perf_counter()
+        if not ahead:
+            completed(ticket.result())
         rows = [Row(s, context + 1 + step, Drawn(i), WANTS) for i, s in enumerate(states)]
         after = executable.forward(Batch(rows))
         completed(ticket.result())
@@ -99,6 +104,38 @@ def prompted(executable: Any, length: int) -> tuple[float, str]:
         found.append(time.perf_counter() - start)
         state.release()
     return median(found[1:]), digest
+
+
+def shards(options: argparse.Namespace) -> int:
+    """Measure one device, and one rank's share of several; return the exit status."""
+    from shard_of import compiled_shard
+
+    name = f"synthetic:{options.model.removeprefix('synthetic:')}?format=w8"
+    backend, compiling = backend_named(options.backend), CompileOptions(threads=options.threads)
+    longest = max(options.prompt, options.context + options.steps)
+    program = load_program(open_synthetic(name), context=longest + 16).program
+    found: dict[str, list[float]] = {}
+    for way in ("one device", "collective", "copies"):
+        weights = weights_of(name)
+        if way == "one device":
+            executable: Any = place(backend, program, weights, compiling)
+        else:
+            alone = options.shard_of, way == "collective"
+            executable = compiled_shard(backend, program, weights, compiling, *alone)
+        seconds, _ = prompted(executable, options.prompt)
+        found.setdefault(f"prompt of {options.prompt}", []).append(seconds)
+        for batch in options.batches:
+            for ahead in (True, False):
+                given = batch, options.context, options.steps, ahead
+                said = f"step, batch {batch}, {'run ahead' if ahead else 'each read'}"
+                found.setdefault(said, []).append(stepped(executable, *given)[0])
+        executable.close()
+    share = f"1 of {options.shard_of}"
+    print(f"{'milliseconds':34}{'one device':>12}{share:>12}{'ratio':>8}{'by copies':>12}")
+    for said, (one, whole, copies) in found.items():
+        cells = f"{1e3 * one:12.3f}{1e3 * whole:12.3f}{one / whole:8.2f}{1e3 * copies:12.3f}"
+        print(f"{said:34}{cells}")
+    return 0
 
 
 def checked(executable: Any) -> str:
@@ -162,11 +199,14 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 32])
     parser.add_argument("--threads", type=int, default=0, help="of each rank, and of one device")
+    parser.add_argument("--shard-of", type=int, metavar="N", help="measure one rank's share of N")
     parser.add_argument("--alone", action="store_true", help="one device only")
     parser.add_argument("--together", action="store_true", help="all devices only")
     options = parser.parse_args()
     if options.backend == "triton":
         make_on_devices()
+    if options.shard_of:
+        return shards(options)
     others = [] if options.alone or "RANK" in os.environ else start_others(options.devices)
     try:
         return compared(options)

@@ -183,7 +183,7 @@ def _difference(name: str, wanted: np.ndarray, got: np.ndarray, level: int, op: 
 
 
 def _outcome(name: str, wanted: np.ndarray, got: np.ndarray) -> str:
-    statuses = [Status.COMPLETED, Status.DECLINED, Status.FAILED]
+    statuses = [Status.COMPLETED, Status.DECLINED, Status.FAILED, Status.LOST]
     expected, there = (statuses[int(x[0])].value for x in (wanted, got))
     why = " (a value was NaN, infinite, or 2^50 or more)" if there == Status.FAILED.value else ""
     return f"{name}: the sequence {there}{why}, expected {expected}"

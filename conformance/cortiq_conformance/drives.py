@@ -13,7 +13,7 @@ from cortiq.ir import Program
 from cortiq.numerics.layouts import Weight
 from cortiq_conformance.subject import Subject
 
-STATUS_CODES = {Status.COMPLETED: 0, Status.DECLINED: 1, Status.FAILED: 2}
+STATUS_CODES = {Status.COMPLETED: 0, Status.DECLINED: 1, Status.FAILED: 2, Status.LOST: 3}
 
 
 @dataclass(frozen=True)

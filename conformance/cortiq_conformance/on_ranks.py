@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from cortiq.errors import RequestError
 from cortiq.model.devices import backend_named, weights_of
+from cortiq.plugins import used_files
 from cortiq.ranks.backend import DeviceSplit, RanksBackend
 from cortiq.ranks.start import device_count, start_ranks
 from cortiq_conformance.runner import make_subject
@@ -41,7 +42,7 @@ def subject_on(spec: str | None, devices: int, kind: str) -> Iterator[Subject]:
     OptionError : torchrun started another number of ranks.
     """
     split, subject = split_of(kind, device_count(devices)), make_subject(spec)
-    ranks = start_ranks(devices, backend_named, weights_of)
+    ranks = start_ranks(devices, backend_named, weights_of, used_files())
     try:
         subject.backend = RanksBackend(ranks.driver, subject.backend, split)
         subject.split = f"{kind} split over {devices} devices"

@@ -169,6 +169,8 @@ class Status(StrEnum):
     What counts is every value that the state or a want of the row depends on; a backend that
     computes more than that must not fail a sequence for it.
     """
+    LOST = "lost"
+    """A device that held it is gone, and so are its rows: the sequence is empty. Others go on."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import numpy as np
 
 from cortiq.errors import BackendError, shown
 from cortiq.ir import Op, Type
+from cortiq.numerics.layouts import Weight
 from cortiq.numerics.recurrent import StepFunction
 
 
@@ -81,6 +82,9 @@ HostFunction = Callable[..., Any]
 float32: its output, float32 or int32."""
 TensorFunction = Callable[..., Any]
 """As `HostFunction`, of tensors of PyTorch: it launches, and waits for nothing."""
+TableFunction = Callable[[Any], Any]
+"""Of ids, an int32 tensor of PyTorch: rows of a table, float32 [ids, width] on the same device. A
+row with a value outside the domain is NaN: whatever takes it raises its fault."""
 GivenKernels = Mapping[type[Op], Kernel]
 NO_KERNELS: GivenKernels = MappingProxyType({})
 
@@ -139,6 +143,12 @@ class TakesKernels:
     def tensor_kernel(self, function: TensorFunction) -> Any:
         """Return a `Kernel.function` that hands all rows to a function of PyTorch's tensors, which
         stay on the device; None where a backend's arrays are others.
+        """
+        return None
+
+    def table_function(self, table: Weight, name: str) -> TableFunction | None:
+        """Return what looks up rows of a table, and waits for nothing; None where a backend has
+        no such function: then the host looks them up.
         """
         return None
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 
 class Peers(Protocol):
@@ -21,6 +21,24 @@ class Peers(Protocol):
         BackendError : a device was lost.
         """
 
+    def launches(self, device: str) -> bool:
+        """Check whether what is exchanged on a device is launched there, as kernels are: then
+        batches can be captured, and `worst` agrees on their faults.
+        """
+
+    def worst(self, flags: Any) -> Any:
+        """Return the largest of all devices' flags, int32 tensors of PyTorch, where they are; it
+        raises nothing, as kernels do.
+        """
+
+    def wait(self, done: Callable[[], bool]) -> None:
+        """Wait until this device has done what was launched.
+
+        Raises
+        ------
+        BackendError : a device was lost, so that this one waits for it without end.
+        """
+
 
 class Alone:
     """One device, with nobody to agree with."""
@@ -30,6 +48,19 @@ class Alone:
     def any_of(self, flags: Sequence[bool]) -> Sequence[bool]:
         """Return the flags."""
         return flags
+
+    def launches(self, device: str) -> bool:
+        """Return True: nothing is exchanged."""
+        return True
+
+    def worst(self, flags: Any) -> Any:
+        """Return the flags."""
+        return flags
+
+    def wait(self, done: Callable[[], bool]) -> None:
+        """Wait; nothing else can keep the device."""
+        while not done():
+            pass
 
 
 ALONE = Alone()

@@ -153,6 +153,10 @@ class PrefixCache:
         else:
             self._clock += 1
             kept.used, length = self._clock, kept.length
+            if self._live_state(kept).length() != length:  # a device that held it is gone
+                if kept in self._entries:
+                    self._drop(kept)
+                return None
             handed = kept.role <= CacheRole.TURN and length == candidate.reach
             state = self._live_state(kept) if handed else fork_if_room(self._live_state(kept))
             if handed:

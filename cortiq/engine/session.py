@@ -56,6 +56,9 @@ def check_outcome(outcome: Outcome, position: int, hint: str) -> None:
             where=where,
             hint=hint,
         )
+    if outcome.status is Status.LOST:
+        what = f"a device that computed this sequence is gone: {outcome.reason}"
+        raise BackendError(what, where=where, hint="Ask again: other devices answer.")
     if outcome.status is Status.DECLINED:
         raise DeclinedError(f"the backend declined the batch: {outcome.reason}", where=where)
 

@@ -11,6 +11,7 @@ from cortiq.errors import OptionError
 from cortiq.model.source import open_source
 from cortiq.numerics.layouts import Weight
 from cortiq.options import LoadOptions, on_one_device
+from cortiq.plugins import used_files
 from cortiq.plugins.selection import find_backend
 from cortiq.ranks.backend import DeviceSplit, RanksBackend
 from cortiq.ranks.ray_actors import start_actors
@@ -49,7 +50,7 @@ def shared_backend(
         return backend, backend, lambda: None
     split = _split(options, count)
     plain = dataclasses.replace(options, backend=None, devices=1, **on_one_device())
-    ranks = _ranks(count, options.ray)
+    ranks = _ranks(count, options.ray, backend)
     _Running.models += 1
     whole = RanksBackend(ranks.driver, backend, split, (name, plain))
     return whole, whole.for_tower(), _let_go
@@ -67,19 +68,29 @@ def _split(options: LoadOptions, count: int) -> DeviceSplit:
     return DeviceSplit.of_replicas(kind, count, options.replicas, options.prefill_replicas)
 
 
-def _ranks(count: int, ray: bool) -> Ranks:
+def _ranks(count: int, ray: bool, backend: Backend) -> Ranks:
     running = _Running.ranks
-    if running is not None and (running.driver.world.lost or not _Running.models):
+    if running is not None and (_is_broken(running) or not _Running.models):
         running.close()
         running = _Running.ranks = None
     if running is None:
-        start = start_actors if ray else start_ranks
-        running = _Running.ranks = start(count, backend_named, weights_of)
+        given = count, backend_named, weights_of, used_files()
+        if ray:
+            gpus = backend.devices()[0].name.startswith("cuda")
+            running = _Running.ranks = start_actors(*given, gpus=gpus)
+        else:
+            running = _Running.ranks = start_ranks(*given)
     size = running.driver.world.size
     if size != count:
         what = f"is {count}, and a model on {size} devices is loaded"
         raise OptionError("devices", what, hint="close that model first")
     return running
+
+
+def _is_broken(ranks: Ranks) -> bool:
+    """Return whether one of the ranks is lost, so that no other model can be loaded on them."""
+    world = ranks.driver.world
+    return bool(world.why(range(world.size)))
 
 
 def _let_go() -> None:

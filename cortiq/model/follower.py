@@ -1,13 +1,17 @@
-"""`python -m cortiq.model.follower RANK SIZE ADDRESS`: a rank that another process started."""
+"""`python -m cortiq.model.follower RANK SIZE ADDRESS [FILE...]`: a rank that another process
+started, with the plugins of these files.
+"""
 
 from __future__ import annotations
 
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from cortiq.errors import CortiqError
 from cortiq.model.devices import backend_named, weights_of
+from cortiq.plugins import check_requested, default_plugins, use_files
 from cortiq.ranks.driver import follow
 from cortiq.ranks.group import World
 from cortiq.ranks.member import Member
@@ -17,12 +21,17 @@ def main(arguments: Sequence[str]) -> int:
     """Work for rank 0 until it ends; return the exit status."""
     rank, size, address = int(arguments[0]), int(arguments[1]), arguments[2]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides what an interrupt ends
-    return work(rank, size, address, size)
+    return work(rank, size, address, size, arguments[3:])
 
 
-def work(rank: int, size: int, address: str, ranks_here: int) -> int:
+def work(
+    rank: int, size: int, address: str, ranks_here: int, files: Sequence[str | Path] = ()
+) -> int:
     """Meet the other ranks and work for rank 0 until it ends; return an exit status."""
     try:
+        if files:
+            use_files(files)
+            check_requested(default_plugins())
         world = World.join(rank, size, address, ranks_here=ranks_here)
         follow(Member(world, backend_named, weights_of))
     except CortiqError as error:

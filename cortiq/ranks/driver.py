@@ -11,7 +11,7 @@ from typing import Any
 
 from cortiq import errors
 from cortiq.errors import BackendError, CortiqError
-from cortiq.ranks.group import COMPILE_SECONDS, RankLostError
+from cortiq.ranks.connections import COMPILE_SECONDS, RankLostError
 from cortiq.ranks.member import Member
 from cortiq.ranks.wire import receive, send
 
@@ -60,27 +60,39 @@ class Driver:
     def answers(
         self, ranks: Sequence[int], command: Callable[[int], Command] | Command
     ) -> tuple[dict[int, Any], BaseException | None]:
-        """Do as `ask`; return the answers by rank, and what the first rank that refused said."""
+        """Do as `ask`; return the answers by rank, and what the first rank that refused said, or
+        that one was lost.
+        """
         with self._lock, uninterrupted():
-            self.world.check()
+            self.world.check(ranks)
             commands = [command(i) if callable(command) else command for i in range(len(ranks))]
-            others = [rank for rank in ranks if rank != 0]
-            for rank, own in zip(ranks, commands, strict=True):
-                if rank:
-                    send(self.world, rank, own)
             answers: dict[int, Any] = {}
             refusal: BaseException | None = None
+            others = []
+            for rank, own in zip(ranks, commands, strict=True):
+                if rank:
+                    try:
+                        send(self.world, rank, own)
+                        others.append(rank)
+                    except RankLostError as lost:
+                        refusal = lost
             if 0 in ranks:
                 try:
                     answers[0] = self.member.execute(commands[list(ranks).index(0)])
                 except BaseException as error:
-                    refusal = self._own_failure(error)
+                    own_failure = self._own_failure(error)
+                    refusal = refusal or own_failure
             slow = any(command[0] in SLOW for command in commands)
             seconds = COMPILE_SECONDS if slow else self.world.timeout
             return answers, self._collect(others, answers, refusal, seconds)
 
     def _own_failure(self, error: BaseException) -> BaseException:
-        """Let the others go if they may wait for this rank in an exchange that never comes."""
+        """Let the others go if they may wait for this rank in an exchange that never comes.
+
+        Those that share an exchange with a lost rank find that out themselves.
+        """
+        if isinstance(error, RankLostError):
+            return error
         if self.member.out_of_step(error) and not self.world.lost:
             self.world.lose(f"rank 0 failed: {type(error).__name__}: {error}")
             self.world.leave()
@@ -93,12 +105,13 @@ class Driver:
         refusal: BaseException | None,
         seconds: float,
     ) -> BaseException | None:
-        """Take the answers of other ranks; return the first refusal."""
+        """Take the answers of other ranks; return the first refusal, if none is lost."""
         for rank in others:
             try:
                 kind, answer = receive(self.world, rank, seconds)
             except RankLostError as lost:
-                return refusal if isinstance(refusal, RankLostError) else lost
+                refusal = refusal if isinstance(refusal, RankLostError) else lost
+                continue
             if kind == ANSWERED:
                 answers[rank] = answer
             else:
@@ -113,32 +126,34 @@ class Driver:
         """Have ranks forget copies that nobody holds any more."""
         dropped, self._dropped = self._dropped, []
         if dropped:
-            self.ask(range(self.world.size), ("drop", dropped))
+            with contextlib.suppress(RankLostError):  # what concerns a lost rank says so itself
+                self.ask(self.world.living, ("drop", dropped))
 
     def _keep_awake(self) -> None:
         """Show waiting ranks from time to time that rank 0 is there."""
         while not self._ended.wait(self.world.timeout / 3):
             if self._lock.acquire(blocking=False):
                 try:
-                    for rank in range(1, self.world.size):
-                        send(self.world, rank, ("nothing",))
-                    for rank in range(1, self.world.size):
-                        receive(self.world, rank, self.world.timeout)
-                except CortiqError:
-                    return  # it is lost, and the next request will say so
+                    for rank in self.world.living[1:]:
+                        self._show_life(rank)
                 finally:
                     self._lock.release()
+
+    def _show_life(self, rank: int) -> None:
+        """Show a rank that rank 0 is there; one that does not answer is lost, which the next
+        request says.
+        """
+        with contextlib.suppress(RankLostError):
+            send(self.world, rank, ("nothing",))
+            receive(self.world, rank, self.world.timeout)
 
     def close(self) -> None:
         """End all ranks."""
         self._ended.set()
         with self._lock:
-            if not self.world.lost:
-                try:
-                    for rank in range(1, self.world.size):
-                        send(self.world, rank, STOP)
-                except RankLostError:
-                    pass
+            for rank in self.world.living[1:]:
+                with contextlib.suppress(RankLostError):
+                    send(self.world, rank, STOP)
             self.world.leave()
 
 

@@ -1,7 +1,8 @@
 """Operators by which ranks put their parts of a row together, and their kernels.
 
-The kernels take tensors of PyTorch, wherever these are: on GPUs nothing waits for the host, but for
-the ids of a table's rows. Backends with arrays of NumPy have the same ones over the same memory.
+The kernels take tensors of PyTorch, wherever these are: on GPUs nothing waits for the host, if
+the backend looks up rows of a table there. Backends with arrays of NumPy have the same ones over
+the same memory.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cortiq.backend import Kernel
+from cortiq.backend.kernel import TableFunction
 from cortiq.ir import Op, Type, ops
 from cortiq.ir.op import expect
 from cortiq.numerics.dequantise import embedding_rows
@@ -143,21 +145,30 @@ class TableRows(ops.EmbedRows):
         return {}
 
 
-def looked_up(op: TableRows, tokens: Tensor, table: Weight, group: Exchange) -> Tensor:
+def looked_up(op: TableRows, tokens: Tensor, table: TableFunction, group: Exchange) -> Tensor:
     """Return the rows of tokens; +0 for ids past the table, which only some operators let pass."""
     import torch
 
-    ids = tokens.cpu().numpy().view(np.int32).reshape(-1)
-    start, stop = op.owned
-    mine = (ids >= start) & (ids < stop)
-    rows = np.zeros((len(ids), op.width), np.float32)
-    if mine.any():
-        faults = np.zeros(int(mine.sum()), np.bool_)
-        found = embedding_rows(table, ids[mine] - start, faults)
-        found[faults] = np.nan  # whatever takes the row raises its fault
-        rows[mine] = found
-    there = torch.from_numpy(rows).to(tokens.device)
-    return group.add(_integers(there)).view(torch.float32)
+    ids = _integers(tokens).reshape(-1)
+    others = ~_owned(ids, op.owned)
+    rows = table((ids - op.owned[0]).masked_fill(others, 0))
+    bits = _integers(rows).masked_fill(others[:, None], 0)
+    return group.add(bits).view(torch.float32)
+
+
+def on_host_looked_up(table: Weight) -> TableFunction:
+    """Return the `TableFunction` of a table in the host's memory."""
+
+    def rows(ids: Tensor) -> Tensor:
+        import torch
+
+        numbers = ids.cpu().numpy()
+        faults = np.zeros(len(numbers), np.bool_)
+        found = embedding_rows(table, numbers, faults)
+        found[faults] = np.nan
+        return torch.from_numpy(found).to(ids.device)
+
+    return rows
 
 
 def gathered(op: GatherParts, part: Tensor, group: Exchange) -> Tensor:
@@ -170,6 +181,9 @@ def gathered(op: GatherParts, part: Tensor, group: Exchange) -> Tensor:
         own, sent = sent, part.new_zeros((rows, lead, widest * inner))
         sent[:, :, : own.shape[2]] = own
     parts = group.gather(sent)
+    even = (((0, (rank * widest, (rank + 1) * widest)),) for rank in range(group.size))
+    if all(split.owned(rank) == owned for rank, owned in enumerate(even)):
+        return parts.permute(1, 2, 0, 3).reshape(rows, *op.shape)
     whole = part.new_empty((rows, lead, split.length * inner))
     for rank in range(group.size):
         for at, (start, stop) in split.owned(rank):
@@ -194,9 +208,13 @@ def exchange_kernels(
     backend: Any, group: Exchange, tables: Mapping[str, Weight]
 ) -> dict[type[Op], Kernel]:
     """Return the kernels of this module's operators in the form that a backend takes."""
+    known = {
+        name: backend.table_function(table, name) or on_host_looked_up(table)
+        for name, table in tables.items()
+    }
     functions: dict[type[Op], Any] = {
         GatherParts: lambda op, part: gathered(op, part, group),
-        TableRows: lambda op, tokens: looked_up(op, tokens, tables[op.part], group),
+        TableRows: lambda op, tokens: looked_up(op, tokens, known[op.part], group),
         OwnExperts: own_experts,
         JoinExperts: lambda op, rows, index: joined_experts(op, rows, index, group),
     }

@@ -4,66 +4,31 @@ from __future__ import annotations
 
 import datetime
 import os
-import platform
-import re
-import uuid
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from cortiq.errors import BackendError, ExecutableLostError
+from cortiq.errors import BackendError
+from cortiq.ranks.connections import (
+    COMPILE_SECONDS,
+    SPIN_SECONDS,
+    TIMEOUT_VARIABLE,
+    RankLostError,
+    all_gather_of,
+    distributed,
+    first_sentence,
+    lost_error,
+    place_on_host,
+    timeout_seconds,
+)
 from cortiq.ranks.own_device import gpu_of, why_no_nccl
 
 Tensor = Any
 """A tensor of torch, which is imported where ranks are."""
-
-TIMEOUT_VARIABLE = "CORTIQ_RANK_TIMEOUT"
-TIMEOUT_SECONDS = 300.0
-"""Seconds that a rank waits for another in a batch before it counts as lost, by default."""
 NCCL_ERRORS, NCCL_CLEANS_UP = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "2"
 """Variable, and its value by which PyTorch ends an exchange that hangs, and not the process."""
-COMPILE_SECONDS = 3600.0
-"""Seconds to wait for a command or its answer: preparing a large model's weights takes a while.
-A rank whose process ends is missed at once."""
-
-
-def timeout_seconds() -> float:
-    """Return how long a rank waits for another.
-
-    Raises
-    ------
-    BackendError : the variable is no positive number.
-    """
-    text = os.environ.get(TIMEOUT_VARIABLE, "")
-    try:
-        seconds = float(text or TIMEOUT_SECONDS)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        what = f"{text!r} is no number of seconds above 0"
-        raise BackendError(what, where=TIMEOUT_VARIABLE, hint="how long ranks wait for one another")
-    return seconds
-
-
-def distributed() -> Any:
-    """Return torch.distributed.
-
-    Raises
-    ------
-    BackendError : PyTorch is not installed, or was built without it.
-    """
-    try:
-        import torch.distributed as found
-    except ImportError:
-        what = "several devices need PyTorch, which connects them"
-        raise BackendError(what, hint="pip install torch") from None
-    if not (found.is_available() and found.is_gloo_available()):
-        raise BackendError("this PyTorch was built without torch.distributed, or without gloo")
-    return found
-
-
-class RankLostError(ExecutableLostError):
-    """A rank does not answer any more; requests that were under way cannot go on."""
 
 
 @dataclass
@@ -74,7 +39,8 @@ class World:
     ----------
     rank, size : this rank, and how many there are. timeout : seconds until one counts as lost.
     ranks_here : how many of them run on this host. rank_here : which of these this one is.
-    lost : why the ranks cannot go on, once they cannot. exchanges : how many there were.
+    lost : why this rank cannot go on, once it cannot. gone : other ranks that rank 0 has lost, and
+        why; those without them go on. exchanges : how many there were.
     """
 
     rank: int
@@ -83,8 +49,10 @@ class World:
     ranks_here: int = 1
     rank_here: int = 0
     lost: str = ""
+    gone: dict[int, str] = field(default_factory=dict)
     exchanges: int = 0
     _groups: dict[tuple[int, ...], RankGroup] = field(default_factory=dict)
+    _pairs: dict[int, Any] = field(default_factory=dict)
 
     @staticmethod
     def join(
@@ -121,8 +89,13 @@ class World:
             hint = f"start all ranks within {seconds:g} seconds, or set {TIMEOUT_VARIABLE}"
             raise BackendError(what, hint=hint) from None
         if rank_here is None:
-            rank_here = _place_on_host(rank, size) if ranks_here < size else rank
-        return World(rank, size, seconds, ranks_here, rank_here)
+            rank_here = place_on_host(rank, size) if ranks_here < size else rank
+        world = World(rank, size, seconds, ranks_here, rank_here)
+        for other in range(1, size):
+            pair = dist.new_group([0, other], wait, "gloo")
+            if rank in (0, other):
+                world._pairs[0 if rank else other] = pair
+        return world
 
     @property
     def here(self) -> tuple[int, int]:
@@ -160,50 +133,58 @@ class World:
             made.nccl = dist.new_group(list(members), seconds, "nccl")
         return f"{why}: they exchange through the host's memory, slowly" if why else ""
 
+    def pair(self, rank: int) -> Any:
+        """Return the group of rank 0 and another one: gloo closes whole groups after a timeout."""
+        return self._pairs[rank]
+
     def group(self, ranks: Sequence[int]) -> RankGroup:
         """Return the group of these ranks, which was made."""
         return self._groups[tuple(ranks)]
 
-    def lose(self, what: str, error: BaseException | None = None) -> RankLostError:
-        """Note that the ranks cannot go on, and return the error that says so.
+    def lose(
+        self, what: str, error: BaseException | None = None, ranks: Sequence[int] = ()
+    ) -> RankLostError:
+        """Note that ranks are gone, and return the error that says so.
 
         Parameters
         ----------
         what : what happened. error : what torch.distributed, or a kernel, raised about it.
+        ranks : those that are gone, of which only rank 0 can do without; none: all are.
         """
-        reason = f": {_first_sentence(error)}" if error is not None else ""
-        self.lost = self.lost or f"the connection between the devices broke: {what}{reason}"
-        return self.error()
+        reason = f": {first_sentence(error)}" if error is not None else ""
+        said = f"the connection between the devices broke: {what}{reason}"
+        others = [rank for rank in ranks if rank != self.rank]
+        if self.rank == 0 and others:
+            self.gone = dict.fromkeys(others, said) | self.gone
+        else:
+            self.lost = self.lost or said
+        return lost_error(self.why(ranks))
 
-    def error(self) -> RankLostError:
-        """Return the error of a lost rank."""
-        return RankLostError(self.lost, hint="Start all ranks again; no answer was changed by it.")
+    def why(self, ranks: Sequence[int]) -> str:
+        """Return why some ranks cannot compute together; empty if they can."""
+        return self.lost or next((self.gone[rank] for rank in ranks if rank in self.gone), "")
 
-    def check(self) -> None:
-        """Raise the error of a lost rank, if one was lost."""
-        if self.lost:
-            raise self.error()
+    def check(self, ranks: Sequence[int]) -> None:
+        """Raise the error of a lost rank, if one of these was lost."""
+        if why := self.why(ranks):
+            raise lost_error(why)
+
+    @property
+    def living(self) -> list[int]:
+        """Ranks that are not gone."""
+        return [rank for rank in range(self.size) if rank not in self.gone]
 
     def leave(self) -> None:
         """Close all connections: ranks that wait for this one see at once that it is gone."""
         dist = distributed()
+        if self.lost or self.gone:
+            for group in self._groups.values():
+                group.abort()
         self.lost = self.lost or "this rank has left the others"
         self._groups.clear()
+        self._pairs.clear()
         if dist.is_initialized():
             dist.destroy_process_group()
-
-
-def _place_on_host(rank: int, size: int) -> int:
-    """Return how many ranks before this one run on its host; all ranks ask at once."""
-    hosts: list[str] = [""] * size
-    distributed().all_gather_object(hosts, f"{platform.node()} {uuid.getnode()}")
-    return hosts[:rank].count(hosts[rank])
-
-
-def _first_sentence(error: BaseException) -> str:
-    """Return what an error says, without the place in its source."""
-    said = str(error).strip().split("\n")[0] or type(error).__name__
-    return re.sub(r"^\[[^\]]*\]\s*", "", said).split(". ")[0]
 
 
 @dataclass
@@ -233,15 +214,13 @@ class RankGroup:
 
     def gather(self, part: Tensor) -> Tensor:
         """Return every rank's tensor, [ranks, ...]; see `_exchange`."""
-        whole = part.new_zeros((self.size, *part.shape))
+        whole = part.new_empty((self.size, *part.shape))
         if self.size == 1:
             whole[0] = part
             return whole
         dist = distributed()
-        newer = hasattr(dist, "all_gather_single")
-        together = dist.all_gather_single if newer else dist.all_gather_into_tensor
         flat = whole.view(self.size * part.shape[0], *part.shape[1:])
-        self._exchange(together, flat, part.contiguous())
+        self._exchange(all_gather_of(dist), flat, part.contiguous())
         return whole
 
     def add(self, bits: Tensor) -> Tensor:
@@ -251,6 +230,43 @@ class RankGroup:
             self._exchange(distributed().all_reduce, total)
         return total
 
+    def launches(self, device: str) -> bool:
+        """Check whether exchanges on a device are launched there: by NCCL, or on the CPU, where
+        launches are calls.
+        """
+        return device == "cpu" or self.nccl is not None
+
+    def worst(self, flags: Tensor) -> Tensor:
+        """Return the largest of every rank's flags, int32; see `_exchange`."""
+        most = flags.clone()
+        if self.size > 1:
+            dist = distributed()
+            self._exchange(partial(dist.all_reduce, op=dist.ReduceOp.MAX), most)
+        return most
+
+    def wait(self, done: Callable[[], bool]) -> None:
+        """Wait until the device is done: exchanges in a captured step have no timeout of their own.
+
+        Raises
+        ------
+        RankLostError : it is not done in time, so that another rank is gone.
+        """
+        start = time.monotonic()
+        while not done():
+            waited = time.monotonic() - start
+            if waited > self.world.timeout:
+                what = f"a step was not done after {self.world.timeout:g} seconds"
+                raise self.world.lose(what, ranks=self.members)
+            time.sleep(0 if waited < SPIN_SECONDS else SPIN_SECONDS / 50)
+        self.world.check(self.members)
+
+    def abort(self) -> None:
+        """End exchanges that wait on a GPU for a rank that is gone: nothing else ends those of a
+        captured step.
+        """
+        if self.nccl is not None:
+            self.nccl.abort()
+
     def _exchange(self, together: Callable[..., Any], result: Tensor, *given: Tensor) -> None:
         """Exchange tensors: on GPUs by NCCL, where they are, or copies in the host's memory.
 
@@ -258,7 +274,7 @@ class RankGroup:
         which `any_of` says at the end of the batch.
         """
         try:
-            if self.world.lost:
+            if self.world.why(self.members):
                 return
             self.world.exchanges += 1
             tensors = result, *given
@@ -268,7 +284,7 @@ class RankGroup:
             if tensors[0] is not result:
                 result.copy_(tensors[0])
         except BaseException as error:  # an interrupt, too, is raised where kernels are done
-            self.world.lose("an exchange failed", error)
+            self.world.lose("an exchange failed", error, self.members)
 
     def _copies(self, tensor: Tensor) -> bool:
         """Say whether a tensor is exchanged as a copy in the host's memory."""
@@ -279,6 +295,6 @@ class RankGroup:
         import torch
 
         found = self.gather(torch.tensor([*flags, False], dtype=torch.uint8))
-        self.world.check()
+        self.world.check(self.members)
         together: list[bool] = found.amax(dim=0).bool().tolist()
         return together[: len(flags)]

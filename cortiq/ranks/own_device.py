@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from cortiq.backend import Device
+from cortiq.errors import BackendError
 
 
 def own_device(
@@ -19,6 +20,9 @@ def own_device(
     names = [device.name for device in there]
     first = names[0] if named is None else named
     alike = [name for name in names if name.partition(":")[0] == first.partition(":")[0]]
+    if first not in alike:
+        there_are = ", ".join(names)
+        raise BackendError(f"there is no device {first!r}", hint=f"There are {there_are}")
     mine = (alike.index(first) + rank_here) % len(alike)
     return alike[mine], len(range(rank_here % len(alike), ranks_here, len(alike)))
 

@@ -8,9 +8,10 @@ one prefix cache, serves all replicas.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from cortiq.backend import (
     Batch,
@@ -19,17 +20,21 @@ from cortiq.backend import (
     ExportedState,
     Finished,
     OptionalCapabilities,
+    Outcome,
     Row,
+    Status,
 )
 from cortiq.backend.admission import drawn_token, token_of
 from cortiq.backend.row_runs import RowRun, RowRuns
 from cortiq.errors import BackendError
 from cortiq.ir import Program
 from cortiq.numerics.layouts import Weight
+from cortiq.ranks.connections import RankLostError
 from cortiq.ranks.replica_state import ReplicaState
 from cortiq.ranks.stage import StageExecutable, forward_together
 from cortiq.ranks.stage_state import StageState
 
+T = TypeVar("T")
 PROMPT_ROWS = 16
 """Rows of a sequence in a batch from which on they are a prompt's: no draft is as long."""
 UNEVEN = 2
@@ -38,6 +43,9 @@ UNEVEN = 2
 
 class ReplicasExecutable(OptionalCapabilities):
     """A program that each of several groups of ranks has whole; see `cortiq.backend.Executable`.
+
+    A replica that has lost a rank computes nothing any more: its sequences are `Status.LOST`, new
+    ones go to the others. Where none is left, every call raises `RankLostError`.
 
     Parameters
     ----------
@@ -57,8 +65,8 @@ class ReplicasExecutable(OptionalCapabilities):
         self.program = replicas[0].program
         self.placement: Mapping[str, str] = replicas[0].placement
         count = len(replicas)
-        self._prefill = range(prefill) if prefill else range(count)
-        self._decode = range(prefill, count)
+        self._of_prompts = range(prefill) if prefill else range(count)
+        self._of_answers = range(prefill, count)
         self._last = Counter[int]()
         self._since: set[ReplicaState] = set()
         self._drawn: Sequence[int | None] = ()
@@ -83,20 +91,64 @@ class ReplicasExecutable(OptionalCapabilities):
         """Whether every replica can `vary`."""
         return all(one.takes_overlays for one in self.replicas)
 
+    @property
+    def living(self) -> list[int]:
+        """Replicas that have lost no rank."""
+        return [place for place, one in enumerate(self.replicas) if not one.lost]
+
+    def living_of(self, places: Sequence[int]) -> Sequence[int]:
+        """Return those of some replicas that live, or all that do.
+
+        Raises
+        ------
+        RankLostError : none does.
+        """
+        living = self.living
+        if not living:
+            raise RankLostError(self.replicas[0].lost, hint="Load the model again.")
+        return [place for place in places if place in living] or living
+
+    def asked(self, places: Sequence[int], ask: Callable[[StageExecutable], T]) -> tuple[int, T]:
+        """Return the least busy replica of some, and what it answers; another one if it is lost.
+
+        Raises
+        ------
+        RankLostError : all are.
+        """
+        while True:
+            place = self.least_busy(self.living_of(places))
+            try:
+                return place, ask(self.replicas[place])
+            except RankLostError:
+                if not self.replicas[place].lost:
+                    raise
+
+    def answers(self, ask: Callable[[StageExecutable], T]) -> list[T]:
+        """Return what every living replica answers.
+
+        Raises
+        ------
+        RankLostError : there is none.
+        """
+        found = []
+        for place in self.living:
+            with suppress(RankLostError):
+                found.append(ask(self.replicas[place]))
+        self.living_of(())
+        return found
+
     def vary(self, program: Program | None, weights: Mapping[str, Weight]) -> None:
         """Have every replica take a program with overlays in place of the one before."""
-        for one in self.replicas:
-            one.vary(program, weights)
+        self.answers(lambda one: one.vary(program, weights))
 
     def open(self, limit: int) -> ReplicaState:
         """Open a new, empty sequence on the least busy replica."""
-        place = self.least_busy(self._prefill)
-        return self.noted(ReplicaState(self, place, self.replicas[place].open(limit)))
+        place, inner = self.asked(self._of_prompts, lambda one: one.open(limit))
+        return self.noted(ReplicaState(self, place, inner))
 
     def import_(self, exported: ExportedState, limit: int) -> ReplicaState:
         """Open a sequence that continues an exported one, on the least busy replica."""
-        place = self.least_busy(self._decode)
-        inner = self.replicas[place].import_(exported, limit)
+        place, inner = self.asked(self._of_answers, lambda one: one.import_(exported, limit))
         return self.noted(ReplicaState(self, place, inner))
 
     def noted(self, state: ReplicaState) -> ReplicaState:
@@ -112,11 +164,11 @@ class ReplicasExecutable(OptionalCapabilities):
 
     def state_bytes(self, rows: int) -> int:
         """Return the memory that a sequence of this many rows takes."""
-        return self.replicas[0].state_bytes(rows)
+        return self.answers(lambda one: one.state_bytes(rows))[0]
 
     def free_bytes(self) -> int:
         """Return the memory left for sequences on all replicas."""
-        return sum(one.free_bytes() for one in self.replicas)
+        return sum(self.answers(lambda one: one.free_bytes()))
 
     def close(self) -> None:
         """Release weights and sequences on every rank."""
@@ -133,9 +185,16 @@ class ReplicasExecutable(OptionalCapabilities):
         outcomes: dict[Any, Any] = {}
         outer: dict[Any, ReplicaState] = {state.inner: state for state in counts}
         for part, result in zip(parts.values(), forward_together(todo), strict=True):
+            if result is None:
+                continue
             outcomes |= {outer[inner]: outcome for inner, outcome in result.outcomes.items()}
             for index, row in zip(part.indices, result.rows, strict=True):
                 rows[index] = row
+        self.living_of(())
+        for state in counts:
+            if state not in outcomes:
+                outcomes[state] = Outcome(Status.LOST, state.lost)
+                state.inner.clear()
         self._drawn = [drawn_token(row) for row in rows]
         return Finished(BatchResult(outcomes, rows))
 
@@ -151,10 +210,15 @@ class ReplicasExecutable(OptionalCapabilities):
         return counts
 
     def _distribute(self, counts: Mapping[ReplicaState, int]) -> None:
-        """Move sequences to where their rows of this batch are computed."""
+        """Move sequences to where their rows of this batch are computed; those whose rows are lost
+        stay.
+        """
         busy = Counter(state.place for state in counts)
         for state, rows in counts.items():
-            places = self._prefill if rows >= PROMPT_ROWS else self._decode
+            if state.lost and state.has_rows:
+                continue
+            wanted = self._of_prompts if rows >= PROMPT_ROWS else self._of_answers
+            places = self.living_of(wanted)
             best = self.least_busy(places, busy)
             uneven = not state.computed and busy[state.place] - busy[best] >= UNEVEN
             if state.place not in places or uneven:

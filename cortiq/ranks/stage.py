@@ -24,10 +24,10 @@ from cortiq.backend.state import check_exported
 from cortiq.errors import BackendError, RequestError
 from cortiq.ir import Graph, Node, Program, primitives_of
 from cortiq.numerics.layouts import Weight
+from cortiq.ranks.connections import RankLostError
 from cortiq.ranks.cuts import splits_of
 from cortiq.ranks.driver import Command, Driver
 from cortiq.ranks.families import Key
-from cortiq.ranks.group import RankLostError
 from cortiq.ranks.local_program import LocalProgram, local_program
 from cortiq.ranks.local_weights import LocalWeights
 from cortiq.ranks.member import StagePlan
@@ -81,7 +81,7 @@ class StageBackend:
         try:
             facts = self.driver.ask(self.members, ("compile", number, plan))
         except BaseException:
-            if not self.driver.world.lost:
+            if not self.driver.world.why(self.members):
                 self.driver.ask(self.members, ("close", number))
             raise
         return StageExecutable(self, plan, number, facts[0])
@@ -125,6 +125,11 @@ class StageExecutable(OptionalCapabilities):
             splits_of(primitives_of(program), size, backend.by_expert) if size > 1 else {}
         )
         self._open = True
+
+    @property
+    def lost(self) -> str:
+        """Why one of its ranks cannot compute any more; empty if all can."""
+        return self.driver.world.why(self.members)
 
     @property
     def windows(self) -> Mapping[str, int]:
@@ -197,13 +202,17 @@ class StageExecutable(OptionalCapabilities):
 
     def tell_living(self, command: Command) -> None:
         """Have ranks execute a command that gives memory back; lost ones hold none."""
-        if not self.driver.world.lost:
+        if not self.lost:
             with suppress(RankLostError):
                 self.ask(command)
 
     def forward(self, batch: Batch) -> Finished:
         """Compute a batch on all ranks of the stage."""
-        return Finished(forward_together([(self, batch)])[0])
+        (result,) = forward_together([(self, batch)])
+        if result is None:
+            self.driver.world.check(self.members)
+        assert result is not None
+        return Finished(result)
 
     def states_of(self, batch: Batch) -> dict[int, StageState]:
         """Return a batch's sequences by number.
@@ -227,13 +236,27 @@ class StageExecutable(OptionalCapabilities):
         return states
 
 
-def forward_together(parts: Sequence[tuple[StageExecutable, Batch]]) -> list[BatchResult]:
+def forward_together(
+    parts: Sequence[tuple[StageExecutable, Batch]],
+) -> list[BatchResult | None]:
     """Compute a batch on each of some executables without common ranks, all at the same time.
+
+    None stands for the result of one that is lost, or that has lost a rank in this batch.
 
     Raises
     ------
     CortiqError : what the first that refused its batch said, once the others are done.
     """
+    if parts:
+        parts[0][0].driver.drop()
+    living = [part for part in parts if not part[0].lost]
+    found = iter(_forward_living(living))
+    return [next(found) if part in living else None for part in parts]
+
+
+def _forward_living(
+    parts: Sequence[tuple[StageExecutable, Batch]],
+) -> list[BatchResult | None]:
     known = [executable.states_of(batch) for executable, batch in parts]
     ranks = [rank for executable, _ in parts for rank in executable.members]
     commands: list[Command] = [
@@ -243,19 +266,21 @@ def forward_together(parts: Sequence[tuple[StageExecutable, Batch]]) -> list[Bat
     ]
     if not parts:
         return []
-    driver = parts[0][0].driver
-    driver.drop()
-    answers, refusal = driver.answers(ranks, lambda place: commands[place])
-    results = []
+    answers, refusal = parts[0][0].driver.answers(ranks, lambda place: commands[place])
+    results: list[BatchResult | None] = []
     for (executable, _), states in zip(parts, known, strict=True):
-        if executable.members[0] not in answers:
+        if executable.lost:
+            results.append(None)
             continue
+        if executable.members[0] not in answers:
+            assert refusal is not None
+            raise refusal
         outcomes, lengths, rows = answers[executable.members[0]]
         for number, found in lengths.items():
             states[number].lengths = found
         by_state: dict[Any, Any] = {states[number]: outcome for number, outcome in outcomes.items()}
         results.append(BatchResult(by_state, [dict(row) for row in rows]))
-    if refusal is not None:
+    if refusal is not None and not isinstance(refusal, RankLostError):
         raise refusal
     return results
 

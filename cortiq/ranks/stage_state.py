@@ -34,6 +34,10 @@ class StageState:
         """Return the rows that an entry graph has seen."""
         return self.lengths[entry]
 
+    def clear(self) -> None:
+        """Count no rows any more: the ranks that had them are gone."""
+        self.lengths = dict.fromkeys(self.lengths, 0)
+
     def reserve(self, rows: int) -> bool:
         """Make room on every rank; room that some found stays theirs."""
         return all(self.owner.ask(("reserve", self.number, rows)))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from cortiq.errors import BackendError, OptionError
 from cortiq.ranks.driver import Driver, follow
@@ -112,8 +113,14 @@ class Ranks:
         self.end()
 
 
-def start_ranks(count: int, find_backend: FindBackend, open_weights: OpenWeights) -> Ranks:
+def start_ranks(
+    count: int, find_backend: FindBackend, open_weights: OpenWeights, files: Sequence[Any] = ()
+) -> Ranks:
     """Start ranks, or meet those that torchrun started; in a rank of these but rank 0, work.
+
+    Parameters
+    ----------
+    files : plugins that started ranks load; those of torchrun's have them by their own command.
 
     Raises
     ------
@@ -122,7 +129,7 @@ def start_ranks(count: int, find_backend: FindBackend, open_weights: OpenWeights
     """
     launch = launched()
     if launch is None:
-        return _start_here(count, find_backend, open_weights)
+        return _start_here(count, find_backend, open_weights, files)
     here = {"ranks_here": launch.ranks_here, "rank_here": launch.rank_here}
     world = World.join(launch.rank, launch.size, None, **here)
     member = Member(world, find_backend, open_weights)
@@ -132,13 +139,15 @@ def start_ranks(count: int, find_backend: FindBackend, open_weights: OpenWeights
     return Ranks(Driver(member), launch.hosts)
 
 
-def _start_here(count: int, find_backend: FindBackend, open_weights: OpenWeights) -> Ranks:
+def _start_here(
+    count: int, find_backend: FindBackend, open_weights: OpenWeights, files: Sequence[Any]
+) -> Ranks:
     os.environ.setdefault(INTERFACE, LOOPBACK)
     address = f"127.0.0.1:{free_port()}"
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for rank in range(1, count):
-            processes.append(start_follower(rank, count, address))
+            processes.append(start_follower(rank, count, address, files))
         world = World.join(0, count, address, ranks_here=count)
     except BaseException:
         for process in processes:
@@ -148,9 +157,12 @@ def _start_here(count: int, find_backend: FindBackend, open_weights: OpenWeights
     return Ranks(Driver(Member(world, find_backend, open_weights)), 1, processes)
 
 
-def start_follower(rank: int, count: int, address: str) -> subprocess.Popen[bytes]:
+def start_follower(
+    rank: int, count: int, address: str, files: Sequence[Any] = ()
+) -> subprocess.Popen[bytes]:
     """Start a rank on this host, which ends when rank 0 does; BackendError if it cannot be."""
-    command = [sys.executable, "-m", FOLLOWER, str(rank), str(count), address]
+    paths = map(os.path.abspath, files)
+    command = [sys.executable, "-m", FOLLOWER, str(rank), str(count), address, *paths]
     try:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Messages between rank 0 and the others: one object at a time, over the group of all ranks."""
+"""Messages between rank 0 and the others: one object at a time, over the connection of the two."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cortiq.ranks.group import COMPILE_SECONDS, World, distributed
+from cortiq.ranks.connections import COMPILE_SECONDS, distributed
+from cortiq.ranks.group import World
 
 FIRST_BYTES = 8192
 """Bytes of a message's first part, which most messages fit."""
@@ -19,7 +20,8 @@ HEAD_BYTES = 8
 
 
 def send(world: World, rank: int, message: Any) -> None:
-    """Send an object to a rank.
+    """Send an object to a rank, which takes it at once if it is one that rank 0 commands: such wait
+    for commands. Rank 0 may be at its own share of the work.
 
     Raises
     ------
@@ -31,7 +33,8 @@ def send(world: World, rank: int, message: Any) -> None:
     whole = np.frombuffer(data, np.uint8)
     rest = whole[FIRST_BYTES - HEAD_BYTES :]
     first[HEAD_BYTES : HEAD_BYTES + len(whole) - len(rest)] = whole[: len(whole) - len(rest)]
-    _transfer(world, distributed().isend, first, rank)
+    seconds = COMPILE_SECONDS if world.rank else world.timeout
+    _transfer(world, distributed().isend, first, rank, seconds)
     if len(rest):
         _transfer(world, distributed().isend, rest.copy(), rank)
 
@@ -56,15 +59,16 @@ def receive(world: World, rank: int, seconds: float = COMPILE_SECONDS) -> Any:
 
 def _transfer(
     world: World,
-    start: Callable[[Any, int], Any],
+    start: Callable[..., Any],
     block: npt.NDArray[np.uint8],
     rank: int,
     seconds: float = COMPILE_SECONDS,
 ) -> None:
     import torch
 
-    world.check()
+    world.check((rank,))
     try:
-        start(torch.from_numpy(block), rank).wait(datetime.timedelta(seconds=seconds))
+        connected = start(torch.from_numpy(block), rank, group=world.pair(rank))
+        connected.wait(datetime.timedelta(seconds=seconds))
     except RuntimeError as error:
-        raise world.lose(f"rank {rank} is gone or hangs", error) from None
+        raise world.lose(f"rank {rank} is gone or hangs", error, (rank,)) from None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
 import subprocess
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,22 @@ from adapter_folders import write_lora
 import cortiq
 from cortiq.model import devices
 from cortiq.numerics.masks import mask_of
-from cortiq.ranks.group import RankLostError
+from cortiq.ranks.connections import RankLostError
 
 pytestmark = pytest.mark.slow
 """Each loads a model on processes of its own."""
 MODEL = "synthetic:tiny-llama"
 Process = subprocess.Popen[bytes]
+HANGS = 600.0
+"""Seconds after which a test that does not end is one that hangs, on a host however busy."""
+
+
+@pytest.fixture(autouse=True)
+def ends() -> Iterator[None]:
+    """End the process, with its stacks, where a test hangs: it is about the error that comes."""
+    faulthandler.dump_traceback_later(HANGS, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()
 
 
 def killed(process: Process) -> None:
@@ -40,7 +50,7 @@ def stopped(process: Process) -> None:
 def assert_lost(model: Any, prompt: Any, fail: Callable[[Process], None], **options: Any) -> None:
     """Check that a stream whose last rank fails amid it ends with our error, and what follows."""
     processes = devices._Running.ranks.processes  # type: ignore[union-attr]
-    pieces, start = 0, time.monotonic()
+    pieces = 0
     with pytest.raises(RankLostError, match="the connection between the devices broke"):
         for _ in model.stream(prompt, max_tokens=200, ignore_eos=True, seed=1, **options):
             pieces += 1
@@ -51,7 +61,6 @@ def assert_lost(model: Any, prompt: Any, fail: Callable[[Process], None], **opti
         model.generate([1, 2], max_tokens=2)
     model.close()
     assert all(process.poll() is not None for process in processes)
-    assert time.monotonic() - start < 90
 
 
 @pytest.mark.parametrize("fail", [killed, stopped])

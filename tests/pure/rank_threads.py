@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from cortiq.backend import Backend, Batch, CompileOptions, Digest, Row, Status
+from cortiq.backend import Backend, Batch, CompileOptions, Digest, Kernel, Row, Status
 from cortiq.backend.compiling import CheckedWeights, compile_checked
 from cortiq.ir import Program
 from cortiq.numerics.layouts import Weight
@@ -24,15 +24,28 @@ Feed = Callable[[Any, Program], Streams]
 
 
 class Table:
-    """Where threads lay their parts, and wait for one another."""
+    """Where threads lay their parts, and wait for one another.
+
+    One computes at a time, until it waits: Triton's interpreter is for one thread.
+    """
 
     def __init__(self, ranks: int) -> None:
         self.parts: list[Any] = [None] * ranks
-        self.barrier = threading.Barrier(ranks, timeout=60)
+        self.barrier, self.turn = threading.Barrier(ranks, timeout=60), threading.Lock()
+
+    def meet(self) -> None:
+        """Wait for the others, while one of them computes."""
+        self.turn.release()
+        try:
+            self.barrier.wait()
+        finally:
+            self.turn.acquire()
 
 
 class Seat:
-    """One thread's place at the table; see `cortiq.ranks.exchange.Exchange`."""
+    """One thread's place at the table; see `cortiq.ranks.exchange.Exchange` and
+    `cortiq.backend.peers.Peers`.
+    """
 
     def __init__(self, table: Table, rank: int) -> None:
         self.table, self.rank, self.size = table, rank, len(table.parts)
@@ -40,14 +53,31 @@ class Seat:
     def gather(self, part: Any) -> Any:
         """Return all parts."""
         self.table.parts[self.rank] = part
-        self.table.barrier.wait()
+        self.table.meet()
         whole = torch.stack(self.table.parts)
-        self.table.barrier.wait()
+        self.table.meet()
         return whole
 
     def add(self, bits: Any) -> Any:
         """Return the sum of all arrays."""
         return self.gather(bits).sum(dim=0, dtype=torch.int32)
+
+    def any_of(self, flags: Sequence[bool]) -> Sequence[bool]:
+        """Return for each flag whether a rank has set it."""
+        found: list[bool] = self.gather(torch.tensor(flags, dtype=torch.bool)).any(dim=0).tolist()
+        return found
+
+    def launches(self, device: str) -> bool:
+        """Return True: exchanges are calls."""
+        return True
+
+    def worst(self, flags: Any) -> Any:
+        """Return the largest of all flags."""
+        return self.gather(flags).amax(dim=0)
+
+    def wait(self, done: Callable[[], bool]) -> None:
+        """Return at once: a call that was made is done."""
+        assert done()
 
 
 def streams(executable: Any, program: Program) -> Streams:
@@ -70,24 +100,37 @@ def by_ranks(
     ranks: int,
     by_expert: bool = False,
     feed: Feed = streams,
+    spoil: Callable[[int, dict[Any, Kernel]], Any] = lambda rank, kernels: None,
+    **extra: Any,
 ) -> Sequence[Streams]:
-    """Return the streams that each rank computes."""
+    """Return the streams that each rank computes.
+
+    Parameters
+    ----------
+    spoil : changes kernels of a rank. extra : options of compiling.
+    """
     table, found = Table(ranks), list[Any]([None] * ranks)
 
     def work(rank: int) -> None:
+        table.turn.acquire()
         try:
             own: Any = copy.copy(backend)
             local = local_program(program, rank, ranks, by_expert)
             parts = LocalWeights(weights, tuple(local.program.weights), local.cuts)
             tables = {name: parts[name] for name in local.tables}
-            own.given = {**own.given, **exchange_kernels(own, Seat(table, rank), tables)}
+            seat = Seat(table, rank)
+            own.given = {**own.given, **exchange_kernels(own, seat, tables)}
+            spoil(rank, own.given)
             checked = CheckedWeights(local.program, parts)
-            made = compile_checked(own, local.program, checked, CompileOptions(threads=1))
+            options = CompileOptions(threads=1, peers=seat, extra=extra)
+            made = compile_checked(own, local.program, checked, options)
             found[rank] = feed(made, program)
             made.close()
         except BaseException as error:
             found[rank] = error
             table.barrier.abort()
+        finally:
+            table.turn.release()
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(ranks)]
     for thread in threads:

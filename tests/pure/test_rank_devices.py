@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -10,7 +11,8 @@ import torch
 
 from cortiq.backend import CompileOptions, Device
 from cortiq.errors import BackendError, OptionError
-from cortiq.ranks import start
+from cortiq.model import follower
+from cortiq.ranks import ray_actors, start
 from cortiq.ranks.group import RankGroup, World
 from cortiq.ranks.member import Member, StagePlan
 from cortiq.ranks.own_device import own_device, why_no_nccl
@@ -173,3 +175,66 @@ def test_ranks_that_were_started_end_where_the_next_is_not(
     with pytest.raises(expected):
         start_ranks(4, lambda *_: None, lambda *_: None)
     assert [process.poll() for process in made] == [-9, -9]
+
+
+def test_a_device_that_is_not_there_is_named() -> None:
+    with pytest.raises(BackendError, match="there is no device 'cuda:9'"):
+        own_device(GPUS, "cuda:9", 0, 2)
+
+
+def test_started_ranks_load_the_same_plugin_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By whole paths: an actor has another working directory."""
+    started: list[list[str]] = []
+    used: list[Any] = []
+    monkeypatch.setattr(start.subprocess, "Popen", lambda command, **how: started.append(command))
+    start.start_follower(1, 2, "host:1", ("mine.py",))
+    monkeypatch.setattr(follower, "use_files", used.append)
+    monkeypatch.setattr(follower, "check_requested", lambda plugins: None)
+    monkeypatch.setattr(follower.World, "join", lambda *given, **more: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        follower.main(started[0][3:])
+    assert used == [[os.path.abspath("mine.py")]]
+
+
+class Ray:
+    """What `start_actors` asks Ray for."""
+
+    def __init__(self, gpus: int) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.gpus = gpus
+        affinity = lambda node, soft: f"on {node}"  # noqa: E731
+        scheduling = SimpleNamespace(NodeAffinitySchedulingStrategy=affinity)
+        self.util = SimpleNamespace(
+            scheduling_strategies=scheduling, get_node_ip_address=lambda: "127.0.0.1"
+        )
+        self.is_initialized, self.nodes = lambda: True, lambda: [{"Alive": True}]
+        self.get_runtime_context = lambda: SimpleNamespace(get_node_id=lambda: "this")
+        self.get = self.kill = lambda one: None
+        self.wait = lambda working, **how: None
+
+    def cluster_resources(self) -> dict[str, int]:
+        return {"CPU": 8, "GPU": self.gpus}
+
+    def remote(self, **options: Any) -> Any:
+        self.asked.append(options)
+        method = SimpleNamespace(remote=lambda *given: None)
+        made = SimpleNamespace(work=method, ready=method)
+        return lambda kind: SimpleNamespace(remote=lambda: made)
+
+
+@pytest.mark.parametrize(("gpus", "asked"), [(True, [1, 1]), (False, [None])])
+def test_actors_ask_for_gpus(gpus: bool, asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One each, and one on this host for rank 0, which is no actor; none without need."""
+    ray = Ray(3)
+    monkeypatch.setattr(ray_actors, "ray_module", lambda: ray)
+    monkeypatch.setattr(World, "join", lambda *given, **more: World(0, 1, 1.0))
+    monkeypatch.setattr(ray_actors, "free_port", lambda: 1)
+    find: Any = lambda name: None  # noqa: E731
+    ray_actors.start_actors(3, find, find, gpus=gpus)
+    assert [one.get("num_gpus") for one in ray.asked] == asked
+    assert ray.asked[-1]["scheduling_strategy"] == "SPREAD"
+    assert not gpus or ray.asked[0]["scheduling_strategy"] == "on this"
+    ray.gpus = 2
+    if gpus:
+        with pytest.raises(BackendError, match="too few GPUs for 3 ranks"):
+            ray_actors.start_actors(3, find, find, gpus=True)

@@ -21,7 +21,7 @@ LAYERS_OF_THREE: dict[str, Any] = {"devices": 3, "split": "layer"}
 ONE: dict[str, Any] = {}
 
 
-def late_follower(rank: int, count: int, address: str) -> subprocess.Popen[bytes]:
+def late_follower(rank: int, count: int, address: str, files: Any) -> subprocess.Popen[bytes]:
     """Start a rank as `start_follower`, the last one a second later."""
     wait = 1.0 if rank == count - 1 else 0.0
     code = (
@@ -62,7 +62,7 @@ def test_a_rank_that_never_comes_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     """Rank 0 says which time passed, and ends the ranks that did come."""
     there: list[subprocess.Popen[bytes]] = []
 
-    def absent(rank: int, count: int, address: str) -> subprocess.Popen[bytes]:
+    def absent(rank: int, count: int, address: str, files: Any) -> subprocess.Popen[bytes]:
         there.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]))
         return there[-1]
 

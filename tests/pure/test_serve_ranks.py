@@ -30,6 +30,8 @@ SPLITS = {
     "prompts and answers apart": ("--devices", "2", "--replicas", "2", "--prefill-replicas", "1"),
     "replicas of tensors": ("--devices", "4", "--replicas", "2"),
 }
+OTHERS = {"replicas", "replicas of tensors"}
+"""Splits where others answer when a rank is lost."""
 
 
 def post(server: Server, path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -100,20 +102,25 @@ def test_a_rank_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spli
         stopped = followers(server)
         os.kill(stopped[-1], signal.SIGSTOP)
         start = time.monotonic()
-        with pytest.raises(urllib.error.HTTPError) as failed:
-            while time.monotonic() - start < 60:  # until one is the stopped replica's
-                body["messages"][0]["content"] = f"Why? {time.monotonic()}"
+        failed = None
+        while failed is None and time.monotonic() - start < (20 if split in OTHERS else 60):
+            body["messages"][0]["content"] = f"Why? {time.monotonic()}"
+            try:
                 post(server, "/v1/chat/completions", body)
-        assert failed.value.code >= 500 and b"rank" in failed.value.read()
-        assert time.monotonic() - start < 60
-        assert status(server, "/health") == 503
+            except urllib.error.HTTPError as error:
+                failed = error.code, error.read()
+        # a replica may be missed between two requests: then none fails
+        assert split in OTHERS if failed is None else failed[0] >= 500 and b"rank" in failed[1]
+        assert status(server, "/health") == (200 if split in OTHERS else 503)
+        if split in OTHERS:
+            assert post(server, "/v1/chat/completions", body)["choices"]
         os.kill(stopped[-1], signal.SIGCONT)
 
 
 @pytest.mark.parametrize("split", ["tensors on two", "replicas"])
 def test_a_rank_that_ends_with_requests_in_flight(tmp_path: Path, split: str) -> None:
     """Plain and structured requests, one of them with an adapter, all end, with an answer or with
-    an error that names the rank; the server answers that it cannot go on.
+    an error that names the rank; without another replica the server says that it cannot go on.
     """
     with cortiq.load(TINY, backend="reference", context=64) as model:
         folder = write_lora(tmp_path / "one", model, 1)
@@ -143,7 +150,8 @@ def test_a_rank_that_ends_with_requests_in_flight(tmp_path: Path, split: str) ->
         failed = [(code, text) for code, text in ended if code != 200]
         assert failed and all(code >= 500 for code, _ in failed), ended
         assert all("connection between the devices broke" in text for _, text in failed), ended
-        assert (status(server, "/health"), status(server, "/v1/models")) == (503, 200)
+        health = 200 if split in OTHERS else 503
+        assert (status(server, "/health"), status(server, "/v1/models")) == (health, 200)
 
 
 @pytest.mark.parametrize("split", [("--split", "layer"), ("--replicas", "3")])

@@ -14,7 +14,8 @@ pytest.importorskip("triton", reason="Triton has no package for this platform")
 import numpy as np
 import torch
 
-from cortiq_triton import capture, rowset
+from cortiq_triton import capture, current_device, rowset
+from cortiq_triton.executable import TritonExecutable
 
 DEVICE = "cuda:7"
 
@@ -91,3 +92,22 @@ def test_host_memory_is_filled_again_only_after_its_copy(monkeypatch):
         buffer.fill({"rows": np.full(5, number, np.int32)})
         assert [copy.waited for copy in copies[-3:]] == [False] * min(3, number + 1)
         assert all(copy.waited for copy in copies[:-3])
+
+
+def test_calls_launch_on_the_own_device_in_any_thread(monkeypatch):
+    """The thread's device is what it was afterwards."""
+    now, seen = ["cuda:0"], []
+
+    @contextlib.contextmanager
+    def entered(device):
+        now.append(device)
+        yield
+        now.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", entered)
+    method = current_device.on_own_device(lambda owner: seen.append(now[-1]))
+    for device in ("cuda:1", "cpu"):
+        method(SimpleNamespace(device=device))
+    assert (seen, now) == (["cuda:1", "cuda:0"], ["cuda:0"])
+    for name in ("forward", "settle", "settle_state", "new_state", "vary", "warm", "close"):
+        assert hasattr(getattr(TritonExecutable, name), "__wrapped__"), name

@@ -18,6 +18,7 @@ from cortiq.backend.walk import Group
 from cortiq.backend.wants import value_of
 from cortiq.numerics.quantise import Quantised
 from cortiq_triton import draw, tail, top_logprobs
+from cortiq_triton.call import Shared
 from cortiq_triton.draw_numbers import Drawing, Stored, arrays_of
 from cortiq_triton.language import Tensor, ceil_div, kernel, launch
 from cortiq_triton.rows import Rows
@@ -156,13 +157,18 @@ class Answers:
                 there = answers if len(mine) == len(asking) else answers[self._index(mine)]
                 drawn[self._index([places[asking[i][0]] for i in mine])] = there
 
-    def fetch(self, places: Sequence[int]) -> Fetched:
-        """Start bringing to the host what rows asked for; `places` are theirs in the batch."""
+    def fetch(self, places: Sequence[int], faults: torch.Tensor) -> Fetched:
+        """Start bringing to the host what rows asked for.
+
+        Parameters
+        ----------
+        places : of the rows in the batch. faults : their flags.
+        """
         rows = range(len(self.run.rows))
         drawing = frozenset(places[at] for at in rows if drawing_want(self.run.rows[at].wants))
         cuts = [segment.cut for segment in self.run.segments]
         there = [(asking, _Copied(answers)) for asking, answers in self.groups]
-        return Fetched(len(rows), cuts, _Copied(self.run.all.faults), there, drawing)
+        return Fetched(self.run.shared, len(rows), cuts, _Copied(faults), there, drawing)
 
 
 class _Copied:
@@ -208,6 +214,7 @@ class Fetched:
 
     def __init__(
         self,
+        shared: Shared,
         rows: int,
         cuts: Sequence[slice],
         flags: _Copied,
@@ -215,7 +222,8 @@ class Fetched:
         drawing: frozenset[int],
     ) -> None:
         self.drawing = drawing
-        self._rows, self._cuts, self._flags, self._there = rows, cuts, flags, there
+        self._shared, self._rows, self._cuts = shared, rows, cuts
+        self._flags, self._there = flags, there
         self._event = None
         if flags.parts[0].is_pinned():
             self._event = torch.cuda.Event()
@@ -223,8 +231,7 @@ class Fetched:
 
     def read(self) -> list[Sequence[Brought] | None]:
         """Wait; return what each sequence brings, None for one with a fault."""
-        if self._event is not None:
-            self._event.synchronize()
+        self._shared.wait(self._event)
         flags = self._flags.parts[0].numpy() != 0
         found: list[dict[Want, Any]] = [{} for _ in range(self._rows)]
         for asking, copied in self._there:

@@ -19,7 +19,7 @@ from cortiq.backend import (
     TakesKernels,
     Versions,
 )
-from cortiq.backend.kernel import TensorFunction
+from cortiq.backend.kernel import TableFunction, TensorFunction
 from cortiq.backend.support import device_named, no_kernel, package_refusal
 from cortiq.errors import BackendError, DeviceMemoryError
 from cortiq.ir import Graph, Node, Program, ops
@@ -87,6 +87,12 @@ class TritonBackend(TakesKernels):
         """Return a kernel that calls a function with the tensors of rows."""
         return lambda call, *inputs: function(call.op, *inputs)
 
+    def table_function(self, table: Weight, name: str) -> TableFunction:
+        """Return what looks up rows of a table on the device."""
+        from cortiq_triton.table import DeviceTable
+
+        return DeviceTable(table, name)
+
     def check_kernel(self, kernel: Kernel) -> None:
         """Refuse what is no function, and kernels for operators that take none."""
         super().check_kernel(kernel)
@@ -107,12 +113,14 @@ class TritonBackend(TakesKernels):
         device = device_named(self.name, options, self.devices())
         import torch
 
+        from cortiq_triton.current_device import current
         from cortiq_triton.executable import TritonExecutable
         from cortiq_triton.self_test import check_device
 
-        check_device(device)
         try:
-            return TritonExecutable(program, weights, options, device, self.given)
+            with current(device):
+                check_device(device)
+                return TritonExecutable(program, weights, options, device, self.given)
         except torch.OutOfMemoryError as error:
             torch.cuda.empty_cache()
             raise DeviceMemoryError(

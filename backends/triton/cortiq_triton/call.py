@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from cortiq.backend.paged_layout import PagedLayout
+from cortiq.backend.peers import ALONE, Peers
 from cortiq.ir import Program
 from cortiq.numerics.column_order import ColumnOrder
 from cortiq_triton.rotary import Angles
@@ -40,11 +41,24 @@ class Shared:
     device: str
     counters: Counters
     orders: dict[ColumnOrder, torch.Tensor] = field(default_factory=dict)
+    peers: Peers = ALONE
 
     @property
     def table_groups(self) -> int:
         """Tables of pages that a sequence has in a batch."""
         return max(1, len(self.layout.groups))
+
+    def wait(self, event: Any) -> None:
+        """Wait for an event of the device; None is one that has happened.
+
+        Raises
+        ------
+        BackendError : a peer was lost, for which the device waits.
+        """
+        if event is not None and self.peers.size == 1:
+            event.synchronize()
+        elif event is not None:
+            self.peers.wait(event.query)
 
     def order(self, order: ColumnOrder) -> torch.Tensor:
         """The columns of an order, uploaded once: int64 [K]."""

@@ -120,17 +120,18 @@ class StepDecoder:
         looking = [state for state, known in zip(states, facts, strict=True) if known.looks]
         if any(state.log.lacks(state.tokens) for state in looking):
             self.owner.settle()
-        tokens, sources = [], []
+        tokens, sources, refused = [], [], False
         for row, known in zip(batch.rows, facts, strict=True):
             token, source = self.token(row)
             if known.is_late:
                 row = Row(row.state, row.position, row.token, known.checked, row.inputs)
             if row.inputs or not self.owner.lets_in(batch.entry, row, token):
                 one: Accepted[Any] = Accepted(row.state, range(1), [token])  # type: ignore[type-var]
-                if self.owner.refusal(plan, Batch([row], batch.entry), one) is not None:
-                    return None
+                refused |= self.owner.refusal(plan, Batch([row], batch.entry), one) is not None
             tokens.append(token)
             sources.append(source)
+        if any(self.owner.shared.peers.any_of([refused])):
+            return None
         positions = [row.position for row in batch.rows]
         given = given_values(batch, plan)
         step_rows = StepRows(states, positions, tokens, sources, facts, given)

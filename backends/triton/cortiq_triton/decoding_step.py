@@ -68,8 +68,7 @@ class DecodingStep:
         """Read the answer; `before` is what the step before drew."""
         unmasked = self.rows.late() if self.waiting is not None else []
         self.supply([None] * len(unmasked))
-        if self.event is not None:
-            self.event.synchronize()
+        self.owner.shared.wait(self.event)
         words, states = self.answer.numpy(), self.rows.states
         brought: list[Mapping[Want, Any]] = [*self.answers.read(words, self.wants)]
         outcomes: dict[State, Outcome] = dict.fromkeys(states, COMPLETED)

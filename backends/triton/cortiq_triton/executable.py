@@ -22,6 +22,7 @@ from cortiq.numerics.layouts import Weight
 from cortiq_triton import compiled, flight, graph_memory, warm
 from cortiq_triton.activation_memory import batch_rows, row_bytes
 from cortiq_triton.call import Counters, Shared
+from cortiq_triton.current_device import on_own_device
 from cortiq_triton.decode import StepDecoder
 from cortiq_triton.memory import DeviceBytes, TritonMemory
 from cortiq_triton.plan import Plan, weights_of
@@ -40,9 +41,10 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
 
     Attributes
     ----------
-    decoder : steps of decoding, which are captured and run ahead. graphs : whether that is done.
-    asynchronous : `forward` returns with the batch under way; not where devices share a program,
-        which agree on every batch before it and after it.
+    decoder : steps of decoding, which are captured and run ahead. graphs : whether that is done;
+        not where devices that share a program exchange through the host.
+    asynchronous : a batch may be given before the one before it is read; not where devices share a
+        program, whose driver reads every batch.
     """
 
     trims: ClassVar[bool] = True
@@ -72,14 +74,15 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
         super().__init__(program, options, plans)
         poison = bool(options.extra.get("poison"))
         self.use_memory(TritonMemory(program, device, poison, self.windows))
-        alone = options.peers.size == 1
-        self.graphs = alone and bool(options.extra.get("graphs", device != "cpu"))
-        self._asynchronous = alone
+        launched = options.peers.launches(device)
+        self.graphs = launched and bool(options.extra.get("graphs", device != "cpu"))
+        self._asynchronous = options.peers.size == 1
         self._settling = False
         self._workspace = 0
         self._graphs_idle = (0, 0, 0), 0
         self._spoilt: tuple[list[DeviceBytes], DeviceBytes | None] | None = None
-        self.shared = Shared(program, self.layout, angles, device, Counters(device))
+        counters, peers = Counters(device), options.peers
+        self.shared = Shared(program, self.layout, angles, device, counters, peers=peers)
         self.decoder = StepDecoder(self)
         self.placement = placement_of(program, None, "triton", "triton", given)
         if device != "cpu":
@@ -99,6 +102,7 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
         plan.prepare(self._prepared)
         return {"trunk": plan}
 
+    @on_own_device
     def vary(self, program: Program | None, weights: Mapping[str, Weight]) -> None:
         """Take a program with overlays in place of the one before, and of what was captured."""
         before = [*self.varied.values()]
@@ -155,6 +159,7 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
         pages, block = self.scratch_memory()
         return Scratch([p.address for p in pages] or [0], 0 if block is None else block.address)
 
+    @on_own_device
     def settle(self, last: UnderWay | None = None) -> None:
         """Wait for what is under way, up to a batch if one is given."""
         if not self._settling:
@@ -164,6 +169,7 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
             finally:
                 self._settling = False
 
+    @on_own_device
     def settle_state(self, state: TritonState) -> None:
         """Wait for what is under way of one sequence, and for what was launched before that."""
         with_rows = [
@@ -179,6 +185,7 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
         plan = self.plan_of(batch) if batch.entry in self.plans else None
         return plan is not None and self.graphs and self.decoder.takes(plan, batch) is not None
 
+    @on_own_device
     def forward(self, batch: Batch) -> Ticket:
         """Compute a batch; it is under way when this returns."""
         plan = self.plan_of(batch) if batch.entry in self.plans else None
@@ -189,6 +196,7 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
         self.settle()
         return super().forward(batch)
 
+    @on_own_device
     def warm(self, progress: Callable[[int, int], None] = lambda done, total: None) -> bool:
         """Compile the kernels that serving needs, those that Triton's cache lacks.
 
@@ -210,11 +218,18 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
         compiled.COMPILATIONS.expected = False
         return True
 
+    @on_own_device
     def close(self) -> None:
         """Release weights, sequences and pages."""
         super().close()
         self.decoder.forget()
         self.memory.clear()
+
+    @on_own_device
+    def new_state(self, limit: int) -> TritonState:
+        """Return an empty sequence of at most `limit` positions."""
+        made: TritonState = super().new_state(limit)
+        return made
 
     def lets_in(self, entry: str, row: Row, token: int) -> bool:
         """Check whether a row without inputs certainly can be computed, its pages there."""

@@ -16,7 +16,7 @@ import torch
 from cortiq.backend import FAULT, Batch, BatchResult, Draw, Outcome, State, Status
 from cortiq.backend.admission import drawn_token, groups_of
 from cortiq.backend.batch import COMPLETED
-from cortiq.backend.executable import Accepted, Brought
+from cortiq.backend.executable import NO_ROOM_THERE, Accepted, Brought
 from cortiq.backend.requests import penalises
 from cortiq.backend.row_runs import asking_rows
 from cortiq_triton.answers import Fetched
@@ -118,15 +118,19 @@ def submit(decoder: StepDecoder, plan: Plan, batch: Batch) -> Flight | None:
         return None
     if decoder.under_way and _needs_history(batch):
         owner.settle()
+    asking: list[tuple[Accepted[TritonState], np.ndarray]] = []
+    reasons: list[str | None] = []
+    for state, indices in groups_of(batch, owner.owns).items():
+        tokens, drawn = decoder.tokens(batch, indices)
+        asking.append((Accepted(state, indices, tokens), drawn))
+        reasons.append(owner.refusal(plan, batch, asking[-1][0]))
+    refused = owner.shared.peers.any_of([reason is not None for reason in reasons])
     accepted: list[Accepted[TritonState]] = []
     sources: list[np.ndarray] = []
     declined: dict[State, Outcome] = {}
-    for state, indices in groups_of(batch, owner.owns).items():
-        tokens, drawn = decoder.tokens(batch, indices)
-        sequence = Accepted(state, indices, tokens)
-        reason = owner.refusal(plan, batch, sequence)
-        if reason is not None:
-            declined[state] = Outcome(Status.DECLINED, reason)
+    for (sequence, drawn), reason, no in zip(asking, reasons, refused, strict=True):
+        if no:
+            declined[sequence.state] = Outcome(Status.DECLINED, reason or NO_ROOM_THERE)
             continue
         accepted.append(sequence)
         sources.append(drawn)

@@ -78,11 +78,11 @@ class MixedFetched:
         accepted: Sequence[Accepted[TritonState]],
         wants: Sequence[tuple[Want, ...]],
         each: bool,
-        flags: torch.Tensor,
+        run: MixedRun,
         answers: StepAnswers | None,
     ) -> None:
         self._accepted, self._wants, self._answers, self._each = accepted, wants, answers, each
-        self._flags = _to_host(flags)
+        self._shared, self._flags = run.shared, _to_host(run.agreed)
         self._packed = None if answers is None else _to_host(answers.packed)
         self._event = None
         if self._flags.is_pinned():
@@ -93,8 +93,7 @@ class MixedFetched:
 
     def read(self) -> list[Sequence[Brought] | None]:
         """Wait; return what each sequence brings, None for one with a fault."""
-        if self._event is not None:
-            self._event.synchronize()
+        self._shared.wait(self._event)
         flags, count = self._flags.numpy() != 0, len(self._wants)
         faulty = bool(flags.any())
         answers: Sequence[Brought] = [SILENT] * count
@@ -183,7 +182,7 @@ class Mixed:
             held = self._histories(accepted, asking, each)
             answers = self._answer(shape, asking, held, len(rows.tail), pages)
         wants = [row.wants for row in asking]
-        fetched = MixedFetched(accepted, wants, each, shape.run.all.faults, answers)
+        fetched = MixedFetched(accepted, wants, each, shape.run, answers)
         if is_new:  # names other memory, in which nothing is computed yet
             shape.replay = self._captured(shape.run.launch)
         if answers is not None and (is_new or answers.replay == answers.launch):
@@ -192,9 +191,10 @@ class Mixed:
 
     def _is_rare(self, key: tuple[Any, ...], size: MixedSize) -> bool:
         """Whether a shape of many rows, or of rows that all have logits, is met for the first time:
-        it may not come again, and a graph takes as long as several launches.
+        it may not come again, and a graph takes as long as several launches. Peers find the same,
+        whatever shapes each of them has room for.
         """
-        if not (size.each or size.rows > FEW_ROWS) or key in self.shapes or key in self._met:
+        if not (size.each or size.rows > FEW_ROWS) or key in self._met:
             return False
         if len(self._met) >= MOST_MET:
             self._met.clear()

@@ -147,8 +147,10 @@ class MixedRun(Run):
 
     Attributes
     ----------
-    mixed_rows : its rows.
+    mixed_rows : its rows. agreed : their flags, as all peers have them; once launched.
     """
+
+    agreed: torch.Tensor
 
     def __init__(
         self, plan: Plan, entry: str, rows: MixedRows, wants: tuple[Want, ...], shared: Shared,
@@ -194,6 +196,7 @@ class MixedRun(Run):
         """Every step, with nothing of the host's."""
         self.tail_rows = self.there["tail"].long()
         super().launch()
+        self.agreed = self.shared.peers.worst(self.all.faults)
 
     def start(self) -> None:
         """Make the groups of rows; the tail is one even where it has as many rows."""

@@ -15,6 +15,7 @@ from cortiq.ir import Graph, Op, ops
 from cortiq.numerics.layouts import Weight
 from cortiq_triton import layer_launch
 from cortiq_triton.attend import factors_of, steep_on
+from cortiq_triton.current_device import current
 from cortiq_triton.decoder_layers import in_one_launch
 from cortiq_triton.fuse import Launches
 from cortiq_triton.kernels import KERNELS, MATRICES, prepare
@@ -32,7 +33,8 @@ def weights_of(weights: Mapping[str, Weight], device: str) -> Prepared:
         there = prepared.made.get((whole, form(op, role))) if whole is not None else None
         if there is not None and isinstance(op, MATRICES):
             return first_rows(there, weight.shape[0])
-        return prepare(op, role, weight, name, device)
+        with current(device):  # several threads make weights
+            return prepare(op, role, weight, name, device)
 
     def form(op: Op, role: str) -> Hashable:
         return isinstance(op, MATRICES), getattr(op, "offset", 0), getattr(op, "form", "")

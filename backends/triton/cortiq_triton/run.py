@@ -78,7 +78,7 @@ class Run(Walk[TritonState]):
         """Run every step that is needed; what each sequence brings, None for one with a fault."""
         self.place(RowBuffer(self.shared.device))
         self.walk()
-        return Answers(self).fetch(range(len(self.rows))).read()
+        return Answers(self).fetch(range(len(self.rows)), self.all.faults).read()
 
     def launch(self) -> None:
         """Every step, with nothing of the host's: ids that the step before drew are read there."""
@@ -100,7 +100,7 @@ class Run(Walk[TritonState]):
         self.walk()
         answers = Answers(self)
         answers.keep(places, self.drawn)
-        return answers.fetch(places)
+        return answers.fetch(places, self.shared.peers.worst(self.all.faults))
 
     def start(self) -> None:
         """Make the groups of rows, over what was uploaded."""

@@ -114,7 +114,8 @@ class StepAnswers:
         if ordered is not None and asked.top:
             parts += [*top_logprobs.most_likely(ordered, asked.top), *total]
         parts += [self._value(name) for name in asked.named]
-        columns = [part.view(torch.int32).reshape(count, -1) for part in (faults, *parts)]
+        parts = [run.shared.peers.worst(faults), *parts]
+        columns = [part.view(torch.int32).reshape(count, -1) for part in parts]
         self.packed = torch.cat(columns, dim=1)
         run.drawn[:count] = tokens
 
