@@ -30,7 +30,7 @@ SIZES = (
     "max_target_positions", "decoder_width", "decoder_attention_heads", "decoder_layers",
     "num_mel_bins", "file_type",
 )  # fmt: skip
-MOST_TENSORS, MOST_AXES, LONGEST, MOST_WORDS = 1 << 14, 4, 1 << 10, 1 << 20
+MOST_TENSORS, MOST_AXES, LONGEST, MOST_IDS = 1 << 14, 4, 1 << 10, 1 << 20
 END = b"<|endoftext|>"
 OTHERS = ("translate", "transcribe", "startoflm", "startofprev", "nospeech", "notimestamps")
 MULTILINGUAL = 51865
@@ -195,7 +195,7 @@ def _vocabulary(
 ) -> tuple[tuple[bytes, ...], dict[int, str]]:
     """Return words, and special tokens by id."""
     (count,) = reader.numbers(1)
-    if not 0 < count <= min(sizes["vocab_size"], MOST_WORDS):
+    if not 0 < count <= sizes["vocab_size"] <= MOST_IDS:
         reader.fail(f"has {count} words for {sizes['vocab_size']} ids")
     words = [reader.bytes(reader.numbers(1)[0]) for _ in range(count)]
     if max(map(len, words)) > LONGEST:

@@ -121,6 +121,11 @@ def test_damaged_files_are_refused(pair, tmp_path):
         path.write_bytes(data[:end])
         with pytest.raises(FormatError):
             open_ggml_whisper(path)
+    many = bytearray(data)  # ids for as many times as a file can claim
+    struct.pack_into("<2i", many, 4, 2**31 - 1, 2**31 - 1 - (2**31 - 1) % 50 - 50 * 8)
+    path.write_bytes(many)
+    with pytest.raises(FormatError, match="words for 2147483647 ids"):
+        open_ggml_whisper(path)
     rng = np.random.default_rng(5)
     start = 48 + 8 + 4 * 80 * 201
     for _ in range(60):
