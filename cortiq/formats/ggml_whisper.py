@@ -82,6 +82,9 @@ class GGMLWhisper:
     def config(self) -> dict[str, Any]:
         """Return what config.json of a Hugging Face folder would say."""
         sizes = {k: v for k, v in self.sizes.items() if k not in ("decoder_width", "file_type")}
+        table = self.tensors.tensors.get("model.decoder.embed_positions.weight")
+        if table is not None:  # a converter writes another key of its folder as its length
+            sizes["max_target_positions"] = table.shape[0]
         inner = dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 4 * sizes["d_model"])
         return {"model_type": "whisper", "is_encoder_decoder": True, **sizes, **inner}
 

@@ -17,7 +17,7 @@ import cortiq
 from cortiq.convert.run import convert_model
 from cortiq.errors import CortiqError, FormatError
 from cortiq.formats.checkpoint import open_checkpoint
-from cortiq.formats.ggml_whisper import LANGUAGES, PARTS, PLAIN, SIZES, open_ggml_whisper
+from cortiq.formats.ggml_whisper import LANGUAGES, SIZES, open_ggml_whisper
 
 FIELDS = {"d_model": 64, "encoder_ffn_dim": 256, "decoder_ffn_dim": 256}
 TIMES = 50 * whisper_folders.SECONDS + 1
@@ -25,16 +25,22 @@ IDS = 256 + 2 + 3 + 6 + TIMES
 SOUND = (np.sin(np.arange(20000) / 8), 16000)
 
 
+THEIRS = (
+    ("encoder_attn_layer_norm", "cross_attn_ln"), ("self_attn_layer_norm", "attn_ln"),
+    ("final_layer_norm", "mlp_ln"), ("encoder_attn", "cross_attn"), ("self_attn", "attn"),
+    ("q_proj", "query"), ("k_proj", "key"), ("v_proj", "value"), ("out_proj", "out"),
+    ("fc1", "mlp.0"), ("fc2", "mlp.2"), ("layers", "blocks"),
+    ("encoder.layer_norm", "encoder.ln_post"), ("decoder.layer_norm", "decoder.ln"),
+    ("embed_positions.weight", "positional_embedding"), ("embed_tokens", "token_embedding"),
+)  # fmt: skip
+
+
 def their_name(name):
     """The name that OpenAI's code has for a tensor of a folder."""
     name = name.removeprefix("model.")
-    plain = {mine: theirs for theirs, mine in PLAIN.items()}
-    if name in plain:
-        return plain[name]
-    side, _, number, rest = name.split(".", 3)
-    stem, _, role = rest.rpartition(".")
-    stem = next(theirs for theirs, mine in PARTS.items() if mine == stem)
-    return f"{side}.blocks.{number}.{stem}.{role}"
+    for mine, theirs in THEIRS:
+        name = name.replace(mine, theirs)
+    return name
 
 
 def written(folder, kind="F32"):
@@ -78,8 +84,11 @@ def logits_of(path, **options):
 def test_a_file_has_the_folders_bits(pair, tmp_path):
     folder, data = pair
     path = tmp_path / "ggml-tiny.bin"
-    path.write_bytes(data)
+    made = bytearray(data)
+    struct.pack_into("<i", made, 24, 30)  # convert-h5-to-ggml.py writes max_length there
+    path.write_bytes(made)
     assert logits_of(path) == logits_of(folder)
+    assert open_ggml_whisper(path).config()["max_target_positions"] == 40
 
 
 @pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q5_0"])
