@@ -46,7 +46,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/domains": 270,
     "cortiq/engine": 4220,
     "cortiq/explain": 590,
-    "cortiq/formats": 7280,
+    "cortiq/formats": 7470,
     "cortiq/hearing": 855,
     "cortiq/ir": 4005,
     "cortiq/model": 2940,
@@ -66,7 +66,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-skills": 1710,
     "plugins/cortiq-torch": 190,
-    "tests": 57480,
+    "tests": 57590,
     "tools": 2120,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""

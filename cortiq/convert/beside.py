@@ -16,6 +16,7 @@ from cortiq.formats.quantisation import KEYS as QUANTISATION_KEYS
 from cortiq.formats.text_model import text_section
 from cortiq.formats.tokenizer_files import TokenizerFiles
 from cortiq.ir import Program
+from cortiq.tokenizer.rank_files import tokenizer_bytes
 
 COPIED = (
     "generation_config.json", "preprocessor_config.json", "processor_config.json",
@@ -49,10 +50,12 @@ def files_beside(checkpoint: Checkpoint, program: Program) -> dict[str, bytes]:
     if checkpoint.eos_token_ids:
         config["eos_token_id"] = list(checkpoint.eos_token_ids)
     found = {"config.json": json.dumps(config, ensure_ascii=False, indent=2).encode()}
-    if isinstance(source, TokenizerFiles):
-        return found | _unpacked(source)
     if checkpoint.generation is not None:
         found["generation_config.json"] = json.dumps(checkpoint.generation).encode()
+    if checkpoint.sound_rules is not None:
+        found["preprocessor_config.json"] = json.dumps(checkpoint.sound_rules).encode()
+    if isinstance(source, TokenizerFiles):
+        return found | _unpacked(source)
     for path in (source / name for name in COPIED):
         if path.is_file():
             found[path.name] = _content(path)
@@ -72,7 +75,8 @@ def _configuration(checkpoint: Checkpoint, program: Program) -> dict[str, Any]:
 
 def _unpacked(source: TokenizerFiles) -> dict[str, bytes]:
     """Return the files of a folder that hold what a file holds of a tokenizer."""
-    found = {"tokenizer.json": source.data} if source.data else {}
+    data = tokenizer_bytes(source)
+    found = {"tokenizer.json": data} if data else {}
     if source.chat_template is not None:
         found["chat_template.jinja"] = source.chat_template.encode()
     return found

@@ -54,7 +54,7 @@ class NextToken:
     rank: int | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Explanation:
     """All that a model computes of a text, for people.
 
@@ -71,6 +71,12 @@ class Explanation:
     layers: tuple[LayerRows, ...]
     neurons: dict[str, NeuronSums] = field(repr=False)
     following: tuple[NextToken, ...]
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether the other one has the same numbers."""
+        if not isinstance(other, Explanation):
+            return NotImplemented
+        return self.as_object() == other.as_object()
 
     def as_object(self) -> dict[str, Any]:
         """Return it as JSON can hold it."""

@@ -14,6 +14,7 @@ from cortiq.formats.ctranslate2 import (
     whisper_config,
     whisper_settings,
 )
+from cortiq.formats.ggml_whisper import is_ggml_whisper, open_ggml_whisper
 from cortiq.formats.gguf import GGUFFile, GGUFMetadata, open_gguf
 from cortiq.formats.gguf_header import read_header
 from cortiq.formats.mapped import MappedTensors
@@ -39,6 +40,7 @@ from cortiq.formats.text_model import (
     with_tie,
     with_usual_prefix,
 )
+from cortiq.formats.tokenizer_files import TokenizerFiles
 
 TOWER = "mmproj"
 """Part of the names of files with a tower beside a GGUF model."""
@@ -46,7 +48,7 @@ _PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
 
 
 def open_checkpoint(path: str | Path, strict: bool = True) -> Checkpoint:
-    """Open a GGUF or CMF file, a folder with one such model, or a Hugging Face folder.
+    """Open a GGUF, CMF or GGML file, a folder with one such model, or a Hugging Face folder.
 
     Parameters
     ----------
@@ -67,6 +69,8 @@ def open_checkpoint(path: str | Path, strict: bool = True) -> Checkpoint:
         return _open_folder(path, strict)
     if not exists:
         raise ModelNotFoundError("no such file or folder", where=str(path))
+    if is_ggml_whisper(path):
+        return _from_ggml(path)
     if path.suffix in PICKLED_SUFFIXES:
         refuse_pickled(path)
     if path.suffix == ".safetensors":
@@ -133,6 +137,27 @@ def _from_ctranslate2(folder: Path) -> Checkpoint:
         _tensors=tensors,
         _all=tensors,
         generation=settings,
+    )
+
+
+def _from_ggml(path: Path) -> Checkpoint:
+    model = open_ggml_whisper(path)
+    config, settings = model.config(), model.settings()
+    ends = token_ids([settings["eos_token_id"]], str(path))
+    return Checkpoint(
+        path=path,
+        kind="huggingface",
+        config=config,
+        architecture=config["model_type"],
+        eos_token_ids=ends,
+        tokenizer_source=TokenizerFiles(
+            b"", str(path), eos_ids=ends, words=model.words, named=model.named
+        ),
+        chat_template=None,
+        _tensors=model.tensors,
+        _all=model.tensors,
+        generation=settings,
+        sound_rules=model.rules(),
     )
 
 

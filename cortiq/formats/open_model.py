@@ -50,7 +50,8 @@ class Checkpoint:
     sampling : options of sampling that the files recommend. container : the file, of CMF.
     whole : config.json of a folder with several models; empty for others.
     image_rules : of the processing of images, where no file of the folder says them.
-    generation : what generation_config.json would say, where there is none.
+    generation, sound_rules : what generation_config.json and preprocessor_config.json would say,
+        where there is none.
     """
 
     path: Path
@@ -70,6 +71,7 @@ class Checkpoint:
     _all: MappedTensors | None = field(default=None, repr=False)
     image_rules: Mapping[str, Any] | None = field(default=None, repr=False)
     generation: Mapping[str, Any] | None = field(default=None, repr=False)
+    sound_rules: Mapping[str, Any] | None = field(default=None, repr=False)
 
     def part(self, prefixes: Mapping[str, str]) -> Checkpoint:
         """Return another model of the same folder: what its tensors' names begin with, and what
@@ -98,6 +100,8 @@ class Checkpoint:
 
     def sound_processor(self) -> dict[str, Any]:
         """Return what the folder says of the features of sound; empty where it says nothing."""
+        if self.sound_rules is not None:
+            return dict(self.sound_rules)
         own = read_optional(self.path / "processor_config.json").get("feature_extractor")
         given = read_optional(self.path / "preprocessor_config.json")
         return given | (own if isinstance(own, dict) else {})
@@ -169,11 +173,11 @@ class Checkpoint:
     def model_hash(self) -> str:
         """Return the SHA-256, in hex, of the files that determine the model's bits; computed once.
 
-        One GGUF or CMF file: of the file. Otherwise: of the lines `name NUL sha256 LF`, sorted by
-        name, of the parts, or of config.json and the safetensors files.
+        One GGUF, CMF or GGML file: of the file. Otherwise: of the lines `name NUL sha256 LF`,
+        sorted by name, of the parts, or of config.json and the safetensors files.
         """
         if self._hash is None:
-            one = self.kind in ("gguf", "cmf") and len(self.files) == 1
+            one = len(self.files) == 1 and (self.kind != "huggingface" or self.path.is_file())
             self._hash = file_sha256(self.files[0]) if one else files_sha256(self.files)
         return self._hash
 
@@ -181,7 +185,7 @@ class Checkpoint:
     def files(self) -> tuple[Path, ...]:
         """All files that determine the model's bits."""
         paths = [*self._tensors.paths, *self._beside]
-        if self.kind == "huggingface":
+        if self.kind == "huggingface" and not self.path.is_file():
             paths.append(self.path / "config.json")
             if self.quantisation.where.endswith(OPT_FILE):
                 paths.append(self.path / OPT_FILE)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -15,6 +16,7 @@ class TokenizerFiles:
     chat_template : Jinja source. eos_ids : more ids that end a text.
     bos_id : of BOS where the tokenizer names none. add_bos : put it before a text in any case.
     pad_id : of the token that fills rows.
+    words : bytes of tokens by rank, of GPT-2's words, in place of `data`. named : special ones.
     """
 
     data: bytes
@@ -24,3 +26,5 @@ class TokenizerFiles:
     bos_id: int | None = None
     add_bos: bool = False
     pad_id: int | None = None
+    words: tuple[bytes, ...] = ()
+    named: Mapping[int, str] = field(default_factory=dict)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import prod
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -139,8 +140,9 @@ class WithAdapters:
             hint = "name it when a text is generated: --adapter NAME=PATH"
             what = "changes stacked experts (target_parameters), which is not merged"
             raise UnsupportedError(what, where=where, hint=hint)
-        changes: Mapping[str, LowRank | str] = {**adapter.whole, **adapter.changes}
-        for name, change in changes.items():
+        changes: Iterator[tuple[str, LowRank | str]]
+        changes = chain(adapter.whole.items(), adapter.changes.items())  # a change is of the whole
+        for name, change in changes:
             canonical, found = self.found(name, adapter)
             check_shape(adapter, change, found, tuple(self.base.tensor(found).shape))
             made = Change(adapter, change, rows.get(canonical))

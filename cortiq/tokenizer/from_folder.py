@@ -31,6 +31,7 @@ from cortiq.tokenizer.encoders import TextEncoder, open_encoder
 from cortiq.tokenizer.encoding_cost import flattened
 from cortiq.tokenizer.folder_files import find_tokenizer
 from cortiq.tokenizer.frames import frames_of
+from cortiq.tokenizer.rank_files import tokenizer_bytes
 from cortiq.tokenizer.special_tokens import SpecialTokens, find_end_tokens
 
 __all__ = ["load_folder"]
@@ -108,13 +109,15 @@ def load_files(
     files: TokenizerFiles,
 ) -> tuple[_FolderVocabulary, SpecialTokens, dict[str, str]]:
     """Load vocabulary, special tokens and chat template of a tokenizer that lies in a file."""
-    if not files.data:
+    with _as_tokenizer_errors():
+        data = tokenizer_bytes(files)
+    if not data:
         raise NoTokenizerError(
             "the file holds no tokenizer: give token ids instead of text", where=files.where,
             hint="On the command line with --ids. Or put its tokenizer.json beside it.",
         )  # fmt: skip
     with _as_tokenizer_errors():
-        vocabulary = _FolderVocabulary(_engine_of(files.data, files.where), files.where)
+        vocabulary = _FolderVocabulary(_engine_of(data, files.where), files.where)
     first = vocabulary.first_id
     bos = files.bos_id if first is None else first
     hidden = {*vocabulary.control.values(), *(() if bos is None else (bos,))}

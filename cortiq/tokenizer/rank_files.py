@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from cortiq.errors import NoTokenizerError, TokenizerError, shown
+from cortiq.formats.tokenizer_files import TokenizerFiles
 from cortiq.tokenizer.byte_level import byte_alphabet
 from cortiq.tokenizer.description import BYTE_LEVEL, begins_with, special_tokens
 from cortiq.tokenizer.pretokenizers import plain_pattern, pre_tokenizer
 
-__all__ = ["CLASSES", "tekken_json", "tiktoken_json"]
+__all__ = ["CLASSES", "tekken_json", "tiktoken_json", "tokenizer_bytes"]
 
 LONGEST = 1 << 10
 """Bytes of a token; the longest known has 128."""
@@ -88,6 +90,19 @@ def tiktoken_json(data: bytes, settings: Mapping[str, Any], where: str) -> dict[
     return _described(ranks, added, patterns, where) | {
         "normalizer": {"type": "NFC"} if pre.nfc else None
     }
+
+
+def tokenizer_bytes(files: TokenizerFiles) -> bytes:
+    """Return the tokenizer.json of a file: as it has it, or of the words that it has; empty where
+    it has neither.
+    """
+    if not files.words:
+        return files.data
+    ranks = {word: rank for rank, word in enumerate(files.words) if word}
+    if len(ranks) < sum(map(bool, files.words)):
+        raise TokenizerError("two tokens have the same bytes", where=files.where)
+    patterns = [plain_pattern(stage) for stage in pre_tokenizer("gpt-2").stages]
+    return json.dumps(_described(ranks, files.named, patterns, files.where)).encode()
 
 
 def _lines(data: bytes, where: str) -> Iterator[tuple[bytes, int]]:

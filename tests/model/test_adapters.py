@@ -106,6 +106,19 @@ def test_a_merged_model_is_pefts(folder, tmp_path, options):
     assert changed and set(loaded.checkpoint.merged) >= set(changed)
 
 
+def test_a_matrix_held_whole_is_changed_by_its_factors_too(folder, tmp_path):
+    """PEFT saves a table so, whose base layer was resized."""
+    base, name = base_model(), "model.layers.0.self_attn.q_proj"
+    weight = base.get_submodule(name).weight
+    weight.data = torch.randn_like(weight)
+    given = weight.detach().numpy().copy()
+    expected = adapter(base, tmp_path, target_modules=["q_proj", "v_proj"])
+    file = tmp_path / "adapter_model.safetensors"
+    held = {f"base_model.model.{name}.base_layer.weight": given}
+    save_file(load_file(file) | held, file)
+    assert merged_error(load(folder, (tmp_path, 1.0)), expected) < 2 * ULP
+
+
 def test_logits_are_those_of_the_merged_model(folder, tmp_path):
     expected = adapter(base_model(), tmp_path)
     loaded, tokens = load(folder, (tmp_path, 1.0)), list(range(0, 40, 3))

@@ -319,7 +319,9 @@ def test_what_is_no_text_no_window_and_no_file_is_said():
     """Arrays of ids are ids; everything else that these functions are given is our error."""
     model = open_observed("synthetic:tiny-llama", backend="reference")
     with model:
-        assert explain(model, np.array([1, 2])).layers == explain(model, [1, 2]).layers
+        made = explain(model, [1, 2])
+        assert explain(model, np.array([1, 2])) == made != explain(model, [1, 3])
+        assert made != made.layers
         assert compare(model, model, np.array([1, 2])).same
         for given in (None, 5, b"ab", [1.5]):
             for call in (explain, lambda m, ids: compare(m, m, ids), calibrate):

@@ -41,7 +41,7 @@ def choose(browser, *files):
     root = browser.call("DOM.getDocument")["root"]["nodeId"]
     field = browser.call("DOM.querySelector", nodeId=root, selector="#file")["nodeId"]
     browser.call("DOM.setFileInputFiles", files=[str(file) for file in files], nodeId=field)
-    browser.until(f"attached.sounds.length >= {len(files)}")
+    browser.until(f"attached.files.length >= {len(files)}")
 
 
 def answered(browser, count=1):
@@ -75,7 +75,7 @@ def test_a_chat_hears_the_chosen_files(browser, speaks):
             "a.wav", "×", "b.wav", "×"
         ]  # fmt: skip
         browser.click("#attached .remove:last-child")
-        assert browser.see("attached.sounds.map((one) => one.name).join()") == "a.wav"
+        assert browser.see("attached.files.map((one) => one.name).join()") == "a.wav"
         browser.see(
             "settings.elements.temperature.value = 0; settings.elements.max_tokens.value = 5"
         )

@@ -70,8 +70,8 @@ class MessageView {
     const started = performance.now();
     if (this.plain) this.words.textContent = this.node.content;
     else this.words.replaceChildren(rendered(this.node.content, copyButton));
-    if (this.node.sounds?.length) {
-      this.before.replaceChildren(element("p", "facts", this.node.sounds.map((sound) => sound.name).join(", ")));
+    if (this.node.files?.length) {
+      this.before.replaceChildren(element("p", "facts", this.node.files.map((file) => file.name).join(", ")));
     }
     this.fold("thought", "Thinking", this.node.thought);
     (this.node.calls ?? []).forEach((call, i) =>

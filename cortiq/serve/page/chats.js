@@ -16,7 +16,7 @@ function addNode(chat, parent, role, content, more = {}) {
   const node = { id: newId(), parent, role, content, ...more };
   chat.nodes.push(node);
   chat.head = node.id;
-  if (!chat.title && role === "user") chat.title = (content.trim() || more.sounds?.[0].name || "").slice(0, 60);
+  if (!chat.title && role === "user") chat.title = (content.trim() || more.files?.[0].name || "").slice(0, 60);
   return node;
 }
 

@@ -65,8 +65,7 @@ function showModel() {
   if (!shown) return;
   const there = shown.backend !== undefined;
   const kind = writesDown() ? ": it writes down what is said" : isBase() ? ", a base model: it continues texts" : "";
-  $("attach").hidden = !shown.audio;
-  if (!shown.audio) attached.put([]);
+  attached.offer($("attach"), shown);
   $("backend").textContent = there ? `${shown.backend}, ${shown.context_length} tokens${kind}` : "loaded when it is asked";
   $("fingerprint").textContent = there ? `Fingerprint ${shown.system_fingerprint}: the same seed gives the ` +
     "same answer on every backend." : "";
@@ -211,9 +210,9 @@ function edit(view) {
   field.rows = Math.min(12, field.value.split("\n").length + 1);
   field.setAttribute("aria-label", "Edit the message");
   const send = () => {
-    const { sounds } = view.node;
-    if (running || !(field.value.trim() || sounds?.length)) return;
-    answer(addNode(chat, view.node.parent, "user", field.value, { sounds }).id);
+    const { files } = view.node;
+    if (running || !(field.value.trim() || files?.length)) return;
+    answer(addNode(chat, view.node.parent, "user", field.value, { files }).id);
   };
   const leave = () => renderAt(view.node, "edit");
   field.onkeydown = (event) => {
@@ -289,7 +288,7 @@ function takeBack(mine, node) {
   const before = childrenOf(mine, question.parent).at(-1);
   if (before) showBranch(mine, before);
   $("text").value = question.content;
-  attached.put(question.sounds ?? []);
+  attached.put(question.files ?? []);
   fit();
 }
 
@@ -369,11 +368,11 @@ function submit(event) {
   event.preventDefault();
   if (running) return running.abort.abort();
   const text = isBase() ? $("text").value : $("text").value.trim();
-  if (!text.trim() && !attached.sounds.length) return undefined;
+  if (!text.trim() && !attached.files.length) return undefined;
   $("text").value = "";
   fit();
-  const sounds = attached.take();
-  return answer(addNode(chat, chat.head, "user", text, sounds.length ? { sounds } : {}).id);
+  const files = attached.take();
+  return answer(addNode(chat, chat.head, "user", text, files.length ? { files } : {}).id);
 }
 
 function fit() {
@@ -413,6 +412,11 @@ $("text").onkeydown = (event) => {
   if (!running) submit(event);
 };
 $("attach").onclick = () => $("file").click();
+document.ondragover = (event) => event.preventDefault(); // else the browser opens the file
+document.ondrop = async (event) => {
+  event.preventDefault();
+  for (const file of event.dataTransfer.files) await attached.add(file);
+};
 $("model").onchange = showModel;
 $("more").onclick = () => toggle($("more"), settings);
 $("show-chats").onclick = () => toggle($("show-chats"), $("chats"));
