@@ -72,10 +72,10 @@ class SoundProcessor(ABC):
     ----------
     marker : text that a chat template writes for a sound.
     token : id of the rows of sounds. rows : what the trunk's rows supply besides.
-    most : frames of a window.
+    most : frames of a window. numbered : see `ImageProcessor`.
     """
 
-    medium = "audio"
+    medium, numbered = "audio", ""
     marker: str
     rows = ImageRows()
 

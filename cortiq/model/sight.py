@@ -104,7 +104,8 @@ class Sight:
         if len(parts) != len(images) + 1:
             what = f"{len(parts) - 1} places of {self.things} for {len(images)} {self.things}"
             raise RequestError(what, where=self.medium, hint=f"such a place is {marker!r}")
-        texts = [*(image.text for image in images), ""]
+        number = self.processor.numbered.format
+        texts = [*(number(n) + image.text for n, image in enumerate(images)), ""]
         return "".join(part + own for part, own in zip(parts, texts, strict=True))
 
     def placed(self, ids: Sequence[int], images: Sequence[Prepared]) -> ImagePrompt:

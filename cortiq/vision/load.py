@@ -24,7 +24,7 @@ from cortiq.vision.image import ImageProcessor
 OWN: Sequence[str] = (
     "gemma3", "idefics3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava", "llava_next",
     "pixtral", "internvl", "glm4v", "lfm2_vl",
-    "gemma4", "kimi_k25", "kimi_vl",
+    "gemma4", "kimi_k25", "kimi_vl", "minicpmv4_6",
 )  # fmt: skip
 """Modules of this package, a family each."""
 HEARING: Sequence[str] = ("qwen2_audio", "voxtral")
