@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -88,6 +88,7 @@ class PreparedImage:
     text: str
     grid: tuple[int, int] = (0, 0)
     order: npt.NDArray[np.int64] | None = None
+    medium: ClassVar[str] = "image"
 
     @property
     def rows(self) -> int:

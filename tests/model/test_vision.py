@@ -14,6 +14,7 @@ pytest.importorskip("PIL")
 import numpy as np
 import vision_folders
 from click.testing import CliRunner
+from ideal_senses import ideal_rows
 from installed import backends
 from PIL import Image
 from safetensors.numpy import load_file, save_file
@@ -36,11 +37,9 @@ from cortiq.convert.run import convert_model
 from cortiq.engine.prompt_images import ImageSpan, with_spans
 from cortiq.errors import FormatError, RequestError, UnsupportedError
 from cortiq.formats.checkpoint import open_checkpoint
-from cortiq.ir.encoders import PROJECTOR, SQUARE, STAGE, square_of
 from cortiq.models import load_program
 from cortiq.tokenizer.tokenizer import Tokenizer
 from cortiq.vision.load import load_vision, vision_family
-from cortiq.vision.tower import HIDDEN, NEWLINE
 from cortiq_reference.ideal import evaluate
 
 TOLERANCE = 1e-5
@@ -96,37 +95,6 @@ def test_pixels_are_those_of_transformers_processor(written, size):
     theirs = given["pixel_values"].numpy()
     ours = patches_of(name, sight_of(folder).processor.prepare(image), given)
     assert np.abs(ours - theirs.reshape(ours.shape)).max() < 1e-6  # a grey level is 8e-3
-
-
-def ideal_rows(vision, image):
-    """The rows of an image in float64, with those of layers beside them."""
-    program, rows = vision.program, []
-    graph, names = program.graphs[PROJECTOR], program.trunk.outputs
-    for tile in image.tiles:
-        count = len(tile.patches)
-        inputs = {"patch": tile.patches, "last": np.full(count, count - 1), **tile.inputs}
-        zeros = [0] * count
-        hidden = evaluate(program, vision.weights, zeros, names, inputs=inputs)
-        for n, stage in enumerate(tile.stages):
-            count, entry = len(stage.squares), STAGE.format(n)
-            below = hidden[HIDDEN][stage.squares]
-            square = below.reshape(count, *program.graphs[entry].values[SQUARE].shape)
-            given = {SQUARE: square, "last": np.full(count, count - 1), **stage.inputs}
-            given["shares"] = np.full(stage.squares.shape, 1 / stage.squares.shape[1])
-            hidden = evaluate(program, vision.weights, zeros[:count], names, entry, given)
-        squares = [hidden[name][tile.squares] for name in names]
-        given = {
-            square_of(n): part.reshape(len(part), *graph.values[square_of(n)].shape)
-            for n, part in enumerate(squares)
-        }
-        kept = tile.squares.shape
-        given |= {"shares": np.full(kept, 1 / kept[1])} if "shares" in graph.inputs else {}
-        made = evaluate(program, vision.weights, zeros[: kept[0]], graph.outputs, PROJECTOR, given)
-        rows.append(np.concatenate([made[name] for name in graph.outputs], axis=1))
-    if NEWLINE in program.graphs:
-        rows.append(evaluate(program, vision.weights, [0], [NEWLINE], NEWLINE)[NEWLINE])
-    made = np.concatenate(rows)
-    return made if image.order is None else made[image.order]
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
@@ -240,7 +208,12 @@ def test_minicpm_text_is_that_of_its_processor(written):
     text = "".join(["<|image_pad|>"] * len(sizes))
     theirs = "".join(processor._prepend_local_ids([text], texts, "<|image_pad|>"))
     with cortiq.load(folder, images=True, backend="reference") as model:
-        assert model.sight.expanded(text, model.sight.prepared(images)) == theirs
+        assert (
+            model.senses.expanded(
+                text, model.senses.prepared([("image", one) for one in images], "")
+            )
+            == theirs
+        )
 
 
 CONTENT = [
@@ -342,14 +315,14 @@ def test_images_and_places_have_to_fit(written):
         pytest.skip("as Idefics 3")
     image = drawn((40, 70))
     with cortiq.load(folder, images=True, backend="cpu", threads=1) as model:
-        marker = model.sight.processor.marker
+        marker = model.senses.of("image", "").processor.marker
         with pytest.raises(RequestError, match="places of images"):
             content = [{"image": image}, {"type": "text", "text": f"{marker} and"}]
             model.chat([{"role": "user", "content": content}])
         prompt = model.image_prompt("x", [image])
         with pytest.raises(RequestError, match="ids of images' rows"):
             ids = list(prompt.ids)
-            ids.remove(model.sight.processor.token)
+            ids.remove(model.senses.of("image", "").processor.token)
             model.image_prompt(ids, [image])
         with pytest.raises(RequestError, match="more than 64 images"):
             model.image_prompt("x", [image] * 65)
@@ -603,7 +576,7 @@ def test_a_receipt_is_about_its_images(written, tmp_path):
         other = model.verify(receipt, images=[drawn((20, 21)), image])
         assert [d.field for d in other.differences] == ["images"]
         ids = list(receipt.claim.prompt_ids)
-        at = ids.index(model.sight.processor.token)
+        at = ids.index(model.senses.of("image", "").processor.token)
         ids[at] = 3
         claim = dataclasses.replace(receipt.claim, prompt_ids=tuple(ids))
         edited = model.verify(
