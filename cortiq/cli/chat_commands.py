@@ -50,20 +50,16 @@ def _reset(chat: ChatSession, argument: str) -> None:
 
 def _image(chat: ChatSession, argument: str) -> None:
     """Keep an image for the next message; it is read now, so that errors come now."""
-    from cortiq.model.sight import sight_for
-
     path, model = _file(argument, "/image"), chat.conversation.model
-    sight_for(model.sight, "/image", "image").prepared([path])
+    model.senses.of("image", "/image").prepared([path])
     chat.images.append(path)
     chat.say(f"{counted(len(chat.images), 'image')} for the next message")
 
 
 def _audio(chat: ChatSession, argument: str) -> None:
     """Keep a sound for the next message; it is read now, so that errors come now."""
-    from cortiq.model.sight import sight_for
-
     path, model = _file(argument, "/audio"), chat.conversation.model
-    sight_for(model.sight, "/audio", "audio").prepared([path])
+    model.senses.of("audio", "/audio").prepared([path])
     chat.sounds.append(path)
     chat.say(f"{counted(len(chat.sounds), 'sound')} for the next message")
 

@@ -14,7 +14,7 @@ from cortiq.hearing import whisper
 from cortiq.ir import Program
 from cortiq.ir.encoded import encoded_rows
 from cortiq.numerics.layouts import LAYOUTS
-from cortiq.vision.load import sense_module
+from cortiq.vision.load import sense_modules
 from cortiq.vision.mmproj import towers_beside
 
 SENSES = {"vision_config": "reads no images", "audio_config": "hears nothing"}
@@ -25,8 +25,8 @@ def sense_prefixes(checkpoint: Checkpoint, program: Program) -> Mapping[str, str
     """Return what the names of an encoder's or tower's tensors begin with; None without one."""
     if encoded_rows(program) is not None:
         return whisper.PREFIXES
-    module = sense_module(checkpoint)
-    return None if module is None else module.PREFIXES
+    modules = sense_modules(checkpoint)
+    return {k: v for m in modules for k, v in m.PREFIXES.items()} if modules else None
 
 
 def with_senses(

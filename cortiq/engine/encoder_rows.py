@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from cortiq.backend import Batch, Executable, Named, Row, Want
 from cortiq.backend.error_attribution import attributed_to, backend_names
 from cortiq.engine.session import Session, check_outcome
-from cortiq.ir.encoders import PROJECTOR, SHARES, square_of
+from cortiq.ir.encoders import LAST, PROJECTOR, SHARES, square_of
 from cortiq.numerics.contract import F32, Floats
 
 
@@ -63,23 +64,38 @@ def entry_rows(
 
 
 def projected_rows(
-    executable: Executable, session: Session, squares: Sequence[Floats], failed: str
+    executable: Executable,
+    session: Session,
+    squares: Sequence[Floats],
+    failed: str,
+    entry: str = PROJECTOR,
+    inputs: Mapping[str, npt.NDArray[Any]] | None = None,
 ) -> Floats:
-    """Compute the rows of the text model of the encoder's outputs, each of a square's rows.
+    """Compute the rows of an entry whose rows are made of an encoder's: those of the text model.
 
     Parameters
     ----------
     squares : of each output, float32 [squares, rows of a square, width]. failed : see `entry_rows`.
+    inputs : what each row supplies besides, [squares, ...].
     """
-    graph = executable.program.graphs[PROJECTOR]
+    graph, count = executable.program.graphs[entry], len(squares[0])
     wants = tuple(Named(name) for name in graph.outputs)
-    share = np.full(squares[0].shape[1], F32(1) / F32(squares[0].shape[1]), F32)
-    more = {SHARES: share} if SHARES in graph.inputs else {}
-    shapes = {name: graph.values[name].shape for name in map(square_of, range(len(squares)))}
-    rows = []
-    for i in range(len(squares[0])):
-        pairs = zip(shapes.items(), squares, strict=True)
-        given = {name: part[i].reshape(shape) for (name, shape), part in pairs}
-        rows.append(Row(session.state, i, 0, wants, {**given, **more}))
-    made = entry_rows(executable, session, rows, PROJECTOR, failed)
+    more = dict(inputs or {})
+    if SHARES in graph.inputs:
+        size = squares[0].shape[1]
+        more[SHARES] = np.full((count, size), F32(1) / F32(size), F32)
+    if LAST in graph.inputs:
+        more[LAST] = np.full(count, count - 1, np.int32)
+    names = (square_of(n) for n in range(len(squares)))
+    given = zip(names, squares, strict=True)
+    more |= {
+        name: part.reshape(count, *graph.values[name].shape)
+        for name, part in given
+        if name in graph.inputs
+    }
+    rows = [
+        Row(session.state, i, 0, wants, {name: array[i] for name, array in more.items()})
+        for i in range(count)
+    ]
+    made = entry_rows(executable, session, rows, entry, failed)
     return np.stack([np.concatenate([np.asarray(row[w], F32) for w in wants]) for row in made])

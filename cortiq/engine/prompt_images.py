@@ -16,6 +16,8 @@ from cortiq.ir import Program
 from cortiq.ir.images import IMAGES, ImageRows, image_rows
 from cortiq.numerics.contract import Floats
 
+NO_GRID = (0, 0)
+
 
 @dataclass(frozen=True)
 class ImageSpan:
@@ -26,13 +28,13 @@ class ImageSpan:
     places : positions of its rows, ascending.
     make : computes its rows; called when a sequence is submitted, on the engine's thread.
     digest : SHA-256, in hex, of the image as the model sees it.
-    grid : height and width in rows, for positions on several axes.
+    grid : height and width in rows, for positions on several axes; none where they are a text's.
     """
 
     places: tuple[int, ...]
     make: Callable[[], Floats]
     digest: str
-    grid: tuple[int, int] = (0, 0)
+    grid: tuple[int, int] = NO_GRID
 
     @cached_property
     def rows(self) -> Floats:
@@ -84,7 +86,7 @@ class PromptImages:
         starts = {span.places[0]: span for span in self.spans}
         while at < self.length:
             span = starts.get(at)
-            if span is None:
+            if span is None or span.grid == NO_GRID:
                 axes[at] = now
                 now, at = now + 1, at + 1
                 continue

@@ -108,10 +108,10 @@ class ReorderedTensors(RenamedTensors):
 
 def has_text_model(config: Mapping[str, Any]) -> bool:
     """Return whether a config.json is of several models, one of them for text."""
-    return isinstance(_thinking(config).get(TEXT), dict) or _is_flat(config)
+    return isinstance(thinking(config).get(TEXT), dict) or _is_flat(config)
 
 
-def _thinking(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def thinking(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the part of a configuration that holds the text model's."""
     part = config.get(THINKER)
     return part if isinstance(part, Mapping) else config
@@ -191,7 +191,7 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     if _is_flat(config):
         kept = {k: v for k, v in config.items() if k != SIGHT and not k.startswith(OF_IMAGES)}
         return kept | {"model_type": f"{config.get('model_type')}_text"}
-    part = _thinking(config)
+    part = thinking(config)
     both = {**config, **part}
     whole = {key: both[key] for key in SHARED_KEYS if both.get(key) is not None}
     return {**part[TEXT], **whole}

@@ -24,7 +24,7 @@ KEYS = Keys(
 )  # fmt: skip
 PREFIXES: Mapping[str, str] = {
     f"{start}{theirs}": mine
-    for start in ("", "model.")
+    for start in ("", "model.", "thinker.")
     for theirs, mine in (("audio_tower.", "encoder."), ("multi_modal_projector.", "projector."))
 }
 

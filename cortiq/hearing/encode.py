@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from cortiq.backend import Executable, Named, Row
@@ -56,19 +58,25 @@ def spoken_rows(executable: Executable, sound: SpokenSound) -> Floats:
     """Compute the rows of a text model that a sound becomes, window by window."""
     found = []
     for window in sound.windows:
-        hidden = sound_rows(executable, window.frames, window.count)
+        hidden = sound_rows(executable, window.frames, window.count, window.inputs)
         with Session(executable, len(window.squares)) as session:
             squares = [hidden[window.squares]]
             found.append(projected_rows(executable, session, squares, FAILED))
     return np.concatenate(found)
 
 
-def sound_rows(executable: Executable, frames: Floats, rows: int | None = None) -> Floats:
+def sound_rows(
+    executable: Executable,
+    frames: Floats,
+    rows: int | None = None,
+    more: Mapping[str, Floats] | None = None,
+) -> Floats:
     """Compute the rows of a window: the first convolution of all frames, then all rows in a batch.
 
     Parameters
     ----------
     rows : of the encoder, which see one another; by default all of the window.
+    more : what each of them supplies besides, [rows, ...].
 
     Raises
     ------
@@ -76,13 +84,14 @@ def sound_rows(executable: Executable, frames: Floats, rows: int | None = None) 
     RequestError : there is no memory for so many rows.
     """
     given = neighbours(frames, 1)
-    whole = len(given) // STRIDE
+    whole = max(1, len(given) // STRIDE)
     count = whole if rows is None else rows
     pieces = [given[start : start + whole] for start in range(0, len(given), whole)]
     made = np.concatenate([_convolved(executable, piece) for piece in pieces])
     near, want = neighbours(made, STRIDE)[:count], (Named(HIDDEN),)
     last = np.array(count - 1, np.int32)
-    inputs = [{FRAME: row, LAST: last} for row in near]
+    supplied = {FRAME: near, **(more or {})}
+    inputs = [{LAST: last, **{name: v[i] for name, v in supplied.items()}} for i in range(count)]
     with Session(executable, count) as session:
         hidden = session.read_rows(session.feed_each([0] * count, [want] * count, inputs))
         return np.stack([np.asarray(row[want[0]], F32) for row in hidden])

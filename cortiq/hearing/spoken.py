@@ -6,9 +6,9 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,11 +30,13 @@ class SoundWindow:
     ----------
     frames : float32 [frames, bands]. count : rows of the encoder, which see one another.
     squares : int64 [rows, rows of a square]: the rows that each row of the text is made of.
+    inputs : what each row of the encoder supplies besides, float32 [count, ...].
     """
 
     frames: Floats
     count: int
     squares: npt.NDArray[np.int64]
+    inputs: Mapping[str, Floats] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +48,7 @@ class SpokenSound:
     windows: tuple[SoundWindow, ...]
     text: str
     grid: tuple[int, int] = (0, 0)
+    medium: ClassVar[str] = "audio"
 
     @property
     def rows(self) -> int:
@@ -61,6 +64,9 @@ class SpokenSound:
             digest.update(np.ascontiguousarray(window.frames, "<f4").tobytes())
             digest.update(json.dumps(window.squares.shape).encode())
             digest.update(np.ascontiguousarray(window.squares, "<i8").tobytes())
+            for name, given in window.inputs.items():
+                digest.update(json.dumps([name, *given.shape]).encode())
+                digest.update(np.ascontiguousarray(given, "<f4").tobytes())
         digest.update(json.dumps(self.text).encode())
         return digest.hexdigest()
 
@@ -72,18 +78,19 @@ class SoundProcessor(ABC):
     ----------
     marker : text that a chat template writes for a sound.
     token : id of the rows of sounds. rows : what the trunk's rows supply besides.
-    most : frames of a window.
+    most : frames of a window. numbered : see `ImageProcessor`.
+    heard_whole : whether the encoder takes windows of the processor's length.
     """
 
-    medium = "audio"
+    medium, numbered = "audio", ""
     marker: str
-    rows = ImageRows()
+    rows, heard_whole = ImageRows(), True
 
     def __init__(self, config: SoundConfig, given: Mapping[str, Any]) -> None:
         self.config, self.token = config, config.audio_token
         self.most = STRIDE * config.max_source_positions
         self.rules = FeatureRules.of(given, config.num_mel_bins)
-        if self.rules.frames != self.most:
+        if self.heard_whole and self.rules.frames != self.most:
             what = f"windows of {self.rules.frames} frames: the encoder has"
             what += f" {config.max_source_positions} rows of {STRIDE}"
             raise FormatError(what, where=WHERE)

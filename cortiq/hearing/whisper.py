@@ -20,6 +20,8 @@ CONVOLVED = "convolved"
 """Output of that entry."""
 HIDDEN = "hidden"
 """Output of the encoder."""
+PLACED = "placed.row"
+"""Input: the row that is added for a position."""
 KERNEL, STRIDE = 3, 2
 """Frames that a convolution reads, and how far apart the second one does."""
 PREFIXES: Mapping[str, str] = {"model.encoder.": "encoder."}
@@ -34,12 +36,15 @@ def build(config: Config) -> Program:
     return b.program()
 
 
-def encoder(config: Config | SoundConfig, family: str, out: str = "") -> tuple[Builder, Value]:
+def encoder(
+    config: Config | SoundConfig, family: str, out: str = "", supplied: bool = False
+) -> tuple[Builder, Value]:
     """Write the encoder up to its last layer, and return what that gives.
 
     Parameters
     ----------
     out : name of it, where it is not the layer's own.
+    supplied : rows of positions are given as the input `placed.row`; by default they are learned.
     """
     width = config.hidden_size
     if width % config.encoder_attention_heads:
@@ -53,8 +58,12 @@ def encoder(config: Config | SoundConfig, family: str, out: str = "") -> tuple[B
     position, last = b.input("position"), b.input(LAST)
     x = _convolved(b, "encoder.conv2", width, width)
     table = {"table": "encoder.embed_positions.weight"}
-    where = b.add(Embedding(config.max_source_positions, width), position, name="place",
-                  weights=table)  # fmt: skip
+    learned = Embedding(config.max_source_positions, width)
+    where = (
+        b.input(PLACED, (width,), "f32")
+        if supplied
+        else b.add(learned, position, name="place", weights=table)
+    )
     x = b.add(Residual(), x, where, name="placed")
     for n in range(config.encoder_layers):
         name = out if n == config.encoder_layers - 1 else ""

@@ -78,13 +78,13 @@ def model_of(
             if kept is not None:
                 stack.callback(kept.close)
             executable = compile_source(source, backend, device, options, extra, progress, kept)
-            tower = compile_tower(source, sees, device, options)
+            towers = compile_towers(source, sees, device, options)
             if kept is not None:
                 kept.finish()
     except BaseException:
         source.close()
         raise
-    model = Model(name, source, executable, backend.name, device, options, tower)
+    model = Model(name, source, executable, backend.name, device, options, towers)
     model.notes += kept.notes if kept is not None else ()
     model.notes += getattr(backend, "notes", ())
     try:
@@ -108,8 +108,9 @@ def _on_devices(
             raise OptionError(given, "needs several devices", hint="devices=2, --devices 2")
     if alone:
         return backend, backend
-    if source.hearing is not None:
-        raise OptionError("devices", "a model that hears needs one", hint="leave out --devices")
+    if source.hearing is not None or len(source.senses) > 1:
+        what = "a model that hears speech, or hears and sees, needs one"
+        raise OptionError("devices", what, hint="leave out --devices")
     if options.rewrite:
         raise OptionError("rewrite", "needs one device", hint="leave out --devices")
     from cortiq.model.devices import shared_backend
@@ -164,17 +165,24 @@ def compile_source(
     return place(backend, source.program, weights, compile_options, strict=options.strict_placement)
 
 
-def compile_tower(
+def compile_towers(
     source: ModelSource, backend: Backend, device: str, options: LoadOptions
-) -> Executable | None:
-    """Compile what an opened model sees or hears with, for the same backend; None for nothing."""
-    senses = source.vision or source.hearing
-    if senses is None:
-        return None
+) -> list[Executable]:
+    """Compile what an opened model hears or sees with, for the same backend: an encoder of speech,
+    then a tower for each of its senses.
+    """
     from cortiq.placement.place import place
 
     chosen = CompileOptions(device=device, threads=options.threads)
-    return place(backend, senses.program, senses.weights, chosen, strict=options.strict_placement)
+    speech = () if source.hearing is None else (source.hearing,)
+    made: list[Executable] = []
+    with contextlib.ExitStack() as failed:
+        for part in (*speech, *source.senses):
+            strict = options.strict_placement
+            made.append(place(backend, part.program, part.weights, chosen, strict=strict))
+            failed.callback(made[-1].close)
+        failed.pop_all()
+    return made
 
 
 def _kept_weights(

@@ -38,14 +38,13 @@ from cortiq.model.hearing import Hearing, SoundPrompt
 from cortiq.model.prefixes import PrefixCacheMixin
 from cortiq.model.prompts import Prompt, PromptMixin
 from cortiq.model.scoring import ScoringMixin
-from cortiq.model.sight import ImagePrompt, Sight
+from cortiq.model.sight import ImagePrompt, Senses, Sight, encoder_of
 from cortiq.model.source import ModelSource
 from cortiq.model.transcribe import HearingMixin
 from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq.options import GenerateOptions, LoadOptions
 from cortiq.receipts.record import make_receipt
 from cortiq.tokenizer.tokenizer import Tokenizer
-from cortiq.vision.encode import VisionEncoder
 
 
 class Model(ModelFacts, AdapterMixin, PromptMixin, PrefixCacheMixin, ScoringMixin, HearingMixin):
@@ -59,8 +58,8 @@ class Model(ModelFacts, AdapterMixin, PromptMixin, PrefixCacheMixin, ScoringMixi
     name : what it was loaded as. program : its graphs. tokenizer : text to ids and back.
     executable : the compiled program. backend, device : names of what computes it.
     options : how it was loaded. usual : sampling where a call says nothing. drafts : its drafters.
-    sight : what it has images or sounds in its prompts with; None if it was not loaded with
-        images=True, or its prompts have no sounds.
+    senses : what it has images and sounds in its prompts with: images where it was loaded with
+        images=True.
     hearing : what it hears sounds with; None for a model of another kind.
     file_type : the quantisation that its files name, such as Q4_K_M; empty where they name none.
     notes : lines about what its files ask for and is not done, or why its weights are not kept.
@@ -74,7 +73,7 @@ class Model(ModelFacts, AdapterMixin, PromptMixin, PrefixCacheMixin, ScoringMixi
         backend: str,
         device: str,
         options: LoadOptions,
-        tower: Executable | None = None,
+        towers: Sequence[Executable] = (),
     ) -> None:
         self.name, self.executable = name, executable
         self.program: Program = executable.program
@@ -86,16 +85,17 @@ class Model(ModelFacts, AdapterMixin, PromptMixin, PrefixCacheMixin, ScoringMixi
         self._busy, self._closed = threading.Lock(), False
         budget = options.adapter_memory
         self.adapters = Adapters(executable, source, None if budget is None else budget << 20)
-        self.sight: Sight | None = None
         self.hearing: Hearing | None = None
-        if tower is not None and source.hearing is not None:
+        towers = list(towers)
+        if source.hearing is not None:
+            tower = towers.pop(0)
             given, size = source.hearing.settings, vocabulary_size(self.program)
             speech = SpeechTokens.of(self.tokenizer, given, size, source.eos_ids)
             self.hearing = Hearing(source.hearing, SoundEncoder(tower), speech)
-        if tower is not None and source.vision is not None:
-            hears = source.vision.processor.medium == "audio"
-            encoder = (SoundEncoder if hears else VisionEncoder)(tower)
-            self.sight = Sight(source.vision, encoder, self.tokenizer, source.program.context)
+        self.senses = Senses(
+            Sight(sense, encoder_of(sense, tower), self.tokenizer, source.program.context)
+            for sense, tower in zip(source.senses, towers, strict=True)
+        )
 
     def generate(
         self,
@@ -276,8 +276,7 @@ class Model(ModelFacts, AdapterMixin, PromptMixin, PrefixCacheMixin, ScoringMixi
             self._closed = True
             self.drafts.close()
             self.drop_prefixes()
-            if self.sight is not None:
-                self.sight.encoder.close()
+            self.senses.close()
             if self.hearing is not None:
                 self.hearing.encoder.close()
             self.executable.close()

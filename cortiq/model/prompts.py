@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from cortiq.model.chat import Message, chat_ids, prompt_ids
 from cortiq.model.hearing import SoundPrompt
-from cortiq.model.sight import ImagePrompt, chat_prompt, sight_for
+from cortiq.model.sight import ImagePrompt, chat_prompt
 
 if TYPE_CHECKING:
     from cortiq.model.generation import Generation
@@ -40,12 +40,11 @@ class PromptMixin:
             model was not loaded with images=True.
         """
         model = cast("Model", self)
-        return sight_for(model.sight, model.name, "image").prompt(prompt, images)
+        return model.senses.of("image", model.name).prompt(prompt, images)
 
     def has_medium(self, medium: str) -> bool:
         """Return whether prompts may have images (`image`), or sounds (`audio`)."""
-        sight = cast("Model", self).sight
-        return sight is not None and sight.medium == medium
+        return medium in cast("Model", self).senses
 
     def audio_prompt(self, prompt: str | Iterable[int], sounds: Iterable[Any]) -> ImagePrompt:
         """Return a raw text, or ids with a place for each row of a sound, with its sounds.
@@ -60,7 +59,7 @@ class PromptMixin:
             model's prompts have no sounds.
         """
         model = cast("Model", self)
-        return sight_for(model.sight, model.name, "audio").prompt(prompt, sounds)
+        return model.senses.of("audio", model.name).prompt(prompt, sounds)
 
     def chat_ids(
         self, messages: Sequence[Message], *, template_options: Mapping[str, Any] | None = None
@@ -89,7 +88,7 @@ class PromptMixin:
             return chat_ids(known, given, template_options, where, expanded=expanded)
 
         model = cast("Model", self)
-        return chat_prompt(model.sight, model.name, messages, ids_of)
+        return chat_prompt(model.senses, model.name, messages, ids_of)
 
     def chat(
         self,

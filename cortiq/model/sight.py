@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from cortiq.backend import Executable
 from cortiq.engine.prompt_images import ImageSpan
 from cortiq.engine.request import id_list
 from cortiq.errors import RequestError
@@ -67,17 +69,17 @@ class Sight:
         """Return images or sounds as the model has them; RequestError where one cannot be read."""
         made: list[Any] = []
         for image in images:
-            if len(made) == MAX_IMAGES:
-                raise RequestError(f"more than {MAX_IMAGES} {self.things}", where=self.medium)
-            if not isinstance(image, Prepared):
-                image = self._prepared(image, sum(one.rows for one in made))
-            made.append(image)
+            made.append(self.one_prepared(image, len(made) + 1, sum(one.rows for one in made)))
         return made
 
-    def _prepared(self, given: Any, before: int) -> Any:
-        """Return an image or a sound as the model has it; refuse a sound that the context has no
-        room for behind so many rows, before its spectrogram is computed.
+    def one_prepared(self, given: Any, number: int, before: int) -> Any:
+        """Return an image or a sound, the n-th of its prompt, as the model has it; refuse a sound
+        that the context has no room for behind so many rows, before its spectrogram is computed.
         """
+        if number > MAX_IMAGES:
+            raise RequestError(f"more than {MAX_IMAGES} {self.things}", where=self.medium)
+        if isinstance(given, Prepared):
+            return given
         found = self.processor.read(given)
         if self.medium == "audio":
             rows = before + self.processor.rows_of(len(found))
@@ -104,7 +106,8 @@ class Sight:
         if len(parts) != len(images) + 1:
             what = f"{len(parts) - 1} places of {self.things} for {len(images)} {self.things}"
             raise RequestError(what, where=self.medium, hint=f"such a place is {marker!r}")
-        texts = [*(image.text for image in images), ""]
+        number = self.processor.numbered.format
+        texts = [*(number(n) + image.text for n, image in enumerate(images)), ""]
         return "".join(part + own for part, own in zip(parts, texts, strict=True))
 
     def placed(self, ids: Sequence[int], images: Sequence[Prepared]) -> ImagePrompt:
@@ -135,6 +138,12 @@ class Sight:
         return self.placed(self.tokenizer.encode(text, parse_special=True), made)
 
 
+def encoder_of(loaded: LoadedVision, tower: Executable) -> VisionEncoder | SoundEncoder:
+    """Return the encoder of a sense whose tower is on a backend."""
+    hears = loaded.processor.medium == "audio"
+    return SoundEncoder(tower) if hears else VisionEncoder(tower)
+
+
 def without_media(messages: Sequence[Message]) -> tuple[list[Message], list[tuple[str, Any]]]:
     """Return messages as templates take them, and the images and sounds that their contents had, in
     order, each with its medium.
@@ -162,18 +171,65 @@ def _medium_of(part: object) -> str:
     return next((medium for medium in MEDIA if part.get(medium) is not None), "")
 
 
-def sight_for(sight: Sight | None, where: str, medium: str | None = None) -> Sight:
-    """Return what a model has images or sounds in its prompts with; RequestError for a model that
-    was not loaded so, or has another medium.
-    """
-    if sight is None or (medium is not None and sight.medium != medium):
-        what, hint = UNABLE[medium or MEDIA[0]]
-        raise RequestError(what, where=where, hint=hint)
-    return sight
+class Senses:
+    """A model's senses by medium: one for images, one for sounds, or both, or none."""
+
+    def __init__(self, senses: Iterable[Sight] = ()) -> None:
+        self._by_medium = {sense.medium: sense for sense in senses}
+
+    def __contains__(self, medium: str) -> bool:
+        return medium in self._by_medium
+
+    def of(self, medium: str, where: str) -> Sight:
+        """Return the sense of a medium; RequestError for a model that was loaded without it."""
+        if medium not in self:
+            what, hint = UNABLE[medium]
+            raise RequestError(what, where=where, hint=hint)
+        return self._by_medium[medium]
+
+    def prepared(self, given: Iterable[tuple[str, Any]], where: str) -> list[Prepared]:
+        """Return images and sounds, each with its medium, as the model has them."""
+        media, counts = list(given), Counter[str]()
+        senses = [self.of(medium, where) for medium, _ in media]
+        made: list[Prepared] = []
+        for sense, (medium, thing) in zip(senses, media, strict=True):
+            counts[medium] += 1
+            made.append(sense.one_prepared(thing, counts[medium], sum(one.rows for one in made)))
+        return made
+
+    def expanded(self, text: str, made: Sequence[Prepared]) -> str:
+        """Return a text with what stands for each image or sound in place of its marker."""
+        for sense, own in self._divided(made):
+            text = sense.expanded(text, own)
+        return text
+
+    def placed(self, ids: Sequence[int], made: Sequence[Prepared]) -> ImagePrompt:
+        """Return a prompt with images and sounds at their places, in the order of these."""
+        spans = [
+            span for sense, own in self._divided(made) for span in sense.placed(ids, own).spans
+        ]
+        return ImagePrompt(ids, tuple(sorted(spans, key=lambda span: span.places)))
+
+    def named(self) -> tuple[str, str]:
+        """Return the medium, and the word for what is of it, that messages speak of."""
+        names = {medium: sense.things for medium, sense in self._by_medium.items()}
+        return next(iter(names.items()), ("image", "images"))
+
+    def close(self) -> None:
+        """Release all towers."""
+        for sense in self._by_medium.values():
+            sense.encoder.close()
+
+    def _divided(self, made: Sequence[Prepared]) -> Iterator[tuple[Sight, list[Prepared]]]:
+        """Yield senses with what there is for each."""
+        for medium, sense in self._by_medium.items():
+            own = [one for one in made if one.medium == medium]
+            if own:
+                yield sense, own
 
 
 def chat_prompt(
-    sight: Sight | None,
+    senses: Senses,
     where: str,
     messages: Sequence[Message],
     ids_of: Callable[[Sequence[Message], Callable[[str], str]], list[int]],
@@ -187,9 +243,8 @@ def chat_prompt(
     plain, given = without_media(messages) if _may_have_media(messages) else (messages, [])
     if not given:
         return ids_of(messages, lambda text: text)
-    senses = [sight_for(sight, where, medium) for medium, _ in given]
-    own, made = senses[0], senses[0].prepared(thing for _, thing in given)
-    return own.placed(ids_of(plain, lambda text: own.expanded(text, made)), made)
+    made = senses.prepared(given, where)
+    return senses.placed(ids_of(plain, lambda text: senses.expanded(text, made)), made)
 
 
 def _may_have_media(messages: object) -> bool:

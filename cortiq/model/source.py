@@ -35,7 +35,14 @@ from cortiq.options import LoadOptions
 from cortiq.plugins import default_plugins
 from cortiq.tokenizer.missing import MissingTokenizer
 from cortiq.tokenizer.tokenizer import Tokenizer, byte_tokenizer
-from cortiq.vision.load import LoadedVision, VisionFamily, load_vision, sound_family, vision_family
+from cortiq.vision.load import (
+    LoadedVision,
+    VisionFamily,
+    load_vision,
+    sees,
+    sound_family,
+    vision_family,
+)
 from cortiq.vision.mmproj import with_mmproj
 
 
@@ -57,7 +64,7 @@ class ModelSource:
     files : all that its weights follow from, read by code of ours; else none.
     where : the file or folder. hashed : whether its files hold their own hashes.
     damaged : gives what of them differs from those; reads everything.
-    vision : what it sees images with, where that was asked for.
+    senses : what it sees images with, where that was asked for, and hears sounds in prompts with.
     hearing : what it hears sounds with, if it does.
     pooling : how its files say that hidden rows become one vector; empty where they say nothing.
     loaded : the program as its files were read, for adapters; None where it takes none.
@@ -78,7 +85,7 @@ class ModelSource:
     hashed: bool = False
     damaged: Callable[[], Iterator[str]] = lambda: iter(())
     pooling: str = ""
-    vision: LoadedVision | None = None
+    senses: tuple[LoadedVision, ...] = ()
     hearing: LoadedHearing | None = None
     loaded: LoadedProgram | None = None
 
@@ -119,7 +126,7 @@ def open_source(
         adapters = [open_lora(text, progress) for text in options.lora]
         for adapter in adapters:
             opened.callback(adapter.close)
-        checkpoint, sight = _sense_of(checkpoint, options.images, media)
+        checkpoint, found = _senses_of(checkpoint, options.images, media)
         loaded = load_program(
             checkpoint,
             sidecar=sidecar, drafters=drafters,
@@ -127,10 +134,10 @@ def open_source(
             families=plugins.families,
             heads=heads, adapters=adapters, draft_vocabulary=options.draft_vocabulary,
             ignored_keys=options.ignore_unknown_config,
-            images=None if sight is None else sight.processor.rows,
+            images=found[0].processor.rows if found else None,
         )  # fmt: skip
         made = rewritten(loaded.program, loaded.weights, options.rewrite, plugins.rewrites)
-        vision = load_vision(checkpoint, sight, options.weight_format) if sight else None
+        senses = tuple(load_vision(checkpoint, one, options.weight_format) for one in found)
         hearing = load_hearing(checkpoint, loaded.config, options.weight_format)
         alone = not drafters and sidecar is None and not adapters and not options.rewrite
         files = _files_of(checkpoint, plugins.families) if alone else ()
@@ -154,21 +161,22 @@ def open_source(
         own is not None,
         (lambda: iter(())) if own is None else own.damaged,
         _pooling(checkpoint),
-        vision,
+        senses,
         hearing,
         None if options.rewrite else loaded,
     )
 
 
-def _sense_of(checkpoint: Any, images: bool, media: bool) -> tuple[Any, VisionFamily | None]:
+def _senses_of(checkpoint: Any, images: bool, media: bool) -> tuple[Any, list[VisionFamily]]:
     """Return a checkpoint with the tower that lies beside it, if one does, and what reads images,
-    where that is asked for, or sounds in its prompts.
+    where that is asked for, and sounds in its prompts; the trunk's rows supply what the first says.
     """
-    sounds = None if images else sound_family(checkpoint)
-    if sounds is not None or not (images or media):
+    heard = sound_family(checkpoint)
+    sounds = [] if heard is None else [heard]
+    if not images and not (media and (not sounds or sees(checkpoint))):
         return checkpoint, sounds
     checkpoint = with_mmproj(checkpoint)
-    return checkpoint, vision_family(checkpoint)
+    return checkpoint, [vision_family(checkpoint), *sounds]
 
 
 def _pooling(checkpoint: Any) -> str:

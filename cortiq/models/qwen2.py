@@ -12,7 +12,7 @@ from cortiq.models.names import Names
 from cortiq.models.parts import Decoder, attention, gated_mlp
 from cortiq.models.rope import rope_table
 
-ARCHITECTURES = ("qwen2", "qwen2_vl_text", "qwen2_5_vl_text", "qwen2vl")
+ARCHITECTURES = ("qwen2", "qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text", "qwen2vl")
 GGUF = ("qwen2", "qwen2vl")
 KEYS = Keys(
     only={"use_mrope": False},

@@ -9,7 +9,6 @@ from cortiq.engine.overlay import session_inputs
 from cortiq.engine.prompt_images import ImageSpan
 from cortiq.engine.request import Request
 from cortiq.errors import RequestError
-from cortiq.model.sight import sight_for
 from cortiq.receipts.difference import Difference, field_difference
 from cortiq.receipts.record import Claim
 
@@ -36,27 +35,30 @@ def supplied_rows(request: Request, start: int, end: int) -> list[Mapping[str, A
 
 
 def claimed_images(
-    model: Model, claim: Claim, images: Sequence[Any]
+    model: Model, claim: Claim, media: Sequence[tuple[str, Any]]
 ) -> tuple[ImageSpan, ...] | Difference:
-    """Return a claim's images at their places, or how the given ones differ from them.
+    """Return a claim's images and sounds at their places, or how the given ones differ from them.
+
+    Parameters
+    ----------
+    media : each with its medium, those of one medium in the order of the claim.
 
     Raises
     ------
     RequestError : as many as the claim names are not given, or one cannot be read.
     """
-    if len(images) != len(claim.images):
-        medium, things = ("audio", "sounds") if model.has_medium("audio") else ("image", "images")
-        what = f"the receipt is about {len(claim.images)} {things}, {len(images)} are given"
+    if len(media) != len(claim.images):
+        medium, things = model.senses.named()
+        what = f"the receipt is about {len(claim.images)} {things}, {len(media)} are given"
         hint = f"cortiq verify RECEIPT MODEL --{medium} FILE, in their order"
         raise RequestError(what, where=medium, hint=hint)
-    if not images:
-        return ()
-    sight = sight_for(model.sight, model.name)
-    made = sight.prepared(images)
-    found = tuple(image.digest for image in made)
-    if found != claim.images:
+    made = model.senses.prepared(media, model.name)
+    found = tuple(one.digest for one in made)
+    if sorted(found) != sorted(claim.images):
         return field_difference("images", claim.images, found)
     try:
-        return sight.placed(claim.prompt_ids, made).spans
+        spans = model.senses.placed(claim.prompt_ids, made).spans
     except RequestError as error:
         return Difference("prompt_ids", f"prompt_ids: {error.what}")
+    found = tuple(span.digest for span in spans)
+    return spans if found == claim.images else field_difference("images", claim.images, found)

@@ -157,10 +157,11 @@ class ClaimReplay:
             request = make_request(claim.prompt_ids, options, model.program, claim.end_ids)
         except RequestError as error:
             return [_refused_request(error)]
-        images, audio = list(self.images), self.audio
+        media, audio = [("image", one) for one in self.images], self.audio
         if audio is not None and model.has_medium("audio"):  # sounds in the prompt
-            images, audio = audio if isinstance(audio, list) else [audio], None
-        seen = claimed_images(model, claim, images)
+            sounds, audio = audio if isinstance(audio, list) else [audio], None
+            media += [("audio", one) for one in sounds]
+        seen = claimed_images(model, claim, media)
         if isinstance(seen, Difference):
             return [seen]
         heard = claimed_sound(model, claim, audio)

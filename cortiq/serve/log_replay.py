@@ -16,7 +16,7 @@ from cortiq.errors import CortiqError, RequestError
 from cortiq.formats.known_models import KNOWN_MODELS
 from cortiq.model.load import choose_backend, model_of
 from cortiq.model.model import Model
-from cortiq.model.sight import Sight, sight_for
+from cortiq.model.sight import Senses
 from cortiq.model.source import open_source
 from cortiq.models.synthetic import PREFIX
 from cortiq.numerics.contract import CONTRACT_VERSION
@@ -24,6 +24,8 @@ from cortiq.options import LoadOptions
 from cortiq.serve.log_reader import LoggedAnswer, LoggedRequest, LogReader
 
 AT_ONCE = 64
+Files = Mapping[str, tuple[str, str]]
+"""Medium and name of a file by the digest of what a model has of it."""
 """Answers that are computed together."""
 LoadedAs = tuple[str, int, str | None, bool]
 """Hash of a model, context, weight format, and whether it sees: one loading for each."""
@@ -84,14 +86,13 @@ def replay_log(
     verdict.torn = reader.torn
     verdict.unanswered = sum(len(missing) for _, missing in reader.open.values())
     done = 0
+    media = [*(("image", name) for name in images), *(("audio", name) for name in audio)]
     for loaded_as in counts:
         wanted = (a for a in reader.answers() if _loaded_as(a.request) == loaded_as)
         first = next(wanted)
         with _opened(first.request, models, options) as model:
             answers = (a for a in reader.answers() if _loaded_as(a.request) == loaded_as)
-            for answer, difference in replayed(
-                model, answers, audio if model.has_medium("audio") else images
-            ):
+            for answer, difference in replayed(model, answers, media):
                 verdict.count(answer, difference)
                 done += 1
                 progress(done, sum(counts.values()))
@@ -119,10 +120,10 @@ def _opened(asked: LoggedRequest, models: Sequence[str], options: LoadOptions) -
 
 
 def replayed(
-    model: Model, answers: Iterator[LoggedAnswer], media: Sequence[str] = ()
+    model: Model, answers: Iterator[LoggedAnswer], media: Sequence[tuple[str, str]] = ()
 ) -> Iterator[tuple[LoggedAnswer, str]]:
     """Compute answers again; yield each with its difference, which is empty if there is none."""
-    files = {} if model.sight is None else _by_digest(model.sight, media)
+    files = _by_digest(model.senses, media)
     running: list[tuple[LoggedAnswer, EngineSequence]] = []
     with Engine(model.executable, model.tokenizer) as engine:
         while True:
@@ -140,32 +141,30 @@ def replayed(
             yield from ((answer, difference(answer, made)) for answer, made in ended)
 
 
-def _by_digest(sight: Sight, media: Sequence[str]) -> dict[str, str]:
-    """Return files of images or sounds by what a model has of them; they are read again where
-    needed.
+def _by_digest(senses: Senses, media: Sequence[tuple[str, str]]) -> Files:
+    """Return files of images and sounds, with their medium, by what a model has of them; they are
+    read again where needed. Those of a medium that it does not take are left out.
     """
-    return {sight.prepared([name])[0].digest: name for name in media}
+    known = [one for one in media if one[0] in senses]
+    return {senses.prepared([one], one[1])[0].digest: one for one in known}
 
 
-def _with_images(
-    model: Model, request: Request, digests: Sequence[str], files: Mapping[str, str]
-) -> Request:
+def _with_images(model: Model, request: Request, digests: Sequence[str], files: Files) -> Request:
     """Return the request with the images or sounds that the log names; RequestError if one is not
     given.
     """
     if not digests:
         return request
-    sight = sight_for(model.sight, model.name)
     lacking = [digest for digest in digests if digest not in files]
     if lacking:
-        what = f"it is about {sight.things} that are not given: {', '.join(lacking)}"
-        hint = f"cortiq replay LOG MODEL --{sight.medium} FILE"
-        raise RequestError(what, where=sight.medium, hint=hint)
-    made = sight.prepared(files[digest] for digest in digests)
-    return with_images(request, sight.placed(request.prompt, made).spans, model.program)
+        medium, things = model.senses.named()
+        what = f"it is about {things} that are not given: {', '.join(lacking)}"
+        raise RequestError(what, where=medium, hint=f"cortiq replay LOG MODEL --{medium} FILE")
+    made = model.senses.prepared((files[digest] for digest in digests), model.name)
+    return with_images(request, model.senses.placed(request.prompt, made).spans, model.program)
 
 
-def _request(model: Model, answer: LoggedAnswer, files: Mapping[str, str]) -> Request:
+def _request(model: Model, answer: LoggedAnswer, files: Files) -> Request:
     """Return the request of an answer for this model."""
     asked = answer.request
     if asked.end_ids != model.eos_ids:

@@ -151,7 +151,7 @@ def conversation_prompt(
         )  # fmt: skip
 
     try:
-        prompt = chat_prompt(served.model.sight, served.name, messages, ids_of)
+        prompt = chat_prompt(served.model.senses, served.name, messages, ids_of)
     except RequestError as error:
         raise as_api_error(error) from None
     return prompt if isinstance(prompt, ImagePrompt) else ImagePrompt(prompt, ())

@@ -7,7 +7,7 @@ import numpy as np
 from cortiq.backend import Executable, Named, Row
 from cortiq.engine.encoder_rows import KeptRows, entry_rows, projected_rows
 from cortiq.engine.session import Session
-from cortiq.ir.encoders import LAST
+from cortiq.ir.encoders import LAST, STAGE
 from cortiq.numerics.contract import F32, Floats
 from cortiq.vision.image import PreparedImage, Tile
 from cortiq.vision.tower import NEWLINE
@@ -54,7 +54,7 @@ def _newline(executable: Executable) -> Floats:
 
 
 def tile_rows(executable: Executable, tile: Tile) -> Floats:
-    """Compute the rows of one tile: all its patches in one batch, then its squares in another.
+    """Compute the rows of one tile: all its patches in a batch, its stages' and its own in others.
 
     Raises
     ------
@@ -68,7 +68,11 @@ def tile_rows(executable: Executable, tile: Tile) -> Floats:
         for i in range(count)
     ]
     want = tuple(Named(name) for name in executable.program.trunk.outputs)
-    with Session(executable, count) as session:
+    with Session(executable, max(count, len(tile.squares))) as session:
         made = session.read_rows(session.feed_each([0] * count, [want] * count, inputs))
         hidden = [np.stack([np.asarray(row[one], F32) for row in made]) for one in want]
-        return projected_rows(executable, session, [rows[tile.squares] for rows in hidden], FAILED)
+        for n, stage in enumerate(tile.stages):
+            below, entry = [hidden[0][stage.squares]], STAGE.format(n)
+            hidden = [projected_rows(executable, session, below, FAILED, entry, stage.inputs)]
+        squares = [rows[tile.squares] for rows in hidden]
+        return projected_rows(executable, session, squares, FAILED, inputs=tile.supplied)

@@ -76,8 +76,9 @@ def shortest_size(height: int, width: int, edge: int) -> tuple[int, int]:
     return (longer, edge) if width <= height else (edge, longer)
 
 
-def tiles_of(pixels: Pixels, edge: int) -> list[Pixels]:
-    """Cut an image of whole tiles into them, row by row."""
+def tiles_of(pixels: Pixels, edge: int, wide: int = 0) -> list[Pixels]:
+    """Cut an image of whole tiles into them, row by row; `wide` where they are no squares."""
     height, width, _ = pixels.shape
-    corners = [(y, x) for y in range(0, height, edge) for x in range(0, width, edge)]
-    return [pixels[y : y + edge, x : x + edge] for y, x in corners]
+    wide = wide or edge
+    corners = [(y, x) for y in range(0, height, edge) for x in range(0, width, wide)]
+    return [pixels[y : y + edge, x : x + wide] for y, x in corners]

@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from cortiq.errors import FormatError, UnsupportedError
+from cortiq.ir.encoders import STAGE
 from cortiq.ir.images import ImageRows
 from cortiq.models.config import is_number
 from cortiq.numerics.contract import Floats
@@ -28,6 +29,20 @@ CLIP_DEVIATION = (0.26862954, 0.26130258, 0.27577711)
 
 
 @dataclass(frozen=True)
+class Stage:
+    """Rows of a tower that are made of some rows of the one below, each of a square of them.
+
+    Attributes
+    ----------
+    squares : int64 [rows, rows of a square]: the rows below that each row is made of.
+    inputs : what each row supplies besides, int32 or float32 [rows, ...].
+    """
+
+    squares: npt.NDArray[np.int64]
+    inputs: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Tile:
     """One run of the tower: patches that see one another.
 
@@ -35,12 +50,25 @@ class Tile:
     ----------
     patches : float32 [patches, values].
     inputs : what each patch supplies besides, int32 or float32 [patches, ...].
-    squares : int64 [rows, patches of a square]: the patches that each row is made of.
+    squares : int64 [rows, rows of a square]: the patches, or the rows of the last stage, that each
+        row is made of.
+    stages : rows of the tower between the patches and these.
+    supplied : what each row of the projector supplies besides, int32 or float32 [rows, ...].
     """
 
     patches: Floats
     inputs: Mapping[str, npt.NDArray[Any]]
     squares: npt.NDArray[np.int64]
+    stages: tuple[Stage, ...] = ()
+    supplied: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+
+    def arrays(self) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+        """Yield all that decides the tile's rows, by name."""
+        yield from {"patch": self.patches, **self.inputs, "": self.squares}.items()
+        for n, stage in enumerate(self.stages):
+            given = {**stage.inputs, "": stage.squares}
+            yield from ((f"{STAGE.format(n)} {name}", array) for name, array in given.items())
+        yield from ((f"rows {name}", array) for name, array in self.supplied.items())
 
 
 @dataclass(frozen=True)
@@ -60,6 +88,7 @@ class PreparedImage:
     text: str
     grid: tuple[int, int] = (0, 0)
     order: npt.NDArray[np.int64] | None = None
+    medium: ClassVar[str] = "image"
 
     @property
     def rows(self) -> int:
@@ -73,8 +102,7 @@ class PreparedImage:
         """SHA-256, in hex, of the patches and of everything that decides their rows."""
         digest = hashlib.sha256()
         for tile in self.tiles:
-            arrays: dict[str, np.ndarray] = {"patch": tile.patches, **tile.inputs}
-            for name, array in {**arrays, "": tile.squares}.items():
+            for name, array in tile.arrays():
                 kind = array.dtype.newbyteorder("<")
                 digest.update(json.dumps([name, str(kind), *array.shape]).encode())
                 digest.update(np.ascontiguousarray(array, kind).tobytes())
@@ -153,10 +181,11 @@ class ImageProcessor(ABC):
     ----------
     marker : text that a chat template writes for an image.
     token : id of the rows of images. rows : what the trunk's rows supply besides.
-    most : patches of a tile at most.
+    most : patches of a tile at most. numbered : text before an image, with its number in the
+        prompt from 0 in place of {}; empty for none.
     """
 
-    medium = "image"
+    medium, numbered = "image", ""
     marker: str
     token: int
     rows: ImageRows

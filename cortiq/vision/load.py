@@ -10,6 +10,7 @@ from typing import Any
 
 from cortiq.errors import UnsupportedError
 from cortiq.formats.checkpoint import Checkpoint
+from cortiq.formats.text_model import thinking
 from cortiq.hearing.spoken import SoundProcessor
 from cortiq.ir import Program
 from cortiq.models.bind import read_weights, with_layouts
@@ -24,10 +25,10 @@ from cortiq.vision.image import ImageProcessor
 OWN: Sequence[str] = (
     "gemma3", "idefics3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava", "llava_next",
     "pixtral", "internvl", "glm4v", "lfm2_vl",
-    "gemma4", "kimi_k25", "kimi_vl",
+    "gemma4", "kimi_k25", "kimi_vl", "minicpmv4_6", "qwen2_5_omni",
 )  # fmt: skip
 """Modules of this package, a family each."""
-HEARING: Sequence[str] = ("qwen2_audio", "voxtral")
+HEARING: Sequence[str] = ("qwen2_audio", "voxtral", "qwen2_5_omni")
 """Modules of `cortiq.hearing`: families whose prompts have sounds in them."""
 
 
@@ -56,7 +57,7 @@ class LoadedVision:
 
 def sound_family(checkpoint: Any) -> VisionFamily | None:
     """Return the family that reads the sounds in a checkpoint's prompts; None where none does."""
-    found = _sound_module(getattr(checkpoint, "whole", {}))
+    found = _sound_module(_whole_of(checkpoint))
     return None if found is None else _family(checkpoint, found, checkpoint.sound_processor())
 
 
@@ -65,10 +66,22 @@ def _sound_module(whole: Mapping[str, Any]) -> ModuleType | None:
     return next((m for m in modules if whole.get("model_type") in m.ARCHITECTURES), None)
 
 
-def sense_module(checkpoint: Any) -> ModuleType | None:
-    """Return the family that reads images or sounds in a checkpoint's prompts; None for none."""
-    whole = getattr(checkpoint, "whole", {})
-    return _sound_module(whole) or _sight_modules().get(_kind_of(whole))
+def sense_modules(checkpoint: Any) -> list[ModuleType]:
+    """Return the families that read images and sounds in a checkpoint's prompts."""
+    whole = _whole_of(checkpoint)
+    found = (_sight_modules().get(_kind_of(whole)), _sound_module(whole))
+    return [module for module in found if module is not None]
+
+
+def sees(checkpoint: Any) -> bool:
+    """Return whether a checkpoint has a tower for images that is read."""
+    whole = _whole_of(checkpoint)
+    return _kind_of(whole) in _sight_modules() and whole.get("vision_config") is not None
+
+
+def _whole_of(checkpoint: Any) -> Mapping[str, Any]:
+    """Return the configuration that has sections of text, sight and hearing."""
+    return thinking(getattr(checkpoint, "whole", {}))
 
 
 def _sight_modules() -> dict[str, ModuleType]:
@@ -90,7 +103,7 @@ def vision_family(checkpoint: Any) -> VisionFamily:
     ------
     UnsupportedError : the checkpoint has no tower, or one of no family here.
     """
-    whole, families = getattr(checkpoint, "whole", {}), _sight_modules()
+    whole, families = _whole_of(checkpoint), _sight_modules()
     kind, where = _kind_of(whole), location_of(checkpoint)
     if kind not in families or whole.get("vision_config") is None:
         named = f"of the architecture {kind!r}" if kind else "without a tower"
@@ -103,7 +116,7 @@ def vision_family(checkpoint: Any) -> VisionFamily:
 def _family(checkpoint: Any, module: ModuleType, rules: Mapping[str, Any]) -> VisionFamily:
     """Return a family with its configuration and processor."""
     with said_of(checkpoint):
-        values, where = module.values(checkpoint.whole), location_of(checkpoint)
+        values, where = module.values(_whole_of(checkpoint)), location_of(checkpoint)
         config = config_from_json(module.Config, module.KEYS, values, where=where)
         return VisionFamily(module, config, module.Processor(config, rules))
 

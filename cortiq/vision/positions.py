@@ -13,6 +13,17 @@ from cortiq.numerics.pixels import triangle
 Places = npt.NDArray[np.int32]
 
 
+def nearest_places(down: int, across: int, side: int) -> Places:
+    """Return the row of the table of each place of a grid: [places].
+
+    Along an edge of n places, place i has the row ⌊i·side/n⌋ of the table's edge.
+
+    Source: MiniCPM-V.
+    """
+    rows, columns = (np.arange(n) * side // n for n in (down, across))
+    return (rows[:, None] * side + columns).reshape(-1).astype(np.int32)
+
+
 def bilinear_places(down: int, across: int, side: int) -> tuple[Places, Floats]:
     """Return rows and weights of the corners around each place of a grid: [places, 4].
 

@@ -39,17 +39,22 @@ class SiglipConfig(VisionConfig):
 def siglip_tower(config: SiglipConfig, family: str, patches: int) -> Tower:
     """Write a SigLIP tower of images of at most so many patches."""
     tower, width = Tower(config, patches, family), config.hidden_size
-    x = tower.patches("vision.embeddings.patch_embedding", biased=True)
-    table = Embedding(config.side**2, width)
-    weights = {"table": "vision.embeddings.position_embedding.weight"}
-    place = tower.builder.input(PLACE)
-    where = tower.builder.add(table, place, name="place.row", weights=weights)
-    x = tower.builder.add(Residual(), x, where, name="placed")
+    x = placed(tower, config)
     for n in range(config.num_hidden_layers):
         x = layer(tower, config, x, n)
     tower.apply(LayerNorm(width, config.layer_norm_eps), x, HIDDEN, "vision.post_layernorm")
     tower.finish()
     return tower
+
+
+def placed(tower: Tower, config: SiglipConfig) -> Value:
+    """Write patches, and the rows of the table of learned positions that they supply."""
+    x = tower.patches("vision.embeddings.patch_embedding", biased=True)
+    table = Embedding(config.side**2, config.hidden_size)
+    weights = {"table": "vision.embeddings.position_embedding.weight"}
+    place = tower.builder.input(PLACE)
+    where = tower.builder.add(table, place, name="place.row", weights=weights)
+    return tower.builder.add(Residual(), x, where, name="placed")
 
 
 def layer(tower: Tower, config: SiglipConfig, x: Value, n: int) -> Value:

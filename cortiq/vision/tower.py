@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cortiq.ir import Builder, Op, Program, Value
-from cortiq.ir.encoders import ENCODER, LAST, PROJECTOR, ROWS, Encoder
+from cortiq.ir.encoders import ENCODER, LAST, PROJECTOR, ROWS, STAGE, Encoder
 from cortiq.ir.layers import Embedding, Linear, Residual
 from cortiq.ir.ops import (
     Activation,
@@ -141,7 +141,15 @@ class Tower:
         """
         self.builder.facts[ENCODER] = Encoder()
         self.builder.graph("trunk", (HIDDEN, *deep))
-        self.builder.input("position")
+        self.position = self.builder.input("position")
+
+    def finish_stage(self, number: int) -> None:
+        """Finish the tower's rows of patches (0), or the stage before that of this number."""
+        if not number:
+            self.finish()
+            return
+        self.builder.graph(STAGE.format(number - 1), (HIDDEN,))
+        self.position = self.builder.input("position")
 
     def program(self, *deep: str, newline: str = "") -> Program:
         """Return the program, after the projector's `rows`, and rows for layers of the text.

@@ -8,6 +8,7 @@ from typing import Any
 
 import transformers
 import vision_folders
+from safetensors.torch import load_file, save_file
 
 SECONDS = 2
 ENCODER = {"num_mel_bins": 80, "max_source_positions": 50 * SECONDS}
@@ -54,3 +55,47 @@ def voxtral(folder: Path, **encoder: Any) -> Any:
     )  # fmt: skip
     (folder / "preprocessor_config.json").write_text(json.dumps(RULES))
     return vision_folders.saved(folder, config, "VoxtralForConditionalGeneration")
+
+
+def qwen2_5_omni(folder: Path, **changed: Any) -> Any:
+    """Write a Qwen2.5-Omni, as published, that sees and hears windows of 40 frames.
+
+    Parameters
+    ----------
+    changed : keys of `audio_config` and `vision_config`, in these.
+    """
+    control = ["<|IMAGE|>", "<|AUDIO|>", "<|vision_bos|>", "<|vision_eos|>", "<|audio_bos|>",
+               "<|audio_eos|>"]  # fmt: skip
+    text = vision_folders.template_of("<|vision_bos|><|IMAGE|><|vision_eos|>")
+    sound = "{% elif p.type == 'audio' %}<|audio_bos|><|AUDIO|><|audio_eos|>{% elif p.type == 'text"
+    ids = vision_folders.write_tokenizer(
+        folder, control, text.replace("{% elif p.type == 'text", sound)
+    )
+    rope = {"rope_type": "default", "rope_theta": 1e3, "mrope_section": [4, 2, 2]}
+    hears = {
+        "d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 56,
+        "num_mel_bins": 80, "n_window": 20, "output_dim": 64,
+    }  # fmt: skip
+    sees = {"depth": 3, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2,
+            "patch_size": 4, "intermediate_size": 40, "window_size": 24,
+            "fullatt_block_indexes": [1]}  # fmt: skip
+    config = transformers.Qwen2_5OmniThinkerConfig(
+        audio_config=hears | changed.get("audio_config", {}),
+        vision_config=sees | changed.get("vision_config", {}),
+        text_config=TEXT | {"vocab_size": len(ids), "hidden_size": 64, "rope_parameters": rope},
+        image_token_index=ids[control[0]], audio_token_index=ids[control[1]],
+        vision_start_token_id=ids[control[2]], audio_start_token_id=ids[control[4]],
+        video_token_index=3,
+    )  # fmt: skip
+    rules = RULES | {
+        "image_processor_type": "Qwen2VLImageProcessor", "patch_size": 4, "merge_size": 2,
+        "temporal_patch_size": 2, "min_pixels": 256, "max_pixels": 2048, "chunk_length": 4,
+    }  # fmt: skip
+    (folder / "preprocessor_config.json").write_text(json.dumps(rules))
+    made = vision_folders.saved(folder, config, "Qwen2_5OmniThinkerForConditionalGeneration")
+    thinker = json.loads((folder / "config.json").read_text())
+    whole = {"model_type": "qwen2_5_omni", "thinker_config": thinker}
+    (folder / "config.json").write_text(json.dumps(whole))
+    file = folder / "model.safetensors"
+    save_file({f"thinker.{name}": tensor for name, tensor in load_file(file).items()}, file)
+    return made

@@ -144,6 +144,8 @@ NEWER = {
     "Kimi_K25": ({"hidden_size": 1152, "intermediate_size": 4304, "num_attention_heads": 16,
                   "num_hidden_layers": 27},
                  {"media_proc_cfg": {"in_patch_limit": 16384}}, 4e8),
+    "MiniCPMV4_6": ({"hidden_size": 1152, "intermediate_size": 4304, "num_attention_heads": 16,
+                     "num_hidden_layers": 27, "image_size": 980, "patch_size": 14}, {}, 4e8),
     "Lfm2Vl": ({"hidden_size": 1152, "intermediate_size": 4304, "num_attention_heads": 16,
                 "num_hidden_layers": 26, "model_type": "siglip2_vision_model",
                 "vision_use_head": False}, {"size": {"height": 512, "width": 512}}, 4e8),
@@ -167,11 +169,13 @@ def test_a_newer_published_tower_has_its_parameters(name, tmp_path):
         sections = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]}
         text["rope_parameters"] = sections
     kinds = {"Llava": "llama", "LlavaNext": "llama", "Mistral3": "mistral", "InternVL": "qwen2",
-             "Lfm2Vl": "lfm2"}  # fmt: skip
+             "Lfm2Vl": "lfm2", "MiniCPMV4_6": "qwen3_5_text"}  # fmt: skip
     text |= {"model_type": kinds[name]} if name in kinds else {}
     text |= {"hidden_size_per_layer_input": 0} if name == "Gemma4" else {}
     config = getattr(transformers, f"{name}Config")(text_config=text, vision_config=sight)
     given = json.loads(json.dumps(config.to_dict())) | {"vision_config": sight}
+    if name == "MiniCPMV4_6":  # whose id is the tokenizer's
+        given["image_token_id"] = 9
     if name == "Kimi_K25":  # as it was first published
         more = {
             "init_pos_emb_height": 64,

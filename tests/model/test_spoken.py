@@ -9,6 +9,7 @@ pytest.importorskip("transformers")
 import numpy as np
 import spoken_folders
 import torch
+from ideal_senses import sound_rows
 from installed import backends
 from transformers import WhisperFeatureExtractor
 
@@ -16,9 +17,6 @@ import cortiq
 from cortiq.engine.prompt_images import ImageSpan, with_spans
 from cortiq.errors import RequestError
 from cortiq.formats.checkpoint import open_checkpoint
-from cortiq.hearing.encode import neighbours
-from cortiq.hearing.whisper import CONVOLVED, FRAMES, HIDDEN, STRIDE
-from cortiq.ir.encoders import PROJECTOR, ROWS, SHARES, SQUARE
 from cortiq.models import load_program
 from cortiq.tokenizer.tokenizer import Tokenizer
 from cortiq.vision.load import load_vision, sound_family
@@ -66,24 +64,6 @@ def features_of(name, sounds):
     return {"input_features": torch.stack(parts).double()}
 
 
-def ideal_rows(loaded, sound, given):
-    """The rows of a sound in float64, of transformers' features."""
-    program, weights, rows = loaded.program, loaded.weights, []
-    for window, frames in zip(sound.windows, given, strict=True):
-        assert np.abs(window.frames - frames.T).max() < 1e-3  # theirs are float32
-        near = neighbours(frames.T, 1)
-        made = evaluate(program, weights, [0] * len(near), [CONVOLVED], FRAMES, {"frame": near})
-        near = neighbours(made[CONVOLVED], STRIDE)[: window.count]
-        inputs = {"frame": near, "last": np.full(window.count, window.count - 1)}
-        hidden = evaluate(program, weights, [0] * len(near), [HIDDEN], inputs=inputs)[HIDDEN]
-        graph, squares = program.graphs[PROJECTOR], hidden[window.squares]
-        taken = {SQUARE: squares.reshape(len(squares), *graph.values[SQUARE].shape)}
-        if SHARES in graph.inputs:
-            taken[SHARES] = np.full(squares.shape[:2], 1 / squares.shape[1])
-        rows.append(evaluate(program, weights, [0] * len(squares), [ROWS], PROJECTOR, taken)[ROWS])
-    return np.concatenate(rows)
-
-
 @pytest.mark.parametrize("lengths", [*((n,) for n in LENGTHS), LENGTHS[1:4]], ids=str)
 def test_logits_in_float64_are_transformers_in_double(written, lengths):
     name, folder, model = written
@@ -96,7 +76,7 @@ def test_logits_in_float64_are_transformers_in_double(written, lengths):
     made, rest, rows = [loaded.processor.prepare(one) for one in sounds], [], []
     rest = list(features["input_features"].numpy())
     for sound in made:
-        rows.append(ideal_rows(loaded, sound, rest[: len(sound.windows)]))
+        rows.append(sound_rows(loaded, sound, rest[: len(sound.windows)]))
         del rest[: len(sound.windows)]
     text = "".join("ab"[n % 2] + sound.text for n, sound in enumerate(made)) + "what?"
     ids = Tokenizer.from_folder(folder).encode(text, parse_special=True)

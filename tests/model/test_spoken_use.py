@@ -134,7 +134,7 @@ def test_sounds_that_the_context_has_no_room_for_are_refused_unheard(tmp_path, m
     """Half an hour of silence is a FLAC of 100 kB, and 29 seconds of work."""
     spoken_folders.voxtral(tmp_path)
     with cortiq.load(tmp_path, backend="cpu", threads=1, context=64) as model:
-        sight = model.sight
+        sight = model.senses.of("audio", "")
         (one,) = sight.prepared([wav()])
         assert one.rows == sight.processor.rows_of(4000)
         monkeypatch.setattr(sight.processor, "prepare", lambda _: pytest.fail("prepared"))

@@ -14,12 +14,15 @@ pytest.importorskip("PIL")
 import numpy as np
 import vision_folders
 from click.testing import CliRunner
+from ideal_senses import ideal_rows
 from installed import backends
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 from transformers.models.lfm2_vl.processing_lfm2_vl import Lfm2VlProcessor
+from transformers.models.minicpmv4_6.processing_minicpmv4_6 import MiniCPMV4_6Processor
 from vision_oracles import (
+    MINICPM,
     PADDED,
     QWEN,
     logits_of,
@@ -34,11 +37,9 @@ from cortiq.convert.run import convert_model
 from cortiq.engine.prompt_images import ImageSpan, with_spans
 from cortiq.errors import FormatError, RequestError, UnsupportedError
 from cortiq.formats.checkpoint import open_checkpoint
-from cortiq.ir.encoders import PROJECTOR, square_of
 from cortiq.models import load_program
 from cortiq.tokenizer.tokenizer import Tokenizer
 from cortiq.vision.load import load_vision, vision_family
-from cortiq.vision.tower import NEWLINE
 from cortiq_reference.ideal import evaluate
 
 TOLERANCE = 1e-5
@@ -58,6 +59,8 @@ FAMILIES = (
     "gemma4",
     "gemma4_small",
     "kimi_k25",
+    "minicpmv4_6",
+    "minicpm_ocr",
 )
 EXACT = {"temperature": 0, "ignore_eos": True}
 
@@ -88,33 +91,10 @@ def sight_of(folder, weight_format="f32"):
 def test_pixels_are_those_of_transformers_processor(written, size):
     name, folder, _ = written
     image = drawn(size)
-    theirs = processed(name, folder, [image])["pixel_values"].numpy()
-    ours = patches_of(name, sight_of(folder).processor.prepare(image))
+    given = processed(name, folder, [image])
+    theirs = given["pixel_values"].numpy()
+    ours = patches_of(name, sight_of(folder).processor.prepare(image), given)
     assert np.abs(ours - theirs.reshape(ours.shape)).max() < 1e-6  # a grey level is 8e-3
-
-
-def ideal_rows(vision, image):
-    """The rows of an image in float64, with those of layers beside them."""
-    program, rows = vision.program, []
-    graph, names = program.graphs[PROJECTOR], program.trunk.outputs
-    for tile in image.tiles:
-        count = len(tile.patches)
-        inputs = {"patch": tile.patches, "last": np.full(count, count - 1), **tile.inputs}
-        zeros = [0] * count
-        hidden = evaluate(program, vision.weights, zeros, names, inputs=inputs)
-        squares = [hidden[name][tile.squares] for name in names]
-        given = {
-            square_of(n): part.reshape(len(part), *graph.values[square_of(n)].shape)
-            for n, part in enumerate(squares)
-        }
-        kept = tile.squares.shape
-        given |= {"shares": np.full(kept, 1 / kept[1])} if "shares" in graph.inputs else {}
-        made = evaluate(program, vision.weights, zeros[: kept[0]], graph.outputs, PROJECTOR, given)
-        rows.append(np.concatenate([made[name] for name in graph.outputs], axis=1))
-    if NEWLINE in program.graphs:
-        rows.append(evaluate(program, vision.weights, [0], [NEWLINE], NEWLINE)[NEWLINE])
-    made = np.concatenate(rows)
-    return made if image.order is None else made[image.order]
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
@@ -206,6 +186,36 @@ def test_lfm2_text_is_that_of_its_processor(written, size):
     assert sight_of(folder).processor.prepare(drawn(size)).text == text
 
 
+def test_minicpm_text_is_that_of_its_processor(written):
+    """Slices of a large image, and the number of each image."""
+    name, folder, _ = written
+    if name not in MINICPM:
+        pytest.skip("as for Idefics 3")
+    images, sizes = [], [(40, 70), (130, 420), (420, 130), (150, 149), (9, 30)]
+    processor = MiniCPMV4_6Processor.__new__(MiniCPMV4_6Processor)
+    marks = {"image": "image", "slice": "slice", "image_id": "image_id"}
+    for role, mark in marks.items():
+        vars(processor).update({f"{role}_start_token": f"<{mark}>"})
+        vars(processor).update({f"{role}_end_token": f"</{mark}>"})
+    vars(processor).update(image_token="<|image_pad|>", slice_mode=True)
+    images = [drawn(size) for size in sizes]
+    given = processed(name, folder, images)
+    divisor = 4 if name == "minicpm_ocr" else 16
+    texts = [
+        processor.replace_image_token(given, n, image_token_divisor=divisor)
+        for n in range(len(sizes))
+    ]
+    text = "".join(["<|image_pad|>"] * len(sizes))
+    theirs = "".join(processor._prepend_local_ids([text], texts, "<|image_pad|>"))
+    with cortiq.load(folder, images=True, backend="reference") as model:
+        assert (
+            model.senses.expanded(
+                text, model.senses.prepared([("image", one) for one in images], "")
+            )
+            == theirs
+        )
+
+
 CONTENT = [
     {"type": "text", "text": "a"}, {"image": drawn((24, 30))}, {"type": "text", "text": "what?"},
     {"image": drawn((30, 20))}, {"type": "text", "text": "and?"},
@@ -232,7 +242,9 @@ def answers(folder, backend):
         model.generate(prompt, max_tokens=5, **EXACT)
         again = model.generate(prompt, max_tokens=5, **EXACT)
         whole = len(again.prompt_ids) - 1
-        recurrent = folder.name.startswith("qwen3_5")  # whose states are kept at some rows only
+        recurrent = folder.name.startswith(
+            ("qwen3_5", "minicpm")
+        )  # whose states are kept at some rows only
         assert again.stats.reused_tokens == whole or recurrent
         found["reused"] = again
         other = [dict(part) for part in CONTENT]
@@ -303,14 +315,14 @@ def test_images_and_places_have_to_fit(written):
         pytest.skip("as Idefics 3")
     image = drawn((40, 70))
     with cortiq.load(folder, images=True, backend="cpu", threads=1) as model:
-        marker = model.sight.processor.marker
+        marker = model.senses.of("image", "").processor.marker
         with pytest.raises(RequestError, match="places of images"):
             content = [{"image": image}, {"type": "text", "text": f"{marker} and"}]
             model.chat([{"role": "user", "content": content}])
         prompt = model.image_prompt("x", [image])
         with pytest.raises(RequestError, match="ids of images' rows"):
             ids = list(prompt.ids)
-            ids.remove(model.sight.processor.token)
+            ids.remove(model.senses.of("image", "").processor.token)
             model.image_prompt(ids, [image])
         with pytest.raises(RequestError, match="more than 64 images"):
             model.image_prompt("x", [image] * 65)
@@ -383,6 +395,10 @@ def test_a_model_without_a_tower_says_so(tmp_path):
 
 
 MOVES = {
+    "minicpmv4_6": [
+        {"insert_layer_id": 0}, {"vision_config.layer_norm_eps": 0.1},
+        {"vision_config.hidden_act": "relu"},
+    ],
     "gemma3": [{"vision_config.layer_norm_eps": 0.1}, {"vision_config.hidden_act": "relu"}],
     "idefics3": [{"vision_config.layer_norm_eps": 0.1}],
     "qwen2_vl": [{"vision_config.rope_parameters.rope_theta": 100.0}],
@@ -447,6 +463,10 @@ def test_an_option_of_the_tower_moves_the_rows(written, tmp_path):
 
 
 WRONG = {
+    "minicpmv4_6": [
+        {"downsample_mode": "2x"}, {"insert_layer_id": 3}, {"drop_vision_last_layer": True},
+        {"merge_kernel_size": [1, 2]}, {"merger_times": 0},
+    ],
     "gemma3": [
         {"mm_tokens_per_image": 5},
         {"vision_config": {"patch_size": 0}},
@@ -508,6 +528,21 @@ def test_configurations_that_do_not_fit_are_refused_by_name(written, tmp_path):
         assert error.value.where is not None
 
 
+@pytest.mark.parametrize("option", [{"merger_times": 2}, {"downsample_mode": "4x"}], ids=str)
+def test_rows_of_minicpm_with_another_number_of_merges(tmp_path, option):
+    model = vision_folders.minicpmv4_6(tmp_path, **option).double()
+    vision, image = sight_of(tmp_path), drawn((150, 149))
+    given = processed("minicpmv4_6", tmp_path, [image])
+    if "merger_times" in option:  # whose processor knows of one
+        given["pixel_values"] = given["pixel_values"][..., : 14 * 64]
+        given["target_sizes"] = given["target_sizes"][:1]
+    made = vision.processor.prepare(image)
+    (theirs,) = rows_of("minicpmv4_6", model, given)
+    ours = ideal_rows(vision, made)
+    assert len(made.tiles[0].stages) == {"2": 2, "4x": 0}[str(next(iter(option.values())))]
+    assert np.abs(ours[: len(theirs)] - theirs).max() < TOLERANCE * np.abs(theirs).max()
+
+
 def test_a_digest_is_of_everything_that_the_model_sees(written):
     _, folder, _ = written
     image = sight_of(folder).processor.prepare(drawn((40, 70)))
@@ -541,7 +576,7 @@ def test_a_receipt_is_about_its_images(written, tmp_path):
         other = model.verify(receipt, images=[drawn((20, 21)), image])
         assert [d.field for d in other.differences] == ["images"]
         ids = list(receipt.claim.prompt_ids)
-        at = ids.index(model.sight.processor.token)
+        at = ids.index(model.senses.of("image", "").processor.token)
         ids[at] = 3
         claim = dataclasses.replace(receipt.claim, prompt_ids=tuple(ids))
         edited = model.verify(

@@ -179,11 +179,7 @@ def qwen3_vl_moe(folder: Path, **sight: Any) -> Any:
 def qwen3_5(folder: Path, **sight: Any) -> Any:
     """Write a Qwen 3.5 that sees."""
     text, whole = qwen_folder(folder, [2, 1, 1], 32)
-    text |= {
-        "layer_types": ["linear_attention", "full_attention", "full_attention"],
-        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
-        "linear_value_head_dim": 8,
-    }  # fmt: skip
+    text |= LINEAR
     text["rope_parameters"] |= {"partial_rotary_factor": 0.25}
     config = transformers.Qwen3_5Config(
         text_config=text, vision_config=QWEN3_TOWER | sight, **whole
@@ -360,6 +356,45 @@ def gemma4_small(folder: Path, **sight: Any) -> Any:
     """Write a Gemma 4 with per-layer inputs and clipped matrices, as E2B and E4B have them."""
     own = {"use_clipped_linears": True, "standardize": False} | sight
     return gemma4(folder, together=False, small=True, **own)
+
+
+MINICPM = ["<|image_pad|>", "<image>", "</image>", "<slice>", "</slice>", "<image_id>",
+           "</image_id>"]  # fmt: skip
+LINEAR = {
+    "layer_types": ["linear_attention", "full_attention", "full_attention"],
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}  # fmt: skip
+
+
+def minicpmv4_6(folder: Path, kind: str = "MiniCPMV4_6", **sight: Any) -> Any:
+    """Write a MiniCPM-V 4.6 of slices near 112² pixels; kind "MiniCPMOcr": of four times the rows.
+
+    Keys of the folder's top among `sight` are written there.
+    """
+    ids = write_tokenizer(folder, MINICPM, template_of(MINICPM[0]))
+    rope = {"rope_type": "default", "rope_theta": 1e3, "partial_rotary_factor": 0.25}
+    text = TEXT | LINEAR | {
+        "vocab_size": len(ids), "hidden_size": 64, "head_dim": 32, "rope_parameters": rope,
+        "model_type": "qwen3_5_text",
+    }  # fmt: skip
+    top = {key: sight.pop(key) for key in ("downsample_mode", "merger_times") if key in sight}
+    config = getattr(transformers, f"{kind}Config")(
+        text_config=text, vision_config=SIGLIP | {"num_hidden_layers": 3} | sight,
+        image_token_id=ids[MINICPM[0]], video_token_id=3, insert_layer_id=1, **top,
+    )  # fmt: skip
+    rules = {
+        "scale_resolution": 112, "max_slice_nums": 4, "patch_size": 14,
+        "downsample_mode": config.downsample_mode,
+        "image_processor_type": f"{kind}ImageProcessor",
+    }  # fmt: skip
+    (folder / "preprocessor_config.json").write_text(json.dumps(rules))
+    return saved(folder, config, f"{kind}ForConditionalGeneration")
+
+
+def minicpm_ocr(folder: Path, **sight: Any) -> Any:
+    """Write a MiniCPM-OCR."""
+    return minicpmv4_6(folder, "MiniCPMOcr", **sight)
 
 
 def kimi_k25(folder: Path, **sight: Any) -> Any:

@@ -14,11 +14,15 @@ from PIL import Image
 from transformers import image_processing_backends
 from transformers.image_utils import PILImageResampling, SizeDict
 
+from cortiq.numerics.pixels import grouped
+
 GLM = ("glm4v", "glm4v_moe")
 QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", *GLM)
 """Families whose patches are in squares, with positions on three axes."""
 SHUFFLED = ("idefics3", "smolvlm")
 GEMMA4 = ("gemma4", "gemma4_small")
+MINICPM = ("minicpmv4_6", "minicpm_ocr")
+"""Families whose pixels are those of all tiles side by side."""
 PADDED = (*SHUFFLED, "llava_next", "internvl")
 """Families whose processor pads several images to one number of tiles."""
 PROCESSORS = {
@@ -26,12 +30,14 @@ PROCESSORS = {
     **dict.fromkeys(QWEN, ("qwen2_vl", "Qwen2VL")), "llava": ("llava", "Llava"),
     "llava_next": ("llava_next", "LlavaNext"), "pixtral": ("pixtral", "Pixtral"),
     **dict.fromkeys(GLM, ("glm4v", "Glm4v")), "mistral3": ("pixtral", "Pixtral"),
-    "internvl": ("got_ocr2", "GotOcr2"), **dict.fromkeys(GEMMA4, ("gemma4", "Gemma4")),
+    "internvl": ("got_ocr2", "GotOcr2"),
+    **dict.fromkeys(MINICPM, ("minicpmv4_6", "MiniCPMV4_6")),
+    **dict.fromkeys(GEMMA4, ("gemma4", "Gemma4")),
 }  # fmt: skip
 WITHOUT_PILLOW = ("lfm2_vl", "kimi_k25")
 """Families whose processor there is with torchvision's resizing only."""
 MORE = ("image_grid_thw", "pixel_attention_mask", "image_sizes", "spatial_shapes",
-        "image_position_ids")  # fmt: skip
+        "image_position_ids", "target_sizes")  # fmt: skip
 """Outputs of a processor beside the pixels."""
 
 
@@ -109,11 +115,19 @@ def _normalised(images, do_rescale, factor, do_normalize, mean, deviation):
     return (images * factor - mean) / deviation
 
 
-def patches_of(name, made):
+def patches_of(name, made, given):
     """Our patches of an image in the order and form of transformers' pixel values."""
     if name in QWEN:
         (tile,) = made.tiles
         return tile.patches[tile.squares.reshape(-1)]
+    if name in MINICPM:
+        tiles = []
+        for tile, (down, across) in zip(made.tiles, given["target_sizes"].tolist(), strict=True):
+            order = grouped(down, across, 2).reshape(-1) if len(tile.stages) else slice(None)
+            rows = np.empty_like(tile.patches)
+            rows[order] = tile.patches
+            tiles.append(rows.reshape(-1, 3, 14, 14))
+        return np.concatenate(tiles).transpose(1, 2, 0, 3).reshape(1, 3, 14, -1)
     if name == "lfm2_vl":
         return np.stack([np.pad(t.patches, ((0, 24 - len(t.patches)), (0, 0))) for t in made.tiles])
     if name == "kimi_k25":
@@ -138,7 +152,7 @@ def rows_of(name, model, given):
     with torch.no_grad():
         found = model.model.get_image_features(pixel_values=given["pixel_values"].double(), **more)
     rows = [torch.as_tensor(one) for one in found.pooler_output]
-    if name in (*SHUFFLED, "internvl", "lfm2_vl"):  # a tile each
+    if name in (*SHUFFLED, *MINICPM, "internvl", "lfm2_vl"):  # a tile each
         return [torch.cat(rows).numpy()]
     deep = [torch.cat(list(one)) for one in getattr(found, "deepstack_features", ())]
     whole = torch.cat([torch.cat(rows), *deep], dim=1).numpy()

@@ -135,7 +135,7 @@ def _changed(
     program = replace(program, facts={**program.facts, ADAPTERS: named})
     notes = (*source.notes, NOTICE)
     return replace(
-        source, program=program, weights=weights, files=(), loaded=None, vision=None, notes=notes
+        source, program=program, weights=weights, files=(), loaded=None, senses=(), notes=notes
     )
 
 

@@ -1,0 +1,60 @@
+"""Rows that towers and encoders of a model make of an image or a sound, in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cortiq.hearing.encode import neighbours
+from cortiq.hearing.whisper import CONVOLVED, FRAMES, STRIDE
+from cortiq.ir.encoders import PROJECTOR, ROWS, SHARES, SQUARE, STAGE, square_of
+from cortiq.vision.tower import HIDDEN, NEWLINE
+from cortiq_reference.ideal import evaluate
+
+
+def ideal_rows(vision, image):
+    """The rows of an image in float64, with those of layers beside them."""
+    program, rows = vision.program, []
+    graph, names = program.graphs[PROJECTOR], program.trunk.outputs
+    for tile in image.tiles:
+        count = len(tile.patches)
+        inputs = {"patch": tile.patches, "last": np.full(count, count - 1), **tile.inputs}
+        zeros = [0] * count
+        hidden = evaluate(program, vision.weights, zeros, names, inputs=inputs)
+        for n, stage in enumerate(tile.stages):
+            count, entry = len(stage.squares), STAGE.format(n)
+            below = hidden[HIDDEN][stage.squares]
+            square = below.reshape(count, *program.graphs[entry].values[SQUARE].shape)
+            given = {SQUARE: square, "last": np.full(count, count - 1), **stage.inputs}
+            given["shares"] = np.full(stage.squares.shape, 1 / stage.squares.shape[1])
+            hidden = evaluate(program, vision.weights, zeros[:count], names, entry, given)
+        squares = [hidden[name][tile.squares] for name in names]
+        given = {
+            square_of(n): part.reshape(len(part), *graph.values[square_of(n)].shape)
+            for n, part in enumerate(squares)
+        }
+        kept = tile.squares.shape
+        given |= {"shares": np.full(kept, 1 / kept[1])} if "shares" in graph.inputs else {}
+        made = evaluate(program, vision.weights, zeros[: kept[0]], graph.outputs, PROJECTOR, given)
+        rows.append(np.concatenate([made[name] for name in graph.outputs], axis=1))
+    if NEWLINE in program.graphs:
+        rows.append(evaluate(program, vision.weights, [0], [NEWLINE], NEWLINE)[NEWLINE])
+    made = np.concatenate(rows)
+    return made if image.order is None else made[image.order]
+
+
+def sound_rows(loaded, sound, given):
+    """The rows of a sound in float64, of transformers' features."""
+    program, weights, rows = loaded.program, loaded.weights, []
+    for window, frames in zip(sound.windows, given, strict=True):
+        assert np.abs(window.frames - frames.T).max() < 1e-3  # theirs are float32
+        near = neighbours(frames.T, 1)
+        made = evaluate(program, weights, [0] * len(near), [CONVOLVED], FRAMES, {"frame": near})
+        near = neighbours(made[CONVOLVED], STRIDE)[: window.count]
+        inputs = {"frame": near, "last": np.full(window.count, window.count - 1), **window.inputs}
+        hidden = evaluate(program, weights, [0] * len(near), [HIDDEN], inputs=inputs)[HIDDEN]
+        graph, squares = program.graphs[PROJECTOR], hidden[window.squares]
+        taken = {SQUARE: squares.reshape(len(squares), *graph.values[SQUARE].shape)}
+        if SHARES in graph.inputs:
+            taken[SHARES] = np.full(squares.shape[:2], 1 / squares.shape[1])
+        rows.append(evaluate(program, weights, [0] * len(squares), [ROWS], PROJECTOR, taken)[ROWS])
+    return np.concatenate(rows)
