@@ -47,8 +47,8 @@ class SpanTuning:
 
 
 SPANS = SpanTuning()
-SCORED_TILES, CHOICE_WIDTH = 4, 32768
-"""Tiles that a program scores, and scores that a program chooses from at a time, at most."""
+SCORED_TILES, COUNTED, LISTED = 2, 8192, 1024
+"""Tiles that a program scores; scores that a program counts at a time, and lists, at most."""
 STREAM_ROWS = 16
 """Rows of a sequence from which its tiles are streamed."""
 
@@ -248,9 +248,15 @@ def choose_keys(
         q.high.shape[-1], rows.pages, offset, room, H=op.heads, DK=op.key_dim,
         KP=max(32, pow2(op.key_dim)), HP=max(16, pow2(op.heads)), SPAN=SCORED_TILES, EVERY=op.every,
     )  # fmt: skip
-    width = min(CHOICE_WIDTH, pow2(ceil_div(room, op.every)))
+    limits = torch.empty((rows.count, 2), dtype=torch.int32, device=rows.device)
+    entries, sizes = ceil_div(room, op.every), {"TOP": op.top, "EVERY": op.every}
     launch(
-        key_choice.select_keys, (rows.count,), scores, position, out, room, TOP=op.top,
-        WIDTH=width, EVERY=op.every, warps=max(4, min(32, width // 1024)),
+        key_choice.find_least, (rows.count,), scores, position, limits, room, early=True,
+        WIDTH=COUNTED, warps=16, **sizes,
+    )  # fmt: skip
+    width = min(LISTED, pow2(entries))
+    launch(
+        key_choice.select_keys, (rows.count, ceil_div(max(entries, op.top), width)), scores,
+        position, limits, out, room, WIDTH=width, early=True, **sizes,
     )  # fmt: skip
     return out

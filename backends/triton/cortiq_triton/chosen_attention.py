@@ -17,19 +17,19 @@ from cortiq_triton.rows import Rows
 class ChosenTuning:
     """Sizes of attention to chosen keys.
 
-    heads, sum_heads : heads of a program that computes weights, or sums of values, at most.
-    tiles : of a program that computes weights. deep : dimensions of a product at a time.
+    heads, sum_heads : heads of a program that computes scores, or sums of values, at most.
+    keys : of a program that computes scores. deep : dimensions of a product at a time.
     few : keys of a tile up to which its products are short. columns : of values of a program.
     """
 
     heads: int = 64
     sum_heads: int = 64
-    tiles: int = 2
+    keys: int = 32
     deep: int = 64
-    few: int = 16
+    few: int = 32
     columns: int = 64
     warps: int = 4
-    sum_warps: int = 8
+    sum_warps: int = 4
 
 
 CHOSEN = ChosenTuning()
@@ -62,9 +62,9 @@ def attend_chosen(
     most = max(16, rows.most_tiles(0))
     each = op.heads // op.kv_heads
     shape = (rows.count, op.heads)
-    places = torch.empty((rows.count, sets, most, 2), dtype=torch.int32, device=rows.device)
-    planes = torch.empty((2, *shape, count), dtype=torch.int8, device=rows.device)
-    states = torch.empty((*shape, most, 3), dtype=torch.int32, device=rows.device)
+    places = torch.empty((rows.count, sets, most), dtype=torch.int32, device=rows.device)
+    kappas = torch.empty((*shape, count), dtype=torch.int32, device=rows.device)
+    fractions = torch.empty((*shape, count), device=rows.device)
     sums = torch.empty((*shape, most // 16, op.value_dim), device=rows.device)
     numbers = torch.empty((*shape, most // 16, 4), dtype=torch.int32, device=rows.device)
     table = call.table("kv")
@@ -72,14 +72,13 @@ def attend_chosen(
         "H": op.heads, "G": op.kv_heads, "DK": op.key_dim, "DV": op.value_dim, "SETS": sets,
         "CHOSEN": count,
     }  # fmt: skip
-    block = min(how.heads, max(16, pow2(each)))
+    block, chunks = min(how.heads, max(16, pow2(each))), ceil_div(count, how.keys)
     launch(
-        chosen_keys.weigh_chosen,
-        (op.kv_heads * ceil_div(each, block), rows.count, ceil_div(most, how.tiles)),
-        *q[:3], table, rows.owners, position, chosen, places, *planes, states, q.high.shape[-1],
-        rows.pages, offset, *factors, most, KP=max(32, pow2(op.key_dim)), BM=block,
-        DEEP=min(how.deep, max(32, pow2(op.key_dim))), CAPPED=op.soft_cap is not None,
-        CP=pow2(count), TILES=how.tiles, FEW=how.few, warps=how.warps, early=True, **sizes,
+        chosen_keys.score_chosen, (op.kv_heads * ceil_div(each, block), rows.count, chunks),
+        *q[:3], table, rows.owners, position, chosen, places, kappas, fractions,
+        q.high.shape[-1], rows.pages, offset, *factors, most, KP=max(32, pow2(op.key_dim)),
+        BM=block, DEEP=min(how.deep, max(32, pow2(op.key_dim))), CAPPED=op.soft_cap is not None,
+        N=how.keys, TILES=pow2(ceil_div(most, chunks)), warps=how.warps, early=True, **sizes,
     )  # fmt: skip
     block, width = (
         min(how.sum_heads, max(16, pow2(each))),
@@ -88,8 +87,8 @@ def attend_chosen(
     programs = op.kv_heads * ceil_div(each, block) * ceil_div(op.value_dim, width)
     launch(
         chosen_keys.add_chosen, (programs, rows.count, most // 16), table, rows.owners, position,
-        chosen, places, *planes, states, sums, numbers, rows.pages, offset, most, BM=block,
-        WIDTH=width, warps=how.sum_warps, early=True, **sizes,
+        chosen, places, kappas, fractions, sums, numbers, rows.pages, offset, most, BM=block,
+        WIDTH=width, FEW=how.few, warps=how.sum_warps, early=True, **sizes,
     )  # fmt: skip
     launch(
         chosen_keys.join_runs, shape[::-1], position, sums, numbers, out if sink is None else sink,

@@ -1,8 +1,8 @@
 """Attention of single rows to keys chosen one by one: only these keys are read.
 
-`weigh_chosen` computes the weights of each tile's chosen keys, `add_chosen` the sums of values of
-a run of tiles, in the tiles' order, `join_runs` adds the runs. A tile is the contract's: the same
-bits as `split_kv_attention`, which computes every key of it.
+`score_chosen` computes the scores of the keys of a list, `add_chosen` the weights of each tile's
+keys and the sums of values of a run of tiles, in the tiles' order, `join_runs` adds the runs. A
+tile is the contract's: the same bits as `split_kv_attention`, which computes every key of it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from cortiq_triton.tile import (
     MAGIC_BITS,
     NONE,
     combine,
+    dot_planes,
     empty,
     factors,
     page_of,
@@ -39,135 +40,113 @@ def heads_of(
     return tl.where(live, g * (H // G) + within, 0), live, g
 
 
-@device
-def listed_before(listed: Tensor, key: Tensor, CHOSEN: tl.constexpr, CP: tl.constexpr) -> Tensor:
-    """How many keys of an ascending list are below `key`."""
-    i = tl.arange(0, CP)
-    keys = tl.load(listed + i, mask=i < CHOSEN, other=2147483647)
-    return tl.sum((keys < key).to(tl.int32), 0)
-
-
-@device
-def listed_weights(
-    page: Tensor, g: Tensor, t: Tensor, there: Tensor, queries: Tensor, low_queries: Tensor,
-    scale: Tensor, cap: Tensor, inverse_cap: Tensor, log2_e: Tensor, live: Tensor,
-    G: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, KP: tl.constexpr, BM: tl.constexpr,
-    N: tl.constexpr, DEEP: tl.constexpr, CAPPED: tl.constexpr,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """`tile_weights` of N keys, at the places t of a tile. queries : [BM] pointers to rows."""
-    high = tl.full((BM, N), 0, tl.int32)
-    middle, low = high, high
-    for first in tl.static_range(0, DK, DEEP):
-        d = first + tl.arange(0, DEEP)
-        mask, inside = live[:, None] & (d < DK)[None, :], there[:, None] & (d < DK)[None, :]
-        at = page + (g * 64 + t)[:, None] * DK + d[None, :]
-        kh = tl.trans(tl.load(at, mask=inside, other=0))
-        kl = tl.trans(tl.load(at + G * 64 * DK, mask=inside, other=0))
-        qh = tl.load(queries[:, None] + d[None, :], mask=mask, other=0)
-        ql = tl.load(low_queries[:, None] + d[None, :], mask=mask, other=0)
-        low = tl.dot(ql, kl, low, out_dtype=tl.int32)
-        middle = tl.dot(qh, kl, middle, out_dtype=tl.int32)
-        middle = tl.dot(ql, kh, middle, out_dtype=tl.int32)
-        high = tl.dot(qh, kh, high, out_dtype=tl.int32)
-    dots = rounded(high, middle, low) if KP <= DEEPEST else round_three_planes(high, middle, low)
-    exponents = page + 2 * G * 64 * (DK + DV) + g * 64 + t
-    ke = tl.load(exponents, mask=there, other=0).to(tl.int32)
-    ve = tl.load(exponents + G * 64, mask=there, other=0).to(tl.int32)
-    s = (dots * scale) * exp2_int(ke)[None, :]
-    if CAPPED:
-        s = (cap * tanh(s * inverse_cap)) * log2_e
-    kappa, fraction = weight_of(s)
-    kappa = tl.where(there[None, :], kappa, MAGIC_BITS + NONE)
-    return tile_weights(kappa, fraction, ve)
-
-
 @kernel
-def weigh_chosen(
+def score_chosen(
     qh: Tensor, ql: Tensor, qe: Tensor, table: Tensor, owners: Tensor, positions: Tensor,
-    chosen: Tensor, places: Tensor, wh: Tensor, wl: Tensor, states: Tensor, stride: Tensor,
+    chosen: Tensor, places: Tensor, kappas: Tensor, fractions: Tensor, stride: Tensor,
     pages: Tensor, slot: Tensor, factor: Tensor, cap: Tensor, inverse_cap: Tensor, log2_e: Tensor,
     most: Tensor, H: tl.constexpr, G: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
     KP: tl.constexpr, BM: tl.constexpr, DEEP: tl.constexpr, CAPPED: tl.constexpr,
-    SETS: tl.constexpr, CHOSEN: tl.constexpr, CP: tl.constexpr, TILES: tl.constexpr,
-    FEW: tl.constexpr,
+    SETS: tl.constexpr, CHOSEN: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Weights of the chosen keys of TILES tiles, for BM heads of a row.
+    """`weight_of` the scores of N chosen keys, for BM heads of a row: [R, H, CHOSEN].
 
-    places : int32 [R, SETS, most, 2], where the keys of a tile begin in the list, and how many.
-    wh, wl : int8 [R, H, CHOSEN], planes of w. states : int32 [R, H, most, 3], bits of RN(L), K, E.
+    places : int32 [R, SETS, most], where the keys of a tile begin in the list; of TILES tiles.
     """
     begin()
-    part, r, group = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    part, r, chunk = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     position, owner = tl.load(positions + r), tl.load(owners + r)
     head, live, g = heads_of(part, H, G, BM)
     each = r * SETS + g * SETS // G
     listed = chosen + each * CHOSEN
-    last = tl.minimum((group + 1) * TILES, position // 64 + 1)
-    row = (r * H + head).to(tl.int64)
-    exponent = tl.load(qe + row, mask=live, other=0)
-    scale = factors(exponent, factor, KP)
-    if group * TILES < last:
-        start = listed_before(listed, group * TILES * 64, CHOSEN, CP)
-        for tile in range(group * TILES, last):
-            stop = listed_before(listed, tl.minimum(tile * 64 + 64, position + 1), CHOSEN, CP)
-            count = stop - start
-            place = places + (each * most + tile) * 2
-            tl.store(place, start)
-            tl.store(place + 1, count)
-            at = states + (row * most + tile) * 3
-            if count > 0:
-                page = page_of(table, owner, pages, tile, slot)
-                if count <= FEW:
-                    weigh_tile(
-                        page, g, listed, tile, start, count, qh + row * stride, ql + row * stride,
-                        scale, cap, inverse_cap, log2_e, live, at, wh + row * CHOSEN,
-                        wl + row * CHOSEN, G, DK, DV, KP, BM, FEW, DEEP, CAPPED,
-                    )  # fmt: skip
-                else:
-                    weigh_tile(
-                        page, g, listed, tile, start, count, qh + row * stride, ql + row * stride,
-                        scale, cap, inverse_cap, log2_e, live, at, wh + row * CHOSEN,
-                        wl + row * CHOSEN, G, DK, DV, KP, BM, 64, DEEP, CAPPED,
-                    )  # fmt: skip
-            else:
-                nothing = head * 0
-                tl.store(at, nothing, mask=live)
-                tl.store(at + 1, nothing + NONE, mask=live)
-                tl.store(at + 2, nothing + NONE, mask=live)
-            start = stop
+    find_places(listed, places + each * most, chunk * TILES, most, position, CHOSEN, TILES)
+    n = chunk * N + tl.arange(0, N)
+    key = tl.load(listed + n, mask=n < CHOSEN, other=2147483647)
+    there = key <= position
+    if tl.max(there.to(tl.int32), 0) > 0:
+        key = tl.where(there, key, 0)
+        address = tl.load(table + owner.to(tl.int64) * pages + key // 64, mask=there, other=0)
+        page, t = (address + slot).to(tl.pointer_type(tl.int8)), key % 64
+        row = (r * H + head).to(tl.int64)
+        high = tl.full((BM, N), 0, tl.int32)
+        middle, low = high, high
+        for first in tl.static_range(0, DK, DEEP):
+            d = first + tl.arange(0, DEEP)
+            mask, inside = live[:, None] & (d < DK)[None, :], there[:, None] & (d < DK)[None, :]
+            at = (page + (g * 64 + t) * DK)[:, None] + d[None, :]
+            kh = tl.trans(tl.load(at, mask=inside, other=0))
+            kl = tl.trans(tl.load(at + G * 64 * DK, mask=inside, other=0))
+            of = (row * stride)[:, None] + d[None, :]
+            h = tl.load(qh + of, mask=mask, other=0)
+            l = tl.load(ql + of, mask=mask, other=0)  # noqa: E741
+            low = tl.dot(l, kl, low, out_dtype=tl.int32)
+            middle = tl.dot(h, kl, middle, out_dtype=tl.int32)
+            middle = tl.dot(l, kh, middle, out_dtype=tl.int32)
+            high = tl.dot(h, kh, high, out_dtype=tl.int32)
+        if KP <= DEEPEST:
+            dots = rounded(high, middle, low)
+        else:
+            dots = round_three_planes(high, middle, low)
+        scale = factors(tl.load(qe + row, mask=live, other=0), factor, KP)
+        exponents = page + 2 * G * 64 * (DK + DV) + g * 64 + t
+        s = (dots * scale) * exp2_int(tl.load(exponents, mask=there, other=0).to(tl.int32))[None, :]
+        if CAPPED:
+            s = (cap * tanh(s * inverse_cap)) * log2_e
+        kappa, fraction = weight_of(s)
+        mask, place = live[:, None] & there[None, :], row[:, None] * CHOSEN + n[None, :]
+        tl.store(kappas + place, kappa, mask=mask)
+        tl.store(fractions + place, fraction, mask=mask)
 
 
 @device
-def weigh_tile(
-    page: Tensor, g: Tensor, listed: Tensor, tile: Tensor, start: Tensor, count: Tensor,
-    queries: Tensor, low_queries: Tensor, scale: Tensor, cap: Tensor, inverse_cap: Tensor,
-    log2_e: Tensor, live: Tensor, at: Tensor, wh: Tensor, wl: Tensor, G: tl.constexpr,
-    DK: tl.constexpr, DV: tl.constexpr, KP: tl.constexpr, BM: tl.constexpr, N: tl.constexpr,
-    DEEP: tl.constexpr, CAPPED: tl.constexpr,
+def find_places(
+    listed: Tensor, places: Tensor, first: Tensor, most: Tensor, position: Tensor,
+    CHOSEN: tl.constexpr, TILES: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Weights of `count` keys of a tile, at most N, from a place in the list."""
-    n = tl.arange(0, N)
-    there = n < count
-    t = tl.load(listed + start + n, mask=there, other=0) - tile * 64
-    t = tl.where(there, t, 0)
-    L, K, E, high, low = listed_weights(
-        page, g, t, there, queries, low_queries, scale, cap, inverse_cap, log2_e, live, G, DK, DV,
-        KP, BM, N, DEEP, CAPPED,
-    )  # fmt: skip
-    mask, place = live[:, None] & there[None, :], (start + n)[None, :]
-    tl.store(wh[:, None] + place, high, mask=mask)
-    tl.store(wl[:, None] + place, low, mask=mask)
-    tl.store(at[:, None], L.to(tl.int32, bitcast=True), mask=live[:, None])
-    tl.store(at[:, None] + 1, K, mask=live[:, None])
-    tl.store(at[:, None] + 2, E, mask=live[:, None])
+    """Where the keys of TILES tiles begin in an ascending list; unseen ones are of no tile."""
+    tile, i = first + tl.arange(0, TILES), tl.arange(0, 256)
+    bound = tl.minimum(tile * 64, position + 1)
+    below = tl.full((TILES,), 0, tl.int32)
+    for start in range(0, CHOSEN, 256):
+        key = tl.load(listed + start + i, mask=start + i < CHOSEN, other=2147483647)
+        below += tl.sum((key[None, :] < bound[:, None]).to(tl.int32), 1)
+    tl.store(places + tile, below, mask=tile < most)
+
+
+@device
+def added_tile(
+    page: Tensor, g: Tensor, tile: Tensor, listed: Tensor, start: Tensor, count: Tensor,
+    row: Tensor, live: Tensor, kappas: Tensor, fractions: Tensor, v: Tensor, mass: Tensor,
+    M: Tensor, o: Tensor, N: Tensor, G: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
+    CHOSEN: tl.constexpr, KEYS: tl.constexpr,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The state of a run after a tile of which `count` keys are chosen, at most KEYS."""
+    k = tl.arange(0, KEYS)
+    there = k < count
+    t = tl.where(there, tl.load(listed + start + k, mask=there, other=0) - tile * 64, 0)
+    mask = there[:, None] & (v < DV)[None, :]
+    source = page + 2 * G * 64 * DK + (g * DV + v)[None, :] * 64 + t[:, None]
+    vh = tl.load(source, mask=mask, other=0)
+    vl = tl.load(source + G * 64 * DV, mask=mask, other=0)
+    exponents = page + 2 * G * 64 * (DK + DV) + (G + g) * 64 + t
+    ve = tl.load(exponents, mask=there, other=0).to(tl.int32)
+    at, seen = row[:, None] * CHOSEN + (start + k)[None, :], live[:, None] & there[None, :]
+    kappa = tl.load(kappas + at, mask=seen, other=MAGIC_BITS + NONE)
+    fraction = tl.load(fractions + at, mask=seen, other=1.0)
+    L, K, E, wh, wl = tile_weights(kappa, fraction, ve)
+    O = dot_planes(wh, wl, vh, vl, o.shape[0], o.shape[1], True) * 65536.0  # noqa: E741
+    mass, M = combine(mass, M, L, K)
+    before, after, N = rescaling(N, E)
+    return mass, M, o * before + O * after, N
 
 
 @kernel
 def add_chosen(
-    table: Tensor, owners: Tensor, positions: Tensor, chosen: Tensor, places: Tensor, wh: Tensor,
-    wl: Tensor, states: Tensor, sums: Tensor, numbers: Tensor, pages: Tensor, slot: Tensor,
+    table: Tensor, owners: Tensor, positions: Tensor, chosen: Tensor, places: Tensor,
+    kappas: Tensor, fractions: Tensor, sums: Tensor, numbers: Tensor, pages: Tensor, slot: Tensor,
     most: Tensor, H: tl.constexpr, G: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
     BM: tl.constexpr, WIDTH: tl.constexpr, SETS: tl.constexpr, CHOSEN: tl.constexpr,
+    FEW: tl.constexpr,
 ) -> None:  # fmt: skip
     """State of a run of tiles: WIDTH columns of BM heads of a row.
 
@@ -181,45 +160,33 @@ def add_chosen(
     head, live, g = heads_of(part, H, G, BM)
     each = r * SETS + g * SETS // G
     listed, row = chosen + each * CHOSEN, (r * H + head).to(tl.int64)
-    v, k = column * WIDTH + tl.arange(0, WIDTH), tl.arange(0, 32)
-    inside = v < DV
+    v = column * WIDTH + tl.arange(0, WIDTH)
     last = tl.minimum(run * 16 + 16, position // 64 + 1)
     if run * 16 < last:
         mass, M = empty(BM, 1)
         o, N = empty(BM, WIDTH)
+        place = places + each * most
+        start, page = tl.load(place + run * 16), page_of(table, owner, pages, run * 16, slot)
         for tile in range(run * 16, last):
-            place = places + (each * most + tile) * 2
-            start, count = tl.load(place), tl.load(place + 1)
-            page = page_of(table, owner, pages, tile, slot)
-            values = page + 2 * G * 64 * DK + (g * DV + v)[None, :] * 64
-            at = states + (row * most + tile) * 3
-            L = tl.load(at, mask=live, other=0).to(tl.float32, bitcast=True)[:, None]
-            K = tl.load(at + 1, mask=live, other=NONE)[:, None]
-            E = tl.load(at + 2, mask=live, other=NONE)[:, None]
-            high = tl.full((BM, WIDTH), 0, tl.int32)
-            middle, low = high, high
-            for first in range(0, count, 32):
-                there = first + k < count
-                t = tl.load(listed + start + first + k, mask=there, other=0) - tile * 64
-                mask = there[:, None] & inside[None, :]
-                source = values + tl.where(there, t, 0)[:, None]
-                vh = tl.load(source, mask=mask, other=0)
-                vl = tl.load(source + G * 64 * DV, mask=mask, other=0)
-                weights = row[:, None] * CHOSEN + (start + first + k)[None, :]
-                seen = live[:, None] & there[None, :]
-                h = tl.load(wh + weights, mask=seen, other=0)
-                l = tl.load(wl + weights, mask=seen, other=0)  # noqa: E741
-                low = tl.dot(l, vl, low, out_dtype=tl.int32)
-                middle = tl.dot(h, vl, middle, out_dtype=tl.int32)
-                middle = tl.dot(l, vh, middle, out_dtype=tl.int32)
-                high = tl.dot(h, vh, high, out_dtype=tl.int32)
-            O = rounded(high, middle, low) * 65536.0  # noqa: E741
-            mass, M = combine(mass, M, L, K)
-            before, after, N = rescaling(N, E)
-            o = o * before + O * after
+            following = tl.minimum(tile + 1, most - 1)  # asked for while this tile is computed
+            stop = tl.load(place + following, mask=tile + 1 < most, other=CHOSEN)
+            later = page_of(table, owner, pages, tl.minimum(tile + 1, last - 1), slot)
+            count = stop - start
+            if count > 0:
+                if count <= FEW:
+                    mass, M, o, N = added_tile(
+                        page, g, tile, listed, start, count, row, live, kappas, fractions, v,
+                        mass, M, o, N, G, DK, DV, CHOSEN, FEW,
+                    )  # fmt: skip
+                else:
+                    mass, M, o, N = added_tile(
+                        page, g, tile, listed, start, count, row, live, kappas, fractions, v,
+                        mass, M, o, N, G, DK, DV, CHOSEN, 64,
+                    )  # fmt: skip
+            start, page = stop, later
         runs = most // 16
         state = row * runs + run
-        mask = live[:, None] & inside[None, :]
+        mask = live[:, None] & (v < DV)[None, :]
         tl.store(sums + state[:, None] * DV + v[None, :], o, mask=mask)
         if column == 0:
             to = numbers + state[:, None] * 4

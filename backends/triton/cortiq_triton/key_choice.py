@@ -5,9 +5,12 @@ from __future__ import annotations
 import triton.language as tl
 
 from cortiq_triton.attention import load_queries
-from cortiq_triton.language import Tensor, device, kernel
+from cortiq_triton.language import Tensor, begin, constant, device, kernel
 from cortiq_triton.scalar import exp2_int
 from cortiq_triton.tile import dot_planes, page_of
+
+SIGN = constant(-2147483648)
+"""The bit that turns the order of integers into that of their bits."""
 
 
 @device
@@ -59,49 +62,67 @@ def score_keys(
 
 
 @kernel
-def select_keys(
-    scores: Tensor, positions: Tensor, out: Tensor, room: Tensor, TOP: tl.constexpr,
+def find_least(
+    scores: Tensor, positions: Tensor, limits: Tensor, room: Tensor, TOP: tl.constexpr,
     WIDTH: tl.constexpr, EVERY: tl.constexpr,
 ) -> None:  # fmt: skip
-    """The best TOP keys of a row, ascending, to out [R, TOP]; of equal ones the first.
+    """The TOP-th largest score of a row and how many equal to it are taken: limits int32 [R, 2].
 
-    The TOP-th largest score is found bit by bit, by counting.
+    It is found byte by byte, by counting. Where a row has no more than TOP there is none.
     """
-    r, i = tl.program_id(0), tl.arange(0, WIDTH)
-    position = tl.load(positions + r)
+    begin()
+    r, i, digits = tl.program_id(0), tl.arange(0, WIDTH), tl.arange(0, 256)
+    count = (tl.load(positions + r) + 1) // EVERY
+    at = scores + r.to(tl.int64) * room
+    if count > TOP:
+        wanted, least = tl.full((1,), 0, tl.int32) + TOP, tl.full((1,), 0, tl.int32)
+        for place in tl.static_range(4):
+            found = tl.full((256,), 0, tl.int32)
+            for start in range(0, count, WIDTH):
+                score = tl.load(at + start + i, mask=start + i < count, other=0) ^ SIGN
+                inside = start + i < count
+                if place > 0:
+                    inside = inside & (((score ^ least) >> (32 - 8 * place)) == 0)
+                found += tl.histogram((score >> (24 - 8 * place)) & 255, 256, mask=inside)
+            above = tl.sum(found, 0) - tl.cumsum(found, 0)
+            here = (above < wanted) & (above + found >= wanted)
+            least = least | (tl.sum(tl.where(here, digits, 0), 0) << (24 - 8 * place))
+            wanted -= tl.sum(tl.where(here, above, 0), 0)
+        one = tl.arange(0, 1)
+        tl.store(limits + 2 * r + one, least ^ SIGN)
+        tl.store(limits + 2 * r + 1 + one, wanted)
+
+
+@kernel
+def select_keys(
+    scores: Tensor, positions: Tensor, limits: Tensor, out: Tensor, room: Tensor,
+    TOP: tl.constexpr, WIDTH: tl.constexpr, EVERY: tl.constexpr,
+) -> None:  # fmt: skip
+    """The best TOP keys of a row among WIDTH of its scores, to their places in out [R, TOP].
+
+    They ascend; of equal ones the first are taken.
+    """
+    begin()
+    r, first, i = tl.program_id(0), tl.program_id(1) * WIDTH, tl.arange(0, WIDTH)
+    position, entry = tl.load(positions + r), first + i
     count = (position + 1) // EVERY
     at, place = scores + r.to(tl.int64) * room, out + r.to(tl.int64) * TOP
     if count <= TOP:
-        for start in range(0, TOP, WIDTH):
-            entry = start + i
-            beyond = position + 1 + entry - count
-            key = tl.where(entry < count, (entry + 1) * EVERY - 1, beyond)
-            tl.store(place + entry, key, mask=entry < TOP)
-    else:
-        first = tl.load(at + i, mask=i < count, other=-2147483648)
-        least, one = tl.full((1,), -2147483648, tl.int32), tl.full((1,), 1, tl.int32)
-        for bit in range(32):
-            tried = least ^ (one << (31 - bit))
-            reached = tl.sum((first >= tried).to(tl.int32), 0)
-            for start in range(WIDTH, count, WIDTH):
-                score = tl.load(at + start + i, mask=start + i < count, other=-2147483648)
-                reached += tl.sum((score >= tried).to(tl.int32), 0)
-            least = tl.where(reached >= TOP, tried, least)
-        more = tl.sum((first > least).to(tl.int32), 0)
-        for start in range(WIDTH, count, WIDTH):
-            score = tl.load(at + start + i, mask=start + i < count, other=-2147483648)
-            more += tl.sum((score > least).to(tl.int32), 0)
-        kept, equal = tl.full((1,), 0, tl.int32), tl.full((1,), 0, tl.int32)
-        for start in range(0, count, WIDTH):
-            score = tl.load(at + start + i, mask=start + i < count, other=-2147483648)
-            larger = ((start + i < count) & (score > least)).to(tl.int32)
-            same = ((start + i < count) & (score == least)).to(tl.int32)
-            both = larger + (same << 16)  # at most WIDTH ≤ 2¹⁵ of each: two counts in a word
-            upto = tl.cumsum(both, 0)
-            before = equal + ((upto >> 16) & 0xFFFF)  # equal ones up to here
-            taken = (larger > 0) | ((same > 0) & (before <= TOP - more))
-            where = kept + (upto & 0xFFFF) + tl.minimum(before, TOP - more) - 1
-            tl.store(place + where, (start + i + 1) * EVERY - 1, mask=taken)
-            together = tl.sum(both, 0)
-            kept += together & 0xFFFF
-            equal += (together >> 16) & 0xFFFF
+        beyond = position + 1 + entry - count
+        key = tl.where(entry < count, (entry + 1) * EVERY - 1, beyond)
+        tl.store(place + entry, key, mask=entry < TOP)
+    elif first < count:
+        least, wanted = tl.load(limits + 2 * r), tl.load(limits + 2 * r + 1)
+        before = tl.full((WIDTH,), 0, tl.int32)
+        for start in range(0, first, WIDTH):  # a count of larger ones, and of equal ones above it
+            score = tl.load(at + start + i)
+            before += (score > least).to(tl.int32) + ((score == least).to(tl.int32) << 12)
+        low, high = tl.sum(before & 4095, 0), tl.sum(before >> 12, 0)
+        score = tl.load(at + entry, mask=entry < count, other=0)
+        larger = ((entry < count) & (score > least)).to(tl.int32)
+        same = ((entry < count) & (score == least)).to(tl.int32)
+        upto = tl.cumsum(larger + (same << 16), 0)
+        equal = high + (upto >> 16)
+        taken = (larger > 0) | ((same > 0) & (equal <= wanted))
+        where = low + (upto & 0xFFFF) + tl.minimum(equal, wanted) - 1
+        tl.store(place + where, (entry + 1) * EVERY - 1, mask=taken)
