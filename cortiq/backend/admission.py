@@ -119,19 +119,20 @@ def refusals(
     if isinstance(rows, RowRuns) and not supplied:
         yield from _refusals_of_runs(graph, rows, tokens, start, vocabulary, known)
         return
+    checked: Mapping[str, Any] | None = None
     for place, (row, token) in enumerate(zip(rows, tokens, strict=True)):
         if row.position != start + place:
             yield f"positions must go on from {start} one by one"
         if not 0 <= token < vocabulary:
             yield f"token id {token} is out of range"
-        if supplied or row.inputs:
-            lacking = [name for name in supplied if name not in row.inputs]
+        if (supplied or row.inputs) and row.inputs is not checked:  # rows of an overlay share them
+            checked = row.inputs
+            lacking = [name for name in supplied if name not in checked]
             if lacking:
                 yield f"rows lack the inputs {sorted(lacking)}"
-            given = row.inputs.items()
             yield from (
                 r
-                for name, value in given
+                for name, value in checked.items()
                 if (r := _unfit(graph, name, value, tables.get(name, context)))
             )
         if row.wants not in known:

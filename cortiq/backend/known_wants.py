@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from cortiq.backend.batch import Draw, Want
+from cortiq.ir.overlays import OVERLAY, overlay_number
 
 
 class KnownWants:
@@ -25,6 +27,13 @@ class KnownWants:
 
     def __contains__(self, wants: tuple[Want, ...]) -> bool:
         return self._held.get(id(wants)) is wants
+
+    def fits(self, inputs: Mapping[str, Any]) -> bool:
+        """Return whether a row's inputs certainly fit: none, or an overlay's that is there."""
+        if not inputs:
+            return True
+        number = overlay_number(inputs)
+        return number is not None and 0 <= number < (self.tables or {}).get(OVERLAY, 0)
 
     def add(self, wants: tuple[Want, ...]) -> None:
         """Note wants that have an answer; not with masks, which have kilobytes and change."""

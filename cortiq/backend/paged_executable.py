@@ -102,16 +102,18 @@ class PagedExecutable(BaseExecutable[T, P]):
         """Allocate memory for rows, in pages of their own; return whether there is enough."""
         return state.grow(stop, start)
 
-    def lets_in(self, entry: str, row: Row, token: int) -> bool:
-        """Check whether a row without inputs certainly can be computed, and has its room already:
-        in a fraction of the time that `refusal` takes, which is to be asked otherwise.
+    def lets_in(self, plan: P, entry: str, row: Row, token: int) -> bool:
+        """Check whether a row that supplies nothing but an overlay certainly can be computed, and
+        has its room already: in a fraction of the time that `refusal` takes, which is to be asked
+        otherwise.
         """
         state: Any = row.state
-        position = row.position
+        position, known = row.position, self.wants_of(plan, entry)
         return (
             state.lengths[entry] == position
             and 0 <= token < self.vocabulary
-            and row.wants in self.known_wants[entry]
+            and row.wants in known
+            and known.fits(row.inputs)
             and not (self.recalled[entry] or self.last_keys[entry])
             and position < self._prepared
             and state.has_room(position)

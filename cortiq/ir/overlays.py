@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -69,8 +70,18 @@ def bank_name(weight: str, part: str, table: bool = False) -> str:
 
 @lru_cache(maxsize=4096)
 def overlay_inputs(number: int) -> Mapping[str, Any]:
-    """Return what a row of an overlay supplies."""
-    return {OVERLAY: np.int32(number), OVERLAY_INDEX: np.array([number], np.int32)}
+    """Return what a row of an overlay supplies; nobody may change it."""
+    index = np.array([number], np.int32)
+    index.flags.writeable = False
+    return MappingProxyType({OVERLAY: np.int32(number), OVERLAY_INDEX: index})
+
+
+def overlay_number(inputs: Mapping[str, Any]) -> int | None:
+    """Return the number of an overlay whose `overlay_inputs` these are; None if they are not."""
+    number = inputs.get(OVERLAY)
+    if isinstance(number, np.int32) and overlay_inputs(int(number)) is inputs:
+        return int(number)
+    return None
 
 
 def changeable(program: Program) -> dict[tuple[str, bool], Node]:

@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="Triton has no package for this platform")
 import small_program
 from sequences import same
 
-from cortiq.backend import Argmax, Batch, CompileOptions, Digest, Row
+from cortiq.backend import Argmax, Batch, CompileOptions, Digest, Row, Status, admission
 from cortiq.ir import Builder, ops
 from cortiq.ir.layers import Attention, Embedding, Linear, Residual
 from cortiq.ir.overlay_graphs import with_overlays
@@ -152,3 +152,29 @@ def test_tables_of_overlays_are_computed_batch_by_batch(model, captured):
         on.vary(*varied(model, 0, tables=True))
     found, kinds = steps(captured)
     assert same(found, steps(defined)[0]) and DecodingStep not in kinds
+
+
+def test_overlays_that_rows_share_are_checked_once(model, captured, monkeypatch):
+    """One that there is not is refused, in a step and in the middle of a prompt."""
+    looked = []
+    unfit = admission._unfit
+    monkeypatch.setattr(
+        admission, "_unfit", lambda *given: looked.append(given[1]) or unfit(*given)
+    )
+    captured.vary(*varied(model, 1))
+    state = captured.open(64)
+    for position, numbers, refused in (
+        (0, [1] * 17, False),
+        (17, [2], False),
+        (18, [MEMBERS], True),
+        (18, [2, 2, MEMBERS, 2], True),
+        (18, [3], False),
+    ):
+        looked.clear()
+        rows = [
+            Row(state, position + i, 5, WANTS, overlay_inputs(n)) for i, n in enumerate(numbers)
+        ]
+        outcome = captured.forward(Batch(rows)).result().outcomes[state]
+        assert outcome.status is (Status.DECLINED if refused else Status.COMPLETED)
+        assert refused or len(looked) == (2 if position == 0 else 0)
+    state.release()

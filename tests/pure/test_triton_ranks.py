@@ -126,8 +126,8 @@ def test_a_rank_without_room_declines_for_all() -> None:
                 if full(batch.rows[asked.indices.start].position)
                 else found[0](plan, batch, asked)
             )
-            inner.lets_in = lambda entry, row, token: (
-                not full(row.position) and found[1](entry, row, token)
+            inner.lets_in = lambda plan, entry, row, token: (
+                not full(row.position) and found[1](plan, entry, row, token)
             )
         return fed(on, BATCHES[:3])
 

@@ -125,7 +125,7 @@ class StepDecoder:
             token, source = self.token(row)
             if known.is_late:
                 row = Row(row.state, row.position, row.token, known.checked, row.inputs)
-            if row.inputs or not self.owner.lets_in(batch.entry, row, token):
+            if not self.owner.lets_in(plan, batch.entry, row, token):
                 one: Accepted[Any] = Accepted(row.state, range(1), [token])  # type: ignore[type-var]
                 refused |= self.owner.refusal(plan, Batch([row], batch.entry), one) is not None
             tokens.append(token)

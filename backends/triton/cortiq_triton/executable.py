@@ -231,10 +231,10 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
         made: TritonState = super().new_state(limit)
         return made
 
-    def lets_in(self, entry: str, row: Row, token: int) -> bool:
-        """Check whether a row without inputs certainly can be computed, its pages there."""
+    def lets_in(self, plan: Plan, entry: str, row: Row, token: int) -> bool:
+        """Check whether a row certainly can be computed, its pages there."""
         state: Any = row.state
-        return super().lets_in(entry, row, token) and state.has_pages(entry, row.position)
+        return super().lets_in(plan, entry, row, token) and state.has_pages(entry, row.position)
 
     def refusal(self, plan: Plan, batch: Batch, sequence: Accepted[TritonState]) -> str | None:
         """Say why a sequence's rows cannot be computed; where they can, have their pages."""

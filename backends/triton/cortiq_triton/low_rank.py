@@ -46,8 +46,10 @@ RANKS, WORDS = (128, 1024) if INTERPRETED else (4, 512)
 """Rows of A, and words of them, that a program has at a time."""
 OUTPUTS = 8192 if INTERPRETED else 256
 """Outputs of a program that adds one row's."""
-TILE = 4096 if INTERPRETED else 64
-"""Outputs of a tile: of more, threads have too few registers for addresses and sums."""
+TILE, SPAN = (4096, 4096) if INTERPRETED else (32, 128)
+"""Outputs of a tile, and of a program, which has one tile after the other. Of more in a tile,
+threads hold so many registers that a multiprocessor runs one program at a time; 128 allow two.
+"""
 
 
 class FactorBanks(NamedTuple):
@@ -192,21 +194,22 @@ def add_second(
 def add_second_tiles(
     table: Tensor, order: Tensor, tiles: Tensor, r0: Tensor, r1: Tensor, r2: Tensor, y0: Tensor,
     y1: Tensor, y2: Tensor, out: Tensor, faults: Tensor, R: Tensor, RP: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr,
 ) -> None:  # fmt: skip
-    """As `add_second`, of a tile of rows of one overlay."""
+    """As `add_second`, of a tile of rows of one overlay, whose sums are quantised once for SPAN
+    outputs.
+    """
     tile, part = tl.program_id(1), tl.program_id(2)
     member, start = tl.load(tiles + tile * 3), tl.load(tiles + tile * 3 + 1)
     height, rank = fact(table, part, 7), fact(table, part, 3)
-    top = tl.program_id(0) * BN
-    if (member < 0) | (top >= height):
+    first = tl.program_id(0) * SPAN
+    if (member < 0) | (first >= height):
         return
     codes = tl.multiple_of(fact(table, part, 4).to(tl.pointer_type(tl.int8)), 16)
     scale, plane = floats_at(table, part, 5), tl.multiple_of(fact(table, part, 6) * 4, 16)
     K = tl.multiple_of(fact(table, part, 8) * 4, 16)
-    n, k = top + tl.arange(0, BN), tl.arange(0, RP)
-    place = start + tl.arange(0, BM)
-    live, seen = place < tl.load(tiles + tile * 3 + 2), n < height
+    k, place = tl.arange(0, RP), start + tl.arange(0, BM)
+    live = place < tl.load(tiles + tile * 3 + 2)
     m = tl.load(order + place, mask=live, other=0).to(tl.int64)
     at = m[:, None] * rank + k[None, :]
     inside = live[:, None] & (k < rank)[None, :]
@@ -214,23 +217,29 @@ def add_second_tiles(
     largest = tl.max(magnitude_bits(r), 1)[:, None]
     e = exponent_of(largest)
     q_high, q_low = split_planes(quantised(r, largest, e))
-    row = member.to(tl.int64) * height + n
-    at, there = row[:, None] * K + k[None, :], seen[:, None] & (k < K)[None, :]
-    c = tl.trans(tl.load(codes + at, mask=there, other=0))
-    d = tl.trans(tl.load(codes + plane + at, mask=there, other=0))
-    nothing = tl.full((BM, BN), 0, tl.int32)
-    high = tl.dot(q_high, c, nothing, out_dtype=tl.int32)
-    middle = tl.dot(q_high, d, tl.dot(q_low, c, nothing, out_dtype=tl.int32), out_dtype=tl.int32)
-    low = tl.dot(q_low, d, nothing, out_dtype=tl.int32)
-    y = round_three_planes(high, middle, low)
-    y = y * tl.load(scale + row, mask=seen, other=0.0)[None, :]
-    y = y * exp2_int(e)
-    bad, at = outside(y), m[:, None] * height + n[None, :]
-    inside = live[:, None] & seen[None, :]
-    y = tl.load(chosen(part, y0, y1, y2) + at, mask=inside, other=0.0) + snapped(y)
-    bad = inside & (bad | outside(y))
-    tl.store(out + fact(table, part, 9) * R + at, snapped(y), mask=inside)
-    tl.store(faults + m, 1, mask=live & (tl.max(bad.to(tl.int32), 1) > 0))
+    before, after = chosen(part, y0, y1, y2), out + fact(table, part, 9) * R
+    nothing, bad = tl.full((BM, BN), 0, tl.int32), tl.full((BM,), 0, tl.int32)
+    for top in range(first, tl.minimum(first + SPAN, height.to(tl.int32)), BN):
+        n = top + tl.arange(0, BN)
+        seen = n < height
+        row = member.to(tl.int64) * height + n
+        word, there = row[:, None] * K + k[None, :], seen[:, None] & (k < K)[None, :]
+        c = tl.trans(tl.load(codes + word, mask=there, other=0))
+        d = tl.trans(tl.load(codes + plane + word, mask=there, other=0))
+        high = tl.dot(q_high, c, nothing, out_dtype=tl.int32)
+        middle = tl.dot(q_low, c, nothing, out_dtype=tl.int32)
+        middle = tl.dot(q_high, d, middle, out_dtype=tl.int32)
+        low = tl.dot(q_low, d, nothing, out_dtype=tl.int32)
+        y = round_three_planes(high, middle, low)
+        y = y * tl.load(scale + row, mask=seen, other=0.0)[None, :]
+        y = y * exp2_int(e)
+        wrong, output = outside(y), m[:, None] * height + n[None, :]
+        kept = live[:, None] & seen[None, :]
+        y = tl.load(before + output, mask=kept, other=0.0) + snapped(y)
+        wrong = kept & (wrong | outside(y))
+        tl.store(after + output, snapped(y), mask=kept)
+        bad = bad | tl.max(wrong.to(tl.int32), 1)
+    tl.store(faults + m, 1, mask=live & (bad > 0))
 
 
 def three(arrays: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -268,10 +277,11 @@ def with_low_rank(
             product(a, x, count, faults, Stack(EXPERTS, rank, index=index, groups=known))
             for (a, _), rank in zip(parts, ranks, strict=True)
         ]
-        grid = (ceil_div(max(heights), TILE), len(groups.tiles), len(parts))
+        grid = (ceil_div(max(heights), SPAN), len(groups.tiles), len(parts))
         launch(
             add_second_tiles, grid, table, groups.order, groups.tiles, *three(sums), *three(base),
-            out, faults, count, RP=max(32, pow2(max(ranks))), BM=groups.height, BN=TILE, warps=8,
+            out, faults, count, RP=max(32, pow2(max(ranks))), BM=groups.height, BN=TILE,
+            SPAN=SPAN, warps=8, registers=128,
         )  # fmt: skip
     cut = out.split([count * height for height in heights])
     return [part.view(count, height) for part, height in zip(cut, heights, strict=True)]

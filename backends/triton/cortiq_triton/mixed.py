@@ -162,12 +162,12 @@ class Mixed:
     ) -> MixedFetched | None:
         """Launch a batch; None if it is of another kind, or of a shape that has to come again."""
         each = max(len(sequence.indices) for sequence in accepted) < STREAMED
-        if not self._suits(plan, batch, accepted, each):
+        numbers = overlay_names(batch, plan)
+        if numbers is None or not self._suits(plan, batch, accepted, each):
             return None
         asking = [batch.rows[index] for index in _asking(accepted, each)]
         size = mixed_size([len(sequence.tokens) for sequence in accepted], each)
         pages = table_width(sequence.state for sequence in accepted)
-        numbers = overlay_names(batch, plan) or ()
         names = next((names_of(row.wants) for row in asking if row.wants), ())
         key = (batch.entry, size, numbers, names, pages, any(row.wants for row in asking))
         if self._is_rare(key, size):
@@ -208,7 +208,7 @@ class Mixed:
         unless `each` may, and there are not too many.
         """
         most = MOST_EACH if each else MOST_ROWS
-        if len(batch.rows) > most or overlay_names(batch, plan) is None:
+        if len(batch.rows) > most:
             return False
         wanting = set(asking_rows(batch.rows))
         if sum(len(sequence.indices) for sequence in accepted) < len(batch.rows):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -82,23 +83,28 @@ def overlay_names(batch: Batch, plan: Plan) -> tuple[str, ...] | None:
         return None if supplies(batch.rows) else ()
     if isinstance(batch.rows, RowRuns) or not {*names} <= STEP_INPUTS:
         return None
-    known = {id(row.inputs): row.inputs for row in batch.rows}
-    alike = all(given.keys() == {*names} for given in known.values())
+    alike = all(given.keys() == {*names} for given, _ in _shared(row.inputs for row in batch.rows))
     return names if alike else None
+
+
+def _shared(given: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], int]]:
+    """Yield what rows supply and how many rows in turn: those of a sequence mostly share it."""
+    return ((same[0], len(same)) for _, rows in groupby(given, id) for same in [[*rows]])
 
 
 def _numbers(
     batch: Batch, accepted: Sequence[Accepted[Any]], names: Sequence[str]
 ) -> dict[str, np.ndarray]:
-    """Return the numbers of overlays of all rows; those of a sequence mostly share their inputs."""
-    rows = (
-        [batch.rows[at].inputs for sequence in accepted for at in sequence.indices] if names else []
-    )
-    known = {id(given): given for given in rows}
-    places = {key: place for place, key in enumerate(known)}
-    which = [places[id(given)] for given in rows]
+    """Return the numbers of overlays of all rows."""
+    if not names:
+        return {}
+    rows = (batch.rows[at].inputs for sequence in accepted for at in sequence.indices)
+    known = [*_shared(rows)]
+    counts = [count for _, count in known]
     return {
-        name: np.stack([np.asarray(given[name], np.int32) for given in known.values()])[which]
+        name: np.repeat(
+            np.stack([np.asarray(given[name], np.int32) for given, _ in known]), counts, 0
+        )
         for name in names
     }
 

@@ -27,8 +27,8 @@ class Owner(Protocol):
     def owns(self, state: Any) -> bool:
         """Check whether a state is a living sequence of it."""
 
-    def lets_in(self, entry: str, row: Row, token: int) -> bool:
-        """Check whether a row without inputs certainly can be computed, with its room there."""
+    def lets_in(self, plan: Plan, entry: str, row: Row, token: int) -> bool:
+        """Check whether a row certainly can be computed, with its room there."""
 
     def refusal(self, plan: Plan, batch: Batch, sequence: Accepted[TritonState]) -> str | None:
         """Say why a sequence's rows cannot be computed."""
