@@ -108,6 +108,8 @@ OWN = (
     "hy_v3",
     "step3p7",
     "rwkv7",
+    "cwm",
+    "vaultgemma",
 )
 """Modules of this package, in the order they are listed."""
 
