@@ -110,6 +110,7 @@ OWN = (
     "rwkv7",
     "cwm",
     "vaultgemma",
+    "solar_open",
 )
 """Modules of this package, in the order they are listed."""
 

@@ -121,4 +121,23 @@ VAULTGEMMA = dataclasses.replace(
     ],  # rows of the stream are large: none is normed
     gguf=[],
 )
-FAMILIES = [OLMO, HY3, STEP, CWM, VAULTGEMMA]
+SOLAR = Family(
+    "solar_open",
+    "SolarOpenConfig",
+    base={
+        "intermediate_size": ..., "n_routed_experts": 8, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+    },
+    shapes={"wide": {"n_group": 2, "topk_group": 1}},
+    switches={
+        "n_group": 4, "topk_group": 2, "n_shared_experts": 2, "attention_bias": True,
+        "norm_topk_prob": False, "routed_scaling_factor": 1.4, "tie_word_embeddings": True,
+    },
+    moves=[*USUAL, {"num_experts_per_tok": 3}, {"routed_scaling_factor": 1.5}, {"topk_group": 3}],
+    elsewhere=frozenset({
+        "n_routed_experts", "moe_intermediate_size", "n_shared_experts", "intermediate_size",
+    }),
+    unread=("intermediate_size",),
+    refused=[({"first_k_dense_replace": 1}, "first_k_dense_replace")],
+)  # fmt: skip
+FAMILIES = [OLMO, HY3, STEP, CWM, VAULTGEMMA, SOLAR]
