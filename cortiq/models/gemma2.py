@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cortiq.ir import Program
+from cortiq.ir.layers import Attention
 from cortiq.models import gemma3
 from cortiq.models.config import Keys
 from cortiq.models.layer_kinds import windows
 from cortiq.models.parts import Decoder, attention, gated_mlp, norm_offset
 from cortiq.models.rope import rope_table
+from cortiq.numerics.rope import RopeTable
 
 ARCHITECTURES = ("gemma2",)
 KEYS = Keys(
@@ -49,6 +51,15 @@ class Config(gemma3.ScaledConfig):
         return windows(self.layer_types, len(layers), self.sliding_window)
 
 
+def mixer_of(config: Config, rope: RopeTable, window: int | None) -> Attention:
+    """Return a layer's attention."""
+    return attention(
+        config, scale=config.query_scale, rope=rope, window=window,
+        soft_cap=config.attn_logit_softcapping, biased=config.attention_bias,
+        output_biased=config.attention_bias,
+    )  # fmt: skip
+
+
 def build(config: Config, context: int) -> Program:
     """Build the trunk."""
     offset = norm_offset(config)
@@ -56,11 +67,7 @@ def build(config: Config, context: int) -> Program:
     rope, mlp = rope_table(config, context), gated_mlp(config, config.hidden_activation)
     x = decoder.embed(math.sqrt(config.hidden_size))
     for n, window in enumerate(config.windows()):
-        mixer = attention(
-            config, scale=config.query_scale, rope=rope, window=window,
-            soft_cap=config.attn_logit_softcapping, biased=config.attention_bias,
-            output_biased=config.attention_bias,
-        )  # fmt: skip
+        mixer = mixer_of(config, rope, window)
         x = decoder.mixer(x, n, mixer, after="post_attention_layernorm")
         x = decoder.feed_forward(x, n, mlp, before=gemma3.BEFORE_MLP, after=gemma3.AFTER_MLP)
     return decoder.finish(x, soft_cap=config.final_logit_softcapping)

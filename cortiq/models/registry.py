@@ -108,6 +108,9 @@ OWN = (
     "hy_v3",
     "step3p7",
     "rwkv7",
+    "cwm",
+    "vaultgemma",
+    "solar_open",
 )
 """Modules of this package, in the order they are listed."""
 

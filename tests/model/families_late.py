@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import ClassVar
 
 import checkpoints
 import torch
 import transformers
-from families_dense import USUAL
+from families_dense import GEMMA2, LLAMA3, USUAL
 from families_mixed import LAYERS, ROPE, by_kind
 from family_harness import Family
 from gguf_files import GGUF
@@ -99,4 +100,44 @@ STEP = Family(
     elsewhere=frozenset({"num_sliding_attention_heads", "per_layer_config"}),  # sizes by layer
     refused=[({"per_layer_config": {"0": {"num_attention_heads": 3}}}, "per_layer_config")],
 )  # fmt: skip
-FAMILIES = [OLMO, HY3, STEP]
+CWM = Family(
+    "cwm",
+    "CwmConfig",
+    base={"sliding_window": 9, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1},
+    switches={
+        "mlp_bias": True, "tie_word_embeddings": True,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        ROPE: LLAMA3,
+    },
+    moves=[*USUAL, {"sliding_window": 10}, {"layer_types": ["full_attention"] * 3}],
+)  # fmt: skip
+VAULTGEMMA = dataclasses.replace(
+    GEMMA2,
+    name="vaultgemma",
+    config="VaultGemmaConfig",
+    moves=[
+        {"rms_norm_eps": 0.2},
+        *GEMMA2.moves[1:],
+    ],  # rows of the stream are large: none is normed
+    gguf=[],
+)
+SOLAR = Family(
+    "solar_open",
+    "SolarOpenConfig",
+    base={
+        "intermediate_size": ..., "n_routed_experts": 8, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+    },
+    shapes={"wide": {"n_group": 2, "topk_group": 1}},
+    switches={
+        "n_group": 4, "topk_group": 2, "n_shared_experts": 2, "attention_bias": True,
+        "norm_topk_prob": False, "routed_scaling_factor": 1.4, "tie_word_embeddings": True,
+    },
+    moves=[*USUAL, {"num_experts_per_tok": 3}, {"routed_scaling_factor": 1.5}, {"topk_group": 3}],
+    elsewhere=frozenset({
+        "n_routed_experts", "moe_intermediate_size", "n_shared_experts", "intermediate_size",
+    }),
+    unread=("intermediate_size",),
+    refused=[({"first_k_dense_replace": 1}, "first_k_dense_replace")],
+)  # fmt: skip
+FAMILIES = [OLMO, HY3, STEP, CWM, VAULTGEMMA, SOLAR]

@@ -43,7 +43,8 @@ OF_KNOWN_PARTS = {
     "gemma", "olmo3", "seed_oss", "arcee", "ernie4_5", "exaone4", "cohere2", "glm4", "helium",
     "stablelm", "olmoe", "flex_olmo", "granitemoe", "dots1", "ernie4_5_moe", "hunyuan_v1_moe",
     "glm4_moe_lite", "exaone_moe", "bamba", "opt", "falcon",
-    "internlm2", "minicpm", "bailing_moe_v2", "afmoe", "lfm3", "hy_v3",
+    "internlm2", "minicpm", "bailing_moe_v2", "afmoe", "lfm3", "hy_v3", "cwm", "vaultgemma",
+    "solar_open",
 }  # fmt: skip
 """Families whose layers are those of others, with other norms, windows or counts."""
 ENCODERS = {"bert", "modernbert", "whisper"}
