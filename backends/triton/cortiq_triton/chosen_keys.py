@@ -103,7 +103,7 @@ def find_places(
     listed: Tensor, places: Tensor, first: Tensor, most: Tensor, position: Tensor,
     CHOSEN: tl.constexpr, TILES: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Where the keys of TILES tiles begin in an ascending list; unseen ones are of no tile."""
+    """Store where the keys of TILES tiles begin in an ascending list; unseen ones are of none."""
     tile, i = first + tl.arange(0, TILES), tl.arange(0, 256)
     bound = tl.minimum(tile * 64, position + 1)
     below = tl.full((TILES,), 0, tl.int32)
