@@ -57,7 +57,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/ranks": 2565,
     "cortiq/receipts": 1060,
     "cortiq/serve": 6290,
-    "cortiq/tokenizer": 2880,
+    "cortiq/tokenizer": 2960,
     "cortiq/vision": 1340,
     "plugins/cortiq-bounded": 1480,
     "plugins/cortiq-faulty": 60,
@@ -66,7 +66,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-skills": 1710,
     "plugins/cortiq-torch": 190,
-    "tests": 58200,
+    "tests": 58360,
     "tools": 2120,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""

@@ -21,7 +21,7 @@ from cortiq.tokenizer.rank_files import tokenizer_bytes
 COPIED = (
     "generation_config.json", "preprocessor_config.json", "processor_config.json",
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
-    "tekken.json", "tiktoken.model", "qwen.tiktoken", "hy.tiktoken",
+    "tekken.json", "tiktoken.model", "qwen.tiktoken", "hy.tiktoken", "rwkv_vocab_v20230424.txt",
     "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
     "chat_template.jinja", "chat_template.json", "LICENSE", "LICENSE.txt", "README.md",
 )  # fmt: skip

@@ -18,7 +18,7 @@ _TEXT_FILES = {
     *("special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
     *("chat_template.jinja", "model.safetensors.index.json", OPT_FILE, ADAPTER),
 }
-_TOKENIZERS = ("tekken.json", "tokenizer.model", "tiktoken.model", "*.tiktoken")
+_TOKENIZERS = ("tekken.json", "tokenizer.model", "tiktoken.model", "*.tiktoken", "rwkv_vocab_*.txt")
 """Files that hold a tokenizer where there is no tokenizer.json."""
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 _PART = re.compile(r"-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")

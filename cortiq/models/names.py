@@ -48,7 +48,8 @@ GGUF_TENSORS: Mapping[str, str] = {
     "final_layernorm": "layer_output_norm",
 }
 """Tensor of a Hugging Face checkpoint, without `model.layers.N.` and `.weight` (or `.bias`), to
-GGUF's; an entry for a name with its end has that of GGUF too."""
+GGUF's; an entry for a name with its end has that of GGUF too, one for a name with its layer is
+outside GGUF's layers."""
 
 IGNORED = re.compile(r".*\.rotary_emb\.inv_freq|blk\.\d+\.attn_rot_embd(\.weight)?")
 """Tensors of old checkpoints, in folders and in GGUF, that repeat what the config says."""
@@ -81,17 +82,17 @@ class Names:
         KeyError : the table does not know the tensor.
         """
         table = {**GGUF_TENSORS, **self.gguf}
+        plain = PLAIN.fullmatch(name)
+        if plain and plain[1] in table:
+            return f"{table[plain[1]]}.{plain[2]}"
         whole = IN_LAYER.fullmatch(name)
         if whole and whole[2] in table:
             return f"blk.{whole[1]}.{table[whole[2]]}"
         layer = LAYER.fullmatch(name)
-        if layer:
-            index, tensor, kind = layer.groups()
-            return f"blk.{index}.{table[tensor]}.{kind}"
-        plain = PLAIN.fullmatch(name)
-        if plain is None:
+        if layer is None:
             raise KeyError(name)
-        return f"{table[plain[1]]}.{plain[2]}"
+        index, tensor, kind = layer.groups()
+        return f"blk.{index}.{table[tensor]}.{kind}"
 
     def of_expert(self, name: str, index: int, source: str) -> str:
         """Return the tensor of one expert of a stack, for files that hold them separately."""

@@ -11,18 +11,45 @@ from cortiq.ir.layers import TINY, LayerNorm, RWKV7ChannelMix, RWKV7TimeMix
 from cortiq.models.config import Amount, BaseConfig, Keys
 from cortiq.models.names import Names
 from cortiq.models.parts import Decoder, named
+from cortiq.models.tensor_pieces import FusedTensor
 
 ARCHITECTURES = ("rwkv7",)
-GGUF: tuple[str, ...] = ()
 KEYS = Keys(
     harmless=frozenset({
         "attn_mode", "fuse_cross_entropy", "fuse_linear_cross_entropy", "use_l2warp",
     }),
     only={"attn": None, "hidden_act": "sqrelu"},
+    gguf={
+        "attention.head_count": "", "attention.layer_norm_epsilon": "norm_eps",
+        "wkv.head_size": "head_dim",
+        **{f"attention.{name}_lora_rank": f"{field}_low_rank_dim" for name, field in {
+            "decay": "decay", "gate": "gate", "iclr": "a", "value_residual_mix": "v",
+        }.items()},
+    },
+    gguf_only={"attention.head_count": 0, "token_shift_count": 2},
+    gguf_tensors={"norm_bias": "output_norm.bias", "norm_first": "token_embd_norm.weight"},
 )  # fmt: skip
-NAMES = Names(folder={"model.embed_tokens.": "model.embeddings."})
+MIXTURES = tuple(f"x_{name}" for name in "rwkvag")
+NAMES = Names(
+    folder={"model.embed_tokens.": "model.embeddings."},
+    gguf={
+        "model.layers.0.pre_norm": "token_embd_norm", "ffn_norm": "attn_norm_2",
+        "attn_norm": "attn_norm", "attn.x_x": "time_mix_lerp_fused.weight",
+        **{f"attn.{name}_lora.lora.{n}.weight": f"time_mix_{name}{n // 2 + 1}.weight"
+           for name in "wavg" for n in (0, 2)},
+        **{f"attn.{name}_lora.lora.2.bias": f"time_mix_{name}0.weight" for name in "wav"},
+        **{f"attn.{name}": f"time_mix_{name}.weight" for name in ("k_k", "k_a", "r_k")},
+        "attn.r_proj": "time_mix_receptance", "attn.k_proj": "time_mix_key",
+        "attn.v_proj": "time_mix_value", "attn.o_proj": "time_mix_output",
+        "attn.g_norm": "time_mix_ln", "ffn.x_k": "channel_mix_lerp_k.weight",
+        "ffn.key": "channel_mix_key", "ffn.value": "channel_mix_value",
+    },
+    fused=(FusedTensor("attn.x_x", tuple(f"attn.{name}" for name in MIXTURES)),),
+    unread=r"model\.layers\.0\.attn\.v_lora\..*|blk\.0\.time_mix_v[012]\.weight",
+)  # fmt: skip
+"""Values that the first layer would mix in are of no use there; converters repeat the rate's."""
 TIME: Mapping[str, str] = {
-    **{f"x_{name}": f"x_{name}" for name in "rwkvag"},
+    **{name: name for name in MIXTURES},
     **{role: f"{role}_proj.weight" for role in "rkvo"},
     **{f"{name}_down": f"{name}_lora.lora.0.weight" for name in "wavg"},
     **{f"{name}_up": f"{name}_lora.lora.2.weight" for name in "wavg"},
@@ -35,6 +62,8 @@ CHANNEL: Mapping[str, str] = {"x_k": "x_k", "up": "key.weight", "down": "value.w
 """Roles of `RWKV7ChannelMix` to tensor names."""
 FUSED_KEY_EPS = 1e-6
 """Added to the squares of keys where norms are fused; nothing is added elsewhere."""
+GGUF_NORM_EPS = 64e-5
+"""Added to the variance of a head's output by every reader of GGUF files."""
 MULTIPLE = 32
 """Channel mixing is as wide as the next multiple of this, unless the file says how wide."""
 
@@ -85,11 +114,13 @@ class Config(BaseConfig):
         """Return a layer's time mixing."""
         heads = self.heads()
         dim = self.hidden_size // heads
+        from_gguf = self.source == "gguf"
         return RWKV7TimeMix(
             width=self.hidden_size, heads=heads, head_dim=dim, decay_rank=self.decay_low_rank_dim,
             rate_rank=self.a_low_rank_dim, gate_rank=self.gate_low_rank_dim,
-            value_rank=self.v_low_rank_dim if layer else 0, eps=dim * self.norm_eps,
-            key_eps=FUSED_KEY_EPS if self.fuse_norm else TINY,
+            value_rank=self.v_low_rank_dim if layer else 0,
+            eps=GGUF_NORM_EPS if from_gguf else dim * self.norm_eps,
+            key_eps=FUSED_KEY_EPS if self.fuse_norm and not from_gguf else TINY,
         )  # fmt: skip
 
     def channel_mix(self) -> RWKV7ChannelMix:

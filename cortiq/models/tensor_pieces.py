@@ -219,13 +219,19 @@ def _taken(values: npt.NDArray[Any], piece: TensorSlice) -> npt.NDArray[Any]:
 
 
 def split_name(name: str) -> tuple[str, str, str]:
-    """Split a canonical name: layer (`model.layers.3.` or empty), stem, suffix (`weight`)."""
-    stem, _, suffix = name.rpartition(".")
+    """Split a canonical name: layer (`model.layers.3.` or empty), stem, end (`.weight`).
+
+    The end of a parameter that belongs to a module itself is empty.
+    """
+    stem, end = name, ""
+    if name.endswith((".weight", ".bias")):
+        stem, _, suffix = name.rpartition(".")
+        end = f".{suffix}"
     prefix = ""
     if stem.startswith(LAYER_PREFIX):
         index, _, stem = stem.removeprefix(LAYER_PREFIX).partition(".")
         prefix = f"{LAYER_PREFIX}{index}."
-    return prefix, stem, suffix
+    return prefix, stem, end
 
 
 def fused_of(table: Sequence[FusedTensor], name: str) -> tuple[FusedTensor, str, str] | None:
@@ -233,8 +239,8 @@ def fused_of(table: Sequence[FusedTensor], name: str) -> tuple[FusedTensor, str,
 
     Returns
     -------
-    The entry, the layer's prefix (`model.layers.3.`, or nothing) and the suffix (`weight`).
+    The entry, the layer's prefix (`model.layers.3.`, or nothing) and the end (`.weight`).
     """
-    prefix, stem, suffix = split_name(name)
+    prefix, stem, end = split_name(name)
     entry = next((fused for fused in table if stem in fused.parts), None)
-    return None if entry is None else (entry, prefix, suffix)
+    return None if entry is None else (entry, prefix, end)

@@ -123,9 +123,9 @@ def _joined_pieces(
     name: str, shape: tuple[int, ...], names: Names, source: str
 ) -> list[TensorSlice]:
     """Return the tensors whose rows are joined into a weight, if the family has such."""
-    prefix, stem, suffix = split_name(name)
+    prefix, stem, end = split_name(name)
     tensors = names.joined.get(stem, ())
-    own = [names.in_file(f"{prefix}{tensor}.{suffix}", source) for tensor in tensors]
+    own = [names.in_file(f"{prefix}{tensor}{end}", source) for tensor in tensors]
     return [TensorSlice(tensor, (shape[0] // len(own), *shape[1:])) for tensor in own]
 
 
@@ -140,14 +140,13 @@ def _fused_piece(
     found = fused_of(names.fused, name)
     if found is None:
         return None
-    fused, prefix, suffix = found
-    end = "" if fused.bare else f".{suffix}"
-    tensor = names.known(f"{prefix}{fused.tensor}{end}", source)
-    apart = [names.known(f"{prefix}{part}.{suffix}", source) for part in fused.parts]
+    fused, prefix, end = found
+    tensor = names.known(f"{prefix}{fused.tensor}{'' if fused.bare else end}", source)
+    apart = [names.known(f"{prefix}{part}{end}", source) for part in fused.parts]
     if tensor is None or (tensor not in checkpoint and any(one in checkpoint for one in apart)):
         return None
-    parts = {part: shapes[f"{prefix}{part}.{suffix}"] for part in fused.parts}
-    part = name.removeprefix(prefix).removesuffix(f".{suffix}")
+    parts = {part: shapes[f"{prefix}{part}{end}"] for part in fused.parts}
+    part = name.removeprefix(prefix).removesuffix(end)
     piece = locate_piece(fused, part, parts, tensor)
     if fused.either and tensor in checkpoint:
         found, other = (

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from cortiq.errors import (
     UnsupportedError,
     shown,
 )
-from cortiq.formats.strict_json import parse_object, read_optional, read_text
+from cortiq.formats.strict_json import parse_object, read_bytes, read_optional, read_text
 from cortiq.formats.tokenizer_files import TokenizerFiles
 from cortiq.tokenizer.byte_level import missing_bytes, refuse_missing_bytes
 from cortiq.tokenizer.decode_base import MIDDLE, TextEdges
@@ -31,8 +32,11 @@ from cortiq.tokenizer.encoders import TextEncoder, open_encoder
 from cortiq.tokenizer.encoding_cost import flattened
 from cortiq.tokenizer.folder_files import find_tokenizer
 from cortiq.tokenizer.frames import frames_of
+from cortiq.tokenizer.from_gguf import load_gguf
+from cortiq.tokenizer.longest_match import world_file, world_metadata
 from cortiq.tokenizer.rank_files import tokenizer_bytes
 from cortiq.tokenizer.special_tokens import SpecialTokens, find_end_tokens
+from cortiq.tokenizer.vocabulary import Vocabulary
 
 __all__ = ["load_folder"]
 
@@ -95,9 +99,11 @@ class _FolderVocabulary:
         return self._first == token_id
 
 
-def load_folder(path: Path) -> tuple[_FolderVocabulary, SpecialTokens, dict[str, str]]:
+def load_folder(path: Path) -> tuple[Vocabulary, SpecialTokens, dict[str, str]]:
     """Load vocabulary, special tokens and chat templates of a model folder."""
     settings = {**_json(path / "special_tokens_map.json"), **_json(path / "tokenizer_config.json")}
+    if (file := world_file(path)) is not None:
+        return _world(path, file, settings)
     with _as_tokenizer_errors():
         found = find_tokenizer(path, settings)
         vocabulary = _FolderVocabulary(_engine_of(found.data, found.where), found.where)
@@ -133,6 +139,23 @@ def load_files(
     return vocabulary, special, {} if template is None else {"default": template}
 
 
+def _world(
+    path: Path, file: Path, settings: Mapping[str, Any]
+) -> tuple[Vocabulary, SpecialTokens, dict[str, str]]:
+    """Load RWKV's vocabulary file as a GGUF file holds it."""
+    with _as_tokenizer_errors():
+        data = read_bytes(file)
+    vocabulary, special, _ = load_gguf(world_metadata(data, settings, str(file)))
+    ends = find_end_tokens([*special.eos_ids, *_declared_ends(path)], {})
+    return vocabulary, replace(special, eos_ids=ends), _templates(path, settings)
+
+
+def _declared_ends(path: Path) -> list[int]:
+    """Return the end tokens that the model's configurations name."""
+    files = ("generation_config.json", "config.json")
+    return [token for name in files for token in _ids(_json(path / name).get("eos_token_id"))]
+
+
 def _engine_of(data: bytes, where: str) -> TextEncoder:
     """Open the engine that the bytes of a tokenizer.json describe."""
     described = parse_object(data, where)
@@ -150,15 +173,11 @@ def _special_tokens(
     bos, eos, unknown = (
         vocabulary.find(_content(settings.get(f"{name}_token"))) for name in ("bos", "eos", "unk")
     )
-    ends = [
-        *_ids(_json(path / "generation_config.json").get("eos_token_id")),
-        *_ids(_json(path / "config.json").get("eos_token_id")),
-    ]
     hidden = {*control.values(), *(token for token in (bos, eos, unknown) if token is not None)}
     return SpecialTokens(
         bos_id=bos,
         eos_id=eos,
-        eos_ids=find_end_tokens([eos, *ends], control),
+        eos_ids=find_end_tokens([eos, *_declared_ends(path)], control),
         unknown_id=unknown,
         hidden_ids=frozenset(hidden),
         # Like transformers, which reads `add_bos_token` only when it builds tokenizer.json itself.

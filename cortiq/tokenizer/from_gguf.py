@@ -1,5 +1,5 @@
-"""Tokenizers from GGUF metadata: byte-level BPE ("gpt2"), character-level BPE ("gemma4") and
-score-based vocabularies ("llama").
+"""Tokenizers from GGUF metadata: byte-level BPE ("gpt2"), character-level BPE ("gemma4"),
+score-based vocabularies ("llama") and the longest match ("rwkv").
 
 Keys and their meaning are those of the GGUF specification; where it is silent, the behaviour of
 llama.cpp is followed (defaults of BOS, the space in front of a text, which tokens are cut out).
@@ -16,6 +16,7 @@ from cortiq.errors import NoTokenizerError, TokenizerError, UnsupportedError, sh
 from cortiq.tokenizer.byte_level import ByteLevelEncoder, piece_bytes
 from cortiq.tokenizer.char_level import CharLevelEncoder
 from cortiq.tokenizer.decoders import ByteStream
+from cortiq.tokenizer.longest_match import NAMED_TEMPLATES, LongestMatchEncoder, unescaped
 from cortiq.tokenizer.pretokenizers import CHARACTER_LEVEL, pre_tokenizer
 from cortiq.tokenizer.score_merge import SPACE, ScoreEncoder
 from cortiq.tokenizer.special_tokens import (
@@ -170,12 +171,20 @@ def _char_level(metadata: Mapping[str, Any], tokens: _Tokens) -> tuple[_GGUFVoca
     return _GGUFVocabulary(tokens, encoder.encode, _spaced_bytes, leading_space=False), True
 
 
+def _longest_match(metadata: Mapping[str, Any], tokens: _Tokens) -> tuple[_GGUFVocabulary, bool]:
+    normal = tokens.of(TokenType.NORMAL)
+    encoder = LongestMatchEncoder({unescaped(text): token for text, token in normal.items()})
+    return _GGUFVocabulary(tokens, encoder.encode, unescaped, leading_space=False), False
+
+
 def _spaced_bytes(text: str) -> bytes:
     """Return the bytes of a piece in which a space is written ▁."""
     return text.replace(SPACE, " ").encode("utf-8")
 
 
-_BUILDERS = {"gemma4": _char_level, "gpt2": _byte_level, "llama": _score_based}
+_BUILDERS = {
+    "gemma4": _char_level, "gpt2": _byte_level, "llama": _score_based, "rwkv": _longest_match,
+}  # fmt: skip
 
 
 def _special_tokens(
@@ -226,7 +235,11 @@ def _chat_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
     key = "tokenizer.chat_template"
     # Keys only: looking at every value would decode the whole vocabulary once more.
     found = [name for name in metadata if name == key or name.startswith(key + ".")]
-    return {name.removeprefix(key).lstrip(".") or "default": str(metadata[name]) for name in found}
+    templates = {name: str(metadata[name]) for name in found}
+    return {
+        name.removeprefix(key).lstrip(".") or "default": NAMED_TEMPLATES.get(text, text)
+        for name, text in templates.items()
+    }
 
 
 def _token_types(metadata: Mapping[str, Any], texts: list[str]) -> list[int]:

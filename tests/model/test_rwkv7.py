@@ -1,4 +1,4 @@
-"""RWKV-7 against an evaluation of its formulas in float64, from a folder as fla publishes them."""
+"""RWKV-7 against an evaluation of its formulas in float64, from folders and from GGUF files."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from gguf_files import emit, name_map
 from safetensors.numpy import save_file
 
 from cortiq.errors import FormatError, UnsupportedError
@@ -172,3 +173,77 @@ def test_fused_norms_add_to_the_squares_of_keys(tmp_path):
 def test_what_is_not_supported_is_refused(tmp_path, change, error, words):
     with pytest.raises(error, match=words):
         load_program(folder(tmp_path / "a", CONFIG | change))
+
+
+GGUF_EPS = 8e-5
+"""With it the eps of a head's norm in a folder is the one of every GGUF file."""
+
+
+def gguf_values(config=CONFIG, inner=INNER):
+    """Metadata as llama.cpp's converter writes them."""
+    ranks = {"decay": "w", "iclr": "a", "value_residual_mix": "v", "gate": "g"}
+    return {
+        "context_length": 1048576, "embedding_length": WIDTH, "block_count": LAYERS,
+        "attention.layer_norm_epsilon": GGUF_EPS, "wkv.head_size": config["head_dim"],
+        **{f"attention.{name}_lora_rank": RANKS[m] for name, m in ranks.items()},
+        "feed_forward_length": inner, "attention.head_count": 0,
+    }  # fmt: skip
+
+
+def gguf_tensors(held):
+    """Tensors as llama.cpp's converter writes them, by the names of the `gguf` package."""
+    names, made, mixed = name_map("rwkv7", LAYERS), {}, {}
+    for name, x in held.items():
+        for own, other in (
+            ("ffn", "feed_forward"), ("attn", "attention"), ("feed_forward_norm", "ln2"),
+            ("g_norm", "ln_x"), ("_lora.lora.0.weight", "1"), ("_lora.lora.2.weight", "2"),
+            ("_lora.lora.2.bias", "0"),
+        ):  # fmt: skip
+            name = name.replace(own, other)
+        if "attention.x_" in name:
+            mixed.setdefault(name.split(".")[2], {})[name[-1]] = x
+            continue
+        x = x.squeeze()
+        x = x.reshape(-1) if name.endswith("r_k") else x
+        found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        found += "" if found.endswith((".weight", ".bias")) else ".weight"
+        if found.startswith("blk.0.time_mix_a"):  # the first layer has such, and needs none
+            made[found.replace("time_mix_a", "time_mix_v")] = x
+        made[found] = x
+    for layer, parts in mixed.items():
+        made[f"blk.{layer}.time_mix_lerp_fused.weight"] = np.stack([parts[n] for n in "rwkvag"])
+    return made
+
+
+def test_a_gguf_file_has_the_logits_of_its_folder(tmp_path):
+    held = tensors()
+    emit(tmp_path / "a.gguf", "rwkv7", gguf_values(), gguf_tensors(held))
+    found = ideal(open_checkpoint(tmp_path / "a.gguf"))
+    wanted = ideal(folder(tmp_path / "a", CONFIG | {"norm_eps": GGUF_EPS}, held))
+    assert np.abs(found - wanted).max() < 1e-6 * np.abs(wanted).max()
+
+
+def test_a_folder_may_hold_its_mixtures_together(tmp_path):
+    """As some converters of the original files write them; the first layer's values too."""
+    held = tensors()
+    for n in range(LAYERS):
+        parts = [held.pop(f"model.layers.{n}.attn.x_{m}") for m in "rwkvag"]
+        held[f"model.layers.{n}.attn.x_x"] = np.stack(parts)
+    held["model.layers.0.attn.v_lora.lora.2.bias"] = np.zeros(WIDTH, np.float32)
+    found, wanted = ideal(folder(tmp_path / "a", CONFIG, held)), logits(tensors(), TOKENS)
+    assert np.abs(found - wanted).max() < 1e-8 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"wkv.head_size": 7}, "do not share 24"),
+        ({"attention.head_count": 3}, "attention.head_count = 3"),
+        ({"token_shift_count": 1}, "token_shift_count = 1"),
+        ({"attention.iclr_lora_rank": 6}, "time_mix_a1"),
+    ],
+)
+def test_metadata_of_another_model_are_refused(tmp_path, changes, words):
+    emit(tmp_path / "a.gguf", "rwkv7", gguf_values() | changes, gguf_tensors(tensors()))
+    with pytest.raises((FormatError, UnsupportedError), match=words):
+        load_program(open_checkpoint(tmp_path / "a.gguf"))

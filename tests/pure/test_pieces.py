@@ -128,9 +128,9 @@ def test_quantised_heads_keep_their_codes_and_turned_ones_are_dequantised():
 
 def test_names_are_found_within_their_layer():
     found = fused_of((QKV,), "model.layers.7.attn.k.bias")
-    assert found == (QKV, "model.layers.7.", "bias")
+    assert found == (QKV, "model.layers.7.", ".bias")
     assert fused_of((QKV,), "model.layers.7.attn.o.weight") is None
-    assert fused_of((QKV,), "attn.q.weight") == (QKV, "", "weight")
+    assert fused_of((QKV,), "attn.q.weight") == (QKV, "", ".weight")
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16"])
