@@ -57,7 +57,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/ranks": 2565,
     "cortiq/receipts": 1060,
     "cortiq/serve": 6290,
-    "cortiq/tokenizer": 2960,
+    "cortiq/tokenizer": 2980,
     "cortiq/vision": 1340,
     "plugins/cortiq-bounded": 1480,
     "plugins/cortiq-faulty": 60,
