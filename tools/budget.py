@@ -48,7 +48,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/explain": 590,
     "cortiq/formats": 7470,
     "cortiq/hearing": 945,
-    "cortiq/ir": 4020,
+    "cortiq/ir": 4028,
     "cortiq/model": 2950,
     "cortiq/models": 4830,
     "cortiq/numerics": 3640,

@@ -18,6 +18,7 @@ from cortiq.ir.overlays import OverlayChange, changeable, overlay_inputs
 from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.case_overlays import random_bank
 from cortiq_reference.backend import ReferenceBackend
+from cortiq_triton import low_rank
 from cortiq_triton.backend import TritonBackend
 from cortiq_triton.decoding_step import DecodingStep
 from cortiq_triton.mixed import MixedFetched
@@ -144,6 +145,17 @@ def test_overlays_of_a_captured_shape_are_data(model, captured, choices, rows):
         assert len(captured.decoder.mixed.shapes) == 1
         captured.vary(None, {})
         assert not captured.decoder.mixed.shapes  # a later plan's are others
+
+
+def test_tiles_of_outputs_follow_one_another(model, captured, monkeypatch):
+    """A program has several tiles, the last one not full; the interpreter's are else one."""
+    monkeypatch.setattr(low_rank, "TILE", 16)
+    monkeypatch.setattr(low_rank, "SPAN", 32)
+    captured.decoder.forget()
+    defined = ReferenceBackend().compile(*model, CompileOptions())
+    for on in (defined, captured):
+        on.vary(*varied(model, 2))
+    assert same(*(batches(on, MANY[:1])[0] for on in (captured, defined)))
 
 
 def test_tables_of_overlays_are_computed_batch_by_batch(model, captured):
