@@ -300,7 +300,7 @@ def test_every_family_and_every_gguf_architecture_is_tested():
     elsewhere |= {"nanbeige", "rwkv7"}  # test_looped.py, test_rwkv7.py
     assert {info.name for info in listed} == {f.name for f in FAMILIES} | elsewhere
     files = {how.architecture for f in FAMILIES for how in f.gguf} | {"llama+experts", "lfm2"}
-    files |= {"internlm2", "minicpm", "nanbeige"}
+    files |= {"internlm2", "minicpm", "nanbeige", "rwkv7"}
     files |= {"qwen2vl", "qwen3vl", "qwen3vlmoe"}  # test_mmproj.py
     assert {name for info in listed for name in info.gguf} == files
 
