@@ -29,9 +29,7 @@ class KnownWants:
         return self._held.get(id(wants)) is wants
 
     def fits(self, inputs: Mapping[str, Any]) -> bool:
-        """Return whether a row's inputs certainly fit: none, or an overlay's that is there."""
-        if not inputs:
-            return True
+        """Return whether a row's inputs certainly fit: those of an overlay that is there."""
         number = overlay_number(inputs)
         return number is not None and 0 <= number < (self.tables or {}).get(OVERLAY, 0)
 

@@ -108,12 +108,13 @@ class PagedExecutable(BaseExecutable[T, P]):
         otherwise.
         """
         state: Any = row.state
-        position, known = row.position, self.wants_of(plan, entry)
+        position = row.position
+        known = self.wants_of(plan, entry) if self.varied else self.known_wants[entry]
         return (
             state.lengths[entry] == position
             and 0 <= token < self.vocabulary
             and row.wants in known
-            and known.fits(row.inputs)
+            and (not row.inputs or known.fits(row.inputs))
             and not (self.recalled[entry] or self.last_keys[entry])
             and position < self._prepared
             and state.has_room(position)

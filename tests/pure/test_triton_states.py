@@ -197,7 +197,7 @@ def test_rounds_that_name_values_are_captured():
     on, expected = captured(), rounds(compiled(ReferenceBackend()))
     assert same(rounds(on), expected)
     (key,) = on.decoder.mixed.shapes
-    assert key[2] == ("logits", "x0")
+    assert key[3] == ("logits", "x0")
     on.close()
 
 
