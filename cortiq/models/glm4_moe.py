@@ -37,15 +37,10 @@ NAMES = Names(gguf={"post_attention_layernorm": "post_attention_norm"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(BaseConfig):
-    """Fields of `Glm4MoeConfig`."""
+class GroupedExperts(BaseConfig):
+    """Fields of experts that are chosen in groups, with a bias, beside shared ones."""
 
-    num_key_value_heads: int | None = 8
-    max_position_embeddings: int = 131072
-    rms_norm_eps: float = 1e-5
     hidden_act: str = "silu"
-    attention_bias: bool = False
-    use_qk_norm: bool = False
     n_routed_experts: int = 128
     num_experts_per_tok: int = 8
     moe_intermediate_size: int = 1408
@@ -54,6 +49,32 @@ class Config(BaseConfig):
     topk_group: int = 1
     norm_topk_prob: bool = True
     routed_scaling_factor: float = 1.0
+
+    def experts(self) -> MoE:
+        """Return a layer's experts."""
+        return MoE(
+            width=self.hidden_size,
+            inner=self.moe_intermediate_size,
+            experts=self.n_routed_experts,
+            router=grouped_router(
+                self.num_experts_per_tok, self.norm_topk_prob, self.routed_scaling_factor,
+                self.n_group, self.topk_group,
+            ),
+            activation=activation(self.hidden_act),
+            selection_bias=True,
+            shared_inner=self.moe_intermediate_size * self.n_shared_experts,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(GroupedExperts):
+    """Fields of `Glm4MoeConfig`."""
+
+    num_key_value_heads: int | None = 8
+    max_position_embeddings: int = 131072
+    rms_norm_eps: float = 1e-5
+    attention_bias: bool = False
+    use_qk_norm: bool = False
     first_k_dense_replace: Amount = Amount(1)
     num_nextn_predict_layers: Amount = Amount(0)
     default_turned: ClassVar[float] = 0.5
@@ -61,7 +82,7 @@ class Config(BaseConfig):
 
 def build(config: Config, context: int, rows: ImageRows = TEXT_ONLY) -> Program:
     """Build the trunk; one that sees images turns rows by their positions on several axes."""
-    width, act = config.hidden_size, activation(config.hidden_act)
+    width = config.hidden_size
     decoder = Decoder(config, context, family="glm4_moe", eps=config.rms_norm_eps)
     mixer = Attention(
         width=width,
@@ -73,20 +94,8 @@ def build(config: Config, context: int, rows: ImageRows = TEXT_ONLY) -> Program:
         biased=config.attention_bias,
         sections=rows.sections,
     )
-    router = grouped_router(
-        config.num_experts_per_tok, config.norm_topk_prob, config.routed_scaling_factor,
-        config.n_group, config.topk_group,
-    )  # fmt: skip
-    mlp = GatedMLP(width, config.intermediate_size, act)
-    experts = MoE(
-        width=width,
-        inner=config.moe_intermediate_size,
-        experts=config.n_routed_experts,
-        router=router,
-        activation=act,
-        selection_bias=True,
-        shared_inner=config.moe_intermediate_size * config.n_shared_experts,
-    )
+    mlp = GatedMLP(width, config.intermediate_size, activation(config.hidden_act))
+    experts = config.experts()
     x, axes = decoder.embed(), decoder.axes(rows)
     for n in range(config.num_hidden_layers):
         x = decoder.mixer(x, n, mixer, others=axes)

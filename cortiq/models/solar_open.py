@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cortiq.ir import Program
-from cortiq.ir.layers import MoE
-from cortiq.models.config import Amount, BaseConfig, Keys
+from cortiq.models.config import Amount, Keys
+from cortiq.models.glm4_moe import GroupedExperts
 from cortiq.models.names import Names
-from cortiq.models.parts import MOE, Decoder, activation, attention, grouped_router
+from cortiq.models.parts import MOE, Decoder, attention
 from cortiq.models.rope import rope_table
 
 ARCHITECTURES = ("solar_open",)
@@ -19,7 +19,7 @@ NAMES = Names()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(BaseConfig):
+class Config(GroupedExperts):
     """Fields of `SolarOpenConfig`; no layer has an MLP of `intermediate_size`."""
 
     intermediate_size: Amount = Amount(0)
@@ -27,16 +27,8 @@ class Config(BaseConfig):
     head_dim: int | None = 128
     max_position_embeddings: int = 131072
     rms_norm_eps: float = 1e-5
-    hidden_act: str = "silu"
     attention_bias: bool = False
-    n_routed_experts: int = 128
-    num_experts_per_tok: int = 8
     moe_intermediate_size: int = 1280
-    n_shared_experts: int = 1
-    n_group: int = 1
-    topk_group: int = 1
-    norm_topk_prob: bool = True
-    routed_scaling_factor: float = 1.0
     default_theta: ClassVar[float] = 1000000.0
 
 
@@ -44,18 +36,7 @@ def build(config: Config, context: int) -> Program:
     """Build the trunk."""
     decoder = Decoder(config, context, family="solar_open", eps=config.rms_norm_eps)
     mixer = attention(config, rope=rope_table(config, context), biased=config.attention_bias)
-    experts = MoE(
-        width=config.hidden_size,
-        inner=config.moe_intermediate_size,
-        experts=config.n_routed_experts,
-        router=grouped_router(
-            config.num_experts_per_tok, config.norm_topk_prob, config.routed_scaling_factor,
-            config.n_group, config.topk_group,
-        ),
-        activation=activation(config.hidden_act),
-        selection_bias=True,
-        shared_inner=config.moe_intermediate_size * config.n_shared_experts,
-    )  # fmt: skip
+    experts = config.experts()
     x = decoder.embed()
     for n in range(config.num_hidden_layers):
         x = decoder.mixer(x, n, mixer)
