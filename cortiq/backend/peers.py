@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 
@@ -31,8 +31,8 @@ class Peers(Protocol):
         raises nothing, as kernels do.
         """
 
-    def wait(self, done: Callable[[], bool]) -> None:
-        """Wait until this device has done what was launched.
+    def wait(self, event: Any) -> None:
+        """Wait for an event of PyTorch on this device.
 
         Raises
         ------
@@ -57,10 +57,9 @@ class Alone:
         """Return the flags."""
         return flags
 
-    def wait(self, done: Callable[[], bool]) -> None:
+    def wait(self, event: Any) -> None:
         """Wait; nothing else can keep the device."""
-        while not done():
-            pass
+        event.synchronize()
 
 
 ALONE = Alone()

@@ -214,13 +214,11 @@ class RankGroup:
 
     def gather(self, part: Tensor) -> Tensor:
         """Return every rank's tensor, [ranks, ...]; see `_exchange`."""
-        whole = part.new_empty((self.size, *part.shape))
         if self.size == 1:
-            whole[0] = part
-            return whole
-        dist = distributed()
+            return part.contiguous()[None].clone()
+        whole = part.new_empty((self.size, *part.shape))
         flat = whole.view(self.size * part.shape[0], *part.shape[1:])
-        self._exchange(all_gather_of(dist), flat, part.contiguous())
+        self._exchange(all_gather_of(distributed()), flat, part.contiguous())
         return whole
 
     def add(self, bits: Tensor) -> Tensor:
@@ -231,9 +229,7 @@ class RankGroup:
         return total
 
     def launches(self, device: str) -> bool:
-        """Check whether exchanges on a device are launched there: by NCCL, or on the CPU, where
-        launches are calls.
-        """
+        """Check whether exchanges on a device are launched: by NCCL, or on the CPU, as calls."""
         return device == "cpu" or self.nccl is not None
 
     def worst(self, flags: Tensor) -> Tensor:
@@ -244,15 +240,18 @@ class RankGroup:
             self._exchange(partial(dist.all_reduce, op=dist.ReduceOp.MAX), most)
         return most
 
-    def wait(self, done: Callable[[], bool]) -> None:
-        """Wait until the device is done: exchanges in a captured step have no timeout of their own.
+    def wait(self, event: Any) -> None:
+        """Wait for an event of the device: captured exchanges have no timeout of their own.
 
         Raises
         ------
-        RankLostError : it is not done in time, so that another rank is gone.
+        RankLostError : it has not happened in time, so that another rank is gone.
         """
+        if self.size == 1:
+            event.synchronize()
+            return
         start = time.monotonic()
-        while not done():
+        while not event.query():
             waited = time.monotonic() - start
             if waited > self.world.timeout:
                 what = f"a step was not done after {self.world.timeout:g} seconds"

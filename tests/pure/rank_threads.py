@@ -24,7 +24,7 @@ Feed = Callable[[Any, Program], Streams]
 
 
 class Table:
-    """Where threads lay their parts, and wait for one another.
+    """Hold the parts that threads lay down, and wait for one another.
 
     One computes at a time, until it waits: Triton's interpreter is for one thread.
     """
@@ -75,9 +75,9 @@ class Seat:
         """Return the largest of all flags."""
         return self.gather(flags).amax(dim=0)
 
-    def wait(self, done: Callable[[], bool]) -> None:
+    def wait(self, event: Any) -> None:
         """Return at once: a call that was made is done."""
-        assert done()
+        assert event.query()
 
 
 def streams(executable: Any, program: Program) -> Streams:

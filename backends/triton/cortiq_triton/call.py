@@ -55,10 +55,8 @@ class Shared:
         ------
         BackendError : a peer was lost, for which the device waits.
         """
-        if event is not None and self.peers.size == 1:
-            event.synchronize()
-        elif event is not None:
-            self.peers.wait(event.query)
+        if event is not None:
+            self.peers.wait(event)
 
     def order(self, order: ColumnOrder) -> torch.Tensor:
         """The columns of an order, uploaded once: int64 [K]."""
