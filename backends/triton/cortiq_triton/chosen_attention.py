@@ -17,13 +17,12 @@ from cortiq_triton.rows import Rows
 class ChosenTuning:
     """Sizes of attention to chosen keys.
 
-    heads, sum_heads : heads of a program that computes scores, or sums of values, at most.
+    heads : of a program at most.
     keys : of a program that computes scores. deep : dimensions of a product at a time.
     few : keys of a tile up to which its products are short. columns : of values of a program.
     """
 
     heads: int = 64
-    sum_heads: int = 64
     keys: int = 32
     deep: int = 64
     few: int = 32
@@ -37,9 +36,9 @@ SPARSE = 4
 """Positions for each chosen key from which only the chosen ones are read."""
 
 
-def reads_chosen_only(call: LaunchCall, op: Any, chosen: torch.Tensor | None) -> bool:
+def reads_chosen_only(call: LaunchCall, op: Any, chosen: torch.Tensor) -> bool:
     """Whether rows read the chosen keys alone, not all keys of their tiles."""
-    if chosen is None or op.block != 1 or op.window or op.until or op.slopes:
+    if op.block != 1 or op.window or op.until or op.slopes:
         return False
     _, sets, count = chosen.shape
     return sets in (1, op.kv_heads) and call.rows.last + 1 >= SPARSE * count
@@ -73,18 +72,16 @@ def attend_chosen(
         "CHOSEN": count,
     }  # fmt: skip
     block, chunks = min(how.heads, max(16, pow2(each))), ceil_div(count, how.keys)
+    parts = op.kv_heads * ceil_div(each, block)
     launch(
-        chosen_keys.score_chosen, (op.kv_heads * ceil_div(each, block), rows.count, chunks),
+        chosen_keys.score_chosen, (parts, rows.count, chunks),
         *q[:3], table, rows.owners, position, chosen, places, kappas, fractions,
         q.high.shape[-1], rows.pages, offset, *factors, most, KP=max(32, pow2(op.key_dim)),
         BM=block, DEEP=min(how.deep, max(32, pow2(op.key_dim))), CAPPED=op.soft_cap is not None,
         N=how.keys, TILES=pow2(ceil_div(most, chunks)), warps=how.warps, early=True, **sizes,
     )  # fmt: skip
-    block, width = (
-        min(how.sum_heads, max(16, pow2(each))),
-        min(how.columns, max(16, pow2(op.value_dim))),
-    )
-    programs = op.kv_heads * ceil_div(each, block) * ceil_div(op.value_dim, width)
+    width = min(how.columns, max(16, pow2(op.value_dim)))
+    programs = parts * ceil_div(op.value_dim, width)
     launch(
         chosen_keys.add_chosen, (programs, rows.count, most // 16), table, rows.owners, position,
         chosen, places, kappas, fractions, sums, numbers, rows.pages, offset, most, BM=block,
