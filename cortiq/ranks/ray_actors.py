@@ -17,7 +17,8 @@ GPU_EACH: Mapping[str, Any] = {
     "num_gpus": 1,
     "runtime_env": {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}},
 }
-"""What a rank with a GPU asks Ray for. It sees all GPUs of its host, which ranks take in turn."""
+"""Resources of a rank with a GPU, as Ray takes them. It sees all GPUs of its host, which
+ranks take in turn."""
 
 
 def ray_module() -> Any:

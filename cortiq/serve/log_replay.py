@@ -24,9 +24,9 @@ from cortiq.options import LoadOptions
 from cortiq.serve.log_reader import LoggedAnswer, LoggedRequest, LogReader
 
 AT_ONCE = 64
-Files = Mapping[str, tuple[str, str]]
-"""Medium and name of a file by the digest of what a model has of it."""
 """Answers that are computed together."""
+Files = Mapping[str, tuple[str, str]]
+"""Medium and name of a file by the digest of its content as a model takes it."""
 LoadedAs = tuple[str, int, str | None, bool]
 """Hash of a model, context, weight format, and whether it sees: one loading for each."""
 

@@ -19,7 +19,7 @@ MOST_SLICES = 64
 MOST_EDGE = 4096
 """Value of `scale_resolution` at most."""
 SLACK = 4
-"""How many times as many pixels as a square of `scale_resolution` a slice may have."""
+"""Pixels of a slice at most, in squares of `scale_resolution`."""
 
 
 class SliceProcessor(ImageProcessor):

@@ -1,4 +1,4 @@
-"""What a config.json of CWM leaves out is what transformers takes for it."""
+"""Compare defaults of a config.json of CWM with those of transformers."""
 
 from __future__ import annotations
 

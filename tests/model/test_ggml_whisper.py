@@ -93,7 +93,7 @@ def test_a_file_has_the_folders_bits(pair, tmp_path):
 
 @pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q5_0"])
 def test_codes_are_computed_as_they_are(pair, tmp_path, kind):
-    """The same as a folder of the numbers that the codes stand for, in the file's own format."""
+    """Compare with a folder of the numbers that the codes stand for, in the file's own format."""
     path = tmp_path / f"ggml-tiny-{kind}.bin"
     path.write_bytes(written(pair[0], kind))
     number = gguf.GGMLQuantizationType[kind]

@@ -48,7 +48,7 @@ def written(tmp_path_factory):
 
 
 def senses_of(folder):
-    """What sees and what hears."""
+    """Return what sees and what hears."""
     checkpoint = open_checkpoint(folder)
     families = vision_family(checkpoint), sound_family(checkpoint)
     return [load_vision(checkpoint, family, "f32") for family in families]

@@ -197,7 +197,7 @@ def test_started_ranks_load_the_same_plugin_files(monkeypatch: pytest.MonkeyPatc
 
 
 class Ray:
-    """What `start_actors` asks Ray for."""
+    """Record what `start_actors` asks Ray for."""
 
     def __init__(self, gpus: int) -> None:
         self.asked: list[dict[str, Any]] = []

@@ -50,7 +50,7 @@ def folder(path, data=None, settings=SETTINGS):
 
 
 def metadata(pieces, **changes):
-    """What llama.cpp's converter writes of a vocabulary."""
+    """Return what llama.cpp's converter writes of a vocabulary."""
     size = max(pieces) + 3
     tokens = [repr(pieces[n])[2:-1] if n in pieces else f"[PAD{n}]" for n in range(size)]
     kinds = [1 if n in pieces else 5 for n in range(size)]
