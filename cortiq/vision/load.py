@@ -25,10 +25,10 @@ from cortiq.vision.image import ImageProcessor
 OWN: Sequence[str] = (
     "gemma3", "idefics3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava", "llava_next",
     "pixtral", "internvl", "glm4v", "lfm2_vl",
-    "gemma4", "kimi_k25", "kimi_vl", "minicpmv4_6", "qwen2_5_omni",
+    "gemma4", "kimi_k25", "kimi_vl", "minicpmv4_6", "qwen2_5_omni", "qwen3_omni",
 )  # fmt: skip
 """Modules of this package, a family each."""
-HEARING: Sequence[str] = ("qwen2_audio", "voxtral", "qwen2_5_omni")
+HEARING: Sequence[str] = ("qwen2_audio", "voxtral", "qwen2_5_omni", "qwen3_omni")
 """Modules of `cortiq.hearing`: families whose prompts have sounds in them."""
 
 

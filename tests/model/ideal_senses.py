@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from cortiq.hearing.encode import neighbours
-from cortiq.hearing.whisper import CONVOLVED, FRAMES, STRIDE
+from cortiq.hearing.grid import CELLS, convolved, grid_entries
+from cortiq.hearing.whisper import FRAME, FRAMES, STRIDE
 from cortiq.ir.encoders import PROJECTOR, ROWS, SHARES, SQUARE, STAGE, square_of
 from cortiq.vision.tower import HIDDEN, NEWLINE
 from cortiq_reference.ideal import evaluate
@@ -45,11 +46,19 @@ def ideal_rows(vision, image):
 def sound_rows(loaded, sound, given):
     """The rows of a sound in float64, of transformers' features."""
     program, weights, rows = loaded.program, loaded.weights, []
+
+    def entry(name, given, value=CELLS):
+        (output,) = program.graphs[name].outputs
+        return evaluate(program, weights, [0] * len(given), [output], name, {value: given})[output]
+
     for window, frames in zip(sound.windows, given, strict=True):
-        assert np.abs(window.frames - frames.T).max() < 1e-3  # theirs are float32
-        near = neighbours(frames.T, 1)
-        made = evaluate(program, weights, [0] * len(near), [CONVOLVED], FRAMES, {"frame": near})
-        near = neighbours(made[CONVOLVED], STRIDE)[: window.count]
+        frames = frames if window.frames.ndim == 3 else frames.T
+        assert np.abs(window.frames - frames).max() < 1e-3  # theirs are float32
+        if window.frames.ndim == 3:
+            near = convolved(frames, grid_entries(program), entry)[: window.count]
+        else:
+            made = entry(FRAMES, neighbours(frames, 1), FRAME)
+            near = neighbours(made, STRIDE)[: window.count]
         inputs = {"frame": near, "last": np.full(window.count, window.count - 1), **window.inputs}
         hidden = evaluate(program, weights, [0] * len(near), [HIDDEN], inputs=inputs)[HIDDEN]
         graph, squares = program.graphs[PROJECTOR], hidden[window.squares]

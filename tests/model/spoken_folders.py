@@ -57,6 +57,26 @@ def voxtral(folder: Path, **encoder: Any) -> Any:
     return vision_folders.saved(folder, config, "VoxtralForConditionalGeneration")
 
 
+def several_senses(folder: Path, control: list[str]) -> dict[str, int]:
+    """Write the tokenizer of a model that sees and hears: of an image, its begin and end, and the
+    same of a sound; return the ids.
+    """
+    image, start, end, *sound = control
+    text = vision_folders.template_of(start + image + end)
+    heard = "{% elif p.type == 'audio' %}" + sound[1] + sound[0] + sound[2]
+    text = text.replace("{% elif p.type == 'text", heard + "{% elif p.type == 'text")
+    return vision_folders.write_tokenizer(folder, control, text)
+
+
+def as_thinker(folder: Path, kind: str) -> None:
+    """Make a thinker's folder that of a whole model, as published."""
+    thinker = json.loads((folder / "config.json").read_text())
+    whole = {"model_type": kind, "thinker_config": thinker}
+    (folder / "config.json").write_text(json.dumps(whole))
+    file = folder / "model.safetensors"
+    save_file({f"thinker.{name}": tensor for name, tensor in load_file(file).items()}, file)
+
+
 def qwen2_5_omni(folder: Path, **changed: Any) -> Any:
     """Write a Qwen2.5-Omni, as published, that sees and hears windows of 40 frames.
 
@@ -64,13 +84,9 @@ def qwen2_5_omni(folder: Path, **changed: Any) -> Any:
     ----------
     changed : keys of `audio_config` and `vision_config`, in these.
     """
-    control = ["<|IMAGE|>", "<|AUDIO|>", "<|vision_bos|>", "<|vision_eos|>", "<|audio_bos|>",
+    control = ["<|IMAGE|>", "<|vision_bos|>", "<|vision_eos|>", "<|AUDIO|>", "<|audio_bos|>",
                "<|audio_eos|>"]  # fmt: skip
-    text = vision_folders.template_of("<|vision_bos|><|IMAGE|><|vision_eos|>")
-    sound = "{% elif p.type == 'audio' %}<|audio_bos|><|AUDIO|><|audio_eos|>{% elif p.type == 'text"
-    ids = vision_folders.write_tokenizer(
-        folder, control, text.replace("{% elif p.type == 'text", sound)
-    )
+    ids = several_senses(folder, control)
     rope = {"rope_type": "default", "rope_theta": 1e3, "mrope_section": [4, 2, 2]}
     hears = {
         "d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 56,
@@ -83,8 +99,8 @@ def qwen2_5_omni(folder: Path, **changed: Any) -> Any:
         audio_config=hears | changed.get("audio_config", {}),
         vision_config=sees | changed.get("vision_config", {}),
         text_config=TEXT | {"vocab_size": len(ids), "hidden_size": 64, "rope_parameters": rope},
-        image_token_index=ids[control[0]], audio_token_index=ids[control[1]],
-        vision_start_token_id=ids[control[2]], audio_start_token_id=ids[control[4]],
+        image_token_index=ids[control[0]], audio_token_index=ids[control[3]],
+        vision_start_token_id=ids[control[1]], audio_start_token_id=ids[control[4]],
         video_token_index=3,
     )  # fmt: skip
     rules = RULES | {
@@ -93,9 +109,42 @@ def qwen2_5_omni(folder: Path, **changed: Any) -> Any:
     }  # fmt: skip
     (folder / "preprocessor_config.json").write_text(json.dumps(rules))
     made = vision_folders.saved(folder, config, "Qwen2_5OmniThinkerForConditionalGeneration")
-    thinker = json.loads((folder / "config.json").read_text())
-    whole = {"model_type": "qwen2_5_omni", "thinker_config": thinker}
-    (folder / "config.json").write_text(json.dumps(whole))
-    file = folder / "model.safetensors"
-    save_file({f"thinker.{name}": tensor for name, tensor in load_file(file).items()}, file)
+    as_thinker(folder, "qwen2_5_omni")
+    return made
+
+
+def qwen3_omni(folder: Path, **changed: Any) -> Any:
+    """Write a Qwen3-Omni, as published, that sees and hears windows of two pieces.
+
+    Parameters
+    ----------
+    changed : keys of `audio_config` and `vision_config`, in these.
+    """
+    control = ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|audio_pad|>",
+               "<|audio_start|>", "<|audio_end|>"]  # fmt: skip
+    ids = several_senses(folder, control)
+    rope = {"rope_type": "default", "rope_theta": 1e3, "mrope_section": [4, 2, 2],
+            "mrope_interleaved": True}  # fmt: skip
+    hears = {
+        "d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 56,
+        "num_mel_bins": 80, "n_window_infer": 200, "downsample_hidden_size": 6, "output_dim": 64,
+    }  # fmt: skip
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    sees = vision_folders.QWEN3_TOWER | {"deepstack_visual_indexes": [0, 1]}
+    config = transformers.Qwen3OmniMoeThinkerConfig(
+        audio_config=hears | changed.get("audio_config", {}),
+        vision_config=sees | changed.get("vision_config", {}),
+        text_config=TEXT | experts | {"vocab_size": len(ids), "hidden_size": 64, "head_dim": 16,
+                                      "rope_parameters": rope},
+        image_token_id=ids[control[0]], audio_token_id=ids[control[3]],
+        vision_start_token_id=ids[control[1]], audio_start_token_id=ids[control[4]],
+        video_token_id=3,
+    )  # fmt: skip
+    rules = RULES | {
+        "image_processor_type": "Qwen2VLImageProcessor", "patch_size": 4, "merge_size": 2,
+        "temporal_patch_size": 2, "min_pixels": 256, "max_pixels": 2048, "chunk_length": 4,
+    }  # fmt: skip
+    (folder / "preprocessor_config.json").write_text(json.dumps(rules))
+    made = vision_folders.saved(folder, config, "Qwen3OmniMoeThinkerForConditionalGeneration")
+    as_thinker(folder, "qwen3_omni_moe")
     return made
