@@ -47,9 +47,9 @@ LIMITS: Mapping[str, int] = {
     "cortiq/engine": 4220,
     "cortiq/explain": 590,
     "cortiq/formats": 7470,
-    "cortiq/hearing": 1115,
+    "cortiq/hearing": 1218,
     "cortiq/ir": 4028,
-    "cortiq/model": 2950,
+    "cortiq/model": 2968,
     "cortiq/models": 4830,
     "cortiq/numerics": 3640,
     "cortiq/placement": 710,
@@ -66,7 +66,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-skills": 1710,
     "plugins/cortiq-torch": 190,
-    "tests": 58365,
+    "tests": 58463,
     "tools": 2120,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""

@@ -56,13 +56,18 @@ def neighbours(rows: Floats, stride: int) -> Floats:
     return np.ascontiguousarray(near.reshape(len(near), -1))
 
 
+def with_zeros(hidden: Floats) -> Floats:
+    """Return the rows of an encoder, and a row of zeros after them."""
+    return np.pad(hidden, ((0, 1), (0, 0)))
+
+
 def spoken_rows(executable: Executable, sound: SpokenSound) -> Floats:
     """Compute the rows of a text model that a sound becomes, window by window."""
     found = []
     for window in sound.windows:
         hidden = sound_rows(executable, window.frames, window.count, window.inputs)
         with Session(executable, len(window.squares)) as session:
-            squares = [hidden[window.squares]]
+            squares = [with_zeros(hidden)[window.squares]]
             found.append(projected_rows(executable, session, squares, FAILED))
     return np.concatenate(found)
 

@@ -28,7 +28,7 @@ OWN: Sequence[str] = (
     "gemma4", "kimi_k25", "kimi_vl", "minicpmv4_6", "qwen2_5_omni", "qwen3_omni",
 )  # fmt: skip
 """Modules of this package, a family each."""
-HEARING: Sequence[str] = ("qwen2_audio", "voxtral", "qwen2_5_omni", "qwen3_omni")
+HEARING: Sequence[str] = ("qwen2_audio", "voxtral", "ultravox", "qwen2_5_omni", "qwen3_omni")
 """Modules of `cortiq.hearing`: families whose prompts have sounds in them."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cortiq.hearing.encode import neighbours
+from cortiq.hearing.encode import neighbours, with_zeros
 from cortiq.hearing.grid import CELLS, convolved, grid_entries
 from cortiq.hearing.whisper import FRAME, FRAMES, STRIDE
 from cortiq.ir.encoders import PROJECTOR, ROWS, SHARES, SQUARE, STAGE, square_of
@@ -61,7 +61,7 @@ def sound_rows(loaded, sound, given):
             near = neighbours(made, STRIDE)[: window.count]
         inputs = {"frame": near, "last": np.full(window.count, window.count - 1), **window.inputs}
         hidden = evaluate(program, weights, [0] * len(near), [HIDDEN], inputs=inputs)[HIDDEN]
-        graph, squares = program.graphs[PROJECTOR], hidden[window.squares]
+        graph, squares = program.graphs[PROJECTOR], with_zeros(hidden)[window.squares]
         taken = {SQUARE: squares.reshape(len(squares), *graph.values[SQUARE].shape)}
         if SHARES in graph.inputs:
             taken[SHARES] = np.full(squares.shape[:2], 1 / squares.shape[1])

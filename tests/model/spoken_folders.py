@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 import vision_folders
 from safetensors.torch import load_file, save_file
+from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
 SECONDS = 2
 ENCODER = {"num_mel_bins": 80, "max_source_positions": 50 * SECONDS}
@@ -55,6 +57,75 @@ def voxtral(folder: Path, **encoder: Any) -> Any:
     )  # fmt: skip
     (folder / "preprocessor_config.json").write_text(json.dumps(RULES))
     return vision_folders.saved(folder, config, "VoxtralForConditionalGeneration")
+
+
+class Ultravox(torch.nn.Module):
+    """Ultravox as its authors have it: transformers' encoder and text model, and a projector."""
+
+    def __init__(self, config: dict[str, Any], text: Any, audio: Any) -> None:
+        super().__init__()
+        self.config, mid = config, config["projector_ln_mid"]
+        self.audio_tower = WhisperEncoder(audio)
+        self.language_model = transformers.LlamaForCausalLM(text)
+        self.stack, width = config["stack_factor"], config["hidden_size"]
+        norm, inner = torch.nn.RMSNorm, audio.d_model * self.stack
+        self.multi_modal_projector = torch.nn.ModuleDict({
+            "ln_pre": norm(inner, eps=1e-6),
+            "linear_1": torch.nn.Linear(inner, width, bias=False),
+            "linear_2": torch.nn.Linear(width // 2, text.hidden_size, bias=False),
+            "ln_mid" if mid else "ln_post": norm(width // 2 if mid else text.hidden_size, eps=1e-6),
+        })  # fmt: skip
+
+    def rows(self, features: torch.Tensor) -> torch.Tensor:
+        """The rows of a window's features, [1, bands, frames], no more than the encoder takes."""
+        tower, parts = self.audio_tower, self.multi_modal_projector
+        x = torch.nn.functional.gelu(tower.conv1(features))
+        x = torch.nn.functional.gelu(tower.conv2(x)).permute(0, 2, 1)
+        x = x + tower.embed_positions.weight[: x.shape[1]]
+        for layer in tower.layers:
+            x = layer(x, None)
+            x = x[0] if isinstance(x, tuple) else x
+        x = tower.layer_norm(x)
+        x = torch.nn.functional.pad(x, (0, 0, 0, -x.shape[1] % self.stack))
+        x = parts["ln_pre"](x.reshape(1, -1, x.shape[2] * self.stack))
+        x, gate = parts["linear_1"](x).chunk(2, dim=-1)
+        x = torch.nn.functional.silu(gate) * x
+        if "ln_mid" in parts:
+            return parts["linear_2"](parts["ln_mid"](x))[0]
+        return parts["ln_post"](parts["linear_2"](x))[0]
+
+
+def ultravox(folder: Path, *, ln_mid: bool = True, **encoder: Any) -> Any:
+    """Write an Ultravox whose windows are two seconds long, with a template that takes texts."""
+    control = ["<|reserved_special_token_0|>", "<|reserved_special_token_1|>"]
+    template = (
+        "{{ bos_token }}{% for m in messages %}<turn>{{ m.role }}\n{{ m.content | trim }}"
+        "<eos>{% endfor %}<turn>assistant\n"
+    )
+    ids = vision_folders.write_tokenizer(folder, control, template)
+    given = {
+        "d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 56,
+        **ENCODER,
+    }  # fmt: skip
+    audio = transformers.WhisperConfig(**given | encoder)
+    text = transformers.LlamaConfig(**TEXT | {"vocab_size": len(ids), "head_dim": 16})
+    whole = {
+        "model_type": "ultravox", "hidden_size": 48, "stack_factor": 8, "norm_init": 0.4,
+        "projector_act": "swiglu", "projector_ln_mid": ln_mid, "vocab_size": len(ids),
+        "audio_model_id": None, "text_model_id": None, "audio_latency_block_size": None,
+        "audio_config": audio.to_dict(), "text_config": text.to_dict(),
+    }  # fmt: skip
+    torch.manual_seed(3)
+    audio._attn_implementation = text._attn_implementation = "eager"
+    made = Ultravox(whole, text, audio).float().eval()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    tensors = {name: value.contiguous() for name, value in made.state_dict().items()}
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(whole))
+    (folder / "preprocessor_config.json").write_text(json.dumps(RULES))
+    return made
 
 
 def several_senses(folder: Path, control: list[str]) -> dict[str, int]:
