@@ -11,7 +11,7 @@ from cortiq.backend import Executable, Named, Row
 from cortiq.engine.encoder_rows import KeptRows, entry_rows, projected_rows
 from cortiq.engine.session import Session
 from cortiq.hearing.features import PreparedSound
-from cortiq.hearing.grid import CELLS, convolved, grid_entries
+from cortiq.hearing.grid import BANDS, CELLS, convolved, grid_entries
 from cortiq.hearing.spoken import SpokenSound
 from cortiq.hearing.whisper import FRAME, FRAMES, HIDDEN, KERNEL, STRIDE
 from cortiq.ir.encoders import LAST
@@ -94,9 +94,11 @@ def sound_rows(
     near = _grid_rows(executable, frames) if frames.ndim == 3 else _near_rows(executable, frames)
     count = max(1, len(frames) // STRIDE) if rows is None else rows
     near, want = near[:count], (Named(HIDDEN),)
-    last = np.array(count - 1, np.int32)
-    supplied = {FRAME: near, **(more or {})}
-    inputs = [{LAST: last, **{name: v[i] for name, v in supplied.items()}} for i in range(count)]
+    names = executable.program.trunk.inputs
+    supplied = {BANDS if BANDS in names else FRAME: near, **(more or {})}
+    if LAST in names:
+        supplied[LAST] = np.full(count, count - 1, np.int32)
+    inputs = [{name: values[i] for name, values in supplied.items()} for i in range(count)]
     with Session(executable, count) as session:
         hidden = session.read_rows(session.feed_each([0] * count, [want] * count, inputs))
         return np.stack([np.asarray(row[want[0]], F32) for row in hidden])
@@ -113,9 +115,8 @@ def _near_rows(executable: Executable, frames: Floats) -> Floats:
 
 def _grid_rows(executable: Executable, pieces: Floats) -> Floats:
     """Compute what convolutions over time and frequency make of pieces of a spectrogram."""
-    return convolved(
-        pieces, grid_entries(executable.program), partial(_convolved, executable, name=CELLS)
-    )
+    program, run = executable.program, partial(_convolved, executable, name=CELLS)
+    return convolved(pieces, grid_entries(program), run, BANDS in program.trunk.inputs)
 
 
 def _convolved(executable: Executable, entry: str, given: Floats, name: str) -> Floats:

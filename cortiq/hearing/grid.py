@@ -8,11 +8,12 @@ import numpy as np
 
 from cortiq.ir import Builder, Program, Value
 from cortiq.ir.layers import Linear
-from cortiq.ir.ops import Activation
 from cortiq.numerics.contract import Floats
 
 GRID, CELLS = "grid.{}", "cells"
 """Entries of the convolutions, and their input: what a moment's bands are made of."""
+BANDS = "frame.bands"
+"""Input of an encoder whose rows have a band's channels side by side."""
 STRIDED = "strided"
 """Output of these entries."""
 KERNEL, STRIDE = 3, 2
@@ -26,17 +27,18 @@ def halved(count: int, times: int = 1) -> int:
     return count
 
 
-def cells(grid: Floats) -> Floats:
+def cells(grid: Floats, by_band: bool) -> Floats:
     """Return what a convolution reads at each place: [..., times, bands, channels·9] of
     [..., times, bands, channels].
 
-    A place lists its values by channel, then band, then time, as a kernel does; zeros lie around
-    the grid.
+    A place lists its values by channel, then band, then time, or time, then band (`by_band`), as
+    a kernel does; zeros lie around the grid.
     """
     edge = (KERNEL // 2, KERNEL // 2)
     padded = np.pad(grid, [(0, 0)] * (grid.ndim - 3) + [edge, edge, (0, 0)])
     near = np.lib.stride_tricks.sliding_window_view(padded, (KERNEL, KERNEL), axis=(-3, -2))
-    near = near[..., ::STRIDE, ::STRIDE, :, :, :].swapaxes(-1, -2)
+    near = near[..., ::STRIDE, ::STRIDE, :, :, :]
+    near = near if by_band else near.swapaxes(-1, -2)
     return np.ascontiguousarray(near.reshape(*near.shape[:-3], -1))
 
 
@@ -46,35 +48,41 @@ def grid_entries(program: Program) -> list[str]:
 
 
 def convolved(
-    pieces: Floats, entries: Sequence[str], run: Callable[[str, Floats], Floats]
+    pieces: Floats, entries: Sequence[str], run: Callable[[str, Floats], Floats], by_band: bool
 ) -> Floats:
-    """Return the rows of an encoder that pieces of a spectrogram become, before its first matrix:
-    [rows, channels·bands], a channel's bands side by side.
+    """Return the rows of an encoder that pieces of a spectrogram become, before its first matrix.
 
     Parameters
     ----------
     pieces : [pieces, frames, bands], each of which is convolved by itself.
     run : computes an entry of what its rows supply, [moments, bands, values].
+    by_band : the file's convolutions have time first, and rows a band's channels side by side;
+        otherwise bands first, and a channel's bands.
     """
     grid = pieces[..., None]
     for entry in entries:
-        grid = np.stack([run(entry, piece) for piece in cells(grid)])
-    rows = grid.swapaxes(-1, -2)
+        grid = np.stack([run(entry, piece) for piece in cells(grid, by_band)])
+    rows = grid if by_band else grid.swapaxes(-1, -2)
     return np.ascontiguousarray(rows.reshape(-1, rows.shape[-2] * rows.shape[-1]))
 
 
-def write_entry(b: Builder, number: int, bands: int, sizes: tuple[int, int], tensor: str) -> None:
-    """Write an entry: a convolution of sizes[0] channels to sizes[1], biased, and GELU.
+def write_entry(
+    b: Builder,
+    number: int,
+    bands: int,
+    op: Linear,
+    tensor: str,
+    end: Callable[[Builder, Value, str], Value],
+) -> None:
+    """Write an entry.
 
     Parameters
     ----------
-    bands : that it makes.
+    bands : that it makes. op : product of a place's values with the kernel, `tensor`.
+    end : writes what follows, under the name it is given.
     """
-    inner, channels = sizes[0] * KERNEL**2, sizes[1]
     b.input("position")
-    given: Value = b.input(CELLS, (bands, inner), "f32")
-    weights = {"weight": f"{tensor}.weight", "bias": f"{tensor}.bias"}
-    name = f"{STRIDED}.{number}"
-    y = b.add(Linear(inner, channels, biased=True), given, name=f"{name}.sum", weights=weights)
-    y = b.add(Activation("gelu"), y, name=name)
+    given, name = b.input(CELLS, (bands, op.in_width), "f32"), f"{STRIDED}.{number}"
+    weights = {role: f"{tensor}.{role}" for role in op.weight_shapes()}
+    end(b, b.add(op, given, name=f"{name}.sum", weights=weights), name)
     b.graph(GRID.format(number), (name,))

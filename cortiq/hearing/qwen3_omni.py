@@ -13,7 +13,7 @@ from cortiq.errors import FormatError, RequestError
 from cortiq.hearing import config as encoders
 from cortiq.hearing import whisper
 from cortiq.hearing.config import SoundConfig, sound_values
-from cortiq.hearing.grid import halved, write_entry
+from cortiq.hearing.grid import KERNEL, halved, write_entry
 from cortiq.hearing.spoken import SoundProcessor, SoundWindow, SpokenSound
 from cortiq.hearing.whisper import FRAME, HIDDEN, PLACED, written
 from cortiq.ir import Builder, Program, Value
@@ -98,7 +98,8 @@ def build(config: Config, most: int) -> Program:
     b.graph("trunk", (HIDDEN,))
     for n in range(CONVOLUTIONS):
         bands = halved(config.num_mel_bins, n + 1)
-        write_entry(b, n, bands, (channels if n else 1, channels), f"encoder.conv2d{n + 1}")
+        op = Linear(KERNEL**2 * (channels if n else 1), channels, biased=True)
+        write_entry(b, n, bands, op, f"encoder.conv2d{n + 1}", _gelu)
     b.input("position")
     square = b.input(SQUARE, (width,), "f32")
     y = written(b, Linear(width, width, biased=True), square, "up", "encoder.proj1")
@@ -106,6 +107,10 @@ def build(config: Config, most: int) -> Program:
     written(b, Linear(width, config.text_width, biased=True), y, ROWS, "encoder.proj2")
     b.graph(PROJECTOR, (ROWS,))
     return b.program()
+
+
+def _gelu(b: Builder, x: Value, name: str) -> Value:
+    return b.add(Activation("gelu"), x, name=name)
 
 
 class Processor(SoundProcessor):

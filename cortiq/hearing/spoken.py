@@ -83,12 +83,13 @@ class SoundProcessor(ABC):
     rows : what the trunk's rows supply besides.
     most : frames of a window. numbered : see `ImageProcessor`.
     heard_whole : whether the encoder takes windows of the processor's length.
+    asked_for : it is read where images are, and on one device: most who load the model write texts.
     """
 
     medium, numbered, spoken = "audio", "", ""
     marker: str
     token: int | None
-    rows, heard_whole = ImageRows(), True
+    rows, heard_whole, asked_for = ImageRows(), True, False
 
     def __init__(self, config: SoundConfig, given: Mapping[str, Any]) -> None:
         self.config, self.token = config, config.audio_token

@@ -27,7 +27,7 @@ MEDIA = ("image", "audio")
 """Keys of parts of a content, and types of these parts for a template."""
 UNABLE = {
     "image": ("the model was not loaded to see images", "load it with images=True, --images"),
-    "audio": ("the model hears no sounds in prompts", "see docs/models.md"),
+    "audio": ("the model hears no sounds in prompts", "see docs/models.md; Gemma 4: --images"),
 }
 Prepared = PreparedImage | SpokenSound
 

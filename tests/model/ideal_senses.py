@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cortiq.hearing.encode import neighbours, with_zeros
-from cortiq.hearing.grid import CELLS, convolved, grid_entries
+from cortiq.hearing.grid import BANDS, CELLS, convolved, grid_entries
 from cortiq.hearing.whisper import FRAME, FRAMES, STRIDE
 from cortiq.ir.encoders import PROJECTOR, ROWS, SHARES, SQUARE, STAGE, square_of
 from cortiq.vision.tower import HIDDEN, NEWLINE
@@ -46,6 +46,7 @@ def ideal_rows(vision, image):
 def sound_rows(loaded, sound, given):
     """The rows of a sound in float64, of transformers' features."""
     program, weights, rows = loaded.program, loaded.weights, []
+    by_band = BANDS in program.trunk.inputs
 
     def entry(name, given, value=CELLS):
         (output,) = program.graphs[name].outputs
@@ -55,11 +56,13 @@ def sound_rows(loaded, sound, given):
         frames = frames if window.frames.ndim == 3 else frames.T
         assert np.abs(window.frames - frames).max() < 1e-3  # theirs are float32
         if window.frames.ndim == 3:
-            near = convolved(frames, grid_entries(program), entry)[: window.count]
+            near = convolved(frames, grid_entries(program), entry, by_band)[: window.count]
         else:
             made = entry(FRAMES, neighbours(frames, 1), FRAME)
             near = neighbours(made, STRIDE)[: window.count]
-        inputs = {"frame": near, "last": np.full(window.count, window.count - 1), **window.inputs}
+        inputs = {BANDS if by_band else FRAME: near, **window.inputs}
+        if "last" in program.trunk.inputs:
+            inputs["last"] = np.full(window.count, window.count - 1)
         hidden = evaluate(program, weights, [0] * len(near), [HIDDEN], inputs=inputs)[HIDDEN]
         graph, squares = program.graphs[PROJECTOR], with_zeros(hidden)[window.squares]
         taken = {SQUARE: squares.reshape(len(squares), *graph.values[SQUARE].shape)}

@@ -128,6 +128,19 @@ def ultravox(folder: Path, *, ln_mid: bool = True, **encoder: Any) -> Any:
     return made
 
 
+GEMMA_ENCODER = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "subsampling_conv_channels": [16, 8], "output_proj_dims": 24, "conv_kernel_size": 3,
+    "attention_chunk_size": 5, "attention_context_left": 6,
+}  # fmt: skip
+"""Rows of 40 ms see five."""
+
+
+def gemma4(folder: Path, **encoder: Any) -> Any:
+    """Write a Gemma 4 as E2B is, that sees and hears."""
+    return vision_folders.gemma4_small(folder, hears=GEMMA_ENCODER | encoder)
+
+
 def several_senses(folder: Path, control: list[str]) -> dict[str, int]:
     """Write the tokenizer of a model that sees and hears: of an image, its begin and end, and the
     same of a sound; return the ids.

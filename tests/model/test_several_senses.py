@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
+from unittest.mock import patch
 
 import pytest
 
@@ -15,6 +17,7 @@ import torch
 from ideal_senses import ideal_rows, sound_rows
 from installed import backends
 from transformers import WhisperFeatureExtractor
+from transformers.models.gemma4.feature_extraction_gemma4 import Gemma4AudioFeatureExtractor
 from vision_oracles import processed
 
 import cortiq
@@ -40,11 +43,13 @@ def tone(length, hertz=300.0):
     return (np.sin(2 * np.pi * hertz * at) * (0.2 + 0.1 * at)).astype(np.float32)
 
 
-FAMILIES = ("qwen2_5_omni", "qwen3_omni")
+FAMILIES = ("qwen2_5_omni", "qwen3_omni", "gemma4")
 MARKS = {
     "qwen2_5_omni": ("<|vision_bos|>", "<|vision_eos|>", "<|audio_bos|>", "<|audio_eos|>"),
     "qwen3_omni": ("<|vision_start|>", "<|vision_end|>", "<|audio_start|>", "<|audio_end|>"),
+    "gemma4": ("", "", "", ""),
 }
+"""Around an image and a sound, where the family's own text for these has no marks."""
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -77,6 +82,18 @@ def extracted(sounds, **how):
 
 def features_of(name, sounds):
     """Qwen3-Omni's sounds are extracted one by one: transformers' padding changes their ends."""
+    if name == "gemma4":
+        extractor = Gemma4AudioFeatureExtractor(feature_size=16)
+        made = [
+            extractor._extract_spectrogram(one.astype(float), np.ones(len(one))) for one in sounds
+        ]
+        most = max(len(mask) for _, mask in made)
+        frames = [np.pad(one, ((0, most - len(one)), (0, 0))) for one, _ in made]
+        masks = [np.pad(mask, (0, most - len(mask))) for _, mask in made]
+        return {
+            "input_features": torch.tensor(np.stack(frames)),
+            "input_features_mask": torch.tensor(np.stack(masks)),
+        }
     if name == "qwen2_5_omni":
         features, mask = extracted(sounds, padding="max_length")
     else:
@@ -91,6 +108,9 @@ def features_of(name, sounds):
 
 def frames_of(name, sound, features, number):
     """transformers' features of a sound, in the windows that it is heard in."""
+    if name == "gemma4":
+        kept = features["input_features_mask"][number].bool()
+        return [features["input_features"][number][kept].numpy()[None]]
     kept = features["feature_attention_mask"][number].bool()
     frames = features["input_features"][number][:, kept].numpy()
     if name == "qwen2_5_omni":
@@ -125,8 +145,9 @@ def test_logits_in_float64_are_transformers_in_double(named, prompt):
     sounds = [tone(n, 200.0 + n % 700) for n in parts if isinstance(n, int)]
     given = {}
     if images:
-        seen = processed("qwen2_5_vl", folder, images)
-        given |= {key: seen[key] for key in ("pixel_values", "image_grid_thw")}
+        seen = processed("gemma4_small" if name == "gemma4" else "qwen2_5_vl", folder, images)
+        keys = "pixel_values", "image_grid_thw", "image_position_ids"
+        given |= {key: seen[key] for key in keys if key in seen}
         given["pixel_values"] = given["pixel_values"].double()
     given |= features_of(name, sounds) if sounds else {}
     made, text = [], "a"
@@ -154,12 +175,14 @@ def test_logits_in_float64_are_transformers_in_double(named, prompt):
     listed = [fed.inputs(at) for at in range(len(ids))]
     names = [key for key in listed[0] if key != "embed"]
     inputs = {key: np.stack([row[key] for row in listed]) for key in names}
-    args = trunk.program, trunk.weights, ids
+    args = trunk.program, trunk.weights, [fed.fed(at, one) for at, one in enumerate(ids)]
     embed = evaluate(*args, ["embed"], inputs=inputs)["embed"]
     for at, row in enumerate(listed):
         embed[at] = row.get("embed", embed[at])
     logits = evaluate(*args, ["logits"], inputs={**inputs, "embed": embed})["logits"]
-    with torch.no_grad():
+    # Gemma's encoder of sound computes parts in float32, and some of double with those
+    stays = patch.object(torch.Tensor, "float", torch.Tensor.double) if name == "gemma4" else None
+    with torch.no_grad(), stays or nullcontext():
         theirs = model(
             input_ids=torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)).long(), **given
         ).logits[0].numpy()  # fmt: skip
@@ -211,8 +234,15 @@ def test_every_backend_has_the_references_digests(written, wanted, backend):
     assert answers(written[0], backend) == wanted
 
 
-def test_a_model_hears_without_being_asked_to_see(written, wanted):
-    """A text and a sound have the same bits whether the model sees or not."""
+def test_a_model_hears_without_being_asked_to_see(named, written, wanted):
+    """A text and a sound have the same bits whether the model sees or not; Gemma 4 is asked."""
+    if named[0] == "gemma4":
+        with cortiq.load(written[0], backend="cpu", threads=1) as model:
+            assert not model.has_medium("audio")
+            assert model.generate("hello", **EXACT).digest == wanted[1]
+            with pytest.raises(RequestError, match="hears no sounds"):
+                model.chat_prompt(said(SOUND))
+        return
     found = []
     for images in (False, True):
         with cortiq.load(written[0], images=images, backend="cpu", threads=1) as model:
@@ -261,6 +291,11 @@ def test_a_conversion_keeps_both(written, tmp_path):
         ("qwen3_omni", {"audio_config": {"output_dim": 60}}),
         ("qwen3_omni", {"audio_config": {"max_source_positions": 12}}),
         ("qwen3_omni", {"vision_config": {"apply_vit_abs_pos_embed": False}}),
+        ("gemma4", {"audio_config": {"attention_context_right": 1}}),
+        ("gemma4", {"audio_config": {"attention_chunk_size": 8}}),
+        ("gemma4", {"audio_config": {"subsampling_conv_channels": [16]}}),
+        ("gemma4", {"audio_config": {"subsampling_conv_channels": [20, 8]}}),
+        ("gemma4", {"audio_config": {"num_attention_heads": 3}}),
     ],
     ids=str,
 )  # fmt: skip
@@ -268,18 +303,33 @@ def test_configurations_that_do_not_fit_are_refused(tmp_path, name, change):
     getattr(spoken_folders, name)(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     for section, keys in change.items():
-        config["thinker_config"][section] |= keys
+        config.get("thinker_config", config)[section] |= keys
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises((FormatError, UnsupportedError)) as error:
         senses_of(tmp_path)
     assert str(tmp_path) in str(error.value.where)
 
 
-def test_what_cannot_be_is_refused(written):
+def test_what_cannot_be_is_refused(named, written):
     with cortiq.load(written[0], images=True, backend="cpu", threads=1) as model:
         with pytest.raises(RequestError, match="too short"):
             model.chat_prompt(said({"audio": (np.zeros(159, np.float32), RATE)}))
         with pytest.raises(RequestError, match="rows: the context has"):
             model.chat_prompt(said(*[{"audio": (tone(64000), RATE)}] * 10))
+    if named[0] == "gemma4":
+        return
     with pytest.raises(OptionError, match="hears and sees"):
         cortiq.load(written[0], images=True, devices=2, backend="cpu")
+
+
+@pytest.mark.slow
+def test_gemma_sees_on_several_devices_and_hears_on_one(tmp_path):
+    """6 s: two ranks are processes."""
+    spoken_folders.gemma4(tmp_path)
+    digests = []
+    for devices in (1, 2):
+        with cortiq.load(tmp_path, images=True, devices=devices, backend="cpu") as model:
+            assert model.has_medium("audio") == (devices == 1)
+            assert any("hears nothing" in note for note in model.notes) == (devices == 2)
+            digests.append(model.chat(said(IMAGE), **EXACT).digest)
+    assert digests[0] == digests[1]
