@@ -249,3 +249,13 @@ def test_a_published_encoder_of_sound_has_its_parameters(name, tmp_path):
 COMPUTED = "distances.weight", "gain.weight"
 SOURCES = "relative_k_proj.weight", "per_dim_scale"
 """Tensors that are computed, and those they are computed of."""
+
+
+def test_gemma_4s_padding_may_have_the_id_0(tmp_path):
+    """E2B's does: rows of images and sounds have it in the table of per-layer inputs."""
+    config = transformers.Gemma4Config(vision_config={}, audio_config={})
+    (tmp_path / "config.json").write_text(config.to_json_string(use_diff=False))
+    save_file({"lm_head.weight": torch.zeros(1)}, tmp_path / "model.safetensors")
+    checkpoint = open_checkpoint(tmp_path)
+    families = vision_family(checkpoint), sound_family(checkpoint)
+    assert [family.processor.rows.token for family in families] == [0, 0]
