@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cortiq.errors import FormatError, UnsupportedError
-from cortiq.formats.mapped import MappedTensors
+from cortiq.formats.mapped import MappedTensors, TensorInfo
 from cortiq.formats.packed_tensors import PackedTensor
 from cortiq.formats.quantisation import KEYS
 
@@ -104,6 +104,29 @@ class ReorderedTensors(RenamedTensors):
 
     def _order(self, name: str) -> npt.NDArray[np.int64] | None:
         return next((o for form, o in self.orders.items() if re.fullmatch(form, name)), None)
+
+
+class AddedTensors(RenamedTensors):
+    """Tensors of a folder, and others that were computed of them: float32."""
+
+    def __init__(self, inner: MappedTensors, made: Mapping[str, npt.NDArray[np.float32]]) -> None:
+        super().__init__(inner, {name: name for name in inner.tensors})
+        self._made = {name: np.ascontiguousarray(array, "<f4") for name, array in made.items()}
+        for name, array in self._made.items():
+            size = array.shape[-1] * 4
+            self.tensors[name] = TensorInfo(name, array.shape, "F32", 0, 0, array.nbytes, size)
+
+    def name_within(self, name: str) -> str:
+        """Return the folder's name of a tensor; a computed one has its own."""
+        return name if name in self._made else super().name_within(name)
+
+    def joined(self, name: str) -> PackedTensor | None:
+        """Return the quantised matrix of this name, or None for an ordinary tensor."""
+        return None if name in self._made else super().joined(name)
+
+    def raw(self, name: str) -> npt.NDArray[np.uint8]:
+        """Return the bytes of a tensor."""
+        return self._made[name].view(np.uint8) if name in self._made else super().raw(name)
 
 
 def has_text_model(config: Mapping[str, Any]) -> bool:

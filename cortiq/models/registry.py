@@ -186,6 +186,9 @@ def family_for(checkpoint: OpenCheckpoint, extra: Sequence[ModuleType] = ()) -> 
         near = difflib.get_close_matches(name, known, n=3)
         meant = f"did you mean {' or '.join(near)}? " if near else ""
         hint = f"{meant}`cortiq inspect --families` lists the {len(known)} there are"
+        if (elsewhere := checkpoint.config.get("text_model_id")) is not None:
+            message = f"holds no text model: it is that of {elsewhere!r}"
+            hint = "take GGUF files of it, a text model and mmproj, or a folder saved with both"
         raise UnsupportedError(message, where=location_of(checkpoint), hint=hint)
     if checkpoint.kind == "gguf" and name not in gguf_architectures(known[name]):
         message = f"GGUF files of the architecture {name!r} are not supported"

@@ -182,10 +182,10 @@ class ImageProcessor(ABC):
     marker : text that a chat template writes for an image.
     token : id of the rows of images. rows : what the trunk's rows supply besides.
     most : patches of a tile at most. numbered : text before an image, with its number in the
-        prompt from 0 in place of {}; empty for none.
+        prompt from 0 in place of {}; empty for none. spoken : see `SoundProcessor`.
     """
 
-    medium, numbered = "image", ""
+    medium, numbered, spoken = "image", "", ""
     marker: str
     token: int
     rows: ImageRows
