@@ -56,8 +56,8 @@ class Keys:
         a field, a usual key is refused.
     gguf_absent : what llama.cpp takes for GGUF keys that are absent, or 0.
     gguf_only : GGUF keys accepted with one value.
-    gguf_tensors : fields that are true when the GGUF file holds a tensor of this name; `*` stands
-        for anything.
+    gguf_tensors : fields that are true when the GGUF file holds a tensor of this name (`*` stands
+        for anything), or lists of whether each layer does.
     """
 
     aliases: Mapping[str, str] = field(default_factory=dict)

@@ -8,7 +8,16 @@ from dataclasses import fields
 from typing import Any, get_type_hints
 
 from cortiq.errors import FormatError, UnsupportedError, shown
-from cortiq.models.config import Amount, AnyConfig, Keys, accepts, construct, refuse_unknown
+from cortiq.models.config import (
+    MAX_LAYERS,
+    Amount,
+    AnyConfig,
+    BaseConfig,
+    Keys,
+    accepts,
+    construct,
+    refuse_unknown,
+)
 from cortiq.models.gguf_keys import GGUF_KEYS, HARMLESS_GGUF, ONLY_GGUF, WINDOW_PATTERN
 from cortiq.models.gguf_rope import ROPE_GGUF_KEYS, gguf_rope, shortest_decimals
 from cortiq.models.layer_kinds import GLOBAL, LOCAL, by_layer
@@ -62,13 +71,13 @@ def config_from_gguf(
     values = _uniform(config_type, values)
     values["tie_word_embeddings"] = HEAD not in source
     tensors = tuple(source.tensor_names)
-    values |= {name: bool(fnmatch.filter(tensors, t)) for name, t in keys.gguf_tensors.items()}
     values["source"] = "gguf"
     layers, drafts = given.get("block_count"), given.get("nextn_predict_layers", 0)
     if type(layers) is int and type(drafts) is int:  # blocks count the layers that draft
         values["num_hidden_layers"] = layers - drafts
         if drafts and layers <= drafts:
             raise FormatError(f"has {layers} layers, of which {drafts} draft", where=where)
+    values |= _held(config_type, keys.gguf_tensors, tensors, values.get("num_hidden_layers"))
     config = construct(config_type, values, where=where)
     if pattern is not None:
         values["layer_types"] = _kinds(pattern, config.num_hidden_layers, where)
@@ -76,6 +85,18 @@ def config_from_gguf(
         _check_value_length(given, config.head_width, where)
     values["rope_parameters"] = gguf_rope(given, source, config, where)
     return construct(config_type, values, where=where)
+
+
+def _held(
+    config_type: type[BaseConfig], wanted: Mapping[str, str], tensors: Sequence[str], layers: Any
+) -> dict[str, bool | list[bool]]:
+    """Return whether the file has tensors; for a field with an entry a layer, whether each has."""
+    hints, found = get_type_hints(config_type), {name: fnmatch.filter(tensors, t)
+                                                 for name, t in wanted.items()}  # fmt: skip
+    listed = [name for name in found if accepts(hints[name], (True,)) and accepts(int, layers)]
+    each = {name: {int(t.split(".")[1]) for t in found[name]} for name in listed}
+    lists = {name: [n in each[name] for n in range(min(layers, MAX_LAYERS))] for name in listed}
+    return {name: bool(held) for name, held in found.items()} | lists
 
 
 def _kinds(pattern: Any, layers: int, where: str) -> tuple[str, ...]:

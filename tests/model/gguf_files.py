@@ -60,7 +60,8 @@ class GGUF:
 
 def head_width(config: Config) -> int:
     """Width of a head."""
-    heads = next(config[k] for k in ("num_attention_heads", "n_head", "n_heads") if k in config)
+    named = ("num_attention_heads", "n_head", "n_heads")
+    heads = next((config[k] for k in named if k in config), 1)
     width = next(config[k] for k in ("hidden_size", "n_embd", "d_model") if k in config)
     return config.get("head_dim") or width // heads
 
