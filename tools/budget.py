@@ -50,7 +50,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/hearing": 945,
     "cortiq/ir": 4028,
     "cortiq/model": 2950,
-    "cortiq/models": 4830,
+    "cortiq/models": 4900,
     "cortiq/numerics": 3640,
     "cortiq/placement": 710,
     "cortiq/plugins": 660,
