@@ -91,11 +91,16 @@ def _held(
     config_type: type[BaseConfig], wanted: Mapping[str, str], tensors: Sequence[str], layers: Any
 ) -> dict[str, bool | list[bool]]:
     """Return whether the file has tensors; for a field with an entry a layer, whether each has."""
-    hints, found = get_type_hints(config_type), {name: fnmatch.filter(tensors, t)
-                                                 for name, t in wanted.items()}  # fmt: skip
+    hints, found = get_type_hints(config_type), {
+        name: fnmatch.filter(tensors, t)
+        or fnmatch.filter(tensors, t.replace("attn_q.", "attn_qkv."))
+        for name, t in wanted.items()
+    }  # fmt: skip
     listed = [name for name in found if accepts(hints[name], (True,)) and accepts(int, layers)]
-    each = {name: {int(t.split(".")[1]) for t in found[name]} for name in listed}
-    lists = {name: [n in each[name] for n in range(min(layers, MAX_LAYERS))] for name in listed}
+    each = {name: {t.split(".")[1] for t in found[name]} for name in listed}
+    lists = {
+        name: [str(n) in each[name] for n in range(min(layers, MAX_LAYERS))] for name in listed
+    }
     return {name: bool(held) for name, held in found.items()} | lists
 
 

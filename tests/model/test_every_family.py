@@ -279,6 +279,28 @@ def test_a_gguf_file_of_the_tensors_is_the_same_model(family, geometry, how, wri
     assert distance(logits_of(checkpoint, model.tokens, family.context), model.logits) < TOLERANCE
 
 
+@pytest.mark.parametrize("name", ["qwen2", "qwen3_moe"])
+def test_matrices_that_a_gguf_file_has_joined_are_read(name, written, tmp_path):
+    pytest.importorskip("gguf")
+    family = next(family for family in FAMILIES if family.name == name)
+    model = written(family, "wide")
+
+    def join(values, tensors):
+        for layer in range(2):
+            rows = [(f"blk.{layer}.attn_{{}}", "qkv", "qkv", 0),
+                    (f"blk.{layer}.ffn_{{}}_exps", ("gate", "up"), "gate_up", 1)]  # fmt: skip
+            for stem, parts, whole, axis in rows:
+                for end in (".weight", ".bias"):
+                    held = [tensors.pop(stem.format(part) + end, None) for part in parts]
+                    if held[0] is not None:
+                        tensors[stem.format(whole) + end] = np.concatenate(held, axis)
+
+    write_gguf(tmp_path / "model.gguf", model.folder, family.gguf[0], join)
+    checkpoint = open_checkpoint(tmp_path / "model.gguf")
+    assert "blk.1.attn_q.weight" not in checkpoint and "blk.1.attn_qkv.weight" in checkpoint
+    assert distance(logits_of(checkpoint, model.tokens, family.context), model.logits) < TOLERANCE
+
+
 def test_layers_that_draft_are_no_part_of_the_trunk(written):
     family = next(family for family in FAMILIES if family.name == "glm4_moe")
     checkpoint = open_checkpoint(written(family, "wide").folder)
