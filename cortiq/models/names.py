@@ -39,6 +39,8 @@ GGUF_TENSORS: Mapping[str, str] = {
     "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
     "mlp.shared_experts.up_proj": "ffn_up_shexp",
     "mlp.shared_experts.down_proj": "ffn_down_shexp",
+    "mlp.experts.gate_up_proj": "ffn_gate_up_exps",
+    "self_attn.qkv_proj": "attn_qkv",
     "eh_proj": "nextn.eh_proj",
     "enorm": "nextn.enorm",
     "hnorm": "nextn.hnorm",
@@ -50,6 +52,12 @@ GGUF_TENSORS: Mapping[str, str] = {
 """Tensor of a Hugging Face checkpoint, without `model.layers.N.` and `.weight` (or `.bias`), to
 GGUF's; an entry for a name with its end has that of GGUF too, one for a name with its layer is
 outside GGUF's layers."""
+
+GGUF_FUSED = (
+    FusedTensor("self_attn.qkv_proj", tuple(f"self_attn.{role}_proj" for role in "qkv")),
+    FusedTensor("mlp.experts.gate_up_proj", ("mlp.experts.gate_proj", "mlp.experts.up_proj")),
+)
+"""Tensors that llama.cpp's converter joins where it is asked to, for any architecture."""
 
 IGNORED = re.compile(r".*\.rotary_emb\.inv_freq|blk\.\d+\.attn_rot_embd(\.weight)?")
 """Tensors of old checkpoints, in folders and in GGUF, that repeat what the config says."""

@@ -12,7 +12,7 @@ from cortiq.errors import FormatError
 from cortiq.ir import Program
 from cortiq.models.config import BaseConfig
 from cortiq.models.gguf_rope import ROPE_TENSORS
-from cortiq.models.names import IGNORED, Names
+from cortiq.models.names import GGUF_FUSED, IGNORED, Names
 from cortiq.models.open_checkpoint import OpenCheckpoint
 from cortiq.models.parts import HEAD, TABLE
 from cortiq.models.registry import location_of, names_of
@@ -138,6 +138,9 @@ def _fused_piece(
 ) -> TensorSlice | None:
     """Return the part of a fused tensor, if the family has one and the file no separate ones."""
     found = fused_of(names.fused, name)
+    common = fused_of(GGUF_FUSED, name) if source == "gguf" else None
+    if common and names.known(f"{common[1]}{common[0].tensor}{common[2]}", source) in checkpoint:
+        found = common
     if found is None:
         return None
     fused, prefix, end = found
