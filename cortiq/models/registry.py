@@ -111,6 +111,7 @@ OWN = (
     "cwm",
     "vaultgemma",
     "solar_open",
+    "diffllama",
 )
 """Modules of this package, in the order they are listed."""
 

@@ -102,7 +102,13 @@ def _pieces(
     names: Names,
     source: str,
 ) -> list[TensorSlice]:
-    """Return a weight's tensors: one; one an expert; part of a fused one; or several joined."""
+    """Return a weight's tensors: one; one an expert; part of a fused one; several joined, or those
+    of a formula.
+    """
+    if (formed := names.formed_as(name)) is not None:
+        prefix, _, end = split_name(name)
+        own = [names.in_file(f"{prefix}{tensor}{end}", source) for tensor in formed.tensors]
+        return [TensorSlice(tensor, (formed.width,)) for tensor in own]
     shape, piece = shapes[name], _fused_piece(name, shapes, checkpoint, names, source)
     whole = names.known(name, source)
     if whole is None:  # this kind of file never has it as a tensor of its own
