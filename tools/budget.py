@@ -48,7 +48,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/explain": 590,
     "cortiq/formats": 7470,
     "cortiq/hearing": 945,
-    "cortiq/ir": 4120,
+    "cortiq/ir": 4125,
     "cortiq/model": 2950,
     "cortiq/models": 4830,
     "cortiq/numerics": 3650,
@@ -66,7 +66,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-skills": 1710,
     "plugins/cortiq-torch": 190,
-    "tests": 58380,
+    "tests": 58560,
     "tools": 2120,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""

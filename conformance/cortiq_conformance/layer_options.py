@@ -150,5 +150,6 @@ OPTIONS: tuple[Op, ...] = (
     DIFFERENTIAL,
     replace(DIFFERENTIAL, rope=TABLE),
     AS_NEIGHBOURS,
+    Mamba1(64, inner=96, state_dim=8, rank=5, kernel=4, ungated=True),
 )
 """Each option at least once, over a layout that fits."""

@@ -112,6 +112,7 @@ OWN = (
     "vaultgemma",
     "solar_open",
     "diffllama",
+    "phi4flash",
 )
 """Modules of this package, in the order they are listed."""
 

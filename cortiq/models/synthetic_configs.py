@@ -187,6 +187,9 @@ MINI: Mapping[str, Mapping[str, Any]] = {
         "a_low_rank_dim": 8, "v_low_rank_dim": 4,
     },
     "diffllama": _MINI,
+    "phi4flash": _WITHOUT_HEAD | {
+        "num_hidden_layers": 8, "sliding_window": 24, "mamba_d_state": 8, "mamba_dt_rank": 4,
+    },
 }  # fmt: skip
 """A small model of every family that brings something of its own and has no other here, by its
 `model_type`.
