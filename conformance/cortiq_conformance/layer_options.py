@@ -151,5 +151,6 @@ OPTIONS: tuple[Op, ...] = (
     replace(DIFFERENTIAL, rope=TABLE),
     AS_NEIGHBOURS,
     Mamba1(64, inner=96, state_dim=8, rank=5, kernel=4, ungated=True),
+    replace(NET, rate=2.0),
 )
 """Each option at least once, over a layout that fits."""

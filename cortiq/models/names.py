@@ -64,7 +64,7 @@ class Names:
     ----------
     gguf : entries that replace or extend `GGUF_TENSORS`.
     fused : tensors that hold several weights, for files that have them in place of those.
-    joined : weights, named as in `fused`, whose rows a file holds as several tensors of one size.
+    joined : weights, named as in `fused`, whose rows a file holds as several tensors.
     formed : vectors, named as in `fused`, that a formula makes of a file's.
     folder : beginnings of names in Hugging Face folders, by those of canonical ones.
     unread : regular expression of tensors that the graph never needs.

@@ -113,6 +113,7 @@ OWN = (
     "solar_open",
     "diffllama",
     "phi4flash",
+    "olmo_hybrid",
 )
 """Modules of this package, in the order they are listed."""
 
