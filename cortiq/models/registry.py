@@ -111,6 +111,9 @@ OWN = (
     "cwm",
     "vaultgemma",
     "solar_open",
+    "diffllama",
+    "phi4flash",
+    "olmo_hybrid",
 )
 """Modules of this package, in the order they are listed."""
 
