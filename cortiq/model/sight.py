@@ -110,6 +110,24 @@ class Sight:
         texts = [*(number(n) + image.text for n, image in enumerate(images)), ""]
         return "".join(part + own for part, own in zip(parts, texts, strict=True))
 
+    def as_text(self, message: Message) -> Message:
+        """Return a message whose parts are one text, with markers for images."""
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if not isinstance(content, (list, tuple)):
+            return message
+        is_own = [isinstance(p, Mapping) and p.get("type") == self.medium for p in content]
+        texts = [
+            self.processor.marker
+            if own
+            else part.get("text")
+            if isinstance(part, Mapping)
+            else part
+            for own, part in zip(is_own, content, strict=True)
+        ]
+        if not all(isinstance(text, str) for text in texts):
+            raise RequestError("a part of a content is neither text nor image", where=self.medium)
+        return {**message, "content": self.processor.between.join(texts)}
+
     def placed(self, ids: Sequence[int], images: Sequence[Prepared]) -> ImagePrompt:
         """Return a prompt with the images at their places: the ids of images' rows, in order.
 
@@ -203,6 +221,13 @@ class Senses:
             text = sense.expanded(text, own)
         return text
 
+    def as_texts(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Return messages with their parts as one text, for templates that take no parts."""
+        for sense in self._by_medium.values():
+            if getattr(sense.processor, "between", None) is not None:
+                messages = [sense.as_text(message) for message in messages]
+        return messages
+
     def placed(self, ids: Sequence[int], made: Sequence[Prepared]) -> ImagePrompt:
         """Return a prompt with images and sounds at their places, in the order of these."""
         spans = [
@@ -244,6 +269,7 @@ def chat_prompt(
     if not given:
         return ids_of(messages, lambda text: text)
     made = senses.prepared(given, where)
+    plain = senses.as_texts(plain)
     return senses.placed(ids_of(plain, lambda text: senses.expanded(text, made)), made)
 
 
