@@ -78,15 +78,15 @@ class SoundProcessor(ABC):
     Attributes
     ----------
     marker : text that a chat template writes for a sound.
-    spoken : text that a message has for a sound where the template does not write the marker.
     token : id of the rows of sounds; None for one that no text has.
     rows : what the trunk's rows supply besides.
-    most : frames of a window. numbered : see `ImageProcessor`.
+    most : frames of a window. numbered, between : see `ImageProcessor`.
     heard_whole : whether the encoder takes windows of the processor's length.
     asked_for : it is read where images are, and on one device: most who load the model write texts.
     """
 
-    medium, numbered, spoken = "audio", "", ""
+    medium, numbered = "audio", ""
+    between: str | None = None
     marker: str
     token: int | None
     rows, heard_whole, asked_for = ImageRows(), True, False

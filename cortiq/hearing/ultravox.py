@@ -116,7 +116,7 @@ class Processor(SoundProcessor):
     The marker is no token, and the rows have none of their own.
     """
 
-    marker = spoken = AUDIO
+    marker, between = AUDIO, ""
     config: Config
 
     def rows_of(self, count: int) -> int:

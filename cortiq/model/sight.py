@@ -180,17 +180,16 @@ def without_media(messages: Sequence[Message]) -> tuple[list[Message], list[tupl
     return made, given
 
 
-def _text_of(content: object, spoken: Mapping[str, str]) -> object:
-    """Return the parts of a content as one text; another content as it is.
-
-    Parameters
-    ----------
-    spoken : what stands for a part, by its type.
-    """
+def _as_text(message: Message, markers: Mapping[str, str], between: str) -> Message:
+    """Return a message whose parts are one text, with the marker of each medium."""
+    content = message.get("content") if isinstance(message, Mapping) else None
     if not isinstance(content, (list, tuple)):
-        return content
-    parts = [part if isinstance(part, Mapping) else {} for part in content]
-    return "".join(spoken.get(part.get("type", "")) or str(part.get("text", "")) for part in parts)
+        return message
+    typed = [part if isinstance(part, Mapping) else {"text": part} for part in content]
+    texts = [markers.get(part.get("type", "")) or part.get("text") for part in typed]
+    if not all(isinstance(text, str) for text in texts):
+        raise RequestError("a part of a content is no text", where="messages")
+    return {**message, "content": between.join(texts)}
 
 
 def _medium_of(part: object) -> str:
@@ -226,18 +225,20 @@ class Senses:
             made.append(sense.one_prepared(thing, counts[medium], sum(one.rows for one in made)))
         return made
 
-    def joined(self, messages: Sequence[Message], made: Sequence[Prepared]) -> Sequence[Message]:
-        """Return messages whose contents are texts, where a sense's marker is a part of these."""
-        spoken = {sense.medium: sense.processor.spoken for sense, _ in self._divided(made)}
-        if not any(spoken.values()):
-            return messages
-        return [{**one, "content": _text_of(one["content"], spoken)} for one in messages]
-
     def expanded(self, text: str, made: Sequence[Prepared]) -> str:
         """Return a text with what stands for each image or sound in place of its marker."""
         for sense, own in self._divided(made):
             text = sense.expanded(text, own)
         return text
+
+    def as_texts(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Return messages with their parts as one text, for templates that take no parts."""
+        processors = [sense.processor for sense in self._by_medium.values()]
+        markers = {p.medium: p.marker for p in processors if p.between is not None}
+        if not markers:
+            return messages
+        between = next(p.between for p in processors if p.between is not None)
+        return [_as_text(message, markers, between) for message in messages]
 
     def placed(self, ids: Sequence[int], made: Sequence[Prepared]) -> ImagePrompt:
         """Return a prompt with images and sounds at their places, in the order of these."""
@@ -280,7 +281,7 @@ def chat_prompt(
     if not given:
         return ids_of(messages, lambda text: text)
     made = senses.prepared(given, where)
-    plain = senses.joined(plain, made)
+    plain = senses.as_texts(plain)
     return senses.placed(ids_of(plain, lambda text: senses.expanded(text, made)), made)
 
 

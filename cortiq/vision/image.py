@@ -182,10 +182,13 @@ class ImageProcessor(ABC):
     marker : text that a chat template writes for an image.
     token : id of the rows of images. rows : what the trunk's rows supply besides.
     most : patches of a tile at most. numbered : text before an image, with its number in the
-        prompt from 0 in place of {}; empty for none. spoken : see `SoundProcessor`.
+        prompt from 0 in place of {}; empty for none.
+    between : text between the parts of a content, for templates that take a text alone; None where
+        a template takes the parts.
     """
 
-    medium, numbered, spoken = "image", "", ""
+    medium, numbered = "image", ""
+    between: str | None = None
     marker: str
     token: int
     rows: ImageRows

@@ -19,8 +19,8 @@ def ideal_rows(vision, image):
     for tile in image.tiles:
         count = len(tile.patches)
         inputs = {"patch": tile.patches, "last": np.full(count, count - 1), **tile.inputs}
-        zeros = [0] * count
-        hidden = evaluate(program, vision.weights, zeros, names, inputs=inputs)
+        zeros, slots = [0] * count, {}
+        hidden = evaluate(program, vision.weights, zeros, names, inputs=inputs, stored=slots)
         for n, stage in enumerate(tile.stages):
             count, entry = len(stage.squares), STAGE.format(n)
             below = hidden[HIDDEN][stage.squares]
@@ -32,10 +32,14 @@ def ideal_rows(vision, image):
         given = {
             square_of(n): part.reshape(len(part), *graph.values[square_of(n)].shape)
             for n, part in enumerate(squares)
+            if square_of(n) in graph.inputs
         }
         kept = tile.squares.shape
         given |= {"shares": np.full(kept, 1 / kept[1])} if "shares" in graph.inputs else {}
-        made = evaluate(program, vision.weights, zeros[: kept[0]], graph.outputs, PROJECTOR, given)
+        given, zeros = {**given, **tile.supplied}, [0] * kept[0]
+        made = evaluate(
+            program, vision.weights, zeros, graph.outputs, PROJECTOR, given, stored=slots
+        )
         rows.append(np.concatenate([made[name] for name in graph.outputs], axis=1))
     if NEWLINE in program.graphs:
         rows.append(evaluate(program, vision.weights, [0], [NEWLINE], NEWLINE)[NEWLINE])

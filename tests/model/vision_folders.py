@@ -493,3 +493,10 @@ def kimi_vl(folder: Path) -> Any:
     }  # fmt: skip
     (folder / "preprocessor_config.json").write_text(json.dumps(rules))
     return made
+
+
+def minicpmv(folder: Path, **sight: Any) -> Any:
+    """Write a MiniCPM-V; see `minicpmv_folders`, which writes files with what this module has."""
+    import minicpmv_folders
+
+    return minicpmv_folders.minicpmv(folder, **sight)
