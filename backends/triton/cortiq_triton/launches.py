@@ -10,16 +10,8 @@ import torch
 from cortiq_triton import elementwise, fused, products, qkv_prologue
 from cortiq_triton.attend import attended_rows
 from cortiq_triton.call import LaunchCall
-from cortiq_triton.low_rank import (
-    AHEAD,
-    BESIDE,
-    MOST,
-    WAITS,
-    FactorBanks,
-    Overlaid,
-    table_of,
-    with_low_rank,
-)
+from cortiq_triton.low_rank import MOST, FactorBanks, Overlaid, table_of, with_low_rank
+from cortiq_triton.low_rank_rows import AHEAD, BESIDE, WAITS
 from cortiq_triton.products import PLAIN, Stack
 from cortiq_triton.rows import Rows
 
