@@ -148,9 +148,9 @@ def test_overlays_of_a_captured_shape_are_data(model, captured, choices, rows):
 
 
 def test_tiles_of_outputs_follow_one_another(model, captured, monkeypatch):
-    """A program has several tiles, the last one not full; the interpreter's are else one."""
-    monkeypatch.setattr(low_rank, "TILE", 16)
-    monkeypatch.setattr(low_rank, "SPAN", 32)
+    """Outputs are several programs', the last one's not full; in the interpreter else one's."""
+    monkeypatch.setattr(low_rank, "TILED", 16)
+    monkeypatch.setattr(low_rank, "OUTPUTS", 16)
     captured.decoder.forget()
     defined = ReferenceBackend().compile(*model, CompileOptions())
     for on in (defined, captured):

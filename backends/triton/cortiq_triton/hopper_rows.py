@@ -17,6 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from cortiq_triton.hopper import finish, kernel, landed, load_async
+from cortiq_triton.language import let_next
 from cortiq_triton.matmul import tile_place
 from cortiq_triton.scalar import round_two_planes
 
@@ -51,9 +52,14 @@ def matmul_rows_of_codes(
     codes: Value, scale: Value, qh: Value, ql: Value, qe: Value, bias: Value, residual: Value,
     out: Value, faults: Value, M: Value, N: Value, K: Value, cut: Value, cut2: Value, group: Value,
     BIASED: gl.constexpr, RESIDUAL: gl.constexpr, PARTS: gl.constexpr, BM: gl.constexpr,
-    BN: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
+    BN: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, LETS: gl.constexpr,
 ) -> None:  # fmt: skip
-    """Outputs [M, N] of int8 codes [N, K], K a multiple of 256."""
+    """Outputs [M, N] of int8 codes [N, K], K a multiple of 256.
+
+    It starts when all launches before it are done, and then LETS the next one start at once.
+    """
+    if LETS:
+        let_next()
     warps: gl.constexpr = BN // 16
     sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, BM, 32])
     lie: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [warps, 1], [1, 0])

@@ -103,6 +103,14 @@ def product(
     return out
 
 
+def lets_next(weight: Packed | FloatMatrix, rows: int) -> bool:
+    """Whether a product of so many rows starts once all launches before it are done, and lets the
+    next one start then.
+    """
+    few = isinstance(weight, FloatMatrix) or rows <= tuning().few or not tuning().special
+    return not few and hopper_products.lets_next(weight, rows)
+
+
 def _few(weight: Packed, x: Rows, out: torch.Tensor, faults: torch.Tensor, how: Stack) -> None:
     sizes, (rows, n) = tuning(), out.shape
     rb = 1 if how.choice else min(sizes.rows, pow2(rows))
