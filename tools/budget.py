@@ -47,7 +47,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/engine": 4220,
     "cortiq/explain": 590,
     "cortiq/formats": 7492,
-    "cortiq/hearing": 1603,
+    "cortiq/hearing": 1720,
     "cortiq/ir": 4125,
     "cortiq/model": 2992,
     "cortiq/models": 4900,
@@ -66,7 +66,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-skills": 1710,
     "plugins/cortiq-torch": 190,
-    "tests": 59359,
+    "tests": 59640,
     "tools": 2120,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""
