@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import wave
 
 import pytest
+from click.testing import CliRunner
 
 pytest.importorskip("transformers")
 pytest.importorskip("gguf")
@@ -16,9 +19,10 @@ from gguf_files import GGUF
 from ideal_senses import sound_rows
 from safetensors.numpy import load_file
 from test_mmproj import write_text
-from test_spoken import EXACT, hearing_of, messages, tone
+from test_spoken import EXACT, RATE, hearing_of, messages, tone
 
 import cortiq
+from cortiq.cli.main import cli
 from cortiq.convert.run import convert_model
 from cortiq.errors import FormatError, RequestError, UnsupportedError
 from cortiq.formats.checkpoint import open_checkpoint
@@ -63,7 +67,8 @@ def write_encoder(path, folder, name, *, mixed=False, change=lambda values, tens
         add = {float: writer.add_float32, str: writer.add_string}.get(type(value))
         (add or writer.add_uint32)(f"clip.audio.{key}", value)
     for own, array in tensors.items():
-        writer.add_tensor(own, np.ascontiguousarray(array, array.dtype))
+        kind = gguf.GGMLQuantizationType.Q8_0 if array.dtype == np.uint8 else None
+        writer.add_tensor(own, np.ascontiguousarray(array, array.dtype), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -126,6 +131,37 @@ def test_answers_of_a_file_with_an_encoder_are_the_folders(written):
             made = model.generate(model.chat_prompt(messages()), max_tokens=3, **EXACT)
             digests.append((made.prompt_ids, made.step_digests))
     assert digests[0] == digests[1] == digests[2]
+
+
+def test_matrices_of_eight_bits_are_read(written, tmp_path):
+    name, folder, file = written
+
+    def quantised(values, tensors):
+        kind = gguf.GGMLQuantizationType.Q8_0
+        for tensor in [one for one in tensors if re.search(r"(attn_\w+|a\.mlp\.1)\.weight", one)]:
+            tensors[tensor] = gguf.quants.quantize(tensors[tensor], kind)
+
+    (tmp_path / "model.gguf").write_bytes(file.read_bytes())
+    write_encoder(tmp_path / "mmproj.gguf", folder, name, change=quantised)
+    ours, theirs = hearing_of_file(tmp_path / "model.gguf"), hearing_of(folder)
+    sound = ours.processor.prepare(tone(4001))
+    made, whole = rows_of(ours, sound), rows_of(theirs, sound)
+    assert 0 < np.abs(made - whole).max() < 0.05 * np.abs(whole).max()
+
+
+def test_the_command_line_hears_with_a_file(written, tmp_path):
+    _, _, file = written
+    sound = tmp_path / "a.wav"
+    with wave.open(str(sound), "wb") as out:
+        out.setparams((1, 2, RATE, 4001, "NONE", ""))
+        out.writeframes((tone(4001) * 32767).astype("<i2").tobytes())
+    how = ["--backend", "cpu", "--threads", "1", "--max-tokens", "3", "--temperature", "0"]
+    args = ["generate", str(file), "--images", "--audio", str(sound), "-p", "what?", "--json", *how]
+    done = CliRunner().invoke(cli, args)
+    assert done.exit_code == 0, done.output
+    with cortiq.load(file, images=True, backend="cpu", threads=1) as model:
+        made = model.generate(model.audio_prompt("what?", [sound]), max_tokens=3, temperature=0)
+    assert json.loads(done.stdout)["text"] == made.text
 
 
 def test_without_being_asked_a_file_hears_nothing(written):
