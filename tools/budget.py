@@ -50,7 +50,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/hearing": 945,
     "cortiq/ir": 4125,
     "cortiq/model": 2950,
-    "cortiq/models": 4830,
+    "cortiq/models": 4840,
     "cortiq/numerics": 3650,
     "cortiq/placement": 710,
     "cortiq/plugins": 660,
@@ -66,7 +66,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-skills": 1710,
     "plugins/cortiq-torch": 190,
-    "tests": 58600,
+    "tests": 58660,
     "tools": 2120,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""
