@@ -50,7 +50,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/hearing": 1603,
     "cortiq/ir": 4125,
     "cortiq/model": 2992,
-    "cortiq/models": 4900,
+    "cortiq/models": 4910,
     "cortiq/numerics": 3683,
     "cortiq/placement": 710,
     "cortiq/plugins": 660,
@@ -66,7 +66,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-skills": 1710,
     "plugins/cortiq-torch": 190,
-    "tests": 59359,
+    "tests": 59419,
     "tools": 2120,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""

@@ -42,7 +42,7 @@ class Config(BaseConfig):
     attention_bias: bool = False
     mlp_bias: bool = False
     embedding_multiplier: float = 1.0
-    attention_multiplier: float = 1.0
+    attention_multiplier: float | None = 1.0
     residual_multiplier: float = 1.0
     logits_scaling: float = 1.0
     turns: bool = True
