@@ -18,14 +18,16 @@ from cortiq_triton.rows import Rows
 class ChosenTuning:
     """Sizes of attention to chosen keys.
 
-    heads : of a program at most, weighed : of one that computes weights.
+    heads : of a program that computes scores at most, added : of one that adds, weighed : of one
+    that computes weights.
     keys : of a program that computes scores. deep : dimensions of a product at a time, stages : of
     them on their way. taken : columns of values that a program takes out of a page.
     columns : of values of a program that adds, together : keys that it adds at a time.
-    ahead : runs that are asked for at once.
+    ahead : runs that are asked for at once. registers : of a thread that adds, 0 for any number.
     """
 
     heads: int = 64
+    added: int = 64
     weighed: int = 32
     keys: int = 32
     deep: int = 64
@@ -36,6 +38,7 @@ class ChosenTuning:
     ahead: int = 8
     warps: int = 4
     sum_warps: int = 4
+    registers: int = 0
 
 
 CHOSEN = ChosenTuning()
@@ -79,7 +82,9 @@ def attend_chosen(
     table = call.table("kv")
     lists = {"H": op.heads, "G": op.kv_heads, "SETS": sets, "CHOSEN": count}
     sizes = lists | {"DK": op.key_dim, "DV": op.value_dim}
-    block, weighed = (min(n, max(16, pow2(each))) for n in (how.heads, how.weighed))
+    block, added, weighed = (
+        min(n, max(16, pow2(each))) for n in (how.heads, how.added, how.weighed)
+    )
     parts = op.kv_heads * ceil_div(each, block)
     launch(
         chosen_keys.score_chosen, (parts, rows.count, ceil_div(count, how.keys)),
@@ -96,11 +101,11 @@ def attend_chosen(
         BM=weighed, COLUMNS=taken, warps=1, early=True, **sizes,
     )  # fmt: skip
     width = min(how.columns, max(16, pow2(op.value_dim)))
-    programs = parts * ceil_div(op.value_dim, width)
+    programs = op.kv_heads * ceil_div(each, added) * ceil_div(op.value_dim, width)
     launch(
         chosen_keys.add_chosen, (programs, rows.count, most // 16), position, places, weights,
-        states, *values, sums, numbers, most, DV=op.value_dim, BM=block, WIDTH=width,
-        KEYS=how.together, warps=how.sum_warps, early=True, **lists,
+        states, *values, sums, numbers, most, DV=op.value_dim, BM=added, WIDTH=width,
+        KEYS=how.together, warps=how.sum_warps, registers=how.registers, early=True, **lists,
     )  # fmt: skip
     launch(
         chosen_keys.join_runs, shape[::-1], position, sums, numbers, out if sink is None else sink,
