@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from cortiq_triton import chosen_keys
+from cortiq_triton import chosen_keys, chosen_scores
 from cortiq_triton.call import LaunchCall
 from cortiq_triton.language import ceil_div, launch, pow2
 from cortiq_triton.rows import Rows
@@ -87,7 +87,7 @@ def attend_chosen(
     )
     parts = op.kv_heads * ceil_div(each, block)
     launch(
-        chosen_keys.score_chosen, (parts, rows.count, ceil_div(count, how.keys)),
+        chosen_scores.score_chosen, (parts, rows.count, ceil_div(count, how.keys)),
         *q[:3], table, rows.owners, position, chosen, places, kappas, fractions,
         q.high.shape[-1], rows.pages, offset, *factors, most, KP=max(32, pow2(op.key_dim)),
         BM=block, DEEP=min(how.deep, max(32, pow2(op.key_dim))), CAPPED=op.soft_cap is not None,

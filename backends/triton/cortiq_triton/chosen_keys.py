@@ -1,9 +1,9 @@
 """Attention of single rows to keys chosen one by one: only these keys are read.
 
-`score_chosen` computes the scores of the keys of a list, `weigh_chosen` the weights of each tile's
-keys and takes their values out of the pages, `add_chosen` adds a run's tiles in their order,
-`join_runs` the runs. A tile is the contract's: the same bits as `split_kv_attention`, which
-computes every key of it.
+`score_chosen` (`chosen_scores.py`) computes the scores of the keys of a list, `weigh_chosen` the
+weights of each tile's keys and takes their values out of the pages, `add_chosen` adds a run's tiles
+in their order, `join_runs` the runs. A tile is the contract's: the same bits as
+`split_kv_attention`, which computes every key of it.
 """
 
 from __future__ import annotations
@@ -11,114 +11,20 @@ from __future__ import annotations
 import triton.language as tl
 
 from cortiq_triton.attention import finish
+from cortiq_triton.chosen_scores import heads_of
 from cortiq_triton.language import INTERPRETED, Tensor, begin, constant, device, kernel
-from cortiq_triton.scalar import exp2_int, round_three_planes, round_two_planes, tanh
+from cortiq_triton.scalar import round_two_planes
 from cortiq_triton.split_kv_attention import added_states
 from cortiq_triton.tile import (
-    DEEPEST,
     MAGIC,
     MAGIC_BITS,
     NONE,
     combine,
     empty,
-    factors,
     page_of,
     rescaling,
-    rounded,
     scaled,
-    weight_of,
 )
-
-
-@device
-def heads_of(
-    part: Tensor, H: tl.constexpr, G: tl.constexpr, BM: tl.constexpr
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Heads [BM] of a program, which of them exist, and their keys' head."""
-    chunks = (H // G + BM - 1) // BM
-    within = part % chunks * BM + tl.arange(0, BM)
-    g, live = part // chunks, within < H // G
-    return tl.where(live, g * (H // G) + within, 0), live, g
-
-
-@kernel
-def score_chosen(
-    qh: Tensor, ql: Tensor, qe: Tensor, table: Tensor, owners: Tensor, positions: Tensor,
-    chosen: Tensor, places: Tensor, kappas: Tensor, fractions: Tensor, stride: Tensor,
-    pages: Tensor, slot: Tensor, factor: Tensor, cap: Tensor, inverse_cap: Tensor, log2_e: Tensor,
-    most: Tensor, H: tl.constexpr, G: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
-    KP: tl.constexpr, BM: tl.constexpr, DEEP: tl.constexpr, CAPPED: tl.constexpr,
-    SETS: tl.constexpr, CHOSEN: tl.constexpr, N: tl.constexpr, STAGES: tl.constexpr,
-) -> None:  # fmt: skip
-    """`weight_of` the scores of N chosen keys, for BM heads of a row: [R, CHOSEN, H].
-
-    places : int32 [R, SETS, most + 1], where the keys of a tile begin in the list.
-    """
-    begin()
-    part, r, chunk = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    position, owner = tl.load(positions + r), tl.load(owners + r)
-    head, live, g = heads_of(part, H, G, BM)
-    each = r * SETS + g * SETS // G
-    n = chunk * N + tl.arange(0, N)
-    listed = chosen + each * CHOSEN + n
-    key = tl.load(listed, mask=n < CHOSEN, other=2147483647)
-    before = tl.load(listed - 1, mask=(n > 0) & (n <= CHOSEN), other=-1)
-    mark_places(places + each * (most + 1), key, before, n, position, CHOSEN)
-    there = key <= position
-    if tl.max(there.to(tl.int32), 0) > 0:
-        key = tl.where(there, key, 0)
-        address = tl.load(table + owner.to(tl.int64) * pages + key // 64, mask=there, other=0)
-        page = tl.multiple_of((address + slot).to(tl.pointer_type(tl.int8)), [16])
-        t, row = key % 64, (r * H + head).to(tl.int64)
-        high = tl.full((BM, N), 0, tl.int32)
-        middle, low = high, high
-        for first in tl.range(0, DK, DEEP, num_stages=STAGES):
-            d = first + tl.arange(0, DEEP)
-            mask, inside = live[:, None] & (d < DK)[None, :], there[:, None] & (d < DK)[None, :]
-            at = (page + (g * 64 + t) * DK)[:, None] + d[None, :]
-            kh = tl.trans(tl.load(at, mask=inside, other=0))
-            kl = tl.trans(tl.load(at + G * 64 * DK, mask=inside, other=0))
-            of = (row * stride)[:, None] + d[None, :]
-            h = tl.load(qh + of, mask=mask, other=0)
-            l = tl.load(ql + of, mask=mask, other=0)  # noqa: E741
-            low = tl.dot(l, kl, low, out_dtype=tl.int32)
-            middle = tl.dot(h, kl, middle, out_dtype=tl.int32)
-            middle = tl.dot(l, kh, middle, out_dtype=tl.int32)
-            high = tl.dot(h, kh, high, out_dtype=tl.int32)
-        if KP <= DEEPEST:
-            dots = rounded(high, middle, low)
-        else:
-            dots = round_three_planes(high, middle, low)
-        scale = factors(tl.load(qe + row, mask=live, other=0), factor, KP)
-        exponents = page + 2 * G * 64 * (DK + DV) + g * 64 + t
-        s = (dots * scale) * exp2_int(tl.load(exponents, mask=there, other=0).to(tl.int32))[None, :]
-        if CAPPED:
-            s = (cap * tanh(s * inverse_cap)) * log2_e
-        kappa, fraction = weight_of(s)
-        place = (r * CHOSEN + n).to(tl.int64)[None, :] * H + head[:, None]
-        mask = live[:, None] & there[None, :]
-        tl.store(kappas + place, kappa, mask=mask)
-        tl.store(fractions + place, fraction, mask=mask)
-
-
-@device
-def mark_places(
-    places: Tensor, key: Tensor, before: Tensor, n: Tensor, position: Tensor, CHOSEN: tl.constexpr
-) -> None:
-    """Store where the keys of tiles begin in an ascending list, by those of its entries n.
-
-    An entry marks the tiles after the one of the entry before it up to its own, the first that is
-    not seen and the last those that are left: up to the tile behind the row's.
-    """
-    end = position // 64 + 1
-    tile = tl.where(key <= position, key // 64, end)
-    after = tl.where(n > 0, tl.where(before <= position, before // 64, end), -1)
-    steps = tl.where(n < CHOSEN, tile - after, 0)
-    for i in range(tl.max(steps, 0)):
-        tl.store(places + tile - i, n, mask=i < steps)
-    left = tl.where(n == CHOSEN - 1, end - tile, 0)
-    for i in range(tl.max(left, 0)):
-        tl.store(places + tile + 1 + i, CHOSEN, mask=i < left)
 
 
 @kernel
