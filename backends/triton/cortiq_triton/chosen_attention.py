@@ -27,14 +27,14 @@ class ChosenTuning:
     """
 
     heads: int = 64
-    added: int = 64
-    weighed: int = 32
+    added: int = 32
+    weighed: int = 64
     keys: int = 32
     deep: int = 64
     stages: int = 3
-    taken: int = 128
+    taken: int = 64
     columns: int = 64
-    together: int = 4
+    together: int = 2
     ahead: int = 8
     warps: int = 4
     sum_warps: int = 4

@@ -64,19 +64,18 @@ def weigh_chosen(
                     exponents, listed, start, stop, live, H, BM,
                 )  # fmt: skip
         else:
-            v = (part - chunks) % columns * COLUMNS + tl.arange(0, COLUMNS)
+            v, k = (part - chunks) % columns * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, 8)
             to = (r * G + g).to(tl.int64) * CHOSEN * DV + v
             source = page + 2 * G * 64 * DK + (g * DV + v) * 64 - tile * 64
-            ends = tl.full((COLUMNS,), 0, tl.int32) + stop
-            for first in range(start, stop, 4):
-                for i in tl.static_range(4):
-                    there = first + i < stop
-                    mask = (v < DV) & (ends > first + i)
-                    j = tl.load(listed + first + i, mask=there, other=0)
-                    high = tl.load(source + j, mask=mask, other=0)
-                    low = tl.load(source + j + G * 64 * DV, mask=mask, other=0)
-                    tl.store(highs + to + (first + i) * DV, high.to(tl.float16), mask=mask)
-                    tl.store(lows + to + (first + i) * DV, low.to(tl.float16), mask=mask)
+            for first in range(start, stop, 8):
+                n = first + k
+                mask = (n < stop)[:, None] & (v < DV)[None, :]
+                j = tl.load(listed + n, mask=n < stop, other=0)
+                at, kept = source[None, :] + j[:, None], to[None, :] + n[:, None] * DV
+                high = tl.load(at, mask=mask, other=0)
+                low = tl.load(at + G * 64 * DV, mask=mask, other=0)
+                tl.store(highs + kept, high.to(tl.float16), mask=mask)
+                tl.store(lows + kept, low.to(tl.float16), mask=mask)
 
 
 @device
@@ -85,30 +84,28 @@ def weigh_keys(
     listed: Tensor, start: Tensor, stop: Tensor, live: Tensor, H: tl.constexpr, BM: tl.constexpr,
 ) -> None:  # fmt: skip
     """Store the weights of a tile's keys, and what the tile adds to the state of each head."""
-    K, ends = tl.full((BM,), MAGIC_BITS + NONE, tl.int32), tl.full((BM,), 0, tl.int32) + stop
+    k, K = tl.arange(0, 8), tl.full((BM,), MAGIC_BITS + NONE, tl.int32)
     E = K
-    for first in range(start, stop, 4):
-        for i in tl.static_range(4):
-            there = first + i < stop
-            j = tl.load(listed + first + i, mask=there, other=0)
-            ve = tl.load(exponents + j, mask=there, other=0).to(tl.int32)
-            at = kappas + (first + i) * H
-            mask = live & (ends > first + i)
-            kappa = tl.load(at, mask=mask, other=MAGIC_BITS + NONE)
-            K, E = tl.maximum(K, kappa), tl.maximum(E, kappa + ve)
+    for first in range(start, stop, 8):
+        n = first + k
+        j = tl.load(listed + n, mask=n < stop, other=0)
+        ve = tl.load(exponents + j, mask=n < stop, other=0).to(tl.int32)[:, None]
+        at, mask = n[:, None] * H, (n < stop)[:, None] & live[None, :]
+        kappa = tl.load(kappas[None, :] + at, mask=mask, other=MAGIC_BITS + NONE)
+        K, E = tl.maximum(K, tl.max(kappa, 0)), tl.maximum(E, tl.max(kappa + ve, 0))
     mass, total = tl.full((BM,), 0, tl.int32), tl.full((BM,), 0, tl.int32)
-    for first in range(start, stop, 4):
-        for i in tl.static_range(4):
-            there = first + i < stop
-            mask = live & (ends > first + i)
-            j = tl.load(listed + first + i, mask=there, other=0)
-            ve = tl.load(exponents + j, mask=there, other=0).to(tl.int32)
-            kappa = tl.load(kappas + (first + i) * H, mask=mask, other=MAGIC_BITS + NONE)
-            fraction = tl.load(fractions + (first + i) * H, mask=mask, other=1.0)
-            mass += (scaled(fraction, kappa, K, 21) + MAGIC).to(tl.int32, bitcast=True) - MAGIC_BITS
-            w = scaled(fraction, kappa + ve, E, 14) + MAGIC
-            total += w.to(tl.int32, bitcast=True) - MAGIC_BITS
-            tl.store(weights + (first + i) * H, w - MAGIC, mask=mask)
+    for first in range(start, stop, 8):
+        n = first + k
+        j = tl.load(listed + n, mask=n < stop, other=0)
+        ve = tl.load(exponents + j, mask=n < stop, other=0).to(tl.int32)[:, None]
+        at, mask = n[:, None] * H, (n < stop)[:, None] & live[None, :]
+        kappa = tl.load(kappas[None, :] + at, mask=mask, other=MAGIC_BITS + NONE)
+        fraction = tl.load(fractions[None, :] + at, mask=mask, other=1.0)
+        part = scaled(fraction, kappa, K[None, :], 21) + MAGIC
+        mass += tl.sum(part.to(tl.int32, bitcast=True) - MAGIC_BITS, 0)
+        w = scaled(fraction, kappa + ve, E[None, :], 14) + MAGIC
+        total += tl.sum(w.to(tl.int32, bitcast=True) - MAGIC_BITS, 0)
+        tl.store(weights[None, :] + at, w - MAGIC, mask=mask)
     tl.store(states, mass.to(tl.float32).to(tl.int32, bitcast=True), mask=live)
     tl.store(states + H, K - MAGIC_BITS, mask=live)
     tl.store(states + 2 * H, E - MAGIC_BITS, mask=live)

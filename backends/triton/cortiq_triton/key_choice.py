@@ -138,10 +138,12 @@ def select_keys(
     elif first < count:
         least, wanted = narrowed(counts, limits, r, TOP, 4)
         least = least ^ SIGN
-        before = tl.full((WIDTH,), 0, tl.int32)
-        for start in range(0, first, WIDTH):  # a count of larger ones, and of equal ones above it
-            score = tl.load(at + start + i)
-            before += (score > least).to(tl.int32) + ((score == least).to(tl.int32) << 12)
+        before, j = tl.full((4 * WIDTH,), 0, tl.int32), tl.arange(0, 4 * WIDTH)
+        for start in range(0, first, 4 * WIDTH):  # larger ones, and above their count equal ones
+            inside = start + j < first
+            score = tl.load(at + start + j, mask=inside, other=0)
+            larger, same = inside & (score > least), inside & (score == least)
+            before += larger.to(tl.int32) + (same.to(tl.int32) << 12)
         low, high = tl.sum(before & 4095, 0), tl.sum(before >> 12, 0)
         score = tl.load(at + entry, mask=entry < count, other=0)
         larger = ((entry < count) & (score > least)).to(tl.int32)
