@@ -86,19 +86,19 @@ def attend_chosen(
         min(n, max(16, pow2(each))) for n in (how.heads, how.added, how.weighed)
     )
     parts = op.kv_heads * ceil_div(each, block)
+    taken = min(how.taken, pow2(op.value_dim))
+    programs = parts + op.kv_heads * ceil_div(op.value_dim, taken)
     launch(
-        chosen_scores.score_chosen, (parts, rows.count, ceil_div(count, how.keys)),
-        *q[:3], table, rows.owners, position, chosen, places, kappas, fractions,
+        chosen_scores.score_chosen, (programs, rows.count, ceil_div(count, how.keys)),
+        *q[:3], table, rows.owners, position, chosen, places, kappas, fractions, *values,
         q.high.shape[-1], rows.pages, offset, *factors, most, KP=max(32, pow2(op.key_dim)),
         BM=block, DEEP=min(how.deep, max(32, pow2(op.key_dim))), CAPPED=op.soft_cap is not None,
-        N=how.keys, STAGES=how.stages, warps=how.warps, early=True, **sizes,
+        N=how.keys, STAGES=how.stages, COLUMNS=taken, warps=how.warps, early=True, **sizes,
     )  # fmt: skip
-    taken = min(how.taken, pow2(op.value_dim))
-    programs = op.kv_heads * (ceil_div(each, weighed) + ceil_div(op.value_dim, taken))
     launch(
-        chosen_keys.weigh_chosen, (most, rows.count, programs), table, rows.owners, position,
-        chosen, places, kappas, fractions, weights, states, *values, rows.pages, offset, most,
-        BM=weighed, COLUMNS=taken, warps=1, early=True, **sizes,
+        chosen_keys.weigh_chosen, (most, rows.count, op.kv_heads * ceil_div(each, weighed)),
+        table, rows.owners, position, chosen, places, kappas, fractions, weights, states,
+        rows.pages, offset, most, BM=weighed, warps=1, early=True, **sizes,
     )  # fmt: skip
     width = min(how.columns, max(16, pow2(op.value_dim)))
     programs = op.kv_heads * ceil_div(each, added) * ceil_div(op.value_dim, width)

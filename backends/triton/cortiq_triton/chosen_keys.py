@@ -30,52 +30,32 @@ from cortiq_triton.tile import (
 @kernel
 def weigh_chosen(
     table: Tensor, owners: Tensor, positions: Tensor, chosen: Tensor, places: Tensor,
-    kappas: Tensor, fractions: Tensor, weights: Tensor, states: Tensor, highs: Tensor,
-    lows: Tensor, pages: Tensor, slot: Tensor, most: Tensor, H: tl.constexpr, G: tl.constexpr,
-    DK: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr, COLUMNS: tl.constexpr,
-    SETS: tl.constexpr, CHOSEN: tl.constexpr,
+    kappas: Tensor, fractions: Tensor, weights: Tensor, states: Tensor, pages: Tensor,
+    slot: Tensor, most: Tensor, H: tl.constexpr, G: tl.constexpr, DK: tl.constexpr,
+    DV: tl.constexpr, BM: tl.constexpr, SETS: tl.constexpr, CHOSEN: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Of a tile's keys the weights, for BM heads, or both planes of values, COLUMNS of them.
+    """The weights of a tile's keys, for BM heads, and what the tile adds to the heads' states.
 
     weights : integers [R, CHOSEN, H]. states : int32 [R, most, 4, H], bits of the mass, K, E, and
-    the sum of the weights. highs, lows : f16 [R, G, CHOSEN, DV].
+    the sum of the weights.
     """
     begin()
     tile, r, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     position, owner = tl.load(positions + r), tl.load(owners + r)
     if tile <= position // 64:
-        chunks: tl.constexpr = G * ((H // G + BM - 1) // BM)
-        columns: tl.constexpr = (DV + COLUMNS - 1) // COLUMNS
-        g = tl.where(part < chunks, part // (chunks // G), (part - chunks) // columns)
+        head, live, g = heads_of(part, H, G, BM)
         each = r * SETS + g * SETS // G
         place = places + each * (most + 1) + tile
         start, stop = tl.load(place), tl.load(place + 1)
-        listed = chosen + each * CHOSEN
         page = page_of(table, owner, pages, tile, slot)
-        if part < chunks:
-            head, live, g = heads_of(part, H, G, BM)
-            if start < stop:
-                exponents = page + 2 * G * 64 * (DK + DV) + (G + g) * 64 - tile * 64
-                weigh_keys(
-                    kappas + r.to(tl.int64) * CHOSEN * H + head,
-                    fractions + r.to(tl.int64) * CHOSEN * H + head,
-                    weights + r.to(tl.int64) * CHOSEN * H + head,
-                    states + (r.to(tl.int64) * most + tile) * 4 * H + head,
-                    exponents, listed, start, stop, live, H, BM,
-                )  # fmt: skip
-        else:
-            v, k = (part - chunks) % columns * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, 8)
-            to = (r * G + g).to(tl.int64) * CHOSEN * DV + v
-            source = page + 2 * G * 64 * DK + (g * DV + v) * 64 - tile * 64
-            for first in range(start, stop, 8):
-                n = first + k
-                mask = (n < stop)[:, None] & (v < DV)[None, :]
-                j = tl.load(listed + n, mask=n < stop, other=0)
-                at, kept = source[None, :] + j[:, None], to[None, :] + n[:, None] * DV
-                high = tl.load(at, mask=mask, other=0)
-                low = tl.load(at + G * 64 * DV, mask=mask, other=0)
-                tl.store(highs + kept, high.to(tl.float16), mask=mask)
-                tl.store(lows + kept, low.to(tl.float16), mask=mask)
+        if start < stop:
+            first = r.to(tl.int64) * CHOSEN * H
+            weigh_keys(
+                kappas + first + head, fractions + first + head, weights + first + head,
+                states + (r.to(tl.int64) * most + tile) * 4 * H + head,
+                page + 2 * G * 64 * (DK + DV) + (G + g) * 64 - tile * 64,
+                chosen + each * CHOSEN, start, stop, live, H, BM,
+            )  # fmt: skip
 
 
 @device
