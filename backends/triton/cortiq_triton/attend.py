@@ -49,6 +49,8 @@ class SpanTuning:
 SPANS = SpanTuning()
 SCORED_TILES, LISTED = 2, 1024
 """Tiles that a program scores; scores that a program counts, and lists, at most."""
+BEFORE, LISTING_WARPS = 16, 16
+"""How often as many scores a program looks at at once to find its place in the list; its warps."""
 STREAM_ROWS = 16
 """Rows of a sequence from which its tiles are streamed."""
 
@@ -260,6 +262,6 @@ def choose_keys(
         )  # fmt: skip
     launch(
         key_choice.select_keys, (rows.count, ceil_div(max(entries, op.top), width)), scores,
-        position, *known, out, room, early=True, **sizes,
+        position, *known, out, room, BEFORE=BEFORE, warps=LISTING_WARPS, early=True, **sizes,
     )  # fmt: skip
     return out

@@ -151,6 +151,16 @@ def float_sum(
     return fused(high, nothing + 256.0, low)
 
 
+@device
+def end_of(
+    states: Tensor, tile: Tensor, head: Tensor, live: Tensor, H: tl.constexpr
+) -> tuple[Tensor, Tensor]:
+    """E of a tile and the sum of its weights, of heads: [BM, 1]; of no use if none is chosen."""
+    state = (states + tile * 4 * H + head)[:, None]
+    E = tl.load(state + 2 * H, mask=live[:, None], other=NONE)
+    return E, tl.load(state + 3 * H, mask=live[:, None], other=0)
+
+
 @kernel
 def add_chosen(
     positions: Tensor, places: Tensor, weights: Tensor, states: Tensor, highs: Tensor,
@@ -180,14 +190,14 @@ def add_chosen(
         place = places + (r * SETS + g * SETS // G) * (most + 1)
         mine = weights + r.to(tl.int64) * CHOSEN * H + head
         values = (r * G + g).to(tl.int64) * CHOSEN * DV + v
-        start = tl.load(place + run * 16)
+        states += r.to(tl.int64) * most * 4 * H
+        start, stop = tl.load(place + run * 16), tl.load(place + run * 16 + 1)
+        E, total = end_of(states, run * 16, head, live, H)
         for tile in range(run * 16, last):
-            stop = tl.load(place + tile + 1)
+            later = tl.load(place + tl.minimum(tile + 2, last))  # asked for a tile ahead
+            next_E, next_total = end_of(states, tl.minimum(tile + 1, last - 1), head, live, H)
             if start < stop:
-                state = (states + (r.to(tl.int64) * most + tile) * 4 * H + head)[:, None]
-                E = tl.load(state + 2 * H, mask=live[:, None], other=NONE)
-                most_weight = tl.max(tl.load(state + 3 * H, mask=live[:, None], other=0))
-                if most_weight <= MOST_EXACT:
+                if tl.max(total) <= MOST_EXACT:
                     O = float_sum(  # noqa: E741
                         nothing, mine, highs + values, lows + values, start, stop, live, inside, H,
                         DV, BM, WIDTH, KEYS,
@@ -200,10 +210,11 @@ def add_chosen(
                 before, after, N = rescaling(N, E)
                 o = fused(O, after, o * before)
                 if column == 0:
+                    state = (states + tile * 4 * H + head)[:, None]
                     L = tl.load(state, mask=live[:, None], other=0).to(tl.float32, bitcast=True)
                     K = tl.load(state + H, mask=live[:, None], other=NONE)
                     mass, M = combine(mass, M, L, K)
-            start = stop
+            start, stop, E, total = stop, later, next_E, next_total
         tl.store(to, o, mask=mask)
         if column == 0:
             number = numbers + at[:, None] * 4

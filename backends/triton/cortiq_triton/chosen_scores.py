@@ -60,25 +60,8 @@ def score_chosen(
                 highs + kept, lows + kept, source, there[:, None] & (v < DV)[None, :], G, DV
             )
         else:
-            high = tl.full((BM, N), 0, tl.int32)
-            middle, low = high, high
-            for first in tl.range(0, DK, DEEP, num_stages=STAGES):
-                d = first + tl.arange(0, DEEP)
-                mask, inside = live[:, None] & (d < DK)[None, :], there[:, None] & (d < DK)[None, :]
-                at = (page + (g * 64 + t) * DK)[:, None] + d[None, :]
-                kh = tl.trans(tl.load(at, mask=inside, other=0))
-                kl = tl.trans(tl.load(at + G * 64 * DK, mask=inside, other=0))
-                of = (row * stride)[:, None] + d[None, :]
-                h = tl.load(qh + of, mask=mask, other=0)
-                l = tl.load(ql + of, mask=mask, other=0)  # noqa: E741
-                low = tl.dot(l, kl, low, out_dtype=tl.int32)
-                middle = tl.dot(h, kl, middle, out_dtype=tl.int32)
-                middle = tl.dot(l, kh, middle, out_dtype=tl.int32)
-                high = tl.dot(h, kh, high, out_dtype=tl.int32)
-            if KP <= DEEPEST:
-                dots = rounded(high, middle, low)
-            else:
-                dots = round_three_planes(high, middle, low)
+            keys = page + (g * 64 + t) * DK
+            dots = key_dots(qh, ql, row * stride, live, keys, there, G, DK, KP, BM, N, DEEP, STAGES)
             scale = factors(tl.load(qe + row, mask=live, other=0), factor, KP)
             exponents = page + 2 * G * 64 * (DK + DV) + g * 64 + t
             s = (dots * scale) * exp2_int(tl.load(exponents, mask=there, other=0).to(tl.int32))[
@@ -94,6 +77,33 @@ def score_chosen(
     if part < parts:
         before = tl.load(listed - 1, mask=(n > 0) & (n <= CHOSEN), other=-1)
         mark_places(places + each * (most + 1), key, before, n, position, CHOSEN)
+
+
+@device
+def key_dots(
+    qh: Tensor, ql: Tensor, rows: Tensor, live: Tensor, keys: Tensor, there: Tensor,
+    G: tl.constexpr, DK: tl.constexpr, KP: tl.constexpr, BM: tl.constexpr, N: tl.constexpr,
+    DEEP: tl.constexpr, STAGES: tl.constexpr,
+) -> Tensor:  # fmt: skip
+    """RN of the integer dots of queries at `rows` with single keys, as `dot_planes` leaves them."""
+    high = tl.full((BM, N), 0, tl.int32)
+    middle, low = high, high
+    for first in tl.range(0, DK, DEEP, num_stages=STAGES):
+        d = first + tl.arange(0, DEEP)
+        mask, inside = live[:, None] & (d < DK)[None, :], there[:, None] & (d < DK)[None, :]
+        at, of = keys[:, None] + d[None, :], rows[:, None] + d[None, :]
+        kh = tl.trans(tl.load(at, mask=inside, other=0))
+        kl = tl.trans(tl.load(at + G * 64 * DK, mask=inside, other=0))
+        h = tl.load(qh + of, mask=mask, other=0)
+        l = tl.load(ql + of, mask=mask, other=0)  # noqa: E741
+        low = tl.dot(l, kl, low, out_dtype=tl.int32)
+        middle = tl.dot(h, kl, middle, out_dtype=tl.int32)
+        middle = tl.dot(l, kh, middle, out_dtype=tl.int32)
+        high = tl.dot(h, kh, high, out_dtype=tl.int32)
+    if KP <= DEEPEST:
+        return rounded(high, middle, low)
+    else:  # noqa: RET505 - a branch that is compiled
+        return round_three_planes(high, middle, low)
 
 
 @device

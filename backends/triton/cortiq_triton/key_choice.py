@@ -120,11 +120,12 @@ def count_bytes(
 @kernel
 def select_keys(
     scores: Tensor, positions: Tensor, counts: Tensor, limits: Tensor, out: Tensor, room: Tensor,
-    TOP: tl.constexpr, WIDTH: tl.constexpr, EVERY: tl.constexpr,
+    TOP: tl.constexpr, WIDTH: tl.constexpr, EVERY: tl.constexpr, BEFORE: tl.constexpr,
 ) -> None:  # fmt: skip
     """The best TOP keys of a row among WIDTH of its scores, to their places in out [R, TOP].
 
-    They ascend; of equal ones the first are taken.
+    They ascend; of equal ones the first are taken. BEFORE : times WIDTH scores before its own that
+    a program looks at at once.
     """
     begin()
     r, first, i = tl.program_id(0), tl.program_id(1) * WIDTH, tl.arange(0, WIDTH)
@@ -138,8 +139,10 @@ def select_keys(
     elif first < count:
         least, wanted = narrowed(counts, limits, r, TOP, 4)
         least = least ^ SIGN
-        before, j = tl.full((4 * WIDTH,), 0, tl.int32), tl.arange(0, 4 * WIDTH)
-        for start in range(0, first, 4 * WIDTH):  # larger ones, and above their count equal ones
+        before, j = tl.full((BEFORE * WIDTH,), 0, tl.int32), tl.arange(0, BEFORE * WIDTH)
+        for start in range(
+            0, first, BEFORE * WIDTH
+        ):  # larger ones, and above their count equal ones
             inside = start + j < first
             score = tl.load(at + start + j, mask=inside, other=0)
             larger, same = inside & (score > least), inside & (score == least)
