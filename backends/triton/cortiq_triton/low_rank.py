@@ -25,7 +25,7 @@ MOST, MOST_RANK = 3, 128
 COLUMNS = 10
 """Words of a matrix in the table: A's codes, scales, plane, rank; the same of B with its height;
 B's columns; place of its outputs."""
-RANKS, WORDS = (128, 1024) if INTERPRETED else (4, 512)
+RANKS, WORDS = (128, 1024) if INTERPRETED else (8, 256)
 """Rows of A, and words of them, that a program has at a time."""
 OUTPUTS = 8192 if INTERPRETED else 256
 """Outputs of a program that adds one row's."""

@@ -124,11 +124,11 @@ def add_second_tiles(
             order, place + 3, stop, planes, exponents, R, before, residual, height, seen, RP,
             RESIDUAL,
         )  # fmt: skip
-        y = dot_of_words(c, d, hi0[None, :], lo0[None, :]) * s * e0
+        y = dot_of_words(c, d, hi0, lo0) * s * e0
         store(y, old0, beside0, after + m0 * height, faults + m0, n, seen, RESIDUAL)
-        y = dot_of_words(c, d, hi1[None, :], lo1[None, :]) * s * e1
+        y = dot_of_words(c, d, hi1, lo1) * s * e1
         store(y, old1, beside1, after + m1 * height, faults + m1, n, seen, RESIDUAL)
-        y = dot_of_words(c, d, hi2[None, :], lo2[None, :]) * s * e2
+        y = dot_of_words(c, d, hi2, lo2) * s * e2
         store(y, old2, beside2, after + m2 * height, faults + m2, n, seen, RESIDUAL)
-        y = dot_of_words(c, d, hi3[None, :], lo3[None, :]) * s * e3
+        y = dot_of_words(c, d, hi3, lo3) * s * e3
         store(y, old3, beside3, after + m3 * height, faults + m3, n, seen, RESIDUAL)
