@@ -33,7 +33,7 @@ LIMITS: Mapping[str, int] = {
     "backends/cpu": 12170,
     "backends/mlx": 1760,
     "backends/reference": 985,
-    "backends/triton": 11840,
+    "backends/triton": 12135,
     "backends/wgpu": 6000,
     "benchmarks": 5030,
     "conformance": 8515,
@@ -50,7 +50,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/hearing": 1725,
     "cortiq/ir": 4125,
     "cortiq/model": 2992,
-    "cortiq/models": 4900,
+    "cortiq/models": 5020,
     "cortiq/numerics": 3683,
     "cortiq/placement": 710,
     "cortiq/plugins": 660,
@@ -66,7 +66,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-skills": 1710,
     "plugins/cortiq-torch": 190,
-    "tests": 59885,
+    "tests": 60000,
     "tools": 2120,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""

@@ -189,8 +189,9 @@ def _as_text(message: Message, markers: Mapping[str, str], between: str) -> Mess
     if not isinstance(content, (list, tuple)):
         return message
     typed = [part if isinstance(part, Mapping) else {"text": part} for part in content]
-    texts = [markers.get(part.get("type", "")) or part.get("text") for part in typed]
-    if not all(isinstance(text, str) for text in texts):
+    given = [markers.get(part.get("type", "")) or part.get("text") for part in typed]
+    texts = [text for text in given if isinstance(text, str)]
+    if len(texts) < len(given):
         raise RequestError("a part of a content is no text", where="messages")
     return {**message, "content": between.join(texts)}
 

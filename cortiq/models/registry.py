@@ -114,6 +114,11 @@ OWN = (
     "diffllama",
     "phi4flash",
     "olmo_hybrid",
+    "hyperclovax",
+    "granite_swa",
+    "youtu",
+    "ministral",
+    "nanochat",
 )
 """Modules of this package, in the order they are listed."""
 

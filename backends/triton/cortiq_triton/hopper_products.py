@@ -37,7 +37,6 @@ MEMORY = 1 << 27
 """Bytes of a weight's rows that are laid out at a time."""
 GROUP = 32
 """Tiles of rows of x that meet a tile of the weight's while it is in the L2."""
-LETS = True
 MOST_ROWS = 1 << 20
 """More than a batch has; tiles for codes are the same from some number of rows on."""
 
@@ -73,11 +72,6 @@ def kernel_for(weight: Packed, rows: int, laid: int) -> Kernel | None:
         codes = weight.kind == BYTES and not weight.block and weight.padded % 256 == 0
         own = multiply_codes if codes else None
     return own if own is not None and available() else None
-
-
-def lets_next(weight: Packed, rows: int) -> bool:
-    """As `products.lets_next`, of the kernels here."""
-    return LETS and kernel_for(weight, rows, rows + 1) is multiply_codes
 
 
 def parts_of(weight: Packed, height: int) -> list[tuple[int, int]]:
@@ -151,5 +145,5 @@ def multiply_codes(
             hopper_rows.matmul_rows_of_codes,
             (ceil_div(rows, sizes["BM"]) * ceil_div(height, sizes["BN"]),),
             weight.codes, weight.scale, x.high, x.low, x.e, *ending, out, faults, rows, height,
-            weight.padded, *last, warps=sizes["BN"] // 16, GROUP=8, LETS=LETS, **how,
+            weight.padded, *last, warps=sizes["BN"] // 16, GROUP=8, **how,
         )  # fmt: skip

@@ -52,14 +52,13 @@ def matmul_rows_of_codes(
     codes: Value, scale: Value, qh: Value, ql: Value, qe: Value, bias: Value, residual: Value,
     out: Value, faults: Value, M: Value, N: Value, K: Value, cut: Value, cut2: Value, group: Value,
     BIASED: gl.constexpr, RESIDUAL: gl.constexpr, PARTS: gl.constexpr, BM: gl.constexpr,
-    BN: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, LETS: gl.constexpr,
+    BN: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
 ) -> None:  # fmt: skip
     """Outputs [M, N] of int8 codes [N, K], K a multiple of 256.
 
-    It starts when all launches before it are done, and then LETS the next one start at once.
+    It starts when all launches before it are done, and lets the next one start at once.
     """
-    if LETS:
-        let_next()
+    let_next()
     warps: gl.constexpr = BN // 16
     sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, BM, 32])
     lie: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [warps, 1], [1, 0])
