@@ -46,8 +46,8 @@ LIMITS: Mapping[str, int] = {
     "cortiq/domains": 270,
     "cortiq/engine": 4220,
     "cortiq/explain": 590,
-    "cortiq/formats": 7500,
-    "cortiq/hearing": 1605,
+    "cortiq/formats": 7670,
+    "cortiq/hearing": 1725,
     "cortiq/ir": 4125,
     "cortiq/model": 2992,
     "cortiq/models": 5020,
@@ -57,7 +57,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/ranks": 2565,
     "cortiq/receipts": 1060,
     "cortiq/serve": 6290,
-    "cortiq/tokenizer": 2980,
+    "cortiq/tokenizer": 3010,
     "cortiq/vision": 1350,
     "plugins/cortiq-bounded": 1480,
     "plugins/cortiq-faulty": 60,
@@ -66,7 +66,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-skills": 1710,
     "plugins/cortiq-torch": 190,
-    "tests": 59560,
+    "tests": 60000,
     "tools": 2120,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""
