@@ -28,11 +28,11 @@ class ChosenTuning:
 
     heads: int = 64
     added: int = 32
-    weighed: int = 64
+    weighed: int = 32
     keys: int = 32
     deep: int = 64
     stages: int = 3
-    taken: int = 64
+    taken: int = 128
     columns: int = 64
     together: int = 2
     ahead: int = 8
