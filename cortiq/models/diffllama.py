@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Context, Decimal
 
 from cortiq.ir import Program
 from cortiq.ir.layers import DifferentialAttention
 from cortiq.models.config import BaseConfig, Keys
+from cortiq.models.differential import LAMBDAS, SECOND, initial, subtracted
 from cortiq.models.formed_vectors import FormedVector
 from cortiq.models.names import Names
 from cortiq.models.parts import ATTENTION, Decoder, gated_mlp
 from cortiq.models.rope import rope_table
-from cortiq.numerics.contract import Floats
-from cortiq.numerics.scaling import differential_gain
 
 ARCHITECTURES = ("diffllama",)
 GGUF: tuple[str, ...] = ()
 KEYS = Keys(harmless=frozenset({"lambda_std_dev"}))
-LAMBDAS = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
-"""Vectors whose products, as exponents, make λ."""
-SECOND: Mapping[str, str] = {"second": "lambda"}
-"""The role of −λ, and what stands for it in names."""
-
-
-def initial(layer: int) -> float:
-    """Return what λ has by itself: 0.8 − 0.6·e^(−0.3·layer), in decimals."""
-    context = Context(prec=40)
-    falling = context.exp(context.multiply(Decimal("-0.3"), Decimal(layer)))
-    return float(context.subtract(Decimal("0.8"), context.multiply(Decimal("0.6"), falling)))
-
-
-def subtracted(vectors: Sequence[Floats], layer: int, name: str) -> Floats:
-    """Return −λ of a layer."""
-    return differential_gain(vectors, initial(layer), name)
 
 
 @dataclass(frozen=True, kw_only=True)

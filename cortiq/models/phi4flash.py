@@ -9,7 +9,7 @@ from cortiq.errors import FormatError
 from cortiq.ir import Program, Value, ops
 from cortiq.ir.layers import DifferentialAttention, LayerNorm, Linear, Mamba1
 from cortiq.models.config import BaseConfig, Keys
-from cortiq.models.diffllama import LAMBDAS, SECOND, initial, subtracted
+from cortiq.models.differential import LAMBDAS, SECOND, initial, subtracted
 from cortiq.models.formed_vectors import FormedVector
 from cortiq.models.mamba import MIXER, rank_of
 from cortiq.models.names import Names

@@ -12,7 +12,7 @@ from test_rank_recurrences import assert_layer, bound
 
 from cortiq.errors import FormatError, GraphError
 from cortiq.ir.layers import DifferentialAttention
-from cortiq.models.diffllama import initial
+from cortiq.models.differential import initial
 from cortiq.numerics.contract import F32
 from cortiq.numerics.scaling import differential_gain
 

@@ -44,7 +44,7 @@ OF_KNOWN_PARTS = {
     "stablelm", "olmoe", "flex_olmo", "granitemoe", "dots1", "ernie4_5_moe", "hunyuan_v1_moe",
     "glm4_moe_lite", "exaone_moe", "bamba", "opt", "falcon",
     "internlm2", "minicpm", "bailing_moe_v2", "afmoe", "lfm3", "hy_v3", "cwm", "vaultgemma",
-    "solar_open",
+    "solar_open", "youtu", "ministral", "granite_swa", "nanochat", "hyperclovax",
 }  # fmt: skip
 """Families whose layers are those of others, with other norms, windows or counts."""
 ENCODERS = {"bert", "modernbert", "whisper"}
