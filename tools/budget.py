@@ -50,7 +50,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/hearing": 1725,
     "cortiq/ir": 4125,
     "cortiq/model": 2992,
-    "cortiq/models": 5020,
+    "cortiq/models": 5030,
     "cortiq/numerics": 3683,
     "cortiq/placement": 710,
     "cortiq/plugins": 660,
