@@ -26,7 +26,7 @@ WAITING, READING_AHEAD, RUNNING_BESIDE = map(constant, (WAITS, AHEAD, BESIDE))
 @device
 def fact(table: Tensor, part: Tensor, column: tl.constexpr) -> Tensor:
     """A number of a matrix."""
-    return tl.load(table + part * 9 + column)
+    return tl.load(table + part * 10 + column)
 
 
 @device
@@ -146,8 +146,8 @@ def multiply_first(
 @kernel
 def add_second(
     table: Tensor, index: Tensor, r0: Tensor, r1: Tensor, r2: Tensor, y0: Tensor, y1: Tensor,
-    y2: Tensor, residual: Tensor, o0: Tensor, o1: Tensor, o2: Tensor, faults: Tensor,
-    RP: tl.constexpr, BN: tl.constexpr, RESIDUAL: tl.constexpr, START: tl.constexpr,
+    y2: Tensor, residual: Tensor, out: Tensor, faults: Tensor, R: Tensor, RP: tl.constexpr,
+    BN: tl.constexpr, RESIDUAL: tl.constexpr, START: tl.constexpr,
 ) -> None:  # fmt: skip
     """y + B·quantise(r) of a row, some of its outputs; RP sums of A at most."""
     row, part = tl.program_id(1), tl.program_id(2)
@@ -177,5 +177,5 @@ def add_second(
     q_high, q_low = split_planes(quantised(r, largest, e))
     hi, lo = as_words(q_high, RP), as_words(q_low, RP)
     y = dot_of_words(c, d, hi, lo) * s * exp2_int(e)
-    out = chosen(part, o0, o1, o2) + m * height + n
+    out += fact(table, part, 9) * R + m * height + n
     store(y, before, beside, out, faults + row, n, seen, RESIDUAL)
