@@ -109,7 +109,8 @@ def test_products_are_fused_beside_overlays(model, captured):
     names = [step.node.op.name for step, _ in fused if isinstance(step.node.op, Fused)]
     assert names.count("LowRank") == 4  # k and v; q, which is late; o; the logits
     ours = [(b, s) for (b, _), (s, _) in pairwise(fused) if names_low_rank(s)]
-    assert [bool(s.node.op.detail.parts[0].residual) for _, s in ours] == [False, False, True, False]
+    residuals = [s.node.op.detail.parts[0].residual for _, s in ours]
+    assert [bool(name) for name in residuals] == [False, False, True, False]
     beside = [(b, s) for b, s in ours if s.weights]  # a product of the same row, just before
     assert beside and all(b.node.inputs[0] == s.node.inputs[0] for b, s in beside)
     assert all(b.weights["weight"] is s.weights["weight"] for b, s in beside)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton.language as tl
 
 from cortiq_triton.language import Tensor, begin, constant, device, join, kernel, let_next
-from cortiq_triton.matvec import words_dot
+from cortiq_triton.matvec import dp4a, words_dot
 from cortiq_triton.rows import exponent_of, quantised
 from cortiq_triton.scalar import (
     exp2_int,
@@ -66,12 +66,9 @@ def as_words(plane: Tensor, RP: tl.constexpr) -> Tensor:
 @device
 def dot_of_words(c: Tensor, d: Tensor, hi: Tensor, lo: Tensor) -> Tensor:
     """Rows of words c and d, planes of codes, times a row's, rounded: float32 [rows]."""
-    rows: tl.constexpr = c.shape[0]
-    nothing = tl.full((1, rows, c.shape[1] // 4), 0, tl.int32)
-    c, d, hi, lo = c[None], d[None], hi[None, None], lo[None, None]
-    high, low = words_dot(c, hi, nothing), words_dot(d, lo, nothing)
-    middle = words_dot(c, lo, words_dot(d, hi, nothing))
-    return round_three_planes(sum_of(high, rows), sum_of(middle, rows), sum_of(low, rows))
+    hi, lo = hi[None, :], lo[None, :]
+    high, low = tl.sum(dp4a(c, hi), 1), tl.sum(dp4a(d, lo), 1)
+    return round_three_planes(high, tl.sum(dp4a(c, lo) + dp4a(d, hi), 1), low)
 
 
 @device
