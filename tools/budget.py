@@ -33,7 +33,7 @@ LIMITS: Mapping[str, int] = {
     "backends/cpu": 12170,
     "backends/mlx": 1760,
     "backends/reference": 985,
-    "backends/triton": 12135,
+    "backends/triton": 12165,
     "backends/wgpu": 6000,
     "benchmarks": 5030,
     "conformance": 8515,

@@ -231,8 +231,7 @@ class Launches:
         if not all(part.fits() for part in parts):
             return None
         members: int = op.parts[0].a.op.experts  # type: ignore[attr-defined]
-        in_place = all(self.fuser.inner(part.base) for part in op.parts)
-        return launches.low_rank(parts, members, in_place, step.tail), {}, step.inputs, {}
+        return launches.low_rank(parts, members, step.tail), {}, step.inputs, {}
 
 
 def _together(steps: Sequence[lower.LoweredStep]) -> tuple[lower.LoweredStep, ...]:
