@@ -6,14 +6,20 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from cortiq.backend import Executable, Named, Row
-from cortiq.engine.encoder_rows import KeptRows, entry_rows, projected_rows
+from cortiq.backend import Executable
+from cortiq.engine.encoder_rows import (
+    EncoderRows,
+    KeptRows,
+    entry_outputs,
+    joined,
+    rows_of_squares,
+)
 from cortiq.engine.session import Session
 from cortiq.hearing.features import PreparedSound
 from cortiq.hearing.spoken import SpokenSound
-from cortiq.hearing.whisper import CONVOLVED, FRAME, FRAMES, HIDDEN, KERNEL, STRIDE
-from cortiq.ir.encoders import LAST
-from cortiq.numerics.contract import F32, Floats
+from cortiq.hearing.whisper import FRAME, FRAMES, KERNEL, STRIDE
+from cortiq.ir.encoders import LAST, PROJECTOR
+from cortiq.numerics.contract import Floats
 
 KEPT_ROWS = 1 << 23
 """Floats of windows' rows that are kept: 32 MiB."""
@@ -61,7 +67,9 @@ def spoken_rows(executable: Executable, sound: SpokenSound) -> Floats:
         hidden = sound_rows(executable, window.frames, window.count, window.inputs)
         with Session(executable, len(window.squares)) as session:
             squares = [hidden[window.squares]]
-            found.append(projected_rows(executable, session, squares, FAILED))
+            given = rows_of_squares(executable.program, session.state, squares)
+            (made,) = entry_outputs(executable, [given], PROJECTOR, FAILED)
+            found.append(joined(made, axis=1))
     return np.concatenate(found)
 
 
@@ -88,18 +96,13 @@ def sound_rows(
     count = whole if rows is None else rows
     pieces = [given[start : start + whole] for start in range(0, len(given), whole)]
     made = np.concatenate([_convolved(executable, piece) for piece in pieces])
-    near, want = neighbours(made, STRIDE)[:count], (Named(HIDDEN),)
-    last = np.array(count - 1, np.int32)
-    supplied = {FRAME: near, **(more or {})}
-    inputs = [{LAST: last, **{name: v[i] for name, v in supplied.items()}} for i in range(count)]
+    near, last = neighbours(made, STRIDE)[:count], np.full(count, count - 1, np.int32)
     with Session(executable, count) as session:
-        hidden = session.read_rows(session.feed_each([0] * count, [want] * count, inputs))
-        return np.stack([np.asarray(row[want[0]], F32) for row in hidden])
+        own = EncoderRows(session.state, count, {FRAME: near, LAST: last, **(more or {})})
+        return entry_outputs(executable, [own], "trunk", FAILED)[0][0]
 
 
 def _convolved(executable: Executable, given: Floats) -> Floats:
-    want = Named(CONVOLVED)
     with Session(executable, len(given)) as session:
-        rows = [Row(session.state, i, 0, (want,), {FRAME: row}) for i, row in enumerate(given)]
-        made = entry_rows(executable, session, rows, FRAMES, FAILED)
-        return np.stack([np.asarray(row[want], F32) for row in made])
+        rows = EncoderRows(session.state, len(given), {FRAME: given})
+        return entry_outputs(executable, [rows], FRAMES, FAILED)[0][0]
