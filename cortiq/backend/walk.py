@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Generic
 
 import numpy as np
@@ -208,7 +209,7 @@ class Walk(ABC, Generic[S]):
     def input(self, name: str) -> Any:
         """Return a value that every row has or supplies."""
         if name in BY_ROW:
-            positions = (at for segment in self.segments for at in segment.positions)
+            positions = chain.from_iterable(segment.positions for segment in self.segments)
             known = self.tokens if name == "token" else [*positions]
             return self.array(np.array(known, np.int32))
         return self._supplied(name, supplied_values(self.rows, name), self.all.faults)
