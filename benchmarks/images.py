@@ -21,7 +21,7 @@ from cortiq.backend import CompileOptions
 from cortiq.models.synthetic import SyntheticCheckpoint, synthetic_weights
 from cortiq.plugins import default_plugins
 from cortiq.vision import qwen3_vl
-from cortiq.vision.encode import image_rows
+from cortiq.vision.encode import images_rows
 from cortiq.vision.image import PreparedImage
 
 TEXT_WIDTH, DEEP, ROUNDS = 4096, (8, 16, 24), 3
@@ -57,7 +57,7 @@ def ours(backend: str, layers: int, layout: str, count: int, side: int) -> float
     weights = synthetic_weights(SyntheticCheckpoint("qwen3_vl", 0, layout, {}), program, layout)
     made = default_plugins().backends[backend]
     with closing(made.compile(program, weights, CompileOptions())) as executable:
-        return seconds(lambda: [image_rows(executable, image) for image in images])
+        return seconds(lambda: images_rows(executable, images))
 
 
 def theirs(layers: int, count: int, side: int) -> float:

@@ -23,7 +23,7 @@ from cortiq.backend.batch import (
     Want,
 )
 from cortiq.backend.known_wants import KnownWants
-from cortiq.backend.row_runs import RowRun, RowRuns
+from cortiq.backend.row_runs import RowRun, RowRuns, stretches_of
 from cortiq.backend.wants import LARGEST_VOCABULARY, unanswerable, undrawn
 from cortiq.errors import BackendError
 from cortiq.ir import Graph, Program
@@ -116,9 +116,13 @@ def refusals(
     if supplied:
         tables = known.tables if known.tables is not None else _sizes(graph)
         known.tables = tables
-    if isinstance(rows, RowRuns) and not supplied:
-        yield from _refusals_of_runs(graph, rows, tokens, start, vocabulary, known)
-        return
+    if isinstance(rows, RowRuns):
+        sizes = {**dict.fromkeys(graph.inputs, context), **tables}
+        fit = all(_certainly_fits(graph, run, supplied, sizes) for run in rows.runs)
+        if fit:
+            yield from _refusals_of_runs(graph, rows, tokens, start, vocabulary, known)
+            return
+        yield from (reason for run in rows.runs for reason in _misshapen(graph, run))
     checked: Mapping[str, Any] | None = None
     for place, (row, token) in enumerate(zip(rows, tokens, strict=True)):
         if row.position != start + place:
@@ -154,15 +158,16 @@ def _refusals_of_runs(
     graph: Graph, rows: RowRuns, tokens: Sequence[int], start: int, vocabulary: int,
     known: KnownWants,
 ) -> Iterator[str]:  # fmt: skip
-    """List what `refusals` does of rows that supply nothing, without a look at each."""
+    """List what `refusals` does of rows that supply what fits, without a look at each."""
     for first, run in zip(rows.starts, rows.runs, strict=True):
         if run.position != start + first:
             yield f"positions must go on from {start} one by one"
     least, most = min(tokens), max(tokens)
     if not 0 <= least <= most < vocabulary:
         yield f"token id {least if least < 0 else most} is out of range"
-    for wants in (wants for run in rows.runs for wants in run.wants if wants not in known):
-        yield from _refusals_of_wants(graph, wants, known)
+    for _, _, wants in stretches_of(rows):
+        if wants not in known:
+            yield from _refusals_of_wants(graph, wants, known)
 
 
 def _refusals_of_wants(graph: Graph, wants: tuple[Want, ...], known: KnownWants) -> Iterator[str]:
@@ -217,6 +222,47 @@ def missing_row(
                     f"the entry {known.writer!r} has seen {held} rows"
                 )
     return None
+
+
+def _certainly_fits(
+    graph: Graph, run: RowRun, supplied: Sequence[str], sizes: Mapping[str, int]
+) -> bool:
+    """Return whether a run supplies what its rows must and nothing unfit, from looking at arrays.
+
+    Parameters
+    ----------
+    supplied : what each row must supply. sizes : by integers' name, numbers from there on are
+        refused.
+    """
+    if not run.inputs:
+        return not supplied
+    if any(name not in run.inputs for name in supplied):
+        return False
+    count = len(run.tokens)
+    for name, array in run.inputs.items():
+        type_ = graph.values.get(name)
+        if type_ is None or name in BY_ROW or type(array) is not np.ndarray:
+            return False
+        if array.shape != (count, *type_.shape):
+            return False
+        if type_.dtype == "f32" and array.dtype.kind in "fiu":
+            continue
+        if type_.dtype != "i32" or name not in graph.inputs or array.dtype.kind not in "iu":
+            return False
+        if array.min(initial=0) < 0 or array.max(initial=0) >= sizes[name]:
+            return False
+    return True
+
+
+def _misshapen(graph: Graph, run: RowRun) -> Iterator[str]:
+    """List what a run supplies that is no array with a number or a row of numbers for each row."""
+    for name, array in run.inputs.items():
+        if name in graph.values and graph.values[name].dtype == "q16":
+            yield f"a run supplies no quantised rows, as {name!r} is"
+        lines = array.shape[:1] if isinstance(array, np.ndarray) else None
+        if lines != (len(run.tokens),) or array.dtype.kind not in "fiu":
+            kind = f"{array.dtype}{list(array.shape)}" if lines is not None else type(array)
+            yield f"a run of {len(run.tokens)} rows supplies {kind} for {name!r}"
 
 
 def _unfit(graph: Graph, name: str, value: object, context: int) -> str | None:

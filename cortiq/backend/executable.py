@@ -11,7 +11,6 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from cortiq.backend.admission import (
-    drawn_token,
     groups_of,
     missing_row,
     recalled_values,
@@ -19,7 +18,8 @@ from cortiq.backend.admission import (
     token_of,
     vocabulary_of,
 )
-from cortiq.backend.batch import FAULT, Batch, BatchResult, Finished, Outcome, Status, Ticket, Want
+from cortiq.backend.batch import FAULT, Batch, BatchResult, Finished, Outcome, Status, Ticket
+from cortiq.backend.columns import Brought, answered, drawn_tokens
 from cortiq.backend.known_wants import KnownWants
 from cortiq.backend.last_keys import SeenKeys, chunks_of, last_keys
 from cortiq.backend.overlays import VariedPlans
@@ -30,8 +30,6 @@ from cortiq.backend.windows import PIECE_ROWS, Extent, windows_of
 from cortiq.ir import Graph, Program
 from cortiq.ir.encoded import most_rows
 
-Brought = Mapping[Want, Any]
-"""What a row brought, by want."""
 NO_ROOM_THERE = "another device has no room for its rows"
 
 
@@ -230,10 +228,9 @@ class BaseExecutable(VariedPlans[P], OptionalCapabilities, ABC, Generic[S, P]):
             if no:
                 outcomes[sequence.state] = Outcome(Status.DECLINED, reason or NO_ROOM_THERE)
         accepted = [sequence for sequence, no in zip(asking, refused, strict=True) if not no]
-        brought: list[Brought] = [{} for _ in range(len(batch.rows))]
-        if accepted:
-            self._settle(plan, batch, accepted, outcomes, brought)
-        self.drawn = [drawn_token(wants) for wants in brought]
+        found = self._settle(plan, batch, accepted, outcomes) if accepted else []
+        brought = answered(len(batch.rows), found)
+        self.drawn = drawn_tokens(brought)
         return Finished(BatchResult(outcomes, brought))
 
     def _settle(
@@ -242,9 +239,9 @@ class BaseExecutable(VariedPlans[P], OptionalCapabilities, ABC, Generic[S, P]):
         batch: Batch,
         accepted: Sequence[Accepted[S]],
         outcomes: dict[State, Outcome],
-        brought: list[Brought],
-    ) -> None:
-        waiting = list(accepted)
+    ) -> list[tuple[range, Sequence[Brought]]]:
+        """Compute sequences piece by piece; return what rows of those that completed brought."""
+        waiting, brought = list(accepted), []
         try:
             while waiting:
                 pieces = [self._first_piece(batch, sequence) for sequence in waiting]
@@ -252,7 +249,9 @@ class BaseExecutable(VariedPlans[P], OptionalCapabilities, ABC, Generic[S, P]):
                 failed = self.options.peers.any_of([answers is None for answers in computed])
                 for piece, answers, no in zip(pieces, computed, failed, strict=True):
                     found = None if no else answers
-                    outcomes[piece.state] = _settled(batch.entry, piece, found, brought)
+                    outcomes[piece.state] = _settled(batch.entry, piece, found)
+                    if found is not None:
+                        brought.append((piece, found))
                 waiting = [
                     sequence.cut(len(piece.tokens), len(sequence.tokens))
                     for sequence, piece in zip(waiting, pieces, strict=True)
@@ -263,10 +262,11 @@ class BaseExecutable(VariedPlans[P], OptionalCapabilities, ABC, Generic[S, P]):
             for sequence in accepted:
                 sequence.state.clear()
             raise
-        for sequence in accepted:
-            if outcomes[sequence.state].status is Status.FAILED:
-                for index in sequence.indices:
-                    brought[index] = {}
+        return [
+            (piece.indices, found)
+            for piece, found in brought
+            if outcomes[piece.state].status is not Status.FAILED
+        ]
 
     def _first_piece(self, batch: Batch, sequence: Accepted[S]) -> Accepted[S]:
         """Yield the rows that are computed next; those that see one another are together."""
@@ -281,13 +281,10 @@ class BaseExecutable(VariedPlans[P], OptionalCapabilities, ABC, Generic[S, P]):
         return getattr(state, "owner", None) is self and state.alive
 
 
-def _settled(
-    entry: str, piece: Accepted[Any], answers: Sequence[Brought] | None, brought: list[Brought]
-) -> Outcome:
+def _settled(entry: str, piece: Accepted[Any], answers: Sequence[Brought] | None) -> Outcome:
     """Settle a sequence's rows: they count now, or the sequence is empty."""
     if answers is None:
         piece.state.clear()
         return Outcome(Status.FAILED, FAULT)
     piece.state.advance(entry, piece.tokens)
-    brought[piece.indices.start : piece.indices.stop] = answers
     return Outcome(Status.COMPLETED)

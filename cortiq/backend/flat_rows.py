@@ -11,8 +11,10 @@ import numpy.typing as npt
 
 from cortiq.backend.answers import drawing_want
 from cortiq.backend.batch import Batch, Draw, DrawnLogit, Row, Want
-from cortiq.backend.executable import Accepted, Brought
+from cortiq.backend.columns import Brought
+from cortiq.backend.executable import Accepted
 from cortiq.backend.requests import RequestPlan, penalises
+from cortiq.backend.row_runs import selected_rows
 from cortiq.backend.wants import value_of
 from cortiq.numerics import sampling
 from cortiq.numerics.contract import OutOfDomainError
@@ -82,7 +84,7 @@ class FlatBatch(Generic[P]):
 
     def __init__(self, plan: P, batch: Batch, accepted: Sequence[Accepted[Any]]) -> None:
         self.plan, self.flat = plan, FlatRows(accepted, batch.entry)
-        self.rows: list[Row] = [batch.rows[index] for index in self.flat.indices]
+        self.rows: list[Row] = [*selected_rows(batch.rows, [s.indices for s in accepted])]
         self.request = plan.request_of(self.rows)
         self.compiled: Any = plan.compiled(self.request)
         self.failed: set[int] = set()

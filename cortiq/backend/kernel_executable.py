@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 from cortiq.backend.answers import ON_HOST, Answers
 from cortiq.backend.arrays import ArrayLibrary
 from cortiq.backend.batch import Batch
-from cortiq.backend.executable import Accepted, Brought
+from cortiq.backend.columns import Brought
+from cortiq.backend.executable import Accepted
 from cortiq.backend.kernel import GivenKernels
 from cortiq.backend.kernel_walk import KernelWalk
 from cortiq.backend.plan import KernelPlan, Kernels

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from cortiq.backend.batch import Row
+from cortiq.backend.row_runs import positions_of, supplied_numbers
 from cortiq.ir import Graph, Program
 from cortiq.ir.layers import Attention, Embedding
 from cortiq.ir.ops import Attend, EmbedRows
@@ -66,11 +67,11 @@ def unwritten_key(
     names : see `encoded_keys`. length : rows that an entry graph has seen.
     """
     for name, writer in names:
-        held = length(writer)
-        for row in rows:
-            if int(row.inputs[name]) >= held:
-                last = int(row.inputs[name])
-                return f"row {row.position} sees keys up to {last}: {writer!r} has seen {held} rows"
+        held, last = length(writer), supplied_numbers(rows, name)
+        if last.max(initial=-1) >= held:
+            at = int(np.argmax(last >= held))
+            row = f"row {rows[at].position} sees keys up to {last[at]}"
+            return f"{row}: {writer!r} has seen {held} rows"
     return None
 
 
@@ -81,8 +82,8 @@ def highest_key(positions: Any, rows: Sequence[Row], names: Sequence[str]) -> in
     ----------
     names : see `last_encoded_of`.
     """
-    given = (int(row.inputs[name]) for name in names for row in rows)
-    return max(int(positions.max(initial=0)), max(given, default=0))
+    given = (int(supplied_numbers(rows, name).max(initial=0)) for name in names)
+    return max([int(positions.max(initial=0)), *given])
 
 
 def places_of(graph: Graph) -> int:
@@ -104,7 +105,7 @@ def chunks_of(rows: Sequence[Row], names: Sequence[str], size: int) -> Iterator[
     number = np.arange(len(rows))
     seen = number.copy()  # the last row of the batch that each row sees
     for name in names:
-        ahead = [int(row.inputs[name]) - row.position for row in rows]
+        ahead = supplied_numbers(rows, name) - positions_of(rows)
         seen = np.maximum(seen, number + ahead)
     start, reach = 0, np.maximum.accumulate(seen)
     while start < len(rows):
@@ -121,12 +122,13 @@ def unseen_key(names: Sequence[str], rows: Sequence[Row], stop: int) -> str | No
     They lie from a row's own position up to before `stop`, where the batch ends, and ascend.
     """
     for name in names:
-        before = 0
-        for row in rows:
-            last = int(row.inputs[name])
-            if not max(before, row.position) <= last < stop:
-                return f"row {row.position} sees keys up to {last}: the batch ends before {stop}"
-            before = last
+        last = supplied_numbers(rows, name)
+        positions = np.arange(stop - len(last), stop)
+        least = np.maximum(positions, np.concatenate([[0], last[:-1]]))
+        wrong = (last < least) | (last >= stop)
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            return f"row {positions[at]} sees keys up to {last[at]}: the batch ends before {stop}"
     return None
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from cortiq.backend.admission import token_of
 from cortiq.backend.batch import Batch, Row
 from cortiq.backend.known_wants import KnownWants
-from cortiq.backend.row_runs import RowRuns
+from cortiq.backend.row_runs import RowRun, runs_or_rows
 from cortiq.errors import BackendError, RequestError
 from cortiq.ir import Graph, Program
 from cortiq.ir.overlays import OVERLAY, OVERLAY_ROW
@@ -33,8 +33,8 @@ P = TypeVar("P", bound=HasGraph)
 
 def has_overlays(batch: Batch) -> bool:
     """Return whether the rows of a batch say which overlay they choose: all do, or none."""
-    rows = batch.rows
-    return not isinstance(rows, RowRuns) and len(rows) > 0 and OVERLAY in rows[0].inputs
+    rows: Sequence[RowRun | Row] = runs_or_rows(batch.rows)
+    return len(rows) > 0 and OVERLAY in rows[0].inputs
 
 
 class VariedPlans(Generic[P]):

@@ -16,6 +16,7 @@ from cortiq.backend.batch import Argmax, Digest, Draw, Row, Top, Want
 from cortiq.backend.last_keys import last_encoded_of, last_keys_of
 from cortiq.backend.plan import always_known, needed
 from cortiq.backend.rotary import RotaryTables, reach
+from cortiq.backend.row_runs import stretches_of, supplied_names
 from cortiq.backend.wants import value_of
 from cortiq.ir import Graph
 from cortiq.numerics.masks import Mask
@@ -112,11 +113,11 @@ class RequestPlan(ABC, Generic[C]):
 
     def request_of(self, rows: Sequence[Row]) -> RequestedOutputs:
         """Collect the requests of rows."""
-        kinds = {row.wants for row in rows if row.wants}
+        kinds = {wants for _, _, wants in stretches_of(rows) if wants}
         asked = [pair for wants in kinds for pair in asked_by(wants)]
         wanted = frozenset(value_of(want) for want, _ in asked) - set(BY_ROW)
         asks = frozenset(ask for _, ask in asked if ask is not None)
-        given = frozenset(name for row in rows if row.inputs for name in row.inputs)
+        given = supplied_names(rows)
         late = {frozenset(value_of(want) for want in wants) - self.always for wants in kinds}
         mixed = len(late - {frozenset()}) > 1
         return RequestedOutputs(wanted, asks, given & self.computed, mixed)

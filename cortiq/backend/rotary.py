@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cortiq.backend.batch import Row
+from cortiq.backend.row_runs import supplied_numbers
 from cortiq.ir import Node, ops
 from cortiq.numerics.rope import RopeTable, Sections
 
@@ -46,7 +47,7 @@ def supplied_positions(turns: Iterable[Turn]) -> tuple[str, ...]:
 
 def reach(rows: Sequence[Row], supplied: Sequence[str]) -> int:
     """Return how many positions tables must have for those that rows supply."""
-    given = (int(np.max(row.inputs[name])) for name in supplied for row in rows)
+    given = (int(supplied_numbers(rows, name).max(initial=-1)) for name in supplied)
     return max(given, default=-1) + 1
 
 

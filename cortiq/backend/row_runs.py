@@ -5,28 +5,33 @@ rows are few objects to make, to check and to read.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
-from itertools import accumulate, chain
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, chain, groupby
 from typing import Any, NamedTuple, overload
 
-from cortiq.backend.batch import Drawn, Row, Want
+import numpy as np
+import numpy.typing as npt
+
+from cortiq.backend.batch import NO_INPUTS, Drawn, Row, Want
 from cortiq.backend.state import State
 
 
 class RowRun(NamedTuple):
-    """Neighbouring rows of one sequence, which supply no values.
+    """Neighbouring rows of one sequence.
 
     Attributes
     ----------
     position : of the first row.
     tokens : ids of the rows, or tokens drawn in the previous batch.
     wants : of each of the last rows; the rows before those want nothing.
+    inputs : what the rows supply, by name: an array [rows, ...] each; no quantised rows.
     """
 
     state: State
     position: int
     tokens: Sequence[int | Drawn]
     wants: Sequence[tuple[Want, ...]] = ()
+    inputs: Mapping[str, npt.NDArray[Any]] = NO_INPUTS
 
     @property
     def silent(self) -> int:
@@ -36,13 +41,25 @@ class RowRun(NamedTuple):
     def row(self, place: int) -> Row:
         """Return one of its rows, from 0 on."""
         wants = self.wants[place - self.silent] if place >= self.silent else ()
-        return Row(self.state, self.position + place, self.tokens[place], wants)
+        given = self.inputs
+        if given:
+            given = {name: array[place] for name, array in given.items()}
+        return Row(self.state, self.position + place, self.tokens[place], wants, given)
 
     def cut(self, start: int, stop: int) -> RowRun:
         """Return some of its rows."""
+        if start == 0 and stop >= len(self.tokens):
+            return self
         first, last = (max(0, at - self.silent) for at in (start, stop))
+        given = self.inputs
+        if given:
+            given = {name: array[start:stop] for name, array in given.items()}
         return RowRun(
-            self.state, self.position + start, self.tokens[start:stop], self.wants[first:last]
+            self.state,
+            self.position + start,
+            self.tokens[start:stop],
+            self.wants[first:last],
+            given,
         )
 
 
@@ -117,17 +134,62 @@ def known_ids(rows: Sequence[Row]) -> list[int] | None:
 
 def supplies(rows: Sequence[Row]) -> bool:
     """Return whether a row supplies values."""
-    return not isinstance(rows, RowRuns) and any(row.inputs for row in rows)
+    return any(row.inputs for row in runs_or_rows(rows))
 
 
-def answered_rows(rows: Sequence[Row]) -> list[tuple[int, State, tuple[Want, ...]]]:
-    """Return index, state and wants of the rows that want something, and of a row of each other
-    state.
-    """
+def supplied_names(rows: Sequence[Row]) -> frozenset[str]:
+    """Return the names of all values that rows supply."""
+    return frozenset(n for row in runs_or_rows(rows) if row.inputs for n in row.inputs)
+
+
+def supplied_values(rows: Sequence[Row], name: str) -> Sequence[Any] | npt.NDArray[Any]:
+    """Return what every row supplies for a value: an array [rows, ...] of runs."""
+    given: list[Any] = [row.inputs[name] for row in runs_or_rows(rows)]
     if not isinstance(rows, RowRuns):
-        return [(index, row.state, row.wants) for index, row in enumerate(rows)]
-    return [
-        (start + run.silent + place if run.wants else start, run.state, wants)
-        for start, run in zip(rows.starts, rows.runs, strict=True)
-        for place, wants in enumerate(run.wants or [()])
-    ]
+        return given
+    return given[0] if len(given) == 1 else np.concatenate(given)
+
+
+def supplied_numbers(rows: Sequence[Row], name: str) -> npt.NDArray[np.int64]:
+    """Return the whole numbers that every row supplies for a value, [rows, ...]."""
+    return np.asarray(supplied_values(rows, name), np.int64)
+
+
+def positions_of(rows: Sequence[Row]) -> npt.NDArray[np.int64]:
+    """Return the position of each row."""
+    if not isinstance(rows, RowRuns):
+        return np.array([row.position for row in rows], np.int64)
+    number, counts = np.arange(len(rows)), [len(run.tokens) for run in rows.runs]
+    ahead = [run.position - at for at, run in zip(rows.starts, rows.runs, strict=True)]
+    return number + np.repeat(np.array(ahead, np.int64), counts)
+
+
+def runs_or_rows(rows: Sequence[Row]) -> Sequence[RowRun | Row]:
+    """Return the runs of a batch's rows; the rows where they are none."""
+    return rows.runs if isinstance(rows, RowRuns) else rows
+
+
+def selected_rows(rows: Sequence[Row], parts: Sequence[range]) -> Sequence[Row]:
+    """Return the rows of some ranges, in the order of these."""
+    if not isinstance(rows, RowRuns):
+        return [rows[at] for part in parts for at in part]
+    if [at for part in parts for at in (part.start, part.stop)] == [0, len(rows)]:
+        return rows
+    cuts: list[Any] = [rows[part.start : part.stop] for part in parts]
+    return RowRuns([run for cut in cuts for run in cut.runs])
+
+
+def stretches_of(rows: Sequence[Row]) -> list[tuple[range, State, tuple[Want, ...]]]:
+    """List stretches of neighbouring rows of a sequence that have the same wants, with both."""
+    if not isinstance(rows, RowRuns):
+        return [(range(at, at + 1), row.state, row.wants) for at, row in enumerate(rows)]
+    found: list[tuple[range, State, tuple[Want, ...]]] = []
+    for start, run in zip(rows.starts, rows.runs, strict=True):
+        at = start + run.silent
+        if at > start:
+            found.append((range(start, at), run.state, ()))
+        for _, group in groupby(run.wants, id):
+            alike = [*group]
+            found.append((range(at, at + len(alike)), run.state, alike[0]))
+            at += len(alike)
+    return found

@@ -20,6 +20,7 @@ from cortiq.backend.batch import (
     Status,
     Ticket,
 )
+from cortiq.backend.columns import columns_of
 from cortiq.backend.protocol import (
     Backend,
     CompileOptions,
@@ -30,7 +31,7 @@ from cortiq.backend.protocol import (
     Support,
     Supported,
 )
-from cortiq.backend.row_runs import answered_rows
+from cortiq.backend.row_runs import stretches_of
 from cortiq.backend.state import ExportedState, State
 from cortiq.errors import BackendError, DeclinedError, shown
 from cortiq.ir import Graph, Node, Program
@@ -216,12 +217,16 @@ class CheckedExecutable:
             raise breach(self._backend, call, what, "a row for each row of the batch")
         values = self.inner.program.graphs[batch.entry].values
         outcomes = result.outcomes
-        for at, state, wants in answered_rows(batch.rows):
+        for rows, state, wants in stretches_of(batch.rows):
             outcome = outcomes.get(state)
             if not isinstance(outcome, Outcome) or not isinstance(outcome.status, Status):
                 wanted = "a cortiq.backend.Outcome for each"
                 raise breach(self._backend, call, f"{shown(outcome)} for a sequence", wanted)
-            if wants and outcome.status is Status.COMPLETED:
+            if not wants or outcome.status is not Status.COMPLETED:
+                continue
+            if rows.stop > rows.start + 1 and columns_of(result.rows, rows) is not None:
+                rows = rows[:1]  # an array's rows are alike
+            for at in rows:
                 fault = unlike(wants, result.rows[at], values)
                 if fault is not None:
                     what, wanted = fault

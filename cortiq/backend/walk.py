@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Generic
 
 import numpy as np
@@ -13,13 +14,21 @@ import numpy.typing as npt
 
 from cortiq.backend.admission import BY_ROW
 from cortiq.backend.answers import ON_HOST, Answers
-from cortiq.backend.batch import Batch, Row
-from cortiq.backend.executable import Accepted, Brought, S
+from cortiq.backend.batch import Batch, Named, Want
+from cortiq.backend.columns import Brought, Columns
+from cortiq.backend.executable import Accepted, S
 from cortiq.backend.outputs import Specimens, check_outputs, kernel_error, specimens_of
 from cortiq.backend.plan import KernelPlan, Step
+from cortiq.backend.row_runs import (
+    selected_rows,
+    stretches_of,
+    supplied_names,
+    supplied_values,
+)
 from cortiq.backend.segments import Segment, restricted, segments_of
 from cortiq.backend.wants import value_of
 from cortiq.errors import CortiqError
+from cortiq.ir import Type
 from cortiq.numerics.contract import OutOfDomainError
 from cortiq.numerics.quantise import Quantised
 
@@ -71,6 +80,7 @@ class Walk(ABC, Generic[S]):
     ----------
     rows, tokens : of the batch, in order. segments : whose they are. tail_places : rows that want
         late values, and `late` which. all, tail : both as groups, once the walk has started.
+    alike : what every row wants, where these are arrays of numbers by name and nothing else.
     answers : to what rows want.
     """
 
@@ -80,15 +90,16 @@ class Walk(ABC, Generic[S]):
 
     def __init__(self, plan: KernelPlan, batch: Batch, accepted: Sequence[Accepted[S]]) -> None:
         self.plan = plan
-        self.rows: list[Row] = [batch.rows[at] for s in accepted for at in s.indices]
+        self.rows = selected_rows(batch.rows, [sequence.indices for sequence in accepted])
         self.tokens = [token for sequence in accepted for token in sequence.tokens]
-        self.supplied = {name for row in self.rows for name in row.inputs}
-        alike = {row.wants for row in self.rows}
-        names = {wants: frozenset(map(value_of, wants)) for wants in alike}
+        self.supplied = supplied_names(self.rows)
+        asking = [(places, wants) for places, _, wants in stretches_of(self.rows)]
+        names = {wants: frozenset(map(value_of, wants)) for _, wants in asking}
         late = {wants: found - plan.known for wants, found in names.items()}
         self.wanted = frozenset[str]().union(*names.values())
-        self.tail_places = [at for at, row in enumerate(self.rows) if late[row.wants]]
-        self.late = [late[self.rows[at].wants] for at in self.tail_places]
+        self.tail_places = [at for places, wants in asking if late[wants] for at in places]
+        self.late = [found for places, wants in asking if (found := late[wants]) for _ in places]
+        self.alike = named_alike(names, plan.graph.values)
         self.mixed = len(set(self.late)) > 1
         self.segments = segments_of(batch, accepted)
 
@@ -133,7 +144,7 @@ class Walk(ABC, Generic[S]):
         """Return the context of the step's kernel."""
         return Call(step.node.op, step.weights, step.node.slots, group.segments, faults)
 
-    def compute(self) -> list[list[Brought] | None]:
+    def compute(self) -> list[Sequence[Brought] | None]:
         """Run all needed steps; return each sequence's outputs, None for one with a fault."""
         self.walk()
         return self.brought()
@@ -198,20 +209,22 @@ class Walk(ABC, Generic[S]):
     def input(self, name: str) -> Any:
         """Return a value that every row has or supplies."""
         if name in BY_ROW:
-            known = self.tokens if name == "token" else [row.position for row in self.rows]
+            positions = chain.from_iterable(segment.positions for segment in self.segments)
+            known = self.tokens if name == "token" else [*positions]
             return self.array(np.array(known, np.int32))
-        return self._supplied(name, [row.inputs[name] for row in self.rows], self.all.faults)
+        return self._supplied(name, supplied_values(self.rows, name), self.all.faults)
 
-    def _supplied(self, name: str, given: list[Any], faults: Any) -> Any:
+    def _supplied(self, name: str, given: Any, faults: Any) -> Any:
         """Return the values that rows supply, as a kernel would have left them."""
         kind = self.plan.graph.values[name]
         if kind.dtype == "q16":
             return self.quantised(*(np.stack([getattr(v, part) for v in given]) for part in "qe"))
-        stacked = np.stack([np.asarray(value).reshape(kind.shape) for value in given])
+        if not isinstance(given, np.ndarray):
+            given = np.stack([np.asarray(value).reshape(kind.shape) for value in given])
         if kind.dtype == "i32":
-            return self.array(stacked.astype(np.int32))
+            return self.array(given.astype(np.int32, copy=False))
         with np.errstate(over="ignore"):  # float64 beyond float32 is infinite, and so a fault
-            return self.snap(self.array(stacked.astype(np.float32)), faults)
+            return self.snap(self.array(given.astype(np.float32, copy=False)), faults)
 
     def _replaced(self, name: str, value: Any, group: Group, faults: Any) -> Any:
         """Replace what the node computed by the values that rows supply."""
@@ -231,12 +244,15 @@ class Walk(ABC, Generic[S]):
         value[index] = rows
         return value
 
-    def brought(self) -> list[list[Brought] | None]:
+    def brought(self) -> list[Sequence[Brought] | None]:
         """Return each sequence's outputs, once all is computed; None for one with a fault."""
         failed = self.host(self.all.faults)
         return [None if failed[s.cut].any() else self._answers(s) for s in self.segments]
 
-    def _answers(self, segment: Segment[S]) -> list[Brought] | None:
+    def _answers(self, segment: Segment[S]) -> Sequence[Brought] | None:
+        if self.alike:
+            rows = {want: self.values_of(value_of(want)) for want in self.alike}
+            return Columns({want: self.host(value[segment.cut]) for want, value in rows.items()})
         try:
             return [
                 {want: self.answers[type(want)](want, self, at) for want in self.rows[at].wants}
@@ -244,6 +260,11 @@ class Walk(ABC, Generic[S]):
             ]
         except OutOfDomainError:  # of a draw: adjusted logits left the domain
             return None
+
+    def values_of(self, name: str) -> Any:
+        """Return the rows of a value that all rows have."""
+        group = self.all if name in self.all.values else self.tail
+        return group.values[name]
 
     def row(self, name: str, at: int) -> Any:
         """Return row `at` of a value, as the library has it."""
@@ -263,3 +284,17 @@ class Walk(ABC, Generic[S]):
         segment = next(s for s in self.segments if s.start <= at < s.stop)
         before = segment.state.tokens[: segment.positions[0]]
         return [*before, *self.tokens[segment.start : at + 1]]
+
+
+def named_alike(
+    asked: Collection[tuple[Want, ...]], values: Mapping[str, Type]
+) -> tuple[Want, ...]:
+    """Return the wants of all rows, where they are the same and name arrays of numbers; else none.
+
+    Parameters
+    ----------
+    asked : the different wants of rows. values : types of the graph's values, by name.
+    """
+    (first, *others) = asked
+    good = (type(want) is Named and values[want.name].dtype != "q16" for want in first)
+    return first if not others and all(good) else ()

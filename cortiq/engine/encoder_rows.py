@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from cortiq.backend import Batch, Executable, Named, Row, Want
+from cortiq.backend import Batch, Executable, Named, State
+from cortiq.backend.batch import NO_INPUTS
+from cortiq.backend.columns import column
 from cortiq.backend.error_attribution import attributed_to, backend_names
-from cortiq.engine.session import Session, check_outcome
+from cortiq.backend.row_runs import RowRun, RowRuns
+from cortiq.engine.session import check_outcome
+from cortiq.ir import Program
 from cortiq.ir.encoders import LAST, PROJECTOR, SHARES, square_of
 from cortiq.numerics.contract import F32, Floats
 
@@ -44,10 +48,24 @@ class KeptRows:
         self._kept.clear()
 
 
-def entry_rows(
-    executable: Executable, session: Session, rows: Sequence[Row], entry: str, failed: str
-) -> Sequence[Mapping[Want, Any]]:
-    """Run an entry for rows of a session's one sequence; return what each row gives.
+class EncoderRows(NamedTuple):
+    """Rows of an entry for one sequence of an encoder, which has none of this entry's yet.
+
+    Attributes
+    ----------
+    rows : how many. inputs : what they supply, [rows, ...].
+    """
+
+    state: State
+    rows: int
+    inputs: Mapping[str, npt.NDArray[Any]]
+
+
+def entry_outputs(
+    executable: Executable, given: Sequence[EncoderRows], entry: str, failed: str
+) -> list[list[Floats]]:
+    """Run an entry for rows of some sequences in one batch; return the entry's outputs for each,
+    float32 [rows, ...].
 
     Parameters
     ----------
@@ -57,30 +75,36 @@ def entry_rows(
     ------
     SequenceFailedError : a value left the contract's domain.
     """
+    wants = tuple(Named(name) for name in executable.program.graphs[entry].outputs)
+    rows = RowRuns(
+        [RowRun(state, 0, [0] * count, [wants] * count, inputs) for state, count, inputs in given]
+    )
     with attributed_to(backend_names(executable)):
         result = executable.forward(Batch(rows, entry)).result()
-    check_outcome(result.outcomes[session.state], 0, failed)
-    return result.rows
+    found = []
+    for start, own in zip(rows.starts, given, strict=True):
+        check_outcome(result.outcomes[own.state], 0, failed)
+        part = range(start, start + own.rows)
+        found.append([np.asarray(column(result.rows, part, want), F32) for want in wants])
+    return found
 
 
-def projected_rows(
-    executable: Executable,
-    session: Session,
+def rows_of_squares(
+    program: Program,
+    state: State,
     squares: Sequence[Floats],
-    failed: str,
     entry: str = PROJECTOR,
-    inputs: Mapping[str, npt.NDArray[Any]] | None = None,
-) -> Floats:
-    """Compute the rows of an entry whose rows are made of an encoder's: those of the text model.
+    inputs: Mapping[str, npt.NDArray[Any]] = NO_INPUTS,
+) -> EncoderRows:
+    """Return the rows of an entry whose rows are made of an encoder's: those of the text model.
 
     Parameters
     ----------
-    squares : of each output, float32 [squares, rows of a square, width]. failed : see `entry_rows`.
+    squares : of each output, float32 [squares, rows of a square, width].
     inputs : what each row supplies besides, [squares, ...].
     """
-    graph, count = executable.program.graphs[entry], len(squares[0])
-    wants = tuple(Named(name) for name in graph.outputs)
-    more = dict(inputs or {})
+    graph, count = program.graphs[entry], len(squares[0])
+    more = dict(inputs)
     if SHARES in graph.inputs:
         size = squares[0].shape[1]
         more[SHARES] = np.full((count, size), F32(1) / F32(size), F32)
@@ -93,9 +117,9 @@ def projected_rows(
         for name, part in given
         if name in graph.inputs
     }
-    rows = [
-        Row(session.state, i, 0, wants, {name: array[i] for name, array in more.items()})
-        for i in range(count)
-    ]
-    made = entry_rows(executable, session, rows, entry, failed)
-    return np.stack([np.concatenate([np.asarray(row[w], F32) for w in wants]) for row in made])
+    return EncoderRows(state, count, more)
+
+
+def joined(parts: Sequence[Floats], axis: int = 0) -> Floats:
+    """Return arrays as one; a single one as it is."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis)

@@ -7,15 +7,21 @@ from functools import partial
 
 import numpy as np
 
-from cortiq.backend import Executable, Named, Row
-from cortiq.engine.encoder_rows import KeptRows, entry_rows, projected_rows
+from cortiq.backend import Executable
+from cortiq.engine.encoder_rows import (
+    EncoderRows,
+    KeptRows,
+    entry_outputs,
+    joined,
+    rows_of_squares,
+)
 from cortiq.engine.session import Session
 from cortiq.hearing.features import PreparedSound
 from cortiq.hearing.grid import BANDS, CELLS, convolved, grid_entries
 from cortiq.hearing.spoken import SpokenSound
-from cortiq.hearing.whisper import FRAME, FRAMES, HIDDEN, KERNEL, STRIDE
-from cortiq.ir.encoders import LAST
-from cortiq.numerics.contract import F32, Floats
+from cortiq.hearing.whisper import FRAME, FRAMES, KERNEL, STRIDE
+from cortiq.ir.encoders import LAST, PROJECTOR
+from cortiq.numerics.contract import Floats
 
 KEPT_ROWS = 1 << 23
 """Floats of windows' rows that are kept: 32 MiB."""
@@ -68,7 +74,9 @@ def spoken_rows(executable: Executable, sound: SpokenSound) -> Floats:
         hidden = sound_rows(executable, window.frames, window.count, window.inputs)
         with Session(executable, len(window.squares)) as session:
             squares = [with_zeros(hidden)[window.squares]]
-            found.append(projected_rows(executable, session, squares, FAILED))
+            given = rows_of_squares(executable.program, session.state, squares)
+            (made,) = entry_outputs(executable, [given], PROJECTOR, FAILED)
+            found.append(joined(made, axis=1))
     return np.concatenate(found)
 
 
@@ -93,15 +101,13 @@ def sound_rows(
     """
     near = _grid_rows(executable, frames) if frames.ndim == 3 else _near_rows(executable, frames)
     count = max(1, len(frames) // STRIDE) if rows is None else rows
-    near, want = near[:count], (Named(HIDDEN),)
     names = executable.program.trunk.inputs
-    supplied = {BANDS if BANDS in names else FRAME: near, **(more or {})}
+    supplied = {BANDS if BANDS in names else FRAME: near[:count], **(more or {})}
     if LAST in names:
         supplied[LAST] = np.full(count, count - 1, np.int32)
-    inputs = [{name: values[i] for name, values in supplied.items()} for i in range(count)]
     with Session(executable, count) as session:
-        hidden = session.read_rows(session.feed_each([0] * count, [want] * count, inputs))
-        return np.stack([np.asarray(row[want[0]], F32) for row in hidden])
+        own = EncoderRows(session.state, count, supplied)
+        return entry_outputs(executable, [own], "trunk", FAILED)[0][0]
 
 
 def _near_rows(executable: Executable, frames: Floats) -> Floats:
@@ -120,9 +126,6 @@ def _grid_rows(executable: Executable, pieces: Floats) -> Floats:
 
 
 def _convolved(executable: Executable, entry: str, given: Floats, name: str) -> Floats:
-    (output,) = executable.program.graphs[entry].outputs
-    want = Named(output)
     with Session(executable, len(given)) as session:
-        rows = [Row(session.state, i, 0, (want,), {name: row}) for i, row in enumerate(given)]
-        made = entry_rows(executable, session, rows, entry, FAILED)
-        return np.stack([np.asarray(row[want], F32) for row in made])
+        rows = EncoderRows(session.state, len(given), {name: given})
+        return entry_outputs(executable, [rows], entry, FAILED)[0][0]

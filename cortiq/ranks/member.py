@@ -31,7 +31,7 @@ from cortiq.ranks.shares import Split
 OpenWeights = Callable[[Any], Mapping[str, Weight]]
 """Opens the weights that a source describes, on this rank."""
 FindBackend = Callable[[str], Backend]
-SentRun = tuple[int, int, Sequence[Any], Sequence[Any]]
+SentRun = tuple[int, int, Sequence[Any], Sequence[Any], Mapping[str, Any]]
 SentRow = tuple[int, int, Any, tuple[Any, ...], Mapping[str, Any]]
 
 
@@ -214,9 +214,17 @@ class Member:
     def _rows(
         self, number: int, entry: str, runs: Sequence[SentRun] | None, rows: Sequence[SentRow]
     ) -> Sequence[Row]:
-        if runs is not None:
-            return RowRuns([RowRun(self._states[run[0]], *run[1:]) for run in runs])
         splits, place = self._splits[number], self._places[number]
+        if runs is not None:
+            return RowRuns(
+                [
+                    RowRun(
+                        self._states[n], position, tokens, wants,
+                        with_parts(inputs, entry, splits, place, lead=1),
+                    )
+                    for n, position, tokens, wants, inputs in runs
+                ]
+            )  # fmt: skip
         return [
             Row(self._states[n], position, token, wants, with_parts(inputs, entry, splits, place))
             for n, position, token, wants, inputs in rows

@@ -15,22 +15,23 @@ from cortiq.ranks.shares import EXPERTS, Split
 
 
 def with_parts(
-    inputs: Mapping[str, Any], entry: str, splits: Mapping[Key, Split], rank: int
+    inputs: Mapping[str, Any], entry: str, splits: Mapping[Key, Split], rank: int, lead: int = 0
 ) -> Mapping[str, Any]:
-    """Add this rank's parts of the values that a row supplies."""
+    """Add this rank's parts of the values that a row supplies, or a run of rows: `lead` 1."""
     parts = {}
     for name, value in inputs.items():
         split = splits.get((entry, name))
-        if split is not None and isinstance(value, np.ndarray) and value.ndim > split.axis:
-            parts[name + PART] = value if split.axis == EXPERTS else _part(value, split, rank)
+        if split is not None and isinstance(value, np.ndarray) and value.ndim > split.axis + lead:
+            whole = split.axis == EXPERTS
+            parts[name + PART] = value if whole else _part(value, split, rank, lead)
     return {**inputs, **parts} if parts else inputs
 
 
-def _part(array: Any, split: Split, rank: int) -> Any:
-    """Return a rank's part of an array that is cut along an axis."""
-    before = (slice(None),) * split.axis
+def _part(array: Any, split: Split, rank: int, lead: int = 0) -> Any:
+    """Return a rank's part of an array that is cut along an axis, behind some `lead` axes."""
+    before = (slice(None),) * (split.axis + lead)
     parts = [array[(*before, slice(start, stop))] for start, stop in split.pieces(rank)]
-    return parts[0] if len(parts) == 1 else np.concatenate(parts, split.axis)
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, split.axis + lead)
 
 
 def _whole(parts: Sequence[Any], split: Split) -> Any:

@@ -289,7 +289,7 @@ def _sent(batch: Batch) -> tuple[str, Any, Any]:
     """Return a batch as ranks take it, with numbers for sequences."""
     if isinstance(batch.rows, RowRuns):
         runs: list[Any] = [
-            (run.state.number, run.position, run.tokens, run.wants)  # type: ignore[attr-defined]
+            (run.state.number, *run[1:-1], dict(run.inputs))  # type: ignore[attr-defined]
             for run in batch.rows.runs
         ]
         return batch.entry, runs, []

@@ -7,7 +7,7 @@ from engines import executable, prompt
 
 from cortiq.backend import Argmax, Batch, Digest, Drawn, Row, Status
 from cortiq.backend.admission import groups_of
-from cortiq.backend.row_runs import RowRun, RowRuns, answered_rows, asking_rows, known_ids, supplies
+from cortiq.backend.row_runs import RowRun, RowRuns, asking_rows, known_ids, stretches_of, supplies
 from cortiq.errors import BackendError
 
 WANTS = (Argmax(), Digest())
@@ -67,11 +67,9 @@ def test_what_is_found_of_runs_is_what_is_found_of_rows():
     assert asking_rows(runs) == asking_rows(ROWS)
     assert not supplies(runs) and not supplies(ROWS)
     assert supplies([*ROWS, Row("one", 8, 0, (), {"embed": 0})])
-    found = answered_rows(runs)
-    assert {state for _, state, _ in found} == set(STATES)
-    assert [(at, w) for at, _, w in found if w] == [
-        (at, ROWS[at].wants) for at in asking_rows(ROWS)
-    ]
+    for given in (runs, ROWS):
+        found = [(at, state, wants) for part, state, wants in stretches_of(given) for at in part]
+        assert found == [(at, row.state, row.wants) for at, row in enumerate(ROWS)]
     apart = RowRuns([RUNS[0], RUNS[2], RUNS[1]])
     for given in (apart, list(apart)):
         with pytest.raises(BackendError, match="neighbours"):

@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
 from cortiq.backend import Batch, CompileOptions
-from cortiq.backend.executable import Accepted, Brought
+from cortiq.backend.columns import Brought
+from cortiq.backend.executable import Accepted
 from cortiq.backend.kernel import NO_KERNELS, GivenKernels
 from cortiq.backend.kernel_executable import placement_of
 from cortiq.backend.paged import PagedState

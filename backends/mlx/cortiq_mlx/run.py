@@ -13,7 +13,7 @@ import numpy as np
 
 from cortiq.backend import DrawnLogit
 from cortiq.backend.answers import drawing_want
-from cortiq.backend.executable import Brought
+from cortiq.backend.columns import Brought
 from cortiq.backend.kernel_walk import KernelWalk
 from cortiq.backend.wants import value_of
 from cortiq.ir import ops
@@ -38,7 +38,7 @@ class MlxWalk(KernelWalk[MlxState]):
         """Look up cosines and sines of positions."""
         return self.plan.angles.rows(op.table, op.sections, positions)
 
-    def brought(self) -> list[list[Brought] | None]:
+    def brought(self) -> list[Sequence[Brought] | None]:
         """Compute everything and return each sequence's outputs, None for one with a fault."""
         answers = [self._answers_of(at) for at in range(len(self.rows))]
         kept = [array for s in self.all.segments for array in s.state.kept()]
@@ -66,12 +66,12 @@ class MlxWalk(KernelWalk[MlxState]):
 
     def _settled(
         self, answers: Sequence[dict[Any, LazyAnswer]], failed: np.ndarray
-    ) -> list[list[Brought] | None]:
+    ) -> list[Sequence[Brought] | None]:
         """Read the outputs on the host; `failed`: rows at fault."""
         for at, row in enumerate(answers):
             peaks = [a.peak for a in row.values() if a.peak is not None]
             failed[at] |= any(int(np.array(peak).max()) >= LARGEST for peak in peaks)
-        found: list[list[Brought] | None] = []
+        found: list[Sequence[Brought] | None] = []
         for segment in self.all.segments:
             if failed[segment.cut].any():
                 found.append(None)

@@ -12,14 +12,12 @@ import triton.language as tl
 
 from cortiq.backend import Argmax, Digest, Draw, DrawnLogit, Named, Top, Want
 from cortiq.backend.answers import drawing_want
-from cortiq.backend.executable import Brought
 from cortiq.backend.requests import penalises
 from cortiq.backend.walk import Group
 from cortiq.backend.wants import value_of
-from cortiq.numerics.quantise import Quantised
 from cortiq_triton import draw, tail, top_logprobs
-from cortiq_triton.call import Shared
 from cortiq_triton.draw_numbers import Drawing, Stored, arrays_of
+from cortiq_triton.fetched import CopiedAnswers, Fetched, FetchedColumns, copied_to_host
 from cortiq_triton.language import Tensor, ceil_div, kernel, launch
 from cortiq_triton.rows import Rows
 from cortiq_triton.rowset import RowBuffer, uploaded
@@ -35,12 +33,16 @@ class Answers:
     ----------
     groups : wants of one kind with their rows, and what answers them on the device.
     whole : for the first want of each kind, the tensor of all rows that ask for it.
+    columns : for rows that all want the same named values, the tensors of these.
     """
 
     def __init__(self, run: Any) -> None:
         self.run = run
         self.groups: list[tuple[list[tuple[int, Want]], Any]] = []
         self.whole: dict[Want, Any] = {}
+        self.columns = {want: run.values_of(value_of(want)) for want in run.alike}
+        if self.columns:
+            return
         groups: dict[tuple[str, type, Any], list[tuple[int, Want]]] = {}
         for at, row in enumerate(run.rows):
             for want in row.wants:
@@ -157,87 +159,24 @@ class Answers:
                 there = answers if len(mine) == len(asking) else answers[self._index(mine)]
                 drawn[self._index([places[asking[i][0]] for i in mine])] = there
 
-    def fetch(self, places: Sequence[int], faults: torch.Tensor) -> Fetched:
+    def fetch(self, places: Sequence[int], faults: torch.Tensor) -> Fetched | FetchedColumns:
         """Start bringing to the host what rows asked for.
 
         Parameters
         ----------
         places : of the rows in the batch. faults : their flags.
         """
+        cuts = [segment.cut for segment in self.run.segments]
+        if self.columns:
+            parts = [
+                {want: copied_to_host(value[cut]) for want, value in self.columns.items()}
+                for cut in cuts
+            ]
+            return FetchedColumns(self.run.shared, cuts, CopiedAnswers(faults), parts)
         rows = range(len(self.run.rows))
         drawing = frozenset(places[at] for at in rows if drawing_want(self.run.rows[at].wants))
-        cuts = [segment.cut for segment in self.run.segments]
-        there = [(asking, _Copied(answers)) for asking, answers in self.groups]
-        return Fetched(self.run.shared, len(rows), cuts, _Copied(faults), there, drawing)
-
-
-class _Copied:
-    """Tensors on their way to the host."""
-
-    def __init__(self, answers: Any) -> None:
-        self.width = answers.width if isinstance(answers, Rows) else 0
-        several = answers[:3] if isinstance(answers, Rows) else answers
-        parts = several if isinstance(several, tuple) else (several,)
-        self.parts = [_copied(part) for part in parts]
-
-    def row(self, want: Want, place: int) -> Any:
-        """An answer in the form that `cortiq.backend` gives it."""
-        first, *others = (part[place].numpy() for part in self.parts)
-        if isinstance(want, Argmax | Draw):
-            return int(first)
-        if isinstance(want, Digest):
-            return tuple(int(word) for word in first.view(np.uint32))
-        if isinstance(want, DrawnLogit):
-            return first[()], others[0][()]
-        if isinstance(want, Top):
-            return first, others[0], others[1].reshape(1)
-        if self.width:
-            q = (first.astype(np.int32) << 8) + others[0]
-            return Quantised(q[..., : self.width], others[1][()])
-        return first.copy() if first.ndim else first[()]
-
-
-def _copied(part: torch.Tensor) -> torch.Tensor:
-    if part.device.type == "cpu":
-        return part
-    host = torch.empty(part.shape, dtype=part.dtype, pin_memory=True)
-    return host.copy_(part, non_blocking=True)
-
-
-class Fetched:
-    """Requested outputs of a batch's rows, on their way to the host.
-
-    Attributes
-    ----------
-    drawing : places in the batch of the rows that draw an id.
-    """
-
-    def __init__(
-        self,
-        shared: Shared,
-        rows: int,
-        cuts: Sequence[slice],
-        flags: _Copied,
-        there: Sequence[tuple[list[tuple[int, Want]], _Copied]],
-        drawing: frozenset[int],
-    ) -> None:
-        self.drawing = drawing
-        self._shared, self._rows, self._cuts = shared, rows, cuts
-        self._flags, self._there = flags, there
-        self._event = None
-        if flags.parts[0].is_pinned():
-            self._event = torch.cuda.Event()
-            self._event.record()
-
-    def read(self) -> list[Sequence[Brought] | None]:
-        """Wait; return what each sequence brings, None for one with a fault."""
-        self._shared.wait(self._event)
-        flags = self._flags.parts[0].numpy() != 0
-        found: list[dict[Want, Any]] = [{} for _ in range(self._rows)]
-        for asking, copied in self._there:
-            for place, (at, want) in enumerate(asking):
-                found[at][want] = copied.row(want, place)
-        return [None if flags[cut].any() else found[cut] for cut in self._cuts]
+        there = [(asking, CopiedAnswers(answers)) for asking, answers in self.groups]
+        return Fetched(self.run.shared, len(rows), cuts, CopiedAnswers(faults), there, drawing)
 
 
 @kernel

@@ -11,7 +11,8 @@ import torch
 import triton
 
 from cortiq.backend import Batch, CompileOptions, Row, Ticket
-from cortiq.backend.executable import Accepted, Brought
+from cortiq.backend.columns import Brought
+from cortiq.backend.executable import Accepted
 from cortiq.backend.kernel import NO_KERNELS, GivenKernels
 from cortiq.backend.kernel_executable import placement_of
 from cortiq.backend.paged import PagedState

@@ -16,12 +16,13 @@ import torch
 from cortiq.backend import FAULT, Batch, BatchResult, Draw, Outcome, State, Status
 from cortiq.backend.admission import drawn_token, groups_of
 from cortiq.backend.batch import COMPLETED
-from cortiq.backend.executable import NO_ROOM_THERE, Accepted, Brought
+from cortiq.backend.columns import Brought, answered
+from cortiq.backend.executable import NO_ROOM_THERE, Accepted
 from cortiq.backend.requests import penalises
-from cortiq.backend.row_runs import asking_rows
-from cortiq_triton.answers import Fetched
+from cortiq.backend.row_runs import stretches_of
 from cortiq_triton.decode import DRAWN_ROWS, StepDecoder
-from cortiq_triton.mixed import SILENT, MixedFetched
+from cortiq_triton.fetched import Fetched, FetchedColumns
+from cortiq_triton.mixed import MixedFetched
 from cortiq_triton.plan import Plan
 from cortiq_triton.rowset import RowBuffer
 from cortiq_triton.run import Run
@@ -46,7 +47,7 @@ class Flight:
     batch: Batch
     accepted: Sequence[Accepted[TritonState]]
     sources: Sequence[np.ndarray]
-    fetched: Fetched | MixedFetched | None
+    fetched: Fetched | FetchedColumns | MixedFetched | None
     declined: Mapping[State, Outcome]
     lost: set[TritonState] = field(default_factory=set)
     outcome: BatchResult | None = None
@@ -73,7 +74,7 @@ class Flight:
     def finish(self, before: Sequence[int | None]) -> None:
         """Read the answers; `before` is what the batch before drew."""
         outcomes: dict[State, Outcome] = dict(self.declined)
-        brought: list[Brought] = [SILENT] * len(self.batch.rows)
+        brought: list[tuple[range, Sequence[Brought]]] = []
         found = self.fetched.read() if self.fetched is not None else []
         for sequence, sources, rows in zip(self.accepted, self.sources, found, strict=True):
             state = sequence.state
@@ -84,12 +85,13 @@ class Flight:
                 continue
             self._name(sequence, sources, before)
             outcomes[state] = COMPLETED
-            brought[sequence.indices.start : sequence.indices.stop] = rows
-        tokens: list[int | None] = [None] * len(brought)
+            brought.append((sequence.indices, rows))
+        answers = answered(len(self.batch.rows), brought)
+        tokens: list[int | None] = [None] * len(answers)
         for row in self._drawing:
-            tokens[row] = drawn_token(brought[row])
+            tokens[row] = drawn_token(answers[row])
         self.drawn = tokens
-        self.outcome = BatchResult(outcomes, brought)
+        self.outcome = BatchResult(outcomes, answers)
 
     def _name(
         self,
@@ -148,10 +150,9 @@ def submit(decoder: StepDecoder, plan: Plan, batch: Batch) -> Flight | None:
 
 def _needs_history(batch: Batch) -> bool:
     """Whether a draw depends on ids so far, which only the host knows."""
-    asked = {batch.rows[index].wants for index in asking_rows(batch.rows)}
     return any(
         isinstance(want, Draw) and want.history is None and penalises(want)
-        for wants in asked
+        for wants in {id(wants): wants for _, _, wants in stretches_of(batch.rows)}.values()
         for want in wants
     )
 
@@ -162,7 +163,7 @@ def _launched(
     batch: Batch,
     accepted: Sequence[Accepted[TritonState]],
     sources: Sequence[np.ndarray],
-) -> Fetched | MixedFetched:
+) -> Fetched | FetchedColumns | MixedFetched:
     """Queue the launches; where that raises, nothing is under way and the sequences are empty."""
     owner = decoder.owner
     try:

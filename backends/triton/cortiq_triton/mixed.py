@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,8 @@ import torch
 
 from cortiq.backend import Argmax, Batch, Draw, Named, Row, Want
 from cortiq.backend.answers import drawing_want
-from cortiq.backend.executable import Accepted, Brought
+from cortiq.backend.columns import NOTHING, Brought
+from cortiq.backend.executable import Accepted
 from cortiq.backend.requests import penalises
 from cortiq.backend.row_runs import asking_rows
 from cortiq_triton.asking import Askings
@@ -45,7 +45,6 @@ MOST_MET = 256
 """Shapes that are remembered as met once."""
 STREAMED = 16
 """Rows of a piece that attention streams over, which a batch needs one of."""
-SILENT: Brought = MappingProxyType({})
 """Answers of a row that wants nothing."""
 
 
@@ -96,7 +95,7 @@ class MixedFetched:
         self._shared.wait(self._event)
         flags, count = self._flags.numpy() != 0, len(self._wants)
         faulty = bool(flags.any())
-        answers: Sequence[Brought] = [SILENT] * count
+        answers: Sequence[Brought] = [NOTHING] * count
         late = [False] * count
         if self._packed is not None and self._answers is not None:
             words = self._packed[:count].numpy()
@@ -108,7 +107,7 @@ class MixedFetched:
         for sequence in self._accepted:
             stop = start + len(sequence.indices)
             end = stop if self._each else first + 1
-            silent: list[Brought] = [SILENT] * (stop - start - (end - first))
+            silent: list[Brought] = [NOTHING] * (stop - start - (end - first))
             failed = any(late[first:end]) or (faulty and flags[start:stop].any())
             found.append(None if failed else [*silent, *answers[first:end]])
             start, first = stop, end

@@ -222,6 +222,8 @@ def row_sets(
 def _restricted(segments: Sequence[Segment[Any]], rows: Sequence[int]) -> list[Segment[Any]]:
     """The segments of some of the rows, numbered among these; each is of neighbours."""
     found: list[Segment[Any]] = []
+    if segments and [*rows] == [*range(segments[-1].stop)]:
+        return [*segments]
     starts = [segment.start for segment in segments]
     before = -2
     for place, row in enumerate(rows):

@@ -9,15 +9,17 @@ import numpy as np
 import torch
 
 from cortiq.backend import Batch
-from cortiq.backend.executable import Accepted, Brought
+from cortiq.backend.columns import Brought
+from cortiq.backend.executable import Accepted
 from cortiq.backend.last_keys import highest_key, last_encoded_of
 from cortiq.backend.outputs import Specimens
 from cortiq.backend.plan import Step
 from cortiq.backend.walk import Group, Walk
 from cortiq.numerics.contract import TILE
 from cortiq_triton import elementwise, layer_launch
-from cortiq_triton.answers import Answers, Fetched, resolve
+from cortiq_triton.answers import Answers, resolve
 from cortiq_triton.call import LaunchCall, Shared
+from cortiq_triton.fetched import Fetched, FetchedColumns
 from cortiq_triton.plan import Plan
 from cortiq_triton.rows import Rows, empty_rows
 from cortiq_triton.rowset import GIVEN, Ids, RowBuffer, RowSet, arrays, row_sets, uploaded
@@ -87,7 +89,7 @@ class Run(Walk[TritonState]):
             self.ids = resolve(len(self.rows), *known)
         self.walk()
 
-    def fetch(self, places: Sequence[int]) -> Fetched:
+    def fetch(self, places: Sequence[int]) -> Fetched | FetchedColumns:
         """Launch every step and every answer, and start bringing these to the host.
 
         Parameters

@@ -10,7 +10,8 @@ import numpy as np
 
 from cortiq.backend import Batch, DrawnLogit, Named
 from cortiq.backend.admission import BY_ROW
-from cortiq.backend.executable import Accepted, Brought
+from cortiq.backend.columns import Brought
+from cortiq.backend.executable import Accepted
 from cortiq.backend.flat_rows import FlatBatch
 from cortiq.backend.last_keys import chunks_of
 from cortiq.backend.paged import PagedState

@@ -1,0 +1,158 @@
+"""Rows of towers as arrays: the rows' own bits and refusals, at a cost that no patch adds to."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from cortiq.backend import Batch, CompileOptions, Named, Status
+from cortiq.backend.columns import Columns, column
+from cortiq.backend.row_runs import RowRun, RowRuns
+from cortiq.backend.seam import compiled_on
+from cortiq.ir.encoders import LAST
+from cortiq.models.synthetic import SyntheticCheckpoint, synthetic_weights
+from cortiq.plugins import default_plugins
+from cortiq.vision import qwen3_vl
+from cortiq.vision.encode import image_rows, images_rows
+from cortiq.vision.tower import PATCH
+
+HOST = ("backend", "engine", "vision")
+"""Packages of a batch's way to its kernels and back."""
+CALLS_A_PATCH = 0.5
+"""Functions that the host calls more for each patch more; as rows of their own it was 130."""
+
+
+@pytest.fixture(scope="module")
+def tower():
+    config = qwen3_vl.Config(
+        text_width=32, image_token=0, num_hidden_layers=2, hidden_size=48, intermediate_size=64,
+        num_attention_heads=2, num_position_embeddings=64, deepstack_visual_indexes=(0,),
+        sections=(24, 20, 20),
+    )  # fmt: skip
+    processor = qwen3_vl.Processor(config, {"min_pixels": 1024, "max_pixels": 1 << 16})
+    program = qwen3_vl.build(config, processor.most)
+    weights = synthetic_weights(SyntheticCheckpoint("qwen3_vl", 0, "w8", {}), program, "w8")
+    return processor, program, weights
+
+
+def compiled(tower, backend="reference"):
+    _, program, weights = tower
+    return compiled_on(default_plugins().backends[backend], program, weights, CompileOptions())
+
+
+def image(tower, side, seed=0):
+    pixels = np.random.default_rng(seed).integers(0, 256, (side, side, 3), np.uint8)
+    return tower[0].prepare(pixels)
+
+
+def patches(tower, state, size=64):
+    """A run of all patches of an image, which names all outputs."""
+    (tile,) = image(tower, size).tiles
+    count = len(tile.patches)
+    last = np.full(count, count - 1, np.int32)
+    wants = tuple(Named(name) for name in tower[1].trunk.outputs)
+    inputs = {PATCH: tile.patches, LAST: last, **tile.inputs}
+    return RowRun(state, 0, [0] * count, [wants] * count, inputs)
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_images_of_a_batch_have_the_rows_that_each_has_alone(tower, backend):
+    with closing(compiled(tower, backend)) as on:
+        images = [image(tower, side, side) for side in (64, 96, 32)]
+        together, alone = images_rows(on, images), [image_rows(on, one) for one in images]
+        assert len({rows.tobytes() for rows in alone}) == len(images)
+        for mine, other in zip(together, alone, strict=True):
+            np.testing.assert_array_equal(mine, other)
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_arrays_are_answered_as_the_rows_that_they_are(tower, backend):
+    found = []
+    with closing(compiled(tower, backend)) as on:
+        for form in (RowRuns, lambda runs: list(RowRuns(runs))):
+            one, two = on.open(64), on.open(64)
+            runs = [patches(tower, one), patches(tower, two, 32)]
+            runs[1].inputs[PATCH][1, 3] = np.inf
+            result = on.forward(Batch(form(runs))).result()
+            assert result.outcomes[one].status is Status.COMPLETED
+            assert result.outcomes[two].status is Status.FAILED
+            count = len(runs[0].tokens)
+            assert len(result.rows) == count + 4 and not any(result.rows[count:])
+            found.append([column(result.rows, range(count), w) for w in runs[0].wants[0]])
+    for runs, rows in zip(*found, strict=True):
+        np.testing.assert_array_equal(runs, rows)
+
+
+def unfit(given):
+    """What cannot be supplied: a change of a run's inputs for each reason."""
+    count, patch = len(given[LAST]), given[PATCH]
+    yield {PATCH: None}
+    yield {PATCH: patch[:, :-1]}
+    yield {PATCH: patch.astype(np.complex64)}
+    yield {LAST: given[LAST] + np.int32(1)}
+    yield {LAST: np.full(count, -1, np.int32)}
+    yield {LAST: given[LAST].astype(np.float32)}
+    yield {LAST: np.arange(count, dtype=np.int32)[::-1]}
+    yield {"place.0": np.full(count, 64, np.int32)}
+    yield {"position": given[LAST]}
+    yield {"no value": patch}
+
+
+def test_arrays_are_refused_for_the_reasons_of_their_rows(tower):
+    with closing(compiled(tower)) as on:
+        state = on.open(64)
+        good = patches(tower, state)
+        for change in unfit(good.inputs):
+            given = {n: v for n, v in {**good.inputs, **change}.items() if v is not None}
+            run, reasons = good._replace(inputs=given), []
+            for rows in (RowRuns([run]), list(RowRuns([run]))):
+                outcome = on.forward(Batch(rows)).result().outcomes[state]
+                assert outcome.status is Status.DECLINED, change
+                reasons.append(outcome.reason)
+            assert "a run of" in reasons[0] or reasons[0] == reasons[1], change
+        assert state.length() == 0
+
+
+@pytest.mark.parametrize("array", [np.zeros((3, 2)), np.float32(1), [1.0], "text"])
+def test_arrays_of_other_numbers_of_rows_are_refused(tower, array):
+    with closing(compiled(tower)) as on:
+        state = on.open(64)
+        good = patches(tower, state)
+        run = good._replace(inputs={**good.inputs, PATCH: array})
+        outcome = on.forward(Batch(RowRuns([run]))).result().outcomes[state]
+        assert outcome.status is Status.DECLINED and "a run of 16 rows" in outcome.reason
+
+
+def test_columns_are_their_rows():
+    want = Named("x")
+    columns = Columns({want: np.arange(6).reshape(3, 2)})
+    assert len(columns) == 3 and [row[want].tolist() for row in columns] == [[0, 1], [2, 3], [4, 5]]
+    assert [row[want].tolist() for row in columns[1:]] == [[2, 3], [4, 5]]
+    for arrays in ({}, {want: np.zeros(2), Named("y"): np.zeros(3)}):
+        with pytest.raises(ValueError, match="columns"):
+            Columns(arrays)
+
+
+def test_a_patch_more_costs_the_host_no_calls(tower):
+    counts = []
+    with closing(compiled(tower)) as on:
+        for side in (64, 128):
+            one = image(tower, side)
+            image_rows(on, one)
+            calls = [0]
+
+            def count(frame, event, argument, calls=calls):
+                ours = frame.f_code.co_filename.rpartition("cortiq/")[2].startswith(HOST)
+                calls[0] += ours and event in ("call", "c_call")
+
+            sys.setprofile(count)
+            try:
+                image_rows(on, one)
+            finally:
+                sys.setprofile(None)
+            counts.append((len(one.tiles[0].patches), calls[0]))
+    (few, less), (many, more) = counts
+    assert (more - less) / (many - few) <= CALLS_A_PATCH, counts
