@@ -38,7 +38,7 @@ LIMITS: Mapping[str, int] = {
     "benchmarks": 5030,
     "conformance": 8515,
     "cortiq": 777,
-    "cortiq/backend": 5765,
+    "cortiq/backend": 5785,
     "cortiq/bench": 540,
     "cortiq/cli": 3120,
     "cortiq/convert": 1895,
@@ -66,7 +66,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-skills": 1710,
     "plugins/cortiq-torch": 190,
-    "tests": 60050,
+    "tests": 60120,
     "tools": 2120,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""

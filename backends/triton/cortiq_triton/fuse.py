@@ -231,7 +231,8 @@ class Launches:
         if not all(part.fits() for part in parts):
             return None
         members: int = op.parts[0].a.op.experts  # type: ignore[attr-defined]
-        return launches.low_rank(parts, members, step.tail), {}, step.inputs, {}
+        in_place = all(self.fuser.inner(part.base) for part in op.parts)
+        return launches.low_rank(parts, members, in_place, step.tail), {}, step.inputs, {}
 
 
 def _together(steps: Sequence[lower.LoweredStep]) -> tuple[lower.LoweredStep, ...]:

@@ -81,11 +81,11 @@ def products_of(heights: tuple[int, ...]) -> Kernel:
     return kernel
 
 
-def low_rank(parts: Sequence[FactorBanks], members: int, late: bool) -> Kernel:
+def low_rank(parts: Sequence[FactorBanks], members: int, in_place: bool, late: bool) -> Kernel:
     """Products of one row, as one step gave them, with what overlays add, and of one the residual.
 
     The call's weight, if it has any, is that of a product of the same row, launched just before.
-    late : the numbers of overlays may be picked by a launch.
+    in_place : nobody else reads the products. late : a launch may pick the numbers of overlays.
     """
     groups = [parts[first : first + MOST] for first in range(0, len(parts), MOST)]
     tables = [table_of(group, members) for group in groups]
@@ -98,7 +98,7 @@ def low_rank(parts: Sequence[FactorBanks], members: int, late: bool) -> Kernel:
         residual = rest.pop() if len(rest) > len(parts) else None
         for table, group in zip(tables, groups, strict=True):
             mine, rest = rest[: len(group)], rest[len(group) :]
-            given = Overlaid(x, index, mine, residual, known, start)
+            given = Overlaid(x, index, mine, residual, in_place, known, start)
             found += with_low_rank(table, group, members, given, call.faults)
             start = max(start, AHEAD)
         return tuple(found) if len(found) > 1 else found[0]

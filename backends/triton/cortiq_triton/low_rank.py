@@ -22,14 +22,14 @@ from cortiq_triton.weights import Packed
 
 MOST, MOST_RANK = 3, 128
 """Matrices of a launch, and the rank up to which a row's sums stay in a program."""
-COLUMNS = 10
+COLUMNS = 9
 """Words of a matrix in the table: A's codes, scales, plane, rank; the same of B with its height;
-B's columns; place of its outputs."""
+B's columns."""
 RANKS, WORDS = (128, 1024) if INTERPRETED else (8, 256)
 """Rows of A, and words of them, that a program has at a time."""
 OUTPUTS = 8192 if INTERPRETED else 256
 """Outputs of a program that adds one row's."""
-TILED = 8192 if INTERPRETED else 128
+TILED = 8192 if INTERPRETED else 256
 """Outputs of a program that adds those of a tile of rows."""
 
 
@@ -59,13 +59,12 @@ class FactorBanks(NamedTuple):
 
 def table_of(parts: Sequence[FactorBanks], members: int) -> torch.Tensor:
     """Return where the factors of so many overlays lie: int64 [parts, COLUMNS]."""
-    lines, start = [], 0
+    lines = []
     for a, b in parts:
         height = b.height // members
         first = [a.codes.data_ptr(), a.scale.data_ptr(), a.plane // 4, a.height // members]
         second = [b.codes.data_ptr(), b.scale.data_ptr(), b.plane // 4, height, b.padded // 4]
-        lines.append([*first, *second, start])
-        start += height
+        lines.append([*first, *second])
     return torch.tensor(lines, dtype=torch.int64).to(parts[0].a.codes.device)
 
 
@@ -80,6 +79,7 @@ class Overlaid(NamedTuple):
     Attributes
     ----------
     index : int32 [rows, 1], the overlays. residual : what the sum of the one product is added to.
+    in_place : whether sums may lie where the products are, which nobody else reads.
     known : groups of these rows. start : when the first launch may begin.
     """
 
@@ -87,6 +87,7 @@ class Overlaid(NamedTuple):
     index: torch.Tensor
     base: Sequence[torch.Tensor]
     residual: torch.Tensor | None
+    in_place: bool
     known: dict[tuple[int, int], Groups]
     start: int
 
@@ -100,13 +101,13 @@ def with_low_rank(
     ranks, heights = ([w.height // members for w in side] for side in zip(*parts, strict=True))
     how = Stack(EXPERTS, ranks[0], index=index, groups=given.known)
     groups = grouped_rows(parts[0].a, count, how)
-    out = torch.empty(count * sum(heights), dtype=torch.float32, device=faults.device)
+    out = [y if given.in_place else torch.empty_like(y) for y in given.base]
     most, width, rp = max(heights), parts[0].a.padded, max(16, pow2(max(ranks)))
     residual = given.base[0] if given.residual is None else given.residual
-    ends = *three(given.base), residual, out, faults, count
+    ends = *three(given.base), residual, *three(out), faults
     added = given.residual is not None
     if groups is None:
-        sums = three([out.new_empty((count, rank)) for rank in ranks])
+        sums = three([out[0].new_empty((count, rank)) for rank in ranks])
         words = x.high.view(torch.int32), x.low.view(torch.int32)
         launch(
             multiply_first, (ceil_div(max(ranks), RANKS), count, len(parts)), table, *words, x.e,
@@ -130,8 +131,7 @@ def with_low_rank(
         )  # fmt: skip
         launch(
             add_second_tiles, (ceil_div(most, TILED), len(groups.tiles), len(parts)), table,
-            groups.order, groups.tiles, planes.view(torch.int32), exponents, *ends, RP=rp,
+            groups.order, groups.tiles, planes.view(torch.int32), exponents, *ends, count, RP=rp,
             BN=TILED, RESIDUAL=added,
         )  # fmt: skip
-    cut = out.split([count * height for height in heights])
-    return [part.view(count, height) for part, height in zip(cut, heights, strict=True)]
+    return out

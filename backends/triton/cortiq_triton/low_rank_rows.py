@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton.language as tl
 
 from cortiq_triton.language import Tensor, begin, constant, device, join, kernel, let_next
-from cortiq_triton.matvec import dp4a, words_dot
+from cortiq_triton.matvec import words_dot
 from cortiq_triton.rows import exponent_of, quantised
 from cortiq_triton.scalar import (
     exp2_int,
@@ -26,7 +26,7 @@ WAITING, READING_AHEAD, RUNNING_BESIDE = map(constant, (WAITS, AHEAD, BESIDE))
 @device
 def fact(table: Tensor, part: Tensor, column: tl.constexpr) -> Tensor:
     """A number of a matrix."""
-    return tl.load(table + part * 10 + column)
+    return tl.load(table + part * 9 + column)
 
 
 @device
@@ -66,9 +66,12 @@ def as_words(plane: Tensor, RP: tl.constexpr) -> Tensor:
 @device
 def dot_of_words(c: Tensor, d: Tensor, hi: Tensor, lo: Tensor) -> Tensor:
     """Rows of words c and d, planes of codes, times a row's, rounded: float32 [rows]."""
-    hi, lo = hi[None, :], lo[None, :]
-    high, low = tl.sum(dp4a(c, hi), 1), tl.sum(dp4a(d, lo), 1)
-    return round_three_planes(high, tl.sum(dp4a(c, lo) + dp4a(d, hi), 1), low)
+    rows: tl.constexpr = c.shape[0]
+    nothing = tl.full((1, rows, c.shape[1] // 4), 0, tl.int32)
+    c, d, hi, lo = c[None], d[None], hi[None, None], lo[None, None]
+    high, low = words_dot(c, hi, nothing), words_dot(d, lo, nothing)
+    middle = words_dot(c, lo, words_dot(d, hi, nothing))
+    return round_three_planes(sum_of(high, rows), sum_of(middle, rows), sum_of(low, rows))
 
 
 @device
@@ -143,8 +146,8 @@ def multiply_first(
 @kernel
 def add_second(
     table: Tensor, index: Tensor, r0: Tensor, r1: Tensor, r2: Tensor, y0: Tensor, y1: Tensor,
-    y2: Tensor, residual: Tensor, out: Tensor, faults: Tensor, R: Tensor, RP: tl.constexpr,
-    BN: tl.constexpr, RESIDUAL: tl.constexpr, START: tl.constexpr,
+    y2: Tensor, residual: Tensor, o0: Tensor, o1: Tensor, o2: Tensor, faults: Tensor,
+    RP: tl.constexpr, BN: tl.constexpr, RESIDUAL: tl.constexpr, START: tl.constexpr,
 ) -> None:  # fmt: skip
     """y + B·quantise(r) of a row, some of its outputs; RP sums of A at most."""
     row, part = tl.program_id(1), tl.program_id(2)
@@ -174,5 +177,5 @@ def add_second(
     q_high, q_low = split_planes(quantised(r, largest, e))
     hi, lo = as_words(q_high, RP), as_words(q_low, RP)
     y = dot_of_words(c, d, hi, lo) * s * exp2_int(e)
-    out += fact(table, part, 9) * R + m * height + n
+    out = chosen(part, o0, o1, o2) + m * height + n
     store(y, before, beside, out, faults + row, n, seen, RESIDUAL)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from cortiq_triton.language import Tensor, device, kernel
+from cortiq_triton.language import Tensor, kernel
 from cortiq_triton.low_rank_rows import chosen, dot_of_words, fact, floats_at, store, words_at
 from cortiq_triton.matmul import tile_of
 from cortiq_triton.rows import exponent_of, quantised
@@ -65,32 +65,14 @@ def multiply_first_tiles(
     tl.store(planes + R * RP + at, q_low, mask=live[:, None])
 
 
-@device
-def asked(
-    order: Tensor, place: Tensor, stop: Tensor, planes: Tensor, exponents: Tensor, R: Tensor,
-    before: Tensor, residual: Tensor, height: Tensor, seen: Tensor, RP: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """A row in a place, or the last one: its place in outputs, planes, scale, product, residual."""
-    m = tl.load(order + tl.minimum(place, stop - 1)).to(tl.int64)
-    hi, lo = tl.load(planes + m * (RP // 4)), tl.load(planes + (R + m) * (RP // 4))
-    y = tl.load(before + m * height, mask=seen, other=0.0)
-    beside = y
-    if RESIDUAL:
-        beside = tl.load(residual + m * height, mask=seen, other=0.0)
-    return m, hi, lo, exp2_int(tl.load(exponents + m)), y, beside
-
-
 @kernel
 def add_second_tiles(
     table: Tensor, order: Tensor, tiles: Tensor, planes: Tensor, exponents: Tensor, y0: Tensor,
-    y1: Tensor, y2: Tensor, residual: Tensor, out: Tensor, faults: Tensor, R: Tensor,
-    RP: tl.constexpr, BN: tl.constexpr, RESIDUAL: tl.constexpr,
+    y1: Tensor, y2: Tensor, residual: Tensor, o0: Tensor, o1: Tensor, o2: Tensor, faults: Tensor,
+    R: Tensor, RP: tl.constexpr, BN: tl.constexpr, RESIDUAL: tl.constexpr,
 ) -> None:  # fmt: skip
     """As `add_second`, of a tile of rows of one overlay, whose factors are read once; planes as
     words.
-
-    What four rows need is asked for at once: a thread has few other rows to wait with.
     """
     tile, part = tl.program_id(1), tl.program_id(2)
     member, start = tl.load(tiles + tile * 3), tl.load(tiles + tile * 3 + 1)
@@ -106,29 +88,13 @@ def add_second_tiles(
     d = tl.load(codes + plane + at, mask=there, other=0)
     s = tl.load(floats_at(table, part, 5) + row, mask=seen, other=0.0)
     planes, exponents = planes + part * R * (RP // 2) + word, exponents + part * R
-    before, residual = chosen(part, y0, y1, y2) + n, residual + n
-    after = out + fact(table, part, 9) * R + n
-    for place in range(start, stop, 4):
-        m0, hi0, lo0, e0, old0, beside0 = asked(
-            order, place, stop, planes, exponents, R, before, residual, height, seen, RP, RESIDUAL
-        )
-        m1, hi1, lo1, e1, old1, beside1 = asked(
-            order, place + 1, stop, planes, exponents, R, before, residual, height, seen, RP,
-            RESIDUAL,
-        )  # fmt: skip
-        m2, hi2, lo2, e2, old2, beside2 = asked(
-            order, place + 2, stop, planes, exponents, R, before, residual, height, seen, RP,
-            RESIDUAL,
-        )  # fmt: skip
-        m3, hi3, lo3, e3, old3, beside3 = asked(
-            order, place + 3, stop, planes, exponents, R, before, residual, height, seen, RP,
-            RESIDUAL,
-        )  # fmt: skip
-        y = dot_of_words(c, d, hi0, lo0) * s * e0
-        store(y, old0, beside0, after + m0 * height, faults + m0, n, seen, RESIDUAL)
-        y = dot_of_words(c, d, hi1, lo1) * s * e1
-        store(y, old1, beside1, after + m1 * height, faults + m1, n, seen, RESIDUAL)
-        y = dot_of_words(c, d, hi2, lo2) * s * e2
-        store(y, old2, beside2, after + m2 * height, faults + m2, n, seen, RESIDUAL)
-        y = dot_of_words(c, d, hi3, lo3) * s * e3
-        store(y, old3, beside3, after + m3 * height, faults + m3, n, seen, RESIDUAL)
+    before, after = chosen(part, y0, y1, y2) + n, chosen(part, o0, o1, o2) + n
+    for place in range(start, stop):
+        m = tl.load(order + place).to(tl.int64)
+        y = tl.load(before + m * height, mask=seen, other=0.0)
+        beside = y
+        if RESIDUAL:
+            beside = tl.load(residual + m * height + n, mask=seen, other=0.0)
+        hi, lo = tl.load(planes + m * (RP // 4)), tl.load(planes + (R + m) * (RP // 4))
+        more = dot_of_words(c, d, hi, lo) * s * exp2_int(tl.load(exponents + m))
+        store(more, y, beside, after + m * height, faults + m, n, seen, RESIDUAL)
