@@ -135,11 +135,12 @@ def plain_rows(batch: Batch, facts: KnownFacts, plan: Plan) -> list[WantFacts] |
 def given_values(batch: Batch, plan: Plan) -> dict[str, np.ndarray]:
     """Return what rows supply, float32 or int32 [rows, …] by name."""
     found: dict[str, np.ndarray] = {}
-    overlays = [overlay_number(row.inputs) for row in batch.rows]
+    names = batch.rows[0].inputs  # all rows have these
+    overlays = [overlay_number(row.inputs) for row in batch.rows] if OVERLAY in names else [None]
     if None not in overlays:
         numbers = np.array(overlays, np.int32)
         return {OVERLAY: numbers, OVERLAY_INDEX: numbers[:, None]}
-    for name in batch.rows[0].inputs:
+    for name in names:
         kind = plan.graph.values[name]
         values = [np.asarray(row.inputs[name]).reshape(kind.shape) for row in batch.rows]
         with np.errstate(over="ignore"):  # float64 beyond float32 is infinite, and so a fault
