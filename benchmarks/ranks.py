@@ -108,20 +108,20 @@ def prompted(executable: Any, length: int) -> tuple[float, str]:
 
 def shards(options: argparse.Namespace) -> int:
     """Measure one device, and one rank's share of several; return the exit status."""
-    from shard_of import compiled_shard
+    from shard_of import WAYS, compiled_shard
 
     name = f"synthetic:{options.model.removeprefix('synthetic:')}?format=w8"
     backend, compiling = backend_named(options.backend), CompileOptions(threads=options.threads)
     longest = max(options.prompt, options.context + options.steps)
     program = load_program(open_synthetic(name), context=longest + 16).program
     found: dict[str, list[float]] = {}
-    for way in ("one device", "collective", "copies"):
+    for way in ("one device", *(options.ways or WAYS)):
         weights = weights_of(name)
         if way == "one device":
             executable: Any = place(backend, program, weights, compiling)
         else:
-            alone = options.shard_of, way == "collective"
-            executable = compiled_shard(backend, program, weights, compiling, *alone)
+            share = options.shard_of, way
+            executable = compiled_shard(backend, program, weights, compiling, *share)
         seconds, _ = prompted(executable, options.prompt)
         found.setdefault(f"prompt of {options.prompt}", []).append(seconds)
         for batch in options.batches:
@@ -130,11 +130,11 @@ def shards(options: argparse.Namespace) -> int:
                 said = f"step, batch {batch}, {'run ahead' if ahead else 'each read'}"
                 found.setdefault(said, []).append(stepped(executable, *given)[0])
         executable.close()
-    share = f"1 of {options.shard_of}"
-    print(f"{'milliseconds':34}{'one device':>12}{share:>12}{'ratio':>8}{'by copies':>12}")
-    for said, (one, whole, copies) in found.items():
-        cells = f"{1e3 * one:12.3f}{1e3 * whole:12.3f}{one / whole:8.2f}{1e3 * copies:12.3f}"
-        print(f"{said:34}{cells}")
+    ways = "".join(f"{way:>12}{'ratio':>7}" for way in options.ways or WAYS)
+    print(f"{f'milliseconds, 1 of {options.shard_of}':34}{'one device':>12}{ways}")
+    for said, (one, *others) in found.items():
+        cells = "".join(f"{1e3 * other:12.3f}{one / other:7.2f}" for other in others)
+        print(f"{said:34}{1e3 * one:12.3f}{cells}")
     return 0
 
 
@@ -200,6 +200,7 @@ def main() -> int:
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 32])
     parser.add_argument("--threads", type=int, default=0, help="of each rank, and of one device")
     parser.add_argument("--shard-of", type=int, metavar="N", help="measure one rank's share of N")
+    parser.add_argument("--ways", nargs="*", help="how that exchanges; see shard_of.WAYS")
     parser.add_argument("--alone", action="store_true", help="one device only")
     parser.add_argument("--together", action="store_true", help="all devices only")
     options = parser.parse_args()
