@@ -26,7 +26,6 @@ from cortiq.ranks.shared_rows import (
     EXCHANGE_VARIABLE,
     HOST,
     MEMORY,
-    NCCL,
     OpenRows,
     asked_exchange,
     no_rows,
@@ -119,7 +118,7 @@ class World:
         self, ranks: Sequence[int], device: str = "cpu", open_rows: OpenRows = no_rows
     ) -> str:
         """Connect some ranks, as all ranks of the world do in one order; return what there is to
-        say of it: why GPUs exchange by NCCL, or by the host's memory.
+        say of it: why GPUs exchange by the host's memory.
 
         Parameters
         ----------
@@ -148,8 +147,7 @@ class World:
         if made.nccl is None:
             os.environ.setdefault(NCCL_ERRORS, NCCL_CLEANS_UP)
             made.nccl = dist.new_group(list(members), seconds, "nccl")
-        why = "" if way == NCCL else self._share_rows(made, device, open_rows)
-        return f"{why}: they exchange by NCCL" if why else ""
+        return ""
 
     def _share_rows(self, made: RankGroup, device: str, open_rows: OpenRows) -> str:
         """Have members write rows to one another's memory; return why they do not."""

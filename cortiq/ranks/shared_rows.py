@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
-import uuid
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from cortiq.backend.peers import PeerRows
@@ -13,13 +13,21 @@ from cortiq.errors import BackendError
 
 EXCHANGE_VARIABLE = "CORTIQ_EXCHANGE"
 MEMORY, NCCL, HOST = "memory", "nccl", "host"
-"""Ways to exchange, as the variable names them; without it, the first that there is."""
+"""Ways to exchange, as the variable names them; without it NCCL, or the host where it is not."""
 OpenRows = Callable[[str, int, int, float], PeerRows | None]
 """Makes memory of (device, rank, ranks, seconds until one is lost); see `TakesKernels.peer_rows`"""
 
 
 def no_rows(device: str, rank: int, size: int, seconds: float) -> None:
     """Return None: a backend without memory for peers."""
+
+
+def boot() -> str:
+    """Return what names this start of the host's kernel; empty where nothing does."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
 
 
 def asked_exchange() -> str:
@@ -55,7 +63,7 @@ def shared_rows(
         why = "the backend has no memory for peers" if make is not None and rows is None else ""
     except BackendError as error:
         why = error.what
-    host = f"{platform.node()} {uuid.getnode()}"
+    host = f"{platform.node()} {boot()}"
     every = told((why, host, rows.handle if rows is not None else b""))
     offers = [every[member] for member in members]
     why = next((why for why, _, _ in offers if why), "")
