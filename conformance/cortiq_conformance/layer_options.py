@@ -18,6 +18,7 @@ from cortiq.ir.layers import (
     Blend,
     CentredNorm,
     CompressedAttention,
+    DifferentialAttention,
     Entries,
     EntryIndexer,
     GatedDeltaNet,
@@ -63,6 +64,12 @@ KEYS = KeyIndexer(64, 32, heads=4, dim=32, top=9, eps=EPS, key_eps=EPS, rope=TAB
 COMPRESSED = CompressedAttention(
     width=64, heads=4, dim=32, query_latent=32, groups=2, group_dim=32, window=9, eps=EPS,
     scale=0.2, rope=TABLE, entries=Entries(2, 5, True, EntryIndexer(3, 32)),
+)  # fmt: skip
+
+DIFFERENTIAL = DifferentialAttention(64, heads=8, kv_heads=4, head_dim=16, eps=EPS, factor=0.8)
+AS_NEIGHBOURS = DifferentialAttention(
+    64, 4, 2, 16, eps=EPS, factor=0.5, pairs="neighbours", window=5, biased=True,
+    output_biased=True, weighted=True,
 )  # fmt: skip
 
 OPTIONS: tuple[Op, ...] = (
@@ -140,5 +147,10 @@ OPTIONS: tuple[Op, ...] = (
     RWKV7TimeMix(64, 3, 16, 8, 12, 24, value_rank=0, eps=EPS, key_eps=EPS),
     RWKV7TimeMix(64, 4, 16, 32, 16, 32, value_rank=16, eps=EPS, key_eps=EPS),
     RWKV7ChannelMix(64, 96),
+    DIFFERENTIAL,
+    replace(DIFFERENTIAL, rope=TABLE),
+    AS_NEIGHBOURS,
+    Mamba1(64, inner=96, state_dim=8, rank=5, kernel=4, ungated=True),
+    replace(NET, rate=2.0),
 )
 """Each option at least once, over a layout that fits."""

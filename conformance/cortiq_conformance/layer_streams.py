@@ -11,13 +11,14 @@ from cortiq.ir.layers import (
     AltUpCorrect,
     AltUpExit,
     AltUpPredict,
+    Mamba1,
     RWKV7TimeMix,
     StreamRead,
     StreamWrite,
 )
 from cortiq.ir.ops import Concat, Reshape
 
-SEVERAL = AltUpPredict | AltUpCorrect | RWKV7TimeMix
+SEVERAL = AltUpPredict | AltUpCorrect | RWKV7TimeMix | Mamba1
 """Layers that may have several outputs, which a probe joins in one row."""
 
 

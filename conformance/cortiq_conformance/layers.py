@@ -273,7 +273,7 @@ def layer_probe(op: Op, layout: str, source: CaseData) -> ProbeProgram:
     taken = [b.input(name, kind.shape, kind.dtype) for name, kind in inputs.items()]
     if isinstance(op, Embedding | PerLayerInputs):
         taken.insert(0, token)
-    if isinstance(op, Attention | LatentAttention | KeyIndexer | CompressedAttention | Rope):
+    if "kv" in op.slot_kinds() or isinstance(op, KeyIndexer | CompressedAttention | Rope):
         taken.insert(1, position)
     roles = {role: role for role in weights}
     slots = {role: role for role in op.slot_kinds()}

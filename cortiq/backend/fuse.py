@@ -84,17 +84,23 @@ class FusedProduct:
 
 @dataclass(frozen=True)
 class LowRankPart:
-    """A sum of a product, `base`, and B·quantise(A·x) of a row's overlay; A and B are nodes."""
+    """A sum of a product, `base`, and B·quantise(A·x) of a row's overlay; A and B are nodes.
+
+    residual : what the sum is then added to.
+    """
 
     a: Node
     b: Node
     base: str
     out: str
+    residual: str | None = None
 
 
 @dataclass(frozen=True)
 class FusedLowRank:
-    """Sums of products of one row and its overlay's; inputs are the row, numbers, products."""
+    """Sums of products of one row and its overlay's; inputs are the row, numbers, products, and of
+    a single part the residual.
+    """
 
     parts: tuple[LowRankPart, ...]
 

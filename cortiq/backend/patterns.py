@@ -216,7 +216,8 @@ def _low_rank(fuser: Fuser, step: LoweredStep) -> bool:
     made = fuser.producer(base)
     for place, before in enumerate(fuser.done):
         same = isinstance(before.op, FusedLowRank) and before.inputs[0] == source
-        if same and (made is None or made < place):
+        open_ = same and before.op.parts[0].residual is None
+        if open_ and (made is None or made < place):
             fuser.done[place] = replace(
                 before,
                 op=FusedLowRank((*before.op.parts, part)),
@@ -231,10 +232,29 @@ def _low_rank(fuser: Fuser, step: LoweredStep) -> bool:
     return True
 
 
+def _low_rank_end(fuser: Fuser, step: LoweredStep) -> bool:
+    """Fuse the residual into the sum of a product and its overlay's, where that is alone."""
+    for source, residual in (step.inputs, step.inputs[::-1]):
+        place = fuser.maker(source, FusedLowRank)
+        if place is None or not fuser.inner(source) or source == residual:
+            continue
+        before = fuser.done[place]
+        (part, *more), (out,) = before.op.parts, step.outputs
+        if more or part.residual is not None or fuser.root(source) != source:
+            continue
+        del fuser.done[place]
+        joined = FusedLowRank((replace(part, residual=residual, out=out),))
+        inputs = (*before.inputs, residual)
+        fuser.done.append(replace(step, op=joined, inputs=inputs, nodes=before.nodes + step.nodes))
+        return True
+    return False
+
+
 PATTERNS: Mapping[str, FusionPattern] = {
     "quantised rows": FusionPattern((ops.Quantise,), _quantise_after),
     "norms of sums": FusionPattern(NORMS, _norm_after_sum),
     "overlays": FusionPattern((ops.Add,), _low_rank),
+    "residuals beside overlays": FusionPattern((ops.Add,), _low_rank_end),
     "residual sums": FusionPattern((ops.Add,), _residual_sum),
     "gates": FusionPattern((ops.Multiply,), _gate),
     "keys and values": FusionPattern((ops.StoreKV,), _store),

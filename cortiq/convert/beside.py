@@ -64,7 +64,7 @@ def files_beside(checkpoint: Checkpoint, program: Program) -> dict[str, bytes]:
 
 def _configuration(checkpoint: Checkpoint, program: Program) -> dict[str, Any]:
     """Return config.json: of the whole model where what sees or hears is kept, else of its text."""
-    if not checkpoint.whole or sense_prefixes(checkpoint, program) is None:
+    if not checkpoint.whole or not sense_prefixes(checkpoint, program):
         return dict(checkpoint.config)
     config: dict[str, Any] = copy.deepcopy(dict(checkpoint.whole))
     for part in (config, text_section(config)):

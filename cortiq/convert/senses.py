@@ -21,24 +21,24 @@ SENSES = {"vision_config": "reads no images", "audio_config": "hears nothing"}
 """Sections of config.json, and what a model without their tensors does not do."""
 
 
-def sense_prefixes(checkpoint: Checkpoint, program: Program) -> Mapping[str, str] | None:
-    """Return what the names of an encoder's or tower's tensors begin with; None without one."""
+def sense_prefixes(checkpoint: Checkpoint, program: Program) -> list[Mapping[str, str]]:
+    """Return what the names of tensors of each encoder and tower begin with."""
     if encoded_rows(program) is not None:
-        return whisper.PREFIXES
-    modules = sense_modules(checkpoint)
-    return {k: v for m in modules for k, v in m.PREFIXES.items()} if modules else None
+        return [whisper.PREFIXES]
+    return [module.PREFIXES for module in sense_modules(checkpoint)]
 
 
 def with_senses(
     planned: Sequence[PlannedTensor], checkpoint: Checkpoint, program: Program
 ) -> list[PlannedTensor]:
     """Return the text model's tensors under the folder's names, and those of what sees or hears."""
-    prefixes = sense_prefixes(checkpoint, program)
-    if prefixes is None:
+    senses = sense_prefixes(checkpoint, program)
+    if not senses:
         return list(planned)
     texts = [replace(t, name=checkpoint.name_in_folder(t.name)) for t in planned]
     whole, taken = checkpoint.part({"": ""}), {tensor.name for tensor in texts}
-    names = [n for n in renamed(whole.tensor_names, prefixes).values() if n not in taken]
+    names = [n for one in senses for n in renamed(whole.tensor_names, one).values()]
+    names = [n for n in dict.fromkeys(names) if n not in taken]
     return [*texts, *(_kept(name, whole.tensor(name)) for name in names)]
 
 
@@ -53,7 +53,7 @@ def left_out(checkpoint: Checkpoint, program: Program, is_folder: bool = True) -
     ----------
     is_folder : whether the new model is a folder of our own, which keeps what is known.
     """
-    if is_folder and sense_prefixes(checkpoint, program) is not None:
+    if is_folder and sense_prefixes(checkpoint, program):
         return ()
     if checkpoint.kind == "gguf" and checkpoint.path.is_file():
         why = "which stays beside the old model: copy it beside a new GGUF file"

@@ -36,12 +36,17 @@ def check_embeddings(rows: npt.NDArray[np.float32] | None, tokens: int, program:
         check_row(rows, tokens, program)
 
 
-def check_row(rows: npt.NDArray[np.float32], tokens: int, program: Program, parts: int = 1) -> None:
-    """Check that there are so many finite rows, of so many of the model's own widths."""
+def check_row(rows: npt.NDArray[np.float32], tokens: int, program: Program, deep: int = 0) -> None:
+    """Check that there are so many finite rows of the model's own width.
+
+    Parameters
+    ----------
+    deep : layers that each row may have a row for, too, for all of them or none.
+    """
     embed = program.trunk.values.get(EMBED)
-    shape = () if embed is None else (tokens, parts * embed.shape[0])
-    if embed is None or rows.shape != shape:
-        wanted = "none" if embed is None else list(shape)
+    widths = [] if embed is None else [embed.shape[0], (1 + deep) * embed.shape[0]]
+    if rows.shape not in [(tokens, width) for width in widths]:
+        wanted = [tokens, widths[-1]] if widths else "none"
         message = f"the embeddings are {list(rows.shape)}, the model takes {wanted}"
         raise RequestError(message, where="prompt")
     if not np.isfinite(rows).all():

@@ -162,8 +162,7 @@ def check_images(images: PromptImages | None, tokens: int, program: Program) -> 
 def compute_rows(images: PromptImages | None, program: Program) -> None:
     """Compute the rows of a prompt's images, and check them."""
     for span in images.spans if images is not None else ():
-        parts = 1 + image_rows(program).deep
-        check_row(span.rows, len(span.places), program, parts)
+        check_row(span.rows, len(span.places), program, image_rows(program).deep)
 
 
 def no_images(program: Program, tokens: int) -> PromptImages | None:

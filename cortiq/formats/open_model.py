@@ -25,6 +25,7 @@ from cortiq.formats.raw_tensor import RawTensor, stored_tensor
 from cortiq.formats.recommended import Sampling
 from cortiq.formats.strict_json import read_optional
 from cortiq.formats.text_model import (
+    AddedTensors,
     RenamedTensors,
     ReorderedTensors,
     renamed,
@@ -89,6 +90,10 @@ class Checkpoint:
         by a regular expression of names.
         """
         return replace(self, _tensors=ReorderedTensors(self._tensors, orders))
+
+    def with_computed(self, made: Mapping[str, npt.NDArray[np.float32]]) -> Checkpoint:
+        """Return the model with tensors that were computed of its own."""
+        return replace(self, _tensors=AddedTensors(self._tensors, made))
 
     def image_processor(self) -> dict[str, Any]:
         """Return what the folder says of the processing of images; empty where it says nothing."""

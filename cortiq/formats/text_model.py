@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cortiq.errors import FormatError, UnsupportedError
-from cortiq.formats.mapped import MappedTensors
+from cortiq.formats.mapped import MappedTensors, TensorInfo
 from cortiq.formats.packed_tensors import PackedTensor
 from cortiq.formats.quantisation import KEYS
 
@@ -29,6 +29,7 @@ NAME_PREFIXES: tuple[Mapping[str, str], ...] = (
     {"language_model.model.": "model.", "language_model.lm_head.": HEAD, HEAD: HEAD},
     {"model.text_model.": "model.", HEAD: HEAD},
     {"thinker.model.": "model.", "thinker.lm_head.": HEAD},
+    {"llm.model.": "model.", "llm.lm_head.": HEAD},
     {
         **{f"model.{part}.": f"model.{part}." for part in ("layers", "embed_tokens", "norm")},
         HEAD: HEAD,
@@ -37,6 +38,14 @@ NAME_PREFIXES: tuple[Mapping[str, str], ...] = (
 """Name prefixes in the folder, and in a text-only checkpoint."""
 NESTED_LAYERS = ("model.language_model.layers.", "language_model.model.layers.")
 OF_IMAGES = ("image_token", "video_token", "vision_")
+MINICPM_V = "minicpmv"
+MINICPM_TEXTS: Mapping[Any, str] = {2.6: "qwen2", 4.0: "llama", 4.5: "qwen3"}
+"""Text models of MiniCPM-V by its version, which alone tells them apart."""
+OF_MINICPM = frozenset({
+    "batch_3d_resampler", "batch_vision_input", "drop_vision_last_layer", "image_size",
+    "patch_size", "query_num", "slice_config", "slice_mode", "use_image_id", "version",
+})  # fmt: skip
+"""Keys of MiniCPM-V beside its text model's."""
 SHARED_KEYS = (TIED, *KEYS)
 """Keys that the whole folder's configuration may hold for the text model."""
 
@@ -104,6 +113,29 @@ class ReorderedTensors(RenamedTensors):
 
     def _order(self, name: str) -> npt.NDArray[np.int64] | None:
         return next((o for form, o in self.orders.items() if re.fullmatch(form, name)), None)
+
+
+class AddedTensors(RenamedTensors):
+    """Tensors of a folder, and others that were computed of them: float32."""
+
+    def __init__(self, inner: MappedTensors, made: Mapping[str, npt.NDArray[np.float32]]) -> None:
+        super().__init__(inner, {name: name for name in inner.tensors})
+        self._made = {name: np.ascontiguousarray(array, "<f4") for name, array in made.items()}
+        for name, array in self._made.items():
+            size = array.shape[-1] * 4
+            self.tensors[name] = TensorInfo(name, array.shape, "F32", 0, 0, array.nbytes, size)
+
+    def name_within(self, name: str) -> str:
+        """Return the folder's name of a tensor; a computed one has its own."""
+        return name if name in self._made else super().name_within(name)
+
+    def joined(self, name: str) -> PackedTensor | None:
+        """Return the quantised matrix of this name, or None for an ordinary tensor."""
+        return None if name in self._made else super().joined(name)
+
+    def raw(self, name: str) -> npt.NDArray[np.uint8]:
+        """Return the bytes of a tensor."""
+        return self._made[name].view(np.uint8) if name in self._made else super().raw(name)
 
 
 def has_text_model(config: Mapping[str, Any]) -> bool:
@@ -186,11 +218,17 @@ def _replaced(name: str, form: Mapping[str, str]) -> str:
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the text model's configuration, overridden by shared keys of the whole folder's.
 
-    That of a flat one is what does not speak of images; its `model_type` has `_text` added.
+    That of a flat one is what does not speak of images; its `model_type` has `_text` added, or is
+    that of the text model which the version says.
     """
     if _is_flat(config):
         kept = {k: v for k, v in config.items() if k != SIGHT and not k.startswith(OF_IMAGES)}
-        return kept | {"model_type": f"{config.get('model_type')}_text"}
+        kind = f"{config.get('model_type')}_text"
+        if config.get("model_type") == MINICPM_V:
+            kept = {key: value for key, value in kept.items() if key not in OF_MINICPM}
+            version = config.get("version")
+            kind = MINICPM_TEXTS.get(version, kind) if isinstance(version, float | int) else kind
+        return kept | {"model_type": kind}
     part = thinking(config)
     both = {**config, **part}
     whole = {key: both[key] for key in SHARED_KEYS if both.get(key) is not None}

@@ -35,12 +35,13 @@ class SoundConfig(BaseConfig):
 
     Attributes
     ----------
-    text_width : width of the text model's rows. audio_token : id of the rows of sounds.
+    text_width : width of the text model's rows. audio_token : id of the rows of sounds; None where
+        they have none of their own.
     """
 
     vocab_size: int = 1
     text_width: int
-    audio_token: int
+    audio_token: int | None
     hidden_size: int = 1280
     intermediate_size: int = 5120
     num_hidden_layers: int = 32

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 
@@ -10,8 +11,9 @@ from cortiq.backend import Executable, Named, Row
 from cortiq.engine.encoder_rows import KeptRows, entry_rows, projected_rows
 from cortiq.engine.session import Session
 from cortiq.hearing.features import PreparedSound
+from cortiq.hearing.grid import BANDS, CELLS, convolved, grid_entries
 from cortiq.hearing.spoken import SpokenSound
-from cortiq.hearing.whisper import CONVOLVED, FRAME, FRAMES, HIDDEN, KERNEL, STRIDE
+from cortiq.hearing.whisper import FRAME, FRAMES, HIDDEN, KERNEL, STRIDE
 from cortiq.ir.encoders import LAST
 from cortiq.numerics.contract import F32, Floats
 
@@ -54,13 +56,18 @@ def neighbours(rows: Floats, stride: int) -> Floats:
     return np.ascontiguousarray(near.reshape(len(near), -1))
 
 
+def with_zeros(hidden: Floats) -> Floats:
+    """Return the rows of an encoder, and a row of zeros after them."""
+    return np.pad(hidden, ((0, 1), (0, 0)))
+
+
 def spoken_rows(executable: Executable, sound: SpokenSound) -> Floats:
     """Compute the rows of a text model that a sound becomes, window by window."""
     found = []
     for window in sound.windows:
         hidden = sound_rows(executable, window.frames, window.count, window.inputs)
         with Session(executable, len(window.squares)) as session:
-            squares = [hidden[window.squares]]
+            squares = [with_zeros(hidden)[window.squares]]
             found.append(projected_rows(executable, session, squares, FAILED))
     return np.concatenate(found)
 
@@ -71,10 +78,11 @@ def sound_rows(
     rows: int | None = None,
     more: Mapping[str, Floats] | None = None,
 ) -> Floats:
-    """Compute the rows of a window: the first convolution of all frames, then all rows in a batch.
+    """Compute the rows of a window: what convolutions make of all frames, then all rows in a batch.
 
     Parameters
     ----------
+    frames : [frames, bands], or pieces of them for an encoder that convolves over both.
     rows : of the encoder, which see one another; by default all of the window.
     more : what each of them supplies besides, [rows, ...].
 
@@ -83,23 +91,38 @@ def sound_rows(
     SequenceFailedError : a value left the contract's domain.
     RequestError : there is no memory for so many rows.
     """
-    given = neighbours(frames, 1)
-    whole = max(1, len(given) // STRIDE)
-    count = whole if rows is None else rows
-    pieces = [given[start : start + whole] for start in range(0, len(given), whole)]
-    made = np.concatenate([_convolved(executable, piece) for piece in pieces])
-    near, want = neighbours(made, STRIDE)[:count], (Named(HIDDEN),)
-    last = np.array(count - 1, np.int32)
-    supplied = {FRAME: near, **(more or {})}
-    inputs = [{LAST: last, **{name: v[i] for name, v in supplied.items()}} for i in range(count)]
+    near = _grid_rows(executable, frames) if frames.ndim == 3 else _near_rows(executable, frames)
+    count = max(1, len(frames) // STRIDE) if rows is None else rows
+    near, want = near[:count], (Named(HIDDEN),)
+    names = executable.program.trunk.inputs
+    supplied = {BANDS if BANDS in names else FRAME: near, **(more or {})}
+    if LAST in names:
+        supplied[LAST] = np.full(count, count - 1, np.int32)
+    inputs = [{name: values[i] for name, values in supplied.items()} for i in range(count)]
     with Session(executable, count) as session:
         hidden = session.read_rows(session.feed_each([0] * count, [want] * count, inputs))
         return np.stack([np.asarray(row[want[0]], F32) for row in hidden])
 
 
-def _convolved(executable: Executable, given: Floats) -> Floats:
-    want = Named(CONVOLVED)
+def _near_rows(executable: Executable, frames: Floats) -> Floats:
+    """Compute what the second convolution reads."""
+    given = neighbours(frames, 1)
+    whole = max(1, len(given) // STRIDE)
+    pieces = [given[start : start + whole] for start in range(0, len(given), whole)]
+    made = [_convolved(executable, FRAMES, piece, FRAME) for piece in pieces]
+    return neighbours(np.concatenate(made), STRIDE)
+
+
+def _grid_rows(executable: Executable, pieces: Floats) -> Floats:
+    """Compute what convolutions over time and frequency make of pieces of a spectrogram."""
+    program, run = executable.program, partial(_convolved, executable, name=CELLS)
+    return convolved(pieces, grid_entries(program), run, BANDS in program.trunk.inputs)
+
+
+def _convolved(executable: Executable, entry: str, given: Floats, name: str) -> Floats:
+    (output,) = executable.program.graphs[entry].outputs
+    want = Named(output)
     with Session(executable, len(given)) as session:
-        rows = [Row(session.state, i, 0, (want,), {FRAME: row}) for i, row in enumerate(given)]
-        made = entry_rows(executable, session, rows, FRAMES, FAILED)
+        rows = [Row(session.state, i, 0, (want,), {name: row}) for i, row in enumerate(given)]
+        made = entry_rows(executable, session, rows, entry, FAILED)
         return np.stack([np.asarray(row[want], F32) for row in made])

@@ -29,7 +29,8 @@ class SoundWindow:
     Attributes
     ----------
     frames : float32 [frames, bands]. count : rows of the encoder, which see one another.
-    squares : int64 [rows, rows of a square]: the rows that each row of the text is made of.
+    squares : int64 [rows, rows of a square]: the rows that each row of the text is made of;
+        `count` for one of zeros.
     inputs : what each row of the encoder supplies besides, float32 [count, ...].
     """
 
@@ -77,14 +78,18 @@ class SoundProcessor(ABC):
     Attributes
     ----------
     marker : text that a chat template writes for a sound.
-    token : id of the rows of sounds. rows : what the trunk's rows supply besides.
-    most : frames of a window. numbered : see `ImageProcessor`.
+    token : id of the rows of sounds; None for one that no text has.
+    rows : what the trunk's rows supply besides.
+    most : frames of a window. numbered, between : see `ImageProcessor`.
     heard_whole : whether the encoder takes windows of the processor's length.
+    asked_for : it is read where images are, and on one device: most who load the model write texts.
     """
 
     medium, numbered = "audio", ""
+    between: str | None = None
     marker: str
-    rows, heard_whole = ImageRows(), True
+    token: int | None
+    rows, heard_whole, asked_for = ImageRows(), True, False
 
     def __init__(self, config: SoundConfig, given: Mapping[str, Any]) -> None:
         self.config, self.token = config, config.audio_token

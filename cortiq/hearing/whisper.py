@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from cortiq.errors import FormatError
 from cortiq.hearing.config import SoundConfig
@@ -37,7 +37,12 @@ def build(config: Config) -> Program:
 
 
 def encoder(
-    config: Config | SoundConfig, family: str, out: str = "", supplied: bool = False
+    config: Config | SoundConfig,
+    family: str,
+    out: str = "",
+    supplied: bool = False,
+    first: Callable[[Builder], Value] | None = None,
+    key_biased: bool = False,
 ) -> tuple[Builder, Value]:
     """Write the encoder up to its last layer, and return what that gives.
 
@@ -45,6 +50,8 @@ def encoder(
     ----------
     out : name of it, where it is not the layer's own.
     supplied : rows of positions are given as the input `placed.row`; by default they are learned.
+    first : writes what a position is added to; by default the second convolution.
+    key_biased : keys have biases, as queries and values do.
     """
     width = config.hidden_size
     if width % config.encoder_attention_heads:
@@ -56,7 +63,7 @@ def encoder(
     }  # fmt: skip
     b = Builder(context=config.max_source_positions * STRIDE, facts=facts)
     position, last = b.input("position"), b.input(LAST)
-    x = _convolved(b, "encoder.conv2", width, width)
+    x = first(b) if first else _convolved(b, "encoder.conv2", width, width)
     table = {"table": "encoder.embed_positions.weight"}
     learned = Embedding(config.max_source_positions, width)
     where = (
@@ -67,7 +74,7 @@ def encoder(
     x = b.add(Residual(), x, where, name="placed")
     for n in range(config.encoder_layers):
         name = out if n == config.encoder_layers - 1 else ""
-        x = _layer(b, config, x, n, (position, last), name or f"layers.{n}.out")
+        x = _layer(b, config, x, n, (position, last), name or f"layers.{n}.out", key_biased)
     return b, x
 
 
@@ -93,12 +100,19 @@ def _convolved(b: Builder, tensor: str, inner: int, width: int) -> Value:
 
 
 def _layer(
-    b: Builder, config: Config | SoundConfig, x: Value, n: int, seen: tuple[Value, Value], out: str
+    b: Builder,
+    config: Config | SoundConfig,
+    x: Value,
+    n: int,
+    seen: tuple[Value, Value],
+    out: str,
+    key_biased: bool,
 ) -> Value:
     width, here, file = config.hidden_size, f"layers.{n}", f"encoder.layers.{n}"
     heads, norm = config.encoder_attention_heads, LayerNorm(width, EPS)
     op = Attention(
-        width, heads, heads, width // heads, biased=("q", "v"), output_biased=True, until=True
+        width, heads, heads, width // heads, biased=True if key_biased else ("q", "v"),
+        output_biased=True, until=True,
     )  # fmt: skip
     y = written(b, norm, x, f"{here}.attention_norm", f"{file}.self_attn_layer_norm")
     weights, slots = named(op, f"{file}.self_attn", TENSORS), {"kv": f"{here}.kv"}

@@ -60,8 +60,10 @@ class ImageRows(Described):
         return tuple(DEEP.format(n) for n in range(self.deep))
 
     def parts(self, row: Floats) -> dict[str, Floats]:
-        """Return what a row of an image is to each value of the trunk, of all in one."""
-        names = (EMBED, *self.deep_names)
+        """Return what a row of an image is to each value of the trunk, of all in one; that of a
+        sound is the embedding alone.
+        """
+        names = (EMBED, *(self.deep_names if row.size > self.width else ()))
         return dict(zip(names, np.split(row, len(names)), strict=True))
 
     def inputs(

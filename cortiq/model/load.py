@@ -108,6 +108,10 @@ def _on_devices(
             raise OptionError(given, "needs several devices", hint="devices=2, --devices 2")
     if alone:
         return backend, backend
+    kept = tuple(s for s in source.senses if not getattr(s.processor, "asked_for", False))
+    if kept != source.senses:
+        source.senses = kept
+        source.notes += ("on several devices it hears nothing",)
     if source.hearing is not None or len(source.senses) > 1:
         what = "a model that hears speech, or hears and sees, needs one"
         raise OptionError("devices", what, hint="leave out --devices")

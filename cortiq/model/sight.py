@@ -11,7 +11,7 @@ from typing import Any
 from cortiq.backend import Executable
 from cortiq.engine.prompt_images import ImageSpan
 from cortiq.engine.request import id_list
-from cortiq.errors import RequestError
+from cortiq.errors import RequestError, UnsupportedError
 from cortiq.hearing.encode import SoundEncoder
 from cortiq.hearing.spoken import SpokenSound
 from cortiq.ir import Program
@@ -27,7 +27,7 @@ MEDIA = ("image", "audio")
 """Keys of parts of a content, and types of these parts for a template."""
 UNABLE = {
     "image": ("the model was not loaded to see images", "load it with images=True, --images"),
-    "audio": ("the model hears no sounds in prompts", "see docs/models.md"),
+    "audio": ("the model hears no sounds in prompts", "see docs/models.md; Gemma 4: --images"),
 }
 Prepared = PreparedImage | SpokenSound
 
@@ -51,7 +51,12 @@ class Sight:
     Attributes
     ----------
     program : the tower's. encoder : the tower on its backend. medium : one of `MEDIA`.
-    context : tokens of a sequence.
+    context : tokens of a sequence. token : id of the rows; that of a token that no text has where
+        the family has none for them.
+
+    Raises
+    ------
+    UnsupportedError : the tokenizer has no such token.
     """
 
     def __init__(
@@ -64,6 +69,13 @@ class Sight:
         self.tokenizer, self.medium = tokenizer, loaded.processor.medium
         self.context = context
         self.things = "images" if self.medium == "image" else "sounds"
+        self.token: int | None = self.processor.token
+        self._row_text = tokenizer.reserved_token if self.token is None else ""
+        if self.token is None and not self._row_text:
+            what = f"the rows of {self.things} have no token, and the tokenizer none to spare"
+            raise UnsupportedError(what, where=self.medium)
+        if self._row_text:
+            self.token = tokenizer.token_id(self._row_text)
 
     def prepared(self, images: Iterable[Any]) -> list[Any]:
         """Return images or sounds as the model has them; RequestError where one cannot be read."""
@@ -107,8 +119,12 @@ class Sight:
             what = f"{len(parts) - 1} places of {self.things} for {len(images)} {self.things}"
             raise RequestError(what, where=self.medium, hint=f"such a place is {marker!r}")
         number = self.processor.numbered.format
-        texts = [*(number(n) + image.text for n, image in enumerate(images)), ""]
+        texts = [*(number(n) + self._own(image.text) for n, image in enumerate(images)), ""]
         return "".join(part + own for part, own in zip(parts, texts, strict=True))
+
+    def _own(self, text: str) -> str:
+        """Return what stands for an image, with the token that its rows have."""
+        return text.replace(self.processor.marker, self._row_text) if self._row_text else text
 
     def placed(self, ids: Sequence[int], images: Sequence[Prepared]) -> ImagePrompt:
         """Return a prompt with the images at their places: the ids of images' rows, in order.
@@ -117,7 +133,7 @@ class Sight:
         ------
         RequestError : there are more such ids than rows, or fewer.
         """
-        places = [at for at, token in enumerate(ids) if token == self.processor.token]
+        places = [at for at, token in enumerate(ids) if token == self.token]
         rows = sum(image.rows for image in images)
         if len(places) != rows:
             what = f"the prompt has {len(places)} ids of {self.things}' rows, the {self.things}"
@@ -164,6 +180,19 @@ def without_media(messages: Sequence[Message]) -> tuple[list[Message], list[tupl
     return made, given
 
 
+def _as_text(message: Message, markers: Mapping[str, str], between: str) -> Message:
+    """Return a message whose parts are one text, with the marker of each medium."""
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(content, (list, tuple)):
+        return message
+    typed = [part if isinstance(part, Mapping) else {"text": part} for part in content]
+    given = [markers.get(part.get("type", "")) or part.get("text") for part in typed]
+    texts = [text for text in given if isinstance(text, str)]
+    if len(texts) < len(given):
+        raise RequestError("a part of a content is no text", where="messages")
+    return {**message, "content": between.join(texts)}
+
+
 def _medium_of(part: object) -> str:
     """Return the medium of a part of a content; empty for a text."""
     if not isinstance(part, Mapping):
@@ -202,6 +231,15 @@ class Senses:
         for sense, own in self._divided(made):
             text = sense.expanded(text, own)
         return text
+
+    def as_texts(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Return messages with their parts as one text, for templates that take no parts."""
+        processors = [sense.processor for sense in self._by_medium.values()]
+        markers = {p.medium: p.marker for p in processors if p.between is not None}
+        if not markers:
+            return messages
+        between = next(p.between for p in processors if p.between is not None)
+        return [_as_text(message, markers, between) for message in messages]
 
     def placed(self, ids: Sequence[int], made: Sequence[Prepared]) -> ImagePrompt:
         """Return a prompt with images and sounds at their places, in the order of these."""
@@ -244,6 +282,7 @@ def chat_prompt(
     if not given:
         return ids_of(messages, lambda text: text)
     made = senses.prepared(given, where)
+    plain = senses.as_texts(plain)
     return senses.placed(ids_of(plain, lambda text: senses.expanded(text, made)), made)
 
 

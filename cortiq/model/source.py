@@ -169,12 +169,13 @@ def open_source(
 
 def _senses_of(checkpoint: Any, images: bool, media: bool) -> tuple[Any, list[VisionFamily]]:
     """Return a checkpoint with the tower that lies beside it, if one does, and what reads images,
-    where that is asked for, and sounds in its prompts; the trunk's rows supply what the first says.
+    where that is asked for, and sounds in its prompts (some only then); the trunk's rows supply
+    what the first says.
     """
     heard = sound_family(checkpoint)
     sounds = [] if heard is None else [heard]
     if not images and not (media and (not sounds or sees(checkpoint))):
-        return checkpoint, sounds
+        return checkpoint, [one for one in sounds if media or not one.processor.asked_for]
     checkpoint = with_mmproj(checkpoint)
     return checkpoint, [vision_family(checkpoint), *sounds]
 

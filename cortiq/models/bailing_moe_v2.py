@@ -9,13 +9,14 @@ from typing import ClassVar
 from cortiq.ir import Program
 from cortiq.ir.layers import MoE, QKNorm
 from cortiq.models.config import Amount, BaseConfig, Keys
+from cortiq.models.gguf_keys import ABSENT, BY_SIGMOID, GROUPED_EXPERTS
 from cortiq.models.names import Names
 from cortiq.models.parts import MOE, Decoder, activation, attention, gated_mlp, grouped_router
 from cortiq.models.rope import rope_table
 from cortiq.models.tensor_pieces import FusedTensor
 
-ARCHITECTURES = ("bailing_moe_v2",)
-GGUF: tuple[str, ...] = ()
+ARCHITECTURES = ("bailing_moe_v2", "bailingmoe2")
+GGUF = ("bailingmoe2",)
 KEYS = Keys(
     harmless=frozenset({
         "embedding_dropout", "max_window_layers", "mtp_loss_scaling_factor", "output_dropout",
@@ -27,12 +28,26 @@ KEYS = Keys(
         "use_rmsnorm": True,
     },
     aliases={"num_shared_experts": "n_shared_experts"},
+    gguf={
+        **GROUPED_EXPERTS, "expert_count": "num_experts",
+        "expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size",
+    },
+    gguf_absent=ABSENT,
+    gguf_only=BY_SIGMOID,
+    gguf_tensors={
+        "use_qkv_bias": "blk.0.attn_qkv.bias", "use_qk_norm": "blk.0.attn_q_norm.weight",
+    },
 )  # fmt: skip
 QKV = ("attention.q", "attention.k", "attention.v")
 NAMES = Names(
     folder={"model.embed_tokens.": "model.word_embeddings."},
     fused=(FusedTensor("attention.query_key_value", QKV),),
-)
+    gguf={
+        "attention.query_key_value": "attn_qkv", "attention.dense": "attn_output",
+        "attention.query_layernorm": "attn_q_norm", "attention.key_layernorm": "attn_k_norm",
+        "mlp.gate.expert_bias": "exp_probs_b.bias",
+    },
+)  # fmt: skip
 TENSORS: Mapping[str, str] = {
     **{role: f"{role}.weight" for role in "qkv"},
     **{f"{role}_bias": f"{role}.bias" for role in "qkv"},

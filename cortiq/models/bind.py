@@ -33,6 +33,7 @@ from cortiq.models.head_names import (
 )
 from cortiq.models.head_tensors import HeadTensors
 from cortiq.models.heads import HeadPlan, is_like, layer_count, with_heads
+from cortiq.models.names import USUAL, Names
 from cortiq.models.open_checkpoint import OpenCheckpoint
 from cortiq.models.registry import family_for, family_name, location_of, names_of, read_config
 from cortiq.models.sidecar import with_sidecar
@@ -136,7 +137,8 @@ def load_program(
     tensors = find_tensors(program, checkpoint, family, config)
     program, weights = with_drafters(program, drafters, weight_format)
     ordered = _ordered(program, checkpoint, tensors, column_orders, weight_format)
-    weights |= read_weights(program, checkpoint, tensors, weight_format, ordered.orders)
+    names = names_of(family, config)
+    weights |= read_weights(program, checkpoint, tensors, weight_format, ordered.orders, names)
     program = with_rule(program, weight_format, checkpoint, tensors)
     program, weights = with_shortlist(program, weights, draft_vocabulary)
     bound, notes = with_layouts(program, weights, ordered.orders), ordered.notes
@@ -162,6 +164,7 @@ def read_weights(
     tensors: Mapping[str, Sequence[TensorSlice]],
     weight_format: str | None,
     orders: Mapping[str, ColumnOrder] = MappingProxyType({}),
+    names: Names = USUAL,
 ) -> dict[str, Weight]:
     """Return the weights that are made of a checkpoint's tensors; `orders` as they are permuted."""
     formats, weights = format_of_each(program, weight_format or DEFAULT_WEIGHT_FORMAT), {}
@@ -170,10 +173,15 @@ def read_weights(
         whole = [in_order(tensor) for tensor in whole] if name in orders else whole
         raws = [read_piece(*pair) for pair in zip(whole, pieces, strict=True)]
         shape = program.weights[name].shape
-        if name in formats:
-            weights[name] = matrix_weight(raws, shape, formats[name], weight_format is not None)
+        rows = [prod(piece.shape[:-1]) for piece in pieces] if len(pieces) > 1 else []
+        if (formed := names.formed_as(name)) is not None:
+            weights[name] = formed.made(raws, name)
+        elif name in formats:
+            weights[name] = matrix_weight(
+                raws, shape, formats[name], weight_format is not None, rows
+            )
         else:
-            weights[name] = vector_weight(raws, shape)
+            weights[name] = vector_weight(raws, shape, rows)
     return weights
 
 

@@ -51,13 +51,13 @@ class Keys:
     same_as : keys of config.json that repeat another one; a different value is refused.
     harmless : more keys that never change the graph.
     only : more keys accepted with one value.
-    defaults : by `model_type`, values of absent keys (`rope_theta` too) where they differ from
-        those of `Config`.
+    defaults : by `model_type`, values of absent keys (`rope_theta` too) unlike those of `Config`.
     gguf : more GGUF keys, without the architecture's prefix, and the field each fills; with "" for
         a field, a usual key is refused.
+    gguf_absent : what llama.cpp takes for GGUF keys that are absent, or 0.
     gguf_only : GGUF keys accepted with one value.
-    gguf_tensors : fields that are true when the GGUF file holds a tensor of this name; `*` stands
-        for anything.
+    gguf_tensors : fields that are true when the GGUF file holds a tensor of this name (`*` stands
+        for anything), or lists of whether each layer does.
     """
 
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -66,6 +66,7 @@ class Keys:
     only: Mapping[str, Any] = field(default_factory=dict)
     defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     gguf: Mapping[str, str] = field(default_factory=dict)
+    gguf_absent: Mapping[str, Any] = field(default_factory=dict)
     gguf_only: Mapping[str, Any] = field(default_factory=dict)
     gguf_tensors: Mapping[str, str] = field(default_factory=dict)
 

@@ -10,31 +10,25 @@ from cortiq.errors import FormatError, UnsupportedError
 from cortiq.ir import Program
 from cortiq.models import deepseek_v2, deepseek_v3
 from cortiq.models.config import Amount, BaseConfig, Keys, check_derived
+from cortiq.models.gguf_keys import ABSENT, GROUPED_EXPERTS
 from cortiq.models.mla import JOINT, LATENT_GGUF
 from cortiq.models.names import Names
 
 ARCHITECTURES = ("deepseek2",)
 KEYS = Keys(
     gguf={
+        **GROUPED_EXPERTS,
         "attention.key_length": "key_length",
         "attention.key_length_mla": "key_length_mla",
         "attention.kv_lora_rank": "kv_lora_rank",
         "attention.q_lora_rank": "q_lora_rank",
         "attention.value_length": "value_length",
         "attention.value_length_mla": "value_length_mla",
-        "expert_count": "n_routed_experts",
-        "expert_feed_forward_length": "moe_intermediate_size",
         "expert_gating_func": "expert_gating_func",
-        "expert_group_count": "n_group",
-        "expert_group_used_count": "topk_group",
-        "expert_shared_count": "n_shared_experts",
-        "expert_weights_norm": "norm_topk_prob",
-        "expert_weights_scale": "routed_scaling_factor",
-        "leading_dense_block_count": "first_k_dense_replace",
-        "nextn_predict_layers": "num_nextn_predict_layers",
         "rope.dimension_count": "qk_rope_head_dim",
         "rope.scaling.yarn_log_multiplier": "yarn_log_multiplier",
     },
+    gguf_absent=ABSENT,
 )
 NAMES = Names(
     gguf=LATENT_GGUF,

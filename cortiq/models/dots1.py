@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from cortiq.ir import Program
 from cortiq.ir.layers import MoE, QKNorm
 from cortiq.models.config import Amount, BaseConfig, Keys
+from cortiq.models.gguf_keys import ABSENT, BY_SIGMOID, GROUPED_EXPERTS
 from cortiq.models.layer_kinds import windows
 from cortiq.models.names import Names
 from cortiq.models.parts import MOE, Decoder, activation, attention, gated_mlp, grouped_router
@@ -16,16 +17,9 @@ from cortiq.numerics.route import Router
 ARCHITECTURES = ("dots1",)
 KEYS = Keys(
     only={"moe_layer_freq": 1, "scoring_func": "noaux_tc", "use_sliding_window": False},
-    gguf={
-        "expert_count": "n_routed_experts",
-        "expert_feed_forward_length": "moe_intermediate_size",
-        "expert_shared_count": "n_shared_experts",
-        "expert_weights_norm": "norm_topk_prob",
-        "expert_weights_scale": "routed_scaling_factor",
-        "leading_dense_block_count": "first_k_dense_replace",
-        "attention.sliding_window": "",
-    },
-    gguf_only={"expert_gating_func": 2},
+    gguf={**GROUPED_EXPERTS, "attention.sliding_window": ""},
+    gguf_absent=ABSENT,
+    gguf_only=BY_SIGMOID,
 )
 NAMES = Names()
 

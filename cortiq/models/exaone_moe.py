@@ -4,29 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from cortiq.ir import Program
 from cortiq.ir.layers import MoE, QKNorm
 from cortiq.models import exaone4
 from cortiq.models.config import Amount, Keys
+from cortiq.models.gguf_keys import ABSENT, BY_SIGMOID, GROUPED_EXPERTS
 from cortiq.models.layer_kinds import sparse_layers
 from cortiq.models.names import Names
 from cortiq.models.parts import MOE, Decoder, activation, attention, gated_mlp, grouped_router
 from cortiq.models.rope import rope_table
 
-ARCHITECTURES = ("exaone_moe",)
-GGUF: tuple[str, ...] = ()
+ARCHITECTURES = ("exaone_moe", "exaone-moe")
+GGUF = ("exaone-moe",)
 KEYS = Keys(
-    harmless=frozenset({"num_nextn_predict_layers"}),
     only={"scoring_func": "sigmoid", "topk_method": "noaux_tc"},
+    gguf={
+        **GROUPED_EXPERTS,
+        "expert_count": "num_experts",
+        "expert_shared_count": "num_shared_experts",
+    },
+    gguf_absent=ABSENT,
+    gguf_only=BY_SIGMOID,
 )
-NAMES = Names()
+NAMES = Names(gguf={"mlp.e_score_correction_bias": "exp_probs_b.bias"})
 EXPERTS: Mapping[str, str] = {**MOE, "bias": "e_score_correction_bias"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(exaone4.Config):
-    """Fields of `ExaoneMoeConfig`."""
+    """Fields of `ExaoneMoeConfig`.
+
+    Attributes
+    ----------
+    shared_inner : width of the shared experts together, as GGUF files give it.
+    """
 
     first_k_dense_replace: Amount = Amount(1)
     mlp_layer_types: tuple[str, ...] | None = None
@@ -38,6 +51,9 @@ class Config(exaone4.Config):
     routed_scaling_factor: float = 2.5
     n_group: int = 1
     topk_group: int = 1
+    num_nextn_predict_layers: Amount = Amount(0)
+    shared_inner: int | None = None
+    not_in_json: ClassVar[frozenset[str]] = frozenset({"source", "shared_inner"})
 
     def sparse(self) -> tuple[bool, ...]:
         """Return whether each layer has experts."""
@@ -61,7 +77,8 @@ def build(config: Config, context: int) -> Program:
         ),
         activation=activation(config.hidden_act),
         selection_bias=True,
-        shared_inner=config.moe_intermediate_size * config.num_shared_experts,
+        shared_inner=config.shared_inner
+        or config.moe_intermediate_size * config.num_shared_experts,
     )  # fmt: skip
     x = decoder.embed()
     for n, (window, sparse) in enumerate(zip(config.windows(), config.sparse(), strict=True)):

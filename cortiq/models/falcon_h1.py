@@ -9,26 +9,41 @@ from cortiq.ir import Program, Value
 from cortiq.ir.layers import GatedMLP, Gating, Mamba2, Residual
 from cortiq.ir.ops import Scale
 from cortiq.models.config import BaseConfig, Keys
-from cortiq.models.granitemoehybrid import MAMBA, step_bounds
+from cortiq.models.granitemoehybrid import MAMBA, MAMBA_GGUF, ROLES, decay_form, step_bounds
 from cortiq.models.names import Names
 from cortiq.models.parts import ATTENTION, MLP, Decoder, attention, named
 from cortiq.models.rope import rope_table
 
-ARCHITECTURES = ("falcon_h1",)
-GGUF: tuple[str, ...] = ()
+ARCHITECTURES = ("falcon_h1", "falcon-h1")
+GGUF = ("falcon-h1",)
 KEYS = Keys(
     harmless=frozenset({
         "attn_layer_indices", "mamba_chunk_size", "mamba_use_mlp", "mlp_expansion_factor",
         "num_logits_to_keep", "time_step_floor", "time_step_max", "time_step_min",
     }),
     only={"attention_bias": False, "hidden_act": "silu", "mlp_bias": False},
+    gguf={
+        "ssm.conv_kernel": "mamba_d_conv", "ssm.group_count": "mamba_n_groups",
+        "ssm.inner_size": "mamba_d_ssm", "ssm.state_size": "mamba_d_state",
+        "ssm.time_step_rank": "mamba_n_heads",
+    },
+    gguf_tensors={
+        "mamba_conv_bias": "blk.*.ssm_conv1d.bias", "mamba_rms_norm": "blk.*.ssm_norm.weight",
+    },
 )  # fmt: skip
-NAMES = Names(folder={"model.norm.": "model.final_layernorm."})
+NAMES = Names(
+    folder={"model.norm.": "model.final_layernorm."},
+    gguf={
+        **{f"mamba.{name}": own for name, own in MAMBA_GGUF.items()},
+        **{f"feed_forward.{role}_proj": f"ffn_{role}" for role in ROLES},
+        "pre_ff_layernorm.weight": "ffn_norm",
+    },
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(BaseConfig):
-    """Fields of `FalconH1Config`."""
+    """Fields of `FalconH1Config`; matrices of GGUF files are multiplied by the factors."""
 
     num_key_value_heads: int | None = 8
     max_position_embeddings: int = 8192
@@ -64,6 +79,7 @@ class Config(BaseConfig):
             message = f"mamba_d_head is {head}, but {heads} heads share {inner}"
             raise FormatError(message, where="config")
         low, high = step_bounds(self.time_step_limit)
+        folder = self.source != "gguf"
         return Mamba2(
             width=self.hidden_size, heads=heads, head_dim=head, state_dim=self.mamba_d_state,
             groups=self.mamba_n_groups, kernel=self.mamba_d_conv, eps=self.rms_norm_eps,
@@ -71,7 +87,8 @@ class Config(BaseConfig):
             biased=self.mamba_proj_bias, output_biased=self.projectors_bias,
             conv_biased=self.mamba_conv_bias, step_low=low, step_high=high,
             normed=self.mamba_rms_norm, scales=self.factors("ssm_multipliers", 5),
-            gates_last=self.mamba_rms_norm and self.mamba_norm_before_gate,
+            gates_last=self.mamba_rms_norm and self.mamba_norm_before_gate and folder,
+            decay_form=decay_form(self),
         )  # fmt: skip
 
     def factors(self, name: str, count: int) -> tuple[float, ...]:

@@ -23,7 +23,6 @@ KEYS = Keys(
     aliases={"_sliding_window_pattern": "sliding_window_pattern"},
     defaults={"gemma3_text": {"num_attention_heads": 8, "vocab_size": 262208}},
     gguf={
-        "attention.sliding_window_pattern": "sliding_window_pattern",
         "attn_logit_softcapping": "attn_logit_softcapping",
         "final_logit_softcapping": "final_logit_softcapping",
         "rope.freq_base_swa": "rope_local_base_freq",

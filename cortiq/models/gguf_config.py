@@ -7,36 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, get_type_hints
 
-from cortiq.errors import FormatError, UnsupportedError
-from cortiq.models.config import AnyConfig, Keys, accepts, construct, refuse_unknown
+from cortiq.errors import FormatError, UnsupportedError, shown
+from cortiq.models.config import (
+    MAX_LAYERS,
+    Amount,
+    AnyConfig,
+    BaseConfig,
+    Keys,
+    accepts,
+    construct,
+    refuse_unknown,
+)
+from cortiq.models.gguf_keys import GGUF_KEYS, HARMLESS_GGUF, ONLY_GGUF, WINDOW_PATTERN
 from cortiq.models.gguf_rope import ROPE_GGUF_KEYS, gguf_rope, shortest_decimals
+from cortiq.models.layer_kinds import GLOBAL, LOCAL, by_layer
 from cortiq.models.open_checkpoint import OpenCheckpoint
-
-GGUF_KEYS: Mapping[str, str] = {
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "attention.sliding_window": "sliding_window",
-    "block_count": "num_hidden_layers",
-    "context_length": "max_position_embeddings",
-    "embedding_length": "hidden_size",
-    "expert_count": "num_local_experts",
-    "expert_used_count": "num_experts_per_tok",
-    "feed_forward_length": "intermediate_size",
-    "vocab_size": "vocab_size",
-}
-"""GGUF keys, without the architecture's prefix, and the field of a config that each fills."""
-
-HARMLESS_GGUF = frozenset({
-    "n_deepstack_layers", "rope.dimension_sections", "rope.scaling.finetuned",
-})  # fmt: skip
-"""Keys that never change the graph. In a text all axes of a position are one, so that it does not
-matter which of them turns which pair.
-"""
-
-ONLY_GGUF: Mapping[str, Any] = {"attention.causal": True}
-"""Keys that would change the graph, accepted with the one value that does not."""
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 
@@ -71,6 +56,8 @@ def config_from_gguf(
     }
     table = {**GGUF_KEYS, **keys.gguf}
     known = {f.name for f in fields(config_type)}
+    absent = {key for key in keys.gguf_absent if table.get(key) in known and not given.get(key)}
+    given |= {key: keys.gguf_absent[key] for key in absent}
     unknown = _unknown(given, table, known, keys)
     refuse_unknown(unknown, "metadata", where, ignored)
     values = {name: given[key] for key, name in table.items() if key in given and name in known}
@@ -80,21 +67,54 @@ def config_from_gguf(
     if values.setdefault("vocab_size", rows) != rows:
         message = f"says vocab_size is {values['vocab_size']}, but {EMBEDDING} has {rows} rows"
         raise FormatError(message, where=where)
+    pattern = given[WINDOW_PATTERN] if values.pop("layer_types", None) is not None else None
     values = _uniform(config_type, values)
     values["tie_word_embeddings"] = HEAD not in source
     tensors = tuple(source.tensor_names)
-    values |= {name: bool(fnmatch.filter(tensors, t)) for name, t in keys.gguf_tensors.items()}
     values["source"] = "gguf"
     layers, drafts = given.get("block_count"), given.get("nextn_predict_layers", 0)
     if type(layers) is int and type(drafts) is int:  # blocks count the layers that draft
         values["num_hidden_layers"] = layers - drafts
         if drafts and layers <= drafts:
             raise FormatError(f"has {layers} layers, of which {drafts} draft", where=where)
+    values |= _held(config_type, keys.gguf_tensors, tensors, values.get("num_hidden_layers"))
     config = construct(config_type, values, where=where)
+    if pattern is not None:
+        values["layer_types"] = _kinds(pattern, config.num_hidden_layers, where)
     if "attention.value_length" not in keys.gguf:
         _check_value_length(given, config.head_width, where)
     values["rope_parameters"] = gguf_rope(given, source, config, where)
     return construct(config_type, values, where=where)
+
+
+def _held(
+    config_type: type[BaseConfig], wanted: Mapping[str, str], tensors: Sequence[str], layers: Any
+) -> dict[str, bool | list[bool]]:
+    """Return whether the file has tensors; for a field with an entry a layer, whether each has."""
+    hints, found = get_type_hints(config_type), {
+        name: fnmatch.filter(tensors, t)
+        or fnmatch.filter(tensors, t.replace("attn_q.", "attn_qkv."))
+        for name, t in wanted.items()
+    }  # fmt: skip
+    listed = [name for name in found if accepts(hints[name], (True,)) and accepts(int, layers)]
+    each = {name: {t.split(".")[1] for t in found[name]} for name in listed}
+    lists = {
+        name: [str(n) in each[name] for n in range(min(layers, MAX_LAYERS))] for name in listed
+    }
+    return {name: bool(held) for name, held in found.items()} | lists
+
+
+def _kinds(pattern: Any, layers: int, where: str) -> tuple[str, ...]:
+    """Return the kind of every layer: a list says which have windows, a number n that each nth
+    has none (0 that all have one).
+    """
+    if accepts(tuple[bool, ...] | tuple[int, ...], pattern):
+        local = by_layer(tuple(pattern), layers, WINDOW_PATTERN)
+    elif accepts(Amount, pattern):
+        local = tuple(not pattern or (n + 1) % pattern for n in range(layers))
+    else:
+        raise FormatError(f"{WINDOW_PATTERN} is {shown(pattern)}", where=where)
+    return tuple(LOCAL if windowed else GLOBAL for windowed in local)
 
 
 def _uniform(config_type: type[AnyConfig], values: dict[str, Any]) -> dict[str, Any]:

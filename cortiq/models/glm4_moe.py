@@ -9,6 +9,7 @@ from cortiq.ir import Program
 from cortiq.ir.images import TEXT_ONLY, ImageRows
 from cortiq.ir.layers import Attention, GatedMLP, MoE, QKNorm
 from cortiq.models.config import Amount, BaseConfig, Keys
+from cortiq.models.gguf_keys import ABSENT, BY_SIGMOID, GROUPED_EXPERTS
 from cortiq.models.names import Names
 from cortiq.models.parts import MOE, Decoder, activation, grouped_router
 from cortiq.models.rope import rope_table
@@ -17,18 +18,9 @@ ARCHITECTURES = ("glm4_moe", "glm4moe", "glm4v_moe_text")
 GGUF = ("glm4moe",)
 KEYS = Keys(
     defaults={"glm4v_moe_text": {"attention_bias": True, "max_position_embeddings": 65536}},
-    gguf={
-        "expert_count": "n_routed_experts",
-        "expert_feed_forward_length": "moe_intermediate_size",
-        "expert_group_count": "n_group",
-        "expert_group_used_count": "topk_group",
-        "expert_shared_count": "n_shared_experts",
-        "expert_weights_norm": "norm_topk_prob",
-        "expert_weights_scale": "routed_scaling_factor",
-        "leading_dense_block_count": "first_k_dense_replace",
-        "nextn_predict_layers": "num_nextn_predict_layers",
-    },
-    gguf_only={"expert_gating_func": 2},
+    gguf=GROUPED_EXPERTS,
+    gguf_absent=ABSENT,
+    gguf_only=BY_SIGMOID,
     gguf_tensors={
         "attention_bias": "blk.0.attn_q.bias", "use_qk_norm": "blk.0.attn_q_norm.weight",
     },

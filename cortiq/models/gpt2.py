@@ -14,7 +14,6 @@ from cortiq.models.parts import Decoder, activation, attention
 from cortiq.models.tensor_pieces import FusedTensor
 
 ARCHITECTURES = ("gpt2",)
-GGUF: tuple[str, ...] = ()
 KEYS = Keys(
     aliases={
         "activation_function": "hidden_act", "n_embd": "hidden_size", "n_head":
@@ -27,10 +26,11 @@ KEYS = Keys(
         "summary_use_proj",
     }),
     only={"scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True},
+    gguf={"attention.layer_norm_epsilon": "layer_norm_epsilon"},
 )  # fmt: skip
 QKV = ("attn.q", "attn.k", "attn.v")
 TRANSPOSED = ("attn.c_proj", "mlp.c_fc", "mlp.c_proj")
-NAMES = Names(
+FOLDER = Names(
     fused=(
         FusedTensor("attn.c_attn", QKV, QKV),
         *(FusedTensor(name, (name,), (name,)) for name in TRANSPOSED),
@@ -41,6 +41,15 @@ NAMES = Names(
     },
     unread=r"h\.\d+\.attn\.(masked_)?bias",
 )  # fmt: skip
+FILE = Names(
+    fused=(FusedTensor("attn.c_attn", QKV),),
+    gguf={
+        "model.positions": "position_embd", "ln_1": "attn_norm", "attn.c_attn": "attn_qkv",
+        "attn.c_proj": "attn_output", "ln_2": "ffn_norm", "mlp.c_fc": "ffn_up",
+        "mlp.c_proj": "ffn_down",
+    },
+)  # fmt: skip
+"""Names in GGUF files, whose matrices are not transposed."""
 ATTENTION: Mapping[str, str] = {
     **{role: f"{role}.weight" for role in "qkv"},
     **{f"{role}_bias": f"{role}.bias" for role in "qkv"},
@@ -61,6 +70,11 @@ class Config(BaseConfig):
     tie_word_embeddings: bool = True
     hidden_act: str = "gelu_new"
     layer_norm_epsilon: float = 1e-5
+
+
+def NAMES(config: BaseConfig) -> Names:
+    """Return the tensors' names."""
+    return FILE if config.source == "gguf" else FOLDER
 
 
 def build(config: Config, context: int) -> Program:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from cortiq.errors import FormatError
 from cortiq.ir import Program
@@ -19,7 +20,9 @@ KEYS = Keys(
         "embedding_scale": "embedding_multiplier",
         "logit_scale": "logits_scaling",
         "residual_scale": "residual_multiplier",
+        "rope.scaling.finetuned": "turns",
     },
+    gguf_absent={"attention.scale": 0.0, "embedding_scale": 1.0, "residual_scale": 1.0},
     gguf_tensors={"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_gate.bias"},
 )
 NAMES = Names()
@@ -27,16 +30,28 @@ NAMES = Names()
 
 @dataclass(frozen=True, kw_only=True)
 class Config(BaseConfig):
-    """Fields of `GraniteConfig`."""
+    """Fields of `GraniteConfig`.
+
+    Attributes
+    ----------
+    turns : whether anything is rotated, as GGUF files of Granite 4 without Mamba-2 say.
+    """
 
     rms_norm_eps: float = 1e-6
     hidden_act: str = "silu"
     attention_bias: bool = False
     mlp_bias: bool = False
     embedding_multiplier: float = 1.0
-    attention_multiplier: float = 1.0
+    attention_multiplier: float | None = 1.0
     residual_multiplier: float = 1.0
     logits_scaling: float = 1.0
+    turns: bool = True
+    not_in_json: ClassVar[frozenset[str]] = frozenset({"source", "turns"})
+
+    def scale(self) -> float:
+        """Return the factor on q·k; 0 in a GGUF file stands for the usual one."""
+        usual = self.source == "gguf" and not self.attention_multiplier
+        return self.head_width**-0.5 if usual else self.attention_multiplier
 
     def factor(self) -> float:
         """Return the factor of logits: 1/logits_scaling."""
@@ -49,8 +64,8 @@ def mixer_of(config: Config, context: int) -> Attention:
     """Return a layer's attention; GGUF files hold q and k rows pair by pair."""
     return attention(
         config,
-        scale=config.attention_multiplier,
-        rope=rope_table(config, context),
+        scale=config.scale(),
+        rope=rope_table(config, context) if config.turns else None,
         pairing="interleaved" if config.source == "gguf" else "half",
         biased=config.attention_bias,
         output_biased=config.attention_bias,

@@ -14,8 +14,14 @@ from cortiq.models.parts import Decoder, activation
 from cortiq.numerics.route import Router
 
 ARCHITECTURES = ("granitemoe", "granitemoeshared")
-GGUF: tuple[str, ...] = ()
-KEYS = Keys()
+GGUF = ("granitemoe",)
+KEYS = Keys(
+    gguf={
+        **granite.KEYS.gguf, "expert_shared_feed_forward_length": "shared_intermediate_size",
+    },
+    gguf_absent=granite.KEYS.gguf_absent,
+    gguf_tensors=granite.KEYS.gguf_tensors,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,8 +34,8 @@ KEYS = Keys(
         **granite.KEYS.gguf,
         **MAMBA_GGUF_KEYS,
         "expert_shared_feed_forward_length": "shared_intermediate_size",
-        "rope.scaling.finetuned": "turns",
     },
+    gguf_absent={**granite.KEYS.gguf_absent, "logit_scale": 1.0},
     gguf_tensors={
         "attention_bias": "blk.*.attn_q.bias",
         "mamba_conv_bias": "blk.*.ssm_conv1d.bias",
@@ -175,7 +175,7 @@ class GGUFConfig(MambaGGUF):
     rms_norm_eps: float = 1e-6
     attention_bias: bool = False
     embedding_multiplier: float = 1.0
-    attention_multiplier: float = 1.0
+    attention_multiplier: float = 0.0
     residual_multiplier: float = 1.0
     logits_scaling: float = 1.0
     num_local_experts: Amount = Amount(0)
@@ -183,7 +183,7 @@ class GGUFConfig(MambaGGUF):
     shared_intermediate_size: int | None = None
     mamba_conv_bias: bool = True
     mamba_proj_bias: bool = False
-    turns: bool = False
+    turns: bool = True
 
     def config(self, where: str) -> Config:
         """Return the configuration in a folder's form."""
@@ -230,7 +230,7 @@ def build(config: Config, context: int) -> Program:
         raise UnsupportedError(message, where="config", hint="supported: rope, nope")
     turns = config.position_embedding_type == "rope"
     attend = attention(
-        config, scale=config.attention_multiplier, biased=config.attention_bias,
+        config, scale=config.scale(), biased=config.attention_bias,
         rope=rope_table(config, context) if turns else None, output_biased=config.attention_bias,
         pairing="interleaved" if config.source == "gguf" else "half",
     )  # fmt: skip

@@ -12,8 +12,10 @@ from cortiq.models.parts import Decoder, activation, attention
 from cortiq.models.rope import rope_table
 
 ARCHITECTURES = ("jais2",)
-GGUF: tuple[str, ...] = ()
-KEYS = Keys()
+KEYS = Keys(
+    gguf={"attention.layer_norm_epsilon": "layer_norm_eps"},
+    gguf_tensors={"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"},
+)
 NAMES = Names()
 
 

@@ -1,4 +1,4 @@
-"""Llama 2 and 3, Mistral, InternLM 3: grouped-query attention, gated MLP, a norm before each."""
+"""Llama 2 and 3, Mistral, InternLM 3, IQuest Coder: grouped-query attention and a gated MLP."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from cortiq.models.names import Names
 from cortiq.models.parts import Decoder, activation
 from cortiq.models.rope import rope_table
 
-ARCHITECTURES = ("llama", "mistral", "internlm3")
+ARCHITECTURES = ("llama", "mistral", "internlm3", "iquestcoder")
 GGUF = ("llama",)
 KEYS = Keys(
     aliases={"bias": "mlp_bias", "qkv_bias": "attention_bias"},
     defaults={
         "internlm3": {
             "head_dim": 128, "max_position_embeddings": 32768, "num_key_value_heads": 2,
+            "rms_norm_eps": 1e-5,
+        },
+        "iquestcoder": {
+            "head_dim": 128, "max_position_embeddings": 131072, "num_key_value_heads": 8,
             "rms_norm_eps": 1e-5,
         },
         "mistral": {
@@ -27,7 +31,10 @@ KEYS = Keys(
     harmless=frozenset({
         "_flash_attn_2_enabled", "neftune_noise_alpha", "perceiver_config", "pixel_shuffle_factor",
     }),
-    only={"qk_layer_norms": False, "rope_interleaved": False, "use_resampler": False},
+    only={
+        "clip_qkv": None, "qk_layer_norms": False, "rope_interleaved": False,
+        "use_resampler": False, "use_sliding_window": False,
+    },
     gguf_only={"expert_count": 0, "expert_used_count": 0},
     gguf_tensors={"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_gate.bias"},
 )  # fmt: skip

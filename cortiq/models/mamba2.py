@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from cortiq.errors import FormatError
 from cortiq.ir import Program
 from cortiq.ir.layers import Mamba2
-from cortiq.models.config import Amount, BaseConfig, Keys
-from cortiq.models.granitemoehybrid import MAMBA, step_bounds
+from cortiq.models.config import Amount, BaseConfig, Keys, convert_config
+from cortiq.models.granitemoehybrid import MAMBA, MAMBA_GGUF, decay_form, step_bounds
 from cortiq.models.names import Names
 from cortiq.models.parts import Decoder, activation
 
 ARCHITECTURES = ("mamba2",)
-GGUF: tuple[str, ...] = ()
 KEYS = Keys(
     aliases={"num_heads": "num_attention_heads", "layer_norm_epsilon": "rms_norm_eps"},
     harmless=frozenset({
@@ -21,13 +20,23 @@ KEYS = Keys(
         "time_step_floor", "time_step_max", "time_step_min", "time_step_rank",
     }),
     only={"rms_norm": True},
+    gguf={
+        "attention.head_count": "", "ssm.conv_kernel": "conv_kernel",
+        "ssm.group_count": "n_groups", "ssm.inner_size": "inner_size",
+        "ssm.state_size": "state_size", "ssm.time_step_rank": "num_attention_heads",
+    },
+    gguf_only={"attention.head_count": 0},
+    gguf_tensors={
+        "use_bias": "blk.*.ssm_in.bias", "use_conv_bias": "blk.*.ssm_conv1d.bias",
+    },
 )  # fmt: skip
 NAMES = Names(
     folder={
         "model.embed_tokens.": "backbone.embeddings.",
         "model.layers.": "backbone.layers.",
         "model.norm.": "backbone.norm_f.",
-    }
+    },
+    gguf={"norm": "attn_norm", **{f"mixer.{name}": own for name, own in MAMBA_GGUF.items()}},
 )
 
 
@@ -62,7 +71,21 @@ class Config(BaseConfig):
             activation=activation(self.hidden_act), norm_groups=self.n_groups,
             biased=self.use_bias,
             conv_biased=self.use_conv_bias, step_low=low, step_high=high,
+            decay_form=decay_form(self),
         )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class GGUFConfig(Config):
+    """Fields of GGUF files."""
+
+    inner_size: int
+
+    def config(self, where: str) -> Config:
+        """Return the configuration in a folder's form."""
+        head = self.inner_size // self.num_attention_heads
+        expand = self.inner_size // self.hidden_size
+        return convert_config(Config, self, where, head_dim=head, expand=expand)
 
 
 def build(config: Config, context: int) -> Program:

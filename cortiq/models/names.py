@@ -10,7 +10,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cortiq.models.tensor_pieces import FusedTensor
+from cortiq.models.formed_vectors import FormedVector
+from cortiq.models.tensor_pieces import FusedTensor, split_name
 
 LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 IN_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
@@ -39,6 +40,8 @@ GGUF_TENSORS: Mapping[str, str] = {
     "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
     "mlp.shared_experts.up_proj": "ffn_up_shexp",
     "mlp.shared_experts.down_proj": "ffn_down_shexp",
+    "mlp.experts.gate_up_proj": "ffn_gate_up_exps",
+    "self_attn.qkv_proj": "attn_qkv",
     "eh_proj": "nextn.eh_proj",
     "enorm": "nextn.enorm",
     "hnorm": "nextn.hnorm",
@@ -50,6 +53,12 @@ GGUF_TENSORS: Mapping[str, str] = {
 """Tensor of a Hugging Face checkpoint, without `model.layers.N.` and `.weight` (or `.bias`), to
 GGUF's; an entry for a name with its end has that of GGUF too, one for a name with its layer is
 outside GGUF's layers."""
+
+GGUF_FUSED = (
+    FusedTensor("self_attn.qkv_proj", tuple(f"self_attn.{role}_proj" for role in "qkv")),
+    FusedTensor("mlp.experts.gate_up_proj", ("mlp.experts.gate_proj", "mlp.experts.up_proj")),
+)
+"""Tensors that llama.cpp's converter joins where it is asked to, for any architecture."""
 
 IGNORED = re.compile(r".*\.rotary_emb\.inv_freq|blk\.\d+\.attn_rot_embd(\.weight)?")
 """Tensors of old checkpoints, in folders and in GGUF, that repeat what the config says."""
@@ -63,7 +72,8 @@ class Names:
     ----------
     gguf : entries that replace or extend `GGUF_TENSORS`.
     fused : tensors that hold several weights, for files that have them in place of those.
-    joined : weights, named as in `fused`, whose rows a file holds as several tensors of one size.
+    joined : weights, named as in `fused`, whose rows a file holds as several tensors.
+    formed : vectors, named as in `fused`, that a formula makes of a file's.
     folder : beginnings of names in Hugging Face folders, by those of canonical ones.
     unread : regular expression of tensors that the graph never needs.
     """
@@ -71,6 +81,7 @@ class Names:
     gguf: Mapping[str, str] = field(default_factory=dict)
     fused: tuple[FusedTensor, ...] = ()
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    formed: Mapping[str, FormedVector] = field(default_factory=dict)
     folder: Mapping[str, str] = field(default_factory=dict)
     unread: str = ""
 
@@ -93,6 +104,10 @@ class Names:
             raise KeyError(name)
         index, tensor, kind = layer.groups()
         return f"blk.{index}.{table[tensor]}.{kind}"
+
+    def formed_as(self, name: str) -> FormedVector | None:
+        """Return how the weight is made of vectors of the file; None for one that is in it."""
+        return self.formed.get(split_name(name)[1])
 
     def of_expert(self, name: str, index: int, source: str) -> str:
         """Return the tensor of one expert of a stack, for files that hold them separately."""
@@ -117,3 +132,7 @@ class Names:
             if name.startswith(canonical):
                 return own + name.removeprefix(canonical)
         return name
+
+
+USUAL = Names()
+"""Those of a family whose files have the usual names."""

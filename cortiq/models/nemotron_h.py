@@ -9,6 +9,7 @@ from cortiq.errors import FormatError
 from cortiq.ir import Op, Program
 from cortiq.ir.layers import MLP, Mamba2, MoE
 from cortiq.models.config import Amount, BaseConfig, Keys, convert_config
+from cortiq.models.gguf_keys import ABSENT
 from cortiq.models.granitemoehybrid import (
     LINEAR,
     MAMBA,
@@ -43,6 +44,7 @@ KEYS = Keys(
         "expert_weights_norm": "norm_topk_prob", "expert_weights_scale": "routed_scaling_factor",
         "moe_latent_size": "moe_latent_size", "nextn_predict_layers": "num_nextn_predict_layers",
     },
+    gguf_absent=ABSENT,
     gguf_only={
         "expert_gating_func": 2, "expert_shared_count": 1, "attention.layer_norm_epsilon": 1e-5,
     },

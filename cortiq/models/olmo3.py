@@ -7,15 +7,15 @@ from typing import ClassVar
 
 from cortiq.ir import Program
 from cortiq.models import olmo2
-from cortiq.models.config import Keys
+from cortiq.models.config import Keys, convert_config
 from cortiq.models.layer_kinds import GLOBAL, LOCAL, windows
 from cortiq.models.parts import Decoder, gated_mlp
 from cortiq.models.rope import rope_table
 from cortiq.numerics.rope import RopeTable
 
-ARCHITECTURES = ("olmo3",)
-GGUF: tuple[str, ...] = ()
-KEYS = Keys()
+ARCHITECTURES = ("olmo3", "olmo2+windows")
+GGUF = ("olmo2+windows",)
+KEYS = Keys(gguf={"rope.freq_base_swa": "swa_rope_theta"})
 NAMES = olmo2.NAMES
 PATTERN = 4
 """Every fourth layer has no window where the file lists none."""
@@ -35,6 +35,21 @@ class Config(olmo2.Config):
         if self.layer_types is None:
             return tuple(self.sliding_window if (n + 1) % PATTERN else None for n in layers)
         return windows(self.layer_types, len(layers), self.sliding_window)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GGUFConfig(Config):
+    """Fields of GGUF files, which may have a rotary base of layers with windows."""
+
+    swa_rope_theta: float | None = None
+
+    def config(self, where: str) -> Config:
+        """Return the configuration in a folder's form."""
+        rope = self.rope_parameters
+        if self.swa_rope_theta is not None:
+            local = {"rope_type": "default", "rope_theta": self.swa_rope_theta}
+            rope = {GLOBAL: rope, LOCAL: local}
+        return convert_config(Config, self, where, rope_parameters=rope)
 
 
 def local_rope(config: Config, context: int) -> RopeTable:

@@ -10,7 +10,7 @@ from importlib import import_module
 from types import ModuleType
 
 from cortiq.errors import FormatError, GraphError, UnsupportedError
-from cortiq.models.config import BaseConfig, config_from_json
+from cortiq.models.config import BaseConfig, config_from_json, is_number
 from cortiq.models.gguf_config import config_from_gguf
 from cortiq.models.names import Names
 from cortiq.models.open_checkpoint import OpenCheckpoint
@@ -111,11 +111,23 @@ OWN = (
     "cwm",
     "vaultgemma",
     "solar_open",
+    "diffllama",
+    "phi4flash",
+    "olmo_hybrid",
+    "hyperclovax",
+    "granite_swa",
+    "youtu",
+    "ministral",
+    "nanochat",
 )
 """Modules of this package, in the order they are listed."""
 
-EXPERTS = "+experts"
-"""Added to a GGUF architecture whose file holds experts: Mixtral's is `llama`."""
+MARKS = {"+experts": "expert_count", "+windows": "attention.sliding_window"}
+"""Ends of architectures of GGUF files that have a key, other than 0: llama.cpp has two families
+under some names.
+"""
+MARKED = frozenset({"llama+experts", "olmo2+windows"})
+"""Such architectures of ours: Mixtral's files are `llama`, OLMo 3's `olmo2`."""
 
 
 def families(extra: Sequence[ModuleType] = ()) -> dict[str, ModuleType]:
@@ -168,24 +180,31 @@ def family_name(family: ModuleType) -> str:
     return family.__name__.rpartition(".")[2]
 
 
-def architecture_of(checkpoint: OpenCheckpoint) -> str:
-    """Return the registry's key; GGUF files with experts have `+experts` added."""
+def architecture_of(checkpoint: OpenCheckpoint, extra: Sequence[ModuleType] = ()) -> str:
+    """Return the registry's key: the file's name, with a mark where a family has both."""
     name = checkpoint.architecture
-    experts = checkpoint.config.get(f"{name}.expert_count") if checkpoint.kind == "gguf" else None
-    return name + EXPERTS if isinstance(experts, int) and experts else name
+    if checkpoint.kind != "gguf":
+        return name
+    known = MARKED.union(*(family.ARCHITECTURES for family in extra))
+    for mark, key in MARKS.items():
+        value = checkpoint.config.get(f"{name}.{key}")
+        if f"{name}{mark}" in known and is_number(value) and value:
+            return f"{name}{mark}"
+    return name
 
 
 def family_for(checkpoint: OpenCheckpoint, extra: Sequence[ModuleType] = ()) -> ModuleType:
     """Return the family that reads a checkpoint; `UnsupportedError` names similar ones."""
-    name = architecture_of(checkpoint)
+    name = architecture_of(checkpoint, extra)
     known = _named_alike(name, extra) or families(extra)
-    if name not in known:
-        name = name.removesuffix(EXPERTS)  # an architecture that always has experts
     if name not in known:
         message = f"architecture {name!r} is not supported"
         near = difflib.get_close_matches(name, known, n=3)
         meant = f"did you mean {' or '.join(near)}? " if near else ""
         hint = f"{meant}`cortiq inspect --families` lists the {len(known)} there are"
+        if (elsewhere := checkpoint.config.get("text_model_id")) is not None:
+            message = f"holds no text model: it is that of {elsewhere!r}"
+            hint = "take GGUF files of it, a text model and mmproj, or a folder saved with both"
         raise UnsupportedError(message, where=location_of(checkpoint), hint=hint)
     if checkpoint.kind == "gguf" and name not in gguf_architectures(known[name]):
         message = f"GGUF files of the architecture {name!r} are not supported"

@@ -30,3 +30,15 @@ def sense_values(
         found = [whole[key] for key in keys.split(",") if whole.get(key) is not None]
         values |= {field: found[0]} if found else {}
     return values
+
+
+def table_token(text: Mapping[str, Any]) -> int | None:
+    """Return the id that rows of Gemma's images and sounds have in the table of per-layer inputs;
+    None where there is no such table.
+    """
+    if not text.get("hidden_size_per_layer_input", 256):
+        return None
+    token = text.get("pad_token_id") or 0
+    if type(token) is not int or not 0 <= token < text.get("vocab_size", 262144):
+        raise FormatError(f"pad_token_id {token!r} is no id", where="config.json")
+    return token

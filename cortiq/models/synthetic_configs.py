@@ -186,6 +186,11 @@ MINI: Mapping[str, Mapping[str, Any]] = {
         "intermediate_size": 96, "decay_low_rank_dim": 8, "gate_low_rank_dim": 12,
         "a_low_rank_dim": 8, "v_low_rank_dim": 4,
     },
+    "diffllama": _MINI,
+    "phi4flash": _WITHOUT_HEAD | {
+        "num_hidden_layers": 8, "sliding_window": 24, "mamba_d_state": 8, "mamba_dt_rank": 4,
+    },
+    "olmo_hybrid": _WITHOUT_HEAD,
 }  # fmt: skip
 """A small model of every family that brings something of its own and has no other here, by its
 `model_type`.

@@ -12,7 +12,7 @@ from cortiq.errors import FormatError
 from cortiq.ir import Program
 from cortiq.models.config import BaseConfig
 from cortiq.models.gguf_rope import ROPE_TENSORS
-from cortiq.models.names import IGNORED, Names
+from cortiq.models.names import GGUF_FUSED, IGNORED, Names
 from cortiq.models.open_checkpoint import OpenCheckpoint
 from cortiq.models.parts import HEAD, TABLE
 from cortiq.models.registry import location_of, names_of
@@ -102,11 +102,17 @@ def _pieces(
     names: Names,
     source: str,
 ) -> list[TensorSlice]:
-    """Return a weight's tensors: one; one an expert; part of a fused one; or several joined."""
+    """Return a weight's tensors: one; one an expert; part of a fused one; several joined, or those
+    of a formula.
+    """
+    if (formed := names.formed_as(name)) is not None:
+        prefix, _, end = split_name(name)
+        own = [names.in_file(f"{prefix}{tensor}{end}", source) for tensor in formed.tensors]
+        return [TensorSlice(tensor, (formed.width,)) for tensor in own]
     shape, piece = shapes[name], _fused_piece(name, shapes, checkpoint, names, source)
     whole = names.known(name, source)
     if whole is None:  # this kind of file never has it as a tensor of its own
-        return [piece] if piece else _joined_pieces(name, shape, names, source)
+        return [piece] if piece else _joined_pieces(name, shape, checkpoint, names, source)
     if whole in checkpoint and (piece is None or piece.tensor != whole):
         return [TensorSlice(whole, shape)]
     if len(shape) == 3 and names.of_expert(name, 0, source) in checkpoint:
@@ -114,19 +120,34 @@ def _pieces(
         return [TensorSlice(names.of_expert(name, e, source), shape[1:]) for e in experts]
     if piece is not None:
         return [piece]
-    if joined := _joined_pieces(name, shape, names, source):
+    if joined := _joined_pieces(name, shape, checkpoint, names, source):
         return joined
     return [TensorSlice(whole, shape)]
 
 
 def _joined_pieces(
-    name: str, shape: tuple[int, ...], names: Names, source: str
+    name: str, shape: tuple[int, ...], checkpoint: OpenCheckpoint, names: Names, source: str
 ) -> list[TensorSlice]:
-    """Return the tensors whose rows are joined into a weight, if the family has such."""
+    """Return the tensors whose rows are joined into a weight, if the family has such.
+
+    Those of a file may have any numbers of rows that together are the weight's; of others each
+    should have the number that it would have beside the others.
+    """
     prefix, stem, end = split_name(name)
-    tensors = names.joined.get(stem, ())
-    own = [names.in_file(f"{prefix}{tensor}{end}", source) for tensor in tensors]
-    return [TensorSlice(tensor, (shape[0] // len(own), *shape[1:])) for tensor in own]
+    own = [names.in_file(f"{prefix}{tensor}{end}", source) for tensor in names.joined.get(stem, ())]
+    found = {
+        tensor: prod(checkpoint.tensor(tensor).shape) // prod(shape[1:])
+        for tensor in own
+        if tensor in checkpoint
+    }
+    left, absent = shape[0] - sum(found.values()), len(own) - len(found)
+    counts = [
+        left // absent if tensor not in found else found[tensor] + (0 if absent else left)
+        for tensor in own
+    ]
+    return [
+        TensorSlice(tensor, (count, *shape[1:])) for tensor, count in zip(own, counts, strict=True)
+    ]
 
 
 def _fused_piece(
@@ -138,6 +159,9 @@ def _fused_piece(
 ) -> TensorSlice | None:
     """Return the part of a fused tensor, if the family has one and the file no separate ones."""
     found = fused_of(names.fused, name)
+    common = fused_of(GGUF_FUSED, name) if source == "gguf" else None
+    if common and names.known(f"{common[1]}{common[0].tensor}{common[2]}", source) in checkpoint:
+        found = common
     if found is None:
         return None
     fused, prefix, end = found

@@ -127,12 +127,17 @@ def _rows_of(parts: Sequence[Any]) -> Callable[[int, int], npt.NDArray[np.uint8]
 
 
 def _converted(
-    tensors: Sequence[StoredTensor], size: tuple[int, int], target: str, start: int, stop: int
+    tensors: Sequence[StoredTensor],
+    sizes: Sequence[tuple[int, int]],
+    target: str,
+    start: int,
+    stop: int,
 ) -> dict[str, npt.NDArray[Any]]:
     """Return parts of rows of tensors in a format, the rows of all one after the other."""
     done: list[Parts] = []
-    for index, tensor in enumerate(tensors):
-        first, last = (min(max(n - index * size[0], 0), size[0]) for n in (start, stop))
+    for index, (tensor, size) in enumerate(zip(tensors, sizes, strict=True)):
+        first, last = (min(max(n, 0), size[0]) for n in (start, stop))
+        start, stop = start - size[0], stop - size[0]
         if first < last or (index == len(tensors) - 1 and not done):
             rows = raw_weight(tensor, size).rows(first, last)
             done.append(convert(rows, target, tensor.name).parts)
@@ -142,9 +147,15 @@ def _converted(
 
 
 def matrix_weight(
-    tensors: Sequence[StoredTensor], shape: tuple[int, ...], target: str, requantise: bool = False
+    tensors: Sequence[StoredTensor],
+    shape: tuple[int, ...],
+    target: str,
+    requantise: bool = False,
+    rows: Sequence[int] = (),
 ) -> Weight:
     """Make a matrix, or a stack of them, as a `Weight` of E·N rows.
+
+    The rows of several tensors lie one after the other: so many of each, or equally many.
 
     F32, F16 and BF16 become `target`. Other layouts stay in the file's codes and are not copied,
     unless `requantise` asks for `target` of them, too; `f32` leaves them in any case.
@@ -152,21 +163,21 @@ def matrix_weight(
     if target not in TARGETS:
         hint = f"one of {', '.join(TARGETS)}"
         raise RequestError(f"no weight format is called {target!r}", where="format", hint=hint)
-    rows, columns = prod(shape[:-1]) // len(tensors), shape[-1]
+    count, columns = prod(shape[:-1]), shape[-1]
     layouts = {LAYOUTS[t.type] for t in tensors}
     kinds, floating = {w.name for w in layouts}, all(w.kind == "float" for w in layouts)
     requantise = requantise and target != FLOAT_TARGET
     if len(kinds) > 1 and not (floating or requantise):
         message = f"experts of one stack are in several layouts: {', '.join(sorted(kinds))}"
         raise FormatError(message, where=tensors[0].name)
-    size, layout = (rows, columns), target_layout(target, columns)
+    sizes = [(n, columns) for n in rows or [count // len(tensors)] * len(tensors)]
+    layout = target_layout(target, columns)
     exact = layouts == {layout} or (target == FLOAT_TARGET and len(kinds) == 1)
     if exact or not (floating or requantise):
-        return _stacked([raw_weight(t, size) for t in tensors])
-    count = rows * len(tensors)
+        return _stacked([raw_weight(t, size) for t, size in zip(tensors, sizes, strict=True)])
 
     def make_rows(start: int, stop: int) -> Parts:
-        return _converted(tensors, size, target, start, stop)
+        return _converted(tensors, sizes, target, start, stop)
 
     return Weight(layout, (count, columns), LazyParts(lambda: make_rows(0, count), make_rows))
 
@@ -213,16 +224,21 @@ def _rows_of_weights(weights: Sequence[Weight], start: int, stop: int) -> Parts:
     return {name: np.concatenate([parts[name] for parts in found]) for name in found[0]}
 
 
-def vector_weight(tensors: Sequence[StoredTensor], shape: tuple[int, ...]) -> Weight:
+def vector_weight(
+    tensors: Sequence[StoredTensor], shape: tuple[int, ...], rows: Sequence[int] = ()
+) -> Weight:
     """Make a float32 `Weight` (1, n), or (N, K) taps, from a small float tensor.
 
-    The rows of several tensors of one size lie one after the other.
+    The rows of several tensors lie one after the other: so many of each, or equally many.
     """
     size = (1, shape[0]) if len(shape) == 1 else (prod(shape[:-1]), shape[-1])
     if len(tensors) == 1:
         return _float_weight(tensors[0], size)
-    own = (size[0] // len(tensors), size[1])
-    parts = [floats(_float_weight(tensor, own), tensor.name) for tensor in tensors]
+    counts = rows or [size[0] // len(tensors)] * len(tensors)
+    parts = [
+        floats(_float_weight(tensor, (count, size[1])), tensor.name)
+        for tensor, count in zip(tensors, counts, strict=True)
+    ]
     return Weight.from_floats(np.concatenate(parts))
 
 

@@ -5,6 +5,8 @@ A gain itself is `scalar.multiply`: RN(x·g).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from cortiq.domains import Real
@@ -18,7 +20,8 @@ from cortiq.numerics.contract import (
     OutOfDomainError,
     snap,
 )
-from cortiq.numerics.scalar import activation, exponential
+from cortiq.numerics.scalar import activation, add, exponential, multiply, scale
+from cortiq.numerics.sums import canonical_sum
 
 CONSTANT = Real(
     2.0**SMALLEST_EXPONENT, 2.0**LARGEST_EXPONENT, below=True, signed=True, zero=True
@@ -52,6 +55,22 @@ def gain(w: Floats, form: str = "plain", name: str = "weight") -> Floats:
         what = "holds a logarithm whose exponential is 2^50 or more"
         raise FormatError(what, where=name) from None
     return snap(-formed) if form == "negative_exp" else formed
+
+
+def differential_gain(vectors: Sequence[Floats], initial: float, name: str = "weight") -> Floats:
+    """Form −λ of differential attention once on the host, [1].
+
+    λ = RN(RN(e₁ − e₂) + RN(initial)), eᵢ = gain(snap(canonical_sum(RN(qᵢ·kᵢ))), "exp") of the
+    vectors q₁, k₁, q₂, k₂, each snapped; every step is snapped.
+
+    Raises
+    ------
+    FormatError : as `gain`; the weight is named.
+    """
+    q1, k1, q2, k2 = (snap(vector) for vector in vectors)
+    sums = [snap(canonical_sum(multiply(q, k))).reshape(1) for q, k in ((q1, k1), (q2, k2))]
+    first, second = (gain(total, "exp", name) for total in sums)
+    return scale(shift(add(first, scale(second, -1.0)), initial), -1.0)
 
 
 def check_gain_form(form: str) -> None:

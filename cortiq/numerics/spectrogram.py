@@ -83,6 +83,22 @@ def mel_filters(bands: int, size: int, rate: int) -> Doubles:
     return np.maximum(0.0, slopes) * (2.0 / (high - low))
 
 
+@lru_cache(maxsize=8)
+def htk_filters(bands: int, size: int, rate: int, low: float, high: float) -> Doubles:
+    """Return triangular filters on HTK's scale: float64 [size/2 + 1, bands].
+
+    With m(f) = ln(1 + f/700), corner i is at
+    700·(e^(m(low) + i·((m(high) − m(low))/(bands + 1))) − 1).
+    At f, filter b with the corners l, m, h weighs max(0, min((h − f)/(h − m), (f − l)/(m − l))).
+    """
+    ends = log64(1.0 + np.array([low, high]) / 700.0)
+    step = (ends[1] - ends[0]) / (bands + 1)
+    corners = 700.0 * (exp64(ends[0] + np.arange(bands + 2) * step) - 1.0)
+    left, middle, right = corners[:-2], corners[1:-1], corners[2:]
+    f = (np.arange(size // 2 + 1) * (rate / size))[:, None]
+    return np.maximum(0.0, np.minimum((right - f) / (right - middle), (f - left) / (middle - left)))
+
+
 def energies(samples: Doubles, size: int, hop: int, filters: Doubles) -> Doubles:
     """Return the energies in each band of frames every `hop` samples: float64 [bands, frames].
 
@@ -90,20 +106,61 @@ def energies(samples: Doubles, size: int, hop: int, filters: Doubles) -> Doubles
     multiplied by sin²(πj/size), transformed, and re·re + im·im of each bin added to the bands in
     ascending order of bins, from +0, times their weights. There are ⌊n/hop⌋ frames.
     """
-    half, count = size // 2, len(samples) // hop
-    padded = np.pad(samples, half, mode="reflect")
-    root = sine_of_half_turns(np.arange(size) / size)
-    window = (root * root)[:, None]
-    found = np.zeros((filters.shape[1], count))
+    padded = np.pad(samples, size // 2, mode="reflect")
+    return _banded(padded, len(samples) // hop, (size, size, hop), filters, root=False)
+
+
+def _banded(
+    samples: Doubles, count: int, sizes: tuple[int, int, int], filters: Doubles, root: bool
+) -> Doubles:
+    """Return bands of frames that begin every so many samples: float64 [bands, count].
+
+    Parameters
+    ----------
+    sizes : of a frame, of its transform (the rest zeros), and the step. root : magnitudes, the
+        roots of the energies, are added.
+    """
+    length, size, hop = sizes
+    sine = sine_of_half_turns(np.arange(length) / length)
+    window, found = (sine * sine)[:, None], np.zeros((filters.shape[1], count))
     for start in range(0, count, FRAMES):
         first = np.arange(start, min(start + FRAMES, count)) * hop
-        frame = padded[first + np.arange(size)[:, None]] * window
+        frame = samples[first + np.arange(length)[:, None]] * window
+        frame = np.pad(frame, ((0, size - length), (0, 0)))
         re, im = (x[0] for x in fourier(frame[None], np.zeros_like(frame)[None]))
         part = found[:, start : start + FRAMES]
         for k, weights in enumerate(filters):
-            bands = np.flatnonzero(weights)
-            part[bands] += weights[bands, None] * (re[k] * re[k] + im[k] * im[k])
+            bands, energy = np.flatnonzero(weights), re[k] * re[k] + im[k] * im[k]
+            part[bands] += weights[bands, None] * (np.sqrt(energy) if root else energy)
     return found
+
+
+def heard_frames(count: int, length: int, hop: int) -> int:
+    """Return the frames of so many samples that lie within them, half a frame of zeros before."""
+    return max(0, (count - length + length // 2 - 1) // hop + 1)
+
+
+def log_magnitudes(
+    samples: npt.NDArray[np.floating],
+    sizes: tuple[int, int, int],
+    filters: Doubles,
+    floor: float,
+) -> Floats:
+    """Return a logarithmic mel spectrogram as Gemma has it: float32 [frames, bands].
+
+    Half a frame of zeros lies before the samples. A frame, all of whose samples and one more are
+    there, is multiplied by sin²(πj/length), filled up with zeros and transformed; the roots of
+    re·re + im·im are added to the bands as energies are. Values: snap(RN(ln(band + floor))).
+
+    Parameters
+    ----------
+    sizes : of a frame, of its transform, and the step.
+    """
+    length, _, hop = sizes
+    count = heard_frames(len(samples), length, hop)
+    padded = np.pad(np.asarray(samples, np.float64), (length // 2, 0))
+    found = _banded(padded, count, sizes, filters, root=True)
+    return snap(np.ascontiguousarray(log64(found + floor).T).astype(F32))
 
 
 def log_mel(

@@ -62,12 +62,14 @@ class ServerInfo:
 def _loaded_props(served: ServedModel) -> dict[str, Any]:
     model, tokenizer = served.model, served.model.tokenizer
     settings = {"n_ctx": model.context, "params": {**served.usual.values}}
+    media = {"vision": "image", "audio": "audio"}
     return {
         "default_generation_settings": settings,
         "chat_template": tokenizer.chat_template() or "",
         "bos_token": _token(served, tokenizer.bos_id),
         "eos_token": _token(served, tokenizer.eos_id),
-        "modalities": {"vision": False, "audio": False}, "system_fingerprint": served.fingerprint,
+        "modalities": {name: model.has_medium(medium) for name, medium in media.items()},
+        "system_fingerprint": served.fingerprint,
     }  # fmt: skip
 
 

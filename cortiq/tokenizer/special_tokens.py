@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
@@ -11,6 +12,7 @@ from cortiq.tokenizer.frames import Frames
 __all__ = [
     "END_OF_TURN_TEXTS",
     "IMAGE_TEXTS",
+    "RESERVED",
     "SpecialTokenSplitter",
     "SpecialTokens",
     "TokenType",
@@ -43,6 +45,10 @@ END_OF_TURN_TEXTS = frozenset(
 
 IMAGE_TEXTS = ("<start_of_image>", "<end_of_image>")
 """Marks around an image, which GGUF calls user-defined and a folder special: no part of a text."""
+
+
+RESERVED = re.compile(r"reserved|unused|<SPECIAL_\d|(?:vision|image|video|fim)_pad", re.IGNORECASE)
+"""Texts of control tokens that no text has, in public model families."""
 
 
 class TokenType(IntEnum):

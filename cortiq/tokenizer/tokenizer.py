@@ -12,7 +12,7 @@ from cortiq.arguments import path_of
 from cortiq.errors import NoTokenizerError, TokenizerError, shown
 from cortiq.tokenizer.byte_vocabulary import ByteVocabulary
 from cortiq.tokenizer.frames import FramedText, framed
-from cortiq.tokenizer.special_tokens import SpecialTokens
+from cortiq.tokenizer.special_tokens import RESERVED, SpecialTokens
 from cortiq.tokenizer.vocabulary import TextStream, Vocabulary
 
 __all__ = ["TextStream", "Tokenizer", "Vocabulary", "byte_tokenizer"]
@@ -174,6 +174,12 @@ class Tokenizer:
         if type(token_id) is not int:
             (token_id,) = _whole([token_id])
         return token_id in self._hidden_ids
+
+    @cached_property
+    def reserved_token(self) -> str:
+        """Text of the last control token that no text has; empty where there is none."""
+        texts = (self._text_of(token) for token in sorted(self._hidden_ids, reverse=True))
+        return next((text for text in texts if RESERVED.search(text)), "")
 
     @property
     def bos_token(self) -> str:

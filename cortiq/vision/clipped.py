@@ -1,23 +1,14 @@
-"""Matrices whose inputs and outputs are bounded (Gemma 4 E2B and E4B), and layers of them.
-
-The bounds are scalars among the tensors. They become constants of the graph.
-"""
+"""Layers of matrices whose inputs and outputs are bounded (Gemma 4 E2B and E4B)."""
 
 from __future__ import annotations
 
-import math
-import struct
-from collections.abc import Mapping
 from typing import Any
 
-from cortiq.errors import FormatError, UnsupportedError
-from cortiq.formats.checkpoint import Checkpoint
 from cortiq.ir import Value
 from cortiq.ir.layers import Attention, GatedMLP
 from cortiq.ir.ops import (
     Activation,
     Attend,
-    Clamp,
     Multiply,
     Quantise,
     Reshape,
@@ -25,44 +16,11 @@ from cortiq.ir.ops import (
     Rope,
     StoreKV,
 )
+from cortiq.models.clipped import Bounds, bounded
 from cortiq.vision.tower import Tower
 
-ENDS = ("input_min", "input_max", "output_min", "output_max")
 UNREAD = r"vision\.encoder\.layers\.\d+\.\w+\.\w+\.(in|out)put_(min|max)"
 """Tensors that are no weights."""
-Bounds = Mapping[str, tuple[float | None, ...]]
-"""Values of `ENDS`, by the matrix; None for infinity."""
-WIDTHS: Mapping[str, tuple[str, int]] = {"F32": ("<f", 4), "F16": ("<e", 2), "BF16": ("<f", 2)}
-
-
-def bounds_of(checkpoint: Checkpoint, matrices: list[str]) -> Bounds:
-    """Return the bounds of matrices.
-
-    Raises
-    ------
-    FormatError : one is missing or no number, or the lower one is above the upper one.
-    """
-    found = {name: tuple(_scalar(checkpoint, f"{name}.{end}") for end in ENDS) for name in matrices}
-    for name, (low, high, least, most) in found.items():
-        if low > high or least > most:
-            raise FormatError("has bounds without a value between them", where=name)
-    return {
-        name: tuple(None if math.isinf(bound) else bound for bound in ends)
-        for name, ends in found.items()
-    }
-
-
-def _scalar(checkpoint: Checkpoint, name: str) -> float:
-    info = checkpoint.info(name)
-    if math.prod(info.shape) != 1 or info.type not in WIDTHS:
-        what = f"is {info.type} {list(info.shape)}, not one number"
-        raise UnsupportedError(what, where=name)
-    form, size = WIDTHS[info.type]
-    raw = checkpoint.tensor(name).raw.tobytes()[:size]
-    value: float = struct.unpack(form, raw if info.type != "BF16" else b"\0\0" + raw)[0]
-    if math.isnan(value):
-        raise FormatError("is no number", where=name)
-    return value
 
 
 class ClippedLayers:
@@ -79,14 +37,9 @@ class ClippedLayers:
     def linear(self, x: Value, name: str, tensor: str, sizes: tuple[int, int]) -> Value:
         """Write a matrix (inputs, outputs) and the bounds of its rows."""
         low, high, least, most = self.bounds[tensor]
-        x = self._bounded(x, f"{name}.input", low, high)
+        x = bounded(self.tower.builder, x, f"{name}.input", low, high)
         y = self.tower.linear(x, name, f"{tensor}.linear", sizes, biased=False)
-        return self._bounded(y, f"{name}.output", least, most)
-
-    def _bounded(self, x: Value, name: str, low: float | None, high: float | None) -> Value:
-        if low is None and high is None:
-            return x
-        return self.tower.builder.add(Clamp(low, high), x, name=name)
+        return bounded(self.tower.builder, y, f"{name}.output", least, most)
 
     def attend(self, x: Value, op: Attention, name: str, file: str, axes: Value) -> Value:
         """Write what `op` is, of the options that Gemma 4's towers have."""

@@ -16,9 +16,11 @@ from cortiq.ir.encoders import LAST, ROWS, SHARES, SQUARE
 from cortiq.ir.images import AXES, ImageRows
 from cortiq.ir.layers import Attention, Embedding, GatedMLP, QKNorm, Residual, RMSNorm
 from cortiq.ir.ops import CombineExperts, EmbedRows, Gain, Scale
-from cortiq.models.config import Keys
+from cortiq.models.clipped import Bounds, bounds_of
+from cortiq.models.config import Amount, Keys
 from cortiq.models.names import Names
 from cortiq.models.parts import ATTENTION, MLP, activation, named
+from cortiq.models.sense_values import table_token
 from cortiq.numerics.pixels import Pixels, grouped, patches, resize
 from cortiq.numerics.rope import RopeTable, Sections
 from cortiq.numerics.rope_scaling import Axial
@@ -77,8 +79,8 @@ class Config(VisionConfig):
     together: bool = False
     window: int = 512
     use_clipped_linears: bool = False
-    token: int | None = None
-    bounds: clipped.Bounds = field(default_factory=dict)
+    token: Amount | None = None
+    bounds: Bounds = field(default_factory=dict)
 
 
 def values(whole: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,10 +88,7 @@ def values(whole: Mapping[str, Any]) -> dict[str, Any]:
     found = {"image_token": 258880} | sight_values(whole, image_token="image_token_id")
     text, rope = whole.get(TEXT), found.pop("rope_parameters", None)
     text = text if isinstance(text, Mapping) else {}
-    per_layer = text.get("hidden_size_per_layer_input", 256)
-    token = (text.get("pad_token_id") or 0) if per_layer else None
-    if per_layer and not (type(token) is int and 0 <= token < text.get("vocab_size", 262144)):
-        raise FormatError(f"pad_token_id {token!r} is no id", where="config.json")
+    token = table_token(text)
     theta = rope.get("rope_theta") if isinstance(rope, Mapping) else None
     together = text.get("use_bidirectional_attention") == "vision"
     window = text.get("sliding_window", 512)
@@ -103,7 +102,7 @@ def with_tensors(config: Config, checkpoint: Checkpoint) -> Config:
         return config
     layers = range(config.num_hidden_layers)
     names = [f"{LAYER.format(n)}.{matrix}" for n in layers for matrix in MATRICES]
-    return replace(config, bounds=clipped.bounds_of(checkpoint, names))
+    return replace(config, bounds=bounds_of(checkpoint, names))
 
 
 def head_order(config: Config) -> np.ndarray:

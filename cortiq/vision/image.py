@@ -183,9 +183,12 @@ class ImageProcessor(ABC):
     token : id of the rows of images. rows : what the trunk's rows supply besides.
     most : patches of a tile at most. numbered : text before an image, with its number in the
         prompt from 0 in place of {}; empty for none.
+    between : text between the parts of a content, for templates that take a text alone; None where
+        a template takes the parts.
     """
 
     medium, numbered = "image", ""
+    between: str | None = None
     marker: str
     token: int
     rows: ImageRows

@@ -8,9 +8,10 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from cortiq.errors import UnsupportedError
+from cortiq.errors import FormatError, UnsupportedError
 from cortiq.formats.checkpoint import Checkpoint
 from cortiq.formats.text_model import thinking
+from cortiq.hearing.config import SOUND
 from cortiq.hearing.spoken import SoundProcessor
 from cortiq.ir import Program
 from cortiq.models.bind import read_weights, with_layouts
@@ -20,15 +21,18 @@ from cortiq.models.registry import location_of
 from cortiq.models.tensors import find_tensors
 from cortiq.models.weight_rules import with_rule
 from cortiq.numerics.layouts import Weight
+from cortiq.tokenizer.tokenizer import Tokenizer
 from cortiq.vision.image import ImageProcessor
 
 OWN: Sequence[str] = (
     "gemma3", "idefics3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava", "llava_next",
     "pixtral", "internvl", "glm4v", "lfm2_vl",
-    "gemma4", "kimi_k25", "kimi_vl", "minicpmv4_6", "qwen2_5_omni",
+    "gemma4", "kimi_k25", "kimi_vl", "minicpmv4_6", "minicpmv", "qwen2_5_omni", "qwen3_omni",
 )  # fmt: skip
 """Modules of this package, a family each."""
-HEARING: Sequence[str] = ("qwen2_audio", "voxtral", "qwen2_5_omni")
+HEARING: Sequence[str] = (
+    "qwen2_audio", "voxtral", "ultravox", "qwen2_5_omni", "qwen3_omni", "gemma4",
+)  # fmt: skip
 """Modules of `cortiq.hearing`: families whose prompts have sounds in them."""
 
 
@@ -38,12 +42,12 @@ class VisionFamily:
 
     Attributes
     ----------
-    module : the family. config : its configuration. processor : of its images.
+    module : the family. config : its configuration. processor : of its images or sounds.
     """
 
     module: ModuleType
     config: Any
-    processor: ImageProcessor | SoundProcessor
+    processor: Any
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,9 @@ def sound_family(checkpoint: Any) -> VisionFamily | None:
 
 def _sound_module(whole: Mapping[str, Any]) -> ModuleType | None:
     modules = (import_module(f"cortiq.hearing.{name}") for name in HEARING)
-    return next((m for m in modules if whole.get("model_type") in m.ARCHITECTURES), None)
+    found = next((m for m in modules if whole.get("model_type") in m.ARCHITECTURES), None)
+    deaf = whole.get(SOUND) is None and getattr(found, "MAY_BE_DEAF", False)
+    return None if deaf else found
 
 
 def sense_modules(checkpoint: Any) -> list[ModuleType]:
@@ -117,8 +123,19 @@ def _family(checkpoint: Any, module: ModuleType, rules: Mapping[str, Any]) -> Vi
     """Return a family with its configuration and processor."""
     with said_of(checkpoint):
         values, where = module.values(_whole_of(checkpoint)), location_of(checkpoint)
+        if (text := getattr(module, "TOKEN", "")) and "image_token" not in values:
+            values["image_token"] = _token_of(checkpoint, text)
         config = config_from_json(module.Config, module.KEYS, values, where=where)
         return VisionFamily(module, config, module.Processor(config, rules))
+
+
+def _token_of(checkpoint: Any, text: str) -> int:
+    """Return the id of a token of the folder's tokenizer, where no configuration has it."""
+    found = Tokenizer.from_folder(checkpoint.path).token_id(text)
+    if found is None:
+        what = f"has no token {text!r}, of which images are made"
+        raise FormatError(what, where=str(checkpoint.path))
+    return found
 
 
 def load_vision(
@@ -131,6 +148,8 @@ def load_vision(
         if (measured := getattr(module, "with_tensors", None)) is not None:
             config = measured(config, part)
         program = module.build(config, family.processor.most)
+    if (computed := getattr(module, "computed", None)) is not None:
+        part = part.with_computed(computed(config, part))
     orders = getattr(module, "ORDERS", None)
     part = part if orders is None else part.reordered(orders(config))
     tensors = find_tensors(program, part, module, config)

@@ -7,7 +7,7 @@ rows of some layers' outputs, which the first layers of the text model add to th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,6 +35,8 @@ FEED_FORWARD: Mapping[str, str] = {
     "up": "linear_fc1.weight", "up_bias": "linear_fc1.bias",
     "down": "linear_fc2.weight", "down_bias": "linear_fc2.bias",
 }  # fmt: skip
+MERGER = ("norm", "linear_fc1", "linear_fc2")
+"""Tensors of a merger: its norm's and its matrices'."""
 CORNERS = 4
 """Rows of the table around a patch."""
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
@@ -75,8 +77,13 @@ def values(whole: Mapping[str, Any]) -> dict[str, Any]:
     return {**DEFAULTS[kind], **{key: value for key, value in found.items() if value is not None}}
 
 
-def build(config: Config, most: int) -> Program:
-    """Build tower and projector, for images of at most so many patches."""
+def build(config: Config, most: int, merger: Sequence[str] = MERGER) -> Program:
+    """Build tower and projector, for images of at most so many patches.
+
+    Parameters
+    ----------
+    merger : names of the tensors of a merger.
+    """
     deep, layers = config.deepstack_visual_indexes, config.num_hidden_layers
     if list(deep) != sorted(set(deep)) or not all(0 <= n < layers for n in deep):
         what = f"deepstack_visual_indexes {list(deep)} are no ascending ones of {layers} layers"
@@ -98,21 +105,21 @@ def build(config: Config, most: int) -> Program:
             x, mlp, f"{here}.mlp", (norm, f"{file}.norm2"),
             named(mlp, f"{file}.mlp", FEED_FORWARD), f"{here}.out",
         )  # fmt: skip
-    tower.apply(norm, x, HIDDEN, "projector.norm")
+    tower.apply(norm, x, HIDDEN, f"projector.{merger[0]}")
     tower.finish(*(f"layers.{n}.out" for n in deep))
-    _project(tower, config)
+    _project(tower, config, merger)
     return tower.program(*(DEEP.format(n) for n in range(config.deep)))
 
 
-def _project(tower: Tower, config: Config) -> None:
+def _project(tower: Tower, config: Config, merger: Sequence[str]) -> None:
     """Write the mergers: of normed patches, and of layers' outputs, normed as a square."""
     inner = config.hidden_size * config.spatial_merge_size**2
     squares = [tower.builder.input(square_of(n), (inner,), "f32") for n in range(config.deep + 1)]
-    ends = ("linear_fc1", "linear_fc2")
+    start, *ends = merger
     qwen.merged(tower, config, squares[0], ROWS, (f"projector.{ends[0]}", f"projector.{ends[1]}"))
     for n, square in enumerate(squares[1:]):
         name, file = DEEP.format(n), f"deep.{n}"
-        y = tower.apply(LayerNorm(inner, EPS), square, f"{name}.norm", f"{file}.norm")
+        y = tower.apply(LayerNorm(inner, EPS), square, f"{name}.norm", f"{file}.{start}")
         qwen.merged(tower, config, y, name, (f"{file}.{ends[0]}", f"{file}.{ends[1]}"))
 
 

@@ -28,9 +28,11 @@ class SliceProcessor(ImageProcessor):
     Attributes
     ----------
     unit : pixels that edges are multiples of. edge : of a square with as many pixels as a slice.
+    place : text of a row of an image.
     """
 
     marker, numbered = "<|image_pad|>", "<image_id>{}</image_id>"
+    place = marker
     rows = ImageRows()
 
     def __init__(self, config: SiglipConfig, given: Mapping[str, Any], merge: int) -> None:
@@ -80,7 +82,7 @@ class SliceProcessor(ImageProcessor):
         return PreparedImage((*tiles, *cut), text + "\n".join(rows))
 
     def _text(self, tile: Tile, begin: str, end: str) -> str:
-        return f"{begin}{self.marker * len(tile.squares)}{end}"
+        return f"{begin}{self.place * len(tile.squares)}{end}"
 
     def _size(self, height: float, width: float, grow: bool) -> tuple[int, int]:
         """Return the size in whole units of an image that keeps its number of pixels, or has that

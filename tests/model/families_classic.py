@@ -78,6 +78,15 @@ JAIS2 = Family(
     base={**NORMED},
     switches={"attention_bias": False, "mlp_bias": False, "tie_word_embeddings": True},
     moves=LAYER_NORM[:3],
+    gguf=[
+        GGUF(
+            "jais2",
+            values=lambda config: {
+                "attention.layer_norm_epsilon": config["layer_norm_eps"],
+                "rope.dimension_count": config["head_dim"],
+            },
+        )
+    ],
 )
 GPTJ = Family(
     "gptj",

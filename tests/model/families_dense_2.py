@@ -10,6 +10,13 @@ LAYER_NORM = [{"layer_norm_eps": 0.021}, *USUAL[1:]]
 NORMED = {"layer_norm_eps": 0.02}
 WINDOWED = {"sliding_window": 9, "layer_types": LAYERS}
 BOTH = {"full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 300.0}}
+
+
+def pattern(config):
+    """Whether each layer has a window."""
+    return [kind == "sliding_attention" for kind in config["layer_types"]]
+
+
 OLMO3 = Family(
     "olmo3",
     "Olmo3Config",
@@ -21,6 +28,11 @@ OLMO3 = Family(
         *USUAL[:2], {"sliding_window": 10}, {"layer_types": ["full_attention"] * 3},
         {f"{ROPE}.full_attention.factor": 4.3}, {f"{ROPE}.sliding_attention.rope_theta": 312.0},
     ],
+    gguf=[GGUF("olmo2", marked="windows", geometries=("wide", "odd"), values=lambda config: {
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": pattern(config),
+        "rope.freq_base_swa": config[ROPE].get("sliding_attention", {}).get("rope_theta"),
+    })],
 )  # fmt: skip
 SEED_OSS = Family(
     "seed_oss",
@@ -56,7 +68,10 @@ EXAONE4 = Family(
         *USUAL, {"sliding_window": 10}, {"layer_types": ["full_attention"] * 3},
         {"layer_types": ..., "sliding_window_pattern": 3},
     ],
-    gguf=[GGUF("exaone4", geometries=("wide",))],
+    gguf=[GGUF("exaone4", values=lambda config: {
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": pattern(config) if config["sliding_window"] else None,
+    })],
 )  # fmt: skip
 COHERE = Family(
     "cohere",
@@ -155,6 +170,10 @@ MINISTRAL3 = Family(
         *USUAL[:2], {"sliding_window": 10}, {f"{ROPE}.llama_4_scaling_beta": 0.31},
         {f"{ROPE}.original_max_position_embeddings": 9},
     ],
+    gguf=[GGUF("mistral3", geometries=("wide", "odd"), permuted=True, values=lambda config: {
+        "attention.temperature_scale": config[ROPE]["llama_4_scaling_beta"],
+        "rope.scaling.yarn_log_multiplier": config[ROPE]["mscale_all_dim"],
+    })],
 )  # fmt: skip
 APERTUS = Family(
     "apertus",
@@ -164,6 +183,14 @@ APERTUS = Family(
     moves=[USUAL[0], {f"{ROPE}.factor": 8.3}],
     refused=[({"hidden_act": "silu"}, "hidden_act")],
 )
+
+
+def untransposed(config, name, values):
+    """Matrices with a row for each output."""
+    matrix = name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight"))
+    return {name: values.T if matrix else values}
+
+
 GPT2 = Family(
     "gpt2",
     "GPT2Config",
@@ -177,6 +204,13 @@ GPT2 = Family(
     switches={"tie_word_embeddings": False},
     moves=[{"layer_norm_epsilon": 0.021}, {"activation_function": "relu"}],
     refused=[({"scale_attn_weights": False}, "scale_attn_weights")],
+    gguf=[GGUF("gpt2", tensors=untransposed, values=lambda config: {
+        "context_length": config["n_positions"], "embedding_length": config["n_embd"],
+        "feed_forward_length": config["n_inner"] or 4 * config["n_embd"],
+        "attention.head_count": config["n_head"], "block_count": config["n_layer"],
+        "attention.layer_norm_epsilon": config["layer_norm_epsilon"],
+        "attention.key_length": None, "attention.value_length": None, "rope.freq_base": None,
+    })],
 )  # fmt: skip
 FAMILIES = [
     OLMO3, SEED_OSS, ARCEE, ERNIE, EXAONE4, COHERE, COHERE2, GLM4, GLM, GEMMA, HELIUM, STABLELM,

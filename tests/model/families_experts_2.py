@@ -7,6 +7,7 @@ from families_dense_2 import GROWING
 from families_experts import COUNTS, LATENT, LATENT_SHAPES, ROUTED, SIZES, expert_values
 from family_harness import Family
 from gguf_files import GGUF
+from gguf_hybrid import granite_tensors
 
 FEW = {"num_experts": 6, "num_experts_per_tok": 2}
 MULTIPLIERS = {
@@ -48,6 +49,15 @@ GRANITE_MOE = Family(
         {"residual_multiplier": 0.71}, {"logits_scaling": 3.1},
     ],
     elsewhere=frozenset({"num_local_experts", "mlp_bias"}),
+    gguf=[GGUF("granitemoe", permuted=True, tensors=granite_tensors, values=lambda config: {
+        "attention.scale": config["attention_multiplier"],
+        "embedding_scale": config["embedding_multiplier"],
+        "residual_scale": config["residual_multiplier"],
+        "logit_scale": config["logits_scaling"],
+        "expert_count": config["num_local_experts"],
+        "expert_used_count": config["num_experts_per_tok"],
+        "expert_shared_feed_forward_length": config["shared_intermediate_size"] or None,
+    })],
 )  # fmt: skip
 MINIMAX_M2 = Family(
     "minimax_m2",
@@ -163,8 +173,23 @@ EXAONE_MOE = Family(
     ],
     elsewhere=frozenset({
         "num_experts", "moe_intermediate_size", "num_shared_experts", "first_k_dense_replace",
-        "sliding_window_pattern",
+        "sliding_window_pattern", "num_nextn_predict_layers",
     }),
+    gguf=[GGUF("exaone-moe", geometries=("wide", "odd"), values=lambda config: {
+        **expert_values(config, "num_experts"),
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": [
+            kind == "sliding_attention" for kind in config["layer_types"]
+        ],
+        "expert_gating_func": 2, "expert_shared_count": config["num_shared_experts"],
+        "expert_shared_feed_forward_length":
+            config["moe_intermediate_size"] * config["num_shared_experts"],
+        "expert_weights_norm": config["norm_topk_prob"],
+        "expert_weights_scale": config["routed_scaling_factor"],
+        "expert_group_count": config["n_group"], "expert_group_used_count": config["topk_group"],
+        "leading_dense_block_count": config["mlp_layer_types"].count("dense"),
+        "nextn_predict_layers": 0, "rope.scaling.type": "none",
+    })],
 )  # fmt: skip
 MISTRAL4 = Family(
     "mistral4",

@@ -66,19 +66,53 @@ conversion_mapping.register_checkpoint_conversion_mapping(
     conversion_mapping.get_checkpoint_conversion_mapping("step3p7")[5:],
     overwrite=True,
 )
+
+
+def step_values(config):
+    """Metadata of Step, whose lists have an entry for each layer."""
+    local = [kind == "sliding_attention" for kind in config["layer_types"]]
+    own = config["num_sliding_attention_heads"]
+    rope = config[ROPE]
+    return {
+        "attention.head_count": [own if w else config["num_attention_heads"] for w in local],
+        "attention.head_count_kv": [config["num_key_value_heads"]] * len(local),
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": local,
+        "rope.freq_base": rope["full_attention"]["rope_theta"],
+        "rope.freq_base_swa": rope.get("sliding_attention", {}).get("rope_theta"),
+        "expert_count": config["n_routed_experts"],
+        "expert_used_count": config["num_experts_per_tok"],
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "expert_shared_feed_forward_length": config["share_expert_dim"],
+        "expert_weights_scale": config["moe_router_scaling_factor"],
+        "expert_weights_norm": True, "leading_dense_block_count": 0, "moe_every_n_layers": 1,
+        "swiglu_clamp_exp": config.get("swiglu_limits"),
+        "swiglu_clamp_shexp": config.get("swiglu_limits_shared"),
+    }  # fmt: skip
+
+
+def with_bias(config, name, values):
+    """The bias of the choice as a tensor of its own module."""
+    return {name.replace(".router_bias", ".router_bias.bias"): values}
+
+
 STEP = Family(
     "step3p7",
     "Step3p7TextConfig",
     base={
         "sliding_window": 9, "moe_intermediate_size": 24, "n_routed_experts": 4,
         "num_experts_per_tok": 2, "share_expert_dim": 20, "pad_token_id": 0,
-        "mlp_layer_types": ["dense", "sparse"], ROPE: by_kind(1e3, 300.0, 0.4),
+        "mlp_layer_types": ["dense", "sparse"], ROPE: {
+            "full_attention": by_kind(1e3, 300.0, 0.5)["full_attention"],
+            "sliding_attention": by_kind(1e3, 300.0, 1.0)["sliding_attention"],
+        },
     },
     shapes={
         "wide": {
             "num_key_value_heads": 2, "layer_types": LAYERS[:2], "num_sliding_attention_heads": 6,
         },
         "odd": {
+            "head_dim": 12,
             "layer_types": LAYERS, "mlp_layer_types": ["sparse", "dense", "sparse"],
             "swiglu_limits": [0.1, 0.0, 0.2], "swiglu_limits_shared": [0.2, 0.1, 0.0],
         },
@@ -97,8 +131,13 @@ STEP = Family(
         {f"{ROPE}.sliding_attention.rope_theta": 400.0},
     ],
     sizes=("moe_intermediate_size", "n_routed_experts", "share_expert_dim"),
-    elsewhere=frozenset({"num_sliding_attention_heads", "per_layer_config"}),  # sizes by layer
+    elsewhere=frozenset({
+        "num_sliding_attention_heads", "per_layer_config",  # sizes by layer
+        "num_nextn_predict_layers",
+    }),
     refused=[({"per_layer_config": {"0": {"num_attention_heads": 3}}}, "per_layer_config")],
+    gguf=[GGUF("step35", norm_offset=1.0, geometries=("wide", "odd"), tensors=with_bias,
+               values=step_values)],
 )  # fmt: skip
 CWM = Family(
     "cwm",

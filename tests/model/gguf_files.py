@@ -42,6 +42,7 @@ class GGUF:
     tensors : more that is done to a tensor: (config, name, array) → names and arrays.
     extra : tensors that are not in the folder, by GGUF name.
     geometries : those of the harness that a file can hold.
+    marked : what cortiq adds to an architecture that two families share (`registry.MARKS`).
     """
 
     architecture: str
@@ -51,15 +52,18 @@ class GGUF:
     tensors: Callable[[Config, str, np.ndarray], Mapping[str, np.ndarray]] | None = None
     extra: Callable[[Config], Mapping[str, np.ndarray]] = lambda config: {}
     geometries: Sequence[str] = ("wide", "odd", "switched")
+    marked: str = ""
 
     def __str__(self) -> str:
-        return self.architecture
+        return f"{self.architecture}+{self.marked}" if self.marked else self.architecture
 
 
 def head_width(config: Config) -> int:
     """Width of a head."""
-    heads = next(config[k] for k in ("num_attention_heads", "n_head", "n_heads") if k in config)
-    return config.get("head_dim") or (config.get("hidden_size") or config["d_model"]) // heads
+    named = ("num_attention_heads", "n_head", "n_heads")
+    heads = next((config[k] for k in named if k in config), 1)
+    width = next(config[k] for k in ("hidden_size", "n_embd", "d_model") if k in config)
+    return config.get("head_dim") or width // heads
 
 
 def permuted(rows: np.ndarray, heads: int) -> np.ndarray:

@@ -146,7 +146,7 @@ def granite_tensors(config, name, values):
     if rest == "output_linear.weight":
         return {f"{layer}.{block}.down_proj.weight": values}
     name = name.replace("mamba.dt_bias", "linear_attn.dt_bias")
-    return mamba_tensors(config, name, values, config["mamba_n_groups"])
+    return mamba_tensors(config, name, values, config.get("mamba_n_groups"))
 
 
 def nemotron_values(config):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from cortiq.hearing.encode import neighbours
-from cortiq.hearing.whisper import CONVOLVED, FRAMES, STRIDE
+from cortiq.hearing.encode import neighbours, with_zeros
+from cortiq.hearing.grid import BANDS, CELLS, convolved, grid_entries
+from cortiq.hearing.whisper import FRAME, FRAMES, STRIDE
 from cortiq.ir.encoders import PROJECTOR, ROWS, SHARES, SQUARE, STAGE, square_of
 from cortiq.vision.tower import HIDDEN, NEWLINE
 from cortiq_reference.ideal import evaluate
@@ -18,8 +19,8 @@ def ideal_rows(vision, image):
     for tile in image.tiles:
         count = len(tile.patches)
         inputs = {"patch": tile.patches, "last": np.full(count, count - 1), **tile.inputs}
-        zeros = [0] * count
-        hidden = evaluate(program, vision.weights, zeros, names, inputs=inputs)
+        zeros, slots = [0] * count, {}
+        hidden = evaluate(program, vision.weights, zeros, names, inputs=inputs, stored=slots)
         for n, stage in enumerate(tile.stages):
             count, entry = len(stage.squares), STAGE.format(n)
             below = hidden[HIDDEN][stage.squares]
@@ -31,10 +32,14 @@ def ideal_rows(vision, image):
         given = {
             square_of(n): part.reshape(len(part), *graph.values[square_of(n)].shape)
             for n, part in enumerate(squares)
+            if square_of(n) in graph.inputs
         }
         kept = tile.squares.shape
         given |= {"shares": np.full(kept, 1 / kept[1])} if "shares" in graph.inputs else {}
-        made = evaluate(program, vision.weights, zeros[: kept[0]], graph.outputs, PROJECTOR, given)
+        given, zeros = {**given, **tile.supplied}, [0] * kept[0]
+        made = evaluate(
+            program, vision.weights, zeros, graph.outputs, PROJECTOR, given, stored=slots
+        )
         rows.append(np.concatenate([made[name] for name in graph.outputs], axis=1))
     if NEWLINE in program.graphs:
         rows.append(evaluate(program, vision.weights, [0], [NEWLINE], NEWLINE)[NEWLINE])
@@ -45,14 +50,25 @@ def ideal_rows(vision, image):
 def sound_rows(loaded, sound, given):
     """The rows of a sound in float64, of transformers' features."""
     program, weights, rows = loaded.program, loaded.weights, []
+    by_band = BANDS in program.trunk.inputs
+
+    def entry(name, given, value=CELLS):
+        (output,) = program.graphs[name].outputs
+        return evaluate(program, weights, [0] * len(given), [output], name, {value: given})[output]
+
     for window, frames in zip(sound.windows, given, strict=True):
-        assert np.abs(window.frames - frames.T).max() < 1e-3  # theirs are float32
-        near = neighbours(frames.T, 1)
-        made = evaluate(program, weights, [0] * len(near), [CONVOLVED], FRAMES, {"frame": near})
-        near = neighbours(made[CONVOLVED], STRIDE)[: window.count]
-        inputs = {"frame": near, "last": np.full(window.count, window.count - 1), **window.inputs}
+        frames = frames if window.frames.ndim == 3 else frames.T
+        assert np.abs(window.frames - frames).max() < 1e-3  # theirs are float32
+        if window.frames.ndim == 3:
+            near = convolved(frames, grid_entries(program), entry, by_band)[: window.count]
+        else:
+            made = entry(FRAMES, neighbours(frames, 1), FRAME)
+            near = neighbours(made, STRIDE)[: window.count]
+        inputs = {BANDS if by_band else FRAME: near, **window.inputs}
+        if "last" in program.trunk.inputs:
+            inputs["last"] = np.full(window.count, window.count - 1)
         hidden = evaluate(program, weights, [0] * len(near), [HIDDEN], inputs=inputs)[HIDDEN]
-        graph, squares = program.graphs[PROJECTOR], hidden[window.squares]
+        graph, squares = program.graphs[PROJECTOR], with_zeros(hidden)[window.squares]
         taken = {SQUARE: squares.reshape(len(squares), *graph.values[SQUARE].shape)}
         if SHARES in graph.inputs:
             taken[SHARES] = np.full(squares.shape[:2], 1 / squares.shape[1])

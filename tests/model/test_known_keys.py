@@ -23,7 +23,7 @@ from cortiq.errors import CortiqError
 from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.ir.printer import rope_tables
 from cortiq.models import load_program
-from cortiq.models.gguf_config import GGUF_KEYS, ONLY_GGUF
+from cortiq.models.gguf_keys import GGUF_KEYS, ONLY_GGUF
 from cortiq.models.gguf_rope import ROPE_GGUF_KEYS
 
 MOVED = 1e-9

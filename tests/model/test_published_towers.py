@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from math import prod
 
 import pytest
@@ -15,7 +16,7 @@ from safetensors.torch import save_file
 
 from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.models.registry import family_for, read_config
-from cortiq.vision.load import vision_family
+from cortiq.vision.load import sound_family, vision_family
 
 GEMMA3 = {
     "model_type": "gemma3", "image_token_index": 262144, "boi_token_index": 255999,
@@ -198,3 +199,63 @@ def test_a_newer_published_tower_has_its_parameters(name, tmp_path):
         if not key.startswith(skipped) and UNREAD.get(name, "-") not in key
     )  # fmt: skip
     assert ours == theirs > least
+
+
+GEMMA_RULES = {
+    "feature_extractor_type": "Gemma4AudioFeatureExtractor", "dither": 0.0, "feature_size": 128,
+    "fft_length": 512, "fft_overdrive": False, "frame_length": 320, "hop_length": 160,
+    "input_scale_factor": 1.0, "max_frequency": 8000.0, "mel_floor": 0.001, "min_frequency": 0.0,
+    "padding_side": "right", "padding_value": 0.0, "per_bin_mean": None, "per_bin_stddev": None,
+    "preemphasis": 0.0, "preemphasis_htk_flavor": True, "return_attention_mask": True,
+    "sampling_rate": 16000,
+}  # fmt: skip
+OMNI_RULES = {
+    "feature_extractor_type": "WhisperFeatureExtractor", "chunk_length": 30, "feature_size": 128,
+    "hop_length": 160, "n_fft": 400, "n_samples": 480000, "nb_max_frames": 3000,
+    "sampling_rate": 16000, "dither": 0.0, "padding_side": "right", "padding_value": 0.0,
+    "return_attention_mask": True,
+}  # fmt: skip
+HEARING = {
+    "Gemma4": ({}, {"hidden_size": 1536, "vocab_size": 262144}, GEMMA_RULES, 2.9e8),
+    "Qwen3OmniMoeThinker": ({"output_dim": 2048}, {"hidden_size": 2048}, OMNI_RULES, 6e8),
+}
+"""Sizes of E2B, and of Qwen3-Omni 30B A3B: of the encoder and of the text; rules, parameters."""
+
+
+@pytest.mark.parametrize("name", HEARING)
+def test_a_published_encoder_of_sound_has_its_parameters(name, tmp_path):
+    sizes, text, rules, least = HEARING[name]
+    kind = getattr(transformers, f"{name}Config")
+    config = kind(audio_config=sizes, text_config=text | {"num_hidden_layers": 1})
+    (tmp_path / "config.json").write_text(config.to_json_string(use_diff=False))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(rules))
+    save_file({"lm_head.weight": torch.zeros(1)}, tmp_path / "model.safetensors")
+    checkpoint = open_checkpoint(tmp_path)
+    family = sound_family(checkpoint)
+    given = family.config
+    if given.__dict__.get("use_clipped_linears"):
+        given = replace(given, use_clipped_linears=False)
+    program = family.module.build(given, family.processor.most)
+    shapes = {name: prod(spec.shape) for name, spec in program.weights.items()}
+    ours = sum(n for name, n in shapes.items() if not name.endswith(COMPUTED))
+    with torch.device("meta"):
+        model = getattr(transformers, f"{name}ForConditionalGeneration")._from_config(config)
+    parts = [model.model.audio_tower, getattr(model.model, "embed_audio", None)]
+    named = [pair for part in parts if part is not None for pair in part.named_parameters()]
+    theirs = sum(p.numel() for name, p in named if not name.endswith(SOURCES))
+    assert ours == theirs > least
+
+
+COMPUTED = "distances.weight", "gain.weight"
+SOURCES = "relative_k_proj.weight", "per_dim_scale"
+"""Tensors that are computed, and those they are computed of."""
+
+
+def test_gemma_4s_padding_may_have_the_id_0(tmp_path):
+    """E2B's does: rows of images and sounds have it in the table of per-layer inputs."""
+    config = transformers.Gemma4Config(vision_config={}, audio_config={})
+    (tmp_path / "config.json").write_text(config.to_json_string(use_diff=False))
+    save_file({"lm_head.weight": torch.zeros(1)}, tmp_path / "model.safetensors")
+    checkpoint = open_checkpoint(tmp_path)
+    families = vision_family(checkpoint), sound_family(checkpoint)
+    assert [family.processor.rows.token for family in families] == [0, 0]

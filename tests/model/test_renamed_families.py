@@ -214,12 +214,37 @@ def apart(config, name, values):
     return found
 
 
-FILES = [GGUF("minicpm", values=factors, permuted=True), GGUF("internlm2", tensors=apart)]
+def ling(config):
+    """Metadata of Ling 2's converter."""
+    head = config["head_dim"]
+    return {
+        "rope.dimension_count": head // 2,
+        "expert_count": config["num_experts"], "expert_used_count": config["num_experts_per_tok"],
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "expert_shared_count": config["num_shared_experts"],
+        "expert_shared_feed_forward_length": config["moe_intermediate_size"],
+        "expert_group_count": config["n_group"], "expert_group_used_count": config["topk_group"],
+        "expert_gating_func": 2, "expert_weights_norm": config["norm_topk_prob"],
+        "expert_weights_scale": config["routed_scaling_factor"],
+        "leading_dense_block_count": config["first_k_dense_replace"],
+    }  # fmt: skip
 
 
-@pytest.mark.parametrize("how", FILES, ids=str)
-def test_a_gguf_file_gives_the_same_logits(how, written, tmp_path):
-    model = written(how.architecture, "odd")
+def with_bias(config, name, values):
+    """The bias of Ling 2's choice as a tensor of its own module."""
+    return {name.replace(".expert_bias", ".expert_bias.bias"): values}
+
+
+FILES = [
+    ("minicpm", GGUF("minicpm", values=factors, permuted=True)),
+    ("internlm2", GGUF("internlm2", tensors=apart)),
+    ("bailing_moe_v2", GGUF("bailingmoe2", values=ling, tensors=with_bias)),
+]
+
+
+@pytest.mark.parametrize(("name", "how"), FILES, ids=str)
+def test_a_gguf_file_gives_the_same_logits(name, how, written, tmp_path):
+    model = written(name, "odd")
     write_gguf(tmp_path / "model.gguf", model.folder, how)
     logits = logits_of(open_checkpoint(tmp_path / "model.gguf"), model.tokens)
     assert distance(logits, model.logits) < 1e-5

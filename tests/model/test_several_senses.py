@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
+from unittest.mock import patch
 
 import pytest
 
@@ -15,6 +17,7 @@ import torch
 from ideal_senses import ideal_rows, sound_rows
 from installed import backends
 from transformers import WhisperFeatureExtractor
+from transformers.models.gemma4.feature_extraction_gemma4 import Gemma4AudioFeatureExtractor
 from vision_oracles import processed
 
 import cortiq
@@ -40,11 +43,25 @@ def tone(length, hertz=300.0):
     return (np.sin(2 * np.pi * hertz * at) * (0.2 + 0.1 * at)).astype(np.float32)
 
 
+FAMILIES = ("qwen2_5_omni", "qwen3_omni", "gemma4")
+MARKS = {
+    "qwen2_5_omni": ("<|vision_bos|>", "<|vision_eos|>", "<|audio_bos|>", "<|audio_eos|>"),
+    "qwen3_omni": ("<|vision_start|>", "<|vision_end|>", "<|audio_start|>", "<|audio_end|>"),
+    "gemma4": ("", "", "", ""),
+}
+"""Around an image and a sound, where the family's own text for these has no marks."""
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def named(request, tmp_path_factory):
+    """A family's name, folder, and transformers' model in double."""
+    folder = tmp_path_factory.mktemp(request.param)
+    return request.param, folder, getattr(spoken_folders, request.param)(folder).double()
+
+
 @pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    """A folder, and transformers' model in double."""
-    folder = tmp_path_factory.mktemp("omni")
-    return folder, spoken_folders.qwen2_5_omni(folder).double()
+def written(named):
+    return named[1:]
 
 
 def senses_of(folder):
@@ -54,57 +71,97 @@ def senses_of(folder):
     return [load_vision(checkpoint, family, "f32") for family in families]
 
 
-def features_of(sounds):
+def extracted(sounds, **how):
     rules = spoken_folders.RULES | {"chunk_length": 4}
     rules.pop("feature_extractor_type")
     made = WhisperFeatureExtractor(**rules)(
-        sounds, padding="max_length", return_attention_mask=True, return_tensors="pt",
-        sampling_rate=RATE,
-    )  # fmt: skip
-    return {
-        "input_features": made["input_features"].double(),
-        "feature_attention_mask": made["attention_mask"],
-    }
+        sounds, return_attention_mask=True, return_tensors="pt", sampling_rate=RATE, **how
+    )
+    return made["input_features"].double(), made["attention_mask"]
 
 
-def frames_of(sound, features, number):
+def features_of(name, sounds):
+    """Qwen3-Omni's sounds are extracted one by one: transformers' padding changes their ends."""
+    if name == "gemma4":
+        extractor = Gemma4AudioFeatureExtractor(feature_size=16)
+        made = [
+            extractor._extract_spectrogram(one.astype(float), np.ones(len(one))) for one in sounds
+        ]
+        most = max(len(mask) for _, mask in made)
+        frames = [np.pad(one, ((0, most - len(one)), (0, 0))) for one, _ in made]
+        masks = [np.pad(mask, (0, most - len(mask))) for _, mask in made]
+        return {
+            "input_features": torch.tensor(np.stack(frames)),
+            "input_features_mask": torch.tensor(np.stack(masks)),
+        }
+    if name == "qwen2_5_omni":
+        features, mask = extracted(sounds, padding="max_length")
+    else:
+        found = [extracted([one], padding=True, truncation=False) for one in sounds]
+        most = max(mask.shape[1] for _, mask in found)
+        pads = [(0, most - mask.shape[1]) for _, mask in found]
+        pairs = list(zip(found, pads, strict=True))
+        features = torch.cat([torch.nn.functional.pad(one, pad) for (one, _), pad in pairs])
+        mask = torch.cat([torch.nn.functional.pad(one, pad) for (_, one), pad in pairs])
+    return {"input_features": features, "feature_attention_mask": mask}
+
+
+def frames_of(name, sound, features, number):
     """transformers' features of a sound, in the windows that it is heard in."""
+    if name == "gemma4":
+        kept = features["input_features_mask"][number].bool()
+        return [features["input_features"][number][kept].numpy()[None]]
     kept = features["feature_attention_mask"][number].bool()
     frames = features["input_features"][number][:, kept].numpy()
-    return [frames[:, 40 * n :][:, :40] for n in range(len(sound.windows))]
+    if name == "qwen2_5_omni":
+        return [frames[:, 40 * n :][:, :40] for n in range(len(sound.windows))]
+    whole = sum(window.frames.shape[0] * window.frames.shape[1] for window in sound.windows)
+    frames, found = np.pad(frames.T, ((0, whole - frames.shape[1]), (0, 0))), []
+    for window in sound.windows:
+        shape = window.frames.shape
+        found.append(frames[: shape[0] * shape[1]].reshape(shape))
+        frames = frames[shape[0] * shape[1] :]
+    return found
 
 
 PROMPTS = {
     "image": [(40, 70)], "sound": [4001], "sounds": [321, 6400, 12961], "long": [70001],
     "both": [(40, 70), 4001], "mixed": [6561, (20, 31), (40, 70), 1601, (30, 20)],
 }  # fmt: skip
+"""Integers are sounds of so many samples, pairs images' sizes."""
+OMNI3 = {
+    "sounds": [16160, 40100, 32000], "mixed": [17561, (20, 31), (40, 70), 16001, (30, 20)],
+}  # fmt: skip
+"""Qwen3-Omni's: transformers fills the pieces of short sounds up with zeros beside longer ones."""
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
-def test_logits_in_float64_are_transformers_in_double(written, prompt):
-    """An integer is a sound of so many samples, a pair an image's size."""
-    folder, model = written
+def test_logits_in_float64_are_transformers_in_double(named, prompt):
+    name, folder, model = named
+    parts = (OMNI3 if name == "qwen3_omni" else {}).get(prompt, PROMPTS[prompt])
+    seen_from, seen_to, heard_from, heard_to = MARKS[name]
     sees, hears = senses_of(folder)
-    images = [drawn(size) for size in PROMPTS[prompt] if isinstance(size, tuple)]
-    sounds = [tone(n, 200.0 + n % 700) for n in PROMPTS[prompt] if isinstance(n, int)]
+    images = [drawn(size) for size in parts if isinstance(size, tuple)]
+    sounds = [tone(n, 200.0 + n % 700) for n in parts if isinstance(n, int)]
     given = {}
     if images:
-        seen = processed("qwen2_5_vl", folder, images)
-        given |= {key: seen[key] for key in ("pixel_values", "image_grid_thw")}
+        seen = processed("gemma4_small" if name == "gemma4" else "qwen2_5_vl", folder, images)
+        keys = "pixel_values", "image_grid_thw", "image_position_ids"
+        given |= {key: seen[key] for key in keys if key in seen}
         given["pixel_values"] = given["pixel_values"].double()
-    given |= features_of(sounds) if sounds else {}
+    given |= features_of(name, sounds) if sounds else {}
     made, text = [], "a"
     spoken = 0
-    for size in PROMPTS[prompt]:
+    for size in parts:
         if isinstance(size, tuple):
             one = sees.processor.prepare(drawn(size))
             made.append((one, sees, ideal_rows(sees, one)))
-            text += f"<|vision_bos|>{one.text}<|vision_eos|>b"
+            text += f"{seen_from}{one.text}{seen_to}b"
             continue
         one = hears.processor.prepare(sounds[spoken])
         assert one.rows == hears.processor.rows_of(size)
-        made.append((one, hears, sound_rows(hears, one, frames_of(one, given, spoken))))
-        text += f"<|audio_bos|>{one.text}<|audio_eos|>c"
+        made.append((one, hears, sound_rows(hears, one, frames_of(name, one, given, spoken))))
+        text += f"{heard_from}{one.text}{heard_to}c"
         spoken += 1
     ids = Tokenizer.from_folder(folder).encode(text + "what?", parse_special=True)
     trunk = load_program(open_checkpoint(folder), weight_format="f32", images=sees.processor.rows)
@@ -116,13 +173,16 @@ def test_logits_in_float64_are_transformers_in_double(written, prompt):
         spans.append(ImageSpan(places, lambda rows=rows: rows, one.digest, one.grid))
     fed = with_spans(None, trunk.program, len(ids), spans)
     listed = [fed.inputs(at) for at in range(len(ids))]
-    inputs = {"axes": np.stack([row["axes"] for row in listed])}
-    args = trunk.program, trunk.weights, ids
+    names = [key for key in listed[0] if key != "embed"]
+    inputs = {key: np.stack([row[key] for row in listed]) for key in names}
+    args = trunk.program, trunk.weights, [fed.fed(at, one) for at, one in enumerate(ids)]
     embed = evaluate(*args, ["embed"], inputs=inputs)["embed"]
     for at, row in enumerate(listed):
         embed[at] = row.get("embed", embed[at])
     logits = evaluate(*args, ["logits"], inputs={**inputs, "embed": embed})["logits"]
-    with torch.no_grad():
+    # Gemma's encoder of sound computes parts in float32, and some of double with those
+    stays = patch.object(torch.Tensor, "float", torch.Tensor.double) if name == "gemma4" else None
+    with torch.no_grad(), stays or nullcontext():
         theirs = model(
             input_ids=torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)).long(), **given
         ).logits[0].numpy()  # fmt: skip
@@ -174,8 +234,15 @@ def test_every_backend_has_the_references_digests(written, wanted, backend):
     assert answers(written[0], backend) == wanted
 
 
-def test_a_model_hears_without_being_asked_to_see(written, wanted):
-    """A text and a sound have the same bits whether the model sees or not."""
+def test_a_model_hears_without_being_asked_to_see(named, written, wanted):
+    """A text and a sound have the same bits whether the model sees or not; Gemma 4 is asked."""
+    if named[0] == "gemma4":
+        with cortiq.load(written[0], backend="cpu", threads=1) as model:
+            assert not model.has_medium("audio")
+            assert model.generate("hello", **EXACT).digest == wanted[1]
+            with pytest.raises(RequestError, match="hears no sounds"):
+                model.chat_prompt(said(SOUND))
+        return
     found = []
     for images in (False, True):
         with cortiq.load(written[0], images=images, backend="cpu", threads=1) as model:
@@ -213,29 +280,56 @@ def test_a_conversion_keeps_both(written, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("name", "change"),
     [
-        {"audio_config": {"n_window": 21}}, {"audio_config": {"output_dim": 60}},
-        {"audio_config": {"scale_embedding": True}}, {"vision_config": {"window_size": 7}},
+        ("qwen2_5_omni", {"audio_config": {"n_window": 21}}),
+        ("qwen2_5_omni", {"audio_config": {"output_dim": 60}}),
+        ("qwen2_5_omni", {"audio_config": {"scale_embedding": True}}),
+        ("qwen2_5_omni", {"vision_config": {"window_size": 7}}),
+        ("qwen3_omni", {"audio_config": {"n_window_infer": 99}}),
+        ("qwen3_omni", {"audio_config": {"n_window": 0}}),
+        ("qwen3_omni", {"audio_config": {"output_dim": 60}}),
+        ("qwen3_omni", {"audio_config": {"max_source_positions": 12}}),
+        ("qwen3_omni", {"vision_config": {"apply_vit_abs_pos_embed": False}}),
+        ("gemma4", {"audio_config": {"attention_context_right": 1}}),
+        ("gemma4", {"audio_config": {"attention_chunk_size": 8}}),
+        ("gemma4", {"audio_config": {"subsampling_conv_channels": [16]}}),
+        ("gemma4", {"audio_config": {"subsampling_conv_channels": [20, 8]}}),
+        ("gemma4", {"audio_config": {"num_attention_heads": 3}}),
     ],
     ids=str,
 )  # fmt: skip
-def test_configurations_that_do_not_fit_are_refused(tmp_path, change):
-    spoken_folders.qwen2_5_omni(tmp_path)
+def test_configurations_that_do_not_fit_are_refused(tmp_path, name, change):
+    getattr(spoken_folders, name)(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     for section, keys in change.items():
-        config["thinker_config"][section] |= keys
+        config.get("thinker_config", config)[section] |= keys
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises((FormatError, UnsupportedError)) as error:
         senses_of(tmp_path)
     assert str(tmp_path) in str(error.value.where)
 
 
-def test_what_cannot_be_is_refused(written):
+def test_what_cannot_be_is_refused(named, written):
     with cortiq.load(written[0], images=True, backend="cpu", threads=1) as model:
         with pytest.raises(RequestError, match="too short"):
-            model.chat_prompt(said({"audio": (np.zeros(320, np.float32), RATE)}))
+            model.chat_prompt(said({"audio": (np.zeros(159, np.float32), RATE)}))
         with pytest.raises(RequestError, match="rows: the context has"):
-            model.chat_prompt(said(*[{"audio": (tone(64000), RATE)}] * 6))
+            model.chat_prompt(said(*[{"audio": (tone(64000), RATE)}] * 10))
+    if named[0] == "gemma4":
+        return
     with pytest.raises(OptionError, match="hears and sees"):
         cortiq.load(written[0], images=True, devices=2, backend="cpu")
+
+
+@pytest.mark.slow
+def test_gemma_sees_on_several_devices_and_hears_on_one(tmp_path):
+    """6 s: two ranks are processes."""
+    spoken_folders.gemma4(tmp_path)
+    digests = []
+    for devices in (1, 2):
+        with cortiq.load(tmp_path, images=True, devices=devices, backend="cpu") as model:
+            assert model.has_medium("audio") == (devices == 1)
+            assert any("hears nothing" in note for note in model.notes) == (devices == 2)
+            digests.append(model.chat(said(IMAGE), **EXACT).digest)
+    assert digests[0] == digests[1]

@@ -33,14 +33,18 @@ def asked(model):
     [
         (lambda folder: whisper_folders.whisper(folder, encoder_layers=1, decoder_layers=1), heard),
         (spoken_folders.qwen2_audio, asked),
+        *(
+            pytest.param(getattr(spoken_folders, name), asked, marks=pytest.mark.slow)
+            for name in ("ultravox", "qwen2_5_omni", "qwen3_omni", "gemma4")
+        ),
     ],
-    ids=["whisper", "qwen2_audio"],
+    ids=["whisper", "qwen2_audio", "ultravox", "qwen2_5_omni", "qwen3_omni", "gemma4"],
 )
 def test_sounds_have_the_references_digest(tmp_path, write, prompt):
-    """Both take 4 s in the interpreter: each program of a kernel is a row of calls of NumPy."""
+    """They take 3 to 5 s in the interpreter: each program of a kernel is many calls of NumPy."""
     write(tmp_path)
-    digests = []
+    digests, images = [], write is spoken_folders.gemma4
     for backend in ("reference", "triton"):
-        with cortiq.load(tmp_path, backend=backend, threads=1) as model:
+        with cortiq.load(tmp_path, images=images, backend=backend, threads=1) as model:
             digests.append(model.generate(prompt(model), **EXACT).digest)
     assert digests[0] == digests[1]

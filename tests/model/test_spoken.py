@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 pytest.importorskip("transformers")
@@ -15,7 +17,7 @@ from transformers import WhisperFeatureExtractor
 
 import cortiq
 from cortiq.engine.prompt_images import ImageSpan, with_spans
-from cortiq.errors import RequestError
+from cortiq.errors import RequestError, UnsupportedError
 from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.models import load_program
 from cortiq.tokenizer.tokenizer import Tokenizer
@@ -23,7 +25,7 @@ from cortiq.vision.load import load_vision, sound_family
 from cortiq_reference.ideal import evaluate
 
 TOLERANCE = 1e-5
-FAMILIES = ("qwen2_audio", "voxtral")
+FAMILIES = ("qwen2_audio", "voxtral", "ultravox")
 RATE, WINDOW = 16000, 16000 * spoken_folders.SECONDS
 LENGTHS = (161, 1600, 4001, 11200, WINDOW, WINDOW + 4000)
 """Samples: of a few rows, odd ones, a whole window, and more."""
@@ -58,10 +60,30 @@ def features_of(name, sounds):
         return {"input_features": made["input_features"].double(), **mask}
     parts = []
     for sound in sounds:
+        if name == "ultravox":
+            made = extract([np.pad(sound, (0, max(0, 320 - len(sound))))], padding=True,
+                           truncation=False, pad_to_multiple_of=160, return_tensors="pt",
+                           **how)["input_features"][0]  # fmt: skip
+            parts += made.double().split(100 * spoken_folders.SECONDS, dim=1)
+            continue
         made = extract([sound], padding=True, truncation=False, pad_to_multiple_of=WINDOW,
                        return_tensors="pt", **how)["input_features"][0]  # fmt: skip
         parts += made.split(100 * spoken_folders.SECONDS, dim=1)
-    return {"input_features": torch.stack(parts).double()}
+    return {"input_features": parts if name == "ultravox" else torch.stack(parts).double()}
+
+
+def their_logits(name, model, ids, places, features):
+    """Logits of the family's model; Ultravox's rows stand at `places`."""
+    tokens = torch.tensor([ids])
+    with torch.no_grad():
+        if name != "ultravox":
+            return model(
+                input_ids=tokens, attention_mask=torch.ones(1, len(ids)).long(), **features
+            ).logits[0]
+        embed = model.language_model.get_input_embeddings()(tokens)
+        rows = [model.rows(one[None]) for one in features["input_features"]]
+        embed[0, places] = torch.cat(rows)
+        return model.language_model(inputs_embeds=embed).logits[0]
 
 
 @pytest.mark.parametrize("lengths", [*((n,) for n in LENGTHS), LENGTHS[1:4]], ids=str)
@@ -74,14 +96,19 @@ def test_logits_in_float64_are_transformers_in_double(written, lengths):
         return
     features = features_of(name, sounds)
     made, rest, rows = [loaded.processor.prepare(one) for one in sounds], [], []
-    rest = list(features["input_features"].numpy())
+    rest = [one.numpy() for one in features["input_features"]]
     for sound in made:
         rows.append(sound_rows(loaded, sound, rest[: len(sound.windows)]))
         del rest[: len(sound.windows)]
     text = "".join("ab"[n % 2] + sound.text for n, sound in enumerate(made)) + "what?"
-    ids = Tokenizer.from_folder(folder).encode(text, parse_special=True)
+    tokenizer, token = Tokenizer.from_folder(folder), loaded.processor.token
+    if token is None:
+        text = text.replace(loaded.processor.marker, tokenizer.reserved_token)
+        token = tokenizer.token_id(tokenizer.reserved_token)
+    ids = tokenizer.encode(text, parse_special=True)
     trunk = load_program(open_checkpoint(folder), weight_format="f32", images=loaded.processor.rows)
-    places, spans = [at for at, one in enumerate(ids) if one == loaded.processor.token], []
+    places, spans = [at for at, one in enumerate(ids) if one == token], []
+    theirs = their_logits(name, model, ids, places, features)
     for sound, own in zip(made, rows, strict=True):
         here, places = places[: sound.rows], places[sound.rows :]
         spans.append(ImageSpan(tuple(here), lambda own=own: own, sound.digest))
@@ -92,11 +119,30 @@ def test_logits_in_float64_are_transformers_in_double(written, lengths):
     for at in range(len(ids)):
         embed[at] = prompt.inputs(at).get("embed", embed[at])
     logits = evaluate(*args, ["logits"], inputs={"embed": embed})["logits"]
-    with torch.no_grad():
-        theirs = model(
-            input_ids=torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)).long(), **features
-        ).logits[0]
     assert np.abs(logits - theirs.numpy()).max() < TOLERANCE * theirs.abs().max()
+
+
+def test_ultravox_of_before_norms_its_rows_last(tmp_path):
+    """Version 0.4 and older have the second norm after the second matrix."""
+    model = spoken_folders.ultravox(tmp_path, ln_mid=False).double()
+    loaded, sound = hearing_of(tmp_path), tone(4001)
+    (frames,) = features_of("ultravox", [sound])["input_features"]
+    rows = sound_rows(loaded, loaded.processor.prepare(sound), [frames.numpy()])
+    with torch.no_grad():
+        theirs = model.rows(frames[None]).numpy()
+    assert np.abs(rows - theirs).max() < TOLERANCE * np.abs(theirs).max()
+
+
+@pytest.mark.parametrize("part", ["text", "audio"])
+def test_ultravox_without_one_of_its_models_is_refused(tmp_path, part):
+    """Published folders name the text model, and some the encoder, by their repositories."""
+    spoken_folders.ultravox(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config[f"{part}_model_id"] = "an/other-model"
+    del config[f"{part}_config"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedError, match="that of 'an/other-model'"):
+        cortiq.load(tmp_path, backend="reference")
 
 
 def content(hertz=300.0):

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("transformers")
 pytest.importorskip("PIL")
 
+import minicpmv_folders
 import numpy as np
 import vision_folders
 from click.testing import CliRunner
@@ -27,6 +28,7 @@ from vision_oracles import (
     QWEN,
     logits_of,
     patches_of,
+    pixels_of,
     processed,
     rows_of,
 )
@@ -61,6 +63,7 @@ FAMILIES = (
     "kimi_k25",
     "minicpmv4_6",
     "minicpm_ocr",
+    "minicpmv",
 )
 EXACT = {"temperature": 0, "ignore_eos": True}
 
@@ -92,7 +95,7 @@ def test_pixels_are_those_of_transformers_processor(written, size):
     name, folder, _ = written
     image = drawn(size)
     given = processed(name, folder, [image])
-    theirs = given["pixel_values"].numpy()
+    theirs = pixels_of(name, given)
     ours = patches_of(name, sight_of(folder).processor.prepare(image), given)
     assert np.abs(ours - theirs.reshape(ours.shape)).max() < 1e-6  # a grey level is 8e-3
 
@@ -216,6 +219,54 @@ def test_minicpm_text_is_that_of_its_processor(written):
         )
 
 
+def test_minicpmv_text_is_that_of_its_processor(written):
+    name, folder, _ = written
+    if name != "minicpmv":
+        pytest.skip("as for Idefics 3")
+    images = [drawn(size) for size in ((40, 70), (130, 420), (420, 130), (150, 149), (9, 30))]
+    grids = minicpmv_folders.processed(images)["grids"]
+    assert {down * across for down, across in grids} == {0, 2, 3}
+    theirs = [minicpmv_folders.text_of(n, grid) for n, grid in enumerate(grids)]
+    content = [*({"image": one} for one in images), {"type": "text", "text": "what?"}]
+    with cortiq.load(folder, images=True, backend="reference") as model:
+        prompt = model.chat_prompt([{"role": "user", "content": content}])
+        text = "<turn>user\n" + "\n".join([*theirs, "what?"]) + "<eos><turn>assistant"
+        assert list(prompt.ids) == model.tokenizer.encode(text, add_bos=False, parse_special=True)
+
+
+@pytest.mark.parametrize("version", minicpmv_folders.MINICPM_V)
+def test_versions_of_minicpmv_have_text_models_of_their_own(tmp_path, version):
+    model, image = minicpmv_folders.minicpmv(tmp_path, version).double(), drawn((40, 70))
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.architecture == minicpmv_folders.MINICPM_V[version]
+    vision, given = sight_of(tmp_path), minicpmv_folders.processed([image])
+    made = [vision.processor.prepare(image)]
+    ids = prompt_of("minicpmv", tmp_path, made)
+    logits = ideal_logits(checkpoint, vision, made, ids)
+    theirs = logits_of("minicpmv", model, given, ids, vision.processor.token)
+    assert np.abs(logits - theirs).max() < TOLERANCE * np.abs(theirs).max()
+
+
+def test_a_minicpmv_that_does_not_fit_is_refused(tmp_path):
+    minicpmv_folders.minicpmv(tmp_path)
+    rules = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    (tmp_path / "preprocessor_config.json").write_text(
+        json.dumps(rules | {"image_feature_size": 7})
+    )
+    with pytest.raises(UnsupportedError, match="image_feature_size 7"):
+        sight_of(tmp_path)
+    words = json.loads((tmp_path / "tokenizer.json").read_text())
+    words["added_tokens"] = [one for one in words["added_tokens"] if one["content"] != "<unk>"]
+    words["model"]["vocab"]["<other>"] = words["model"]["vocab"].pop("<unk>")
+    (tmp_path / "tokenizer.json").write_text(json.dumps(words))
+    with pytest.raises(FormatError, match="no token '<unk>'"):
+        sight_of(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"version": 2.5}))
+    with pytest.raises(UnsupportedError, match="minicpmv_text"):
+        cortiq.load(tmp_path)
+
+
 CONTENT = [
     {"type": "text", "text": "a"}, {"image": drawn((24, 30))}, {"type": "text", "text": "what?"},
     {"image": drawn((30, 20))}, {"type": "text", "text": "and?"},
@@ -243,7 +294,7 @@ def answers(folder, backend):
         again = model.generate(prompt, max_tokens=5, **EXACT)
         whole = len(again.prompt_ids) - 1
         recurrent = folder.name.startswith(
-            ("qwen3_5", "minicpm")
+            ("qwen3_5", "minicpmv4", "minicpm_")
         )  # whose states are kept at some rows only
         assert again.stats.reused_tokens == whole or recurrent
         found["reused"] = again
@@ -553,7 +604,7 @@ def test_a_digest_is_of_everything_that_the_model_sees(written):
         dataclasses.replace(image, text=image.text + " "), dataclasses.replace(image, grid=(9, 9)),
         dataclasses.replace(image, tiles=(dataclasses.replace(tile, patches=changed),)),
         dataclasses.replace(
-            image, tiles=(dataclasses.replace(tile, squares=tile.squares[::-1]), *image.tiles[1:])
+            image, tiles=(dataclasses.replace(tile, squares=tile.squares[1:]), *image.tiles[1:])
         ),
     ]  # fmt: skip
     assert len({image.digest, *(other.digest for other in others)}) == 5

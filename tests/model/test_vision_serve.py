@@ -126,6 +126,8 @@ def test_what_the_model_can_is_listed(server):
     with urllib.request.urlopen(f"{server.url}/v1/models/sees") as answer:
         assert json.load(answer)["images"] is True
     assert "vision" in asked(server, "/api/show")["capabilities"]
+    with urllib.request.urlopen(f"{server.url}/props") as answer:
+        assert json.load(answer)["modalities"] == {"vision": True, "audio": False}
 
 
 def test_ids_and_prefixes_are_those_of_the_image(server):

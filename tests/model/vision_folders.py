@@ -307,10 +307,33 @@ def lfm2_vl(folder: Path, **sight: Any) -> Any:
     return saved(folder, config, "Lfm2VlForConditionalGeneration")
 
 
-def gemma4(folder: Path, together: bool = True, small: bool = False, **sight: Any) -> Any:
-    """Write a Gemma 4 of 6 rows an image at most; small: as E2B, with per-layer inputs."""
-    control = ["<|image|>", "<|image>", "<image|>"]
-    ids = write_tokenizer(folder, control, template_of(control[0]))
+GEMMA_SOUNDS = ["<|audio|>", "<|audio>", "<audio|>"]
+
+
+def bound_clipped(tower: Any) -> None:
+    """Give the clipped matrices of a tower bounds that count."""
+    for name, bound in tower.named_buffers():
+        if name.endswith(("_min", "_max")):
+            sign = -1 if name.endswith("_min") else 1
+            bound.copy_(sign * (torch.rand(()) * 0.5 + 0.2))
+
+
+def gemma4(
+    folder: Path, together: bool = True, small: bool = False,
+    hears: dict[str, Any] | None = None, **sight: Any,
+) -> Any:  # fmt: skip
+    """Write a Gemma 4 of 6 rows an image at most; small: as E2B, with per-layer inputs.
+
+    Parameters
+    ----------
+    hears : keys of `audio_config`; None for one that hears nothing.
+    """
+    control = ["<|image|>", "<|image>", "<image|>", *(GEMMA_SOUNDS if hears else ())]
+    template = template_of(control[0])
+    if hears:
+        part = "{% elif p.type == 'audio' %}<|audio|>{% elif p.type == 'text'"
+        template = template.replace("{% elif p.type == 'text'", part)
+    ids = write_tokenizer(folder, control, template)
     text = TEXT | {
         "vocab_size": len(ids), "sliding_window": 9, "hidden_size_per_layer_input": 0,
         "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
@@ -328,8 +351,9 @@ def gemma4(folder: Path, together: bool = True, small: bool = False, **sight: An
         "pooling_kernel_size": 2, "position_embedding_size": 20, "standardize": True,
     } | sight  # fmt: skip
     config = transformers.Gemma4Config(
-        text_config=text, vision_config=tower, audio_config=None, image_token_id=ids["<|image|>"],
+        text_config=text, vision_config=tower, audio_config=hears, image_token_id=ids["<|image|>"],
         boi_token_id=ids["<|image>"], eoi_token_id=ids["<image|>"],
+        audio_token_id=ids.get("<|audio|>", 258881),
     )  # fmt: skip
     rules = {
         "patch_size": 6, "max_soft_tokens": 6, "pooling_kernel_size": 2, "do_normalize": False,
@@ -337,6 +361,10 @@ def gemma4(folder: Path, together: bool = True, small: bool = False, **sight: An
         "image_processor_type": "Gemma4ImageProcessor",
     }  # fmt: skip
     (folder / "preprocessor_config.json").write_text(json.dumps(rules))
+    if hears:
+        extractor = {"feature_extractor_type": "Gemma4AudioFeatureExtractor", "feature_size": 16}
+        written = {"image_processor": rules, "feature_extractor": extractor}
+        (folder / "processor_config.json").write_text(json.dumps(written))
     made = saved(folder, config, "Gemma4ForConditionalGeneration")
     if tower["standardize"]:
         sight_model = made.model.vision_tower
@@ -344,10 +372,10 @@ def gemma4(folder: Path, together: bool = True, small: bool = False, **sight: An
         sight_model.std_scale.copy_(torch.rand(24) + 0.5)
         made.save_pretrained(folder)
     if tower.get("use_clipped_linears"):
-        for name, bound in made.model.vision_tower.named_buffers():
-            if name.endswith(("_min", "_max")):
-                sign = -1 if name.endswith("_min") else 1
-                bound.copy_(sign * (torch.rand(()) * 0.5 + 0.2))
+        bound_clipped(made.model.vision_tower)
+        made.save_pretrained(folder)
+    if hears and hears.get("use_clipped_linears", True):
+        bound_clipped(made.model.audio_tower)
         made.save_pretrained(folder)
     return made
 
@@ -465,3 +493,10 @@ def kimi_vl(folder: Path) -> Any:
     }  # fmt: skip
     (folder / "preprocessor_config.json").write_text(json.dumps(rules))
     return made
+
+
+def minicpmv(folder: Path, **sight: Any) -> Any:
+    """Write a MiniCPM-V; see `minicpmv_folders`, which writes files with what this module has."""
+    import minicpmv_folders
+
+    return minicpmv_folders.minicpmv(folder, **sight)

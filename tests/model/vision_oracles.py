@@ -8,6 +8,7 @@ from importlib import import_module
 from types import ModuleType, SimpleNamespace
 from unittest.mock import patch
 
+import minicpmv_folders
 import numpy as np
 import torch
 from PIL import Image
@@ -42,7 +43,9 @@ MORE = ("image_grid_thw", "pixel_attention_mask", "image_sizes", "spatial_shapes
 
 
 def processed(name, folder, images):
-    """Run the processor of transformers on images."""
+    """Run the processor of transformers on images; for MiniCPM-V's, Pillow."""
+    if name == "minicpmv":
+        return minicpmv_folders.processed(images)
     rules = json.loads((folder / "preprocessor_config.json").read_text())
     rules = {key: value for key, value in rules.items() if key != "image_processor_type"}
     if name in WITHOUT_PILLOW:
@@ -115,11 +118,22 @@ def _normalised(images, do_rescale, factor, do_normalize, mean, deviation):
     return (images * factor - mean) / deviation
 
 
+def pixels_of(name, given):
+    """transformers' pixel values of one image, in the order of our patches where tiles differ."""
+    if name != "minicpmv":
+        return given["pixel_values"].numpy()
+    (tiles,) = given["pixel_values"]
+    cut = [tile.unfold(1, 14, 14).unfold(2, 14, 14).permute(1, 2, 0, 3, 4) for tile in tiles]
+    return np.concatenate([one.reshape(-1, 3 * 14 * 14).numpy() for one in cut])
+
+
 def patches_of(name, made, given):
     """Our patches of an image in the order and form of transformers' pixel values."""
     if name in QWEN:
         (tile,) = made.tiles
         return tile.patches[tile.squares.reshape(-1)]
+    if name == "minicpmv":
+        return np.concatenate([tile.patches for tile in made.tiles])
     if name in MINICPM:
         tiles = []
         for tile, (down, across) in zip(made.tiles, given["target_sizes"].tolist(), strict=True):
@@ -148,6 +162,8 @@ def patches_of(name, made, given):
 
 def rows_of(name, model, given):
     """transformers' rows of images, in double; rows of layers beside them."""
+    if name == "minicpmv":
+        return minicpmv_folders.rows_of(model, given)
     more = {key: given[key] for key in MORE if key in given}
     with torch.no_grad():
         found = model.model.get_image_features(pixel_values=given["pixel_values"].double(), **more)
@@ -161,6 +177,8 @@ def rows_of(name, model, given):
 
 def logits_of(name, model, given, ids, token):
     """transformers' logits of a prompt with images, in double."""
+    if name == "minicpmv":
+        return minicpmv_folders.logits_of(model, given, ids, token)
     seen = torch.tensor([[int(one == token) for one in ids]])
     more = {key: given[key] for key in MORE if key in given}
     types = {

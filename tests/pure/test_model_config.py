@@ -12,7 +12,7 @@ import pytest
 
 from cortiq.errors import CortiqError, FormatError, RequestError, UnsupportedError
 from cortiq.ir import verify
-from cortiq.models import gemma3, lfm2, llama, mixtral
+from cortiq.models import exaone4, gemma3, glm4_moe, granite, lfm2, llama, mixtral
 from cortiq.models.config import config_from_json
 from cortiq.models.gguf_config import config_from_gguf
 from cortiq.models.registry import OWN, architecture_of, describe_families, families, family_for
@@ -319,6 +319,43 @@ def test_gguf_lfm2_names_the_layers_that_attend():
     assert (config.kv_heads, config.inner) == (2, 96)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "local"),
+    [(2, [True, False, True]), (0, [True] * 3), ([1, 0, 0], [True, False, False]),
+     ([True] * 3, [True] * 3)],
+)  # fmt: skip
+def test_a_pattern_of_windows_is_a_period_or_a_list(pattern, local):
+    metadata = GGUF_LLAMA | {
+        "block_count": 3, "attention.sliding_window": 9,
+        "attention.sliding_window_pattern": pattern,
+    }  # fmt: skip
+    config = from_gguf(exaone4, "exaone4", metadata)
+    assert [window == 9 for window in config.windows()] == local
+    for strange in ("LLLG", 1.5, [1], ["a", "b", "c"]):
+        with pytest.raises(FormatError, match="sliding_window_pattern"):
+            metadata["attention.sliding_window_pattern"] = strange
+            from_gguf(exaone4, "exaone4", metadata)
+
+
+def test_olmo_3_and_olmo_2_are_told_apart_by_windows():
+    windowed = GGUF_LLAMA | {"attention.sliding_window": 9}
+    assert architecture_of(GGUF("olmo2", windowed, {})) == "olmo2+windows"
+    assert architecture_of(GGUF("olmo2", GGUF_LLAMA, {})) == "olmo2"
+    assert architecture_of(GGUF("gemma3", windowed, {})) == "gemma3"
+
+
+def test_keys_that_a_gguf_file_lacks_have_llama_cpps_values():
+    config = from_gguf(glm4_moe, "glm4moe", GGUF_LLAMA | {
+        "expert_count": 8, "expert_used_count": 2, "expert_weights_scale": 0.0,
+    })  # fmt: skip
+    assert not config.norm_topk_prob and config.first_k_dense_replace == 0
+    assert (config.routed_scaling_factor, config.n_group) == (1.0, 1)
+    config = from_gguf(granite, "granite", GGUF_LLAMA | {"logit_scale": 2.0})
+    assert config.scale() == 0.25 and config.turns
+    still = GGUF_LLAMA | {"logit_scale": 2.0, "rope.scaling.finetuned": False}
+    assert not from_gguf(granite, "granite", still).turns
+
+
 def test_gguf_files_of_arch_llama_with_experts_are_mixtral():
     experts = GGUF_LLAMA | {"expert_count": 8, "expert_used_count": 2}
     source = GGUF("llama", experts, {})
@@ -355,7 +392,8 @@ def test_a_family_only_describes(family):
         "cortiq.errors", "cortiq.ir", "cortiq.ir.encoded", "cortiq.ir.encoders", "cortiq.ir.images",
         "cortiq.ir.layers", "cortiq.ir.ops", "cortiq.models", "cortiq.models.alibi",
         "cortiq.models.config", "cortiq.models.config_notes", "cortiq.models.encoder",
-        "cortiq.models.layer_kinds", "cortiq.models.mla", "cortiq.models.names",
+        "cortiq.models.gguf_keys", "cortiq.models.layer_kinds", "cortiq.models.mla",
+        "cortiq.models.names",
         "cortiq.models.parts", "cortiq.models.tensor_pieces", "cortiq.models.rope",
         "cortiq.numerics.rope", "cortiq.numerics.rope_scaling", "cortiq.numerics.route",
     }  # fmt: skip

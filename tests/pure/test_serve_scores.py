@@ -96,6 +96,7 @@ def test_a_server_tells_about_itself_as_llama_cpp_does(server):
     props = get(server, "/props")
     assert props["model_alias"] == TINY and props["total_slots"] == 3
     assert props["default_generation_settings"]["n_ctx"] == 512
+    assert props["modalities"] == {"vision": False, "audio": False}
     assert "[assistant]" in props["chat_template"] and props["build_info"].startswith("cortiq ")
     with pytest.raises(urllib.error.HTTPError) as missing:
         get(server, "/props?model=other")

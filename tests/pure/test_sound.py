@@ -18,7 +18,15 @@ from cortiq.hearing.decode import sound_of
 from cortiq.hearing.features import FeatureRules
 from cortiq.numerics.doubles import exp64, log64
 from cortiq.numerics.samples import resample, resample_weights
-from cortiq.numerics.spectrogram import fourier, log_mel, mel_filters
+from cortiq.numerics.sinusoids import projected_sinusoids
+from cortiq.numerics.spectrogram import (
+    fourier,
+    heard_frames,
+    htk_filters,
+    log_magnitudes,
+    log_mel,
+    mel_filters,
+)
 
 
 def noise(count, seed=0):
@@ -61,7 +69,39 @@ def test_features_are_those_of_whispers_processor(bands):
         assert np.abs(ours.T - whole).max() < 1e-4  # torch has it in float32
 
 
+GEMMA = 320, 512, 160
+"""Samples of a frame, of its transform, and the step."""
+
+
+@pytest.mark.parametrize("count", [1, 160, 161, 320, 321, 4001])
+def test_features_are_those_of_gemmas_processor(count):
+    """By NumPy's transform, and the filters' definition."""
+    samples, filters = noise(count), htk_filters(16, 512, 16000, 0.0, 8000.0)
+    mels = 2595 * np.log10(1 + 8000 / 700) / 17 * np.arange(18)
+    corners = 700 * (10 ** (mels / 2595) - 1)
+    bins = np.arange(257) * 16000 / 512
+    theirs = [np.interp(bins, corners[b : b + 3], [0, 1, 0]) for b in range(16)]
+    assert np.abs(filters - np.transpose(theirs)).max() < 1e-12
+    padded = np.pad(samples.astype(float), (160, 0))
+    frames = [padded[at : at + 320] for at in range(0, len(padded) - 320, 160)]
+    window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(320) / 320)
+    wanted = [np.log(np.abs(np.fft.rfft(one * window, 512)) @ filters + 1e-3) for one in frames]
+    found = log_magnitudes(samples, GEMMA, filters, 1e-3)
+    assert len(found) == len(wanted) == heard_frames(count, 320, 160) == max(0, (count - 1) // 160)
+    assert np.allclose(found, np.reshape(wanted, found.shape), rtol=1e-6, atol=1e-6)
+
+
+def test_terms_by_distance_are_products_with_sines_and_cosines():
+    matrix = np.random.default_rng(3).standard_normal((5, 12))
+    angles = np.arange(4)[:, None] * 10000 ** (-np.arange(6) / 5)
+    rows = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+    assert np.abs(projected_sinusoids(matrix, 4) - rows @ matrix.T).max() < 1e-5
+
+
 GOLDEN = {
+    "magnitudes": "961eb9fe350bef6e",
+    "HTK filters": "97880e0944ff551b",
+    "distances": "ad4d16e5b9831825",
     "log_mel": "99decf16082dd62d",
     "silence": "93bf502ef72d6b60",
     "44100 to 16000": "3aefc2236bb9367b",
@@ -72,7 +112,12 @@ GOLDEN = {
 
 def digests():
     samples = noise(4001, seed=7)
+    htk = htk_filters(128, 512, 16000, 0.0, 8000.0)
+    matrix = samples[:128].astype(float).reshape(8, 16)
     found = {
+        "magnitudes": log_magnitudes(samples, GEMMA, htk, 1e-3),
+        "HTK filters": htk,
+        "distances": projected_sinusoids(matrix, 5),
         "log_mel": log_mel(samples, 400, 160, 80, 16000),
         "silence": log_mel(np.zeros(1600), 400, 160, 80, 16000),
         "44100 to 16000": resample(samples, 44100, 16000),

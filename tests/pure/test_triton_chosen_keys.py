@@ -39,8 +39,11 @@ def program(heads, groups, width, top, every, soft_cap=None, mass=False):
     return b.program(tuple(value.name for value in node))
 
 
-def answers(backend, graph, lengths, clustered):
-    """Return what three sequences in one batch answer after prompts of these lengths."""
+def answers(backend, graph, lengths, clustered, heavy=False):
+    """Return what three sequences in one batch answer after prompts of these lengths.
+
+    heavy : keys weigh alike, and values are near the largest of their row.
+    """
     executable = backend.compile(graph, {}, CompileOptions())
     rng = np.random.default_rng(3)
     values = graph.trunk.values
@@ -52,6 +55,9 @@ def answers(backend, graph, lengths, clustered):
         if clustered and position // 64 == clustered:  # keys of one tile are chosen before others
             given["index_k"][:] = 8.0
         given["index_w"] = np.abs(given["index_w"])
+        if heavy:
+            given["index_q"] = np.abs(given["index_q"])
+            given["k"][:], given["v"] = 0.3, 1.0 - 0.05 * np.abs(np.sin(given["v"]))
         return Row(state, position, 0, wants, given)
 
     for state, length in zip(states, lengths, strict=True):
@@ -88,3 +94,11 @@ def test_chosen_keys_alone_give_the_bits_of_all_keys(
     assert used
     for found, wanted in zip(ours, expected, strict=True):
         np.testing.assert_array_equal(found.view(np.int32), wanted.view(np.int32))
+
+
+def test_weights_whose_sums_no_float_holds_give_the_bits_of_all_keys():
+    """Tens of keys of one tile with the same weight: sums of products go far beyond 2^24."""
+    graph = program(5, 1, 48, 40, 1)
+    ours = answers(TritonBackend(), graph, (400,), 2, heavy=True)
+    expected = answers(ReferenceBackend(), graph, (400,), 2, heavy=True)
+    np.testing.assert_array_equal(ours[0].view(np.int32), expected[0].view(np.int32))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 pytest.importorskip("torch", reason="the Triton backend keeps its memory in PyTorch")
@@ -10,7 +12,7 @@ pytest.importorskip("triton", reason="Triton has no package for this platform")
 import small_program
 from sequences import same
 
-from cortiq.backend import Argmax, Batch, CompileOptions, Digest, Row, Status, admission
+from cortiq.backend import Argmax, Batch, CompileOptions, Digest, Named, Row, Status, admission
 from cortiq.ir import Builder, ops
 from cortiq.ir.layers import Attention, Embedding, Linear, Residual
 from cortiq.ir.overlay_graphs import with_overlays
@@ -44,10 +46,10 @@ def model():
     return small_program.bound(b.program(), 2)
 
 
-def varied(model, seed, tables=False):
+def varied(model, seed, tables=False, gain=True):
     program, weights = model
     changes = {
-        key: OverlayChange(3, gain=not key[1], table=key[1])
+        key: OverlayChange(3, gain=gain and not key[1], table=key[1])
         for key in changeable(program)
         if tables or not key[1]
     }
@@ -93,19 +95,47 @@ def test_steps_of_overlays_are_captured_and_banks_may_change(model, captured):
     assert answers[0] != answers[1]
 
 
+def names_low_rank(step):
+    return isinstance(step.node.op, Fused) and step.node.op.name == "LowRank"
+
+
 def test_products_are_fused_beside_overlays(model, captured):
     """Norms, sums and quantised rows are, and both factors of a row's matrices; matrices are one
     where they are without overlays, and none a second time.
     """
-    captured.vary(*varied(model, 0))
+    captured.vary(*varied(model, 0, gain=False))
     plan, plain = captured.varied["trunk"], captured.plans["trunk"]
     fused = plan.fused(frozenset({"logits"}), frozenset())
     names = [step.node.op.name for step, _ in fused if isinstance(step.node.op, Fused)]
     assert names.count("LowRank") == 4  # k and v; q, which is late; o; the logits
+    ours = [(b, s) for (b, _), (s, _) in pairwise(fused) if names_low_rank(s)]
+    assert [bool(s.node.op.detail.parts[0].residual) for _, s in ours] == [
+        False,
+        False,
+        True,
+        False,
+    ]
+    beside = [(b, s) for b, s in ours if s.weights]  # a product of the same row, just before
+    assert beside and all(b.node.inputs[0] == s.node.inputs[0] for b, s in beside)
+    assert all(b.weights["weight"] is s.weights["weight"] for b, s in beside)
     assert not any(isinstance(step.node.op, ops.ExpertMatMul) for step, _ in fused)
     wholes, ours = plain.joined.wholes, plan.joined.wholes
     assert ours and ours.keys() == wholes.keys()
     assert all(whole is ours[key] for key, whole in wholes.items())
+
+
+def test_products_that_a_row_names_are_without_what_overlays_add(model, captured):
+    """Sums lie where products are unless somebody else reads these."""
+    defined, found = ReferenceBackend().compile(*model, CompileOptions()), []
+    program, weights = varied(model, 3, gain=False)
+    named = [Named(name) for name in program.trunk.values if name.endswith(".base")]
+    for on in (defined, captured):
+        on.vary(program, weights)
+        state = on.open(16)
+        rows = [Row(state, i, 3 + i, (*named, *WANTS), overlay_inputs(i + 1)) for i in range(3)]
+        found.append(on.forward(Batch(rows)).result().rows)
+        state.release()
+    assert len(named) > 3 and same(*found)
 
 
 def batches(on, choices, rows=1):
@@ -137,7 +167,7 @@ def test_overlays_of_a_captured_shape_are_data(model, captured, choices, rows):
     """
     defined = ReferenceBackend().compile(*model, CompileOptions())
     for on in (defined, captured):
-        on.vary(*varied(model, 1))
+        on.vary(*varied(model, 1, gain=False))  # the residual is added in the launch, too
     (expected, _), (found, tickets) = (batches(on, choices, rows) for on in (defined, captured))
     assert same(found, expected)
     if rows > 1:
@@ -148,9 +178,9 @@ def test_overlays_of_a_captured_shape_are_data(model, captured, choices, rows):
 
 
 def test_tiles_of_outputs_follow_one_another(model, captured, monkeypatch):
-    """A program has several tiles, the last one not full; the interpreter's are else one."""
-    monkeypatch.setattr(low_rank, "TILE", 16)
-    monkeypatch.setattr(low_rank, "SPAN", 32)
+    """Outputs are several programs', the last one's not full; in the interpreter else one's."""
+    monkeypatch.setattr(low_rank, "TILED", 16)
+    monkeypatch.setattr(low_rank, "OUTPUTS", 16)
     captured.decoder.forget()
     defined = ReferenceBackend().compile(*model, CompileOptions())
     for on in (defined, captured):

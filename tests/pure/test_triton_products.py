@@ -9,7 +9,7 @@ pytest.importorskip("triton", reason="Triton has no package for this platform")
 from cortiq.numerics import matmul, quantise  # noqa: E402
 from cortiq.numerics.layouts import LAYOUTS, decode  # noqa: E402
 from cortiq.numerics.synthetic import synthetic_weight  # noqa: E402
-from cortiq_triton import operands, packing, products, tuning  # noqa: E402
+from cortiq_triton import hopper_products, operands, packing, products, tuning  # noqa: E402
 from cortiq_triton.products import EXPERTS, Stack  # noqa: E402
 from cortiq_triton.rows import quantise_rows  # noqa: E402
 from cortiq_triton.weights import pack  # noqa: E402
@@ -173,3 +173,14 @@ def test_operands_laid_out_for_tensor_cores_hold_the_product(layout):
     q = quantise_rows(torch.tensor(x))
     got = [multiplied(packed, q, first, count) for first, count in ((0, 128), (128, 8))]
     assert same(np.concatenate(got, axis=1), defined(weight, x))
+
+
+@pytest.mark.parametrize(("layout", "lets"), [("w8", True), ("w16", False), ("Q4_0", False)])
+def test_only_hoppers_products_of_many_rows_let_the_next_launch_start(layout, lets, monkeypatch):
+    """What runs beside one reads its row at once, which the few-row kernels do not allow."""
+    packed = pack(synthetic_weight(layout, "weight", 1, (128, 512)), "weight", "cpu")
+    few = tuning.Tuning(few=8)
+    monkeypatch.setattr(tuning, "_tuning", [few])
+    assert not products.lets_next(packed, 64)  # this is no Hopper
+    monkeypatch.setattr(hopper_products, "available", lambda: True)
+    assert [products.lets_next(packed, rows) for rows in (8, 9, 64)] == [False, lets, lets]

@@ -47,8 +47,10 @@ class SpanTuning:
 
 
 SPANS = SpanTuning()
-SCORED_TILES, COUNTED, LISTED = 2, 8192, 1024
-"""Tiles that a program scores; scores that a program counts at a time, and lists, at most."""
+SCORED_TILES, LISTED = 2, 1024
+"""Tiles that a program scores; scores that a program counts, and lists, at most."""
+BEFORE, LISTING_WARPS = 16, 16
+"""How often as many scores a program looks at at once to find its place in the list; its warps."""
 STREAM_ROWS = 16
 """Rows of a sequence from which its tiles are streamed."""
 
@@ -242,21 +244,24 @@ def choose_keys(
     room = 64 * tiles
     out = torch.empty((rows.count, 1, op.top), dtype=torch.int32, device=rows.device)
     scores = torch.empty((rows.count, room), dtype=torch.int32, device=rows.device)
+    counts = torch.empty((rows.count, 4, 256), dtype=torch.int32, device=rows.device)
+    limits = torch.empty((rows.count, 4, 2), dtype=torch.int32, device=rows.device)
     launch(
         key_choice.score_keys, (rows.count, ceil_div(tiles, SCORED_TILES)), *q[:3], weights,
-        call.table("kv"), rows.owners, position, scores,
+        call.table("kv"), rows.owners, position, scores, counts,
         q.high.shape[-1], rows.pages, offset, room, H=op.heads, DK=op.key_dim,
         KP=max(32, pow2(op.key_dim)), HP=max(16, pow2(op.heads)), SPAN=SCORED_TILES, EVERY=op.every,
     )  # fmt: skip
-    limits = torch.empty((rows.count, 2), dtype=torch.int32, device=rows.device)
-    entries, sizes = ceil_div(room, op.every), {"TOP": op.top, "EVERY": op.every}
-    launch(
-        key_choice.find_least, (rows.count,), scores, position, limits, room, early=True,
-        WIDTH=COUNTED, warps=16, **sizes,
-    )  # fmt: skip
+    entries = ceil_div(room, op.every)
     width = min(LISTED, pow2(entries))
+    sizes, known = {"TOP": op.top, "EVERY": op.every, "WIDTH": width}, (counts, limits)
+    for place in range(4):
+        launch(
+            key_choice.count_bytes, (rows.count, ceil_div(entries, width)), scores, position,
+            *known, room, PLACE=place, early=True, **sizes,
+        )  # fmt: skip
     launch(
         key_choice.select_keys, (rows.count, ceil_div(max(entries, op.top), width)), scores,
-        position, limits, out, room, WIDTH=width, early=True, **sizes,
+        position, *known, out, room, BEFORE=BEFORE, warps=LISTING_WARPS, early=True, **sizes,
     )  # fmt: skip
     return out

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from cortiq_triton import chosen_keys
+from cortiq_triton import chosen_keys, chosen_scores
 from cortiq_triton.call import LaunchCall
 from cortiq_triton.language import ceil_div, launch, pow2
 from cortiq_triton.rows import Rows
@@ -17,18 +18,27 @@ from cortiq_triton.rows import Rows
 class ChosenTuning:
     """Sizes of attention to chosen keys.
 
-    heads : of a program at most.
-    keys : of a program that computes scores. deep : dimensions of a product at a time.
-    few : keys of a tile up to which its products are short. columns : of values of a program.
+    heads : of a program that computes scores at most, added : of one that adds, weighed : of one
+    that computes weights.
+    keys : of a program that computes scores. deep : dimensions of a product at a time, stages : of
+    them on their way. taken : columns of values that a program takes out of a page.
+    columns : of values of a program that adds, together : keys that it adds at a time.
+    ahead : runs that are asked for at once. registers : of a thread that adds, 0 for any number.
     """
 
     heads: int = 64
+    added: int = 32
+    weighed: int = 64
     keys: int = 32
     deep: int = 64
-    few: int = 32
+    stages: int = 3
+    taken: int = 64
     columns: int = 64
+    together: int = 2
+    ahead: int = 8
     warps: int = 4
     sum_warps: int = 4
+    registers: int = 0
 
 
 CHOSEN = ChosenTuning()
@@ -61,35 +71,45 @@ def attend_chosen(
     most = max(16, rows.most_tiles(0))
     each = op.heads // op.kv_heads
     shape = (rows.count, op.heads)
-    places = torch.empty((rows.count, sets, most), dtype=torch.int32, device=rows.device)
-    kappas = torch.empty((*shape, count), dtype=torch.int32, device=rows.device)
-    fractions = torch.empty((*shape, count), device=rows.device)
-    sums = torch.empty((*shape, most // 16, op.value_dim), device=rows.device)
-    numbers = torch.empty((*shape, most // 16, 4), dtype=torch.int32, device=rows.device)
+    empty = partial(torch.empty, device=rows.device)
+    places = empty((rows.count, sets, most + 1), dtype=torch.int32)
+    kappas = empty((rows.count, count, op.heads), dtype=torch.int32)
+    fractions, weights = empty(kappas.shape), empty(kappas.shape)
+    states = empty((rows.count, most, 4, op.heads), dtype=torch.int32)
+    values = empty((2, rows.count, op.kv_heads, count, op.value_dim), dtype=torch.float16)
+    sums = empty((*shape, most // 16, op.value_dim))
+    numbers = empty((*shape, most // 16, 4), dtype=torch.int32)
     table = call.table("kv")
-    sizes = {
-        "H": op.heads, "G": op.kv_heads, "DK": op.key_dim, "DV": op.value_dim, "SETS": sets,
-        "CHOSEN": count,
-    }  # fmt: skip
-    block, chunks = min(how.heads, max(16, pow2(each))), ceil_div(count, how.keys)
+    lists = {"H": op.heads, "G": op.kv_heads, "SETS": sets, "CHOSEN": count}
+    sizes = lists | {"DK": op.key_dim, "DV": op.value_dim}
+    block, added, weighed = (
+        min(n, max(16, pow2(each))) for n in (how.heads, how.added, how.weighed)
+    )
     parts = op.kv_heads * ceil_div(each, block)
+    taken = min(how.taken, pow2(op.value_dim))
+    programs = parts + op.kv_heads * ceil_div(op.value_dim, taken)
     launch(
-        chosen_keys.score_chosen, (parts, rows.count, chunks),
-        *q[:3], table, rows.owners, position, chosen, places, kappas, fractions,
+        chosen_scores.score_chosen, (programs, rows.count, ceil_div(count, how.keys)),
+        *q[:3], table, rows.owners, position, chosen, places, kappas, fractions, *values,
         q.high.shape[-1], rows.pages, offset, *factors, most, KP=max(32, pow2(op.key_dim)),
         BM=block, DEEP=min(how.deep, max(32, pow2(op.key_dim))), CAPPED=op.soft_cap is not None,
-        N=how.keys, TILES=pow2(ceil_div(most, chunks)), warps=how.warps, early=True, **sizes,
+        N=how.keys, STAGES=how.stages, COLUMNS=taken, warps=how.warps, early=True, **sizes,
+    )  # fmt: skip
+    launch(
+        chosen_keys.weigh_chosen, (most, rows.count, op.kv_heads * ceil_div(each, weighed)),
+        table, rows.owners, position, chosen, places, kappas, fractions, weights, states,
+        rows.pages, offset, most, BM=weighed, warps=1, early=True, **sizes,
     )  # fmt: skip
     width = min(how.columns, max(16, pow2(op.value_dim)))
-    programs = parts * ceil_div(op.value_dim, width)
+    programs = op.kv_heads * ceil_div(each, added) * ceil_div(op.value_dim, width)
     launch(
-        chosen_keys.add_chosen, (programs, rows.count, most // 16), table, rows.owners, position,
-        chosen, places, kappas, fractions, sums, numbers, rows.pages, offset, most, BM=block,
-        WIDTH=width, FEW=how.few, warps=how.sum_warps, early=True, **sizes,
+        chosen_keys.add_chosen, (programs, rows.count, most // 16), position, places, weights,
+        states, *values, sums, numbers, most, DV=op.value_dim, BM=added, WIDTH=width,
+        KEYS=how.together, warps=how.sum_warps, registers=how.registers, early=True, **lists,
     )  # fmt: skip
     launch(
         chosen_keys.join_runs, shape[::-1], position, sums, numbers, out if sink is None else sink,
         out, largest, masses, call.faults, factors[-1], most, H=op.heads, DV=op.value_dim,
-        VP=max(32, pow2(op.value_dim)), AHEAD=8, SINK=sink is not None,
+        VP=max(32, pow2(op.value_dim)), AHEAD=how.ahead, SINK=sink is not None,
         MASS=masses is not largest, early=True,
     )  # fmt: skip

@@ -1,8 +1,9 @@
 """Attention of single rows to keys chosen one by one: only these keys are read.
 
-`score_chosen` computes the scores of the keys of a list, `add_chosen` the weights of each tile's
-keys and the sums of values of a run of tiles, in the tiles' order, `join_runs` adds the runs. A
-tile is the contract's: the same bits as `split_kv_attention`, which computes every key of it.
+`score_chosen` (`chosen_scores.py`) computes the scores of the keys of a list, `weigh_chosen` the
+weights of each tile's keys and takes their values out of the pages, `add_chosen` adds a run's tiles
+in their order, `join_runs` the runs. A tile is the contract's: the same bits as
+`split_kv_attention`, which computes every key of it.
 """
 
 from __future__ import annotations
@@ -10,143 +11,162 @@ from __future__ import annotations
 import triton.language as tl
 
 from cortiq_triton.attention import finish
-from cortiq_triton.language import Tensor, begin, device, kernel
-from cortiq_triton.scalar import exp2_int, round_three_planes, tanh
+from cortiq_triton.chosen_scores import heads_of
+from cortiq_triton.language import INTERPRETED, Tensor, begin, constant, device, kernel
+from cortiq_triton.scalar import round_two_planes
 from cortiq_triton.split_kv_attention import added_states
 from cortiq_triton.tile import (
-    DEEPEST,
+    MAGIC,
     MAGIC_BITS,
     NONE,
     combine,
-    dot_planes,
     empty,
-    factors,
     page_of,
     rescaling,
-    rounded,
-    tile_weights,
-    weight_of,
+    scaled,
 )
 
 
-@device
-def heads_of(
-    part: Tensor, H: tl.constexpr, G: tl.constexpr, BM: tl.constexpr
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Heads [BM] of a program, which of them exist, and their keys' head."""
-    chunks = (H // G + BM - 1) // BM
-    within = part % chunks * BM + tl.arange(0, BM)
-    g, live = part // chunks, within < H // G
-    return tl.where(live, g * (H // G) + within, 0), live, g
-
-
 @kernel
-def score_chosen(
-    qh: Tensor, ql: Tensor, qe: Tensor, table: Tensor, owners: Tensor, positions: Tensor,
-    chosen: Tensor, places: Tensor, kappas: Tensor, fractions: Tensor, stride: Tensor,
-    pages: Tensor, slot: Tensor, factor: Tensor, cap: Tensor, inverse_cap: Tensor, log2_e: Tensor,
-    most: Tensor, H: tl.constexpr, G: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
-    KP: tl.constexpr, BM: tl.constexpr, DEEP: tl.constexpr, CAPPED: tl.constexpr,
-    SETS: tl.constexpr, CHOSEN: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr,
+def weigh_chosen(
+    table: Tensor, owners: Tensor, positions: Tensor, chosen: Tensor, places: Tensor,
+    kappas: Tensor, fractions: Tensor, weights: Tensor, states: Tensor, pages: Tensor,
+    slot: Tensor, most: Tensor, H: tl.constexpr, G: tl.constexpr, DK: tl.constexpr,
+    DV: tl.constexpr, BM: tl.constexpr, SETS: tl.constexpr, CHOSEN: tl.constexpr,
 ) -> None:  # fmt: skip
-    """`weight_of` the scores of N chosen keys, for BM heads of a row: [R, H, CHOSEN].
+    """The weights of a tile's keys, for BM heads, and what the tile adds to the heads' states.
 
-    places : int32 [R, SETS, most], where the keys of a tile begin in the list; of TILES tiles.
+    weights : integers [R, CHOSEN, H]. states : int32 [R, most, 4, H], bits of the mass, K, E, and
+    the sum of the weights.
     """
     begin()
-    part, r, chunk = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    tile, r, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     position, owner = tl.load(positions + r), tl.load(owners + r)
-    head, live, g = heads_of(part, H, G, BM)
-    each = r * SETS + g * SETS // G
-    listed = chosen + each * CHOSEN
-    find_places(listed, places + each * most, chunk * TILES, most, position, CHOSEN, TILES)
-    n = chunk * N + tl.arange(0, N)
-    key = tl.load(listed + n, mask=n < CHOSEN, other=2147483647)
-    there = key <= position
-    if tl.max(there.to(tl.int32), 0) > 0:
-        key = tl.where(there, key, 0)
-        address = tl.load(table + owner.to(tl.int64) * pages + key // 64, mask=there, other=0)
-        page, t = (address + slot).to(tl.pointer_type(tl.int8)), key % 64
-        row = (r * H + head).to(tl.int64)
-        high = tl.full((BM, N), 0, tl.int32)
-        middle, low = high, high
-        for first in tl.static_range(0, DK, DEEP):
-            d = first + tl.arange(0, DEEP)
-            mask, inside = live[:, None] & (d < DK)[None, :], there[:, None] & (d < DK)[None, :]
-            at = (page + (g * 64 + t) * DK)[:, None] + d[None, :]
-            kh = tl.trans(tl.load(at, mask=inside, other=0))
-            kl = tl.trans(tl.load(at + G * 64 * DK, mask=inside, other=0))
-            of = (row * stride)[:, None] + d[None, :]
-            h = tl.load(qh + of, mask=mask, other=0)
-            l = tl.load(ql + of, mask=mask, other=0)  # noqa: E741
-            low = tl.dot(l, kl, low, out_dtype=tl.int32)
-            middle = tl.dot(h, kl, middle, out_dtype=tl.int32)
-            middle = tl.dot(l, kh, middle, out_dtype=tl.int32)
-            high = tl.dot(h, kh, high, out_dtype=tl.int32)
-        if KP <= DEEPEST:
-            dots = rounded(high, middle, low)
-        else:
-            dots = round_three_planes(high, middle, low)
-        scale = factors(tl.load(qe + row, mask=live, other=0), factor, KP)
-        exponents = page + 2 * G * 64 * (DK + DV) + g * 64 + t
-        s = (dots * scale) * exp2_int(tl.load(exponents, mask=there, other=0).to(tl.int32))[None, :]
-        if CAPPED:
-            s = (cap * tanh(s * inverse_cap)) * log2_e
-        kappa, fraction = weight_of(s)
-        mask, place = live[:, None] & there[None, :], row[:, None] * CHOSEN + n[None, :]
-        tl.store(kappas + place, kappa, mask=mask)
-        tl.store(fractions + place, fraction, mask=mask)
+    if tile <= position // 64:
+        head, live, g = heads_of(part, H, G, BM)
+        each = r * SETS + g * SETS // G
+        place = places + each * (most + 1) + tile
+        start, stop = tl.load(place), tl.load(place + 1)
+        page = page_of(table, owner, pages, tile, slot)
+        if start < stop:
+            first = r.to(tl.int64) * CHOSEN * H
+            weigh_keys(
+                kappas + first + head, fractions + first + head, weights + first + head,
+                states + (r.to(tl.int64) * most + tile) * 4 * H + head,
+                page + 2 * G * 64 * (DK + DV) + (G + g) * 64 - tile * 64,
+                chosen + each * CHOSEN, start, stop, live, H, BM,
+            )  # fmt: skip
 
 
 @device
-def find_places(
-    listed: Tensor, places: Tensor, first: Tensor, most: Tensor, position: Tensor,
-    CHOSEN: tl.constexpr, TILES: tl.constexpr,
+def weigh_keys(
+    kappas: Tensor, fractions: Tensor, weights: Tensor, states: Tensor, exponents: Tensor,
+    listed: Tensor, start: Tensor, stop: Tensor, live: Tensor, H: tl.constexpr, BM: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Store where the keys of TILES tiles begin in an ascending list; unseen ones are of none."""
-    tile, i = first + tl.arange(0, TILES), tl.arange(0, 256)
-    bound = tl.minimum(tile * 64, position + 1)
-    below = tl.full((TILES,), 0, tl.int32)
-    for start in range(0, CHOSEN, 256):
-        key = tl.load(listed + start + i, mask=start + i < CHOSEN, other=2147483647)
-        below += tl.sum((key[None, :] < bound[:, None]).to(tl.int32), 1)
-    tl.store(places + tile, below, mask=tile < most)
+    """Store the weights of a tile's keys, and what the tile adds to the state of each head."""
+    k, K = tl.arange(0, 8), tl.full((BM,), MAGIC_BITS + NONE, tl.int32)
+    E = K
+    for first in range(start, stop, 8):
+        n = first + k
+        j = tl.load(listed + n, mask=n < stop, other=0)
+        ve = tl.load(exponents + j, mask=n < stop, other=0).to(tl.int32)[:, None]
+        at, mask = n[:, None] * H, (n < stop)[:, None] & live[None, :]
+        kappa = tl.load(kappas[None, :] + at, mask=mask, other=MAGIC_BITS + NONE)
+        K, E = tl.maximum(K, tl.max(kappa, 0)), tl.maximum(E, tl.max(kappa + ve, 0))
+    mass, total = tl.full((BM,), 0, tl.int32), tl.full((BM,), 0, tl.int32)
+    for first in range(start, stop, 8):
+        n = first + k
+        j = tl.load(listed + n, mask=n < stop, other=0)
+        ve = tl.load(exponents + j, mask=n < stop, other=0).to(tl.int32)[:, None]
+        at, mask = n[:, None] * H, (n < stop)[:, None] & live[None, :]
+        kappa = tl.load(kappas[None, :] + at, mask=mask, other=MAGIC_BITS + NONE)
+        fraction = tl.load(fractions[None, :] + at, mask=mask, other=1.0)
+        part = scaled(fraction, kappa, K[None, :], 21) + MAGIC
+        mass += tl.sum(part.to(tl.int32, bitcast=True) - MAGIC_BITS, 0)
+        w = scaled(fraction, kappa + ve, E[None, :], 14) + MAGIC
+        total += tl.sum(w.to(tl.int32, bitcast=True) - MAGIC_BITS, 0)
+        tl.store(weights[None, :] + at, w - MAGIC, mask=mask)
+    tl.store(states, mass.to(tl.float32).to(tl.int32, bitcast=True), mask=live)
+    tl.store(states + H, K - MAGIC_BITS, mask=live)
+    tl.store(states + 2 * H, E - MAGIC_BITS, mask=live)
+    tl.store(states + 3 * H, total, mask=live)
 
 
 @device
-def added_tile(
-    page: Tensor, g: Tensor, tile: Tensor, listed: Tensor, start: Tensor, count: Tensor,
-    row: Tensor, live: Tensor, kappas: Tensor, fractions: Tensor, v: Tensor, mass: Tensor,
-    M: Tensor, o: Tensor, N: Tensor, G: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
-    CHOSEN: tl.constexpr, KEYS: tl.constexpr,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """The state of a run after a tile of which `count` keys are chosen, at most KEYS."""
-    k = tl.arange(0, KEYS)
-    there = k < count
-    t = tl.where(there, tl.load(listed + start + k, mask=there, other=0) - tile * 64, 0)
-    mask = there[:, None] & (v < DV)[None, :]
-    source = page + 2 * G * 64 * DK + (g * DV + v)[None, :] * 64 + t[:, None]
-    vh = tl.load(source, mask=mask, other=0)
-    vl = tl.load(source + G * 64 * DV, mask=mask, other=0)
-    exponents = page + 2 * G * 64 * (DK + DV) + (G + g) * 64 + t
-    ve = tl.load(exponents, mask=there, other=0).to(tl.int32)
-    at, seen = row[:, None] * CHOSEN + (start + k)[None, :], live[:, None] & there[None, :]
-    kappa = tl.load(kappas + at, mask=seen, other=MAGIC_BITS + NONE)
-    fraction = tl.load(fractions + at, mask=seen, other=1.0)
-    L, K, E, wh, wl = tile_weights(kappa, fraction, ve)
-    O = dot_planes(wh, wl, vh, vl, o.shape[0], o.shape[1], True) * 65536.0  # noqa: E741
-    mass, M = combine(mass, M, L, K)
-    before, after, N = rescaling(N, E)
-    return mass, M, o * before + O * after, N
+def fused_by_steps(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """RN(a·b + c) where a·b is exact."""
+    return a * b + c
+
+
+@device
+def fused_at_once(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """RN(a·b + c), one instruction."""
+    return tl.inline_asm_elementwise(
+        """{
+        // exact
+        fma.rn.f32 $0, $1, $2, $3;
+        }""",
+        "=f,f,f,f", [a, b, c], dtype=tl.float32, is_pure=True, pack=1,
+    )  # fmt: skip
+
+
+fused = fused_by_steps if INTERPRETED else fused_at_once
+"""RN(a·b + c) where a·b is exact, so that two operations and one have the same bits."""
+MOST_EXACT = constant(1 << 17)
+"""A sum of weights up to which sums of their products with bytes, within 2²⁴, are exact floats."""
+
+
+@device
+def whole_sum(
+    nothing: Tensor, weights: Tensor, highs: Tensor, lows: Tensor, start: Tensor, stop: Tensor,
+    live: Tensor, inside: Tensor, H: tl.constexpr, DV: tl.constexpr,
+) -> Tensor:  # fmt: skip
+    """RN(O) of a tile's keys whatever their weights, [BM, WIDTH]: sums of integers."""
+    high = nothing.to(tl.int32, bitcast=True)
+    low = high
+    for n in range(start, stop):
+        w = tl.load(weights + n * H, mask=live, other=0.0).to(tl.int32)[:, None]
+        high += w * tl.load(highs + n * DV, mask=inside, other=0.0).to(tl.int32)[None, :]
+        low += w * tl.load(lows + n * DV, mask=inside, other=0.0).to(tl.int32)[None, :]
+    return round_two_planes(high, low)
+
+
+@device
+def float_sum(
+    nothing: Tensor, weights: Tensor, highs: Tensor, lows: Tensor, start: Tensor, stop: Tensor,
+    live: Tensor, inside: Tensor, H: tl.constexpr, DV: tl.constexpr, BM: tl.constexpr,
+    WIDTH: tl.constexpr, KEYS: tl.constexpr,
+) -> Tensor:  # fmt: skip
+    """RN(O) of a tile's keys, [BM, WIDTH], where sums of both planes are exact floats."""
+    high, low = nothing, nothing
+    heads, columns = tl.full((BM,), 0, tl.int32) + stop, tl.full((WIDTH,), 0, tl.int32) + stop
+    for first in range(start, stop, KEYS):
+        for i in tl.static_range(KEYS):
+            n = first + i
+            w = tl.load(weights + n * H, mask=live & (heads > n), other=0.0)[:, None]
+            mask = inside & (columns > n)
+            vh = tl.load(highs + n * DV, mask=mask, other=0.0).to(tl.float32)[None, :]
+            vl = tl.load(lows + n * DV, mask=mask, other=0.0).to(tl.float32)[None, :]
+            high, low = fused(w, vh, high), fused(w, vl, low)
+    return fused(high, nothing + 256.0, low)
+
+
+@device
+def end_of(
+    states: Tensor, tile: Tensor, head: Tensor, live: Tensor, H: tl.constexpr
+) -> tuple[Tensor, Tensor]:
+    """E of a tile and the sum of its weights, of heads: [BM, 1]; of no use if none is chosen."""
+    state = (states + tile * 4 * H + head)[:, None]
+    E = tl.load(state + 2 * H, mask=live[:, None], other=NONE)
+    return E, tl.load(state + 3 * H, mask=live[:, None], other=0)
 
 
 @kernel
 def add_chosen(
-    table: Tensor, owners: Tensor, positions: Tensor, chosen: Tensor, places: Tensor,
-    kappas: Tensor, fractions: Tensor, sums: Tensor, numbers: Tensor, pages: Tensor, slot: Tensor,
-    most: Tensor, H: tl.constexpr, G: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
-    BM: tl.constexpr, WIDTH: tl.constexpr, SETS: tl.constexpr, CHOSEN: tl.constexpr,
-    FEW: tl.constexpr,
+    positions: Tensor, places: Tensor, weights: Tensor, states: Tensor, highs: Tensor,
+    lows: Tensor, sums: Tensor, numbers: Tensor, most: Tensor, H: tl.constexpr, G: tl.constexpr,
+    DV: tl.constexpr, BM: tl.constexpr, WIDTH: tl.constexpr, SETS: tl.constexpr,
+    CHOSEN: tl.constexpr, KEYS: tl.constexpr,
 ) -> None:  # fmt: skip
     """State of a run of tiles: WIDTH columns of BM heads of a row.
 
@@ -156,43 +176,51 @@ def add_chosen(
     columns: tl.constexpr = (DV + WIDTH - 1) // WIDTH
     which, r, run = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     part, column = which // columns, which % columns
-    position, owner = tl.load(positions + r), tl.load(owners + r)
     head, live, g = heads_of(part, H, G, BM)
-    each = r * SETS + g * SETS // G
-    listed, row = chosen + each * CHOSEN, (r * H + head).to(tl.int64)
     v = column * WIDTH + tl.arange(0, WIDTH)
-    last = tl.minimum(run * 16 + 16, position // 64 + 1)
+    inside = v < DV
+    last = tl.minimum(run * 16 + 16, tl.load(positions + r) // 64 + 1)
     if run * 16 < last:
+        at = (r * H + head).to(tl.int64) * (most // 16) + run
+        to, mask = sums + at[:, None] * DV + v[None, :], live[:, None] & inside[None, :]
+        zeros = tl.load(to, mask=mask & ((at < 0) & live)[:, None], other=0.0)
+        nothing = (zeros.to(tl.int32, bitcast=True) & (run >> 31)).to(tl.float32, bitcast=True)
+        o, N = zeros, tl.full((BM, 1), NONE, tl.int32)
         mass, M = empty(BM, 1)
-        o, N = empty(BM, WIDTH)
-        place = places + each * most
-        start, page = tl.load(place + run * 16), page_of(table, owner, pages, run * 16, slot)
+        place = places + (r * SETS + g * SETS // G) * (most + 1)
+        mine = weights + r.to(tl.int64) * CHOSEN * H + head
+        values = (r * G + g).to(tl.int64) * CHOSEN * DV + v
+        states += r.to(tl.int64) * most * 4 * H
+        start, stop = tl.load(place + run * 16), tl.load(place + run * 16 + 1)
+        E, total = end_of(states, run * 16, head, live, H)
         for tile in range(run * 16, last):
-            following = tl.minimum(tile + 1, most - 1)  # asked for while this tile is computed
-            stop = tl.load(place + following, mask=tile + 1 < most, other=CHOSEN)
-            later = page_of(table, owner, pages, tl.minimum(tile + 1, last - 1), slot)
-            count = stop - start
-            if count > 0:
-                if count <= FEW:
-                    mass, M, o, N = added_tile(
-                        page, g, tile, listed, start, count, row, live, kappas, fractions, v,
-                        mass, M, o, N, G, DK, DV, CHOSEN, FEW,
+            later = tl.load(place + tl.minimum(tile + 2, last))  # asked for a tile ahead
+            next_E, next_total = end_of(states, tl.minimum(tile + 1, last - 1), head, live, H)
+            if start < stop:
+                if tl.max(total) <= MOST_EXACT:
+                    O = float_sum(  # noqa: E741
+                        nothing, mine, highs + values, lows + values, start, stop, live, inside, H,
+                        DV, BM, WIDTH, KEYS,
                     )  # fmt: skip
                 else:
-                    mass, M, o, N = added_tile(
-                        page, g, tile, listed, start, count, row, live, kappas, fractions, v,
-                        mass, M, o, N, G, DK, DV, CHOSEN, 64,
+                    O = whole_sum(  # noqa: E741
+                        nothing, mine, highs + values, lows + values, start, stop, live, inside, H,
+                        DV,
                     )  # fmt: skip
-            start, page = stop, later
-        runs = most // 16
-        state = row * runs + run
-        mask = live[:, None] & (v < DV)[None, :]
-        tl.store(sums + state[:, None] * DV + v[None, :], o, mask=mask)
+                before, after, N = rescaling(N, E)
+                o = fused(O, after, o * before)
+                if column == 0:
+                    state = (states + tile * 4 * H + head)[:, None]
+                    L = tl.load(state, mask=live[:, None], other=0).to(tl.float32, bitcast=True)
+                    K = tl.load(state + H, mask=live[:, None], other=NONE)
+                    mass, M = combine(mass, M, L, K)
+            start, stop, E, total = stop, later, next_E, next_total
+        tl.store(to, o, mask=mask)
         if column == 0:
-            to = numbers + state[:, None] * 4
-            tl.store(to, mass.to(tl.int32, bitcast=True), mask=live[:, None])
-            tl.store(to + 1, M, mask=live[:, None])
-            tl.store(to + 2, N, mask=live[:, None])
+            number = numbers + at[:, None] * 4
+            tl.store(number, mass.to(tl.int32, bitcast=True), mask=live[:, None])
+            tl.store(number + 1, M, mask=live[:, None])
+            tl.store(number + 2, N, mask=live[:, None])
 
 
 @kernel

@@ -7,6 +7,8 @@ A value that a row asks for by name, or supplies itself, stays a value: nothing 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from cortiq.backend import lower
@@ -42,6 +44,7 @@ LAUNCHED = (
     PATTERNS["keys and values"].when(lambda fuser, step: step.op.value_dim > 0),
     PATTERNS["queries"],
     PATTERNS["overlays"],
+    PATTERNS["residuals beside overlays"],
     PATTERNS["products"],
 )
 ROLES = {"record": "query", "keys": "key", "values": "value"}
@@ -94,7 +97,7 @@ class Launches:
             for name in [n for n, view in views.items() if view.late == bool(late)]:
                 if name in self.exposed:
                     self._view(name, views)
-        return _joined(self.found, self.known, joined)
+        return _beside(_joined(self.found, self.known, joined))
 
     def _view(self, name: str, views: dict[str, Step]) -> None:
         """Have a reshaped value before it is read."""
@@ -229,7 +232,8 @@ class Launches:
         if not all(part.fits() for part in parts):
             return None
         members: int = op.parts[0].a.op.experts  # type: ignore[attr-defined]
-        return launches.low_rank(parts, members), {}, step.inputs, {}
+        in_place = all(self.fuser.inner(part.base) for part in op.parts)
+        return launches.low_rank(parts, members, in_place, step.tail), {}, step.inputs, {}
 
 
 def _together(steps: Sequence[lower.LoweredStep]) -> tuple[lower.LoweredStep, ...]:
@@ -255,4 +259,18 @@ def _joined(steps: list[Step], known: Mapping[str, Step], joined: Joined) -> lis
             outputs = tuple(output for part in group for output in part.node.outputs)
             node = Node(names[0], Fused("Products", heights), step.node.inputs, outputs)
             found.append(Step(node, launches.products_of(heights), {"weight": whole}, step.late))
+    return found
+
+
+def _beside(steps: list[Step]) -> list[Step]:
+    """Steps of overlays with the weight of a product of the same row that is launched just before:
+    they may run beside it.
+    """
+    found = steps[:1]
+    for before, step in pairwise(steps):
+        weight, op = before.weights.get("weight"), step.node.op
+        same = isinstance(weight, Packed) and before.node.inputs[0] == step.node.inputs[0]
+        if same and isinstance(op, Fused) and isinstance(op.detail, FusedLowRank):
+            step = replace(step, weights={"weight": weight})
+        found.append(step)
     return found

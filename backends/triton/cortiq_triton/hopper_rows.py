@@ -17,6 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from cortiq_triton.hopper import finish, kernel, landed, load_async
+from cortiq_triton.language import let_next
 from cortiq_triton.matmul import tile_place
 from cortiq_triton.scalar import round_two_planes
 
@@ -53,7 +54,11 @@ def matmul_rows_of_codes(
     BIASED: gl.constexpr, RESIDUAL: gl.constexpr, PARTS: gl.constexpr, BM: gl.constexpr,
     BN: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
 ) -> None:  # fmt: skip
-    """Outputs [M, N] of int8 codes [N, K], K a multiple of 256."""
+    """Outputs [M, N] of int8 codes [N, K], K a multiple of 256.
+
+    It starts when all launches before it are done, and lets the next one start at once.
+    """
+    let_next()
     warps: gl.constexpr = BN // 16
     sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, BM, 32])
     lie: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [warps, 1], [1, 0])

@@ -27,12 +27,17 @@ def sum_of_heads(terms: Tensor, COUNT: tl.constexpr, WIDTH: tl.constexpr) -> Ten
 @kernel
 def score_keys(
     qh: Tensor, ql: Tensor, qe: Tensor, weights: Tensor, table: Tensor, owners: Tensor,
-    positions: Tensor, scores: Tensor, stride: Tensor, pages: Tensor, slot: Tensor, room: Tensor,
-    H: tl.constexpr, DK: tl.constexpr, KP: tl.constexpr, HP: tl.constexpr, SPAN: tl.constexpr,
-    EVERY: tl.constexpr,
+    positions: Tensor, scores: Tensor, counts: Tensor, stride: Tensor, pages: Tensor, slot: Tensor,
+    room: Tensor, H: tl.constexpr, DK: tl.constexpr, KP: tl.constexpr, HP: tl.constexpr,
+    SPAN: tl.constexpr, EVERY: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Scores of a row's keys in SPAN tiles to scores [R, room], as integers in their order."""
+    """Scores of a row's keys in SPAN tiles to scores [R, room], as integers in their order.
+
+    counts : int32 [R, 4, 256], which become 0.
+    """
     r, span = tl.program_id(0), tl.program_id(1)
+    if span == 0:
+        tl.store(counts + r * 1024 + tl.arange(0, 1024), 0)
     position, sequence = tl.load(positions + r), tl.load(owners + r)
     h, t, d = tl.arange(0, HP), tl.arange(0, 64), tl.arange(0, KP)
     live = h < H
@@ -61,46 +66,66 @@ def score_keys(
         tl.store(scores + r.to(tl.int64) * room + closing // EVERY - 1, order, mask=there)
 
 
-@kernel
-def find_least(
-    scores: Tensor, positions: Tensor, limits: Tensor, room: Tensor, TOP: tl.constexpr,
-    WIDTH: tl.constexpr, EVERY: tl.constexpr,
-) -> None:  # fmt: skip
-    """The TOP-th largest score of a row and how many equal to it are taken: limits int32 [R, 2].
+@device
+def narrowed(
+    counts: Tensor, limits: Tensor, r: Tensor, TOP: tl.constexpr, PLACE: tl.constexpr
+) -> tuple[Tensor, Tensor]:
+    """The first PLACE bytes of a row's TOP-th largest score, and which of those with them it is.
 
-    It is found byte by byte, by counting. Where a row has no more than TOP there is none.
+    Scores are meant with their SIGN turned. Both are [1]; the last byte is found in its counts.
+    """
+    one = tl.arange(0, 1)
+    if PLACE == 0:
+        return one, one + TOP
+    else:  # noqa: RET505 - a branch that is compiled
+        digits, place = tl.arange(0, 256), PLACE - 1
+        least, wanted = one, one + TOP
+        if PLACE > 1:
+            least = tl.load(limits + (r * 4 + place) * 2 + one)
+            wanted = tl.load(limits + (r * 4 + place) * 2 + 1 + one)
+        found = tl.load(counts + (r * 4 + place) * 256 + digits)
+        above = tl.sum(found, 0) - tl.cumsum(found, 0)
+        here = (above < wanted) & (above + found >= wanted)
+        least = least | (tl.sum(tl.where(here, digits, 0), 0) << (32 - 8 * PLACE))
+        return least, wanted - tl.sum(tl.where(here, above, 0), 0)
+
+
+@kernel
+def count_bytes(
+    scores: Tensor, positions: Tensor, counts: Tensor, limits: Tensor, room: Tensor,
+    TOP: tl.constexpr, WIDTH: tl.constexpr, EVERY: tl.constexpr, PLACE: tl.constexpr,
+) -> None:  # fmt: skip
+    """Count the next byte of those of WIDTH scores that begin as the TOP-th largest one does.
+
+    counts : int32 [R, 4, 256], by PLACE of the byte. limits : int32 [R, 4, 2], what is known of it.
     """
     begin()
-    r, i, digits = tl.program_id(0), tl.arange(0, WIDTH), tl.arange(0, 256)
+    r, first, i = tl.program_id(0), tl.program_id(1) * WIDTH, tl.arange(0, WIDTH)
     count = (tl.load(positions + r) + 1) // EVERY
-    at = scores + r.to(tl.int64) * room
-    if count > TOP:
-        wanted, least = tl.full((1,), 0, tl.int32) + TOP, tl.full((1,), 0, tl.int32)
-        for place in tl.static_range(4):
-            found = tl.full((256,), 0, tl.int32)
-            for start in range(0, count, WIDTH):
-                score = tl.load(at + start + i, mask=start + i < count, other=0) ^ SIGN
-                inside = start + i < count
-                if place > 0:
-                    inside = inside & (((score ^ least) >> (32 - 8 * place)) == 0)
-                found += tl.histogram((score >> (24 - 8 * place)) & 255, 256, mask=inside)
-            above = tl.sum(found, 0) - tl.cumsum(found, 0)
-            here = (above < wanted) & (above + found >= wanted)
-            least = least | (tl.sum(tl.where(here, digits, 0), 0) << (24 - 8 * place))
-            wanted -= tl.sum(tl.where(here, above, 0), 0)
-        one = tl.arange(0, 1)
-        tl.store(limits + 2 * r + one, least ^ SIGN)
-        tl.store(limits + 2 * r + 1 + one, wanted)
+    if (count > TOP) & (first < count):
+        least, wanted = narrowed(counts, limits, r, TOP, PLACE)
+        inside = first + i < count
+        score = tl.load(scores + r.to(tl.int64) * room + first + i, mask=inside, other=0) ^ SIGN
+        if PLACE > 0:
+            inside = inside & (((score ^ least) >> (32 - 8 * PLACE)) == 0)
+            if first == 0:
+                one = tl.arange(0, 1)
+                tl.store(limits + (r * 4 + PLACE) * 2 + one, least)
+                tl.store(limits + (r * 4 + PLACE) * 2 + 1 + one, wanted)
+        found = tl.histogram((score >> (24 - 8 * PLACE)) & 255, 256, mask=inside)
+        at = counts + (r * 4 + PLACE) * 256 + tl.arange(0, 256)
+        tl.atomic_add(at, found, mask=found > 0, sem="relaxed")
 
 
 @kernel
 def select_keys(
-    scores: Tensor, positions: Tensor, limits: Tensor, out: Tensor, room: Tensor,
-    TOP: tl.constexpr, WIDTH: tl.constexpr, EVERY: tl.constexpr,
+    scores: Tensor, positions: Tensor, counts: Tensor, limits: Tensor, out: Tensor, room: Tensor,
+    TOP: tl.constexpr, WIDTH: tl.constexpr, EVERY: tl.constexpr, BEFORE: tl.constexpr,
 ) -> None:  # fmt: skip
     """The best TOP keys of a row among WIDTH of its scores, to their places in out [R, TOP].
 
-    They ascend; of equal ones the first are taken.
+    They ascend; of equal ones the first are taken. BEFORE : times WIDTH scores before its own that
+    a program looks at at once.
     """
     begin()
     r, first, i = tl.program_id(0), tl.program_id(1) * WIDTH, tl.arange(0, WIDTH)
@@ -112,11 +137,16 @@ def select_keys(
         key = tl.where(entry < count, (entry + 1) * EVERY - 1, beyond)
         tl.store(place + entry, key, mask=entry < TOP)
     elif first < count:
-        least, wanted = tl.load(limits + 2 * r), tl.load(limits + 2 * r + 1)
-        before = tl.full((WIDTH,), 0, tl.int32)
-        for start in range(0, first, WIDTH):  # a count of larger ones, and of equal ones above it
-            score = tl.load(at + start + i)
-            before += (score > least).to(tl.int32) + ((score == least).to(tl.int32) << 12)
+        least, wanted = narrowed(counts, limits, r, TOP, 4)
+        least = least ^ SIGN
+        before, j = tl.full((BEFORE * WIDTH,), 0, tl.int32), tl.arange(0, BEFORE * WIDTH)
+        for start in range(
+            0, first, BEFORE * WIDTH
+        ):  # larger ones, and above their count equal ones
+            inside = start + j < first
+            score = tl.load(at + start + j, mask=inside, other=0)
+            larger, same = inside & (score > least), inside & (score == least)
+            before += larger.to(tl.int32) + (same.to(tl.int32) << 12)
         low, high = tl.sum(before & 4095, 0), tl.sum(before >> 12, 0)
         score = tl.load(at + entry, mask=entry < count, other=0)
         larger = ((entry < count) & (score > least)).to(tl.int32)

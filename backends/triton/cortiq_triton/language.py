@@ -73,17 +73,32 @@ def signed(word: int) -> int:
 
 
 @triton.jit
-def _began() -> None:
+def _open() -> None:
     if cuda_capability_geq(9, 0):
         gdc_launch_dependents()
+
+
+@triton.jit
+def _join() -> None:
+    if cuda_capability_geq(9, 0):
         gdc_wait()
 
 
-def _begun() -> None:
+@triton.jit
+def _began() -> None:
+    _open()
+    _join()
+
+
+def _in_turn() -> None:
     """Launches of the interpreter follow one another."""
 
 
-begin: Callable[[], None] = _begun if INTERPRETED else _began
+let_next: Callable[[], None] = _in_turn if INTERPRETED else _open
+"""Let the next launch start, if it is an early one, once every program has come here."""
+join: Callable[[], None] = _in_turn if INTERPRETED else _join
+"""Wait for the launches before this one, which is an early one."""
+begin: Callable[[], None] = _in_turn if INTERPRETED else _began
 """First thing of a kernel that is launched `early`: let the next early one come, then wait for the
 launches before this one. Before it such a kernel may read weights, and nothing that a launch
 writes. Every program of an early launch must call it: what comes later relies on its having waited.

@@ -10,7 +10,8 @@ import torch
 from cortiq_triton import elementwise, fused, products, qkv_prologue
 from cortiq_triton.attend import attended_rows
 from cortiq_triton.call import LaunchCall
-from cortiq_triton.low_rank import MOST, FactorBanks, table_of, with_low_rank
+from cortiq_triton.low_rank import MOST, FactorBanks, Overlaid, table_of, with_low_rank
+from cortiq_triton.low_rank_rows import AHEAD, BESIDE, WAITS
 from cortiq_triton.products import PLAIN, Stack
 from cortiq_triton.rows import Rows
 
@@ -89,16 +90,26 @@ def products_of(heights: tuple[int, ...]) -> Kernel:
     return kernel
 
 
-def low_rank(parts: Sequence[FactorBanks], members: int) -> Kernel:
-    """Products of one row, as one step gave them, with what overlays add."""
+def low_rank(parts: Sequence[FactorBanks], members: int, in_place: bool, late: bool) -> Kernel:
+    """Products of one row, as one step gave them, with what overlays add, and of one the residual.
+
+    The call's weight, if it has any, is that of a product of the same row, launched just before.
+    in_place : nobody else reads the products. late : a launch may pick the numbers of overlays.
+    """
     groups = [parts[first : first + MOST] for first in range(0, len(parts), MOST)]
     tables = [table_of(group, members) for group in groups]
 
     def kernel(call: LaunchCall, x: Rows, index: torch.Tensor, *base: torch.Tensor) -> Any:
         rest, found, known = list(base), [], call.rows.groups(index)
+        before = call.weights.get("weight")
+        ready = before is not None and products.lets_next(before, len(index))
+        start = WAITS if late else BESIDE if ready else AHEAD
+        residual = rest.pop() if len(rest) > len(parts) else None
         for table, group in zip(tables, groups, strict=True):
             mine, rest = rest[: len(group)], rest[len(group) :]
-            found += with_low_rank(table, group, members, x, index, mine, call.faults, known)
+            given = Overlaid(x, index, mine, residual, in_place, known, start)
+            found += with_low_rank(table, group, members, given, call.faults)
+            start = max(start, AHEAD)
         return tuple(found) if len(found) > 1 else found[0]
 
     return kernel

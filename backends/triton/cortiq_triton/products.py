@@ -103,6 +103,15 @@ def product(
     return out
 
 
+def lets_next(weight: Packed, rows: int) -> bool:
+    """Whether a product of so many rows starts once all launches before it are done, and lets the
+    next one start then.
+    """
+    many = rows > tuning().few and tuning().special
+    kernel = hopper_products.kernel_for(weight, rows, rows + 1) if many else None
+    return kernel is hopper_products.multiply_codes
+
+
 def _few(weight: Packed, x: Rows, out: torch.Tensor, faults: torch.Tensor, how: Stack) -> None:
     sizes, (rows, n) = tuning(), out.shape
     rb = 1 if how.choice else min(sizes.rows, pow2(rows))

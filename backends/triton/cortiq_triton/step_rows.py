@@ -16,7 +16,7 @@ from cortiq.backend.answers import drawing_want
 from cortiq.backend.executable import Accepted
 from cortiq.backend.requests import penalises
 from cortiq.backend.walk import Group
-from cortiq.ir.overlays import OVERLAY, OVERLAY_INDEX
+from cortiq.ir.overlays import OVERLAY, OVERLAY_INDEX, overlay_number
 from cortiq_triton.plan import Plan
 from cortiq_triton.rowset import GIVEN, Ids, given_arrays
 from cortiq_triton.run import Run
@@ -134,7 +134,11 @@ def plain_rows(batch: Batch, facts: KnownFacts, plan: Plan) -> list[WantFacts] |
 
 def given_values(batch: Batch, plan: Plan) -> dict[str, np.ndarray]:
     """Return what rows supply, float32 or int32 [rows, …] by name."""
-    found = {}
+    found: dict[str, np.ndarray] = {}
+    overlays = [overlay_number(row.inputs) for row in batch.rows]
+    if None not in overlays:
+        numbers = np.array(overlays, np.int32)
+        return {OVERLAY: numbers, OVERLAY_INDEX: numbers[:, None]}
     for name in batch.rows[0].inputs:
         kind = plan.graph.values[name]
         values = [np.asarray(row.inputs[name]).reshape(kind.shape) for row in batch.rows]

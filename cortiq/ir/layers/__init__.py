@@ -17,6 +17,7 @@ from cortiq.ir.layers.attention import Attention, AttentionGate, ListedBlocks, Q
 from cortiq.ir.layers.basic import Blend, Embedding, Layer, Linear, Residual
 from cortiq.ir.layers.compressed import CompressedAttention, Entries, EntryIndexer
 from cortiq.ir.layers.delta import KDA, GatedDeltaNet
+from cortiq.ir.layers.differential import DifferentialAttention
 from cortiq.ir.layers.experts import MoE, RouterNorm
 from cortiq.ir.layers.indexer import Indexer
 from cortiq.ir.layers.key_indexer import KeyIndexer
@@ -39,7 +40,7 @@ LAYERS: tuple[type[Op], ...] = (
     Residual, Blend, KeyIndexer, CompressedAttention, StreamEntry, StreamRead, StreamWrite,
     AltUpEntry, AltUpPredict, AltUpCorrect, AltUpAdd, AltUpExit, LightningAttention,
     CentredNorm,
-    RWKV7TimeMix, RWKV7ChannelMix,
+    RWKV7TimeMix, RWKV7ChannelMix, DifferentialAttention,
 )  # fmt: skip
 """Every layer of the catalogue."""
 
@@ -57,6 +58,7 @@ __all__ = [
     "Blend",
     "CentredNorm",
     "CompressedAttention",
+    "DifferentialAttention",
     "Embedding",
     "Entries",
     "EntryIndexer",

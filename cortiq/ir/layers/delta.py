@@ -21,7 +21,7 @@ from cortiq.ir.layers.recurrent import (
     unit_rows,
 )
 from cortiq.ir.op import Type, expect
-from cortiq.ir.options import Epsilon, Function, Negative
+from cortiq.ir.options import Constant, Epsilon, Function, Negative
 from cortiq.ir.slots import Recurrent, Ring, Slot
 
 DECAYS_PER = ("head", "value", "channel")
@@ -34,7 +34,7 @@ class GatedDeltaNet(Layer):
     """Gated delta net: f32[width] → f32[width].
 
     [q | k | v] = activation(conv(Linear(x))), z, a, b = Linear(x); q and k are unit rows; per value
-    head α = exp(A · softplus(a + dt_bias)), β = σ(b); S ← α·S; S ← S + k((v − Sᵀk)·β)ᵀ;
+    head α = exp(A · softplus(a + dt_bias)), β = rate·σ(b); S ← α·S; S ← S + k((v − Sᵀk)·β)ᵀ;
     o = Sᵀq·key_dim^(−1/2); Linear(RMSNorm(o) · silu(z)). Value head h has the key of head
     h // (heads / key_heads). Source: Yang, Kautz and Hatamizadeh, 2024; Qwen3-Next.
 
@@ -44,6 +44,7 @@ class GatedDeltaNet(Layer):
         of b and a ("ba").
     tiled : value head h has the key of head h mod key_heads instead.
     decay_form : the file holds A as log(−A), "log", or as it is, "plain".
+    rate : factor of β; with 2 a state may lose more of a key's value than it has (OLMo Hybrid).
     """
 
     width: Count
@@ -57,6 +58,7 @@ class GatedDeltaNet(Layer):
     grouped: tuple[Annotated[str, OneOf(GROUPS)], ...] = ()
     tiled: bool = False
     decay_form: DecayForm = "log"
+    rate: Constant = 1.0
     writes_slots = True
     relations = (
         divides("key_heads", "heads"),
@@ -121,6 +123,8 @@ class GatedDeltaNet(Layer):
         step = scope.add(ops.Activation("softplus"), step, name="step")
         alpha = decay(scope, step, self.heads, self.decay_form)
         beta = scope.add(ops.Activation("sigmoid"), given["b"], name="beta")
+        if self.rate != 1.0:
+            beta = scope.add(ops.Scale(self.rate), beta, name="beta.scaled")
         rule = ops.DeltaRule(self.heads, self.key_dim, self.value_dim, key_heads)
         slots = {"state": "state"}
         y = scope.add(rule, q, k, v, alpha, beta, name="rule", slots=slots)

@@ -19,7 +19,7 @@ NORMS = ("dt", "B", "C")
 
 @dataclass(frozen=True)
 class Mamba1(Layer):
-    """Mamba-1 mixer: f32[width] → f32[width].
+    """Mamba-1 mixer: f32[width] → f32[width], and the rows before their gate if asked for.
 
     [x' | z] = Linear(x); x = activation(conv(x')); [Δ' | B | C] = Linear(x), each normed if asked
     for; per channel Δ = softplus(Linear(Δ')), α[n] = exp(A[n] · Δ); S[n] ← α[n]·S[n] + B[n]·Δ·x;
@@ -30,6 +30,7 @@ class Mamba1(Layer):
     rank : width of Δ'.
     biased : the first and the last projection have biases.
     inner_norm : eps of RMSNorms of Δ', B and C, `weighted` or not (Jamba, Falcon Mamba).
+    ungated : there is a second output, y f32[inner] (SambaY).
     decay_form : the file holds A as log(−A), "log", or as it is, "plain".
     """
 
@@ -44,12 +45,13 @@ class Mamba1(Layer):
     inner_norm: Epsilon | None = None
     weighted: bool = True
     decay_form: DecayForm = "log"
+    ungated: bool = False
     writes_slots = True
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Keep the width."""
+        """Keep the width; the rows before their gate are another."""
         expect(inputs == (Type((self.width,)),), f"Mamba1 takes f32[{self.width}]: {inputs}")
-        return inputs
+        return (*inputs, Type((self.inner,))) if self.ungated else inputs
 
     def _widths(self) -> dict[str, int]:
         return {"dt": self.rank, "B": self.state_dim, "C": self.state_dim}
@@ -79,7 +81,7 @@ class Mamba1(Layer):
         state = Recurrent((self.inner, self.state_dim, 1))
         return {"ring": Ring(self.inner, self.kernel - 1), "state": state}
 
-    def decompose(self, scope: Scope, *inputs: Value) -> Value:
+    def decompose(self, scope: Scope, *inputs: Value) -> Value | tuple[Value, ...]:
         """Write the primitives.
 
         Linear, CausalConv, Activation, Linear, RMSNorm, Linear, Concat, Gain, StateSpace, Gain,
@@ -103,10 +105,11 @@ class Mamba1(Layer):
         y = scope.add(space, heads, b, c, alpha, step, name="space", slots=slots)
         y = shaped(scope, y, "space.merged", n)
         skip = scope.add(ops.Gain(n), x, name="skip", weights={"weight": "D"})
-        y = scope.add(ops.Add(), y, skip, name="space.skipped")
+        whole = scope.add(ops.Add(), y, skip, name="space.skipped")
         z = scope.add(ops.Activation("silu"), given["z"], name="z.activation")
-        y = scope.add(ops.Multiply(), y, z, name="gated")
-        return linear(scope, y, "out", n, self.width, self.biased)
+        y = scope.add(ops.Multiply(), whole, z, name="gated")
+        y = linear(scope, y, "out", n, self.width, self.biased)
+        return (y, whole) if self.ungated else y
 
     def _normed(self, scope: Scope, y: Value, name: str) -> Value:
         """Return Δ', B or C after its norm, if it has one."""

@@ -1,0 +1,35 @@
+"""Vectors of a graph that a formula makes of a file's vectors, once, when a model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from cortiq.models.tensor_pieces import LAYER_PREFIX, split_name
+from cortiq.models.weights import StoredTensor, vector_weight
+from cortiq.numerics.contract import Floats
+from cortiq.numerics.layouts import Weight, floats
+
+Formula: TypeAlias = Callable[[Sequence[Floats], int, str], Floats]
+"""The vectors, the layer's number, and the weight's name for errors, to the vector."""
+
+
+@dataclass(frozen=True)
+class FormedVector:
+    """A vector that is formed.
+
+    Attributes
+    ----------
+    tensors : vectors of the file, named as in `FusedTensor`. width : of each.
+    """
+
+    tensors: tuple[str, ...]
+    width: int
+    formula: Formula
+
+    def made(self, raws: Sequence[StoredTensor], name: str) -> Weight:
+        """Make the weight of this name of the file's tensors."""
+        vectors = [floats(vector_weight([raw], (self.width,)), raw.name)[0] for raw in raws]
+        layer = split_name(name)[0].removeprefix(LAYER_PREFIX).removesuffix(".")
+        return Weight.from_floats(self.formula(vectors, int(layer or 0), name)[None])

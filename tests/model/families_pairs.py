@@ -1,0 +1,116 @@
+"""Families of differential attention, and others that came last, for `test_every_family.py`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from families_dense import GRANITE, LLAMA3, USUAL
+from families_mixed import LAYERS, ROPE
+from family_harness import Family
+
+DIFFLLAMA = Family(
+    "diffllama",
+    "DiffLlamaConfig",
+    shapes={
+        "wide": {"num_key_value_heads": 2}, "odd": {"num_key_value_heads": 4},
+        "switched": {"num_attention_heads": 8, "num_key_value_heads": 4, ROPE: LLAMA3},
+    },
+    switches={"attention_bias": True, "tie_word_embeddings": True},
+    moves=USUAL,
+)  # fmt: skip
+OLMO_HYBRID = Family(
+    "olmo_hybrid",
+    "OlmoHybridConfig",
+    base={
+        "head_dim": ..., "pad_token_id": 0, "eos_token_id": 1, "rope_parameters": None,
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 6,
+        "linear_value_head_dim": 10, "num_hidden_layers": 4,
+    },
+    shapes={
+        "odd": {
+            "linear_num_key_heads": None, "linear_num_value_heads": None, "num_hidden_layers": 3,
+            "linear_key_head_dim": None, "linear_value_head_dim": None,
+        },
+    },
+    switches={
+        "attention_bias": True, "tie_word_embeddings": True, "linear_allow_neg_eigval": False,
+        ROPE: {"rope_type": "default", "rope_theta": 1e3},
+        "layer_types": ["full_attention", *["linear_attention"] * 2, "full_attention"],
+    },
+    moves=[*USUAL[:2], {f"{ROPE}.rope_theta": 900.0}],
+    sizes=(
+        "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
+        "linear_value_head_dim", "linear_conv_kernel_dim",
+    ),
+)  # fmt: skip
+IQUEST = Family(
+    "llama",
+    "IQuestCoderConfig",
+    title="iquestcoder",
+    switches={"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    moves=USUAL,
+    elsewhere=frozenset({"sliding_window"}),  # of Mistral
+    refused=[({"clip_qkv": 3.0}, "clip_qkv"), ({"use_sliding_window": True}, "use_sliding_window")],
+)
+HYPERCLOVA = dataclasses.replace(
+    GRANITE,
+    name="hyperclovax",
+    config="HyperCLOVAXConfig",
+    base={},
+    shapes={"wide": {"head_dim": None}},
+    switches={**GRANITE.switches, "use_post_norm": False},
+    gguf=[],
+)
+GRANITE_SWA = dataclasses.replace(
+    GRANITE,
+    name="granite_swa",
+    config="GraniteSWAConfig",
+    base={**GRANITE.base, "sliding_window": 9, "pad_token_id": 0, "bos_token_id": 0,
+          "eos_token_id": 1, "tie_word_embeddings": True},
+    switches={
+        **GRANITE.switches, "tie_word_embeddings": False, "layer_rope_theta": [0, 500.0, 1e3],
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    moves=[
+        *(move for move in GRANITE.moves if f"{ROPE}.rope_theta" not in move),
+        {"sliding_window": 10}, {"layer_rope_theta": [0, 500.0, 0]},
+        {"layer_rope_theta": [0, 600.0, 1e3]},
+    ],
+    gguf=[],
+)  # fmt: skip
+LATENT = {
+    "num_key_value_heads": 4, "head_dim": ..., "kv_lora_rank": 12, "q_lora_rank": 10,
+    "qk_nope_head_dim": 6, "qk_rope_head_dim": 8, "v_head_dim": 10, "tie_word_embeddings": True,
+    "bos_token_id": 0, "eos_token_id": 1,
+}  # fmt: skip
+YOUTU = Family(
+    "youtu",
+    "YoutuConfig",
+    base=LATENT,
+    shapes={"switched": {"num_key_value_heads": 6, "q_lora_rank": None}},
+    switches={"attention_bias": True, "tie_word_embeddings": False, "rope_interleave": False},
+    moves=[{"rms_norm_eps": 0.03}, *USUAL[1:]],
+    sizes=(
+        "kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim",
+    ),
+    elsewhere=frozenset({"qk_head_dim"}),
+)  # fmt: skip
+MINISTRAL = Family(
+    "ministral",
+    "MinistralConfig",
+    base={"sliding_window": 9},
+    switches={"tie_word_embeddings": True, "layer_types": LAYERS},
+    moves=[*USUAL, {"sliding_window": 10}],
+)
+NANOCHAT = Family(
+    "nanochat",
+    "NanoChatConfig",
+    shapes={"odd": {"final_logit_softcapping": None}},
+    switches={
+        "attention_bias": True, "tie_word_embeddings": True, "final_logit_softcapping": 2.0,
+    },
+    moves=[*USUAL, {"final_logit_softcapping": 2.1}],
+)  # fmt: skip
+FAMILIES = [
+    DIFFLLAMA, OLMO_HYBRID, IQUEST, HYPERCLOVA, GRANITE_SWA, YOUTU, MINISTRAL, NANOCHAT,
+]  # fmt: skip
