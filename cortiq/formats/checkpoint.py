@@ -18,6 +18,13 @@ from cortiq.formats.ggml_whisper import is_ggml_whisper, open_ggml_whisper
 from cortiq.formats.gguf import GGUFFile, GGUFMetadata, open_gguf
 from cortiq.formats.gguf_header import read_header
 from cortiq.formats.mapped import MappedTensors
+from cortiq.formats.mistral_folder import (
+    PARAMS,
+    is_mistral_folder,
+    mistral_config,
+    mistral_tensors,
+    special_token,
+)
 from cortiq.formats.open_model import Checkpoint as Checkpoint
 from cortiq.formats.own_layout import GGUF_HEADER, OwnFolder, read_description
 from cortiq.formats.packed_gguf import read_packed_gguf
@@ -33,6 +40,7 @@ from cortiq.formats.safetensors import (
 )
 from cortiq.formats.strict_json import read_object, read_optional
 from cortiq.formats.text_model import (
+    TEXT,
     has_text_model,
     is_nested,
     text_config,
@@ -104,6 +112,8 @@ def _open_folder(folder: Path, strict: bool) -> Checkpoint:
         return _from_huggingface(folder)
     if (folder / GGUF_HEADER).is_file():
         return _from_own(folder)
+    if not files and is_mistral_folder(folder):
+        return _from_mistral(folder)
     models = {_PART.sub("", file.name): file for file in reversed(files)}
     if len(models) == 1:
         return _from_gguf(open_gguf(files[0]))
@@ -194,6 +204,27 @@ def _of_gguf(
         _tensors=tensors,
         sampling=of_gguf(metadata, where),
         _beside=beside,
+    )
+
+
+def _from_mistral(folder: Path) -> Checkpoint:
+    where = folder / PARAMS
+    whole, rules = mistral_config(folder)
+    tensors = mistral_tensors(open_safetensors(folder), whole, str(where))
+    text = text_tensors(tensors)
+    return Checkpoint(
+        path=folder,
+        kind="huggingface",
+        config=with_tie(text_config(whole), text),
+        architecture=whole[TEXT]["model_type"],
+        eos_token_ids=(special_token(folder, "</s>"),),
+        tokenizer_source=folder,
+        chat_template=folder_template(folder),
+        _tensors=text,
+        _beside=(where,),
+        whole=whole,
+        _all=tensors,
+        sound_rules=rules,
     )
 
 

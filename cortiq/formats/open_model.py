@@ -190,7 +190,7 @@ class Checkpoint:
     def files(self) -> tuple[Path, ...]:
         """All files that determine the model's bits."""
         paths = [*self._tensors.paths, *self._beside]
-        if self.kind == "huggingface" and not self.path.is_file():
+        if self.kind == "huggingface" and not self.path.is_file() and not self._beside:
             paths.append(self.path / "config.json")
             if self.quantisation.where.endswith(OPT_FILE):
                 paths.append(self.path / OPT_FILE)

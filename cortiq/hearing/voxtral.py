@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from cortiq.errors import FormatError
+from cortiq.formats.checkpoint import Checkpoint
 from cortiq.hearing import config as encoders
 from cortiq.hearing import whisper
 from cortiq.hearing.config import SoundConfig, sound_values
@@ -22,10 +23,12 @@ from cortiq.models.names import Names
 from cortiq.models.opt import EPS
 from cortiq.models.parts import activation
 from cortiq.numerics.contract import Floats
+from cortiq.numerics.sinusoids import sinusoids
 
 ARCHITECTURES = ("voxtral",)
 KEYS, PREFIXES, NAMES = encoders.KEYS, encoders.PREFIXES, Names()
-AUDIO = "[AUDIO]"
+AUDIO, PLACES, MOST = "[AUDIO]", "encoder.embed_positions.weight", 1 << 16
+"""The text of a row, the table of places, and the most that are computed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +64,18 @@ def build(config: Config, most: int) -> Program:
     written(b, Linear(config.text_width, config.text_width), y, ROWS, "projector.linear_2")
     b.graph(PROJECTOR, (ROWS,))
     return b.program()
+
+
+def computed(config: Config, part: Checkpoint) -> dict[str, Floats]:
+    """Return Whisper's sines and cosines for a folder that has no places, as Mistral's own."""
+    width, rows = config.hidden_size, config.max_source_positions
+    if PLACES in part:
+        return {}
+    found = part.info("encoder.conv2.weight").shape[0]
+    if found != width or width % 2 or rows > MOST:
+        what = f"{rows} places of {width} values: the convolution makes {found}"
+        raise FormatError(what, where=str(part.path))
+    return {PLACES: sinusoids(rows, width)}
 
 
 class Processor(SoundProcessor):

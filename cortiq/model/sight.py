@@ -27,7 +27,10 @@ MEDIA = ("image", "audio")
 """Keys of parts of a content, and types of these parts for a template."""
 UNABLE = {
     "image": ("the model was not loaded to see images", "load it with images=True, --images"),
-    "audio": ("the model hears no sounds in prompts", "see docs/models.md; Gemma 4: --images"),
+    "audio": (
+        "the model hears no sounds in prompts",
+        "see docs/models.md; Gemma 4, GGUF: --images",
+    ),
 }
 Prepared = PreparedImage | SpokenSound
 

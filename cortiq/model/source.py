@@ -169,14 +169,14 @@ def open_source(
 
 def _senses_of(checkpoint: Any, images: bool, media: bool) -> tuple[Any, list[VisionFamily]]:
     """Return a checkpoint with the tower that lies beside it, if one does, and what reads images,
-    where that is asked for, and sounds in its prompts (some only then); the trunk's rows supply
-    what the first says.
+    where asked, and sounds (some only then); the trunk's rows supply what the first says.
     """
-    heard = sound_family(checkpoint)
-    sounds = [] if heard is None else [heard]
+    sounds = [one for one in (sound_family(checkpoint),) if one is not None]
     if not images and not (media and (not sounds or sees(checkpoint))):
         return checkpoint, [one for one in sounds if media or not one.processor.asked_for]
     checkpoint = with_mmproj(checkpoint)
+    if not sounds and (heard := sound_family(checkpoint)):  # of a file beside it
+        return checkpoint, [heard]
     return checkpoint, [vision_family(checkpoint), *sounds]
 
 

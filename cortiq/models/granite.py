@@ -50,8 +50,10 @@ class Config(BaseConfig):
 
     def scale(self) -> float:
         """Return the factor on q·k; 0 in a GGUF file stands for the usual one."""
-        usual = self.source == "gguf" and not self.attention_multiplier
-        return self.head_width**-0.5 if usual else self.attention_multiplier
+        given = self.attention_multiplier
+        if given is None or (self.source == "gguf" and not given):
+            return self.head_width**-0.5
+        return given
 
     def factor(self) -> float:
         """Return the factor of logits: 1/logits_scaling."""

@@ -34,6 +34,7 @@ from cortiq.tokenizer.folder_files import find_tokenizer
 from cortiq.tokenizer.frames import frames_of
 from cortiq.tokenizer.from_gguf import load_gguf
 from cortiq.tokenizer.longest_match import world_file, world_metadata
+from cortiq.tokenizer.mistral_template import template_of_tekken
 from cortiq.tokenizer.rank_files import tokenizer_bytes
 from cortiq.tokenizer.special_tokens import SpecialTokens, find_end_tokens
 from cortiq.tokenizer.vocabulary import Vocabulary
@@ -200,6 +201,10 @@ def _templates(path: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     if os.path.lexists(file):
         with _as_tokenizer_errors():
             named["default"] = read_text(file)
+    if not named:
+        with _as_tokenizer_errors():
+            made = template_of_tekken(path)
+        named |= {} if made is None else {"default": made}
     return named
 
 

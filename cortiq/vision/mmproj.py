@@ -20,6 +20,7 @@ from cortiq.formats.checkpoint import TOWER, Checkpoint
 from cortiq.formats.gguf import GGUFFile, open_gguf
 from cortiq.formats.mapped import MappedTensors
 from cortiq.formats.text_model import RenamedTensors, ReorderedTensors
+from cortiq.hearing import mmproj as hearing
 from cortiq.vision.config import SIGHT, TEXT
 from cortiq.vision.image import CLIP_DEVIATION, CLIP_MEAN
 from cortiq.vision.mmproj_forms import FORMS, VISION, Form
@@ -39,7 +40,8 @@ def towers_beside(path: Path) -> list[Path]:
 
 
 def with_mmproj(checkpoint: Any) -> Any:
-    """Return a GGUF model with the tower in the file beside it; others as they are.
+    """Return a GGUF model with the tower, or the encoder of sound, in the file beside it; others
+    as they are.
 
     Raises
     ------
@@ -56,24 +58,35 @@ def with_mmproj(checkpoint: Any) -> Any:
         hint = f"leave one of them there: {listed}"
         raise FormatError("several towers lie beside the model", where=str(files[0]), hint=hint)
     file = open_gguf(files[0])
-    form = _form_of(file)
+    kind = _kind_of(file)
     try:
-        whole, rules = _described(file, form, checkpoint)
-    except (KeyError, TypeError, ZeroDivisionError) as error:
+        read = _heard if kind in hearing.FORMS else _seen
+        made = read(file, kind, checkpoint)
+    except (KeyError, TypeError, ValueError, IndexError, ZeroDivisionError) as error:
         raise FormatError(f"is no tower: {error}", where=str(files[0])) from None
-    return replace(
-        checkpoint, whole=whole, image_rules=rules, _all=_renamed(file, form),
-        _beside=(*checkpoint._beside, files[0]),
-    )  # fmt: skip
+    return replace(checkpoint, _beside=(*checkpoint._beside, files[0]), **made)
 
 
-def _form_of(file: GGUFFile) -> Form:
-    names = ("clip.projector_type", "clip.vision.projector_type")
+def _kind_of(file: GGUFFile) -> str:
+    names = ("clip.projector_type", "clip.vision.projector_type", "clip.audio.projector_type")
     kind = str(next((file.metadata[name] for name in names if name in file.metadata), None))
-    if kind not in FORMS:
-        hint = f"supported: {', '.join(FORMS)}; other towers are read from folders"
+    known = (*FORMS, *hearing.FORMS)
+    if kind not in known:
+        hint = f"supported: {', '.join(known)}; other towers are read from folders"
         raise UnsupportedError(f"a projector {kind!r}", where=str(file.path), hint=hint)
-    return FORMS[kind]
+    return kind
+
+
+def _seen(file: GGUFFile, kind: str, text: Checkpoint) -> dict[str, Any]:
+    """Return the fields of a model that sees."""
+    whole, rules = _described(file, FORMS[kind], text)
+    return {"whole": whole, "image_rules": rules, "_all": _renamed(file, FORMS[kind])}
+
+
+def _heard(file: GGUFFile, kind: str, text: Checkpoint) -> dict[str, Any]:
+    """Return the fields of a model that hears."""
+    whole, rules = hearing.described(file, kind, text)
+    return {"whole": whole, "sound_rules": rules, "_all": hearing.tensors_of(file)}
 
 
 def _described(

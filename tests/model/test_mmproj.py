@@ -370,7 +370,7 @@ def test_a_conversion_says_that_the_tower_is_to_be_copied(written, tmp_path):
     _, _, file = written
     out, tower = tmp_path / "new.gguf", file.with_name("mmproj-model-f32.gguf")
     (said,) = convert_model(str(file), out, "keep").notes
-    assert f"reads images with {tower.name}" in said
+    assert f"sees or hears with {tower.name}" in said
     shutil.copy(tower, tmp_path)
     digests = []
     for place in (file, out):

@@ -23,22 +23,21 @@ class ChosenTuning:
     keys : of a program that computes scores. deep : dimensions of a product at a time, stages : of
     them on their way. taken : columns of values that a program takes out of a page.
     columns : of values of a program that adds, together : keys that it adds at a time.
-    ahead : runs that are asked for at once. registers : of a thread that adds, 0 for any number.
+    ahead : runs that are asked for at once.
     """
 
     heads: int = 64
     added: int = 32
-    weighed: int = 64
+    weighed: int = 32
     keys: int = 32
     deep: int = 64
     stages: int = 3
-    taken: int = 64
+    taken: int = 128
     columns: int = 64
     together: int = 2
     ahead: int = 8
     warps: int = 4
     sum_warps: int = 4
-    registers: int = 0
 
 
 CHOSEN = ChosenTuning()
@@ -105,7 +104,7 @@ def attend_chosen(
     launch(
         chosen_keys.add_chosen, (programs, rows.count, most // 16), position, places, weights,
         states, *values, sums, numbers, most, DV=op.value_dim, BM=added, WIDTH=width,
-        KEYS=how.together, warps=how.sum_warps, registers=how.registers, early=True, **lists,
+        KEYS=how.together, warps=how.sum_warps, early=True, **lists,
     )  # fmt: skip
     launch(
         chosen_keys.join_runs, shape[::-1], position, sums, numbers, out if sink is None else sink,

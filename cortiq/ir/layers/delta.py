@@ -218,11 +218,8 @@ class KDA(Layer):
 
     @property
     def _rows(self) -> dict[str, int]:
-        return {
-            "q": self.heads * self.key_dim,
-            "k": self.heads * self.key_dim,
-            "v": self.heads * self.value_dim,
-        }
+        keys = self.heads * self.key_dim
+        return {"q": keys, "k": keys, "v": self.heads * self.value_dim}
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """Declare projections, taps, decay, gate, norm."""
