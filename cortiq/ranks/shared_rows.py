@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from cortiq.backend.peers import PeerRows
 from cortiq.errors import BackendError
+from cortiq.ranks.connections import this_host
 
 EXCHANGE_VARIABLE = "CORTIQ_EXCHANGE"
 MEMORY, NCCL, HOST = "memory", "nccl", "host"
@@ -20,14 +19,6 @@ OpenRows = Callable[[str, int, int, float], PeerRows | None]
 
 def no_rows(device: str, rank: int, size: int, seconds: float) -> None:
     """Return None: a backend without memory for peers."""
-
-
-def boot() -> str:
-    """Return what names this start of the host's kernel; empty where nothing does."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
 
 
 def asked_exchange() -> str:
@@ -63,8 +54,7 @@ def shared_rows(
         why = "the backend has no memory for peers" if make is not None and rows is None else ""
     except BackendError as error:
         why = error.what
-    host = f"{platform.node()} {boot()}"
-    every = told((why, host, rows.handle if rows is not None else b""))
+    every = told((why, this_host(), rows.handle if rows is not None else b""))
     offers = [every[member] for member in members]
     why = next((why for why, _, _ in offers if why), "")
     if not why and len({host for _, host, _ in offers}) > 1:
