@@ -66,10 +66,15 @@ def make_on_devices() -> None:
 
 
 def stepped(
-    executable: Any, sequences: int, context: int, steps: int, ahead: bool = True
+    executable: Any,
+    sequences: int,
+    context: int,
+    steps: int,
+    ahead: bool = True,
+    lone: bool = False,
 ) -> tuple[float, str]:
     """Return seconds a step of greedy decoding, the next batch given before one is read if `ahead`,
-    and the digest of the last step.
+    and the digest of the last step, which all rows have; those of a `lone` rank are nobody's.
     """
     states = [executable.open(context + steps + 2) for _ in range(sequences)]
     for state in states:
@@ -90,8 +95,10 @@ def stepped(
     seconds = (time.perf_counter() - start) / (steps - warm)
     for state in states:
         state.release()
-    (digest,) = {text_of(row) for row in last.rows}
-    return seconds, digest
+    digests = sorted({text_of(row) for row in last.rows})
+    if len(digests) > 1 and not lone:
+        raise RuntimeError(f"rows of one batch differ: {' '.join(digests)}")
+    return seconds, digests[0]
 
 
 def prompted(executable: Any, length: int) -> tuple[float, str]:
@@ -108,33 +115,36 @@ def prompted(executable: Any, length: int) -> tuple[float, str]:
 
 def shards(options: argparse.Namespace) -> int:
     """Measure one device, and one rank's share of several; return the exit status."""
-    from shard_of import compiled_shard
+    from shard_of import WAYS, compiled_shard
 
+    chosen = options.ways or WAYS
+    if unknown := sorted({*chosen} - {*WAYS}):
+        raise SystemExit(f"no way to exchange: {unknown[0]}; there are {', '.join(WAYS)}")
     name = f"synthetic:{options.model.removeprefix('synthetic:')}?format=w8"
     backend, compiling = backend_named(options.backend), CompileOptions(threads=options.threads)
     longest = max(options.prompt, options.context + options.steps)
     program = load_program(open_synthetic(name), context=longest + 16).program
     found: dict[str, list[float]] = {}
-    for way in ("one device", "collective", "copies"):
+    for way in ("one device", *chosen):
         weights = weights_of(name)
         if way == "one device":
             executable: Any = place(backend, program, weights, compiling)
         else:
-            alone = options.shard_of, way == "collective"
-            executable = compiled_shard(backend, program, weights, compiling, *alone)
+            share = options.shard_of, way
+            executable = compiled_shard(backend, program, weights, compiling, *share)
         seconds, _ = prompted(executable, options.prompt)
         found.setdefault(f"prompt of {options.prompt}", []).append(seconds)
         for batch in options.batches:
             for ahead in (True, False):
-                given = batch, options.context, options.steps, ahead
+                given = batch, options.context, options.steps, ahead, way != "one device"
                 said = f"step, batch {batch}, {'run ahead' if ahead else 'each read'}"
                 found.setdefault(said, []).append(stepped(executable, *given)[0])
         executable.close()
-    share = f"1 of {options.shard_of}"
-    print(f"{'milliseconds':34}{'one device':>12}{share:>12}{'ratio':>8}{'by copies':>12}")
-    for said, (one, whole, copies) in found.items():
-        cells = f"{1e3 * one:12.3f}{1e3 * whole:12.3f}{one / whole:8.2f}{1e3 * copies:12.3f}"
-        print(f"{said:34}{cells}")
+    ways = "".join(f"{way:>12}{'ratio':>7}" for way in chosen)
+    print(f"{f'milliseconds, 1 of {options.shard_of}':34}{'one device':>12}{ways}")
+    for said, (one, *others) in found.items():
+        cells = "".join(f"{1e3 * other:12.3f}{one / other:7.2f}" for other in others)
+        print(f"{said:34}{1e3 * one:12.3f}{cells}")
     return 0
 
 
@@ -200,6 +210,7 @@ def main() -> int:
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 32])
     parser.add_argument("--threads", type=int, default=0, help="of each rank, and of one device")
     parser.add_argument("--shard-of", type=int, metavar="N", help="measure one rank's share of N")
+    parser.add_argument("--ways", nargs="*", help="how that exchanges; see shard_of.WAYS")
     parser.add_argument("--alone", action="store_true", help="one device only")
     parser.add_argument("--together", action="store_true", help="all devices only")
     options = parser.parse_args()

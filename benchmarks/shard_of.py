@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from cortiq.ranks.local_weights import LocalWeights
 from cortiq.ranks.start import free_port
 
 Tensor = torch.Tensor
+WAYS = ("memory", "collective", "copies")
 
 
 class LoneRank:
@@ -36,12 +37,15 @@ class LoneRank:
     Attributes
     ----------
     collective : whether exchanges are collective operations, too, not copies only.
+    rows : memory that it writes to as its own peer, if it exchanges through memory.
     """
 
     rank = 0
 
-    def __init__(self, size: int, collective: bool, device: str) -> None:
-        self.size, self.collective = size, collective
+    def __init__(self, size: int, collective: bool, device: str, rows: Any = None) -> None:
+        self.size, self.collective, self.rows = size, collective, rows
+        if rows is not None:
+            rows.mirror()
         if collective and not dist.is_initialized():
             os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
             kind = "nccl" if device.startswith("cuda") else "gloo"
@@ -49,6 +53,9 @@ class LoneRank:
 
     def gather(self, part: Tensor) -> Tensor:
         """Return the own part in place of every rank's."""
+        if self.rows is not None:
+            whole: Tensor = self.rows.gather(part)
+            return whole
         whole = part.new_empty((self.size, *part.shape))
         if self.collective:
             all_gather_of(dist)(whole[:1].view(part.shape), part.contiguous())
@@ -66,6 +73,8 @@ class LoneRank:
         return self._reduced(flags, dist.ReduceOp.MAX)
 
     def _reduced(self, numbers: Tensor, how: Any) -> Tensor:
+        if self.rows is not None:
+            return self.gather(numbers)[0]
         total = numbers.clone()
         if self.collective:
             dist.all_reduce(total, op=how)
@@ -79,10 +88,9 @@ class LoneRank:
         """Return True: batches are captured."""
         return True
 
-    def wait(self, done: Callable[[], bool]) -> None:
+    def wait(self, event: Any) -> None:
         """Wait for the device."""
-        while not done():
-            pass
+        event.synchronize()
 
 
 def compiled_shard(
@@ -91,11 +99,13 @@ def compiled_shard(
     weights: Mapping[str, Weight],
     options: CompileOptions,
     ranks: int,
-    collective: bool,
+    way: str,
 ) -> Any:
-    """Compile the first rank's share of a program."""
+    """Compile the first rank's share of a program, which exchanges in one of `WAYS`."""
     device = options.device or backend.devices()[0].name
-    peers = LoneRank(ranks, collective, device)
+    offered: Any = backend
+    rows = offered.peer_rows(device, 0, ranks, 10.0) if way == "memory" else None
+    peers = LoneRank(ranks, way == "collective", device, rows)
     local = local_program(program, 0, ranks)
     parts = LocalWeights(weights, tuple(local.program.weights), local.cuts)
     own: Any = copy.copy(backend)

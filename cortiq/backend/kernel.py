@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cortiq.backend.peers import PeerRows
 from cortiq.errors import BackendError, shown
 from cortiq.ir import Op, Type
 from cortiq.numerics.layouts import Weight
@@ -149,6 +150,19 @@ class TakesKernels:
     def table_function(self, table: Weight, name: str) -> TableFunction | None:
         """Return what looks up rows of a table, and waits for nothing; None where a backend has
         no such function: then the host looks them up.
+        """
+        return None
+
+    def peer_rows(self, device: str, rank: int, size: int, seconds: float) -> PeerRows | None:
+        """Return memory of a device that its peers write rows to; None where there is none.
+
+        Parameters
+        ----------
+        rank, size : this one of the peers, and how many there are. seconds : until one is given up.
+
+        Raises
+        ------
+        BackendError : why the device has none for others.
         """
         return None
 

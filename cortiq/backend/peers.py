@@ -40,6 +40,43 @@ class Peers(Protocol):
         """
 
 
+class PeerRows(Protocol):
+    """Memory of a device that its peers write their parts of rows to, and what exchanges by it.
+
+    Attributes
+    ----------
+    handle : by which processes of the host open the memory.
+    """
+
+    handle: bytes
+
+    def connect(self, handles: Sequence[bytes]) -> None:
+        """Open the memory of all peers, in their order.
+
+        Raises
+        ------
+        BackendError : why that is not to be had.
+        """
+
+    def kernel(self, other: Any) -> Any:
+        """Return a `Kernel.function` of `cortiq.ranks.exchange.GatherParts`; `other` is one that
+        computes what this does not.
+        """
+
+    def gather(self, part: Any) -> Any:
+        """Return every peer's tensor, of numbers of 32 bits, [peers, ...]; it raises nothing."""
+
+    @property
+    def lost(self) -> bool:
+        """Whether a peer did not come in time: what was exchanged since means nothing."""
+
+    def give_up(self) -> None:
+        """End exchanges that wait for a peer."""
+
+    def close(self) -> None:
+        """Give the memory back."""
+
+
 class Alone:
     """One device, with nobody to agree with."""
 

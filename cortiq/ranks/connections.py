@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import uuid
+from pathlib import Path
 from typing import Any
 
 from cortiq.errors import BackendError, ExecutableLostError
@@ -76,8 +77,19 @@ def first_sentence(error: BaseException) -> str:
     return re.sub(r"^\[[^\]]*\]\s*", "", said).split(". ")[0]
 
 
+def this_host() -> str:
+    """Return what names this host and the start of its kernel, the same in all its processes; where
+    no kernel names its start, the network's hardware address stands for it.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        boot = f"{uuid.getnode():x}"
+    return f"{platform.node()} {boot}"
+
+
 def place_on_host(rank: int, size: int) -> int:
     """Return how many ranks before this one run on its host; all ranks ask at once."""
     hosts: list[str] = [""] * size
-    distributed().all_gather_object(hosts, f"{platform.node()} {uuid.getnode()}")
+    distributed().all_gather_object(hosts, this_host())
     return hosts[:rank].count(hosts[rank])

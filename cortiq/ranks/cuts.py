@@ -124,6 +124,14 @@ def _pairwise(site: Site) -> bool:
     return axis is not None and axis == site.axis(1) and site.cut(axis, 0, 1)
 
 
+def _sum(site: Site) -> bool:
+    """Cut sums of rows where one of them is cut: of one that is whole, each rank takes its part."""
+    axes, alike = (site.axis(0), site.axis(1)), site.type(0).shape == site.type(1).shape
+    if None in axes and 0 in axes and alike and len(site.type(0).shape) == 1:
+        return site.cut(0, axes.index(0))
+    return _pairwise(site)
+
+
 def _gain(site: Site) -> bool:
     op = site.node.op
     assert isinstance(op, ops.Gain)
@@ -269,7 +277,7 @@ CUTS: Mapping[type[Op], Callable[[Site], bool]] = {
     ops.ExpertBias: _expert_bias, ops.ExpertGain: _expert_gain, ops.Concat: _concat,
     ops.CausalConv: _conv, ops.DeltaRule: _delta_rule, ops.StateSpace: _state_space,
     ops.DiagonalDeltaRule: _diagonal_delta_rule,
-    **dict.fromkeys((ops.Add, ops.Multiply), _pairwise),
+    ops.Add: _sum, ops.Multiply: _pairwise,
     **dict.fromkeys(ALIKE, _first), **dict.fromkeys(LAST_AXIS, _by_head),
 }  # fmt: skip
 """Rules that cut an operator's outputs like its inputs, and say whether they did."""

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from cortiq.backend import Kernel
 from cortiq.backend.kernel import TableFunction
+from cortiq.backend.peers import PeerRows
 from cortiq.ir import Op, Type, ops
 from cortiq.ir.op import expect
 from cortiq.numerics.dequantise import embedding_rows
@@ -42,6 +43,10 @@ class Exchange(Protocol):
 
     def add(self, bits: Tensor) -> Tensor:
         """Return the sum of every rank's tensor of int32."""
+
+    @property
+    def rows(self) -> PeerRows | None:
+        """Memory that the ranks write rows to; None where they exchange in another way."""
 
 
 @dataclass(frozen=True)
@@ -218,12 +223,10 @@ def exchange_kernels(
         OwnExperts: own_experts,
         JoinExperts: lambda op, rows, index: joined_experts(op, rows, index, group),
     }
-    return {
-        op: Kernel(
-            backend.name,
-            op,
-            backend.tensor_kernel(function) or backend.host_kernel(on_host(function)),
-            "ranks",
-        )
+    found = {
+        op: backend.tensor_kernel(function) or backend.host_kernel(on_host(function))
         for op, function in functions.items()
     }
+    if group.rows is not None:
+        found[GatherParts] = group.rows.kernel(found[GatherParts])
+    return {op: Kernel(backend.name, op, kernel, "ranks") for op, kernel in found.items()}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -13,10 +12,8 @@ from typing import Any
 from cortiq.errors import BackendError
 from cortiq.ranks.connections import (
     COMPILE_SECONDS,
-    SPIN_SECONDS,
     TIMEOUT_VARIABLE,
     RankLostError,
-    all_gather_of,
     distributed,
     first_sentence,
     lost_error,
@@ -24,9 +21,17 @@ from cortiq.ranks.connections import (
     timeout_seconds,
 )
 from cortiq.ranks.own_device import gpu_of, why_no_nccl
+from cortiq.ranks.rank_group import RankGroup
+from cortiq.ranks.shared_rows import (
+    EXCHANGE_VARIABLE,
+    HOST,
+    MEMORY,
+    OpenRows,
+    asked_exchange,
+    no_rows,
+    shared_rows,
+)
 
-Tensor = Any
-"""A tensor of torch, which is imported where ranks are."""
 NCCL_ERRORS, NCCL_CLEANS_UP = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "2"
 """Variable, and its value by which PyTorch ends an exchange that hangs, and not the process."""
 
@@ -109,13 +114,19 @@ class World:
             return 0
         return max(1, (os.cpu_count() or 1) // self.ranks_here)
 
-    def make_group(self, ranks: Sequence[int], device: str = "cpu") -> str:
+    def make_group(
+        self, ranks: Sequence[int], device: str = "cpu", open_rows: OpenRows = no_rows
+    ) -> str:
         """Connect some ranks, as all ranks of the world do in one order; return what there is to
         say of it: why GPUs exchange by the host's memory.
 
         Parameters
         ----------
-        device : what this rank computes on. Members that have a GPU each exchange by NCCL.
+        device : what this rank computes on. open_rows : makes its memory that peers write to.
+
+        Raises
+        ------
+        BackendError : ranks cannot exchange as the environment says.
         """
         members, dist = tuple(ranks), distributed()
         seconds = datetime.timedelta(seconds=self.timeout)
@@ -123,15 +134,35 @@ class World:
         if made is None:
             made = RankGroup(self, members, dist.new_group(list(members), seconds, "gloo"))
             self._groups[members] = made
-        if len(members) == 1 or not device.startswith("cuda"):
+        way, gpus = asked_exchange(), device.startswith("cuda")
+        if len(members) == 1 or (not gpus and way != MEMORY) or way == HOST:
             return ""
-        found: list[str] = [""] * self.size
-        dist.all_gather_object(found, gpu_of(device))
-        why = why_no_nccl({member: found[member] for member in members})
-        if not why and made.nccl is None:
+        if way == MEMORY:
+            if why := self._share_rows(made, device, open_rows):
+                raise BackendError(f"ranks share no memory: {why}", where=EXCHANGE_VARIABLE)
+            return ""
+        found = self.told(gpu_of(device))
+        if why := why_no_nccl({member: found[member] for member in members}):
+            return f"{why}: they exchange through the host's memory, slowly"
+        if made.nccl is None:
             os.environ.setdefault(NCCL_ERRORS, NCCL_CLEANS_UP)
             made.nccl = dist.new_group(list(members), seconds, "nccl")
-        return f"{why}: they exchange through the host's memory, slowly" if why else ""
+        return ""
+
+    def _share_rows(self, made: RankGroup, device: str, open_rows: OpenRows) -> str:
+        """Have members write rows to one another's memory; return why they do not."""
+        if made.rows is None:
+            seat = made.rank if self.rank in made.members else None
+            make = partial(open_rows, device, seat or 0, made.size, self.timeout)
+            made.rows, why = shared_rows(None if seat is None else make, made.members, self.told)
+            return why
+        return ""
+
+    def told(self, said: Any) -> list[Any]:
+        """Return what every rank says; all of them call this at once."""
+        found: list[Any] = [None] * self.size
+        distributed().all_gather_object(found, said)
+        return found
 
     def pair(self, rank: int) -> Any:
         """Return the group of rank 0 and another one: gloo closes whole groups after a timeout."""
@@ -180,120 +211,10 @@ class World:
         if self.lost or self.gone:
             for group in self._groups.values():
                 group.abort()
+        for group in self._groups.values():
+            group.close()
         self.lost = self.lost or "this rank has left the others"
         self._groups.clear()
         self._pairs.clear()
         if dist.is_initialized():
             dist.destroy_process_group()
-
-
-@dataclass
-class RankGroup:
-    """Ranks that compute one program together.
-
-    Attributes
-    ----------
-    members : their numbers in the world, ascending.
-    handle : their group of gloo. nccl : of NCCL, where each has a GPU of its own.
-    """
-
-    world: World
-    members: tuple[int, ...]
-    handle: Any
-    nccl: Any = None
-
-    @property
-    def rank(self) -> int:
-        """This rank's number within the group."""
-        return self.members.index(self.world.rank)
-
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
-        return len(self.members)
-
-    def gather(self, part: Tensor) -> Tensor:
-        """Return every rank's tensor, [ranks, ...]; see `_exchange`."""
-        if self.size == 1:
-            return part.contiguous()[None].clone()
-        whole = part.new_empty((self.size, *part.shape))
-        flat = whole.view(self.size * part.shape[0], *part.shape[1:])
-        self._exchange(all_gather_of(distributed()), flat, part.contiguous())
-        return whole
-
-    def add(self, bits: Tensor) -> Tensor:
-        """Return the sum of every rank's tensor of int32; see `_exchange`."""
-        total = bits.clone()
-        if self.size > 1:
-            self._exchange(distributed().all_reduce, total)
-        return total
-
-    def launches(self, device: str) -> bool:
-        """Check whether exchanges on a device are launched: by NCCL, or on the CPU, as calls."""
-        return device == "cpu" or self.nccl is not None
-
-    def worst(self, flags: Tensor) -> Tensor:
-        """Return the largest of every rank's flags, int32; see `_exchange`."""
-        most = flags.clone()
-        if self.size > 1:
-            dist = distributed()
-            self._exchange(partial(dist.all_reduce, op=dist.ReduceOp.MAX), most)
-        return most
-
-    def wait(self, event: Any) -> None:
-        """Wait for an event of the device: captured exchanges have no timeout of their own.
-
-        Raises
-        ------
-        RankLostError : it has not happened in time, so that another rank is gone.
-        """
-        if self.size == 1:
-            event.synchronize()
-            return
-        start = time.monotonic()
-        while not event.query():
-            waited = time.monotonic() - start
-            if waited > self.world.timeout:
-                what = f"a step was not done after {self.world.timeout:g} seconds"
-                raise self.world.lose(what, ranks=self.members)
-            time.sleep(0 if waited < SPIN_SECONDS else SPIN_SECONDS / 50)
-        self.world.check(self.members)
-
-    def abort(self) -> None:
-        """End exchanges that wait on a GPU for a rank that is gone: nothing else ends those of a
-        captured step.
-        """
-        if self.nccl is not None:
-            self.nccl.abort()
-
-    def _exchange(self, together: Callable[..., Any], result: Tensor, *given: Tensor) -> None:
-        """Exchange tensors: on GPUs by NCCL, where they are, or copies in the host's memory.
-
-        It does not raise, since kernels call it: after a rank was lost the result means nothing,
-        which `any_of` says at the end of the batch.
-        """
-        try:
-            if self.world.why(self.members):
-                return
-            self.world.exchanges += 1
-            tensors = result, *given
-            if self._copies(result):
-                tensors = tuple(tensor.cpu() for tensor in tensors)
-            together(*tensors, group=self.nccl if tensors[0].is_cuda else self.handle)
-            if tensors[0] is not result:
-                result.copy_(tensors[0])
-        except BaseException as error:  # an interrupt, too, is raised where kernels are done
-            self.world.lose("an exchange failed", error, self.members)
-
-    def _copies(self, tensor: Tensor) -> bool:
-        """Say whether a tensor is exchanged as a copy in the host's memory."""
-        return tensor.device.type != "cpu" and self.nccl is None
-
-    def any_of(self, flags: Sequence[bool]) -> Sequence[bool]:
-        """Return for each flag whether a rank has set it; see `cortiq.backend.peers.Peers`."""
-        import torch
-
-        found = self.gather(torch.tensor([*flags, False], dtype=torch.uint8))
-        self.world.check(self.members)
-        together: list[bool] = found.amax(dim=0).bool().tolist()
-        return together[: len(flags)]

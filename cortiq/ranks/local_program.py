@@ -241,9 +241,27 @@ class _GraphWriter:
         split = self.split(name)
         if split is not None and split.axis == EXPERTS:
             return name + PART
+        if split is None and isinstance(node.op, ops.Add):
+            return self._own_columns(name, self.split(node.outputs[0]))
         if split is None or (isinstance(node.op, NEED_WHOLE) and not self._by_head(node)):
             return self.whole(name)
         return name + PART
+
+    def _own_columns(self, name: str, split: Split | None) -> str:
+        """Return this rank's part of a row that is whole, cut as a sum with it is."""
+        assert split is not None
+        parts = [
+            self._added(f"{name}@{start}:{stop}", ops.Slice(start, stop), name)
+            for start, stop in split.pieces(self.writer.rank)
+        ]
+        return parts[0] if len(parts) == 1 else self._added("+".join(parts), ops.Concat(), *parts)
+
+    def _added(self, name: str, op: Op, *inputs: str) -> str:
+        """Return a value of a node that is added where it is not there yet."""
+        if name not in self.values:
+            types = op.infer(*(self.values[given] for given in inputs))
+            self._add(Node(name, op, inputs, (name,)), list(types))
+        return name
 
     def _by_head(self, node: Node) -> bool:
         """Check whether a product is made head by head, all with one matrix."""

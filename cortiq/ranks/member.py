@@ -25,6 +25,7 @@ from cortiq.ranks.group import World
 from cortiq.ranks.local_program import LocalProgram, local_program
 from cortiq.ranks.local_weights import LocalWeights
 from cortiq.ranks.own_device import free_memory, own_device, use_gpu
+from cortiq.ranks.shared_rows import no_rows
 from cortiq.ranks.shared_state import with_parts
 from cortiq.ranks.shares import Split
 
@@ -94,7 +95,9 @@ class Member:
         """Make a group of ranks, by what connects their devices, as every rank does; return what
         there is to say of it.
         """
-        return self.world.make_group(members, self._take(self._find(backend), named))
+        found = self._find(backend)
+        open_rows = getattr(found, "peer_rows", no_rows)
+        return self.world.make_group(members, self._take(found, named), open_rows)
 
     def _take(self, backend: Backend, named: str | None) -> str:
         """Return this rank's device; every command uses it from now on if it is a GPU.

@@ -47,6 +47,8 @@ class Seat:
     `cortiq.backend.peers.Peers`.
     """
 
+    rows = None
+
     def __init__(self, table: Table, rank: int) -> None:
         self.table, self.rank, self.size = table, rank, len(table.parts)
 

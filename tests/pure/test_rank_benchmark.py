@@ -62,6 +62,29 @@ def test_other_bits_end_the_run(
     assert "OTHER BITS" in capsys.readouterr().out
 
 
+def test_rows_that_differ_end_a_run_of_real_ranks_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sequences are alike, so that their digests are; a rank without others computes nobody's."""
+    last = SimpleNamespace(rows=["b", "a"])
+    monkeypatch.setattr(benchmark, "prompt", lambda *given: None)
+    monkeypatch.setattr(benchmark, "completed", lambda result: last)
+    monkeypatch.setattr(benchmark, "text_of", lambda row: row)
+    ticket = SimpleNamespace(result=lambda: None)
+    state = SimpleNamespace(release=lambda: None)
+    made = SimpleNamespace(open=lambda length: state, forward=lambda batch: ticket)
+    with pytest.raises(RuntimeError, match="rows of one batch differ: a b"):
+        benchmark.stepped(made, 2, 8, 4)
+    assert benchmark.stepped(made, 2, 8, 4, lone=True)[1] == "a"
+    last.rows = ["a", "a"]
+    assert benchmark.stepped(made, 2, 8, 4)[1] == "a"
+
+
+def test_ways_of_a_lone_rank_are_checked_before_it_measures() -> None:
+    """The test takes as long as PyTorch's import, where no other has imported it."""
+    options: Any = SimpleNamespace(shard_of=2, ways=["memory", "copy"])
+    with pytest.raises(SystemExit, match="no way to exchange: copy; there are memory, collective"):
+        benchmark.shards(options)
+
+
 @pytest.mark.parametrize(("other", "same"), [("d", True), ("e", False)])
 def test_the_table(other: str, same: bool, capsys: pytest.CaptureFixture[str]) -> None:
     """A ratio and whether digests are the same for each thing that was measured."""

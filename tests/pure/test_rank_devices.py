@@ -13,9 +13,10 @@ from cortiq.backend import CompileOptions, Device
 from cortiq.errors import BackendError, OptionError
 from cortiq.model import follower
 from cortiq.ranks import ray_actors, start
-from cortiq.ranks.group import RankGroup, World
+from cortiq.ranks.group import World
 from cortiq.ranks.member import Member, StagePlan
 from cortiq.ranks.own_device import own_device, why_no_nccl
+from cortiq.ranks.rank_group import RankGroup
 from cortiq.ranks.start import device_count, launched, start_ranks
 from cortiq_conformance.on_ranks import subject_on
 
@@ -69,7 +70,7 @@ def test_commands_use_the_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever thread executes one; models of one rank are on one device."""
     used: list[str] = []
     monkeypatch.setattr("cortiq.ranks.member.use_gpu", used.append)
-    monkeypatch.setattr(World, "make_group", lambda self, members, device: device)
+    monkeypatch.setattr(World, "make_group", lambda self, members, device, rows: device)
     backend: Any = SimpleNamespace(devices=lambda: GPUS)
     member = Member(World(1, 2, 1.0, 2, 1), lambda name: backend, lambda source: {})
     member.execute(("nothing",))
@@ -125,7 +126,7 @@ def test_exchanges(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         total.mul_(2)
 
     made = SimpleNamespace(all_gather_single=gather, all_reduce=reduce)
-    monkeypatch.setattr("cortiq.ranks.group.distributed", lambda: made)
+    monkeypatch.setattr("cortiq.ranks.rank_group.distributed", lambda: made)
     Device0.copied.clear()
     world = World(1, 2, 1.0, 2, 1)
     group = RankGroup(world, (0, 1), None)

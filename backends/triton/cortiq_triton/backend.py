@@ -27,6 +27,7 @@ from cortiq.numerics.layouts import Weight
 
 if TYPE_CHECKING:
     from cortiq_triton.executable import TritonExecutable
+    from cortiq_triton.peer_rows import RowExchange
 
 OLDEST = (8, 0)
 """Compute capability from which on int8 tensor cores are what the kernels expect."""
@@ -86,6 +87,14 @@ class TritonBackend(TakesKernels):
     def tensor_kernel(self, function: TensorFunction) -> Any:
         """Return a kernel that calls a function with the tensors of rows."""
         return lambda call, *inputs: function(call.op, *inputs)
+
+    def peer_rows(self, device: str, rank: int, size: int, seconds: float) -> RowExchange:
+        """Return memory of a device, and the kernels that exchange rows through it."""
+        from cortiq_triton.current_device import current
+        from cortiq_triton.peer_rows import RowExchange
+
+        with current(device):
+            return RowExchange(device, rank, size, seconds)
 
     def table_function(self, table: Weight, name: str) -> TableFunction:
         """Return what looks up rows of a table on the device."""

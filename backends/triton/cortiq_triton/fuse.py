@@ -159,13 +159,14 @@ class Launches:
         return kernel, self._weights(norm), step.inputs, {}
 
     def _gate(self, op: FusedElementwise, step: lower.LoweredStep) -> Launch | None:
-        """Activation, times what it gates, quantised."""
-        if op.gate is None or op.record is None or op.out is not None:
+        """Activation, times what it gates; quantised, if that is all that others read."""
+        if op.gate is None or (op.record is None) == (op.out is None):
             return None
         (width, *more), gate = self.lowered.types[step.inputs[0]].shape, op.gate
         if more or width > fused.WIDEST:
             return None
-        return launches.gate(gate.op.function), {}, step.inputs, {}  # type: ignore[attr-defined]
+        kernel = launches.gate if op.out is None else launches.gate_alone
+        return kernel(gate.op.function), {}, step.inputs, {}  # type: ignore[attr-defined]
 
     def _takes_part(self, part: HeadGroup) -> bool:
         """Whether these are heads of one projection, none too wide, turned by positions of rows."""

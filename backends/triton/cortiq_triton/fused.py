@@ -170,19 +170,28 @@ def gate_parts(
     tl.store(largest + part, tl.max(magnitude_bits(y), 1))
 
 
+def gated_parts(
+    function: Callable[..., Any], gate: torch.Tensor, up: torch.Tensor, faults: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of f(gate)·up, and the bits of their parts' largest magnitudes, [rows, parts]."""
+    count, n = gate.shape
+    y, width = torch.empty_like(gate), min(PART, max(64, pow2(n)))
+    parts = ceil_div(n, width)
+    largest = torch.empty((count, parts), dtype=torch.int32, device=gate.device)
+    launch(
+        gate_parts, (parts, count), gate, up, y, largest, faults, count, n, FUNCTION=function,
+        WIDTH=width, early=True,
+    )  # fmt: skip
+    return y, largest
+
+
 def gated_rows(
     function: Callable[..., Any], gate: torch.Tensor, up: torch.Tensor, faults: torch.Tensor
 ) -> Rows:
     """The quantised rows of f(gate)·up."""
     count, n = gate.shape
     if count <= FEW_ROWS and n > PART:
-        y, parts = torch.empty_like(gate), ceil_div(n, PART)
-        largest = torch.empty((count, parts), dtype=torch.int32, device=gate.device)
-        launch(
-            gate_parts, (parts, count), gate, up, y, largest, faults, count, n, FUNCTION=function,
-            WIDTH=PART, early=True,
-        )  # fmt: skip
-        return quantise_parts(y, largest)
+        return quantise_parts(*gated_parts(function, gate, up, faults))
     rows, width = empty_rows((count,), n, gate.device), max(64, pow2(n))
     size = min(ROWS, pow2(count), LARGEST_TILE // width)
     launch(

@@ -37,6 +37,15 @@ def gate(function: str) -> Kernel:
     return kernel
 
 
+def gate_alone(function: str) -> Kernel:
+    """Activation, times what it gates."""
+
+    def kernel(call: LaunchCall, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        return fused.gated_parts(elementwise.ACTIVATIONS[function], gate, up, call.faults)[0]
+
+    return kernel
+
+
 def heads(ways: dict[str, qkv_prologue.Way]) -> Kernel:
     """Heads on their way into attention."""
     names = tuple(ways)

@@ -19,6 +19,7 @@ from cortiq_triton.current_device import current
 from cortiq_triton.decoder_layers import in_one_launch
 from cortiq_triton.fuse import Launches
 from cortiq_triton.kernels import KERNELS, MATRICES, prepare
+from cortiq_triton.peer_rows import with_exchanges
 from cortiq_triton.rotary import Angles
 from cortiq_triton.steps import Joined
 from cortiq_triton.weights import first_rows
@@ -93,6 +94,7 @@ class Plan(Steps):
         steps = [step for step, _ in chosen]
         exposed = wanted | supplied
         fused = Launches(steps, self.graph, exposed, supplied, self.given).fuse(self.joined)
+        fused = with_exchanges(fused, exposed)
         if alone and layer_launch.available():
             fused = in_one_launch(fused, exposed)
         return used_up(fused, wanted)

@@ -1,0 +1,116 @@
+"""How ranks exchange: what `CORTIQ_EXCHANGE` asks for, and why memory is not shared."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cortiq.errors import BackendError
+from cortiq.ranks import connections, group
+from cortiq.ranks.group import World
+from cortiq.ranks.shared_rows import EXCHANGE_VARIABLE, asked_exchange, no_rows, shared_rows
+
+
+class Rows:
+    """Stands for memory that peers write to; its peers refuse to open it if `refused`."""
+
+    handle = b"mine"
+
+    def __init__(self, refused: str = "") -> None:
+        self.refused, self.connected, self.closed = refused, False, False
+
+    def connect(self, handles: list[bytes]) -> None:
+        """Take the handles, or refuse them."""
+        if self.refused:
+            raise BackendError(self.refused)
+        assert handles == [b"mine", b"other"]
+        self.connected = True
+
+    def close(self) -> None:
+        """Note it."""
+        self.closed = True
+
+
+def told(host: str, why: str = "", refused: str = "") -> Any:
+    """Return what asks rank 0, and a second rank that says these."""
+
+    def ask(said: Any) -> list[Any]:
+        return [said, (why, host, b"other") if isinstance(said, tuple) else refused]
+
+    return ask
+
+
+@pytest.mark.parametrize("way", ["", "memory", "nccl", "host"])
+def test_ways_that_there_are(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(EXCHANGE_VARIABLE, way)
+    assert asked_exchange() == way
+
+
+@pytest.mark.parametrize("way", ["Memory", "gloo", " host", "memory,host"])
+def test_no_such_way(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error has the variable, what it is, and what there is."""
+    monkeypatch.setenv(EXCHANGE_VARIABLE, way)
+    with pytest.raises(BackendError) as caught:
+        asked_exchange()
+    assert (caught.value.what, caught.value.where) == (f"{way!r} is no exchange", EXCHANGE_VARIABLE)
+    assert caught.value.hint == "There are memory, nccl and host."
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_memory_is_not_replaced_by_another_way(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backend without memory for peers ends the load, with the variable and the reason."""
+    made = SimpleNamespace(new_group=lambda *given: None)
+    monkeypatch.setattr(group, "distributed", lambda: made)
+    monkeypatch.setattr(World, "told", lambda self, said: [said] * 2)
+    monkeypatch.setenv(EXCHANGE_VARIABLE, "memory")
+    with pytest.raises(BackendError, match="no memory for peers") as caught:
+        World(0, 2, 1.0).make_group((0, 1), device, no_rows)
+    assert caught.value.where == EXCHANGE_VARIABLE
+    monkeypatch.setenv(EXCHANGE_VARIABLE, "host")
+    assert World(0, 2, 1.0).make_group((0, 1), device, no_rows) == ""
+
+
+@pytest.mark.parametrize(
+    ("other", "own_refusal", "why"),
+    [
+        ({"host": "elsewhere"}, "", "ranks are on several hosts"),
+        ({"why": "no room"}, "", "no room"),
+        ({"refused": "no access to the GPU"}, "", "no access to the GPU"),
+        ({}, "refused here", "refused here"),
+        ({}, "", ""),
+    ],
+)
+def test_memory_is_shared_by_all_or_closed(
+    other: dict[str, str], own_refusal: str, why: str
+) -> None:
+    """Whatever a member lacks is said, and none keeps memory that is not used."""
+    rows: Any = Rows(own_refusal)
+    asks = told(**({"host": connections.this_host()} | other))
+    assert shared_rows(lambda: rows, (0, 1), asks) == (None if why else rows, why)
+    assert rows.closed == bool(why)
+    assert rows.connected or why
+
+
+def test_processes_of_a_host_name_it_alike() -> None:
+    """`uuid.getnode` is drawn anew by each process where no hardware address is found."""
+    code = "import uuid; uuid.getnode = lambda: 7\n"
+    code += "from cortiq.ranks.connections import this_host; print(this_host())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == connections.this_host()
+
+
+def test_places_are_counted_on_the_own_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the names that all ranks say."""
+
+    def gather(found: list[str], said: str) -> None:
+        found[:] = [said, "elsewhere", said, "elsewhere", said]
+
+    made = SimpleNamespace(all_gather_object=gather)
+    monkeypatch.setattr(connections, "distributed", lambda: made)
+    assert [connections.place_on_host(rank, 5) for rank in (0, 2, 4)] == [0, 1, 2]
