@@ -38,7 +38,7 @@ LIMITS: Mapping[str, int] = {
     "benchmarks": 5050,
     "conformance": 8515,
     "cortiq": 777,
-    "cortiq/backend": 5785,
+    "cortiq/backend": 5800,
     "cortiq/bench": 540,
     "cortiq/cli": 3120,
     "cortiq/convert": 1895,
