@@ -319,7 +319,7 @@ def test_every_family_and_every_gguf_architecture_is_tested():
     elsewhere = {"mixtral", "lfm2", "deepseek2", "qwen3_vl_moe"}  # test_families, test_text_parts
     elsewhere |= {"bert", "modernbert", "whisper"}  # test_encoders.py, test_whisper.py
     elsewhere |= {"bailing_moe_v2", "internlm2", "minicpm"}  # test_renamed_families.py
-    elsewhere |= {"nanbeige", "rwkv7"}  # test_looped.py, test_rwkv7.py
+    elsewhere |= {"nanbeige", "rwkv7", "phi4flash"}  # test_looped, test_rwkv7, test_phi4flash
     assert {info.name for info in listed} == {f.name for f in FAMILIES} | elsewhere
     files = {str(how) for f in FAMILIES for how in f.gguf} | {"llama+experts", "lfm2"}
     files |= {"internlm2", "minicpm", "nanbeige", "rwkv7", "bailingmoe2"}

@@ -568,7 +568,7 @@ def test_families_are_listed():
     rows = {tuple(re.split(" {2,}", line)) for line in lines}
     assert ("family", "architectures", "in GGUF") in rows
     assert {
-        ("llama", "llama, mistral, internlm3", "llama"),
+        ("llama", "llama, mistral, internlm3, iquestcoder", "llama"),
         ("gemma3", "gemma3, gemma3_text", "gemma3"),
     } <= rows
     assert {line[: lines[0].index("architectures")][-2:] for line in lines} == {"  "}
