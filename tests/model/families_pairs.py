@@ -7,6 +7,7 @@ import dataclasses
 from families_dense import GRANITE, LLAMA3, USUAL
 from families_mixed import LAYERS, ROPE
 from family_harness import Family
+from gguf_files import GGUF
 
 DIFFLLAMA = Family(
     "diffllama",
@@ -111,6 +112,25 @@ NANOCHAT = Family(
     },
     moves=[*USUAL, {"final_logit_softcapping": 2.1}],
 )  # fmt: skip
+
+
+def published(config, name, values):
+    """EXAONE's tensors by the names of published folders."""
+    whole = name.startswith(("lm_head", "transformer."))
+    return {name if whole else f"transformer.{name}": values}
+
+
+EXAONE = Family(
+    "exaone",
+    "ExaoneConfig",
+    base={"embed_dropout": 0.0},
+    shapes={"odd": {ROPE: LLAMA3}},
+    switches={
+        "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True, ROPE: LLAMA3,
+    },
+    moves=[*USUAL, {f"{ROPE}.factor": 8.3}],
+    gguf=[GGUF("exaone", geometries=("wide", "odd"), tensors=published)],
+)  # fmt: skip
 FAMILIES = [
-    DIFFLLAMA, OLMO_HYBRID, IQUEST, HYPERCLOVA, GRANITE_SWA, YOUTU, MINISTRAL, NANOCHAT,
+    DIFFLLAMA, OLMO_HYBRID, IQUEST, HYPERCLOVA, GRANITE_SWA, YOUTU, MINISTRAL, NANOCHAT, EXAONE,
 ]  # fmt: skip

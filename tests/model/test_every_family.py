@@ -320,6 +320,7 @@ def test_every_family_and_every_gguf_architecture_is_tested():
     elsewhere |= {"bert", "modernbert", "whisper"}  # test_encoders.py, test_whisper.py
     elsewhere |= {"bailing_moe_v2", "internlm2", "minicpm"}  # test_renamed_families.py
     elsewhere |= {"nanbeige", "rwkv7"}  # test_looped.py, test_rwkv7.py
+    elsewhere |= {"phi4flash"}  # test_phi4flash.py
     assert {info.name for info in listed} == {f.name for f in FAMILIES} | elsewhere
     files = {str(how) for f in FAMILIES for how in f.gguf} | {"llama+experts", "lfm2"}
     files |= {"internlm2", "minicpm", "nanbeige", "rwkv7", "bailingmoe2"}
@@ -328,7 +329,13 @@ def test_every_family_and_every_gguf_architecture_is_tested():
 
 
 @pytest.mark.parametrize(
-    ("name", "prefix"), [("gpt2", "transformer."), ("bloom", "transformer."), ("qwen3", "model.")]
+    ("name", "prefix"),
+    [
+        ("gpt2", "transformer."),
+        ("bloom", "transformer."),
+        ("qwen3", "model."),
+        ("exaone", "transformer."),
+    ],
 )
 def test_a_folder_of_a_model_without_a_head_lacks_its_prefix(name, prefix, written, tmp_path):
     model = written(next(family for family in FAMILIES if family.name == name), "switched")
