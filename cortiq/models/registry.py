@@ -120,6 +120,7 @@ OWN = (
     "ministral",
     "nanochat",
     "exaone",
+    "gpt_bigcode",
 )
 """Modules of this package, in the order they are listed."""
 

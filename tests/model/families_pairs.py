@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from families_dense import GRANITE, LLAMA3, USUAL
+from families_dense_2 import GPT2
 from families_mixed import LAYERS, ROPE
 from family_harness import Family
 from gguf_files import GGUF
@@ -131,6 +132,21 @@ EXAONE = Family(
     moves=[*USUAL, {f"{ROPE}.factor": 8.3}],
     gguf=[GGUF("exaone", geometries=("wide", "odd"), tensors=published)],
 )  # fmt: skip
+BIGCODE = dataclasses.replace(
+    GPT2,
+    name="gpt_bigcode",
+    config="GPTBigCodeConfig",
+    shapes={
+        "odd": {"n_inner": None},
+        "switched": {"num_attention_heads": ..., "n_head": 6},  # keys' heads are counted from it
+    },
+    switches={**GPT2.switches, "multi_query": False},
+    sizes=("num_key_value_heads",),
+    gguf=[GGUF("starcoder", geometries=("wide", "odd"), values=lambda config: {
+        **GPT2.gguf[0].values(config), "attention.head_count_kv": 1,
+    })],
+)  # fmt: skip
 FAMILIES = [
     DIFFLLAMA, OLMO_HYBRID, IQUEST, HYPERCLOVA, GRANITE_SWA, YOUTU, MINISTRAL, NANOCHAT, EXAONE,
+    BIGCODE,
 ]  # fmt: skip
