@@ -121,6 +121,7 @@ OWN = (
     "nanochat",
     "exaone",
     "gpt_bigcode",
+    "gpt_neo",
 )
 """Modules of this package, in the order they are listed."""
 

@@ -146,7 +146,29 @@ BIGCODE = dataclasses.replace(
         **GPT2.gguf[0].values(config), "attention.head_count_kv": 1,
     })],
 )  # fmt: skip
+NEO = Family(
+    "gpt_neo",
+    "GPTNeoConfig",
+    base={
+        "layer_norm_epsilon": 0.02, "rms_norm_eps": ..., "head_dim": ...,
+        "num_key_value_heads": ..., "tie_word_embeddings": True, "window_size": 9,
+        "attention_types": [[["global", "local"], 1]], "num_hidden_layers": ..., "num_layers": 2,
+        "bos_token_id": 0, "eos_token_id": 1,
+    },
+    shapes={
+        "odd": {
+            "attention_types": [[["local"], 2], [["global"], 1]], "intermediate_size": None,
+            "num_layers": 3,
+        },
+        "switched": {"attention_types": [[["global", "local", "local"], 1]], "num_layers": 3},
+    },
+    switches={"tie_word_embeddings": False},
+    moves=[
+        {"layer_norm_epsilon": 0.021}, {"activation_function": "relu"}, {"window_size": 10},
+        {"attention_layers": ["local", "local"]},
+    ],
+)  # fmt: skip
 FAMILIES = [
     DIFFLLAMA, OLMO_HYBRID, IQUEST, HYPERCLOVA, GRANITE_SWA, YOUTU, MINISTRAL, NANOCHAT, EXAONE,
-    BIGCODE,
+    BIGCODE, NEO,
 ]  # fmt: skip
