@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cortiq.errors import FormatError
-from cortiq.ir import Program
+from cortiq.ir import Program, Value
 from cortiq.ir.layers import MLP, Embedding, LayerNorm
 from cortiq.models.config import Amount, BaseConfig, Keys
 from cortiq.models.names import Names
@@ -28,6 +28,7 @@ KEYS = Keys(
     only={"scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True},
     gguf={"attention.layer_norm_epsilon": "layer_norm_epsilon"},
 )  # fmt: skip
+POSITIONS = "model.positions.weight"
 QKV = ("attn.q", "attn.k", "attn.v")
 TRANSPOSED = ("attn.c_proj", "mlp.c_fc", "mlp.c_proj")
 FOLDER = Names(
@@ -71,25 +72,39 @@ class Config(BaseConfig):
     hidden_act: str = "gelu_new"
     layer_norm_epsilon: float = 1e-5
 
+    @property
+    def inner(self) -> int:
+        """Width within an MLP."""
+        return self.intermediate_size or 4 * self.hidden_size
+
 
 def NAMES(config: BaseConfig) -> Names:
     """Return the tensors' names."""
     return FILE if config.source == "gguf" else FOLDER
 
 
-def build(config: Config, context: int) -> Program:
-    """Build the trunk."""
-    width, positions = config.hidden_size, config.max_position_embeddings
+def placed(decoder: Decoder, config: Config) -> Value:
+    """Write the embedding and the position's row of a table, added.
+
+    Raises
+    ------
+    FormatError : heads that do not share the model's width.
+    """
+    width, builder = config.hidden_size, decoder.builder
     if width % config.num_attention_heads:
         raise FormatError(f"{config.num_attention_heads} heads share {width}", where="config")
-    norm = LayerNorm(width, config.layer_norm_epsilon)
+    op, table = Embedding(config.max_position_embeddings, width), {"table": POSITIONS}
+    where = builder.add(op, decoder.position, name="place", weights=table)
+    return builder.add(decoder.residual, decoder.embed(), where, name="placed")
+
+
+def build(config: Config, context: int) -> Program:
+    """Build the trunk."""
+    norm = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
     decoder = Decoder(config, context, family="gpt2", norm=norm)
     mixer = attention(config, biased=True, output_biased=True)
-    inner = config.intermediate_size or 4 * width
-    mlp = MLP(width, inner, activation(config.hidden_act), biased=True)
-    builder, table = decoder.builder, {"table": "model.positions.weight"}
-    where = builder.add(Embedding(positions, width), decoder.position, name="place", weights=table)
-    x = builder.add(decoder.residual, decoder.embed(), where, name="placed")
+    mlp = MLP(config.hidden_size, config.inner, activation(config.hidden_act), biased=True)
+    x = placed(decoder, config)
     for n in range(config.num_hidden_layers):
         x = decoder.mixer(x, n, mixer, tensors="attn", table=ATTENTION, before="ln_1")
         x = decoder.feed_forward(x, n, mlp, table=FEED_FORWARD, before="ln_2")

@@ -119,6 +119,9 @@ OWN = (
     "youtu",
     "ministral",
     "nanochat",
+    "exaone",
+    "gpt_bigcode",
+    "gpt_neo",
 )
 """Modules of this package, in the order they are listed."""
 

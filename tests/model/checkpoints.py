@@ -150,7 +150,11 @@ def draw_weights(model: Any) -> None:
     """
     generator = torch.Generator().manual_seed(5)
     multiplier = multiplier_of(model.config)
-    biases = [(name, b) for name, b in model.named_buffers() if name.endswith("bias")]
+    biases = [
+        (name, b)
+        for name, b in model.named_buffers()
+        if name.endswith("bias") and b.is_floating_point()
+    ]
     for name, parameter in [*model.named_parameters(), *biases]:
         noise = torch.randn(parameter.shape, generator=generator)
         if parameter.dim() == 1:

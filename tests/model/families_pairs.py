@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 from families_dense import GRANITE, LLAMA3, USUAL
+from families_dense_2 import GPT2
 from families_mixed import LAYERS, ROPE
 from family_harness import Family
+from gguf_files import GGUF
 
 DIFFLLAMA = Family(
     "diffllama",
@@ -111,6 +113,62 @@ NANOCHAT = Family(
     },
     moves=[*USUAL, {"final_logit_softcapping": 2.1}],
 )  # fmt: skip
+
+
+def published(config, name, values):
+    """EXAONE's tensors by the names of published folders."""
+    whole = name.startswith(("lm_head", "transformer."))
+    return {name if whole else f"transformer.{name}": values}
+
+
+EXAONE = Family(
+    "exaone",
+    "ExaoneConfig",
+    base={"embed_dropout": 0.0},
+    shapes={"odd": {ROPE: LLAMA3}},
+    switches={
+        "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True, ROPE: LLAMA3,
+    },
+    moves=[*USUAL, {f"{ROPE}.factor": 8.3}],
+    gguf=[GGUF("exaone", geometries=("wide", "odd"), tensors=published)],
+)  # fmt: skip
+BIGCODE = dataclasses.replace(
+    GPT2,
+    name="gpt_bigcode",
+    config="GPTBigCodeConfig",
+    shapes={
+        "odd": {"n_inner": None},
+        "switched": {"num_attention_heads": ..., "n_head": 6},  # keys' heads are counted from it
+    },
+    switches={**GPT2.switches, "multi_query": False},
+    sizes=("num_key_value_heads",),
+    gguf=[GGUF("starcoder", geometries=("wide", "odd"), values=lambda config: {
+        **GPT2.gguf[0].values(config), "attention.head_count_kv": 1,
+    })],
+)  # fmt: skip
+NEO = Family(
+    "gpt_neo",
+    "GPTNeoConfig",
+    base={
+        "layer_norm_epsilon": 0.02, "rms_norm_eps": ..., "head_dim": ...,
+        "num_key_value_heads": ..., "tie_word_embeddings": True, "window_size": 9,
+        "attention_types": [[["global", "local"], 1]], "num_hidden_layers": ..., "num_layers": 2,
+        "bos_token_id": 0, "eos_token_id": 1,
+    },
+    shapes={
+        "odd": {
+            "attention_types": [[["local"], 2], [["global"], 1]], "intermediate_size": None,
+            "num_layers": 3,
+        },
+        "switched": {"attention_types": [[["global", "local", "local"], 1]], "num_layers": 3},
+    },
+    switches={"tie_word_embeddings": False},
+    moves=[
+        {"layer_norm_epsilon": 0.021}, {"activation_function": "relu"}, {"window_size": 10},
+        {"attention_layers": ["local", "local"]},
+    ],
+)  # fmt: skip
 FAMILIES = [
-    DIFFLLAMA, OLMO_HYBRID, IQUEST, HYPERCLOVA, GRANITE_SWA, YOUTU, MINISTRAL, NANOCHAT,
+    DIFFLLAMA, OLMO_HYBRID, IQUEST, HYPERCLOVA, GRANITE_SWA, YOUTU, MINISTRAL, NANOCHAT, EXAONE,
+    BIGCODE, NEO,
 ]  # fmt: skip

@@ -22,7 +22,7 @@ SCALARS = {
     "attention.layer_norm_rms_epsilon": "rms_norm_eps", "vocab_size": "vocab_size",
 }  # fmt: skip
 """Metadata of every architecture, and where config.json has it."""
-LAYERS = ("num_hidden_layers", "n_layer", "n_layers")
+LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 """Keys that a config.json may have for the number of layers."""
 STACKED = re.compile(r"(model\.altup_\w*projections)\.\d+\.weight")
 """Matrices of a folder that a file holds as one stack, in the order of their numbers."""

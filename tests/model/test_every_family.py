@@ -328,7 +328,13 @@ def test_every_family_and_every_gguf_architecture_is_tested():
 
 
 @pytest.mark.parametrize(
-    ("name", "prefix"), [("gpt2", "transformer."), ("bloom", "transformer."), ("qwen3", "model.")]
+    ("name", "prefix"),
+    [
+        ("gpt2", "transformer."),
+        ("bloom", "transformer."),
+        ("qwen3", "model."),
+        ("exaone", "transformer."),
+    ],
 )
 def test_a_folder_of_a_model_without_a_head_lacks_its_prefix(name, prefix, written, tmp_path):
     model = written(next(family for family in FAMILIES if family.name == name), "switched")
