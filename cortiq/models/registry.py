@@ -119,6 +119,7 @@ OWN = (
     "youtu",
     "ministral",
     "nanochat",
+    "dory",
 )
 """Modules of this package, in the order they are listed."""
 
