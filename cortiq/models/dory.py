@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -46,19 +45,22 @@ EPS = 1e-6
 
 def saved(name: str) -> str:
     """Return a tensor's name in folders that transformers has saved."""
-    name = re.sub(r"^model\.(?=layers)", "backbone.", name).replace("attn.gate_proj", "attn.g_proj")
+    name = name.replace("model.layers.", "backbone.layers.").replace(
+        "attn.gate_proj", "attn.g_proj"
+    )
     return name.replace("model.embed_tokens.", "backbone.embeddings.")
 
 
 def in_blocks(name: str) -> str:
     """Return a tensor's name in published files: attention and MLP are blocks of their own."""
-    found = re.fullmatch(r"(.*layers\.)(\d+)\.(self_attn|mlp|lambda_[12])(.*)", saved(name))
-    if found is None:
-        return saved(name)
-    start, layer, part, end = found.groups()
+    own, layers, rest = saved(name).partition(".layers.")
+    if not layers:
+        return own
+    layer, _, rest = rest.partition(".")
+    part, dot, end = rest.partition(".")
     block = 2 * int(layer) + (part in ("mlp", "lambda_2"))
     branch = {"lambda_1": "attn_alpha", "lambda_2": "mlp_alpha"}.get(part, "mixer")
-    return f"{start}{block}.{branch}{end}"
+    return f"{own}{layers}{block}.{branch}{dot}{end}"
 
 
 NAMES = Names(forms=(saved, in_blocks))
