@@ -13,6 +13,7 @@ from cortiq.ir.layers import (
     AltUpEntry,
     AltUpExit,
     AltUpPredict,
+    Approach,
     Attention,
     AttentionGate,
     Blend,
@@ -38,6 +39,8 @@ from cortiq.ir.layers import (
     RouterNorm,
     RWKV7ChannelMix,
     RWKV7TimeMix,
+    UnitAttention,
+    UnitMLP,
     XieluMLP,
 )
 from cortiq.numerics.rope import RopeTable, Sections
@@ -67,6 +70,9 @@ COMPRESSED = CompressedAttention(
 )  # fmt: skip
 
 DIFFERENTIAL = DifferentialAttention(64, heads=8, kv_heads=4, head_dim=16, eps=EPS, factor=0.8)
+UNIT = UnitAttention(
+    64, 4, 2, 16, scale=0.25, eps=EPS, query_factor=9.0, gate_factor=4.0, rope=TABLE
+)
 AS_NEIGHBOURS = DifferentialAttention(
     64, 4, 2, 16, eps=EPS, factor=0.5, pairs="neighbours", window=5, biased=True,
     output_biased=True, weighted=True,
@@ -152,5 +158,10 @@ OPTIONS: tuple[Op, ...] = (
     AS_NEIGHBOURS,
     Mamba1(64, inner=96, state_dim=8, rank=5, kernel=4, ungated=True),
     replace(NET, rate=2.0),
+    UNIT,
+    replace(UNIT, kv_heads=4, window=7, biased=True),
+    UnitMLP(64, 96, factor=8.0, eps=EPS),
+    UnitMLP(64, 80, factor=-3.0, eps=EPS, activation="gelu", biased=True),
+    Approach(64, factor=0.6),
 )
 """Each option at least once, over a layout that fits."""

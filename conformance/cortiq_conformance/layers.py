@@ -12,6 +12,7 @@ from cortiq.ir import Builder, Op, Type
 from cortiq.ir.layers import (
     KDA,
     MLP,
+    Approach,
     Attention,
     Blend,
     CompressedAttention,
@@ -246,7 +247,7 @@ def _inputs(op: Op) -> dict[str, Type]:
         return {}
     if isinstance(op, Rope):
         return {"x": Type((2, op.table.dim))}
-    if isinstance(op, Residual | Blend):
+    if isinstance(op, Residual | Blend | Approach):
         return {"x": Type((64,)), "branch": Type((64,))}
     streams = stream_inputs(op)
     if streams is not None:

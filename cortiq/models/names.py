@@ -7,8 +7,8 @@ Hugging Face folders one tensor an expert, `….experts.0.w1.weight` and so on.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from cortiq.models.formed_vectors import FormedVector
 from cortiq.models.tensor_pieces import FusedTensor, split_name
@@ -76,6 +76,8 @@ class Names:
     formed : vectors, named as in `fused`, that a formula makes of a file's.
     folder : beginnings of names in Hugging Face folders, by those of canonical ones.
     unread : regular expression of tensors that the graph never needs.
+    forms : other ways to write names, of which a whole folder has one.
+    form : the one that this folder has.
     """
 
     gguf: Mapping[str, str] = field(default_factory=dict)
@@ -84,6 +86,8 @@ class Names:
     formed: Mapping[str, FormedVector] = field(default_factory=dict)
     folder: Mapping[str, str] = field(default_factory=dict)
     unread: str = ""
+    forms: tuple[Callable[[str], str], ...] = ()
+    form: Callable[[str], str] | None = None
 
     def in_gguf(self, name: str) -> str:
         """Return the GGUF name: `blk.3.ffn_up`… for `model.layers.3.mlp.up_proj.weight`.
@@ -131,7 +135,12 @@ class Names:
         for canonical, own in self.folder.items():
             if name.startswith(canonical):
                 return own + name.removeprefix(canonical)
-        return name
+        return self.form(name) if self.form else name
+
+    def in_form_of(self, folder: Container[str], names: Iterable[str]) -> Names:
+        """Return the names in the form in which the folder has most of these tensors."""
+        known = [self, *(replace(self, form=form) for form in self.forms)]
+        return max(known, key=lambda one: sum(one.in_folder(name) in folder for name in names))
 
 
 USUAL = Names()

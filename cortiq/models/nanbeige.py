@@ -8,7 +8,7 @@ from cortiq.ir import Program
 from cortiq.models import llama
 from cortiq.models.config import Keys
 from cortiq.models.names import Names
-from cortiq.models.parts import Decoder, gated_mlp
+from cortiq.models.parts import Decoder, gated_mlp, passes
 
 ARCHITECTURES = ("nanbeige",)
 GGUF = ("nanbeige",)
@@ -45,11 +45,12 @@ class Config(llama.Config):
 def build(config: Config, context: int) -> Program:
     """Build the trunk: every pass has layers of its own in the graph."""
     count, loops = config.num_hidden_layers, config.num_loops
-    decoder = Decoder(config, context, family="nanbeige", eps=config.rms_norm_eps, loops=loops)
+    stored = passes(count, times=loops)
+    decoder = Decoder(config, context, family="nanbeige", eps=config.rms_norm_eps, stored=stored)
     mixer = llama.attention(config, context)
     mlp = replace(gated_mlp(config, config.hidden_act), biased=config.mlp_bias)
     x = decoder.embed()
-    for n in range(count * loops):
+    for n in range(len(stored)):
         if n and n % count == 0 and not config.skip_loop_final_norm:
             x = decoder.norm(x, f"layers.{n - 1}.loop_norm", "model.norm")
         x = decoder.mixer(x, n, mixer)

@@ -9,7 +9,7 @@ from cortiq.errors import FormatError, UnsupportedError
 from cortiq.ir import Builder, Op, Program, Value
 from cortiq.ir.images import AXES, ImageRows
 from cortiq.ir.layers import Attention, Embedding, GatedMLP, Linear, Residual, RMSNorm
-from cortiq.ir.ops import Scale, SoftCap
+from cortiq.ir.ops import Gain, Scale, SoftCap
 from cortiq.models.config import MAX_LAYERS, BaseConfig
 from cortiq.numerics.route import Router
 
@@ -49,7 +49,7 @@ MOE: Mapping[str, str] = {
 FLOOR = 1e-20
 """Added to the sum that weights of experts are divided by."""
 TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-HEAD_BIAS = "lm_head.bias"
+HEAD_BIAS, HEAD_GAIN = "lm_head.bias", "lm_head.logit_scale"
 
 
 def activation(name: str) -> str:
@@ -91,6 +91,24 @@ def grouped_router(
     )  # fmt: skip
 
 
+def passes(count: int, first: int = 0, last: int | None = None, times: int = 1) -> list[int]:
+    """Return the file's layer of every layer of a graph that passes some of them several times.
+
+    Parameters
+    ----------
+    count : of the file's layers. first, last : bounds of those that are passed `times` times.
+
+    Raises
+    ------
+    FormatError : more layers than a graph may have.
+    """
+    last = count if last is None else last
+    if count + (times - 1) * (last - first) > MAX_LAYERS:
+        what = f"{last - first} layers, passed {times} times: at most {MAX_LAYERS}"
+        raise FormatError(what, where="config")
+    return [*range(first), *list(range(first, last)) * times, *range(last, count)]
+
+
 class Decoder:
     """A decoder-only trunk under construction.
 
@@ -101,7 +119,7 @@ class Decoder:
     ----------
     norm_op : the norm of a row of the model's width, wherever the family has one.
     residual : factor of every branch before it is added.
-    loops : how often the file's layers are passed; layer n has the tensors of n mod their number.
+    stored : of every layer in the graph, the layer of the file that has its tensors.
     """
 
     def __init__(
@@ -114,15 +132,12 @@ class Decoder:
         offset: float = 0.0,
         norm: Op | None = None,
         residual: float = 1.0,
-        loops: int = 1,
+        stored: Sequence[int] | None = None,
     ) -> None:
-        layers = config.num_hidden_layers * loops
-        if layers > MAX_LAYERS:
-            what = f"{config.num_hidden_layers} layers, passed {loops} times: at most {MAX_LAYERS}"
-            raise FormatError(what, where="config")
+        self.stored = range(config.num_hidden_layers) if stored is None else stored
         facts = {
             "family": family,
-            "layers": layers,
+            "layers": len(self.stored),
             "width": config.hidden_size,
             "heads": config.num_attention_heads,
             "kv_heads": config.kv_heads,
@@ -214,8 +229,7 @@ class Decoder:
         out : of the sum, `out` where the layer is this branch only.
         read, others : see `branch`.
         """
-        stored = layer % self.config.num_hidden_layers
-        file, here = f"model.layers.{stored}", f"layers.{layer}"
+        file, here = f"model.layers.{self.stored[layer]}", f"layers.{layer}"
         return self.branch(
             x, op, f"{here}.{name}", before=_within(file, before), after=_within(file, after),
             weights=named(op, f"{file}.{tensors}", table),
@@ -236,8 +250,7 @@ class Decoder:
         read: Value | None = None,
     ) -> Value:
         """Write the branch of a layer's MLP or experts under the usual names, see `mixer`."""
-        stored = layer % self.config.num_hidden_layers
-        file, here = f"model.layers.{stored}", f"layers.{layer}"
+        file, here = f"model.layers.{self.stored[layer]}", f"layers.{layer}"
         return self.branch(
             x, op, f"{here}.mlp", before=_within(file, before), after=_within(file, after),
             weights=named(op, f"{file}.{tensors}".removesuffix("."), table), out=f"{here}.out",
@@ -252,10 +265,13 @@ class Decoder:
         multiplier: float = 1.0,
         soft_cap: float | None = None,
         biased: bool = False,
+        gained: bool = False,
     ) -> Program:
-        """Write final norm, head (the table if tied), multiplier, soft cap; return the program.
+        """Write final norm, head (the table if tied), gains, multiplier, soft cap; return the
+        program.
 
-        A `biased` head has a vector of its own even where its matrix is the table.
+        A `biased` head has a vector of its own even where its matrix is the table; `gained`
+        logits are each times a number of the file.
         """
         y = self.norm(x, "hidden", norm)
         weights = {"weight": TABLE if self.config.tie_word_embeddings else HEAD}
@@ -263,11 +279,14 @@ class Decoder:
         steps: list[tuple[Op, Mapping[str, str]]] = [
             (Linear(self.config.hidden_size, self.config.vocab_size, biased), weights)
         ]
+        if gained:
+            steps.append((Gain(self.config.vocab_size), {"weight": HEAD_GAIN}))
         if multiplier != 1.0:
             steps.append((Scale(multiplier), {}))
         if soft_cap:
             steps.append((SoftCap(soft_cap), {}))
-        names = [*("head", "head.scaled")[: len(steps) - 1], "logits"]
+        between = ("head", *(["head.gained"] if gained else []), "head.scaled")
+        names = [*between[: len(steps) - 1], "logits"]
         for name, (op, own) in zip(names, steps, strict=True):
             y = self.builder.add(op, y, name=name, weights=own)
         return self.builder.program(outputs=("hidden", "logits"))

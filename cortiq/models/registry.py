@@ -122,6 +122,7 @@ OWN = (
     "exaone",
     "gpt_bigcode",
     "gpt_neo",
+    "dory",
 )
 """Modules of this package, in the order they are listed."""
 

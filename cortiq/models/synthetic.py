@@ -197,7 +197,7 @@ def _vector(
         return synthetic_weight("f32", name, checkpoint.seed, (prod(shape[:-1]), shape[-1]))
     factors = ("RMSNorm", "LayerNorm", "Gain", "ExpertGain")
     factor = next((n.op for n in users if n.op.kind in factors), None)
-    plain = getattr(factor, "form", "plain") == "plain"
+    plain = getattr(factor, "form", "plain") in ("plain", "square", "magnitude")
     centre = 1.0 - getattr(factor, "offset", 0.0) if factor and plain else 0.0
     values = synthetic_vector(name, checkpoint.seed, shape[0], centre)
     return Weight.from_floats(values[None])

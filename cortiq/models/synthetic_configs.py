@@ -191,6 +191,11 @@ MINI: Mapping[str, Mapping[str, Any]] = {
         "num_hidden_layers": 8, "sliding_window": 24, "mamba_d_state": 8, "mamba_dt_rank": 4,
     },
     "olmo_hybrid": _WITHOUT_HEAD,
+    "dory": _MINI | {
+        "num_hidden_layers": 4, "n_input_layers": 1, "n_output_layers": 1, "sliding_window": 24,
+        "layer_types": ["sliding_attention", "full_attention"] * 2, "initializer_range": 1.0,
+        "ngpt_alpha_init": 0.4,
+    },
 }  # fmt: skip
 """A small model of every family that brings something of its own and has no other here, by its
 `model_type`.

@@ -33,8 +33,8 @@ def find_tensors(
     program: Program, checkpoint: OpenCheckpoint, family: ModuleType, config: BaseConfig
 ) -> dict[str, list[TensorSlice]]:
     """Find the tensors, or parts of them, of each weight; `FormatError` lists every problem."""
-    names = names_of(family, config)
     shapes = {name: spec.shape for name, spec in program.weights.items()}
+    names = names_of(family, config).in_form_of(checkpoint, shapes)
     places = {name: _pieces(name, shapes, checkpoint, names, config.source) for name in shapes}
     wanted = {piece.tensor: piece for pieces in places.values() for piece in pieces}
     problems = [p for piece in wanted.values() for p in _tensor_problems(piece, checkpoint)]

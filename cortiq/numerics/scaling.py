@@ -27,12 +27,14 @@ CONSTANT = Real(
     2.0**SMALLEST_EXPONENT, 2.0**LARGEST_EXPONENT, below=True, signed=True, zero=True
 )  # fmt: skip
 """A constant that values are multiplied by, moved by or bounded by: canonical."""
-GAIN_FORMS = ("plain", "exp", "negative_exp", "negative", "softplus")
+GAIN_FORMS = (
+    "plain", "exp", "negative_exp", "negative", "softplus", "square", "magnitude",
+)  # fmt: skip
 
 
 def gain(w: Floats, form: str = "plain", name: str = "weight") -> Floats:
     """Form a weight's gains once on the host: w, snap(exponential(w)), −that, snap(w) of a w that
-    must not be above 0, or softplus(w).
+    must not be above 0, softplus(w), snap(RN(w·w)), or snap(|w|).
 
     Raises
     ------
@@ -44,16 +46,18 @@ def gain(w: Floats, form: str = "plain", name: str = "weight") -> Floats:
         return w
     if form == "softplus":
         return activation(snap(w), "softplus")
+    if form == "magnitude":
+        return snap(np.abs(w))
     if form == "negative":
         if not (w <= 0).all():
             what = f"holds the decay {float(w.max())}, a number that must not be above 0"
             raise FormatError(what, where=name)
         return snap(w)
     try:
-        formed = snap(exponential(w))
+        formed = snap(multiply(w, w) if form == "square" else exponential(w))
     except OutOfDomainError:
-        what = "holds a logarithm whose exponential is 2^50 or more"
-        raise FormatError(what, where=name) from None
+        made = "number whose square" if form == "square" else "logarithm whose exponential"
+        raise FormatError(f"holds a {made} is 2^50 or more", where=name) from None
     return snap(-formed) if form == "negative_exp" else formed
 
 

@@ -31,6 +31,13 @@ def test_a_gain_by_softplus_is_close_to_it():
     assert (np.abs(gain(w, "softplus") - exact) <= 2.0**-22 * np.maximum(exact, 1)).all()
 
 
+def test_squares_and_magnitudes_are_exact_or_rounded_once():
+    w = np.concatenate([X[np.abs(X) < 2.0**24], F32([2.0**-41, -(2.0**-21), -3])])
+    square = (w.astype(np.float64) ** 2).astype(F32)
+    assert same_bits(gain(w, "square"), np.where(square < 2.0**-40, F32(0), square))
+    assert same_bits(gain(w, "magnitude"), np.where(np.abs(w) < 2.0**-40, F32(0), np.abs(w)))
+
+
 def test_a_plain_gain_is_the_weight():
     assert gain(X) is X
 
@@ -38,8 +45,10 @@ def test_a_plain_gain_is_the_weight():
 def test_gains_out_of_the_domain_name_their_weight():
     with pytest.raises(FormatError, match=r"layers\.3\.A_log: holds a logarithm"):
         gain(np.array([1, 35], F32), "exp", "layers.3.A_log")
+    with pytest.raises(FormatError, match=r"sqk: holds a number whose square"):
+        gain(np.array([1, -(2.0**25)], F32), "square", "sqk")
     with pytest.raises(
-        UnsupportedError, match="forms: plain, exp, negative_exp, negative, softplus"
+        UnsupportedError, match="forms: plain, exp, negative_exp, negative, softplus, square"
     ):
         check_gain_form("log")
 

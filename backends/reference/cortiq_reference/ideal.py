@@ -189,6 +189,8 @@ def _gain(node: IdealCall, x: Doubles) -> Doubles:
     weight = dequantise(node.weights["weight"])[0]
     if node.op.form == "softplus":
         weight = ideal.softplus(weight)
+    elif node.op.form in ("square", "magnitude"):
+        weight = np.abs(weight) ** (2 if node.op.form == "square" else 1)
     elif node.op.form in ("exp", "negative_exp"):
         weight = np.exp(weight) * (-1 if node.op.form == "negative_exp" else 1)
     return x * (weight[:, None] if node.op.per == "head" else weight)

@@ -91,7 +91,15 @@ def _without_groups(call: Call, scores: Floats) -> tuple[Ints, Floats]:
 
 def _logarithms(call: Call, x: Floats) -> Floats:
     """Return gains one bit off if the file holds their logarithms."""
-    if call.op.form != "plain":
+    if call.op.form not in ("plain", "square", "magnitude"):
+        gains = call.weights["weight"]
+        call.weights = {"weight": np.nextafter(gains, np.full_like(gains, np.inf))}
+    return KERNELS[ops.Gain](call, x)
+
+
+def _squares(call: Call, x: Floats) -> Floats:
+    """Return gains one bit off if they are squares or magnitudes of what the file holds."""
+    if call.op.form in ("square", "magnitude"):
         gains = call.weights["weight"]
         call.weights = {"weight": np.nextafter(gains, np.full_like(gains, np.inf))}
     return KERNELS[ops.Gain](call, x)
@@ -104,6 +112,7 @@ WRONG_RECURRENCES: dict[str, Wrong] = {
     "the decay of the first row": {ops.StateSpace: _stepped(_one_decay)},
     "experts of every group": {ops.Route: _without_groups},
     "an exponential of another library": {ops.Gain: _logarithms},
+    "a square rounded up": {ops.Gain: _squares},
 }
 """Wrong kernels by fault."""
 

@@ -125,6 +125,7 @@ FAULTS: Mapping[str, Fault] = {
     "a state summed row after row": Fault(("StateSpace",), "StateSpace"),
     "experts of every group": Fault(("Route",), "Route"),
     "an exponential of another library": Fault(("Gain",), "Gain"),
+    "a square rounded up": Fault(("Gain",), "Gain"),
     "rows of a matrix before its columns": Fault(("Sinkhorn",), "Sinkhorn"),
     "an entry without the bias of its rows": Fault(("Compress",), "Compress"),
     "the first keys of a list": Fault(("ListKeys", "Attend mass"), "ListKeys", also=("Attend",)),

@@ -26,6 +26,8 @@ def cases() -> Iterator[Case]:
         yield _case("Gain", f"per {per}", partial(_random, probe))
     for form in ("exp", "negative_exp", "softplus"):
         yield _case("Gain", f"form {form}", partial(_formed, form))
+    for form in ("square", "magnitude"):
+        yield _case("Gain", f"form {form}", partial(_signed, form))
     yield _case("ScaleRows", "a number a head", partial(_random, scale_rows))
     for amount in (1.0, -0.3, 2.0**-30):
         yield _case("Shift", f"by {amount:g}", partial(_shift, amount))
@@ -67,6 +69,13 @@ def _formed(form: str, source: CaseData) -> Scenario:
     logarithms = source.floats(64, amplitude=2) * F32(1.75) - F32(2)
     weights = {"weight": vector(logarithms)}
     return one(ops.Gain(64, "head", form), {"x": floats(64, 4)}, weights).scenario(source)
+
+
+def _signed(form: str, source: CaseData) -> Scenario:
+    """Return gains of both signs, among them some whose square is too small to be kept."""
+    values = np.concatenate([source.floats(96, amplitude=3), source.spread(160, low=-39, high=20)])
+    probe = one(ops.Gain(256, form=form), {"x": floats(256)}, {"weight": vector(values)})
+    return probe.scenario(source)
 
 
 def scale_rows(source: CaseData) -> ProbeProgram:

@@ -31,6 +31,7 @@ from cortiq.ir.layers.per_layer import PerLayerGate, PerLayerInputs
 from cortiq.ir.layers.rwkv7 import RWKV7ChannelMix, RWKV7TimeMix
 from cortiq.ir.layers.state_space import Mamba2
 from cortiq.ir.layers.streams import StreamEntry, StreamRead, StreamWrite
+from cortiq.ir.layers.unit_rows import Approach, UnitAttention, UnitMLP
 from cortiq.ir.op import Op
 from cortiq.ir.ops import LayerNorm, RMSNorm, Rope
 
@@ -40,7 +41,7 @@ LAYERS: tuple[type[Op], ...] = (
     Residual, Blend, KeyIndexer, CompressedAttention, StreamEntry, StreamRead, StreamWrite,
     AltUpEntry, AltUpPredict, AltUpCorrect, AltUpAdd, AltUpExit, LightningAttention,
     CentredNorm,
-    RWKV7TimeMix, RWKV7ChannelMix, DifferentialAttention,
+    RWKV7TimeMix, RWKV7ChannelMix, DifferentialAttention, UnitAttention, UnitMLP, Approach,
 )  # fmt: skip
 """Every layer of the catalogue."""
 
@@ -53,6 +54,7 @@ __all__ = [
     "AltUpEntry",
     "AltUpExit",
     "AltUpPredict",
+    "Approach",
     "Attention",
     "AttentionGate",
     "Blend",
@@ -90,5 +92,7 @@ __all__ = [
     "StreamRead",
     "StreamWrite",
     "TINY",
+    "UnitAttention",
+    "UnitMLP",
     "XieluMLP",
 ]

@@ -24,7 +24,8 @@ class Gain(Op):
         all values of head i, f32[width, n]; "all": everything (width is 1).
     form : formula of g from the file's w, once, when a program is compiled: "plain" w, "exp" e^w,
         "negative_exp" −e^w (decays stored as logarithms: A_log), "negative" w, which must not be
-        above 0 (decays stored as they are), "softplus" ln(1 + e^w); `numerics.scaling.gain`.
+        above 0 (decays stored as they are), "softplus" ln(1 + e^w), "square" w², "magnitude" |w|;
+        `numerics.scaling.gain`.
     """
 
     width: Count
