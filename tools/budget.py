@@ -48,7 +48,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/explain": 590,
     "cortiq/formats": 7670,
     "cortiq/hearing": 1725,
-    "cortiq/ir": 4125,
+    "cortiq/ir": 4140,
     "cortiq/model": 2992,
     "cortiq/models": 5030,
     "cortiq/numerics": 3683,
@@ -66,7 +66,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-skills": 1710,
     "plugins/cortiq-torch": 190,
-    "tests": 60320,
+    "tests": 60460,
     "tools": 2120,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""
