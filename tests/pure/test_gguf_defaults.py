@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cortiq.ir.layers import MoE
-from cortiq.models import deepseek2
+from cortiq.models import afmoe, deepseek2, llama
+from cortiq.models.gguf_config import config_from_gguf
 
 LATENT = {
     "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1,
@@ -31,3 +32,43 @@ def test_routers_of_glm_flash_take_a_sigmoid_where_files_do_not_say(layers, voca
     assert len(experts) == layers - 1
     assert {op.router.kind for op in experts} == {scores}
     assert {op.selection_bias for op in experts} == {scores == "sigmoid"}
+
+
+class Metadata:
+    """A GGUF file's metadata, with a table of 100 rows and no other tensor."""
+
+    tensor_names = ("token_embd.weight",)
+
+    def __init__(self, architecture, given):
+        self.architecture = architecture
+        self.config = {f"{architecture}.{key}": value for key, value in given.items()}
+
+    def __contains__(self, name):
+        return name in self.tensor_names
+
+    def tensor(self, name):
+        return type("Tensor", (), {"shape": (100, 64)})
+
+
+def read(family, given):
+    source = Metadata(family.ARCHITECTURES[0], SIZES | given)
+    return config_from_gguf(family.Config, family.KEYS, source, where="file")
+
+
+SIZES = {
+    "block_count": 4, "context_length": 64, "embedding_length": 64, "feed_forward_length": 96,
+    "attention.head_count": 4, "attention.key_length": 16,
+}  # fmt: skip
+
+
+def test_the_attention_factor_of_grok_changes_no_other_family():
+    yarn = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
+    assert read(llama, yarn | {"rope.scaling.yarn_attn_factor": 1.5}) == read(llama, yarn)
+
+
+@pytest.mark.parametrize(("given", "whole"), [({}, False), ({"expert_weights_norm": False}, False),
+                                              ({"expert_weights_norm": True}, True)])  # fmt: skip
+def test_afmoe_divides_weights_of_experts_where_files_say_so(given, whole):
+    program = afmoe.build(read(afmoe, {"leading_dense_block_count": 1, **given}), 16)
+    experts = [node.op for node in program.trunk.nodes if isinstance(node.op, MoE)]
+    assert [op.router.renormalise for op in experts] == [whole] * 3
