@@ -77,6 +77,7 @@ class Config(BaseConfig):
     num_shared_experts: Amount = Amount(2)
     route_scale: float = 1.0
     renormalise: bool = True
+    windows_turn: ClassVar[bool] = True
     not_in_json: ClassVar[frozenset[str]] = frozenset({"source", "renormalise"})
 
     def windows(self) -> tuple[int | None, ...]:

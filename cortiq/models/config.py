@@ -82,6 +82,8 @@ class BaseConfig:
     source : "huggingface" or "gguf", for conventions that differ between the two.
     default_theta, default_turned : rotary base, and share of a head that is rotated, where the file
         does not say.
+    windows_turn : layers without a window rotate nothing: a GGUF file's base of windows is the
+        base.
     """
 
     vocab_size: int
@@ -97,6 +99,7 @@ class BaseConfig:
     source: str = "huggingface"
     default_theta: ClassVar[float] = 10000.0
     default_turned: ClassVar[float] = 1.0
+    windows_turn: ClassVar[bool] = False
     not_in_json: ClassVar[frozenset[str]] = frozenset({"source"})
 
     @property

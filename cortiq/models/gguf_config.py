@@ -19,7 +19,7 @@ from cortiq.models.config import (
     refuse_unknown,
 )
 from cortiq.models.gguf_keys import GGUF_KEYS, HARMLESS_GGUF, ONLY_GGUF, WINDOW_PATTERN
-from cortiq.models.gguf_rope import ROPE_GGUF_KEYS, gguf_rope, shortest_decimals
+from cortiq.models.gguf_rope import ROPE_GGUF_KEYS, WINDOWS_BASE, gguf_rope, shortest_decimals
 from cortiq.models.layer_kinds import GLOBAL, LOCAL, by_layer
 from cortiq.models.open_checkpoint import OpenCheckpoint
 
@@ -59,6 +59,8 @@ def config_from_gguf(
     absent = {key for key in keys.gguf_absent if table.get(key) in known and not given.get(key)}
     given |= {key: keys.gguf_absent[key] for key in absent}
     unknown = _unknown(given, table, known, keys)
+    if config_type.windows_turn:
+        unknown = [key for key in unknown if not key.startswith(f"{WINDOWS_BASE} ")]
     refuse_unknown(unknown, "metadata", where, ignored)
     values = {name: given[key] for key, name in table.items() if key in given and name in known}
     if EMBEDDING not in source and "vocab_size" not in values:  # draft heads share tables

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from cortiq.errors import UnsupportedError
 from cortiq.ir.layers import MoE
-from cortiq.models import afmoe, deepseek2, llama
+from cortiq.models import afmoe, cohere2, deepseek2, exaone4, exaone_moe, llama
 from cortiq.models.gguf_config import config_from_gguf
 
 LATENT = {
@@ -72,3 +73,13 @@ def test_afmoe_divides_weights_of_experts_where_files_say_so(given, whole):
     program = afmoe.build(read(afmoe, {"leading_dense_block_count": 1, **given}), 16)
     experts = [node.op for node in program.trunk.nodes if isinstance(node.op, MoE)]
     assert [op.router.renormalise for op in experts] == [whole] * 3
+
+
+@pytest.mark.parametrize("family", [afmoe, cohere2, exaone4, exaone_moe])
+def test_the_base_of_windows_is_the_base_where_they_alone_turn(family):
+    given = {"rope.freq_base": 500.0, "attention.sliding_window": 8}
+    assert read(family, given).rope_parameters["rope_theta"] == 500.0
+    config = read(family, given | {"rope.freq_base_swa": 300.0})
+    assert config == read(family, given | {"rope.freq_base": 300.0})
+    with pytest.raises(UnsupportedError, match="freq_base_swa"):
+        read(llama, {"rope.freq_base_swa": 300.0})
