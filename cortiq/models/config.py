@@ -80,10 +80,7 @@ class BaseConfig:
     rope_parameters : `rope_type`, `rope_theta` and the parameters of the type, as transformers 5
         writes them; one such mapping per layer type for families whose layers differ.
     source : "huggingface" or "gguf", for conventions that differ between the two.
-    default_theta, default_turned : rotary base, and share of a head that is rotated, where the file
-        does not say.
-    windows_turn : layers without a window rotate nothing: a GGUF file's base of windows is the
-        base.
+    default_theta, default_turned : base, share of a head. windows_turn : windows alone rotate.
     """
 
     vocab_size: int

@@ -58,9 +58,7 @@ def config_from_gguf(
     known = {f.name for f in fields(config_type)}
     absent = {key for key in keys.gguf_absent if table.get(key) in known and not given.get(key)}
     given |= {key: keys.gguf_absent[key] for key in absent}
-    unknown = _unknown(given, table, known, keys)
-    if config_type.windows_turn:
-        unknown = [key for key in unknown if not key.startswith(f"{WINDOWS_BASE} ")]
+    unknown = _unknown(given, table, known, keys, config_type.windows_turn)
     refuse_unknown(unknown, "metadata", where, ignored)
     values = {name: given[key] for key, name in table.items() if key in given and name in known}
     if EMBEDDING not in source and "vocab_size" not in values:  # draft heads share tables
@@ -135,14 +133,14 @@ def _uniform(config_type: type[AnyConfig], values: dict[str, Any]) -> dict[str, 
 
 
 def _unknown(
-    given: Mapping[str, Any], table: Mapping[str, str], known: set[str], keys: Keys
+    given: Mapping[str, Any], table: Mapping[str, str], known: set[str], keys: Keys, turn: bool
 ) -> list[str]:
     """Return the keys that are not known, with their values."""
     unknown, only = [], {**ONLY_GGUF, **keys.gguf_only}
     for key, value in given.items():
         if key in ROPE_GGUF_KEYS | HARMLESS_GGUF or key == "attention.value_length":
             continue
-        if key in only and value == only[key]:
+        if (key in only and value == only[key]) or (turn and key == WINDOWS_BASE):
             continue
         if table.get(key) not in known:
             unknown.append(f"{key} = {value!r}")
