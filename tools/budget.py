@@ -48,7 +48,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/explain": 590,
     "cortiq/formats": 7670,
     "cortiq/hearing": 1725,
-    "cortiq/ir": 4260,
+    "cortiq/ir": 4275,
     "cortiq/model": 2992,
     "cortiq/models": 5050,
     "cortiq/numerics": 3685,
@@ -66,7 +66,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-skills": 1710,
     "plugins/cortiq-torch": 190,
-    "tests": 60495,
+    "tests": 60635,
     "tools": 2120,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""

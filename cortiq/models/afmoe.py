@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from cortiq.ir import Program
 from cortiq.ir.layers import AttentionGate, MoE, QKNorm
 from cortiq.models.config import Amount, BaseConfig, Keys
+from cortiq.models.gguf_keys import BY_SIGMOID
 from cortiq.models.layer_kinds import windows
 from cortiq.models.names import Names
 from cortiq.models.parts import (
@@ -34,10 +36,12 @@ KEYS = Keys(
         "expert_count": "num_experts",
         "expert_feed_forward_length": "moe_intermediate_size",
         "expert_shared_count": "num_shared_experts",
+        "expert_weights_norm": "renormalise",
         "expert_weights_scale": "route_scale",
         "leading_dense_block_count": "num_dense_layers",
     },
-    gguf_only={"expert_gating_func": 2, "expert_weights_norm": True},
+    gguf_absent={"expert_weights_norm": False},
+    gguf_only=BY_SIGMOID,
 )  # fmt: skip
 NAMES = Names(
     gguf={
@@ -72,6 +76,9 @@ class Config(BaseConfig):
     num_experts_per_tok: int = 6
     num_shared_experts: Amount = Amount(2)
     route_scale: float = 1.0
+    renormalise: bool = True
+    windows_turn: ClassVar[bool] = True
+    not_in_json: ClassVar[frozenset[str]] = frozenset({"source", "renormalise"})
 
     def windows(self) -> tuple[int | None, ...]:
         """Return the window of every layer, `None` for full attention."""
@@ -89,7 +96,7 @@ def build(config: Config, context: int) -> Program:
         width=config.hidden_size,
         inner=config.moe_intermediate_size,
         experts=config.num_experts,
-        router=grouped_router(config.num_experts_per_tok, True, config.route_scale),
+        router=grouped_router(config.num_experts_per_tok, config.renormalise, config.route_scale),
         activation=activation(config.hidden_act),
         selection_bias=True,
         shared_inner=config.moe_intermediate_size * config.num_shared_experts,

@@ -32,6 +32,7 @@ class Config(cohere.Config):
     sliding_window: int = 4096
     sliding_window_pattern: int = 4
     layer_types: tuple[str, ...] | None = None
+    windows_turn: ClassVar[bool] = True
     default_theta: ClassVar[float] = 10000.0
     family: ClassVar[str] = "cohere2"
 

@@ -80,8 +80,7 @@ class BaseConfig:
     rope_parameters : `rope_type`, `rope_theta` and the parameters of the type, as transformers 5
         writes them; one such mapping per layer type for families whose layers differ.
     source : "huggingface" or "gguf", for conventions that differ between the two.
-    default_theta, default_turned : rotary base, and share of a head that is rotated, where the file
-        does not say.
+    default_theta, default_turned : base, share of a head. windows_turn : windows alone rotate.
     """
 
     vocab_size: int
@@ -97,6 +96,7 @@ class BaseConfig:
     source: str = "huggingface"
     default_theta: ClassVar[float] = 10000.0
     default_turned: ClassVar[float] = 1.0
+    windows_turn: ClassVar[bool] = False
     not_in_json: ClassVar[frozenset[str]] = frozenset({"source"})
 
     @property

@@ -36,6 +36,8 @@ NAMES = Names(
 )
 SOFTMAX, SIGMOID = 1, 2
 """`expert_gating_func` of V2 and of V3."""
+FLASH_LAYERS, FLASH_VOCAB = (47, 48), 154880
+"""Layers and vocabulary of GLM 4.7 Flash, whose first files do not say that it takes a sigmoid."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +59,7 @@ class Config(BaseConfig):
     num_experts_per_tok: int = 6
     moe_intermediate_size: int = 1408
     n_shared_experts: int = 2
-    expert_gating_func: int = SOFTMAX
+    expert_gating_func: int | None = None
     n_group: int = 1
     topk_group: int = 1
     norm_topk_prob: bool = False
@@ -77,6 +79,11 @@ class Config(BaseConfig):
     def head_width(self) -> int:
         """Values of a head that are rotated."""
         return self.qk_rope_head_dim
+
+    def gating(self) -> int:
+        """Return the router's function; where the file has none or 0, as llama.cpp takes it."""
+        flash = self.num_hidden_layers in FLASH_LAYERS and self.vocab_size == FLASH_VOCAB
+        return self.expert_gating_func or (SIGMOID if flash else SOFTMAX)
 
     def rope(self) -> dict[str, Any]:
         """Return RoPE parameters; YaRN's multiplier is 0.1 · `mscale`, here `mscale_all_dim`."""
@@ -113,14 +120,14 @@ class Config(BaseConfig):
 def build(config: Config, context: int) -> Program:
     """Build the trunk of the version whose router the file names."""
     shared: Mapping[str, Any] = config.shared()
-    if config.expert_gating_func == SIGMOID:
+    if config.gating() == SIGMOID:
         v3 = deepseek_v3.Config(
             **shared, n_group=config.n_group, topk_group=config.topk_group,
             norm_topk_prob=config.norm_topk_prob,
         )  # fmt: skip
         return deepseek_v3.build(v3, context)
     limits = {
-        "expert_gating_func": config.expert_gating_func == SOFTMAX,
+        "expert_gating_func": config.gating() == SOFTMAX,
         "expert_group_count": config.n_group == 1,
         "expert_group_used_count": config.topk_group == 1,
         "expert_weights_norm": not config.norm_topk_prob,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from cortiq.ir import Program
 from cortiq.ir.layers import QKNorm
@@ -33,6 +34,7 @@ class Config(BaseConfig):
     sliding_window: Amount | None = None
     sliding_window_pattern: Amount | str | None = Amount(PATTERN)
     layer_types: tuple[str, ...] | None = None
+    windows_turn: ClassVar[bool] = True
 
     def windows(self) -> tuple[int | None, ...]:
         """Return the window of every layer, `None` for full attention."""

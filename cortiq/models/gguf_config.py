@@ -19,7 +19,7 @@ from cortiq.models.config import (
     refuse_unknown,
 )
 from cortiq.models.gguf_keys import GGUF_KEYS, HARMLESS_GGUF, ONLY_GGUF, WINDOW_PATTERN
-from cortiq.models.gguf_rope import ROPE_GGUF_KEYS, gguf_rope, shortest_decimals
+from cortiq.models.gguf_rope import ROPE_GGUF_KEYS, WINDOWS_BASE, gguf_rope, shortest_decimals
 from cortiq.models.layer_kinds import GLOBAL, LOCAL, by_layer
 from cortiq.models.open_checkpoint import OpenCheckpoint
 
@@ -58,7 +58,7 @@ def config_from_gguf(
     known = {f.name for f in fields(config_type)}
     absent = {key for key in keys.gguf_absent if table.get(key) in known and not given.get(key)}
     given |= {key: keys.gguf_absent[key] for key in absent}
-    unknown = _unknown(given, table, known, keys)
+    unknown = _unknown(given, table, known, keys, config_type.windows_turn)
     refuse_unknown(unknown, "metadata", where, ignored)
     values = {name: given[key] for key, name in table.items() if key in given and name in known}
     if EMBEDDING not in source and "vocab_size" not in values:  # draft heads share tables
@@ -133,14 +133,14 @@ def _uniform(config_type: type[AnyConfig], values: dict[str, Any]) -> dict[str, 
 
 
 def _unknown(
-    given: Mapping[str, Any], table: Mapping[str, str], known: set[str], keys: Keys
+    given: Mapping[str, Any], table: Mapping[str, str], known: set[str], keys: Keys, turn: bool
 ) -> list[str]:
     """Return the keys that are not known, with their values."""
     unknown, only = [], {**ONLY_GGUF, **keys.gguf_only}
     for key, value in given.items():
         if key in ROPE_GGUF_KEYS | HARMLESS_GGUF or key == "attention.value_length":
             continue
-        if key in only and value == only[key]:
+        if (key in only and value == only[key]) or (turn and key == WINDOWS_BASE):
             continue
         if table.get(key) not in known:
             unknown.append(f"{key} = {value!r}")

@@ -46,9 +46,10 @@ BY_SIGMOID: Mapping[str, Any] = {"expert_gating_func": 2}
 
 HARMLESS_GGUF = frozenset({
     "n_deepstack_layers", "rope.dimension_sections", "rope.scaling.finetuned",
+    "rope.scaling.yarn_attn_factor",
 })  # fmt: skip
 """Keys that never change the graph. In a text all axes of a position are one, so that it does not
-matter which of them turns which pair.
+matter which of them turns which pair. llama.cpp reads `yarn_attn_factor` of Grok alone.
 """
 
 ONLY_GGUF: Mapping[str, Any] = {"attention.causal": True}

@@ -17,6 +17,7 @@ DEFAULT_TYPE = "linear"
 KINDS = ("none", "linear", "yarn", "longrope")
 FACTORS = ("rope.scaling.factor", "rope.scale_linear")
 """Keys of the factor, today's and the one of old files; 0 stands for 1."""
+WINDOWS_BASE = "rope.freq_base_swa"
 ATTENTION_FACTOR = "rope.scaling.attn_factor"
 ORIGINAL_CONTEXT = "rope.scaling.original_context_length"
 YARN_KEYS: Mapping[str, str] = {
@@ -51,12 +52,13 @@ def gguf_rope(
     UnsupportedError : a type, or a key beside this type, that is not implemented.
     FormatError : a value that is no number, or two factors.
     """
-    check_rope_values({key: given[key] for key in ROPE_GGUF_KEYS & given.keys()}, where)
+    read = ROPE_GGUF_KEYS | ({WINDOWS_BASE} if config.windows_turn else set())
+    check_rope_values({key: given[key] for key in read & given.keys()}, where)
     kind, factor = _kind(given, source, where), _factor(given, where)
     dim = given.get("rope.dimension_count", config.head_width)
     rope: dict[str, Any] = {
         "rope_type": kind,
-        "rope_theta": given.get("rope.freq_base", config.default_theta),
+        "rope_theta": _theta(given, config),
         "partial_rotary_factor": dim / config.head_width,
     }
     original = given.get(ORIGINAL_CONTEXT, 0) or config.max_position_embeddings
@@ -74,6 +76,13 @@ def gguf_rope(
         rope["rope_type"] = "frequency_factors"
         rope["factors"] = _vector(source, FREQUENCY_FACTORS, where)
     return rope
+
+
+def _theta(given: Mapping[str, Any], config: BaseConfig) -> Any:
+    """Return the rotary base: that of windows, if it is given and they alone are rotated."""
+    base = given.get("rope.freq_base", config.default_theta)
+    windowed = config.windows_turn and given.get("attention.sliding_window")
+    return given.get(WINDOWS_BASE, base) if windowed else base
 
 
 def _kind(given: Mapping[str, Any], source: OpenCheckpoint, where: str) -> str:

@@ -150,6 +150,11 @@ class Attention(Layer):
         full = self.qk_norm is not None and self.qk_norm.full_width
         return self.head_dim * (heads if full else 1)
 
+    @property
+    def head_rows(self) -> int:
+        """Return the heads."""
+        return self.heads
+
     def slot_kinds(self) -> dict[str, Slot]:
         """Declare key and value rows."""
         rows: dict[str, Slot] = {"kv": KVRows(self.kv_heads, self.head_dim, self.value_width)}

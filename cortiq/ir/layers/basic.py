@@ -20,6 +20,18 @@ class Layer(Op):
 
     primitive = False
 
+    @property
+    def attends(self) -> bool:
+        """Whether the layer is attention over the keys and values of a slot, `kv`."""
+        return "kv" in self.slot_kinds()
+
+    @property
+    def head_rows(self) -> int:
+        """Return how many rows, of one width, the matrix `o` multiplies joined: one of each head
+        or pair of heads. 0 if it multiplies none.
+        """
+        return 0
+
 
 def rows_for(scope: Scope, role: str, x: Value, name: str) -> Value:
     """Return the row in the form the weight in `role` takes: quantised, or floats for `f32`."""

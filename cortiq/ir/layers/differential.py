@@ -86,6 +86,11 @@ class DifferentialAttention(Layer):
         shapes |= {"o_bias": (self.width,)} if self.output_biased else {}
         return shapes | ({"norm": (2 * self.head_dim,)} if self.weighted else {})
 
+    @property
+    def head_rows(self) -> int:
+        """Return the pairs of heads."""
+        return self.heads // 2
+
     def slot_kinds(self) -> dict[str, Slot]:
         """Declare the rows of pairs of keys and of values."""
         return {"kv": KVRows(self.kv_heads // 2, 2 * self.head_dim, 2 * self.head_dim)}

@@ -103,6 +103,11 @@ class LatentAttention(Layer):
         named = [role for role, wanted in biased.items() if wanted and role in shapes]
         return shapes | {f"{role}_bias": shapes[role][:1] for role in named}
 
+    @property
+    def head_rows(self) -> int:
+        """Return the heads."""
+        return self.heads
+
     def slot_kinds(self) -> dict[str, Slot]:
         """Declare one latent row a position."""
         return {"kv": KVRows(1, self.latent + self.rope_dim, self.latent)}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cortiq.errors import UnsupportedError
 from cortiq.ir import Node, Program, ops
 from cortiq.ir.decompose import primitives_of
-from cortiq.ir.layers import MLP, Attention, GatedMLP, LatentAttention, XieluMLP
+from cortiq.ir.layers import MLP, GatedMLP, XieluMLP
 from cortiq.ir.layers.basic import Layer
 from cortiq.ir.overlays import changeable
 from cortiq.ir.trunk_layers import layer_of
@@ -26,7 +26,7 @@ class LayerPlaces:
     ----------
     down : the weight that multiplies activations of neurons; empty where there is none, or several.
     width : neurons.
-    o : the weight that multiplies the rows of heads. heads : how many there are.
+    o : the weight that multiplies the rows of heads. heads : how many rows there are.
     ends : weights of all that the layer adds. whole : whether there is nothing else that adds.
     """
 
@@ -58,14 +58,14 @@ def layer_places(program: Program) -> dict[int, LayerPlaces]:
     found = {}
     for layer, held in by_layer.items():
         down = nodes.get(layer)
-        attention = [n for n in held if isinstance(n.op, Attention | LatentAttention)]
+        attention = [n for n in held if isinstance(n.op, Layer) and n.op.head_rows]
         o = attention[0] if len(attention) == 1 else None
         ends = [n.weights[role] for n in held for role in _ENDS if role in n.weights]
         found[layer] = LayerPlaces(
             "" if down is None else down.weights["down"],
             0 if down is None else down.op.inner,  # type: ignore[attr-defined]
             "" if o is None else o.weights["o"],
-            0 if o is None else o.op.heads,  # type: ignore[attr-defined]
+            0 if o is None else o.op.head_rows,  # type: ignore[attr-defined]
             tuple(ends),
             all(_is_whole(n) for n in held) and all((end, False) in known for end in ends),
         )

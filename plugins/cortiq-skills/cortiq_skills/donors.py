@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from cortiq.errors import FormatError, RequestError
-from cortiq.ir import Program, ops
-from cortiq.ir.layers import MLP, Attention, GatedMLP, LatentAttention
+from cortiq.ir import Node, Program, ops
+from cortiq.ir.layers import MLP, GatedMLP, XieluMLP
+from cortiq.ir.layers.basic import Layer
 from cortiq.ir.overlays import changeable
 from cortiq.model.source import ModelSource
 from cortiq.numerics.contract import F32, Floats
 from cortiq.numerics.weights import weight_values
 from cortiq_skills.record import SkillRecord, TaskSkill
 
-FAMILIES = {"ffn": (GatedMLP, MLP), "attn": (Attention, LatentAttention), "all": ()}
+FAMILIES: Mapping[str, Callable[[Node], bool]] = {
+    "ffn": lambda node: isinstance(node.op, GatedMLP | MLP | XieluMLP),
+    "attn": lambda node: isinstance(node.op, Layer) and node.op.attends,
+    "all": lambda node: True,
+}
+"""Whether a family of parts has a node."""
 BLEND_TEMPERATURE = 0.4
 _RANGE = re.compile(r"(\d+)-(\d+)")
 _LAYER = re.compile(r"layers\.(\d+)\.")
@@ -57,14 +63,14 @@ def layer_numbers(text: str, count: int) -> frozenset[int]:
 
 def weights_of(program: Program, family: str, layers: str) -> list[str]:
     """Return the matrices of a family of parts in some layers, which overlays can change."""
-    kinds = FAMILIES[family]
+    chosen = FAMILIES[family]
     known = {name for (name, table), node in changeable(program).items()
              if not table and isinstance(node.op, ops.MatMul)}  # fmt: skip
     numbered = [(n, m) for n in program.trunk.nodes if (m := _LAYER.match(n.name))]
     wanted = layer_numbers(layers, 1 + max((int(m[1]) for _, m in numbered), default=-1))
     found: list[str] = []
     for node, matched in numbered:
-        if int(matched[1]) in wanted and (not kinds or isinstance(node.op, kinds)):
+        if int(matched[1]) in wanted and chosen(node):
             found += [name for name in node.weights.values() if name in known]
     return list(dict.fromkeys(found))
 
