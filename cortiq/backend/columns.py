@@ -14,7 +14,7 @@ from cortiq.backend.admission import drawn_token
 from cortiq.backend.batch import Named, Want
 
 Brought = Mapping[Want, Any]
-"""What a row brought, by want."""
+"""Outputs of a row, by want."""
 NOTHING: Brought = MappingProxyType({})
 
 

@@ -80,7 +80,7 @@ class BaseConfig:
     rope_parameters : `rope_type`, `rope_theta` and the parameters of the type, as transformers 5
         writes them; one such mapping per layer type for families whose layers differ.
     source : "huggingface" or "gguf", for conventions that differ between the two.
-    default_theta, default_turned : base, share of a head. windows_turn : windows alone rotate.
+    default_theta, default_turned : usual rotary base, share. windows_turn : only windows rotate.
     """
 
     vocab_size: int

@@ -40,7 +40,7 @@ ABSENT: Mapping[str, Any] = {
     "expert_group_count": 1, "expert_group_used_count": 1, "expert_weights_norm": False,
     "expert_weights_scale": 1.0, "leading_dense_block_count": 0,
 }  # fmt: skip
-"""What these are where a file does not say."""
+"""Values of these where a file has none."""
 BY_SIGMOID: Mapping[str, Any] = {"expert_gating_func": 2}
 """Key of experts that are weighted by a sigmoid."""
 

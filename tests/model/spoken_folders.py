@@ -161,6 +161,13 @@ def as_thinker(folder: Path, kind: str) -> None:
     save_file({f"thinker.{name}": tensor for name, tensor in load_file(file).items()}, file)
 
 
+THINKER_RULES = RULES | {
+    "image_processor_type": "Qwen2VLImageProcessor", "patch_size": 4, "merge_size": 2,
+    "temporal_patch_size": 2, "min_pixels": 256, "max_pixels": 2048, "chunk_length": 4,
+}  # fmt: skip
+"""Preprocessing of the families that see and hear."""
+
+
 def qwen2_5_omni(folder: Path, **changed: Any) -> Any:
     """Write a Qwen2.5-Omni, as published, that sees and hears windows of 40 frames.
 
@@ -187,11 +194,7 @@ def qwen2_5_omni(folder: Path, **changed: Any) -> Any:
         vision_start_token_id=ids[control[1]], audio_start_token_id=ids[control[4]],
         video_token_index=3,
     )  # fmt: skip
-    rules = RULES | {
-        "image_processor_type": "Qwen2VLImageProcessor", "patch_size": 4, "merge_size": 2,
-        "temporal_patch_size": 2, "min_pixels": 256, "max_pixels": 2048, "chunk_length": 4,
-    }  # fmt: skip
-    (folder / "preprocessor_config.json").write_text(json.dumps(rules))
+    (folder / "preprocessor_config.json").write_text(json.dumps(THINKER_RULES))
     made = vision_folders.saved(folder, config, "Qwen2_5OmniThinkerForConditionalGeneration")
     as_thinker(folder, "qwen2_5_omni")
     return made
@@ -224,11 +227,7 @@ def qwen3_omni(folder: Path, **changed: Any) -> Any:
         vision_start_token_id=ids[control[1]], audio_start_token_id=ids[control[4]],
         video_token_id=3,
     )  # fmt: skip
-    rules = RULES | {
-        "image_processor_type": "Qwen2VLImageProcessor", "patch_size": 4, "merge_size": 2,
-        "temporal_patch_size": 2, "min_pixels": 256, "max_pixels": 2048, "chunk_length": 4,
-    }  # fmt: skip
-    (folder / "preprocessor_config.json").write_text(json.dumps(rules))
+    (folder / "preprocessor_config.json").write_text(json.dumps(THINKER_RULES))
     made = vision_folders.saved(folder, config, "Qwen3OmniMoeThinkerForConditionalGeneration")
     as_thinker(folder, "qwen3_omni_moe")
     return made

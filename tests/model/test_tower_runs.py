@@ -87,7 +87,7 @@ def test_arrays_are_answered_as_the_rows_that_they_are(tower, backend):
 
 
 def unfit(given):
-    """What cannot be supplied: a change of a run's inputs for each reason."""
+    """Return changes of a run's inputs that are refused, one for each reason."""
     count, patch = len(given[LAST]), given[PATCH]
     yield {PATCH: None}
     yield {PATCH: patch[:, :-1]}

@@ -1,4 +1,4 @@
-"""Which layers are attention to the packages of skills and of masks."""
+"""Layers that the packages of skills and of masks take for attention."""
 
 from __future__ import annotations
 

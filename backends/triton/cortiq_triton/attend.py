@@ -50,7 +50,7 @@ SPANS = SpanTuning()
 SCORED_TILES, LISTED = 2, 1024
 """Tiles that a program scores; scores that a program counts, and lists, at most."""
 BEFORE, LISTING_WARPS = 16, 16
-"""How often as many scores a program looks at at once to find its place in the list; its warps."""
+"""Earlier scores that a program reads at once, in multiples of its own, and its warps."""
 STREAM_ROWS = 16
 """Rows of a sequence from which its tiles are streamed."""
 

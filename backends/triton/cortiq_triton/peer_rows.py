@@ -35,9 +35,9 @@ WIDTH = 4096
 LOOKS = 1 << 10
 """Polls between two looks at the host's word."""
 PLAIN, QUANTISED, NORMED = range(3)
-"""What becomes of whole rows."""
+"""Forms of whole rows: kept, quantised, or normed and quantised."""
 Columns = tuple[int, int, int]
-"""How wide whole rows are, a rank's first column, and how many it has."""
+"""Width of whole rows, a rank's first column, and its count of columns."""
 Norm = tuple[float, torch.Tensor | None]
 """An RMSNorm's eps and weight."""
 

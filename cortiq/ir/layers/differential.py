@@ -16,7 +16,7 @@ from cortiq.ir.slots import KVRows, Slot
 from cortiq.numerics.rope import RopeTable
 
 HEAD_PAIRS = ("halves", "neighbours")
-"""Which heads are a pair: h and h + n/2 of n, or 2h and 2h + 1."""
+"""Pairs of heads: h and h + n/2 of n, or 2h and 2h + 1."""
 
 
 @dataclass(frozen=True)
