@@ -56,7 +56,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/plugins": 660,
     "cortiq/ranks": 2730,
     "cortiq/receipts": 1060,
-    "cortiq/serve": 6290,
+    "cortiq/serve": 6293,
     "cortiq/tokenizer": 3010,
     "cortiq/vision": 1395,
     "plugins/cortiq-bounded": 1480,

@@ -39,6 +39,9 @@ async def body_bytes(request: HttpRequest, options: ServeOptions) -> bytes:
     except ClientDisconnect:
         raise ClientGone from None
     except TimeoutError:
+        # A busy loop may find the end of the time and of the connection in one turn.
+        if await request.is_disconnected():
+            raise ClientGone from None
         raise ApiError(408, "The body did not come in time.", "body_timeout") from None
     except ApiError:
         await drain_body(parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import re
@@ -14,7 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from serving import TINY, serving
+from starlette.requests import Request
 from work import HANG_SECONDS
+
+from cortiq.serve.http_responses import ClientGone
+from cortiq.serve.options import ServeOptions
+from cortiq.serve.request_body import body_bytes
 
 CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -159,6 +165,19 @@ def test_who_goes_away_in_the_middle_of_a_body_is_no_error_of_the_server(server)
         pass
     assert "status=499" in server.request_after(before)
     check_alive(server)
+
+
+def test_whose_time_and_connection_end_together_has_gone_away():
+    """A busy loop sees both at once: the time is up, and the client is not there to be told."""
+    waits = iter([{"type": "http.request", "body": b"{", "more_body": True}, None])
+
+    async def receive() -> dict:
+        message = next(waits, {"type": "http.disconnect"})
+        return message or await asyncio.get_running_loop().create_future()
+
+    request = Request({"type": "http", "method": "POST", "headers": []}, receive)
+    with pytest.raises(ClientGone):
+        asyncio.run(body_bytes(request, ServeOptions(body_seconds=0.01)))
 
 
 def test_nonsense_behind_a_request_is_no_error_of_the_server(server):
