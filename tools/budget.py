@@ -54,7 +54,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/numerics": 3685,
     "cortiq/placement": 710,
     "cortiq/plugins": 660,
-    "cortiq/ranks": 2730,
+    "cortiq/ranks": 2815,
     "cortiq/receipts": 1060,
     "cortiq/serve": 6290,
     "cortiq/tokenizer": 3010,

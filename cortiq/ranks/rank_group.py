@@ -40,7 +40,7 @@ class RankGroup:
 
     Attributes
     ----------
-    members : their numbers in the world, ascending.
+    members : their numbers in the world, in the order of their shares.
     handle : their group of gloo. nccl : of NCCL, where each has a GPU of its own.
     rows : memory that they write rows to, where each has opened that of the others.
     """
@@ -126,10 +126,10 @@ class RankGroup:
             self.nccl.abort()
 
     def close(self) -> None:
-        """Give memory back that the ranks share."""
+        """Give memory back that the ranks share, and close what connects them."""
         if self.rows is not None:
             self.rows.close()
-            self.rows = None
+        self.rows = self.handle = self.nccl = None
 
     def _by_rows(self, tensor: Tensor) -> bool:
         """Check whether a tensor, of numbers of 32 bits, goes through memory that ranks share."""

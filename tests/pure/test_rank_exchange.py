@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from cortiq.errors import BackendError
 from cortiq.ranks import connections, group
 from cortiq.ranks.group import World
+from cortiq.ranks.process_groups import place_on_host
 from cortiq.ranks.shared_rows import EXCHANGE_VARIABLE, asked_exchange, no_rows, shared_rows
 
 
@@ -65,15 +65,14 @@ def test_memory_is_not_replaced_by_another_way(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A backend without memory for peers ends the load, with the variable and the reason."""
-    made = SimpleNamespace(new_group=lambda *given: None)
-    monkeypatch.setattr(group, "distributed", lambda: made)
-    monkeypatch.setattr(World, "told", lambda self, said: [said] * 2)
+    monkeypatch.setattr(group, "make_group", lambda *given: None)
+    monkeypatch.setattr(group, "told", lambda connected, said: [said] * 2)
     monkeypatch.setenv(EXCHANGE_VARIABLE, "memory")
     with pytest.raises(BackendError, match="no memory for peers") as caught:
-        World(0, 2, 1.0).make_group((0, 1), device, no_rows)
+        World(0, 2, 1.0).make_group(0, (0, 1), device, no_rows)
     assert caught.value.where == EXCHANGE_VARIABLE
     monkeypatch.setenv(EXCHANGE_VARIABLE, "host")
-    assert World(0, 2, 1.0).make_group((0, 1), device, no_rows) == ""
+    assert World(0, 2, 1.0).make_group(0, (0, 1), device, no_rows) == ""
 
 
 @pytest.mark.parametrize(
@@ -92,7 +91,7 @@ def test_memory_is_shared_by_all_or_closed(
     """Whatever a member lacks is said, and none keeps memory that is not used."""
     rows: Any = Rows(own_refusal)
     asks = told(**({"host": connections.this_host()} | other))
-    assert shared_rows(lambda: rows, (0, 1), asks) == (None if why else rows, why)
+    assert shared_rows(lambda: rows, asks) == (None if why else rows, why)
     assert rows.closed == bool(why)
     assert rows.connected or why
 
@@ -105,12 +104,11 @@ def test_processes_of_a_host_name_it_alike() -> None:
     assert done.stdout.strip() == connections.this_host()
 
 
-def test_places_are_counted_on_the_own_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_places_are_counted_on_the_own_host() -> None:
     """By the names that all ranks say."""
+    import torch.distributed
 
-    def gather(found: list[str], said: str) -> None:
-        found[:] = [said, "elsewhere", said, "elsewhere", said]
-
-    made = SimpleNamespace(all_gather_object=gather)
-    monkeypatch.setattr(connections, "distributed", lambda: made)
-    assert [connections.place_on_host(rank, 5) for rank in (0, 2, 4)] == [0, 1, 2]
+    store = torch.distributed.HashStore()
+    for other in (1, 3):
+        store.set(f"host of {other}", "elsewhere")
+    assert [place_on_host(store, rank) for rank in (0, 2, 4)] == [0, 1, 2]
