@@ -4,6 +4,7 @@ of this host started, with the plugins of these files.
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from collections.abc import Sequence
@@ -43,6 +44,7 @@ def work(
             use_files(files)
             check_requested(default_plugins())
         world = World.join(rank, size, address, ranks_here=ranks_here, rank_here=seat)
+        gc.freeze()  # what was imported stays: no collection walks over it
         follow(Member(world, backend_named, weights_of))
     except CortiqError as error:
         print(f"rank {rank}: {error}", file=sys.stderr)

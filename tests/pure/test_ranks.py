@@ -366,6 +366,7 @@ import os, signal
 from cortiq.model.devices import backend_named, weights_of
 from cortiq.ranks.start import start_ranks
 made = start_ranks(3, backend_named, weights_of)
+made.driver.ask(range(3), ("nothing",))
 print(*(process.pid for process in made.processes), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
