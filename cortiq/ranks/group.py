@@ -184,7 +184,7 @@ class World:
     def lose(
         self, what: str, error: BaseException | None = None, ranks: Sequence[int] = ()
     ) -> RankLostError:
-        """Note that ranks are gone, and return the error that says so.
+        """Note that ranks are gone, end what waits for them, and return the error that says so.
 
         Parameters
         ----------
@@ -198,6 +198,9 @@ class World:
             self.gone = dict.fromkeys(others, said) | self.gone
         else:
             self.lost = self.lost or said
+        for members, group in list(self._groups.items()):
+            if self.why(members):
+                group.abort()
         return lost_error(self.why(ranks))
 
     def why(self, ranks: Sequence[int]) -> str:
@@ -217,16 +220,14 @@ class World:
     def forget(self, ranks: Collection[int]) -> None:
         """Close the groups of ranks that are gone."""
         for members in [members for members in self._groups if not {*members}.isdisjoint(ranks)]:
-            group = self._groups.pop(members)
-            group.abort()
-            group.close()
+            self._groups.pop(members).close()
         for rank in ranks:
             self._pairs.pop(rank, None)
 
     def leave(self) -> None:
         """Close all connections: ranks that wait for this one see at once that it is gone."""
         for group in self._groups.values():
-            if self.lost or self.gone:
+            if self.why(group.members):
                 group.abort()
             group.close()
         self.lost = self.lost or "this rank has left the others"

@@ -73,7 +73,8 @@ class Member:
 
         Our own errors before the first exchange are about the command: every rank raises them.
         """
-        return not isinstance(error, CortiqError) or self._exchanges != self.world.exchanges
+        ours = isinstance(error, CortiqError) and not self.world.lost
+        return not ours or self._exchanges != self.world.exchanges
 
     def execute(self, command: tuple[Any, ...]) -> Any:
         """Execute a command: the name of a method, and its arguments."""

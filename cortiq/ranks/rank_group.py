@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -13,6 +15,8 @@ from cortiq.ranks.connections import SPIN_SECONDS, RankLostError, all_gather_of,
 
 Tensor = Any
 """A tensor of torch, which is imported where ranks are."""
+ABORT_SECONDS = 10.0
+"""Seconds that the end of a communicator may take before nobody waits for it."""
 
 
 class AllRanks(Protocol):
@@ -43,6 +47,7 @@ class RankGroup:
     members : their numbers in the world, in the order of their shares.
     handle : their group of gloo. nccl : of NCCL, where each has a GPU of its own.
     rows : memory that they write rows to, where each has opened that of the others.
+    aborted : whether its exchanges were ended.
     """
 
     world: AllRanks
@@ -50,6 +55,7 @@ class RankGroup:
     handle: Any
     nccl: Any = None
     rows: PeerRows | None = None
+    aborted: bool = False
 
     @property
     def rank(self) -> int:
@@ -117,13 +123,16 @@ class RankGroup:
         self.world.check(self.members)
 
     def abort(self) -> None:
-        """End exchanges that wait on a GPU for a rank that is gone: nothing else ends those of a
-        captured step.
+        """End exchanges that wait on a GPU for a rank that is gone, once: nothing else ends those
+        of a captured step, for which whatever frees the device's memory would wait.
         """
+        before, self.aborted = self.aborted, True
         if self.rows is not None:
             self.rows.give_up()
-        if self.nccl is not None:
-            self.nccl.abort()
+        if self.nccl is not None and not before:
+            ending = threading.Thread(target=_abort, args=(self.nccl,), daemon=True)
+            ending.start()
+            ending.join(ABORT_SECONDS)
 
     def close(self) -> None:
         """Give memory back that the ranks share, and close what connects them."""
@@ -173,3 +182,8 @@ class RankGroup:
         self.world.check(self.members)
         together: list[bool] = found.amax(dim=0).bool().tolist()
         return together[: len(flags)]
+
+
+def _abort(communicator: Any) -> None:
+    with suppress(RuntimeError):  # it may have ended by itself meanwhile
+        communicator.abort()
