@@ -54,7 +54,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/numerics": 3685,
     "cortiq/placement": 710,
     "cortiq/plugins": 660,
-    "cortiq/ranks": 2815,
+    "cortiq/ranks": 2830,
     "cortiq/receipts": 1060,
     "cortiq/serve": 6290,
     "cortiq/tokenizer": 3010,
@@ -66,7 +66,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-skills": 1710,
     "plugins/cortiq-torch": 190,
-    "tests": 60635,
+    "tests": 60950,
     "tools": 2120,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""
