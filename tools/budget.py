@@ -35,7 +35,7 @@ LIMITS: Mapping[str, int] = {
     "backends/reference": 985,
     "backends/triton": 12575,
     "backends/wgpu": 6000,
-    "benchmarks": 5050,
+    "benchmarks": 5165,
     "conformance": 8545,
     "cortiq": 777,
     "cortiq/backend": 5800,
@@ -66,7 +66,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-skills": 1710,
     "plugins/cortiq-torch": 190,
-    "tests": 60950,
+    "tests": 61100,
     "tools": 2120,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""

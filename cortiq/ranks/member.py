@@ -95,9 +95,7 @@ class Member:
     def do_group(
         self, number: int, members: tuple[int, ...], backend: str, named: str | None
     ) -> str:
-        """Make a group of ranks, by what connects their devices, as all of them do; return what
-        there is to say of it.
-        """
+        """Make a group, by what connects its devices; return what there is to say of it."""
         found = self._find(backend)
         open_rows = getattr(found, "peer_rows", no_rows)
         return self.world.make_group(number, members, self._take(found, named), open_rows)
