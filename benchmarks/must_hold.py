@@ -1,4 +1,4 @@
-"""What several devices must hold, measured in one run: the same digests, speeds, a large model.
+"""Lines that several devices must hold, measured in one run: digests, speeds, a large model.
 
 `ranks.py --must-hold` starts the ranks and prints the lines. What fails is a line, too, and the
 others are measured nevertheless.
@@ -43,7 +43,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Bench:
-    """How models are compiled and measured; see `ranks.py`."""
+    """Compiles models and measures them; see `ranks.py`."""
 
     compiled: Callable[[Backend, str], Any]
     checked: Callable[[Any], str]
