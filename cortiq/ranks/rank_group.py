@@ -15,7 +15,7 @@ from cortiq.ranks.connections import SPIN_SECONDS, RankLostError, all_gather_of,
 
 Tensor = Any
 """A tensor of torch, which is imported where ranks are."""
-ABORT_SECONDS = 10.0
+END_SECONDS = 10.0
 """Seconds that the end of a communicator may take before nobody waits for it."""
 
 
@@ -130,14 +130,14 @@ class RankGroup:
         if self.rows is not None:
             self.rows.give_up()
         if self.nccl is not None and not before:
-            ending = threading.Thread(target=_abort, args=(self.nccl,), daemon=True)
-            ending.start()
-            ending.join(ABORT_SECONDS)
+            _end(self.nccl.abort)
 
     def close(self) -> None:
         """Give memory back that the ranks share, and close what connects them."""
         if self.rows is not None:
             self.rows.close()
+        if self.nccl is not None and not self.aborted:
+            _end(self.nccl.shutdown)
         self.rows = self.handle = self.nccl = None
 
     def _by_rows(self, tensor: Tensor) -> bool:
@@ -184,6 +184,13 @@ class RankGroup:
         return together[: len(flags)]
 
 
-def _abort(communicator: Any) -> None:
-    with suppress(RuntimeError):  # it may have ended by itself meanwhile
-        communicator.abort()
+def _end(how: Callable[[], None]) -> None:
+    """Have a communicator end, but do not wait for ever: that may need others."""
+
+    def ended() -> None:
+        with suppress(RuntimeError):  # it may have ended by itself meanwhile
+            how()
+
+    ending = threading.Thread(target=ended, daemon=True)
+    ending.start()
+    ending.join(END_SECONDS)

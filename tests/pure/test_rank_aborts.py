@@ -31,7 +31,8 @@ class Communicator:
     """Stands for NCCL's; `hangs` says that even its end does not come back."""
 
     def __init__(self, hangs: bool = False) -> None:
-        self.hangs, self.aborts, self.ended = hangs, 0, threading.Event()
+        self.hangs, self.aborts, self.shutdowns = hangs, 0, 0
+        self.ended = threading.Event()
 
     def abort(self) -> None:
         """End what waits."""
@@ -40,6 +41,11 @@ class Communicator:
         if self.hangs:
             threading.Event().wait(60)
         raise RuntimeError("the communicator was aborted already")
+
+    def shutdown(self) -> None:
+        """End when nothing waits."""
+        assert not self.ended.is_set()
+        self.shutdowns += 1
 
 
 class Pair:
@@ -92,7 +98,7 @@ def member_of(world: World, executable: Any) -> Member:
 @pytest.mark.parametrize("hangs", [False, True])
 def test_a_step_that_waits_is_ended(hangs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """On rank 0, which then gives the memory back without waiting for the GPU."""
-    monkeypatch.setattr(rank_group, "ABORT_SECONDS", 0.2)
+    monkeypatch.setattr(rank_group, "END_SECONDS", 0.2)
     world, group, nccl = world_of(0, hangs)
     executable = Waiting(group, nccl.ended)
     driver = Driver(member_of(world, executable))
@@ -142,6 +148,8 @@ def test_a_rank_of_another_group_ends_nothing_here() -> None:
     world.lose("rank 3 is gone", ranks=(3,))
     assert (group.aborted, nccl.aborts, other.aborted) == (False, 0, True)
     group.wait(SimpleNamespace(query=lambda: True))
+    world.leave()
+    assert (nccl.aborts, nccl.shutdowns, other.handle) == (0, 1, None)
 
 
 def test_an_exchange_that_fails_by_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
