@@ -3,6 +3,7 @@
     python benchmarks/ranks.py --devices 2 [--backend triton] [--model synthetic:llama3-8b]
     python benchmarks/ranks.py --devices 2 --model llama3-70b          # w8, made on the devices
     python benchmarks/ranks.py --devices 2 --backend cpu --model llama-200m --threads 1
+    python benchmarks/ranks.py --must-hold      # all that two devices must hold: pass or FAIL
     python benchmarks/ranks.py --shard-of 2     # on one device: the share of one of two ranks
 
 Starts the other ranks itself. One device computes with all that its backend has (run ahead,
@@ -33,7 +34,7 @@ from cortiq.models.synthetic_configs import CONFIGS
 from cortiq.numerics.layouts import Weight
 from cortiq.placement.place import place
 from cortiq.ranks.backend import DeviceSplit, RanksBackend
-from cortiq.ranks.start import INTERFACE, LOOPBACK, free_port, start_ranks
+from cortiq.ranks.start import INTERFACE, LOOPBACK, Ranks, free_port, start_ranks
 
 CONFIGS["llama3-70b"] = CONFIGS["llama3-8b"] | {
     "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80,
@@ -211,9 +212,13 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=0, help="of each rank, and of one device")
     parser.add_argument("--shard-of", type=int, metavar="N", help="measure one rank's share of N")
     parser.add_argument("--ways", nargs="*", help="how that exchanges; see shard_of.WAYS")
+    parser.add_argument("--must-hold", action="store_true", help="a line for each, pass or FAIL")
+    parser.add_argument("--large", default="llama3-70b", help="what --must-hold computes besides")
     parser.add_argument("--alone", action="store_true", help="one device only")
     parser.add_argument("--together", action="store_true", help="all devices only")
     options = parser.parse_args()
+    if options.must_hold and (options.alone or options.together or options.shard_of):
+        parser.error("--must-hold measures one device and several")
     if options.backend == "triton":
         make_on_devices()
     if options.shard_of:
@@ -231,6 +236,11 @@ def compared(options: argparse.Namespace) -> int:
     name = f"synthetic:{options.model.removeprefix('synthetic:')}?format=w8"
     backend, compiling = backend_named(options.backend), CompileOptions(threads=options.threads)
     ranks = None if options.alone else start_ranks(options.devices, backend_named, weights_of)
+    if ranks is not None and options.must_hold:
+        try:
+            return must_hold(ranks, backend, compiling, options)
+        finally:
+            ranks.close()
     ways: list[tuple[str, Callable[[], Backend]]] = []
     if not options.together:
         ways.append(("one device", lambda: backend))
@@ -245,6 +255,40 @@ def compared(options: argparse.Namespace) -> int:
             ranks.close()
 
 
+def must_hold(
+    ranks: Ranks, backend: Backend, compiling: CompileOptions, options: argparse.Namespace
+) -> int:
+    """Measure all that several devices must hold; return 0 if they do."""
+    from must_hold import Bench, compared, held, large
+
+    split = DeviceSplit.of(options.split, options.devices)
+
+    def compiled(chosen: Backend, model: str) -> Any:
+        name = f"synthetic:{model}?format=w8"
+        if isinstance(chosen, RanksBackend):
+            chosen = RanksBackend(ranks.driver, backend, split, name)
+        return compiled_on(chosen, name, compiling, options)
+
+    bench = Bench(compiled, checked, lambda executable: measured(executable, options))
+    several = RanksBackend(ranks.driver, backend, split)
+    model = options.model.removeprefix("synthetic:")
+    return held(
+        [
+            (model, lambda: compared(bench, model, backend, several)),
+            (options.large, lambda: large(bench, options.large, several)),
+        ]
+    )
+
+
+def compiled_on(
+    chosen: Backend, name: str, compiling: CompileOptions, options: argparse.Namespace
+) -> Any:
+    """Compile a model for as many positions as are measured."""
+    longest = max(options.prompt, options.context + options.steps, CHECKED + STEPS_CHECKED)
+    program = load_program(open_synthetic(name), context=longest + 16).program
+    return place(chosen, program, weights_of(name), compiling)
+
+
 def measure_ways(
     name: str,
     ways: Sequence[tuple[str, Callable[[], Backend]]],
@@ -256,9 +300,7 @@ def measure_ways(
     found: dict[str, Measured] = {}
     for way, make in ways:
         start, chosen = time.perf_counter(), make()
-        longest = max(options.prompt, options.context + options.steps, CHECKED + STEPS_CHECKED)
-        program = load_program(open_synthetic(name), context=longest + 16).program
-        executable = place(chosen, program, weights_of(name), compiling)
+        executable = compiled_on(chosen, name, compiling, options)
         digests.append(checked(executable))
         seconds = time.perf_counter() - start
         print(f"{way}: ready in {seconds:.0f} s, digest {digests[-1]}", flush=True)

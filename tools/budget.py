@@ -35,7 +35,7 @@ LIMITS: Mapping[str, int] = {
     "backends/reference": 985,
     "backends/triton": 12575,
     "backends/wgpu": 6000,
-    "benchmarks": 5050,
+    "benchmarks": 5165,
     "conformance": 8545,
     "cortiq": 777,
     "cortiq/backend": 5800,
@@ -54,7 +54,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/numerics": 3685,
     "cortiq/placement": 710,
     "cortiq/plugins": 660,
-    "cortiq/ranks": 2730,
+    "cortiq/ranks": 2830,
     "cortiq/receipts": 1060,
     "cortiq/serve": 6293,
     "cortiq/tokenizer": 3010,
@@ -66,7 +66,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-skills": 1710,
     "plugins/cortiq-torch": 190,
-    "tests": 60635,
+    "tests": 61100,
     "tools": 2120,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -46,6 +47,8 @@ def subject_on(spec: str | None, devices: int, kind: str) -> Iterator[Subject]:
     try:
         subject.backend = RanksBackend(ranks.driver, subject.backend, split)
         subject.split = f"{kind} split over {devices} devices"
+        gc.freeze()  # ranks collect after every case: no more than that case's
         yield subject
     finally:
+        gc.unfreeze()
         ranks.close()

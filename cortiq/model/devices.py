@@ -70,7 +70,7 @@ def _split(options: LoadOptions, count: int) -> DeviceSplit:
 
 def _ranks(count: int, ray: bool, backend: Backend) -> Ranks:
     running = _Running.ranks
-    if running is not None and (_is_broken(running) or not _Running.models):
+    if running is not None and not (_Running.models and running.renew()):
         running.close()
         running = _Running.ranks = None
     if running is None:
@@ -85,12 +85,6 @@ def _ranks(count: int, ray: bool, backend: Backend) -> Ranks:
         what = f"is {count}, and a model on {size} devices is loaded"
         raise OptionError("devices", what, hint="close that model first")
     return running
-
-
-def _is_broken(ranks: Ranks) -> bool:
-    """Return whether one of the ranks is lost, so that no other model can be loaded on them."""
-    world = ranks.driver.world
-    return bool(world.why(range(world.size)))
 
 
 def _let_go() -> None:

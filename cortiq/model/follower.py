@@ -1,9 +1,10 @@
-"""`python -m cortiq.model.follower RANK SIZE ADDRESS [FILE...]`: a rank that another process
-started, with the plugins of these files.
+"""`python -m cortiq.model.follower RANK SIZE ADDRESS SEAT [FILE...]`: a rank that another process
+of this host started, with the plugins of these files.
 """
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from collections.abc import Sequence
@@ -19,20 +20,31 @@ from cortiq.ranks.member import Member
 
 def main(arguments: Sequence[str]) -> int:
     """Work for rank 0 until it ends; return the exit status."""
-    rank, size, address = int(arguments[0]), int(arguments[1]), arguments[2]
+    rank, size, address, seat = int(arguments[0]), int(arguments[1]), arguments[2], arguments[3]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides what an interrupt ends
-    return work(rank, size, address, size, arguments[3:])
+    return work(rank, size, address, size, arguments[4:], int(seat))
 
 
 def work(
-    rank: int, size: int, address: str, ranks_here: int, files: Sequence[str | Path] = ()
+    rank: int,
+    size: int,
+    address: str,
+    ranks_here: int,
+    files: Sequence[str | Path] = (),
+    seat: int | None = None,
 ) -> int:
-    """Meet the other ranks and work for rank 0 until it ends; return an exit status."""
+    """Meet the other ranks and work for rank 0 until it ends; return an exit status.
+
+    Parameters
+    ----------
+    seat : place among the `ranks_here` of this host; None where the ranks find out.
+    """
     try:
         if files:
             use_files(files)
             check_requested(default_plugins())
-        world = World.join(rank, size, address, ranks_here=ranks_here)
+        world = World.join(rank, size, address, ranks_here=ranks_here, rank_here=seat)
+        gc.freeze()  # what was imported stays: no collection walks over it
         follow(Member(world, backend_named, weights_of))
     except CortiqError as error:
         print(f"rank {rank}: {error}", file=sys.stderr)

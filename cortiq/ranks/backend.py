@@ -23,8 +23,8 @@ class DeviceSplit:
 
     Attributes
     ----------
-    stages : ranks that compute a stretch of layers together, each its heads and columns of it; one
-        stage is a tensor split, one rank a stage a layer split.
+    stages : seats of ranks that compute a stretch of layers together, each its heads and columns of
+        it; one stage is a tensor split, one rank a stage a layer split.
     points : first layer of each stage but the first; none divides them evenly.
     by_expert : whether a stage divides experts, rather than each one's columns.
     replicas : whether each stage has the whole program instead, and computes sequences of its own.
@@ -136,7 +136,7 @@ class RanksBackend:
         options = replace(options, kept=None)
         stages = self._stages = [
             StageBackend(self.driver, self.inner, members, self.source, self.split.by_expert)
-            for members in self.split.stages
+            for members in self._members()
         ]
         if self.split.replicas:
             copies = [stage.compile(program, weights, options) for stage in stages]
@@ -147,9 +147,13 @@ class RanksBackend:
         assignments = [(stage, options) for stage in stages[: len(cuts) + 1]]
         return place_split(assignments, program, weights, cuts)
 
+    def _members(self) -> list[tuple[int, ...]]:
+        """Return the ranks that sit in each stage's seats."""
+        return [tuple(self.driver.seats[seat] for seat in stage) for stage in self.split.stages]
+
     def _cuts(self, program: Program, device: str | None) -> Sequence[str]:
         if self.split.points:
             return cuts_at(program, self.split.points, len(self.split.stages))
-        free = self.driver.ask(range(self.driver.world.size), ("memory", self.name, device))
-        budgets = [sum(free[rank] for rank in stage) for stage in self.split.stages]
+        free = self.driver.ask(self.driver.seats, ("memory", self.name, device))
+        budgets = [sum(free[seat] for seat in stage) for stage in self.split.stages]
         return even_cuts(program, budgets)

@@ -86,10 +86,3 @@ def this_host() -> str:
     except OSError:
         boot = f"{uuid.getnode():x}"
     return f"{platform.node()} {boot}"
-
-
-def place_on_host(rank: int, size: int) -> int:
-    """Return how many ranks before this one run on its host; all ranks ask at once."""
-    hosts: list[str] = [""] * size
-    distributed().all_gather_object(hosts, this_host())
-    return hosts[:rank].count(hosts[rank])

@@ -11,7 +11,7 @@ from typing import Any
 
 from cortiq import errors
 from cortiq.errors import BackendError, CortiqError
-from cortiq.ranks.connections import COMPILE_SECONDS, RankLostError
+from cortiq.ranks.connections import COMPILE_SECONDS, RankLostError, first_sentence
 from cortiq.ranks.member import Member
 from cortiq.ranks.wire import receive, send
 
@@ -28,12 +28,15 @@ class Driver:
 
     Attributes
     ----------
-    member : rank 0's own share of the work. numbers : for executables, sequences, copies.
+    member : rank 0's own share of the work. numbers : for executables, sequences, copies, groups.
+    seats : the rank in each place that a split names; another one once it was lost.
     """
 
     def __init__(self, member: Member) -> None:
         self.member, self.world = member, member.world
         self.numbers = itertools.count()
+        self.seats = list(range(self.world.size))
+        self._later = itertools.count(self.world.size)
         self._lock = threading.RLock()
         self._dropped: list[int] = []
         self._ended = threading.Event()
@@ -146,6 +149,38 @@ class Driver:
         with contextlib.suppress(RankLostError):
             send(self.world, rank, ("nothing",))
             receive(self.world, rank, self.world.timeout)
+
+    def look(self) -> list[int]:
+        """Ask every rank whether it is there; return the seats whose rank is gone."""
+        with self._lock:
+            for rank in self.world.living[1:]:
+                self._show_life(rank)
+        return [seat for seat, rank in enumerate(self.seats) if rank in self.world.gone]
+
+    def forget(self) -> None:
+        """Have ranks release what they had together with those that are gone."""
+        with contextlib.suppress(RankLostError):
+            self.ask(self.world.living, ("forget", sorted(self.world.gone)))
+
+    def replace(self, seat: int, start: Callable[[int], None]) -> None:
+        """Put a new rank in a seat whose rank is gone; others may be at work meanwhile.
+
+        Parameters
+        ----------
+        start : starts the rank with the number that it is given.
+
+        Raises
+        ------
+        BackendError : it did not come.
+        """
+        rank = next(self._later)
+        start(rank)
+        try:
+            self.world.meet(rank)
+        except RuntimeError as error:
+            what = f"no rank came in place of the lost one in seat {seat}: {first_sentence(error)}"
+            raise BackendError(what, hint="Load the model again, or start all anew.") from None
+        self.seats[seat] = rank
 
     def close(self) -> None:
         """End all ranks."""

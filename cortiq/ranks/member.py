@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import gc
 from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -61,7 +61,7 @@ class Member:
         self.world, self._find, self._open = world, find_backend, open_weights
         self._executables: dict[int, Any] = {}
         self._splits: dict[int, Mapping[Key, Split]] = {}
-        self._places: dict[int, int] = {}
+        self._members: dict[int, tuple[int, ...]] = {}
         self._states: dict[int, Any] = {}
         self._snapshots: dict[int, Any] = {}
         self._sent: dict[str, Weight] = {}
@@ -73,7 +73,8 @@ class Member:
 
         Our own errors before the first exchange are about the command: every rank raises them.
         """
-        return not isinstance(error, CortiqError) or self._exchanges != self.world.exchanges
+        ours = isinstance(error, CortiqError) and not self.world.lost
+        return not ours or self._exchanges != self.world.exchanges
 
     def execute(self, command: tuple[Any, ...]) -> Any:
         """Execute a command: the name of a method, and its arguments."""
@@ -91,13 +92,20 @@ class Member:
         device, sharing = own_device(self._find(backend).devices(), named, *self.world.here)
         return free_memory(device) // sharing
 
-    def do_group(self, members: tuple[int, ...], backend: str, named: str | None) -> str:
-        """Make a group of ranks, by what connects their devices, as every rank does; return what
-        there is to say of it.
-        """
+    def do_group(
+        self, number: int, members: tuple[int, ...], backend: str, named: str | None
+    ) -> str:
+        """Make a group, by what connects its devices; return what there is to say of it."""
         found = self._find(backend)
         open_rows = getattr(found, "peer_rows", no_rows)
-        return self.world.make_group(members, self._take(found, named), open_rows)
+        return self.world.make_group(number, members, self._take(found, named), open_rows)
+
+    def do_forget(self, gone: Collection[int]) -> None:
+        """Release what this rank had together with others that are gone."""
+        for number, members in list(self._members.items()):
+            if not {*members}.isdisjoint(gone):
+                self.do_close(number)
+        self.world.forget(gone)
 
     def _take(self, backend: Backend, named: str | None) -> str:
         """Return this rank's device; every command uses it from now on if it is a GPU.
@@ -147,7 +155,7 @@ class Member:
             raise BackendError(what, hint="It takes part in a layer split only: --split layer")
         self._executables[number] = made
         self._splits[number] = local.splits
-        self._places[number] = plan.members.index(self.world.rank)
+        self._members[number] = plan.members
         return dict(made.windows), made.batch_rows, dict(made.provenance), made.takes_overlays
 
     def do_vary(self, number: int, plan: StagePlan | None) -> None:
@@ -217,7 +225,7 @@ class Member:
     def _rows(
         self, number: int, entry: str, runs: Sequence[SentRun] | None, rows: Sequence[SentRow]
     ) -> Sequence[Row]:
-        splits, place = self._splits[number], self._places[number]
+        splits, place = self._splits[number], self._members[number].index(self.world.rank)
         if runs is not None:
             return RowRuns(
                 [
@@ -283,7 +291,7 @@ class Member:
         if executable is not None:
             executable.close()
         self._splits.pop(number, None)
-        self._places.pop(number, None)
+        self._members.pop(number, None)
         gc.collect()
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -13,6 +15,8 @@ from cortiq.ranks.connections import SPIN_SECONDS, RankLostError, all_gather_of,
 
 Tensor = Any
 """A tensor of torch, which is imported where ranks are."""
+END_SECONDS = 10.0
+"""Seconds that the end of a communicator may take before nobody waits for it."""
 
 
 class AllRanks(Protocol):
@@ -40,9 +44,10 @@ class RankGroup:
 
     Attributes
     ----------
-    members : their numbers in the world, ascending.
+    members : their numbers in the world, in the order of their shares.
     handle : their group of gloo. nccl : of NCCL, where each has a GPU of its own.
     rows : memory that they write rows to, where each has opened that of the others.
+    aborted : whether its exchanges were ended.
     """
 
     world: AllRanks
@@ -50,6 +55,7 @@ class RankGroup:
     handle: Any
     nccl: Any = None
     rows: PeerRows | None = None
+    aborted: bool = False
 
     @property
     def rank(self) -> int:
@@ -117,19 +123,22 @@ class RankGroup:
         self.world.check(self.members)
 
     def abort(self) -> None:
-        """End exchanges that wait on a GPU for a rank that is gone: nothing else ends those of a
-        captured step.
+        """End exchanges that wait on a GPU for a rank that is gone, once: nothing else ends those
+        of a captured step, for which whatever frees the device's memory would wait.
         """
+        before, self.aborted = self.aborted, True
         if self.rows is not None:
             self.rows.give_up()
-        if self.nccl is not None:
-            self.nccl.abort()
+        if self.nccl is not None and not before:
+            _end(self.nccl.abort)
 
     def close(self) -> None:
-        """Give memory back that the ranks share."""
+        """Give memory back that the ranks share, and close what connects them."""
         if self.rows is not None:
             self.rows.close()
-            self.rows = None
+        if self.nccl is not None and not self.aborted:
+            _end(self.nccl.shutdown)
+        self.rows = self.handle = self.nccl = None
 
     def _by_rows(self, tensor: Tensor) -> bool:
         """Check whether a tensor, of numbers of 32 bits, goes through memory that ranks share."""
@@ -173,3 +182,15 @@ class RankGroup:
         self.world.check(self.members)
         together: list[bool] = found.amax(dim=0).bool().tolist()
         return together[: len(flags)]
+
+
+def _end(how: Callable[[], None]) -> None:
+    """Have a communicator end, but do not wait for ever: that may need others."""
+
+    def ended() -> None:
+        with suppress(RuntimeError):  # it may have ended by itself meanwhile
+            how()
+
+    ending = threading.Thread(target=ended, daemon=True)
+    ending.start()
+    ending.join(END_SECONDS)

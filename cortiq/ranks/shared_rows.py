@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from cortiq.backend.peers import PeerRows
@@ -36,26 +36,24 @@ def asked_exchange() -> str:
 
 
 def shared_rows(
-    make: Callable[[], PeerRows | None] | None,
-    members: Sequence[int],
+    make: Callable[[], PeerRows | None],
     told: Callable[[Any], list[Any]],
 ) -> tuple[PeerRows | None, str]:
-    """Return the memory of this rank, connected with that of the other members, or why not.
+    """Return the memory of this rank, connected with that of the others of its group, or why not.
 
-    Members use it if every one of them can.
+    They use it if every one of them can.
 
     Parameters
     ----------
-    make : makes this rank's memory; None if it is no member. told : asks every rank.
+    make : makes this rank's memory. told : asks every rank of the group.
     """
     rows, why = None, ""
     try:
-        rows = make() if make is not None else None
-        why = "the backend has no memory for peers" if make is not None and rows is None else ""
+        rows = make()
+        why = "the backend has no memory for peers" if rows is None else ""
     except BackendError as error:
         why = error.what
-    every = told((why, this_host(), rows.handle if rows is not None else b""))
-    offers = [every[member] for member in members]
+    offers = told((why, this_host(), rows.handle if rows is not None else b""))
     why = next((why for why, _, _ in offers if why), "")
     if not why and len({host for _, host, _ in offers}) > 1:
         why = "ranks are on several hosts"

@@ -42,7 +42,7 @@ class StageBackend:
 
     Attributes
     ----------
-    inner : the backend of each of them. members : the ranks, ascending.
+    inner : the backend of each of them. members : the ranks, in the order of their shares.
     source : how each rank opens the weights itself; None: rank 0 sends them.
     by_expert : whether experts are divided, rather than each one's columns.
     note : what there is to say of their exchange, once a program was compiled.
@@ -71,8 +71,8 @@ class StageBackend:
         self, program: Program, weights: Mapping[str, Weight], options: CompileOptions
     ) -> StageExecutable:
         """Compile each rank's share on that rank."""
-        made = ("group", self.members, self.name, options.device)
-        self.note = self.driver.ask(range(self.driver.world.size), made)[0]
+        made = ("group", next(self.driver.numbers), self.members, self.name, options.device)
+        self.note = self.driver.ask(self.members, made)[0]
         options = replace(options, kept=None)
         plan = StagePlan(program, self.members, self.name, options, self.source, self.by_expert)
         if self.source is None:
@@ -202,9 +202,9 @@ class StageExecutable(OptionalCapabilities):
 
     def tell_living(self, command: Command) -> None:
         """Have ranks execute a command that gives memory back; lost ones hold none."""
-        if not self.lost:
-            with suppress(RankLostError):
-                self.ask(command)
+        living = [rank for rank in self.members if rank in self.driver.world.living]
+        with suppress(RankLostError):
+            self.driver.ask(living, command)
 
     def forward(self, batch: Batch) -> Finished:
         """Compute a batch on all ranks of the stage."""

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from cortiq.errors import BackendError, OptionError
@@ -19,7 +20,7 @@ from cortiq.ranks.member import FindBackend, Member, OpenWeights
 LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables that torchrun sets."""
 FOLLOWER = "cortiq.model.follower"
-"""The module that a process of this host runs as a rank: `python -m`, its rank, size, address."""
+"""The module that a process of this host runs as a rank: `python -m`, rank, size, address, seat."""
 INTERFACE, LOOPBACK = "GLOO_SOCKET_IFNAME", "lo"
 MOST_HERE = 64
 """Ranks that one host is asked to start at most: each is a process with a model of its own."""
@@ -92,14 +93,41 @@ class Ranks:
 
     Attributes
     ----------
-    hosts : on how many hosts they run. processes : those that were started here.
+    hosts : on how many hosts they run. processes : those that were started here, by their seats.
     end : ends what else was started, once rank 0 has told it to.
+    start_one : starts a process with a number, for a seat; None where single ones cannot be.
     """
 
     driver: Driver
     hosts: int = 1
-    processes: Sequence[subprocess.Popen[bytes]] = field(default_factory=list)
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     end: Callable[[], None] = lambda: None
+    start_one: Callable[[int, int], subprocess.Popen[bytes]] | None = None
+
+    def renew(self) -> bool:
+        """Start ranks in place of those that are gone; return False if that cannot be.
+
+        The others keep what they have, but for what they shared with a rank that is gone.
+
+        Raises
+        ------
+        BackendError : one cannot be started, or does not come.
+        """
+        lost, start = self.driver.look(), self.start_one
+        if self.driver.world.lost or (lost and start is None):
+            return False
+        if lost:
+            self.driver.forget()
+        for seat in lost:
+            before = self.processes[seat - 1]
+            before.kill()
+            before.wait()
+            self.driver.replace(seat, partial(self._seat, seat))
+        return True
+
+    def _seat(self, seat: int, rank: int) -> None:
+        assert self.start_one is not None
+        self.processes[seat - 1] = self.start_one(rank, seat)
 
     def close(self) -> None:
         """End all ranks; one that does not end is killed."""
@@ -145,24 +173,34 @@ def _start_here(
     os.environ.setdefault(INTERFACE, LOOPBACK)
     address = f"127.0.0.1:{free_port()}"
     processes: list[subprocess.Popen[bytes]] = []
+
+    def start_one(rank: int, seat: int) -> subprocess.Popen[bytes]:
+        return start_follower(rank, count, address, seat, files)
+
     try:
         for rank in range(1, count):
-            processes.append(start_follower(rank, count, address, files))
+            processes.append(start_one(rank, rank))
         world = World.join(0, count, address, ranks_here=count)
     except BaseException:
         for process in processes:
             process.kill()
             process.wait()
         raise
-    return Ranks(Driver(Member(world, find_backend, open_weights)), 1, processes)
+    driver = Driver(Member(world, find_backend, open_weights))
+    return Ranks(driver, 1, processes, start_one=start_one)
 
 
 def start_follower(
-    rank: int, count: int, address: str, files: Sequence[Any] = ()
+    rank: int, count: int, address: str, seat: int, files: Sequence[Any] = ()
 ) -> subprocess.Popen[bytes]:
-    """Start a rank on this host, which ends when rank 0 does; BackendError if it cannot be."""
+    """Start a rank on this host, which ends when rank 0 does; BackendError if it cannot be.
+
+    Parameters
+    ----------
+    seat : its place among the ranks of this host.
+    """
     paths = map(os.path.abspath, files)
-    command = [sys.executable, "-m", FOLLOWER, str(rank), str(count), address, *paths]
+    command = [sys.executable, "-m", FOLLOWER, str(rank), str(count), address, str(seat), *paths]
     try:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     except OSError as error:

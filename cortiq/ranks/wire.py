@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import datetime
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from cortiq.ranks.connections import COMPILE_SECONDS, distributed
+from cortiq.ranks.connections import COMPILE_SECONDS
 from cortiq.ranks.group import World
 
 FIRST_BYTES = 8192
@@ -34,9 +33,9 @@ def send(world: World, rank: int, message: Any) -> None:
     rest = whole[FIRST_BYTES - HEAD_BYTES :]
     first[HEAD_BYTES : HEAD_BYTES + len(whole) - len(rest)] = whole[: len(whole) - len(rest)]
     seconds = COMPILE_SECONDS if world.rank else world.timeout
-    _transfer(world, distributed().isend, first, rank, seconds)
+    _transfer(world, "send", first, rank, seconds)
     if len(rest):
-        _transfer(world, distributed().isend, rest.copy(), rank)
+        _transfer(world, "send", rest.copy(), rank)
 
 
 def receive(world: World, rank: int, seconds: float = COMPILE_SECONDS) -> Any:
@@ -47,19 +46,19 @@ def receive(world: World, rank: int, seconds: float = COMPILE_SECONDS) -> Any:
     RankLostError : it is not there any more, or has not answered for so many seconds.
     """
     first = np.zeros(FIRST_BYTES, np.uint8)
-    _transfer(world, distributed().irecv, first, rank, seconds)
+    _transfer(world, "recv", first, rank, seconds)
     length = int(first[:HEAD_BYTES].view(np.int64)[0])
     data = first[HEAD_BYTES : HEAD_BYTES + length].tobytes()
     if length > len(data):
         rest = np.zeros(length - len(data), np.uint8)
-        _transfer(world, distributed().irecv, rest, rank, seconds)
+        _transfer(world, "recv", rest, rank, seconds)
         data += rest.tobytes()
     return pickle.loads(data)
 
 
 def _transfer(
     world: World,
-    start: Callable[..., Any],
+    way: str,
     block: npt.NDArray[np.uint8],
     rank: int,
     seconds: float = COMPILE_SECONDS,
@@ -68,7 +67,8 @@ def _transfer(
 
     world.check((rank,))
     try:
-        connected = start(torch.from_numpy(block), rank, group=world.pair(rank))
-        connected.wait(datetime.timedelta(seconds=seconds))
+        pair = world.pair(rank)
+        under_way = getattr(pair, way)([torch.from_numpy(block)], 1 - pair.rank(), 0)
+        under_way.wait(datetime.timedelta(seconds=seconds))
     except RuntimeError as error:
         raise world.lose(f"rank {rank} is gone or hangs", error, (rank,)) from None

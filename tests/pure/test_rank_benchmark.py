@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import formula_weights  # noqa: E402 - beside the script
+import must_hold  # noqa: E402
 import ranks as benchmark  # noqa: E402
 
 NAME = "synthetic:tiny-llama?format=w8"
@@ -108,3 +109,66 @@ def test_ranks_of_the_cpu(split: str) -> None:
     lines = done.stdout.splitlines()
     assert lines[0].split()[-1] == lines[1].split()[-1]
     assert [line.split()[-1] for line in lines[3:]] == ["same"] * 3
+
+
+ALONE = {
+    "prompt of 8": (10.0, "tokens/s", "p"),
+    "decoding, batch 1, after 4": (10.0, "tokens/s", "q"),
+    "decoding, batch 2, after 4": (10.0, "tokens/s", "r"),
+}
+
+
+@pytest.mark.parametrize(
+    ("digest", "prompt", "step", "fails"),
+    [
+        ("d", (17.0, "p"), (15.0, "q"), {}),
+        ("d", (16.9, "p"), (15.0, "q"), {1: "below 1.7 times"}),
+        ("d", (17.0, "x"), (14.9, "q"), {1: "other bits: p x", 2: "below 1.5 times"}),
+        ("e", (17.0, "p"), (14.0, "x"), {0: "other bits: d e", 2: "other bits: q x"}),
+    ],
+)
+def test_what_must_hold(
+    digest: str, prompt: Any, step: Any, fails: dict[int, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line for each; a model that is no more computed is one that fails, and others are."""
+    closed: list[Any] = []
+    together = dict(
+        zip(ALONE, [(n, "tokens/s", d) for n, d in (prompt, step, (1, "r"))], strict=True)
+    )
+    answers: Any = {"one": ("d", ALONE), "several": (digest, together)}
+
+    def compiled(backend: Any, model: str) -> Any:
+        if model == "too large":
+            raise MemoryError("no room\nfor it")
+        return SimpleNamespace(answers=answers[backend], close=lambda: closed.append(backend))
+
+    bench = must_hold.Bench(compiled, lambda on: on.answers[0], lambda on: on.answers[1])
+    one: Any = "one"
+    several: Any = "several"
+    compared = ("a", lambda: must_hold.compared(bench, "a", one, several))
+    whole = ("b", lambda: must_hold.large(bench, "b", several))
+    broken = ("too large", lambda: must_hold.large(bench, "too large", several))
+    assert must_hold.held([compared, whole]) == bool(fails)
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert len(lines) == 8 and closed == ["one", "several", "several"]
+    for at, line in enumerate(lines):
+        assert line.endswith(f"FAIL: {fails[at]}" if at in fails else "pass"), line
+    assert must_hold.held([broken, whole]) == 1
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert lines[0].endswith("FAIL: MemoryError: no room") and len(lines) == 5
+
+
+@pytest.mark.slow
+def test_what_must_hold_on_ranks_of_the_cpu() -> None:
+    """The whole command with tiny models; the bits hold, whatever the speeds."""
+    flags = ["--must-hold", "--backend", "cpu", "--model", "tiny-llama", "--large", "tiny-mixtral",
+             "--prompt", "40", "--context", "16", "--steps", "4", "--threads", "1"]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "ranks.py", *flags],
+        capture_output=True, text=True, check=False, timeout=500,
+    )  # fmt: skip
+    first, *lines = done.stdout.splitlines()
+    assert len(lines) == 8 and first.split() == ["tokens/s", "one", "several", "ratio", "asked"]
+    assert not any("other bits" in line for line in lines)
+    assert {lines[n].split()[-1] for n in (0, 4, 5, 6, 7)} == {"pass"}, done.stdout + done.stderr
+    assert done.returncode == any("FAIL" in line for line in lines)

@@ -70,17 +70,17 @@ def test_commands_use_the_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever thread executes one; models of one rank are on one device."""
     used: list[str] = []
     monkeypatch.setattr("cortiq.ranks.member.use_gpu", used.append)
-    monkeypatch.setattr(World, "make_group", lambda self, members, device, rows: device)
+    monkeypatch.setattr(World, "make_group", lambda self, number, members, device, rows: device)
     backend: Any = SimpleNamespace(devices=lambda: GPUS)
     member = Member(World(1, 2, 1.0, 2, 1), lambda name: backend, lambda source: {})
     member.execute(("nothing",))
     assert used == []
-    assert member.execute(("group", (0, 1), "gpus", None)) == "cuda:1"
+    assert member.execute(("group", 0, (0, 1), "gpus", None)) == "cuda:1"
     member.execute(("nothing",))
     assert used == ["cuda:1", "cuda:1"]
     member._executables[0] = None
     with pytest.raises(BackendError, match="rank 1 are on cuda:1, and this is for cuda:3"):
-        member.execute(("group", (0, 1), "gpus", "cuda:2"))
+        member.execute(("group", 1, (0, 1), "gpus", "cuda:2"))
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_started_ranks_load_the_same_plugin_files(monkeypatch: pytest.MonkeyPatc
     started: list[list[str]] = []
     used: list[Any] = []
     monkeypatch.setattr(start.subprocess, "Popen", lambda command, **how: started.append(command))
-    start.start_follower(1, 2, "host:1", ("mine.py",))
+    start.start_follower(1, 2, "host:1", 1, ("mine.py",))
     monkeypatch.setattr(follower, "use_files", used.append)
     monkeypatch.setattr(follower, "check_requested", lambda plugins: None)
     monkeypatch.setattr(follower.World, "join", lambda *given, **more: 1 / 0)

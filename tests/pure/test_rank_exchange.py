@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from types import SimpleNamespace
+import threading
 from typing import Any
 
 import pytest
 
 from cortiq.errors import BackendError
 from cortiq.ranks import connections, group
+from cortiq.ranks import shared_rows as shared_rows_module
 from cortiq.ranks.group import World
+from cortiq.ranks.process_groups import place_on_host
 from cortiq.ranks.shared_rows import EXCHANGE_VARIABLE, asked_exchange, no_rows, shared_rows
 
 
@@ -22,12 +24,13 @@ class Rows:
 
     def __init__(self, refused: str = "") -> None:
         self.refused, self.connected, self.closed = refused, False, False
+        self.expected = [b"mine", b"other"]
 
     def connect(self, handles: list[bytes]) -> None:
         """Take the handles, or refuse them."""
         if self.refused:
             raise BackendError(self.refused)
-        assert handles == [b"mine", b"other"]
+        assert handles == self.expected
         self.connected = True
 
     def close(self) -> None:
@@ -65,15 +68,14 @@ def test_memory_is_not_replaced_by_another_way(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A backend without memory for peers ends the load, with the variable and the reason."""
-    made = SimpleNamespace(new_group=lambda *given: None)
-    monkeypatch.setattr(group, "distributed", lambda: made)
-    monkeypatch.setattr(World, "told", lambda self, said: [said] * 2)
+    monkeypatch.setattr(group, "make_group", lambda *given: None)
+    monkeypatch.setattr(group, "told", lambda connected, said: [said] * 2)
     monkeypatch.setenv(EXCHANGE_VARIABLE, "memory")
     with pytest.raises(BackendError, match="no memory for peers") as caught:
-        World(0, 2, 1.0).make_group((0, 1), device, no_rows)
+        World(0, 2, 1.0).make_group(0, (0, 1), device, no_rows)
     assert caught.value.where == EXCHANGE_VARIABLE
     monkeypatch.setenv(EXCHANGE_VARIABLE, "host")
-    assert World(0, 2, 1.0).make_group((0, 1), device, no_rows) == ""
+    assert World(0, 2, 1.0).make_group(0, (0, 1), device, no_rows) == ""
 
 
 @pytest.mark.parametrize(
@@ -92,7 +94,7 @@ def test_memory_is_shared_by_all_or_closed(
     """Whatever a member lacks is said, and none keeps memory that is not used."""
     rows: Any = Rows(own_refusal)
     asks = told(**({"host": connections.this_host()} | other))
-    assert shared_rows(lambda: rows, (0, 1), asks) == (None if why else rows, why)
+    assert shared_rows(lambda: rows, asks) == (None if why else rows, why)
     assert rows.closed == bool(why)
     assert rows.connected or why
 
@@ -105,12 +107,65 @@ def test_processes_of_a_host_name_it_alike() -> None:
     assert done.stdout.strip() == connections.this_host()
 
 
-def test_places_are_counted_on_the_own_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_places_are_counted_on_the_own_host() -> None:
     """By the names that all ranks say."""
+    import torch.distributed
 
-    def gather(found: list[str], said: str) -> None:
-        found[:] = [said, "elsewhere", said, "elsewhere", said]
+    store = torch.distributed.HashStore()
+    for other in (1, 3):
+        store.set(f"host of {other}", "elsewhere")
+    assert [place_on_host(store, rank) for rank in (0, 2, 4)] == [0, 1, 2]
 
-    made = SimpleNamespace(all_gather_object=gather)
-    monkeypatch.setattr(connections, "distributed", lambda: made)
-    assert [connections.place_on_host(rank, 5) for rank in (0, 2, 4)] == [0, 1, 2]
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(
+    ("lacks", "why"),
+    [
+        ("nothing", ""),
+        ("memory", "the backend has no memory for peers"),
+        ("room", "no room here"),
+        ("access", "a GPU has no access to another's memory"),
+        ("host", "ranks are on several hosts"),
+    ],
+)
+def test_all_ranks_come_to_one_end(
+    size: int, lacks: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each asks the others as often, hears the same reason, and keeps nothing that is not used."""
+    barrier, said = threading.Barrier(size, timeout=20), [Any] * size
+    made: list[Any] = [Rows(), *(Rows() for _ in range(size - 1))]
+    found: list[Any] = [None] * size
+    here = threading.local()
+    monkeypatch.setattr(shared_rows_module, "this_host", lambda: here.host)
+
+    def work(rank: int) -> None:
+        last = rank == size - 1
+        here.host = "elsewhere" if last and lacks == "host" else "here"
+        rows = made[rank]
+        rows.handle = b"%d" % rank
+        rows.expected = [b"%d" % other for other in range(size)]
+        rows.refused = why if last and lacks == "access" else ""
+
+        def make() -> Any:
+            if last and lacks == "room":
+                raise BackendError(why)
+            return None if last and lacks == "memory" else rows
+
+        def told(what: Any) -> list[Any]:
+            said[rank] = what
+            barrier.wait()
+            every = list(said)
+            barrier.wait()
+            return every
+
+        found[rank] = shared_rows(make, told)
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert found == [(None if why else rows, why) for rows in made]
+    used = made[: size - 1] if lacks in ("memory", "room") else made
+    assert [rows.closed for rows in used] == [bool(why)] * len(used)
+    assert all(rows.connected for rows in made) or why

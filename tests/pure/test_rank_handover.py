@@ -21,12 +21,14 @@ LAYERS_OF_THREE: dict[str, Any] = {"devices": 3, "split": "layer"}
 ONE: dict[str, Any] = {}
 
 
-def late_follower(rank: int, count: int, address: str, files: Any) -> subprocess.Popen[bytes]:
+def late_follower(
+    rank: int, count: int, address: str, seat: int, files: Any
+) -> subprocess.Popen[bytes]:
     """Start a rank as `start_follower`, the last one a second later."""
     wait = 1.0 if rank == count - 1 else 0.0
     code = (
         f"import runpy, sys, time; time.sleep({wait}); "
-        f"sys.argv = ['follower', '{rank}', '{count}', '{address}']; "
+        f"sys.argv = ['follower', '{rank}', '{count}', '{address}', '{seat}']; "
         f"runpy.run_module({start.FOLLOWER!r}, run_name='__main__')"
     )
     return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.DEVNULL)

@@ -250,6 +250,30 @@ def test_backends_of_tensors(backend: str, kind: str) -> None:
 
 
 @pytest.mark.slow
+def test_two_processes_that_store_into_each_others_memory() -> None:
+    """A whole model on Triton's interpreter: each launch of one process waits for the other's.
+
+    It takes 20 seconds where both have a core; programs go in step, so that it takes as many
+    switches of processes as rows are exchanged where they share one.
+    """
+    pytest.importorskip("triton")
+    ids, options = list(range(20)), {"max_tokens": 6, "ignore_eos": True, "temperature": 0}
+    with cortiq.load(MODEL, backend="cpu", threads=1) as model:
+        expected = model.generate(ids, **options).digest
+    code = f"""
+import cortiq
+from cortiq.model import devices
+with cortiq.load({MODEL!r}, backend="triton", threads=1, devices=2, keep_weights=False) as model:
+    world = devices._Running.ranks.driver.world
+    print(model.generate({ids}, **{options}).digest, world.group((0, 1)).rows.words[0].item() >> 20)
+"""
+    done = run_python(code, CORTIQ_EXCHANGE="memory", TRITON_INTERPRET="1")
+    digest, exchanges = done.stdout.split()
+    assert digest == expected, done.stderr
+    assert int(exchanges) > 26
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tensor", "expert", "layer", "mixed"])
 @pytest.mark.parametrize("devices", [2, 3, 4])
 @pytest.mark.parametrize("level", [2, 3, 4])
@@ -366,6 +390,7 @@ import os, signal
 from cortiq.model.devices import backend_named, weights_of
 from cortiq.ranks.start import start_ranks
 made = start_ranks(3, backend_named, weights_of)
+made.driver.ask(range(3), ("nothing",))
 print(*(process.pid for process in made.processes), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """

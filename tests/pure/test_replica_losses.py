@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from engines import engine, facts, request
 
+import cortiq
 from cortiq.backend import Argmax, Batch, CompileOptions, Digest, Row, Status
 from cortiq.engine.cache_roles import CacheRole
 from cortiq.engine.prefixes import PrefixCache
 from cortiq.errors import BackendError, RequestError
+from cortiq.model import devices
 from cortiq.model.devices import backend_named, weights_of
 from cortiq.model.source import open_source
 from cortiq.options import LoadOptions
@@ -38,9 +40,9 @@ def stopped(process: Process) -> None:
 
 @pytest.fixture(params=[killed, pytest.param(stopped, marks=pytest.mark.slow)])
 def fail(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return what ends a rank, which is missed after five seconds if it only hangs."""
+    """Return what ends a rank, which is missed after a minute if it only hangs."""
     if request.param is stopped:
-        monkeypatch.setenv("CORTIQ_RANK_TIMEOUT", "5")
+        monkeypatch.setenv("CORTIQ_RANK_TIMEOUT", "60")
     return request.param
 
 
@@ -132,3 +134,49 @@ def test_requests_of_a_lost_replica_fail_and_no_others(
             assert facts(sequence) == facts(whole[which])
     assert [*map(facts, later)] == [*map(facts, whole)]
     replicas.close()
+
+
+@pytest.mark.parametrize(
+    ("count", "copies", "seat", "left"),
+    [
+        (3, 3, 1, [0, 2]),
+        pytest.param(4, 2, 3, [0], marks=pytest.mark.slow),
+        pytest.param(4, 2, 1, [1], marks=pytest.mark.slow),
+    ],
+)
+def test_another_model_takes_a_new_rank_and_the_others(
+    count: int, copies: int, seat: int, left: list[int], fail: Callable[[Process], None]
+) -> None:
+    """The process of a lost rank is started anew and no other, and what a model had on others goes
+    on. It takes five seconds: four processes are started, and two models loaded.
+    """
+    given: Any = {"backend": "cpu", "threads": 1, "devices": count, "replicas": copies}
+    with cortiq.load(MODEL, backend="cpu", threads=1) as alone:
+        expected = digests(alone)
+    with cortiq.load(MODEL, **given) as first:
+        assert digests(first) == expected
+        before = list(running().processes)
+        fail(before[seat - 1])
+        with cortiq.load(MODEL, **given) as second:
+            now = running().processes
+            assert [at for at, one in enumerate(now, 1) if one is not before[at - 1]] == [seat]
+            assert before[seat - 1].poll() is not None
+            on: Any = first.executable
+            other: Any = second.executable
+            assert (on.living, other.living) == (left, list(range(copies)))
+            assert digests(second) == expected == digests(first)
+            assert {other.open(8).place for _ in range(copies)} == {*range(copies)}
+            first.close()
+            assert digests(second) == expected
+        assert [one.poll() for one in now] == [0] * (count - 1)
+
+
+def digests(model: cortiq.Model) -> list[str]:
+    """Return what three requests at once are answered."""
+    return [made.digest for made in model.generate_many(IDS, max_tokens=5)]
+
+
+def running() -> Ranks:
+    found = devices._Running.ranks
+    assert found is not None
+    return found

@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from adapter_folders import write_lora
@@ -30,6 +31,7 @@ SPLITS = {
     "prompts and answers apart": ("--devices", "2", "--replicas", "2", "--prefill-replicas", "1"),
     "replicas of tensors": ("--devices", "4", "--replicas", "2"),
 }
+OTHER = "synthetic:tiny-gemma3?seed=2"
 OTHERS = {"replicas", "replicas of tensors"}
 """Splits where others answer when a rank is lost."""
 
@@ -87,8 +89,8 @@ def test_every_split_answers_as_one_process(tmp_path: Path) -> None:
 
 def followers(server: Server) -> list[int]:
     """Return the processes of a server's other ranks."""
-    listed = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
-    ranks = [int(pid) for pid in listed.read_text().split()]
+    listed = Path(f"/proc/{server.process.pid}/task").glob("*/children")  # a thread's own each
+    ranks = sorted(int(pid) for children in listed for pid in children.read_text().split())
     return [pid for pid in ranks if "follower" in Path(f"/proc/{pid}/cmdline").read_text()]
 
 
@@ -152,6 +154,38 @@ def test_a_rank_that_ends_with_requests_in_flight(tmp_path: Path, split: str) ->
         assert all("connection between the devices broke" in text for _, text in failed), ended
         health = 200 if split in OTHERS else 503
         assert (status(server, "/health"), status(server, "/v1/models")) == (health, 200)
+
+
+def test_a_model_that_is_loaded_after_a_rank_was_lost(tmp_path: Path) -> None:
+    """The server starts that rank anew and no other; the model that it serves meanwhile goes on
+    with the replicas that are left, and the new one has all of them.
+    """
+    body: Any = {"messages": [{"role": "user", "content": "Why?"}], "max_tokens": 4}
+    with serving(tmp_path, OTHER, "--backend", "cpu", *SPLITS["replicas"]) as server:
+        asked = [("/v1/chat/completions", body), ("/v1/chat/completions", body | {"model": OTHER})]
+        expected = [post(server, *one)["choices"] for one in asked]
+        post(server, f"/v1/models/{quote(OTHER)}/unload", {})
+        before = followers(server)
+        os.kill(before[0], signal.SIGKILL)
+        post(server, f"/v1/models/{quote(OTHER)}/load", {})
+        after = followers(server)
+        assert (len(after), after[0]) == (2, before[1]) and after[1] not in before
+        for _ in range(3):
+            assert [post(server, *one)["choices"] for one in asked] == expected
+        assert status(server, "/health") == 200
+        os.kill(before[1], signal.SIGKILL)  # of the old ranks: the new one computes on
+        time.sleep(1)
+        found = [ended(server, *one) for one in asked * 3]
+        assert found[-2:] == expected
+        assert server.stop() == 0
+
+
+def ended(server: Server, path: str, body: dict[str, Any]) -> Any:
+    """Return what a request is answered, or the code of its error."""
+    try:
+        return post(server, path, body)["choices"]
+    except urllib.error.HTTPError as error:
+        return error.code
 
 
 @pytest.mark.parametrize("split", [("--split", "layer"), ("--replicas", "3")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,11 +14,15 @@ pytest.importorskip("triton", reason="Triton has no package for this platform")
 
 import torch
 
+from cortiq.backend.fuse import NormChain
+from cortiq.backend.plan import Step
+from cortiq.ir import Node, ops
 from cortiq.ranks.exchange import GatherParts
 from cortiq.ranks.shares import Split, divided
 from cortiq_triton import fused, peer_rows
-from cortiq_triton.peer_rows import RowExchange
+from cortiq_triton.peer_rows import RowExchange, with_exchanges
 from cortiq_triton.rows import quantise_rows
+from cortiq_triton.steps import Fused
 
 ROOM = 1 << 13
 
@@ -157,3 +162,60 @@ def test_what_is_not_one_stretch_of_columns_goes_another_way(ranks: list[RowExch
         assert kernel.quantised(op, None) is None
     wide = operator(peer_rows.WIDEST_NORM + 64, size, rank)
     assert kernel.quantised(wide, 1e-5) is None
+
+
+WIDE = peer_rows.WIDEST_NORM + 64
+NORM = Node("norm", ops.RMSNorm(100, 1e-5), ("whole",), ("normed",), {"weight": "w"})
+"""What may follow an exchange, of rows of any width."""
+
+
+def exchange(exchanger: RowExchange, shape: tuple[int, ...] = (100,), late: bool = False) -> Step:
+    """Return the step that puts rows together."""
+    op = GatherParts(shape, Split(0, shape[0], (divided(shape[0], 2),)), exchanger.rank)
+    kernel = exchanger.kernel(lambda call, part: "other")
+    return Step(Node("gather", op, ("part",), ("whole",)), kernel, {}, late)
+
+
+def reader(what: Any = None, late: bool = False, name: str = "planes") -> Step:
+    """Return a step that reads whole rows: it quantises them, or what a chain says."""
+    op = ops.Quantise() if what is None else Fused("Norm", what)
+    return Step(Node(name, op, ("whole",), (name,)), "own kernel", {"weight": "w"}, late)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("readers", "given", "together"),
+    [
+        ([reader()], {}, True),
+        ([reader(NormChain("whole", norm=NORM, record="planes"))], {}, True),
+        ([reader(late=True)], {"late": True}, True),
+        ([reader()], {"shape": (WIDE,)}, True),
+        ([], {}, False),
+        ([reader(), reader(name="others")], {}, False),
+        ([reader()], {"late": True}, False),
+        ([reader()], {"shape": (10, 10)}, False),
+        ([reader(NormChain("whole", norm=NORM, record="planes"))], {"shape": (WIDE,)}, False),
+        ([reader(NormChain("whole", norm=NORM, out="normed", record="planes"))], {}, False),
+        ([reader(NormChain("whole", "x", norm=NORM, total="sum", record="planes"))], {}, False),
+        ([reader(NormChain("whole", after=NORM, norm=NORM, record="planes"))], {}, False),
+        ([reader(NormChain("whole", record="planes"))], {}, False),
+    ],
+)
+def test_plans_of_exchanges(readers: list[Step], given: dict[str, Any], together: bool) -> None:
+    """An exchange goes with its only reader, at that one's place in the plan; all else stays."""
+    one = RowExchange("cpu", 0, 2, 1.0, 1 << 17)
+    step, before = exchange(one, **given), reader(name="before")
+    before = replace(before, node=replace(before.node, inputs=("x",)))
+    steps = [before, step, *readers]
+    for exposed, joined in (((), together), (("whole",), False), (("planes",), together)):
+        found = with_exchanges(steps, exposed)
+        if not joined:
+            assert found == steps
+            continue
+        kept, made = found
+        assert kept is before
+        assert (made.node.inputs, made.node.outputs) == (("part",), readers[0].node.outputs)
+        assert (made.weights, made.late) == (readers[0].weights, step.late)
+        assert made.node.op == Fused("Exchange", step.node.op)
+    plain = replace(step, kernel="NCCL's")  # type: ignore[arg-type]
+    assert with_exchanges([plain, *readers], ()) == [plain, *readers]
+    one.close()
