@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -35,18 +36,20 @@ class HeldRows(ABC):
         """Return the same values in another shape."""
 
     @abstractmethod
-    def joined(self, others: Sequence[Self], axis: int) -> Self:
-        """Return these and others as one, along an axis."""
+    def joined(self, others: Sequence[Self]) -> Self:
+        """Return these and others one after another."""
 
     @abstractmethod
-    def fetch(self) -> None:
-        """Start bringing the values to the host, and return at once."""
+    def fetched(self, beside: Sequence[Self] = ()) -> Callable[[], Floats]:
+        """Start bringing the values to the host, each row with those of the same row `beside` it;
+        return what waits for them.
+        """
 
-    @abstractmethod
     def __array__(
         self, dtype: npt.DTypeLike | None = None, copy: bool | None = None
     ) -> npt.NDArray[Any]:
-        """Return the values on the host."""
+        found = self.fetched()()
+        return found.astype(dtype or found.dtype, copy=bool(copy))
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -57,18 +60,28 @@ Values = Floats | HeldRows
 
 
 def joined(parts: Sequence[Any], axis: int = 0) -> Any:
-    """Return arrays, or values that a backend holds, as one; a single one as it is."""
-    first, *others = parts
-    if not others:
-        return first
-    if all(type(part) is type(first) for part in others) and isinstance(first, HeldRows):
-        return first.joined(others, axis)
+    """Return arrays as one, or values that a backend holds; a single one as it is."""
+    if len(parts) == 1:
+        return parts[0]
+    if axis == 0 and (held := _held(parts)):
+        return held[0].joined(held[1:])
     return np.concatenate(parts, axis)
 
 
-def on_host(parts: Sequence[Values]) -> list[Floats]:
-    """Return values as arrays; those that a backend holds are brought together."""
-    for part in parts:
-        if isinstance(part, HeldRows):
-            part.fetch()
-    return [np.asarray(part, np.float32) for part in parts]
+def side_by_side(several: Sequence[Sequence[Values]]) -> list[Floats]:
+    """Return the values of some rows side by side, on the host; for several such groups, which are
+    brought together.
+    """
+    waiting: list[Callable[[], Floats]] = []
+    for parts in several:
+        if held := _held(parts):
+            waiting.append(held[0].fetched(held[1:]))
+        else:
+            waiting.append(partial(joined, [np.asarray(part) for part in parts], axis=1))
+    return [wait() for wait in waiting]
+
+
+def _held(parts: Sequence[Any]) -> Sequence[HeldRows]:
+    """Return parts that one backend holds, all of them; none otherwise."""
+    alike = isinstance(parts[0], HeldRows) and len({*map(type, parts)}) == 1
+    return parts if alike else ()

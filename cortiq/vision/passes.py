@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cortiq.backend import Executable, State
-from cortiq.backend.held_rows import Values, joined, on_host
+from cortiq.backend.held_rows import Values, side_by_side
 from cortiq.backend.protocol import BATCH_ROWS
 from cortiq.engine.encoder_rows import EncoderRows, EntryPass, rows_of_squares
 from cortiq.engine.session import Session
@@ -88,8 +88,8 @@ class TilePass:
 
     def rows(self) -> list[Made]:
         """Wait for the rows of the tiles, which end the pass."""
-        outputs = [joined(found, axis=1) for found in self._outputs()]
-        made = dict(zip(self._alive, on_host(outputs), strict=True))
+        outputs = side_by_side(self._outputs())
+        made = dict(zip(self._alive, outputs, strict=True))
         self.close()
         return [made[n] if n in made else self._errors[n] for n in range(len(self.tiles))]
 

@@ -163,7 +163,7 @@ class Answers:
     def _brought(self, value: torch.Tensor) -> Any:
         """A value of a sequence's rows as it is brought: held on the device, or on the host."""
         holds = self.run.held and value.dtype == torch.float32
-        return DeviceRows(value) if holds else copied_to_host(value)
+        return DeviceRows(value, brought=True) if holds else copied_to_host(value)
 
     def fetch(self, places: Sequence[int], faults: torch.Tensor) -> Fetched | FetchedColumns:
         """Start bringing to the host what rows asked for.
