@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Generic
@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from cortiq.backend.admission import BY_ROW
 from cortiq.backend.answers import ON_HOST, Answers
-from cortiq.backend.batch import Batch, Named, Want
-from cortiq.backend.columns import Brought, Columns
+from cortiq.backend.batch import Batch
+from cortiq.backend.columns import Brought, Columns, named_alike
 from cortiq.backend.executable import Accepted, S
 from cortiq.backend.held_rows import joined
 from cortiq.backend.outputs import Specimens, check_outputs, kernel_error, specimens_of
@@ -30,7 +30,6 @@ from cortiq.backend.row_runs import (
 from cortiq.backend.segments import Segment, restricted, segments_of
 from cortiq.backend.wants import value_of
 from cortiq.errors import CortiqError
-from cortiq.ir import Type
 from cortiq.numerics.contract import OutOfDomainError
 from cortiq.numerics.quantise import Quantised
 
@@ -297,17 +296,3 @@ class Walk(ABC, Generic[S]):
         segment = next(s for s in self.segments if s.start <= at < s.stop)
         before = segment.state.tokens[: segment.positions[0]]
         return [*before, *self.tokens[segment.start : at + 1]]
-
-
-def named_alike(
-    asked: Collection[tuple[Want, ...]], values: Mapping[str, Type]
-) -> tuple[Want, ...]:
-    """Return the wants of all rows, where they are the same and name arrays of numbers; else none.
-
-    Parameters
-    ----------
-    asked : the different wants of rows. values : types of the graph's values, by name.
-    """
-    (first, *others) = asked
-    good = (type(want) is Named and values[want.name].dtype != "q16" for want in first)
-    return first if not others and all(good) else ()
