@@ -18,8 +18,8 @@ from cortiq.backend import CompileOptions, Executable
 from cortiq.ir import Program
 from cortiq.ir.encoders import PLACE, ROWS, SQUARE
 from cortiq.models.synthetic import SyntheticCheckpoint, synthetic_weights
-from cortiq.vision.encode import tile_rows
 from cortiq.vision.image import Tile
+from cortiq.vision.passes import tiles_made
 from cortiq.vision.siglip import SiglipConfig, siglip_tower
 from cortiq_cpu.backend import CpuBackend
 from cortiq_cpu.profile import OpTotal
@@ -54,7 +54,7 @@ def measured(config: SiglipConfig, layout: str, rounds: int, isa: str | None) ->
         whole = 1e3 * min(timed(made, tile) for _ in range(rounds))
         made.profile.start()
         for _ in range(rounds):
-            tile_rows(made, tile)
+            tiles_made(made, [tile])
         read = made.profile.rates.nbytes / 1e3
         ops = [Spent(name, total, rounds) for name, total in made.profile.totals.items()]
     multiplies = max(op.products / op.ms for op in ops if op.name.startswith("MatMul"))
@@ -79,7 +79,7 @@ class Spent:
 def timed(made: Executable, tile: Tile) -> float:
     """Return the processor time of an image."""
     start = time.process_time()
-    tile_rows(made, tile)
+    tiles_made(made, [tile])
     return time.process_time() - start
 
 

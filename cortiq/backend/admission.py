@@ -22,6 +22,7 @@ from cortiq.backend.batch import (
     Row,
     Want,
 )
+from cortiq.backend.held_rows import HeldRows
 from cortiq.backend.known_wants import KnownWants
 from cortiq.backend.row_runs import RowRun, RowRuns, stretches_of
 from cortiq.backend.wants import LARGEST_VOCABULARY, unanswerable, undrawn
@@ -241,7 +242,7 @@ def _certainly_fits(
     count = len(run.tokens)
     for name, array in run.inputs.items():
         type_ = graph.values.get(name)
-        if type_ is None or name in BY_ROW or type(array) is not np.ndarray:
+        if type_ is None or name in BY_ROW or not _is_plain(array):
             return False
         if array.shape != (count, *type_.shape):
             return False
@@ -254,12 +255,17 @@ def _certainly_fits(
     return True
 
 
+def _is_plain(array: object) -> bool:
+    """Return whether these are an array, of no class of its own, or values that a backend holds."""
+    return type(array) is np.ndarray or isinstance(array, HeldRows)
+
+
 def _misshapen(graph: Graph, run: RowRun) -> Iterator[str]:
     """List what a run supplies that is no array with a number or a row of numbers for each row."""
     for name, array in run.inputs.items():
         if name in graph.values and graph.values[name].dtype == "q16":
             yield f"a run supplies no quantised rows, as {name!r} is"
-        lines = array.shape[:1] if isinstance(array, np.ndarray) else None
+        lines = array.shape[:1] if isinstance(array, np.ndarray | HeldRows) else None
         if lines != (len(run.tokens),) or array.dtype.kind not in "fiu":
             kind = f"{array.dtype}{list(array.shape)}" if lines is not None else type(array)
             yield f"a run of {len(run.tokens)} rows supplies {kind} for {name!r}"

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from cortiq.backend.batch import Argmax, Digest, Draw, DrawnLogit, Named, Top, Want
+from cortiq.backend.held_rows import HeldRows
 from cortiq.backend.wants import value_of
 from cortiq.errors import shown
 from cortiq.ir import Type
@@ -22,13 +23,13 @@ _NOTHING = object()
 
 
 def unlike(
-    wants: Sequence[Want], brought: Any, values: Mapping[str, Type]
+    wants: Sequence[Want], brought: Any, values: Mapping[str, Type], held: bool = False
 ) -> tuple[str, str] | None:
     """Return what a row brought that answers no want, and what would; None where all is well.
 
     Parameters
     ----------
-    values : types of the graph's values, by name.
+    values : types of the graph's values, by name. held : whether the backend may hold values.
     """
     if not isinstance(brought, Mapping):
         return shown(brought), "a mapping of wants to values"
@@ -39,6 +40,8 @@ def unlike(
         kind = type(want)
         if kind is Digest and type(value) is tuple and len(value) == DIGEST_WORDS:
             continue
+        if held and isinstance(value, HeldRows) and kind is Named:
+            value = np.broadcast_to(np.zeros((), value.dtype), value.shape)
         wanted = _wanted(want, value, values[value_of(want)])
         if wanted is not None:
             return f"{described(value)} for {shown(want)}", wanted

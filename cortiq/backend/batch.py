@@ -151,10 +151,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows for one entry graph, grouped by sequence."""
+    """Rows for one entry graph, grouped by sequence.
+
+    Attributes
+    ----------
+    held : what all rows want by name is for rows of later batches: a backend may keep it, and bring
+        `held_rows.HeldRows`.
+    """
 
     rows: Sequence[Row]
     entry: str = "trunk"
+    held: bool = False
 
 
 class Status(StrEnum):

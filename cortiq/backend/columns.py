@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, overload
 
@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from cortiq.backend.admission import drawn_token
 from cortiq.backend.batch import Named, Want
+from cortiq.ir import Type
 
 Brought = Mapping[Want, Any]
 """Outputs of a row, by want."""
@@ -123,3 +124,17 @@ def drawn_tokens(rows: Sequence[Brought]) -> Sequence[int | None]:
         if not isinstance(found, Columns):
             drawn[part.start : part.stop] = [drawn_token(wants) for wants in found]
     return drawn
+
+
+def named_alike(
+    asked: Collection[tuple[Want, ...]], values: Mapping[str, Type]
+) -> tuple[Want, ...]:
+    """Return the wants of all rows, where they are the same and name arrays of numbers; else none.
+
+    Parameters
+    ----------
+    asked : the different wants of rows. values : types of the graph's values, by name.
+    """
+    (first, *others) = asked
+    good = (type(want) is Named and values[want.name].dtype != "q16" for want in first)
+    return first if not others and all(good) else ()

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cortiq.backend.batch import NO_INPUTS, Drawn, Row, Want
+from cortiq.backend.held_rows import joined
 from cortiq.backend.state import State
 
 
@@ -24,7 +25,8 @@ class RowRun(NamedTuple):
     position : of the first row.
     tokens : ids of the rows, or tokens drawn in the previous batch.
     wants : of each of the last rows; the rows before those want nothing.
-    inputs : what the rows supply, by name: an array [rows, ...] each; no quantised rows.
+    inputs : what the rows supply, by name: an array [rows, ...] each, or values that the
+        executable holds; no quantised rows.
     """
 
     state: State
@@ -142,17 +144,10 @@ def supplied_names(rows: Sequence[Row]) -> frozenset[str]:
     return frozenset(n for row in runs_or_rows(rows) if row.inputs for n in row.inputs)
 
 
-def supplied_values(rows: Sequence[Row], name: str) -> Sequence[Any] | npt.NDArray[Any]:
-    """Return what every row supplies for a value: an array [rows, ...] of runs."""
-    given: list[Any] = [row.inputs[name] for row in runs_or_rows(rows)]
-    if not isinstance(rows, RowRuns):
-        return given
-    return given[0] if len(given) == 1 else np.concatenate(given)
-
-
 def supplied_numbers(rows: Sequence[Row], name: str) -> npt.NDArray[np.int64]:
     """Return the whole numbers that every row supplies for a value, [rows, ...]."""
-    return np.asarray(supplied_values(rows, name), np.int64)
+    given = [row.inputs[name] for row in runs_or_rows(rows)]
+    return np.asarray(joined(given) if isinstance(rows, RowRuns) else given, np.int64)
 
 
 def positions_of(rows: Sequence[Row]) -> npt.NDArray[np.int64]:

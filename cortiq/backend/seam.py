@@ -227,7 +227,7 @@ class CheckedExecutable:
             if rows.stop > rows.start + 1 and columns_of(result.rows, rows) is not None:
                 rows = rows[:1]  # an array's rows are alike
             for at in rows:
-                fault = unlike(wants, result.rows[at], values)
+                fault = unlike(wants, result.rows[at], values, batch.held)
                 if fault is not None:
                     what, wanted = fault
                     raise breach(self._backend, call, f"{what} in row {at}", wanted)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Generic
@@ -14,21 +14,22 @@ import numpy.typing as npt
 
 from cortiq.backend.admission import BY_ROW
 from cortiq.backend.answers import ON_HOST, Answers
-from cortiq.backend.batch import Batch, Named, Want
-from cortiq.backend.columns import Brought, Columns
+from cortiq.backend.batch import Batch
+from cortiq.backend.columns import Brought, Columns, named_alike
 from cortiq.backend.executable import Accepted, S
+from cortiq.backend.held_rows import joined
 from cortiq.backend.outputs import Specimens, check_outputs, kernel_error, specimens_of
 from cortiq.backend.plan import KernelPlan, Step
 from cortiq.backend.row_runs import (
+    RowRuns,
+    runs_or_rows,
     selected_rows,
     stretches_of,
     supplied_names,
-    supplied_values,
 )
 from cortiq.backend.segments import Segment, restricted, segments_of
 from cortiq.backend.wants import value_of
 from cortiq.errors import CortiqError
-from cortiq.ir import Type
 from cortiq.numerics.contract import OutOfDomainError
 from cortiq.numerics.quantise import Quantised
 
@@ -81,6 +82,7 @@ class Walk(ABC, Generic[S]):
     rows, tokens : of the batch, in order. segments : whose they are. tail_places : rows that want
         late values, and `late` which. all, tail : both as groups, once the walk has started.
     alike : what every row wants, where these are arrays of numbers by name and nothing else.
+    held : whether these may stay where they are; see `Batch`.
     answers : to what rows want.
     """
 
@@ -89,7 +91,7 @@ class Walk(ABC, Generic[S]):
     tail: Group
 
     def __init__(self, plan: KernelPlan, batch: Batch, accepted: Sequence[Accepted[S]]) -> None:
-        self.plan = plan
+        self.plan, self.held = plan, batch.held
         self.rows = selected_rows(batch.rows, [sequence.indices for sequence in accepted])
         self.tokens = [token for sequence in accepted for token in sequence.tokens]
         self.supplied = supplied_names(self.rows)
@@ -212,19 +214,29 @@ class Walk(ABC, Generic[S]):
             positions = chain.from_iterable(segment.positions for segment in self.segments)
             known = self.tokens if name == "token" else [*positions]
             return self.array(np.array(known, np.int32))
-        return self._supplied(name, supplied_values(self.rows, name), self.all.faults)
+        given = [row.inputs[name] for row in runs_or_rows(self.rows)]
+        if isinstance(self.rows, RowRuns):
+            return self.admitted(name, given, self.all.faults)
+        return self._supplied(name, given, self.all.faults)
 
-    def _supplied(self, name: str, given: Any, faults: Any) -> Any:
+    def _supplied(self, name: str, given: Sequence[Any], faults: Any) -> Any:
         """Return the values that rows supply, as a kernel would have left them."""
         kind = self.plan.graph.values[name]
         if kind.dtype == "q16":
             return self.quantised(*(np.stack([getattr(v, part) for v in given]) for part in "qe"))
-        if not isinstance(given, np.ndarray):
-            given = np.stack([np.asarray(value).reshape(kind.shape) for value in given])
-        if kind.dtype == "i32":
-            return self.array(given.astype(np.int32, copy=False))
+        rows = np.stack([np.asarray(value).reshape(kind.shape) for value in given])
+        return self.admitted(name, [rows], faults)
+
+    def admitted(self, name: str, given: Sequence[Any], faults: Any) -> Any:
+        """Return the values of arrays [rows, ...], one after another, that rows supply."""
+        if self.plan.graph.values[name].dtype == "i32":
+            return self.together(given, np.int32)
         with np.errstate(over="ignore"):  # float64 beyond float32 is infinite, and so a fault
-            return self.snap(self.array(given.astype(np.float32, copy=False)), faults)
+            return self.snap(self.together(given, np.float32), faults)
+
+    def together(self, parts: Sequence[Any], kind: Any) -> Any:
+        """Return arrays one after another as one of the library."""
+        return self.array(np.asarray(joined(parts)).astype(kind, copy=False))
 
     def _replaced(self, name: str, value: Any, group: Group, faults: Any) -> Any:
         """Replace what the node computed by the values that rows supply."""
@@ -284,17 +296,3 @@ class Walk(ABC, Generic[S]):
         segment = next(s for s in self.segments if s.start <= at < s.stop)
         before = segment.state.tokens[: segment.positions[0]]
         return [*before, *self.tokens[segment.start : at + 1]]
-
-
-def named_alike(
-    asked: Collection[tuple[Want, ...]], values: Mapping[str, Type]
-) -> tuple[Want, ...]:
-    """Return the wants of all rows, where they are the same and name arrays of numbers; else none.
-
-    Parameters
-    ----------
-    asked : the different wants of rows. values : types of the graph's values, by name.
-    """
-    (first, *others) = asked
-    good = (type(want) is Named and values[want.name].dtype != "q16" for want in first)
-    return first if not others and all(good) else ()

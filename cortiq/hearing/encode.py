@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
 
 from cortiq.backend import Executable
+from cortiq.backend.held_rows import joined
 from cortiq.engine.encoder_rows import (
     EncoderRows,
     KeptRows,
     entry_outputs,
-    joined,
     rows_of_squares,
 )
 from cortiq.engine.session import Session
@@ -40,6 +40,10 @@ class SoundEncoder:
         float32 [rows, width]. Those made last are not made again.
         """
         return self._kept.get(sound.digest, lambda: self._made(sound))
+
+    def makers(self, sounds: Sequence[PreparedSound | SpokenSound]) -> list[Callable[[], Floats]]:
+        """Return what makes the rows of each sound of a prompt, when they are asked for."""
+        return [partial(self.rows, sound) for sound in sounds]
 
     def _made(self, sound: PreparedSound | SpokenSound) -> Floats:
         if isinstance(sound, SpokenSound):

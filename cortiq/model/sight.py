@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from cortiq.backend import Executable
@@ -142,9 +141,8 @@ class Sight:
             what = f"the prompt has {len(places)} ids of {self.things}' rows, the {self.things}"
             raise RequestError(f"{what} {rows} rows", where=self.medium)
         spans: list[ImageSpan] = []
-        for image in images:
+        for image, make in zip(images, self.encoder.makers(images), strict=True):
             own, places = places[: image.rows], places[image.rows :]
-            make = partial(self.encoder.rows, image)
             spans.append(ImageSpan(tuple(own), make, image.digest, image.grid))
         return ImagePrompt(ids, tuple(spans))
 

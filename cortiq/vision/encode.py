@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from functools import partial
 
-import numpy as np
-import numpy.typing as npt
-
-from cortiq.backend import Executable, State
+from cortiq.backend import Executable
 from cortiq.backend.batch import NO_INPUTS
-from cortiq.backend.protocol import BATCH_ROWS
-from cortiq.engine.encoder_rows import (
-    EncoderRows,
-    KeptRows,
-    entry_outputs,
-    joined,
-    rows_of_squares,
-)
+from cortiq.backend.held_rows import joined
+from cortiq.engine.encoder_rows import EncoderRows, KeptRows, entry_outputs
 from cortiq.engine.session import Session
-from cortiq.ir.encoders import LAST, PROJECTOR, STAGE
+from cortiq.errors import CortiqError
 from cortiq.numerics.contract import Floats
-from cortiq.vision.image import PreparedImage, Tile
-from cortiq.vision.tower import NEWLINE, PATCH
+from cortiq.vision.image import PreparedImage
+from cortiq.vision.passes import FAILED, Made, tiles_made
+from cortiq.vision.tower import NEWLINE
 
 KEPT_ROWS = 1 << 24
 """Floats of images' rows that are kept: 64 MiB."""
-FAILED = "the image cannot be read by this model"
 
 
 class VisionEncoder:
@@ -40,10 +31,46 @@ class VisionEncoder:
         """Return an image's rows, float32 [rows, width]; those made last are not made again."""
         return self._kept.get(image.digest, lambda: image_rows(self.executable, image))
 
+    def makers(self, images: Sequence[PreparedImage]) -> list[Callable[[], Floats]]:
+        """Return what makes the rows of each image of a prompt, of all when the first are asked
+        for. It raises what one raises alone.
+        """
+        together = _Together(self, images)
+        return [partial(together.rows, number) for number in range(len(images))]
+
+    def all_made(self, images: Sequence[PreparedImage]) -> list[Made]:
+        """Return the rows of images, or why an image has none; those made last are not made again,
+        nor those of the same image twice.
+        """
+        wanted = {image.digest: image for image in images}
+        known = {digest: self._kept.find(digest) for digest in wanted}
+        made: dict[str, Made] = {d: rows for d, rows in known.items() if rows is not None}
+        lacking = [digest for digest in wanted if digest not in made]
+        found = images_made(self.executable, [wanted[digest] for digest in lacking])
+        for digest, rows in zip(lacking, found, strict=True):
+            if not isinstance(rows, CortiqError):
+                rows = self._kept.keep(digest, rows)
+            made[digest] = rows
+        return [made[image.digest] for image in images]
+
     def close(self) -> None:
         """Release the tower."""
         self._kept.clear()
         self.executable.close()
+
+
+class _Together:
+    """The rows of a prompt's images, which are made when the first are asked for."""
+
+    def __init__(self, encoder: VisionEncoder, images: Sequence[PreparedImage]) -> None:
+        self._encoder, self._images = encoder, images
+        self._made: Sequence[Made] | None = None
+
+    def rows(self, number: int) -> Floats:
+        """Return the rows of an image; raise why there are none."""
+        if self._made is None:
+            self._made, self._images = self._encoder.all_made(self._images), ()
+        return _good(self._made[number])
 
 
 def image_rows(executable: Executable, image: PreparedImage) -> Floats:
@@ -53,16 +80,40 @@ def image_rows(executable: Executable, image: PreparedImage) -> Floats:
 
 
 def images_rows(executable: Executable, images: Sequence[PreparedImage]) -> list[Floats]:
-    """Compute the rows of images, several in a batch where there is room for them."""
-    tiles = iter(tiles_rows(executable, [tile for image in images for tile in image.tiles]))
-    found = []
+    """Compute the rows of images, several in a batch where there is room for them.
+
+    Raises
+    ------
+    SequenceFailedError : a value left the contract's domain.
+    RequestError : there is no memory for the patches of an image.
+    """
+    return [_good(made) for made in images_made(executable, images)]
+
+
+def images_made(executable: Executable, images: Sequence[PreparedImage]) -> list[Made]:
+    """Compute the rows of images; an image of which there are none has its error in their place."""
+    tiles = iter(tiles_made(executable, [tile for image in images for tile in image.tiles]))
+    found: list[Made] = []
     for image in images:
-        rows = [next(tiles) for _ in image.tiles]
-        if image.order is not None and NEWLINE in executable.program.graphs:
-            rows.append(_newline(executable))
-        whole = joined(rows)
-        found.append(whole if image.order is None else whole[image.order])
+        parts = [next(tiles) for _ in image.tiles]
+        bad = next((part for part in parts if isinstance(part, CortiqError)), None)
+        found.append(_ordered(executable, image, parts) if bad is None else bad)
     return found
+
+
+def _good(made: Made) -> Floats:
+    """Return rows; raise the error that stands in their place."""
+    if isinstance(made, CortiqError):
+        raise made
+    return made
+
+
+def _ordered(executable: Executable, image: PreparedImage, rows: list[Made]) -> Floats:
+    """Return the rows of an image's tiles as its text has them."""
+    if image.order is not None and NEWLINE in executable.program.graphs:
+        rows.append(_newline(executable))
+    whole: Floats = joined(rows)
+    return whole if image.order is None else whole[image.order]
 
 
 def _newline(executable: Executable) -> Floats:
@@ -70,76 +121,3 @@ def _newline(executable: Executable) -> Floats:
     with Session(executable, 1) as session:
         given = [EncoderRows(session.state, 1, NO_INPUTS)]
         return entry_outputs(executable, given, NEWLINE, FAILED)[0][0]
-
-
-def tiles_rows(executable: Executable, tiles: Sequence[Tile]) -> list[Floats]:
-    """Compute the rows of tiles, in batches of those that there is room for.
-
-    Raises
-    ------
-    SequenceFailedError : a value left the contract's domain.
-    RequestError : there is no memory for so many patches.
-    """
-    found: list[Floats] = []
-    while len(found) < len(tiles):
-        found += _together(executable, _fitting(executable, tiles[len(found) :]))
-    return found
-
-
-def tile_rows(executable: Executable, tile: Tile) -> Floats:
-    """Compute the rows of one tile; see `tiles_rows`."""
-    return tiles_rows(executable, [tile])[0]
-
-
-def _limit(tile: Tile) -> int:
-    """Return the rows of a tile's sequence."""
-    return max(len(tile.patches), len(tile.squares))
-
-
-def _fitting(executable: Executable, tiles: Sequence[Tile]) -> Sequence[Tile]:
-    """Return the first tiles, as many as a batch of the executable has room for; one at least."""
-    rows, room, count = 0, executable.free_bytes() // 2, 1
-    most = getattr(executable, "batch_rows", BATCH_ROWS)
-    for tile in tiles:
-        rows, room = rows + len(tile.patches), room - executable.state_bytes(_limit(tile))
-        if rows > most or room < 0 or len(tile.stages) != len(tiles[0].stages):
-            break
-        count += 1
-    return tiles[: max(1, count - 1)]
-
-
-def _together(executable: Executable, tiles: Sequence[Tile]) -> list[Floats]:
-    """Compute the rows of tiles in one batch: all patches, then the stages', then their own."""
-    program = executable.program
-    with ExitStack() as stack:
-        states = [stack.enter_context(Session(executable, _limit(t))).state for t in tiles]
-        patches = [_patches(state, tile) for state, tile in zip(states, tiles, strict=True)]
-        hidden = entry_outputs(executable, patches, "trunk", FAILED)
-        for n in range(len(tiles[0].stages)):
-            entry, stages = STAGE.format(n), [tile.stages[n] for tile in tiles]
-            given = [
-                rows_of_squares(program, state, gathered(below, one.squares), entry, one.inputs)
-                for state, below, one in zip(states, hidden, stages, strict=True)
-            ]
-            made = entry_outputs(executable, given, entry, FAILED)
-            hidden = [[joined(rows, axis=1)] for rows in made]
-        given = [
-            rows_of_squares(program, state, gathered(rows, t.squares), inputs=t.supplied)
-            for state, rows, t in zip(states, hidden, tiles, strict=True)
-        ]
-        made = entry_outputs(executable, given, PROJECTOR, FAILED)
-        return [joined(rows, axis=1) for rows in made]
-
-
-def _patches(state: State, tile: Tile) -> EncoderRows:
-    """Return the rows of a tile's patches, each of which sees all."""
-    count = len(tile.patches)
-    last = np.full(count, count - 1, np.int32)
-    return EncoderRows(state, count, {PATCH: tile.patches, LAST: last, **tile.inputs})
-
-
-def gathered(outputs: Sequence[Floats], squares: npt.NDArray[np.int64]) -> list[Floats]:
-    """Return the rows of each output that squares are of, [squares, rows of a square, width]."""
-    if np.array_equal(squares.reshape(-1), np.arange(len(outputs[0]))):  # in order already
-        return [rows.reshape(*squares.shape, -1) for rows in outputs]
-    return [rows[squares] for rows in outputs]

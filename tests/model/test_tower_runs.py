@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import sys
 from contextlib import closing
+from functools import partial
 
 import numpy as np
 import pytest
 
 from cortiq.backend import Batch, CompileOptions, Named, Status
+from cortiq.backend.batch import COMPLETED
 from cortiq.backend.columns import Columns, column
+from cortiq.backend.held_rows import HeldRows, joined, side_by_side
 from cortiq.backend.row_runs import RowRun, RowRuns
 from cortiq.backend.seam import compiled_on
+from cortiq.errors import RequestError, SequenceFailedError
 from cortiq.ir.encoders import LAST
 from cortiq.models.synthetic import SyntheticCheckpoint, synthetic_weights
 from cortiq.plugins import default_plugins
 from cortiq.vision import qwen3_vl
-from cortiq.vision.encode import image_rows, images_rows
+from cortiq.vision.encode import VisionEncoder, image_rows, images_made, images_rows
 from cortiq.vision.tower import PATCH
 
 HOST = ("backend", "engine", "vision")
@@ -61,7 +65,7 @@ def patches(tower, state, size=64):
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 def test_images_of_a_batch_have_the_rows_that_each_has_alone(tower, backend):
     with closing(compiled(tower, backend)) as on:
-        images = [image(tower, side, side) for side in (64, 96, 32)]
+        images = [image(tower, side, side) for side in (64, 32, 96)]
         together, alone = images_rows(on, images), [image_rows(on, one) for one in images]
         assert len({rows.tobytes() for rows in alone}) == len(images)
         for mine, other in zip(together, alone, strict=True):
@@ -84,6 +88,108 @@ def test_arrays_are_answered_as_the_rows_that_they_are(tower, backend):
             found.append([column(result.rows, range(count), w) for w in runs[0].wants[0]])
     for runs, rows in zip(*found, strict=True):
         np.testing.assert_array_equal(runs, rows)
+
+
+def test_an_image_that_fails_takes_no_other_along(tower):
+    found = {}
+    good, bad = image(tower, 32), image(tower, 32, 1)
+    bad.tiles[0].patches[1, 3] = np.inf
+    for backend in ("reference", "triton"):  # one that brings arrays, and one that holds values
+        with closing(compiled(tower, backend)) as on:
+            first, error, last = images_made(on, [good, bad, good])
+            assert isinstance(error, SequenceFailedError)
+            np.testing.assert_array_equal(first, last)
+            found[backend] = first
+    np.testing.assert_array_equal(*found.values())
+    with closing(compiled(tower)) as on:
+        np.testing.assert_array_equal(image_rows(on, good), found["triton"])
+        with pytest.raises(SequenceFailedError, match="domain"):
+            images_rows(on, [good, bad])
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_batches_of_images_are_as_large_as_there_is_room_for(tower, asynchronous, monkeypatch):
+    with closing(compiled(tower)) as on:
+        images = [image(tower, 64, seed) for seed in range(5)]
+        alone = [image_rows(on, one) for one in images]
+        rows, forward, each = [], on.inner.forward, on.state_bytes(16)
+        monkeypatch.setattr(
+            on.inner, "forward", lambda b: rows.append((b.entry, len(b.rows))) or forward(b)
+        )
+        monkeypatch.setattr(on.inner, "asynchronous", asynchronous, raising=False)
+        begun = [("trunk", 32), ("trunk", 32), ("projector", 8), ("trunk", 16), ("projector", 8)]
+        apart = [("trunk", 32), ("projector", 8)] * 2 + [("trunk", 16), ("projector", 4)]
+        for bound, free in (("batch_rows", 32), ("free_bytes", 4 * each)):
+            rows.clear()
+            with monkeypatch.context() as bounded:
+                value = free if bound == "batch_rows" else partial(int, free)
+                bounded.setattr(on.inner, bound, value)
+                found = images_rows(on, images)
+            assert rows == ([*begun, ("projector", 4)] if asynchronous else apart)
+            for mine, other in zip(found, alone, strict=True):
+                np.testing.assert_array_equal(mine, other)
+        monkeypatch.setattr(on.inner, "new_state", lambda limit: state_without_room(on, limit))
+        (refused,) = images_made(on, images[:1])
+        assert isinstance(refused, RequestError) and "bytes of state" in str(refused)
+        assert not on.inner.states
+
+
+def state_without_room(on, limit):
+    state = type(on.inner).new_state(on.inner, limit)
+    state.reserve = lambda rows: False
+    return state
+
+
+def test_images_of_a_prompt_are_one_batch(tower, monkeypatch):
+    with closing(compiled(tower)) as on:
+        encoder = VisionEncoder(on)
+        images = [image(tower, 64, seed) for seed in (0, 1, 0)]
+        bad = image(tower, 64, 2)
+        bad.tiles[0].patches[0, 0] = np.nan
+        alone = [image_rows(on, one) for one in images]
+        sizes, forward = [], on.inner.forward
+        monkeypatch.setattr(on.inner, "forward", lambda b: sizes.append(len(b.rows)) or forward(b))
+        *makers, failing = encoder.makers([*images, bad])
+        assert not sizes
+        for make, rows in zip(makers, alone, strict=True):
+            np.testing.assert_array_equal(make(), rows)
+        with pytest.raises(SequenceFailedError):
+            failing()
+        assert sizes == [3 * 16, 2 * 4]  # the same image once
+        assert encoder.makers(images[:1])[0]() is encoder.rows(images[0])
+        assert len(sizes) == 2
+
+
+def test_values_that_stay_are_treated_as_arrays(tower):
+    with closing(compiled(tower, "triton")) as on:
+        state, wants = on.open(64), (Named("hidden"),)
+        run = patches(tower, state)._replace(wants=[wants] * 16)
+        result = on.forward(Batch(RowRuns([run]), held=True)).result()
+        values = column(result.rows, range(16), wants[0])
+        assert isinstance(values, HeldRows) and values.shape == (16, 48) and len(values) == 16
+        array, index = np.asarray(values), np.array([[3, 1], [0, 15]])
+        for made, other in (
+            (values[2:5], array[2:5]), (values[index], array[index]), (values[7], array[7]),
+            (values.reshape(4, 192), array.reshape(4, 192)),
+            (joined([values, values[:2]]), np.concatenate([array, array[:2]])),
+            (joined([values, array]), np.concatenate([array, array])),
+            (side_by_side([[values, values]])[0], np.concatenate([array, array], axis=1)),
+            (side_by_side([[values, array]])[0], np.concatenate([array, array], axis=1)),
+        ):  # fmt: skip
+            assert made.shape == other.shape
+            np.testing.assert_array_equal(np.asarray(made), other)
+        with closing(compiled(tower)) as other:  # an array of other executables
+            for form in (RowRuns, lambda runs: list(RowRuns(runs))):
+                rows = form([square_run(tower, other.open(4), values)])
+                result = other.forward(Batch(rows, "projector")).result()
+                assert [*result.outcomes.values()] == [COMPLETED]
+
+
+def square_run(tower, state, values):
+    """A run of the projector that supplies values of the tower as they are."""
+    names = tower[1].graphs["projector"].inputs
+    given = {n: values.reshape(4, 192) for n in names if n.startswith("square")}
+    return RowRun(state, 0, [0] * 4, [(Named("rows"),)] * 4, given)
 
 
 def unfit(given):

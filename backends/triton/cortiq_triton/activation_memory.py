@@ -8,6 +8,8 @@ from cortiq_triton.plan import Plan
 
 MOST_ROWS = 2048
 """Rows with which products of a large GPU run at their full rate."""
+WHOLE_ROWS = 8192
+"""Rows of texts or images that are computed whole, by layers too small for their launches."""
 FEWEST_ROWS = 256
 SHARE = 8
 """A batch takes at most this part of the memory that weights have left."""
@@ -35,9 +37,9 @@ def row_bytes(plan: Plan) -> int:
     return most
 
 
-def batch_rows(each: int, free: int) -> int:
-    """Rows of a batch, each of so many bytes, where so many are free."""
-    rows = MOST_ROWS
+def batch_rows(each: int, free: int, most: int = MOST_ROWS) -> int:
+    """Rows of a batch, `most` or fewer, each of so many bytes, where so many are free."""
+    rows = most
     while rows > FEWEST_ROWS and rows * each > free // SHARE:
         rows //= 2
     return rows

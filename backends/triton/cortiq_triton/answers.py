@@ -16,6 +16,7 @@ from cortiq.backend.requests import penalises
 from cortiq.backend.walk import Group
 from cortiq.backend.wants import value_of
 from cortiq_triton import draw, tail, top_logprobs
+from cortiq_triton.device_rows import DeviceRows
 from cortiq_triton.draw_numbers import Drawing, Stored, arrays_of
 from cortiq_triton.fetched import CopiedAnswers, Fetched, FetchedColumns, copied_to_host
 from cortiq_triton.language import Tensor, ceil_div, kernel, launch
@@ -159,6 +160,11 @@ class Answers:
                 there = answers if len(mine) == len(asking) else answers[self._index(mine)]
                 drawn[self._index([places[asking[i][0]] for i in mine])] = there
 
+    def _brought(self, value: torch.Tensor) -> Any:
+        """A value of a sequence's rows as it is brought: held on the device, or on the host."""
+        holds = self.run.held and value.dtype == torch.float32
+        return DeviceRows(value, brought=True) if holds else copied_to_host(value)
+
     def fetch(self, places: Sequence[int], faults: torch.Tensor) -> Fetched | FetchedColumns:
         """Start bringing to the host what rows asked for.
 
@@ -169,7 +175,7 @@ class Answers:
         cuts = [segment.cut for segment in self.run.segments]
         if self.columns:
             parts = [
-                {want: copied_to_host(value[cut]) for want, value in self.columns.items()}
+                {want: self._brought(value[cut]) for want, value in self.columns.items()}
                 for cut in cuts
             ]
             return FetchedColumns(self.run.shared, cuts, CopiedAnswers(faults), parts)

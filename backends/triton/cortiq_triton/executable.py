@@ -18,10 +18,11 @@ from cortiq.backend.kernel_executable import placement_of
 from cortiq.backend.paged import PagedState
 from cortiq.backend.paged_executable import EARLY_POSITIONS, PagedExecutable
 from cortiq.ir import Program, expand, primitives_of
+from cortiq.ir.encoders import ENCODER
 from cortiq.ir.overlays import OVERLAY_ROW
 from cortiq.numerics.layouts import Weight
 from cortiq_triton import compiled, flight, graph_memory, warm
-from cortiq_triton.activation_memory import batch_rows, row_bytes
+from cortiq_triton.activation_memory import MOST_ROWS, WHOLE_ROWS, batch_rows, row_bytes
 from cortiq_triton.call import Counters, Shared
 from cortiq_triton.current_device import on_own_device
 from cortiq_triton.decode import StepDecoder
@@ -88,7 +89,8 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
         self.placement = placement_of(program, None, "triton", "triton", given)
         if device != "cpu":
             each = max(map(row_bytes, plans.values()))
-            self.batch_rows = batch_rows(each, self.device_bytes())
+            most = WHOLE_ROWS if ENCODER in program.facts else MOST_ROWS
+            self.batch_rows = batch_rows(each, self.device_bytes(), most)
             self._workspace = (each + self.memory.windowed_row_bytes) * self.batch_rows
 
     def varied_plans(self, program: Program, weights: Mapping[str, Weight]) -> Mapping[str, Plan]:

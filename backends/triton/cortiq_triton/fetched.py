@@ -50,11 +50,11 @@ def copied_to_host(part: torch.Tensor) -> torch.Tensor:
 
 
 class FetchedColumns:
-    """Values of all rows of a batch, on their way to the host.
+    """Values of all rows of a batch, on their way to the host, or held on the device.
 
     Attributes
     ----------
-    parts : by sequence, the values of its rows.
+    parts : by sequence, the values of its rows: tensors on the host, or `DeviceRows`.
     """
 
     drawing: frozenset[int] = frozenset()
@@ -64,7 +64,7 @@ class FetchedColumns:
         shared: Shared,
         cuts: Sequence[slice],
         flags: CopiedAnswers,
-        parts: Sequence[Mapping[Want, torch.Tensor]],
+        parts: Sequence[Mapping[Want, Any]],
     ) -> None:
         self.parts, self._shared, self._cuts, self._flags = parts, shared, cuts, flags
         self._event = _event_behind(flags)
@@ -73,11 +73,16 @@ class FetchedColumns:
         """Wait; return what each sequence brings, None for one with a fault."""
         self._shared.wait(self._event)
         flags = self._flags.parts[0].numpy() != 0
-        found = ({want: rows.numpy() for want, rows in part.items()} for part in self.parts)
+        found = ({want: _values(rows) for want, rows in part.items()} for part in self.parts)
         return [
             None if flags[cut].any() else Columns(arrays)
             for cut, arrays in zip(self._cuts, found, strict=True)
         ]
+
+
+def _values(rows: Any) -> Any:
+    """Return an array of a tensor on the host; what is held is brought as it is."""
+    return rows.numpy() if isinstance(rows, torch.Tensor) else rows
 
 
 def _event_behind(flags: CopiedAnswers) -> torch.cuda.Event | None:

@@ -19,6 +19,7 @@ from cortiq.numerics.contract import TILE
 from cortiq_triton import elementwise, layer_launch
 from cortiq_triton.answers import Answers, resolve
 from cortiq_triton.call import LaunchCall, Shared
+from cortiq_triton.device_rows import DeviceRows, uploaded_together
 from cortiq_triton.fetched import Fetched, FetchedColumns
 from cortiq_triton.plan import Plan
 from cortiq_triton.rows import Rows, empty_rows
@@ -148,6 +149,17 @@ class Run(Walk[TritonState]):
         if (there := self.there.get(GIVEN + name)) is not None:  # data, as ids are
             return there
         return self.row_sets[0].positions if name == "position" else super().input(name)
+
+    def admitted(self, name: str, given: Sequence[Any], faults: torch.Tensor) -> torch.Tensor:
+        """Return values that rows supply; held ones are as a kernel left them."""
+        if not all(type(part) is DeviceRows for part in given):
+            return super().admitted(name, given, faults)
+        parts = [part.values.to(self.shared.device) for part in given]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def together(self, parts: Sequence[Any], kind: Any) -> torch.Tensor:
+        """Return arrays one after another on the device."""
+        return uploaded_together([*map(np.asarray, parts)], kind, self.shared.device)
 
     def array(self, host: np.ndarray) -> torch.Tensor:
         """A copy on the device."""
