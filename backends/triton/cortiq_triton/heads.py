@@ -41,6 +41,21 @@ def partner_of(i: Tensor, pairs: Tensor, WAY: tl.constexpr) -> tuple[Tensor, Ten
 
 
 @device
+def angles_of(
+    position: Tensor, places: Tensor, axes: Tensor, r: Tensor, pair: Tensor, pairs: Tensor,
+    mask: Tensor, AXES: tl.constexpr,
+) -> Tensor:  # fmt: skip
+    """Places in the tables of angles of rows' pairs: by the row's `position`, or with AXES by its
+    `places` [rows, AXES] on the pair's axis.
+    """
+    if AXES:
+        axis = tl.load(axes + pair, mask=pair < pairs, other=0)
+        where = r.to(tl.int64)[:, None] * AXES + axis[None, :]
+        return tl.load(places + where, mask=mask, other=0).to(tl.int64) * pairs + pair[None, :]
+    return position.to(tl.int64)[:, None] * pairs + pair[None, :]
+
+
+@device
 def normed(
     x: Tensor, root: Tensor, weight: Tensor, column: Tensor, width: tl.constexpr, WAY: tl.constexpr
 ) -> Tensor:
@@ -53,13 +68,15 @@ def normed(
 
 @device
 def head_values(
-    x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, faults: Tensor, r: Tensor, live: Tensor,
-    position: Tensor, head: Tensor, heads: tl.constexpr, width: tl.constexpr, pairs: Tensor,
-    one_over_n: Tensor, eps: Tensor, WAY: tl.constexpr, RB: tl.constexpr, DP: tl.constexpr,
+    x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, places: Tensor, axes: Tensor,
+    faults: Tensor, r: Tensor, live: Tensor, position: Tensor, head: Tensor, heads: tl.constexpr,
+    width: tl.constexpr, pairs: Tensor, one_over_n: Tensor, eps: Tensor, WAY: tl.constexpr,
+    AXES: tl.constexpr, RB: tl.constexpr, DP: tl.constexpr,
 ) -> Tensor:  # fmt: skip
     """One head of rows of x [rows, heads, width], normed and turned, zero past its end: [RB, DP].
 
-    Angles are asked for before the launches that make x have ended.
+    Angles of positions are asked for before the launches that make x have ended; places on axes may
+    be what one of these writes.
     """
     i = tl.arange(0, DP)
     inside = live[:, None] & (i < width)[None, :]
@@ -67,11 +84,14 @@ def head_values(
     base = x + (r.to(tl.int64) * heads + head)[:, None] * width
     partner, pair, first = partner_of(i, pairs, WAY)
     turned = live[:, None] & (i < 2 * pairs)[None, :]
+    if AXES:
+        begin()
     if WAY & TURNED:
-        angle = position.to(tl.int64)[:, None] * pairs + pair[None, :]
+        angle = angles_of(position, places, axes, r, pair, pairs, turned, AXES)
         along = tl.load(cos + angle, mask=turned, other=0.0)
         across = tl.load(sin + angle, mask=turned, other=0.0)
-    begin()
+    if AXES == 0:
+        begin()
     y = tl.load(base + i[None, :], mask=inside, other=0.0)
     if WAY & TURNED:
         other = tl.load(base + partner[None, :], mask=inside, other=0.0)
@@ -93,16 +113,20 @@ def head_values(
 
 @device
 def head_halves(
-    x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, faults: Tensor, r: Tensor, live: Tensor,
-    position: Tensor, head: Tensor, heads: tl.constexpr, one_over_n: Tensor, eps: Tensor,
-    WAY: tl.constexpr, RB: tl.constexpr, HALF: tl.constexpr,
+    x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, places: Tensor, axes: Tensor,
+    faults: Tensor, r: Tensor, live: Tensor, position: Tensor, head: Tensor, heads: tl.constexpr,
+    one_over_n: Tensor, eps: Tensor, WAY: tl.constexpr, AXES: tl.constexpr, RB: tl.constexpr,
+    HALF: tl.constexpr,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Normalise and turn heads of 2·HALF columns, all of them turned: both halves, [RB, HALF]."""
     i = tl.arange(0, HALF)
     mask, flags = live[:, None] & (i >= 0)[None, :], faults + r[:, None] + i[None, :] * 0
-    angle = position.to(tl.int64)[:, None] * HALF + i[None, :]
+    if AXES:
+        begin()
+    angle = angles_of(position, places, axes, r, i, HALF, mask, AXES)
     c, s = tl.load(cos + angle, mask=mask, other=0.0), tl.load(sin + angle, mask=mask, other=0.0)
-    begin()
+    if AXES == 0:
+        begin()
     place = x + (r.to(tl.int64) * heads + head)[:, None] * (2 * HALF) + i[None, :]
     a, b = tl.load(place, mask=mask, other=0.0), tl.load(place + HALF, mask=mask, other=0.0)
     if WAY & NORMED:
@@ -139,17 +163,18 @@ def largest_of(y: Tensor) -> Tensor:
 
 @device
 def store_head(
-    x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, faults: Tensor, r: Tensor, live: Tensor,
-    position: Tensor, head: Tensor, pairs: Tensor, one_over_n: Tensor, eps: Tensor, place: Tensor,
-    plane: Tensor, exponent: Tensor, padded: Tensor, heads: tl.constexpr, width: tl.constexpr,
-    WAY: tl.constexpr, RB: tl.constexpr, DP: tl.constexpr, ACROSS: tl.constexpr,
+    x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, places: Tensor, axes: Tensor,
+    faults: Tensor, r: Tensor, live: Tensor, position: Tensor, head: Tensor, pairs: Tensor,
+    one_over_n: Tensor, eps: Tensor, place: Tensor, plane: Tensor, exponent: Tensor,
+    padded: Tensor, heads: tl.constexpr, width: tl.constexpr, WAY: tl.constexpr,
+    AXES: tl.constexpr, RB: tl.constexpr, DP: tl.constexpr, ACROSS: tl.constexpr,
 ) -> None:  # fmt: skip
     """A head of rows, quantised: planes from `place` [RB] on, columns 64 bytes apart if ACROSS."""
     if WAY & WHOLE:
         HALF: tl.constexpr = DP // 2
         first, second = head_halves(
-            x, weight, cos, sin, faults, r, live, position, head, heads, one_over_n, eps, WAY, RB,
-            HALF,
+            x, weight, cos, sin, places, axes, faults, r, live, position, head, heads, one_over_n,
+            eps, WAY, AXES, RB, HALF,
         )  # fmt: skip
         largest = tl.maximum(largest_of(first), largest_of(second))
         i = tl.arange(0, HALF)
@@ -158,8 +183,8 @@ def store_head(
         store_planes(second, largest, at + HALF, plane, mask, False)
     else:
         y = head_values(
-            x, weight, cos, sin, faults, r, live, position, head, heads, width, pairs, one_over_n,
-            eps, WAY, RB, DP,
+            x, weight, cos, sin, places, axes, faults, r, live, position, head, heads, width, pairs,
+            one_over_n, eps, WAY, AXES, RB, DP,
         )  # fmt: skip
         largest, j = largest_of(y), tl.arange(0, DP)
         if ACROSS:
@@ -175,13 +200,13 @@ def store_head(
 @kernel
 def head_rows(
     xq: Tensor, xk: Tensor, xv: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, cq: Tensor, sq: Tensor,
-    ck: Tensor, sk: Tensor, cv: Tensor, sv: Tensor, positions: Tensor, owners: Tensor,
-    table: Tensor, high: Tensor, exponent: Tensor, faults: Tensor, R: Tensor, q_pairs: Tensor,
+    ck: Tensor, sk: Tensor, cv: Tensor, sv: Tensor, places: Tensor, axes: Tensor,
+    positions: Tensor, owners: Tensor, table: Tensor, high: Tensor, exponent: Tensor, faults: Tensor, R: Tensor, q_pairs: Tensor,
     k_pairs: Tensor, v_pairs: Tensor, padded: Tensor, plane: Tensor, pages: Tensor, slot: Tensor,
     k_over_n: Tensor, v_over_n: Tensor, q_eps: Tensor, k_eps: Tensor, v_eps: Tensor,
     H: tl.constexpr, G: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, Q_WAY: tl.constexpr,
-    K_WAY: tl.constexpr, V_WAY: tl.constexpr, RB: tl.constexpr, KP: tl.constexpr,
-    VP: tl.constexpr,
+    K_WAY: tl.constexpr, V_WAY: tl.constexpr, AXES: tl.constexpr, RB: tl.constexpr,
+    KP: tl.constexpr, VP: tl.constexpr,
 ) -> None:  # fmt: skip
     """Head h of RB rows: of the H queries to planes [R, H, padded], of G keys or values to pages,
     in which columns of values are rows of their planes. `plane` is where low planes begin.
@@ -194,8 +219,8 @@ def head_rows(
     if h < H:
         at = r.to(tl.int64) * H + h
         store_head(
-            xq, wq, cq, sq, faults, r, live, position, h, q_pairs, k_over_n, q_eps,
-            high + at * padded, plane, exponent + at, padded, H, DK, Q_WAY, RB, KP, False,
+            xq, wq, cq, sq, places, axes, faults, r, live, position, h, q_pairs, k_over_n, q_eps,
+            high + at * padded, plane, exponent + at, padded, H, DK, Q_WAY, AXES, RB, KP, False,
         )  # fmt: skip
     elif G > 0:
         sequence = tl.load(owners + r, mask=live, other=0).to(tl.int64)
@@ -205,14 +230,14 @@ def head_rows(
         if h < H + G:
             g = h - H
             store_head(
-                xk, wk, ck, sk, faults, r, live, position, g, k_pairs, k_over_n, k_eps,
-                page + (g * 64 + t) * DK, G * 64 * DK, page + numbers + g * 64 + t, DK, G, DK,
-                K_WAY, RB, KP, False,
+                xk, wk, ck, sk, places, axes, faults, r, live, position, g, k_pairs, k_over_n,
+                k_eps, page + (g * 64 + t) * DK, G * 64 * DK, page + numbers + g * 64 + t, DK, G,
+                DK, K_WAY, AXES, RB, KP, False,
             )  # fmt: skip
         else:
             n = h - H - G
             store_head(
-                xv, wv, cv, sv, faults, r, live, position, n, v_pairs, v_over_n, v_eps,
-                page + 2 * G * 64 * DK + n * DV * 64 + t, G * 64 * DV,
-                page + numbers + (G + n) * 64 + t, DV, G, DV, V_WAY, RB, VP, True,
+                xv, wv, cv, sv, places, axes, faults, r, live, position, n, v_pairs, v_over_n,
+                v_eps, page + 2 * G * 64 * DK + n * DV * 64 + t, G * 64 * DV,
+                page + numbers + (G + n) * 64 + t, DV, G, DV, V_WAY, AXES, RB, VP, True,
             )  # fmt: skip

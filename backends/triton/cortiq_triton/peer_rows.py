@@ -272,6 +272,8 @@ def _together(step: Step, reader: Step) -> Step | None:
         eps = norm.eps
         if chain.out is not None or chain.residual is not None or chain.after is not None:
             return None
+        if not isinstance(norm, ops.RMSNorm):
+            return None
     elif not isinstance(op, ops.Quantise):
         return None
     kernel = step.kernel.quantised(step.node.op, eps)  # type: ignore[attr-defined]
