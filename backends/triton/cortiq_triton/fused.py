@@ -23,7 +23,8 @@ from cortiq_triton.language import (
     launch,
     pow2,
 )
-from cortiq_triton.rows import Rows, empty_rows, exponent_of, quantise_parts, quantised
+from cortiq_triton.row_pieces import normed_pieces, pieces_of, store_pieces
+from cortiq_triton.rows import Rows, empty_rows, quantise_parts
 from cortiq_triton.scalar import (
     LARGEST_BITS,
     fold,
@@ -31,7 +32,6 @@ from cortiq_triton.scalar import (
     magnitude_bits,
     outside,
     snapped,
-    split_planes,
 )
 
 ROWS = 64 if INTERPRETED else 1
@@ -52,28 +52,6 @@ WIDEST = 32768
 def warps_of(width: int) -> int:
     """Warps of a program that holds a row of so many columns: at most 16 elements a thread."""
     return max(1, min(16, pow2(width) // 512))
-
-
-@device
-def store_quantised(
-    y: Tensor, m: Tensor, M: Tensor, high: Tensor, low: Tensor, exponent: Tensor, sums: Tensor,
-    padded: Tensor, ROWS: tl.constexpr, WIDTH: tl.constexpr,
-) -> None:  # fmt: skip
-    """Planes, exponents and sums of rows y [ROWS, WIDTH], zero past their end."""
-    live, i = (m < M)[:, None], tl.arange(0, WIDTH)
-    largest = tl.max(magnitude_bits(y), 1)[:, None]
-    e = exponent_of(largest)
-    tl.store(exponent + m[:, None], e, mask=live)
-    q = quantised(y, largest, e)
-    q_high, q_low = split_planes(q)
-    there = live & (i < padded)[None, :]
-    at = m.to(tl.int64)[:, None] * padded + i[None, :]
-    tl.store(high + at, q_high, mask=there)
-    tl.store(low + at, q_low, mask=there)
-    total = tl.sum(tl.reshape(q, (ROWS, WIDTH // 16, 16)), 2)
-    j = tl.arange(0, WIDTH // 16)
-    there = live & (j < padded // 16)[None, :]
-    tl.store(sums + m.to(tl.int64)[:, None] * (padded // 16) + j[None, :], total, mask=there)
 
 
 @kernel
@@ -127,7 +105,7 @@ def norm_quantise(
     y = tl.where(inside, snapped(y), 0.0) if KIND == 2 else snapped(y)
     if KEEP:
         tl.store(out + start + i[None, :], y, mask=inside)
-    store_quantised(y, m, M, high, low, exponent, sums, padded, ROWS, CHUNKS * 256)
+    store_pieces((y,), m, M, high, low, exponent, sums, padded, 1, ROWS, CHUNKS * 256)
 
 
 def normed_rows(
@@ -138,6 +116,8 @@ def normed_rows(
     rows.
     """
     count, n = x.shape
+    if count > FEW_ROWS:
+        return normed_pieces(kind, x, weights, eps, faults, keep)
     rows, out = empty_rows((count,), n, x.device), torch.empty_like(x) if keep else x
     size = min(ROWS, pow2(count))
     launch(
@@ -178,13 +158,16 @@ def gated(
 def gate_quantise(
     gate: Tensor, up: Tensor, high: Tensor, low: Tensor, exponent: Tensor, sums: Tensor,
     faults: Tensor, M: Tensor, n: Tensor, padded: Tensor, FUNCTION: tl.constexpr,
-    GATES: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    GATES: tl.constexpr, COUNT: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ) -> None:  # fmt: skip
-    """The gated rows [M, n], quantised: a program for whole rows."""
+    """The gated rows [M, n], quantised: a program for whole rows, in COUNT pieces."""
     m, i = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
     begin()
-    y = gated(gate, up, faults, m, M, i, n, FUNCTION, GATES)
-    store_quantised(y, m, M, high, low, exponent, sums, padded, ROWS, WIDTH)
+    parts = ()
+    for piece in tl.static_range(COUNT):
+        y = gated(gate, up, faults, m, M, piece * WIDTH + i, n, FUNCTION, GATES)
+        parts = parts + (y,)  # noqa: RUF005
+    store_pieces(parts, m, M, high, low, exponent, sums, padded, COUNT, ROWS, WIDTH)
 
 
 @kernel
@@ -226,12 +209,13 @@ def gated_rows(
     count, n = gate.shape
     if count <= FEW_ROWS and n > PART:
         return quantise_parts(*gated_parts(function, gate, up, faults))
-    rows, width = empty_rows((count,), n, gate.device), max(64, pow2(n))
+    rows, (width, pieces) = empty_rows((count,), n, gate.device), pieces_of(n)
     size = min(ROWS, pow2(count), LARGEST_TILE // width)
+    whole = pieces == 1
     launch(
         gate_quantise, (ceil_div(count, size),), gate, gate if up is None else up, *rows[:4],
-        faults, count, n, rows.high.shape[-1], FUNCTION=function, GATES=up is not None, ROWS=size,
-        WIDTH=width, warps=16, early=True,
-        registers=REGISTERS if width <= LIMITED else 0,
+        faults, count, n, rows.high.shape[-1], FUNCTION=function, GATES=up is not None,
+        COUNT=pieces, ROWS=size, WIDTH=width, warps=16 if whole else max(1, width // 256),
+        early=True, registers=REGISTERS if whole and width <= LIMITED else 0,
     )  # fmt: skip
     return rows
