@@ -26,6 +26,7 @@ from cortiq_triton.tile import (
     factors,
     rescaling,
     slot_of,
+    tile_exponents,
     tile_values,
 )
 
@@ -130,8 +131,9 @@ def attend_spans(
             o, N = empty(BM, VP)
             for tile in tl.range(start, stop, num_stages=STAGES):
                 page = slot_of(tl.load(listed + tile), slot)
+                ke, ve = tile_exponents(page, g, tile, highest, G, DK, DV)
                 L, K, E, wh, wl = seen_weights(  # no tile counts as whole: few rows, few tiles
-                    page, g, tile, highest, high, low, scale, cap, inverse_cap, log2_e, position,
+                    page, g, tile, ke, ve, high, low, scale, cap, inverse_cap, log2_e, position,
                     lowest, tile, tile, blocks_of, steep, mine, G, DK, DV, KP, BM, CAPPED, BLOCK,
                     CHOSEN, SLOPED,
                 )  # fmt: skip
