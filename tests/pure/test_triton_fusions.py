@@ -1,4 +1,4 @@
-"""Steps that the Triton backend computes together: what towers are made of, and the bits of each."""
+"""Steps that the Triton backend computes together: the bits of each, and a tower's steps."""
 
 from __future__ import annotations
 

@@ -221,9 +221,7 @@ def attend_stream(
             page = slot_of(address, slot)
             later = tl.minimum(tile + 1, last - 1)
             address = tl.load(listed + later)
-            next_ke, next_ve = tile_exponents(
-                slot_of(address, slot), g, later, highest, G, DK, DV
-            )
+            next_ke, next_ve = tile_exponents(slot_of(address, slot), g, later, highest, G, DK, DV)
             L, K, E, wh, wl = seen_weights(
                 page, g, tile, ke, ve, high, low, scale, cap, inverse_cap, log2_e, position,
                 lowest, begun, whole, blocks_of, steep, mine, G, DK, DV, KP, BM, CAPPED, BLOCK,

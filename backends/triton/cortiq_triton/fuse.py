@@ -161,7 +161,7 @@ class Launches:
         return kernel, self._weights(norm), step.inputs, {}
 
     def _gate(self, op: FusedElementwise, step: lower.LoweredStep) -> Launch | None:
-        """Activation, times what it gates if it does; quantised, if that is all that others read."""
+        """Activation, times what it gates if any; quantised, if that is all that others read."""
         node: Any = op.gate or op.node
         alone = op.gate is None and op.record is None  # a primitive
         if alone or not isinstance(node.op, ops.Activation) or (op.record and op.out):

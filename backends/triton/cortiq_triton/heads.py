@@ -210,7 +210,8 @@ def store_heads(
             )
             largest, j = largest_of(bits, before, faults + r, live, WAY), tl.arange(0, DP)
             if ACROSS:
-                there, filled = place[None, :] + j[:, None] * 64, (j < padded)[:, None] & live[None, :]
+                there, filled = place[None, :] + j[:, None] * 64, (j < padded)[:, None]
+                filled = filled & live[None, :]
                 store_planes(y, largest, there, plane, filled, ACROSS)
             else:
                 there, filled = place[:, None] + j[None, :], live[:, None] & (j < padded)[None, :]
@@ -224,8 +225,9 @@ def store_heads(
 def head_rows(
     xq: Tensor, xk: Tensor, xv: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, cq: Tensor, sq: Tensor,
     ck: Tensor, sk: Tensor, cv: Tensor, sv: Tensor, places: Tensor, axes: Tensor,
-    positions: Tensor, owners: Tensor, table: Tensor, high: Tensor, exponent: Tensor, faults: Tensor, R: Tensor, q_pairs: Tensor,
-    k_pairs: Tensor, v_pairs: Tensor, padded: Tensor, plane: Tensor, pages: Tensor, slot: Tensor,
+    positions: Tensor, owners: Tensor, table: Tensor, high: Tensor, exponent: Tensor,
+    faults: Tensor, R: Tensor, q_pairs: Tensor, k_pairs: Tensor, v_pairs: Tensor, padded: Tensor,
+    plane: Tensor, pages: Tensor, slot: Tensor,
     k_over_n: Tensor, v_over_n: Tensor, q_eps: Tensor, k_eps: Tensor, v_eps: Tensor,
     H: tl.constexpr, G: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, Q_WAY: tl.constexpr,
     K_WAY: tl.constexpr, V_WAY: tl.constexpr, AXES: tl.constexpr, RB: tl.constexpr,

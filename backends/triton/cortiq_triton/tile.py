@@ -21,7 +21,6 @@ LIMIT = constant(16384.0)
 FORGET = constant(-60)
 VANISHED = constant(-80)
 """Weights at most 2^(VANISHED + 22) are rounded to 0, as those below FORGET are."""
-PAIRED = constant(1)
 DEEPEST = constant(256)
 """Length of a dot up to which `rounded` takes its planes."""
 
@@ -65,9 +64,6 @@ def dot_pairs(
     ah: Tensor, al: Tensor, both: Tensor, M: tl.constexpr, N: tl.constexpr, SHORT: tl.constexpr
 ) -> Tensor:
     """As `dot_planes`, b's planes side by side: two dots, which are waited for, instead of four."""
-    if PAIRED == 0:
-        bh, bl = halves_of(both, both.shape[0], N)
-        return dot_planes(ah, al, bh, bl, M, N, SHORT)
     nothing = tl.full((M, 2 * N), 0, tl.int32)
     high, first = halves_of(tl.dot(ah, both, nothing, out_dtype=tl.int32), M, N)
     second, low = halves_of(tl.dot(al, both, nothing, out_dtype=tl.int32), M, N)
