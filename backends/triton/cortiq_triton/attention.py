@@ -180,6 +180,28 @@ def seen_weights(
     return tile_weights(kappa, fraction, ve)
 
 
+@device
+def empty_parts(
+    BM: tl.constexpr, WIDTH: tl.constexpr, REST: tl.constexpr
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Sums [BM, WIDTH] and [BM, REST] of no tile, and their exponents [BM, 1]."""
+    first, N = empty(BM, WIDTH)
+    second, N = empty(BM, REST)
+    return first, second, N
+
+
+@device
+def numbers_of(
+    listed: Tensor, tile: Tensor, last: Tensor, slot: Tensor, g: Tensor, highest: Tensor,
+    G: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Address of a tile's page, before `last`, and exponents of its keys and values."""
+    tile = tl.minimum(tile, last - 1)
+    address = tl.load(listed + tile)
+    ke, ve = tile_exponents(slot_of(address, slot), g, tile, highest, G, DK, DV)
+    return address, ke, ve
+
+
 @kernel
 def attend_stream(
     qh: Tensor, ql: Tensor, qe: Tensor, table: Tensor, owners: Tensor, positions: Tensor,
@@ -208,22 +230,17 @@ def attend_stream(
     listed = table + tl.load(owners + first_row).to(tl.int64) * pages
     at, highest = (row * H + head).to(tl.int64), tl.max(position, 0)
     total, M = empty(BM, 1)
-    o0, N = empty(BM, HALF)
-    o1, N = empty(BM, REST)
+    o0, o1, N = empty_parts(BM, HALF, REST)
     for run in range(first // 16 * 16, last, 16):
         start, stop = tl.maximum(run, first), tl.minimum(run + 16, last)
         mass, mm = empty(BM, 1)
-        o0, nn = empty(BM, HALF)
-        o1, nn = empty(BM, REST)
-        address = tl.load(listed + start)
-        ke, ve = tile_exponents(slot_of(address, slot), g, start, highest, G, DK, DV)
+        o0, o1, nn = empty_parts(BM, HALF, REST)
+        address, ke, ve = numbers_of(listed, start, last, slot, g, highest, G, DK, DV)
         for tile in tl.range(start, stop, num_stages=STAGES):
-            page = slot_of(address, slot)
-            later = tl.minimum(tile + 1, last - 1)
-            address = tl.load(listed + later)
-            next_ke, next_ve = tile_exponents(slot_of(address, slot), g, later, highest, G, DK, DV)
+            page, mine_k, mine_v = slot_of(address, slot), ke, ve
+            address, ke, ve = numbers_of(listed, tile + 1, last, slot, g, highest, G, DK, DV)
             L, K, E, wh, wl = seen_weights(
-                page, g, tile, ke, ve, high, low, scale, cap, inverse_cap, log2_e, position,
+                page, g, tile, mine_k, mine_v, high, low, scale, cap, inverse_cap, log2_e, position,
                 lowest, begun, whole, blocks_of, steep, mine, G, DK, DV, KP, BM, CAPPED, BLOCK,
                 CHOSEN, SLOPED,
             )  # fmt: skip
@@ -231,7 +248,6 @@ def attend_stream(
             before, after, nn = rescaling(nn, E, 16)
             o0 = o0 * before + tile_values(page, g, wh, wl, G, DK, DV, 0, HALF, BM) * after
             o1 = o1 * before + tile_values(page, g, wh, wl, G, DK, DV, HALF, REST, BM) * after
-            ke, ve = next_ke, next_ve
         total, M = combine(total, M, mass, mm)
         before, after, N = rescaling(N, nn)
         earlier, ahead = tl.maximum(run - first, 0), tl.maximum(last - stop, 0)

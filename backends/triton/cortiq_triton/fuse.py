@@ -246,9 +246,7 @@ def _together(steps: Sequence[lower.LoweredStep]) -> tuple[lower.LoweredStep, ..
 
 
 def _axes_of(part: HeadGroup) -> tuple[str, Any] | None:
-    """Return by what heads turn: the positions of axes and their sections, "" and None for the
-    row's own position; None if they do not turn.
-    """
+    """Return by what heads turn: "" and None for the row's own position; None for nothing."""
     if part.rope is None:
         return None
     sections = part.rope.op.sections  # type: ignore[attr-defined]

@@ -166,7 +166,7 @@ def gate_quantise(
     parts = ()
     for piece in tl.static_range(COUNT):
         y = gated(gate, up, faults, m, M, piece * WIDTH + i, n, FUNCTION, GATES)
-        parts = parts + (y,)  # noqa: RUF005
+        parts = parts + (y,)  # type: ignore[assignment]  # noqa: RUF005
     store_pieces(parts, m, M, high, low, exponent, sums, padded, COUNT, ROWS, WIDTH)
 
 

@@ -95,7 +95,7 @@ def norm_pieces(
     for piece in tl.static_range(COUNT):
         column = piece * 256 + lane
         value = tl.load(x + start + column, mask=live & (column < n), other=0.0)
-        parts = parts + (value,)  # noqa: RUF005
+        parts = parts + (value,)  # type: ignore[assignment]  # noqa: RUF005
     shift = tl.full((ROWS, 1), 0.0, tl.float32)
     if KIND == 2:
         shift = fold(lanes_of_pieces(parts, shift, n, COUNT, False, False), ROWS) * one_over_n
@@ -105,7 +105,7 @@ def norm_pieces(
     for piece in tl.static_range(COUNT):
         column = piece * 256 + lane
         inside = live & (column < n)
-        y = parts[piece]
+        y = parts[piece]  # type: ignore[var-annotated]
         if KIND == 2:
             y = y - shift
             worst = tl.maximum(worst, tl.where(inside, magnitude_bits(y), 0))
@@ -120,7 +120,7 @@ def norm_pieces(
         y = snapped(y)
         if KEEP:
             tl.store(out + start + column, y, mask=inside)
-        normed = normed + (y,)  # noqa: RUF005
+        normed = normed + (y,)  # type: ignore[assignment]  # noqa: RUF005
     bad = outside(tl.max(worst, 1).to(tl.float32, bitcast=True))
     tl.store(faults + m, 1, mask=(m < M) & bad)
     store_pieces(normed, m, M, high, low, exponent, sums, padded, COUNT, ROWS, 256)
