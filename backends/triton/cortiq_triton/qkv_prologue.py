@@ -94,7 +94,8 @@ def into_attention(
     launch(
         head_rows, ((heads + 2 * groups) // apiece, ceil_div(count, each)), q.x, k.x, v.x,
         q.weight, k.weight, v.weight, q.cos, q.sin, k.cos, k.sin, v.cos, v.sin, *(places or (x,)),
-        axes, at.positions, at.owners, table, out.high, out.e, call.faults, count, q.pairs, k.pairs, v.pairs, padded,
+        axes, at.positions, at.owners, table, out.high, out.e, call.faults, count, q.pairs,
+        k.pairs, v.pairs, padded,
         out.low.data_ptr() - out.high.data_ptr(), at.pages, offset,
         _inverse(key_width), _inverse(value_width), q.eps, k.eps, v.eps, H=heads, G=groups,
         DK=key_width, DV=value_width, Q_WAY=q.bits, K_WAY=k.bits, V_WAY=v.bits,
