@@ -23,7 +23,7 @@ from cortiq_triton.language import (
     launch,
     pow2,
 )
-from cortiq_triton.row_pieces import normed_pieces, pieces_of, store_pieces
+from cortiq_triton.row_pieces import WIDEST_PIECES, normed_pieces, pieces_of, store_pieces
 from cortiq_triton.rows import Rows, empty_rows, quantise_parts
 from cortiq_triton.scalar import (
     LARGEST_BITS,
@@ -116,7 +116,7 @@ def normed_rows(
     rows.
     """
     count, n = x.shape
-    if count > FEW_ROWS:
+    if count > FEW_ROWS and n <= WIDEST_PIECES:
         return normed_pieces(kind, x, weights, eps, faults, keep)
     rows, out = empty_rows((count,), n, x.device), torch.empty_like(x) if keep else x
     size = min(ROWS, pow2(count))

@@ -26,6 +26,8 @@ from cortiq_triton.scalar import fold, inverse_root, magnitude_bits, outside, sn
 ROWS = 64 if INTERPRETED else 1
 MOST_PIECES = 8
 """Pieces of a row, each with eight columns a thread: 64 registers of values."""
+WIDEST_PIECES = 256 * MOST_PIECES
+"""Columns up to which one warp normalises a row, which waits for no other warp then."""
 
 
 def pieces_of(n: int) -> tuple[int, int]:
@@ -87,7 +89,7 @@ def norm_pieces(
     one_over_n: Tensor, eps: Tensor, KIND: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
     KEEP: tl.constexpr, COUNT: tl.constexpr, ROWS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """As `fused.norm_quantise`, in COUNT pieces of 256 columns."""
+    """As `fused.norm_quantise`, in COUNT pieces of 256 columns, by one warp."""
     m, lane = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, 256)[None, :]
     live, start = (m < M)[:, None], m.to(tl.int64)[:, None] * n
     begin()
@@ -133,11 +135,11 @@ def normed_pieces(
     """As `fused.normed_rows`."""
     count, n = x.shape
     rows, out = empty_rows((count,), n, x.device), torch.empty_like(x) if keep else x
-    size, pieces = min(ROWS, pow2(count)), ceil_div(n, 256)
+    size = min(ROWS, pow2(count))
     launch(
         norm_pieces, (ceil_div(count, size),), x, weights.get("weight", x), weights.get("bias", x),
         out, *rows[:4], faults, count, n, rows.high.shape[-1], float(F32(1) / F32(n)),
         float(F32(eps)), KIND=kind, WEIGHT="weight" in weights, BIAS="bias" in weights, KEEP=keep,
-        COUNT=pieces, ROWS=size, warps=pow2(ceil_div(pieces, MOST_PIECES)), early=True,
+        COUNT=ceil_div(n, 256), ROWS=size, warps=1, early=True,
     )  # fmt: skip
     return out, rows
