@@ -41,7 +41,7 @@ def assert_same_rows(mine, theirs):
 
 @pytest.mark.parametrize("kind", [RMS, LAYER])
 @pytest.mark.parametrize("roles", ["", "weight", "weight bias"])
-@pytest.mark.parametrize("width", [144, 700])
+@pytest.mark.parametrize("width", [144, 700, 2100])  # in pieces, and whole
 def test_a_norm_and_its_quantised_rows_are_both_of_them(kind, roles, width):
     x = floats(5, width)
     weights = {role: floats(2, width, seed=2)[0] for role in roles.split()}
