@@ -10,8 +10,13 @@ import pytest
 torch = pytest.importorskip("torch", reason="the Triton backend keeps its memory in PyTorch")
 pytest.importorskip("triton", reason="Triton has no package for this platform")
 
-from cortiq.backend import CompileOptions  # noqa: E402
-from cortiq.models.synthetic import SyntheticCheckpoint, synthetic_weights  # noqa: E402
+from cortiq.backend import Batch, CompileOptions, Digest, Row  # noqa: E402
+from cortiq.models import load_program  # noqa: E402
+from cortiq.models.synthetic import (  # noqa: E402
+    SyntheticCheckpoint,
+    open_synthetic,
+    synthetic_weights,
+)
 from cortiq.vision import qwen3_vl  # noqa: E402
 from cortiq.vision.encode import images_rows  # noqa: E402
 from cortiq_reference.backend import ReferenceBackend  # noqa: E402
@@ -99,3 +104,21 @@ def test_a_tower_has_the_reference_bits_in_nine_steps_a_layer(tower):
     assert len(names) == 9 and all(names) and "BiasedProducts" in names, names
     for mine, theirs in zip(*found, strict=True):
         np.testing.assert_array_equal(mine.view(np.uint32), theirs.view(np.uint32))
+
+
+def test_biased_products_of_different_heights_are_one_product():
+    """Queries, keys and values of a text model, whose norms have means, of a prompt and a step."""
+    loaded = load_program(open_synthetic("synthetic:mini-starcoder2"), context=None)
+    wants, found = (Digest("logits"),), []
+    for backend in (ReferenceBackend(), TritonBackend()):
+        with closing(backend.compile(loaded.program, loaded.weights, CompileOptions())) as on:
+            state = on.open(40)
+            rows = [Row(state, i, i + 1) for i in range(17)] + [Row(state, 17, 3, wants)]
+            answers = [on.forward(Batch(rows)).result().rows[17]]
+            answers.append(on.forward(Batch([Row(state, 18, 4, wants)])).result().rows[0])
+            found.append(answers)
+            if isinstance(backend, TritonBackend):
+                pairs = on.plans["trunk"].fused(frozenset({"logits"}), frozenset())
+                names = [step.node.op.name for step, _ in pairs if isinstance(step.node.op, Fused)]
+                assert "BiasedProducts" in names
+    assert found[0] == found[1]

@@ -279,7 +279,7 @@ def _joined(steps: list[Step], known: Mapping[str, Step], joined: Joined) -> lis
             outputs = tuple(output for _, part in parts for output in part.node.outputs)
             op = Fused("BiasedProducts" if biases else "Products", heights)
             node = Node(names[0], op, step.node.inputs, outputs)
-            bias = torch.cat(biases) if biases else None
+            bias = torch.cat([part.view(-1) for part in biases]) if biases else None
             kernel = launches.products_of(heights, bias)
             found.append(Step(node, kernel, {"weight": whole}, step.late))
     return found
