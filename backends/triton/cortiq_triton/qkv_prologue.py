@@ -18,7 +18,7 @@ ROWS = 64 if INTERPRETED else 16
 """Rows of a program, which computes one head of them: 96 registers a thread, 32 rows take 221."""
 APIECE = 4
 """Heads of a program at most, which turn by the same angles."""
-FEW_ROWS = 64
+FEW_ROWS = 2 if INTERPRETED else 64
 """Rows up to which a program computes one of them, by one warp."""
 WIDEST = 256
 """Columns of a head up to which its norm is one chunk of lanes."""
