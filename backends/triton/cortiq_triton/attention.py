@@ -164,13 +164,14 @@ def added_to(
 
 @device
 def seen_weights(
-    page: Tensor, g: Tensor, tile: Tensor, ke: Tensor, ve: Tensor, high: Tensor, low: Tensor,
+    page: Tensor, g: Tensor, tile: Tensor, highest: Tensor, high: Tensor, low: Tensor,
     scale: Tensor, cap: Tensor, inverse_cap: Tensor, log2_e: Tensor, position: Tensor,
     lowest: Tensor, begun: Tensor, whole: Tensor, blocks_of: Tensor, steep: Tensor, at: Tensor,
     G: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, KP: tl.constexpr, BM: tl.constexpr,
     CAPPED: tl.constexpr, BLOCK: tl.constexpr, CHOSEN: tl.constexpr, SLOPED: tl.constexpr,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """`tile_weights` of a tile's keys; those out of sight are looked for where there may be any."""
+    ke, ve = tile_exponents(page, g, tile, highest, G, DK, DV)
     kappa, fraction = tile_scores(
         page, g, high, low, scale, ke, cap, inverse_cap, log2_e, steep, tile * 64 - at, G, DK, KP,
         BM, CAPPED, SLOPED,
@@ -178,28 +179,6 @@ def seen_weights(
     if (tile >= whole) | (tile < begun) | (BLOCK > 0):
         kappa = unseen_away(kappa, tile, position, lowest, blocks_of, BM, BLOCK, CHOSEN)
     return tile_weights(kappa, fraction, ve)
-
-
-@device
-def empty_parts(
-    BM: tl.constexpr, WIDTH: tl.constexpr, REST: tl.constexpr
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums [BM, WIDTH] and [BM, REST] of no tile, and their exponents [BM, 1]."""
-    first, N = empty(BM, WIDTH)
-    second, N = empty(BM, REST)
-    return first, second, N
-
-
-@device
-def numbers_of(
-    listed: Tensor, tile: Tensor, last: Tensor, slot: Tensor, g: Tensor, highest: Tensor,
-    G: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Address of a tile's page, before `last`, and exponents of its keys and values."""
-    tile = tl.minimum(tile, last - 1)
-    address = tl.load(listed + tile)
-    ke, ve = tile_exponents(slot_of(address, slot), g, tile, highest, G, DK, DV)
-    return address, ke, ve
 
 
 @kernel
@@ -216,8 +195,7 @@ def attend_stream(
     """Queries [R, H, DK] of one sequence a block to out [R, H, DV], tile after tile.
 
     largest : int32 [R, H], bits of the largest magnitudes. logs : [R, H], masses with MASS. Values'
-    columns are VP / 2 and up to REST more at a time, which fit into registers; sums of earlier runs
-    wait in `out`. A tile's exponents are asked for while the one before is computed."""
+    columns come as VP / 2 and REST more, which fit into registers; earlier runs wait in `out`."""
     block = tl.num_programs(1) - 1 - tl.program_id(1)  # long rows come last and begin first
     first_row, row, head, live, g = queries_of(blocks, block, tl.program_id(0), H, G, HB, BM)
     position, lowest = sight(positions, own, row, live, window)
@@ -230,17 +208,19 @@ def attend_stream(
     listed = table + tl.load(owners + first_row).to(tl.int64) * pages
     at, highest = (row * H + head).to(tl.int64), tl.max(position, 0)
     total, M = empty(BM, 1)
-    o0, o1, N = empty_parts(BM, HALF, REST)
+    o0, N = empty(BM, HALF)
+    o1, N = empty(BM, REST)
     for run in range(first // 16 * 16, last, 16):
         start, stop = tl.maximum(run, first), tl.minimum(run + 16, last)
         mass, mm = empty(BM, 1)
-        o0, o1, nn = empty_parts(BM, HALF, REST)
-        address, ke, ve = numbers_of(listed, start, last, slot, g, highest, G, DK, DV)
+        o0, nn = empty(BM, HALF)
+        o1, nn = empty(BM, REST)
+        address = tl.load(listed + start)
         for tile in tl.range(start, stop, num_stages=STAGES):
-            page, mine_k, mine_v = slot_of(address, slot), ke, ve
-            address, ke, ve = numbers_of(listed, tile + 1, last, slot, g, highest, G, DK, DV)
+            page = slot_of(address, slot)
+            address = tl.load(listed + tl.minimum(tile + 1, last - 1))
             L, K, E, wh, wl = seen_weights(
-                page, g, tile, mine_k, mine_v, high, low, scale, cap, inverse_cap, log2_e, position,
+                page, g, tile, highest, high, low, scale, cap, inverse_cap, log2_e, position,
                 lowest, begun, whole, blocks_of, steep, mine, G, DK, DV, KP, BM, CAPPED, BLOCK,
                 CHOSEN, SLOPED,
             )  # fmt: skip
@@ -250,10 +230,10 @@ def attend_stream(
             o1 = o1 * before + tile_values(page, g, wh, wl, G, DK, DV, HALF, REST, BM) * after
         total, M = combine(total, M, mass, mm)
         before, after, N = rescaling(N, nn)
-        earlier, ahead = tl.maximum(run - first, 0), tl.maximum(last - stop, 0)
-        if earlier + ahead > 0:
-            o0 = added_to(out, at, live, before, o0, after, earlier, ahead, DV, 0, HALF)
-            o1 = added_to(out, at, live, before, o1, after, earlier, ahead, DV, HALF, REST)
+        earlier, later = tl.maximum(run - first, 0), tl.maximum(last - stop, 0)
+        if earlier + later > 0:
+            o0 = added_to(out, at, live, before, o0, after, earlier, later, DV, 0, HALF)
+            o1 = added_to(out, at, live, before, o1, after, earlier, later, DV, HALF, REST)
             tl.debug_barrier()
     o0 = result(total, M, o0, N, sink, head, log2_e, SINK)
     o1 = result(total, M, o1, N, sink, head, log2_e, SINK)

@@ -12,7 +12,6 @@ import triton.language as tl
 from cortiq_triton.attention import (
     finish,
     load_queries,
-    numbers_of,
     queries_of,
     seen_weights,
     sight,
@@ -124,17 +123,17 @@ def attend_spans(
         start, stop = tl.maximum(span, first), tl.minimum(span + length, last)
         if start < stop:
             high, low, exponent = load_queries(qh, ql, qe, row, head, live, stride, H, DK, KP)
+            scale = factors(exponent, factor, KP)
             steep, mine = slope(slopes, own, row, head, live, SLOPED)
             blocks_of = chosen + (row * SETS + head * SETS // H) * CHOSEN
             mass, M = empty(BM, 1)
             o, N = empty(BM, VP)
             for tile in tl.range(start, stop, num_stages=STAGES):
-                address, ke, ve = numbers_of(listed, tile, last, slot, g, highest, G, DK, DV)
-                page = slot_of(address, slot)
+                page = slot_of(tl.load(listed + tile), slot)
                 L, K, E, wh, wl = seen_weights(  # no tile counts as whole: few rows, few tiles
-                    page, g, tile, ke, ve, high, low, factors(exponent, factor, KP), cap,
-                    inverse_cap, log2_e, position, lowest, tile, tile, blocks_of, steep, mine, G,
-                    DK, DV, KP, BM, CAPPED, BLOCK, CHOSEN, SLOPED,
+                    page, g, tile, highest, high, low, scale, cap, inverse_cap, log2_e, position,
+                    lowest, tile, tile, blocks_of, steep, mine, G, DK, DV, KP, BM, CAPPED, BLOCK,
+                    CHOSEN, SLOPED,
                 )  # fmt: skip
                 O = tile_values(page, g, wh, wl, G, DK, DV, 0, VP, BM) * 65536.0  # noqa: E741
                 if length < 16:

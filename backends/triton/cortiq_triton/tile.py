@@ -54,24 +54,6 @@ def dot_planes(
 
 
 @device
-def halves_of(x: Tensor, M: tl.constexpr, N: tl.constexpr) -> tuple[Tensor, Tensor]:
-    """The first and the last N columns of x [M, 2·N]."""
-    return tl.split(tl.permute(tl.reshape(x, (M, 2, N)), (0, 2, 1)))
-
-
-@device
-def dot_pairs(
-    ah: Tensor, al: Tensor, both: Tensor, M: tl.constexpr, N: tl.constexpr, SHORT: tl.constexpr
-) -> Tensor:
-    """As `dot_planes`, b's planes side by side: two dots, which are waited for, instead of four."""
-    nothing = tl.full((M, 2 * N), 0, tl.int32)
-    high, first = halves_of(tl.dot(ah, both, nothing, out_dtype=tl.int32), M, N)
-    second, low = halves_of(tl.dot(al, both, nothing, out_dtype=tl.int32), M, N)
-    middle = first + second
-    return rounded(high, middle, low) if SHORT else round_three_planes(high, middle, low)
-
-
-@device
 def delta(n: Tensor, shift: tl.constexpr = 0) -> Tensor:
     """2^(n + shift), or 0 where n is below −60."""
     return tl.where(n < FORGET, 0.0, exp2_int(tl.maximum(n, FORGET) + shift))
@@ -150,13 +132,15 @@ def tile_scores(
 
     steep, ahead : with SLOPED m and the tile's first position less the query's, [BM].
     """
-    t, d, both = tl.arange(0, 64), tl.arange(0, KP), tl.arange(0, 128)
-    keys = page + (g * 64 + both % 64 + both // 64 * (G * 64))[:, None] * DK + d[None, :]
+    t, d = tl.arange(0, 64), tl.arange(0, KP)
+    keys = page + (g * 64 + t)[:, None] * DK + d[None, :]
     if DK == KP:
-        k = tl.load(keys)
+        kh, kl = tl.load(keys), tl.load(keys + G * 64 * DK)
     else:
-        k = tl.load(keys, mask=(d < DK)[None, :] & (both >= 0)[:, None], other=0)
-    dots = dot_pairs(qh, ql, tl.trans(k), BM, 64, KP <= DEEPEST)
+        inside = (d < DK)[None, :] & (t >= 0)[:, None]
+        kh = tl.load(keys, mask=inside, other=0)
+        kl = tl.load(keys + G * 64 * DK, mask=inside, other=0)
+    dots = dot_planes(qh, ql, tl.trans(kh), tl.trans(kl), BM, 64, KP <= DEEPEST)
     s = (dots * factor) * exp2_int(ke)[None, :]
     if CAPPED:
         s = (cap * tanh(s * inverse_cap)) * log2_e
@@ -192,15 +176,15 @@ def tile_values(
 
     What a page holds past the last key meets weights of 0.
     """
-    t, both = tl.arange(0, 64), tl.arange(0, 2 * WIDTH)
-    v = FIRST + both % WIDTH
-    values = page + 2 * G * 64 * DK + (g * DV + v + both // WIDTH * (G * DV))[:, None] * 64
-    values = values + t[None, :]
+    t, v = tl.arange(0, 64), FIRST + tl.arange(0, WIDTH)
+    values = page + 2 * G * 64 * DK + (g * DV + v)[:, None] * 64 + t[None, :]
     if FIRST + WIDTH <= DV:
-        planes = tl.load(values)
+        vh, vl = tl.load(values), tl.load(values + G * 64 * DV)
     else:
-        planes = tl.load(values, mask=(v < DV)[:, None] & (t >= 0)[None, :], other=0)
-    return dot_pairs(high, low, tl.trans(planes), BM, WIDTH, True)
+        inside = (v < DV)[:, None] & (t >= 0)[None, :]
+        vh = tl.load(values, mask=inside, other=0)
+        vl = tl.load(values + G * 64 * DV, mask=inside, other=0)
+    return dot_planes(high, low, tl.trans(vh), tl.trans(vl), BM, WIDTH, True)
 
 
 @device
