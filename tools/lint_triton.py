@@ -35,7 +35,7 @@ from cortiq.ir.overlay_graphs import with_overlays
 from cortiq.ir.overlays import OverlayChange, changeable, overlay_inputs
 from cortiq.models import load_program
 from cortiq.models.synthetic import open_synthetic
-from cortiq.numerics.layouts import Weight
+from cortiq.numerics.layouts import LAYOUTS, Weight
 from cortiq.numerics.masks import mask_of
 from cortiq.numerics.sampling import Sampling
 from cortiq.numerics.synthetic import synthetic_weight
@@ -54,8 +54,9 @@ WITH_OVERLAYS = "tiny-llama"
 LAYOUTS_MULTIPLIED = "w8,Q4_0,Q4_1,Q8_0,Q4_K,Q6_K,Q3_K,MXFP4"
 """Layouts of which products are looked at by themselves; K-quants need rows of 256."""
 SHAPES = ((256, 1024), (1, 256), (1, 512), (1, 768))
+NARROW_SHAPES = ((1, 64), (1, 192), (1, 384))
 """Heights and widths of weights for Hopper's kernels: the smallest whose loops differ too, of one
-piece of 256 columns, two and three.
+piece of 256 columns, two and three; and for codes with a scale a row what is no multiple of that.
 """
 TYPES = {
     torch.float32: "*fp32", torch.int32: "*i32", torch.int64: "*i64", torch.int8: "*i8",
@@ -145,7 +146,8 @@ def recorded(models: Iterable[str], layouts: Iterable[str]) -> list[Launch]:
     for layout in layouts:
         _multiply(layout, 256, 1024)
         with _on_hopper():
-            for height, width in SHAPES:
+            narrow = () if LAYOUTS[layout].block else NARROW_SHAPES
+            for height, width in (*SHAPES, *narrow):
                 _multiply(layout, height, width)
     return list(recorder.launches)
 

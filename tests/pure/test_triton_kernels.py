@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -87,6 +88,23 @@ def test_hopper_kernels_of_blocks_take_no_weight_of_a_single_piece(monkeypatch):
         packed = pack(weight, "weight", "cpu")
         found.append(hopper_products.kernel_for(packed, 256, laid=96) is not None)
     assert found == [False, False, True, True]
+
+
+def test_hopper_multiplies_codes_of_any_width_to_their_last_column(monkeypatch):
+    """Steps are of 128 columns, by pairs; what is no whole pair, or step, is said."""
+    said = []
+    stand_in = SimpleNamespace(matmul_rows_of_codes=None)
+    monkeypatch.setitem(sys.modules, "cortiq_triton.hopper_rows", stand_in)
+    monkeypatch.setattr(hopper_products, "available", lambda: True)
+    monkeypatch.setattr(hopper_products, "launch", lambda kernel, *_, **how: said.append(how))
+    for columns in (64, 256, 1152, 4304, 4400):
+        packed = pack(synthetic_weight("w8", "weight", 1, (64, columns)), "weight", "cpu")
+        x, faults = quantise_rows(torch.ones(2, columns)), torch.zeros(2, dtype=torch.int32)
+        own = hopper_products.kernel_for(packed, 2, laid=96)
+        how = Stack(PLAIN, 64)
+        own(packed, x, torch.empty(2, 64), faults, how.ending(faults), (64, 64, 1), how.endings)
+    assert [how["ODD"] for how in said] == [1, 0, 1, 0, 1]
+    assert [how["CUT"] for how in said] == [True, False, False, False, True]
 
 
 def test_the_lint_sees_what_fusion_does():

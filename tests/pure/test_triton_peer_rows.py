@@ -21,7 +21,7 @@ from cortiq.ranks.exchange import GatherParts
 from cortiq.ranks.shares import Split, divided
 from cortiq_triton import fused, peer_rows
 from cortiq_triton.peer_rows import RowExchange, with_exchanges
-from cortiq_triton.rows import quantise_rows
+from cortiq_triton.rows import RMS, quantise_rows
 from cortiq_triton.steps import Fused
 
 ROOM = 1 << 13
@@ -109,13 +109,14 @@ def test_rows_are_quantised(
         x[:, 5], x[-1, 5], weight[5] = 0.0, 30.0, 2.0**50
     faults, eps = torch.zeros(count, dtype=torch.int32), None if weighted is None else 1e-5
     expected = quantise_rows(x) if eps is None else None
+    weights = {} if weight is None else {"weight": weight}
     if eps is not None:
-        expected = fused.normed_rows(x, weight, eps, faults, False)[1]
+        expected = fused.normed_rows(RMS, x, weights, eps, faults, False)[1]
     assert expected is not None
 
     def work(one: RowExchange) -> Any:
         op = operator(width, one.size, one.rank)
-        given = call(op, count, **({} if weight is None else {"weight": weight}))
+        given = call(op, count, **weights)
         kernel = one.kernel(lambda: None).quantised(op, eps)
         assert kernel is not None
         return kernel(given, part_of(x, op)), given.faults

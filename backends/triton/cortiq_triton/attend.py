@@ -194,7 +194,8 @@ def attended(
     if stream:
         launch(
             attention.attend_stream, (programs, len(blocks)), *queries, sink, listed, steep, out,
-            largest, masses, call.faults, *at, SINK=sinks is not None, STAGES=how.stages,
+            largest, masses, call.faults, *at, SINK=sinks is not None,
+            REST=max(16, pow2(op.value_dim - sizes["VP"] // 2)), STAGES=how.stages,
             warps=how.warps, registers=how.registers, **sizes,
         )  # fmt: skip
         return out, largest

@@ -190,12 +190,12 @@ def attend_stream(
     H: tl.constexpr, G: tl.constexpr, HB: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
     KP: tl.constexpr, VP: tl.constexpr, BM: tl.constexpr, SINK: tl.constexpr, CAPPED: tl.constexpr,
     BLOCK: tl.constexpr, SETS: tl.constexpr, CHOSEN: tl.constexpr, MASS: tl.constexpr,
-    SLOPED: tl.constexpr, STAGES: tl.constexpr,
+    SLOPED: tl.constexpr, REST: tl.constexpr, STAGES: tl.constexpr,
 ) -> None:  # fmt: skip
     """Queries [R, H, DK] of one sequence a block to out [R, H, DV], tile after tile.
 
-    largest : int32 [R, H], bits of the largest magnitudes. logs : [R, H], masses with MASS. Half of
-    the values' columns at a time fit into registers; sums of earlier runs wait in `out`."""
+    largest : int32 [R, H], bits of the largest magnitudes. logs : [R, H], masses with MASS. Values'
+    columns come as VP / 2 and REST more, which fit into registers; earlier runs wait in `out`."""
     block = tl.num_programs(1) - 1 - tl.program_id(1)  # long rows come last and begin first
     first_row, row, head, live, g = queries_of(blocks, block, tl.program_id(0), H, G, HB, BM)
     position, lowest = sight(positions, own, row, live, window)
@@ -209,12 +209,12 @@ def attend_stream(
     at, highest = (row * H + head).to(tl.int64), tl.max(position, 0)
     total, M = empty(BM, 1)
     o0, N = empty(BM, HALF)
-    o1 = o0
+    o1, N = empty(BM, REST)
     for run in range(first // 16 * 16, last, 16):
         start, stop = tl.maximum(run, first), tl.minimum(run + 16, last)
         mass, mm = empty(BM, 1)
         o0, nn = empty(BM, HALF)
-        o1 = o0
+        o1, nn = empty(BM, REST)
         address = tl.load(listed + start)
         for tile in tl.range(start, stop, num_stages=STAGES):
             page = slot_of(address, slot)
@@ -227,18 +227,18 @@ def attend_stream(
             mass, mm = combine(mass, mm, L, K)
             before, after, nn = rescaling(nn, E, 16)
             o0 = o0 * before + tile_values(page, g, wh, wl, G, DK, DV, 0, HALF, BM) * after
-            o1 = o1 * before + tile_values(page, g, wh, wl, G, DK, DV, HALF, HALF, BM) * after
+            o1 = o1 * before + tile_values(page, g, wh, wl, G, DK, DV, HALF, REST, BM) * after
         total, M = combine(total, M, mass, mm)
         before, after, N = rescaling(N, nn)
         earlier, later = tl.maximum(run - first, 0), tl.maximum(last - stop, 0)
         if earlier + later > 0:
             o0 = added_to(out, at, live, before, o0, after, earlier, later, DV, 0, HALF)
-            o1 = added_to(out, at, live, before, o1, after, earlier, later, DV, HALF, HALF)
+            o1 = added_to(out, at, live, before, o1, after, earlier, later, DV, HALF, REST)
             tl.debug_barrier()
     o0 = result(total, M, o0, N, sink, head, log2_e, SINK)
     o1 = result(total, M, o1, N, sink, head, log2_e, SINK)
     if MASS:
         tl.store(logs + at[:, None], log_mass(total, M, sink, head, log2_e, SINK), live[:, None])
     most = answer(o0, out, faults, at, row, live, DV, 0, HALF)
-    most = tl.maximum(most, answer(o1, out, faults, at, row, live, DV, HALF, HALF))
+    most = tl.maximum(most, answer(o1, out, faults, at, row, live, DV, HALF, REST))
     tl.store(largest + at, most, mask=live)

@@ -83,6 +83,7 @@ class _Reader:
             if isinstance(step.node.op, Fused) and isinstance(step.node.op.detail, NormChain):
                 chain: Any = step.node.op.detail
                 _need(chain.out is None and chain.norm is not None and "weight" in step.weights)
+                _need(isinstance(chain.norm.op, ops.RMSNorm))
                 return step, (step.weights["weight"], chain.norm.op.eps)
         raise _Other
 
@@ -121,6 +122,7 @@ class _Reader:
             found = step.node.op.detail if isinstance(step.node.op, Fused) else None
             _need(isinstance(found, dict))
             assert isinstance(found, dict)
+            _need(len(step.node.inputs) == len(found))  # else they turn by positions on axes
             roles[dict(zip(step.node.inputs, found, strict=True))[name]] = name
             ways |= found
             if step not in steps:
@@ -152,7 +154,8 @@ class _Reader:
         gates, gate_rows = self.products(mlp_norm, 2)
         (gate,) = self.inner(next(iter(gate_rows)))
         gated = _detail(gate, FusedElementwise)
-        _need(set(gate.node.inputs) == set(gate_rows) and gated.gate.op.function == "silu")
+        _need(gated.gate is not None and gated.gate.op.function == "silu")
+        _need(set(gate.node.inputs) == set(gate_rows))
         down = self.added(gate.node.outputs[0], middle)
         turn = ways["query"].turn
         _need(turn is not None and turn.pairing == "half" and turn == ways["key"].turn)

@@ -11,6 +11,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import torch
+
 from cortiq.backend import lower
 from cortiq.backend.fuse import (
     FusedAttention,
@@ -29,6 +31,7 @@ from cortiq.backend.plan import Step
 from cortiq.ir import Graph, Node, ops
 from cortiq_triton import fused, launches, qkv_prologue
 from cortiq_triton.low_rank import FactorBanks
+from cortiq_triton.rows import LAYER, RMS
 from cortiq_triton.steps import Fused, Joined
 from cortiq_triton.weights import Packed
 
@@ -149,40 +152,36 @@ class Launches:
         return self.known[node.name].weights
 
     def _norm(self, op: NormChain, step: lower.LoweredStep) -> Launch | None:
-        """RMSNorm of whole rows, and the quantised row of it; the normed row if others read it."""
+        """Norm of whole rows, and the quantised row of it; the normed row if others read it."""
         norm: Any = op.norm
-        if op.record is None or not isinstance(norm.op, ops.RMSNorm) or not self._is_row(op.x):
+        if op.record is None or not self._is_row(op.x) or norm.op.width > fused.WIDEST_NORM:
             return None
-        if norm.op.width > fused.WIDEST_NORM:
-            return None
-        kernel = launches.norm(norm.op.eps, op.out is not None)
+        kind = RMS if isinstance(norm.op, ops.RMSNorm) else LAYER
+        kernel = launches.norm(kind, norm.op.eps, op.out is not None)
         return kernel, self._weights(norm), step.inputs, {}
 
     def _gate(self, op: FusedElementwise, step: lower.LoweredStep) -> Launch | None:
-        """Activation, times what it gates; quantised, if that is all that others read."""
-        if op.gate is None or (op.record is None) == (op.out is None):
+        """Activation, times what it gates if any; quantised, if that is all that others read."""
+        node: Any = op.gate or op.node
+        alone = op.gate is None and op.record is None  # a primitive
+        if alone or not isinstance(node.op, ops.Activation) or (op.record and op.out):
             return None
-        (width, *more), gate = self.lowered.types[step.inputs[0]].shape, op.gate
+        width, *more = self.lowered.types[step.inputs[0]].shape
         if more or width > fused.WIDEST:
             return None
         kernel = launches.gate if op.out is None else launches.gate_alone
-        return kernel(gate.op.function), {}, step.inputs, {}  # type: ignore[attr-defined]
+        return kernel(node.op.function), {}, step.inputs, {}
 
     def _takes_part(self, part: HeadGroup) -> bool:
-        """Whether these are heads of one projection, none too wide, turned by positions of rows."""
-        shape, turn = self.lowered.types[part.x].shape, part.rope
-        sections = turn is not None and turn.op.sections  # type: ignore[attr-defined]
-        return (
-            part.x in self.views
-            and len(shape) == 2
-            and shape[1] <= qkv_prologue.WIDEST
-            and not sections
-        )
+        """Whether these are heads of one projection, none too wide."""
+        shape = self.lowered.types[part.x].shape
+        return part.x in self.views and len(shape) == 2 and shape[1] <= qkv_prologue.WIDEST
 
     def _heads(self, op: QKVPrologue, step: lower.LoweredStep) -> Launch | None:
         """Heads from their projection on: [norm], [turn], quantised; keys and values are stored."""
         parts = {ROLES[part.target]: part for part in op.parts}
-        if len(parts) < len(op.parts):
+        axes = {_axes_of(part) for part in op.parts} - {None}
+        if len(parts) < len(op.parts) or len(axes) > 1:
             return None
         parts = {role: parts[role] for role in ROLES.values() if role in parts}
         norms = {role: part.norm for role, part in parts.items() if part.norm is not None}
@@ -190,6 +189,7 @@ class Launches:
         weights = {role: weight for role, weight in known.items() if weight is not None}
         ways = self._ways(op)
         inputs = [self._source(part.x) for part in parts.values()]
+        inputs += [positions for positions, _ in axes if positions]  # type: ignore[misc]
         return launches.heads(ways), weights, inputs, op.store.slots if op.store else {}
 
     def _source(self, name: str) -> str:
@@ -245,20 +245,43 @@ def _together(steps: Sequence[lower.LoweredStep]) -> tuple[lower.LoweredStep, ..
     return tuple(step for group in groups.values() for step in group)
 
 
+def _axes_of(part: HeadGroup) -> tuple[str, Any] | None:
+    """Return by what heads turn: "" and None for the row's own position; None for nothing."""
+    if part.rope is None:
+        return None
+    sections = part.rope.op.sections  # type: ignore[attr-defined]
+    return (part.rope.inputs[1], sections) if sections else ("", None)
+
+
+def _product_of(step: Step, known: Mapping[str, Step]) -> FusedProduct | None:
+    """Return what a step is if it is a product, perhaps with a bias, and nothing else."""
+    if isinstance(step.node.op, ops.MatMul) and known.get(step.node.name) is step:
+        return FusedProduct(step.node)
+    detail = step.node.op.detail if isinstance(step.node.op, Fused) else None
+    alone = isinstance(detail, FusedProduct) and detail.residual is None
+    return detail if alone else None
+
+
 def _joined(steps: list[Step], known: Mapping[str, Step], joined: Joined) -> list[Step]:
-    """Products of one row as one, where none of them was fused with what follows."""
-    alone = {s.node.name for s in steps if known.get(s.node.name) is s}
+    """Products of one row as one, where they have nothing but biases, and all of them or none."""
+    alone = {p.node.name: (p, s) for s in steps if (p := _product_of(s, known)) is not None}
     found: list[Step] = []
     for step in steps:
-        group, whole = joined.groups.get(step.node.name, ([], None))
+        product = _product_of(step, known)
+        group, whole = joined.groups.get(product.node.name if product else "", ([], None))
         names = [part.node.name for part in group]
-        if not group or not alone.issuperset(names):
+        parts = [alone[name] for name in names if name in alone]
+        biases = [known[p.bias.name].weights["bias"] for p, _ in parts if p.bias is not None]
+        if not group or len(parts) < len(group) or 0 < len(biases) < len(group):
             found.append(step)
-        elif step.node.name == names[0]:
+        elif step is parts[0][1]:
             heights = tuple(part.node.op.out_width for part in group)  # type: ignore[attr-defined]
-            outputs = tuple(output for part in group for output in part.node.outputs)
-            node = Node(names[0], Fused("Products", heights), step.node.inputs, outputs)
-            found.append(Step(node, launches.products_of(heights), {"weight": whole}, step.late))
+            outputs = tuple(output for _, part in parts for output in part.node.outputs)
+            op = Fused("BiasedProducts" if biases else "Products", heights)
+            node = Node(names[0], op, step.node.inputs, outputs)
+            bias = torch.cat([part.view(-1) for part in biases]) if biases else None
+            kernel = launches.products_of(heights, bias)
+            found.append(Step(node, kernel, {"weight": whole}, step.late))
     return found
 
 

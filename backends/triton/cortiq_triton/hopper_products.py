@@ -35,6 +35,8 @@ from cortiq_triton.weights import Packed
 
 MEMORY = 1 << 27
 """Bytes of a weight's rows that are laid out at a time."""
+DEPTH = 128
+"""Columns of a step of codes."""
 GROUP = 32
 """Tiles of rows of x that meet a tile of the weight's while it is in the L2."""
 MOST_ROWS = 1 << 20
@@ -69,7 +71,7 @@ def kernel_for(weight: Packed, rows: int, laid: int) -> Kernel | None:
         pieces = ceil_div(weight.padded, 256)
         own: Kernel | None = multiply_blocks if rows >= laid and pieces > 1 else None
     else:
-        codes = weight.kind == BYTES and not weight.block and weight.padded % 256 == 0
+        codes = weight.kind == BYTES and not weight.block
         own = multiply_codes if codes else None
     return own if own is not None and available() else None
 
@@ -139,11 +141,13 @@ def multiply_codes(
     from cortiq_triton import hopper_rows
 
     rows, height = out.shape
+    steps = ceil_div(weight.padded, DEPTH)
     for sizes in code_tilings(rows, height):
         how: dict[str, Any] = {**endings, **sizes}
         launch(
             hopper_rows.matmul_rows_of_codes,
             (ceil_div(rows, sizes["BM"]) * ceil_div(height, sizes["BN"]),),
             weight.codes, weight.scale, x.high, x.low, x.e, *ending, out, faults, rows, height,
-            weight.padded, *last, warps=sizes["BN"] // 16, GROUP=8, **how,
+            weight.padded, *last, warps=sizes["BN"] // 16, GROUP=8, ODD=steps % 2,
+            CUT=weight.padded % DEPTH > 0, **how,
         )  # fmt: skip

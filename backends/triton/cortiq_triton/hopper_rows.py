@@ -22,28 +22,34 @@ from cortiq_triton.matmul import tile_place
 from cortiq_triton.scalar import round_two_planes
 
 Value: TypeAlias = gl.tensor
-DEPTH = 128
-"""Columns of a step."""
 
 
 @gluon.jit
-def ask(shared: Value, source: Value, row: Value, step: Value, K: Value, LIE: gl.constexpr) -> None:
-    """Ask for 128 columns of rows, [rows, 128]."""
+def ask(
+    shared: Value, source: Value, row: Value, step: Value, K: Value, LIE: gl.constexpr,
+    CUT: gl.constexpr,
+) -> None:  # fmt: skip
+    """Ask for 128 columns of rows, [rows, 128]; with CUT those past the last become zeros."""
     column = step * 128 + gl.arange(0, 128, layout=gl.SliceLayout(0, LIE))
-    load_async(shared, source + row[:, None] * K + column[None, :])
+    place = source + row[:, None] * K + column[None, :]
+    if CUT:
+        load_async(shared, place, mask=(row >= 0)[:, None] & (column < K)[None, :])
+    else:
+        load_async(shared, place)
 
 
 @gluon.jit
 def ask_step(
     weights: Value, highs: Value, lows: Value, codes: Value, qh: Value, ql: Value, n: Value,
     m: Value, step: Value, steps: Value, K: Value, STAGES: gl.constexpr, LIE: gl.constexpr,
+    CUT: gl.constexpr,
 ) -> None:  # fmt: skip
     """Ask for a step of all three, if there is one."""
     if step < steps:
         at = step % STAGES
-        ask(weights.index(at), codes, n, step, K, LIE)
-        ask(highs.index(at), qh, m, step, K, LIE)
-        ask(lows.index(at), ql, m, step, K, LIE)
+        ask(weights.index(at), codes, n, step, K, LIE, CUT)
+        ask(highs.index(at), qh, m, step, K, LIE, CUT)
+        ask(lows.index(at), ql, m, step, K, LIE, CUT)
     async_copy.commit_group()
 
 
@@ -52,9 +58,11 @@ def matmul_rows_of_codes(
     codes: Value, scale: Value, qh: Value, ql: Value, qe: Value, bias: Value, residual: Value,
     out: Value, faults: Value, M: Value, N: Value, K: Value, cut: Value, cut2: Value, group: Value,
     BIASED: gl.constexpr, RESIDUAL: gl.constexpr, PARTS: gl.constexpr, BM: gl.constexpr,
-    BN: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
+    BN: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, ODD: gl.constexpr,
+    CUT: gl.constexpr,
 ) -> None:  # fmt: skip
-    """Outputs [M, N] of int8 codes [N, K], K a multiple of 256.
+    """Outputs [M, N] of int8 codes [N, K], K a multiple of 64, in an ODD number of steps or not,
+    the last of which is CUT short or not.
 
     It starts when all launches before it are done, and lets the next one start at once.
     """
@@ -70,12 +78,12 @@ def matmul_rows_of_codes(
     weights = gl.allocate_shared_memory(gl.int8, [STAGES, BN, 128], pieces)
     highs = gl.allocate_shared_memory(gl.int8, [STAGES, BM, 128], pieces)
     lows = gl.allocate_shared_memory(gl.int8, [STAGES, BM, 128], pieces)
-    steps = K // 128
+    steps = (K + 127) // 128
     for early in gl.static_range(STAGES - 2):
-        ask_step(weights, highs, lows, codes, qh, ql, n, m, early, steps, K, STAGES, lie)
+        ask_step(weights, highs, lows, codes, qh, ql, n, m, early, steps, K, STAGES, lie, CUT)
     high = gl.zeros([BN, BM], gl.int32, sums)
     low = gl.zeros([BN, BM], gl.int32, sums)
-    for pair in range(0, steps, 2):
+    for pair in range(0, steps - ODD, 2):
         for late in gl.static_range(2):
             step = pair + late
             landed(STAGES - 3)
@@ -84,7 +92,16 @@ def matmul_rows_of_codes(
             high = warpgroup_mma(w, h.permute((1, 0)), high, is_async=True)
             low = warpgroup_mma(w, l.permute((1, 0)), low, is_async=True)
             ahead = step + STAGES - 2  # where the pair before was, whose sums are there
-            ask_step(weights, highs, lows, codes, qh, ql, n, m, ahead, steps, K, STAGES, lie)
+            ask_step(
+                weights, highs, lows, codes, qh, ql, n, m, ahead, steps, K, STAGES, lie, CUT
+            )  # fmt: skip
+        high, low = warpgroup_mma_wait(0, [high, low])
+    if ODD:
+        landed(STAGES - 3)
+        at = (steps - 1) % STAGES
+        w, h, l = weights.index(at), highs.index(at), lows.index(at)  # noqa: E741
+        high = warpgroup_mma(w, h.permute((1, 0)), high, is_async=True)
+        low = warpgroup_mma(w, l.permute((1, 0)), low, is_async=True)
         high, low = warpgroup_mma_wait(0, [high, low])
     n = tn * BN + gl.arange(0, BN, layout=gl.SliceLayout(1, sums))
     s = gl.load(scale + n, mask=n < N, other=0.0)[:, None]

@@ -18,20 +18,20 @@ from cortiq_triton.rows import Rows
 Kernel = Callable[..., Any]
 
 
-def norm(eps: float, keep: bool) -> Kernel:
-    """RMSNorm and the quantised row; the normed row too if it is kept."""
+def norm(kind: int, eps: float, keep: bool) -> Kernel:
+    """RMS or layer norm and the quantised row; the normed row too if it is kept."""
 
     def kernel(call: LaunchCall, x: torch.Tensor) -> Any:
-        out, rows = fused.normed_rows(x, call.weights.get("weight"), eps, call.faults, keep)
+        out, rows = fused.normed_rows(kind, x, call.weights, eps, call.faults, keep)
         return (out, rows) if keep else rows
 
     return kernel
 
 
 def gate(function: str) -> Kernel:
-    """Activation, times what it gates, quantised."""
+    """Activation, times what it gates if it does, quantised."""
 
-    def kernel(call: LaunchCall, gate: torch.Tensor, up: torch.Tensor) -> Rows:
+    def kernel(call: LaunchCall, gate: torch.Tensor, up: torch.Tensor | None = None) -> Rows:
         return fused.gated_rows(elementwise.ACTIVATIONS[function], gate, up, call.faults)
 
     return kernel
@@ -51,7 +51,9 @@ def heads(ways: dict[str, qkv_prologue.Way]) -> Kernel:
     names = tuple(ways)
 
     def kernel(call: LaunchCall, *given: torch.Tensor) -> Rows | tuple[()]:
-        return qkv_prologue.into_attention(call, ways, dict(zip(names, given, strict=True)))
+        heads, places = given[: len(names)], given[len(names) :]
+        ours = dict(zip(names, heads, strict=True))
+        return qkv_prologue.into_attention(call, ways, ours, *places)
 
     return kernel
 
@@ -77,12 +79,14 @@ def product(bias: torch.Tensor | None) -> Kernel:
     return kernel
 
 
-def products_of(heights: tuple[int, ...]) -> Kernel:
-    """Products of one row with matrices of these heights, which are rows of one weight."""
+def products_of(heights: tuple[int, ...], bias: torch.Tensor | None = None) -> Kernel:
+    """Products of one row with matrices of these heights, which are rows of one weight, and the
+    bias of all of them.
+    """
 
     def kernel(call: LaunchCall, x: Rows) -> Any:
         weight, lead, count, each = _sizes(call, x)
-        how = Stack(PLAIN, weight.height, group=each, parts=heights)
+        how = Stack(PLAIN, weight.height, group=each, bias=bias, parts=heights)
         flat = products.product(weight, x, count, call.faults, how).view(-1)
         cut = flat.split([count * height for height in heights])
         return tuple(part.view(*lead, height) for part, height in zip(cut, heights, strict=True))

@@ -23,9 +23,10 @@ from cortiq.backend.fuse import NormChain
 from cortiq.backend.plan import Step
 from cortiq.ir import Node, ops
 from cortiq.numerics.contract import F32
-from cortiq_triton.fused import WIDEST, WIDEST_NORM, store_quantised, warps_of
+from cortiq_triton.fused import WIDEST, WIDEST_NORM, warps_of
 from cortiq_triton.language import Tensor, begin, ceil_div, device, kernel, launch, pow2
 from cortiq_triton.peer_memory import FLAGS, PROGRAMS, PeerMemory, data_at
+from cortiq_triton.row_pieces import store_pieces
 from cortiq_triton.rows import Rows, empty_rows
 from cortiq_triton.scalar import fold, inverse_root, outside, snapped
 from cortiq_triton.steps import Fused
@@ -135,8 +136,8 @@ def exchange_rows(
             bad = tl.max(((i < n) & outside(y)).to(tl.int32), 0)
             tl.store(faults + m, 1, mask=bad > 0)
             y = snapped(y)
-        store_quantised(
-            y[None, :], m + tl.arange(0, 1), M, high, low, exponent, sums, padded, 1, WIDTH
+        store_pieces(
+            (y[None, :],), m + tl.arange(0, 1), M, high, low, exponent, sums, padded, 1, 1, WIDTH
         )
 
 
@@ -271,6 +272,8 @@ def _together(step: Step, reader: Step) -> Step | None:
         norm: Any = chain.norm.op
         eps = norm.eps
         if chain.out is not None or chain.residual is not None or chain.after is not None:
+            return None
+        if not isinstance(norm, ops.RMSNorm):
             return None
     elif not isinstance(op, ops.Quantise):
         return None

@@ -1,5 +1,6 @@
 """Scalar functions of the contract. Every float operation rounds once: division and square root
-are `div_rn` and `sqrt_rn` (`/` and `tl.sqrt` are approximate on GPUs), and no float meets `tl.sum`.
+are `div_rn` and `sqrt_rn` (`/` and `tl.sqrt` are approximate on GPUs), and no float meets `tl.sum`
+over more than two.
 """
 
 from __future__ import annotations
@@ -246,12 +247,16 @@ def round_three_planes(high: Tensor, middle: Tensor, low: Tensor) -> Tensor:
 
 @device
 def fold(lanes: Tensor, ROWS: tl.constexpr) -> Tensor:
-    """Lane i += lane i+h for h = 128, 64, …, 1 of lanes [ROWS, 256]: [ROWS, 1]."""
-    for step in tl.static_range(8):
-        halves = tl.permute(tl.reshape(lanes, (ROWS, 2, 128 >> step)), (0, 2, 1))
-        first, second = tl.split(halves)
-        lanes = first + second
-    return lanes
+    """Lane i += lane i+h for h = 128, 64, …, 1 of lanes [ROWS, 256]: [ROWS, 1].
+
+    A sum over an axis of two is one addition, by threads that hold both or by a shuffle. One row's
+    sum leaves as a scalar, whose layout no other tensor is made to follow.
+    """
+    for step in tl.static_range(7):
+        lanes = tl.sum(tl.reshape(lanes, (ROWS, 2, 128 >> step)), 1)
+    if ROWS == 1:
+        return tl.full((1, 1), 0.0, tl.float32) + tl.sum(tl.reshape(lanes, (2,)), 0)
+    return tl.sum(lanes, 1)[:, None]
 
 
 @device
