@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from contextlib import closing
-from functools import partial
 
 import numpy as np
 import pytest
@@ -90,19 +89,24 @@ def test_arrays_are_answered_as_the_rows_that_they_are(tower, backend):
         np.testing.assert_array_equal(runs, rows)
 
 
-def test_an_image_that_fails_takes_no_other_along(tower):
+def on_the_host(values, *_):
+    raise AssertionError(f"{values.shape} of one entry leave the device for the next")
+
+
+def test_an_image_that_fails_takes_no_other_along(tower, monkeypatch):
+    monkeypatch.setattr(HeldRows, "__array__", on_the_host)
     found = {}
-    good, bad = image(tower, 32), image(tower, 32, 1)
+    good, bad, other = (image(tower, 32, seed) for seed in range(3))
     bad.tiles[0].patches[1, 3] = np.inf
     for backend in ("reference", "triton"):  # one that brings arrays, and one that holds values
         with closing(compiled(tower, backend)) as on:
-            first, error, last = images_made(on, [good, bad, good])
+            first, error, last = images_made(on, [good, bad, other])
             assert isinstance(error, SequenceFailedError)
-            np.testing.assert_array_equal(first, last)
-            found[backend] = first
+            found[backend] = first, last
     np.testing.assert_array_equal(*found.values())
     with closing(compiled(tower)) as on:
-        np.testing.assert_array_equal(image_rows(on, good), found["triton"])
+        for one, rows in zip((good, other), found["triton"], strict=True):
+            np.testing.assert_array_equal(image_rows(on, one), rows)
         with pytest.raises(SequenceFailedError, match="domain"):
             images_rows(on, [good, bad])
 
@@ -119,15 +123,21 @@ def test_batches_of_images_are_as_large_as_there_is_room_for(tower, asynchronous
         monkeypatch.setattr(on.inner, "asynchronous", asynchronous, raising=False)
         begun = [("trunk", 32), ("trunk", 32), ("projector", 8), ("trunk", 16), ("projector", 8)]
         apart = [("trunk", 32), ("projector", 8)] * 2 + [("trunk", 16), ("projector", 4)]
-        for bound, free in (("batch_rows", 32), ("free_bytes", 4 * each)):
+        for bound, value in (("batch_rows", 32), ("free_bytes", lambda: 4 * each)):
             rows.clear()
             with monkeypatch.context() as bounded:
-                value = free if bound == "batch_rows" else partial(int, free)
                 bounded.setattr(on.inner, bound, value)
                 found = images_rows(on, images)
             assert rows == ([*begun, ("projector", 4)] if asynchronous else apart)
             for mine, other in zip(found, alone, strict=True):
                 np.testing.assert_array_equal(mine, other)
+        monkeypatch.setattr(on.inner, "free_bytes", lambda: (3 - len(on.inner.states)) * each)
+        opened, new_state = [], on.inner.new_state
+        monkeypatch.setattr(
+            on.inner, "new_state", lambda n: opened.append(len(on.inner.states)) or new_state(n)
+        )
+        np.testing.assert_array_equal(np.stack(images_rows(on, images)), np.stack(alone))
+        assert max(opened) == int(asynchronous)
         monkeypatch.setattr(on.inner, "new_state", lambda limit: state_without_room(on, limit))
         (refused,) = images_made(on, images[:1])
         assert isinstance(refused, RequestError) and "bytes of state" in str(refused)
