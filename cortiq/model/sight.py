@@ -136,16 +136,17 @@ class Sight:
         ------
         RequestError : there are more such ids than rows, or fewer.
         """
-        places = [at for at, token in enumerate(ids) if token == self.token]
+        own = (self.token, *self.processor.ends)
+        places = [at for at, token in enumerate(ids) if token in own]
         rows = sum(image.rows for image in images)
         if len(places) != rows:
             what = f"the prompt has {len(places)} ids of {self.things}' rows, the {self.things}"
             raise RequestError(f"{what} {rows} rows", where=self.medium)
         spans: list[ImageSpan] = []
         for image in images:
-            own, places = places[: image.rows], places[image.rows :]
+            here, places = places[: image.rows], places[image.rows :]
             make = partial(self.encoder.rows, image)
-            spans.append(ImageSpan(tuple(own), make, image.digest, image.grid))
+            spans.append(ImageSpan(tuple(here), make, image.digest, image.grid))
         return ImagePrompt(ids, tuple(spans))
 
     def prompt(self, given: str | Iterable[int], images: Iterable[Any]) -> ImagePrompt:

@@ -174,6 +174,8 @@ def _senses_of(checkpoint: Any, images: bool, media: bool) -> tuple[Any, list[Vi
     sounds = [one for one in (sound_family(checkpoint),) if one is not None]
     if not images and not (media and (not sounds or sees(checkpoint))):
         return checkpoint, [one for one in sounds if media or not one.processor.asked_for]
+    if any(one.processor.asked_for for one in sounds) and not sees(checkpoint):
+        return checkpoint, sounds  # asked for, and there is no tower for images
     checkpoint = with_mmproj(checkpoint)
     if not sounds and (heard := sound_family(checkpoint)):  # of a file beside it
         return checkpoint, [heard]
