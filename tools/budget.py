@@ -47,11 +47,11 @@ LIMITS: Mapping[str, int] = {
     "cortiq/engine": 4220,
     "cortiq/explain": 590,
     "cortiq/formats": 7670,
-    "cortiq/hearing": 1725,
+    "cortiq/hearing": 2020,
     "cortiq/ir": 4275,
     "cortiq/model": 2992,
     "cortiq/models": 5060,
-    "cortiq/numerics": 3685,
+    "cortiq/numerics": 3716,
     "cortiq/placement": 710,
     "cortiq/plugins": 660,
     "cortiq/ranks": 2730,
@@ -66,7 +66,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-skills": 1710,
     "plugins/cortiq-torch": 190,
-    "tests": 60635,
+    "tests": 60720,
     "tools": 2120,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""

@@ -153,7 +153,9 @@ class Conformer:
         x = self.builder.add(Residual(), y, x, name=f"{here}.attended")
         x = self._convolution(x, f"{here}.convolution", f"{file}.lconv1d")
         x = self._half_mlp(x, f"{here}.second", f"{file}.{names.second}")
-        return self._norm(self._clipped(x, f"{here}.last"), out or f"{here}.out", f"{file}.{names.last}")
+        return self._norm(
+            self._clipped(x, f"{here}.last"), out or f"{here}.out", f"{file}.{names.last}"
+        )
 
     def _norm(self, x: Value, name: str, tensor: str, eps: float = EPS) -> Value:
         return written(self.builder, RMSNorm(self.width, eps), x, name, tensor)

@@ -237,7 +237,9 @@ class Processor(SoundProcessor):
     def __init__(self, config: Config, given: Mapping[str, Any]) -> None:
         self.config, self.token, self.ends = config, config.audio_token, (config.end_token,)
         self.rules: Any = Gemma3nRules.of(given)
-        self.rows = ImageRows(token=0)  # which all ids past the table of per-layer inputs are fed as
+        self.rows = ImageRows(
+            token=0
+        )  # which all ids past the table of per-layer inputs are fed as
         self.samples = SECONDS * self.rules.sampling_rate
         self.most = self.rules.frames_of(self.samples)
         if self.rules.feature_size != config.bands:

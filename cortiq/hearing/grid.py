@@ -27,7 +27,7 @@ CONVOLUTIONS = "convolutions"
 
 @dataclass(frozen=True)
 class Convolutions(Described):
-    """What lies around a spectrogram, and what its convolutions are followed by.
+    """Convolutions over a spectrogram: zeros around it, and a norm after each.
 
     Attributes
     ----------

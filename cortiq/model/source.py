@@ -168,14 +168,12 @@ def open_source(
 
 
 def _senses_of(checkpoint: Any, images: bool, media: bool) -> tuple[Any, list[VisionFamily]]:
-    """Return a checkpoint with the tower that lies beside it, if one does, and what reads images,
-    where asked, and sounds (some only then); the trunk's rows supply what the first says.
-    """
-    sounds = [one for one in (sound_family(checkpoint),) if one is not None]
-    if not images and not (media and (not sounds or sees(checkpoint))):
-        return checkpoint, [one for one in sounds if media or not one.processor.asked_for]
-    if any(one.processor.asked_for for one in sounds) and not sees(checkpoint):
-        return checkpoint, sounds  # asked for, and there is no tower for images
+    """Return a checkpoint with the tower beside it, if there is one, and what reads images, where
+    asked, and sounds (some only then); the trunk's rows supply what the first says."""
+    sounds = list(filter(None, [sound_family(checkpoint)]))
+    without = bool(sounds) and not sees(checkpoint)  # a tower for images
+    if (not images and (not media or without)) or (without and sounds[0].processor.asked_for):
+        return checkpoint, [s for s in sounds if media or images or not s.processor.asked_for]
     checkpoint = with_mmproj(checkpoint)
     if not sounds and (heard := sound_family(checkpoint)):  # of a file beside it
         return checkpoint, [heard]

@@ -1,4 +1,4 @@
-"""A norm by all rows so far, as Gemma 3n's convolutions of sounds have it; on the host, in float64."""
+"""A norm by all rows so far, as Gemma 3n's convolutions of sounds have it, in float64."""
 
 from __future__ import annotations
 

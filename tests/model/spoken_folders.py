@@ -146,9 +146,9 @@ def gemma4(folder: Path, **encoder: Any) -> Any:
 GEMMA3N_ENCODER = {
     "hidden_size": 32, "conf_num_hidden_layers": 2, "conf_num_attention_heads": 2,
     "sscp_conv_channel_size": [8, 6], "input_feat_size": 16, "conf_conv_kernel_size": 3,
-    "conf_attention_chunk_size": 5, "conf_attention_context_left": 6, "conf_reduction_factor": 8,
+    "conf_attention_chunk_size": 5, "conf_attention_context_left": 6, "conf_reduction_factor": 16,
 }  # fmt: skip
-"""A row for 320 ms."""
+"""A row for 640 ms."""
 
 
 def gemma3n(folder: Path, **encoder: Any) -> Any:
@@ -169,7 +169,7 @@ def gemma3n(folder: Path, **encoder: Any) -> Any:
         audio_config=GEMMA3N_ENCODER | {"vocab_size": 4, "vocab_offset": first} | encoder,
         vision_config={"hidden_size": 8, "vocab_size": 1, "vocab_offset": first - 1},
         audio_token_id=ids[words[1]], eoa_token_id=first, boa_token_id=ids[control[0]],
-        audio_soft_tokens_per_image=96, image_token_id=3,
+        audio_soft_tokens_per_image=47, image_token_id=3,
     )  # fmt: skip
     rules = {"feature_extractor_type": "Gemma3nAudioFeatureExtractor", "feature_size": 16}
     (folder / "preprocessor_config.json").write_text(json.dumps(rules))

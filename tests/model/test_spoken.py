@@ -20,7 +20,7 @@ from transformers.models.gemma3n.feature_extraction_gemma3n import Gemma3nAudioF
 
 import cortiq
 from cortiq.engine.prompt_images import ImageSpan, with_spans
-from cortiq.errors import RequestError, UnsupportedError
+from cortiq.errors import FormatError, RequestError, UnsupportedError
 from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.models import load_program
 from cortiq.tokenizer.tokenizer import Tokenizer
@@ -184,6 +184,42 @@ def test_ultravox_without_one_of_its_models_is_refused(tmp_path, part):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UnsupportedError, match="that of 'an/other-model'"):
         cortiq.load(tmp_path, backend="reference")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"conf_attention_context_right": 1}, {"sscp_conv_kernel_size": [[3, 3], [5, 3]]},
+        {"sscp_conv_channel_size": [8]}, {"conf_num_attention_heads": 3},
+        {"input_feat_size": 20}, {"vocab_size": 3}, {"conf_reduction_factor": 4},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_configurations_of_gemma_3n_that_do_not_fit_are_refused(tmp_path, change):
+    spoken_folders.gemma3n(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["audio_config"] |= change
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises((FormatError, UnsupportedError)) as error:
+        hearing_of(tmp_path)
+    assert str(tmp_path) in str(error.value.where)
+
+
+def test_gemma_3n_hears_where_it_is_asked_and_sees_nothing(tmp_path):
+    spoken_folders.gemma3n(tmp_path)
+    with cortiq.load(tmp_path, backend="cpu", threads=1) as model:
+        assert not model.has_medium("audio")
+        text = model.generate("hello", max_tokens=4, **EXACT)
+    with cortiq.load(tmp_path, images=True, backend="cpu", threads=1) as model:
+        assert model.has_medium("audio") and not model.has_medium("image")
+        assert model.generate("hello", max_tokens=4, **EXACT).digest == text.digest
+        with pytest.raises(RequestError, match="not loaded to see images"):
+            model.chat_prompt([{"role": "user", "content": [{"image": np.zeros((8, 8, 3), "u1")}]}])
+        prompt = model.chat_prompt([{"role": "user", "content": [{"audio": (tone(900), RATE)}]}])
+        ids, token = prompt.ids, model.senses.of("audio", "").token
+        (end,) = model.senses.of("audio", "").processor.ends
+        assert ids.count(token) == 47 and ids.count(end) == 1
+        assert prompt.spans[0].places[-1] == ids.index(end)
 
 
 def content(hertz=300.0):
