@@ -29,7 +29,7 @@ UNABLE = {
     "image": ("the model was not loaded to see images", "load it with images=True, --images"),
     "audio": (
         "the model hears no sounds in prompts",
-        "see docs/models.md; Gemma 4, GGUF: --images",
+        "see docs/models.md; Gemma, GGUF: sounds=True, --sounds",
     ),
 }
 Prepared = PreparedImage | SpokenSound

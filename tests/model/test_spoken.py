@@ -210,7 +210,7 @@ def test_gemma_3n_hears_where_it_is_asked_and_sees_nothing(tmp_path):
     with cortiq.load(tmp_path, backend="cpu", threads=1) as model:
         assert not model.has_medium("audio")
         text = model.generate("hello", max_tokens=4, **EXACT)
-    with cortiq.load(tmp_path, images=True, backend="cpu", threads=1) as model:
+    with cortiq.load(tmp_path, sounds=True, backend="cpu", threads=1) as model:
         assert model.has_medium("audio") and not model.has_medium("image")
         assert model.generate("hello", max_tokens=4, **EXACT).digest == text.digest
         with pytest.raises(RequestError, match="not loaded to see images"):
