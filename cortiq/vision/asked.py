@@ -1,4 +1,4 @@
-"""What of a checkpoint is read to see and to hear: what is asked for, and what all are given."""
+"""Senses that are read of a checkpoint: those that are asked for, and those that all have."""
 
 from __future__ import annotations
 
