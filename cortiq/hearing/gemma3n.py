@@ -55,8 +55,9 @@ KEYS = Keys(
         "sscp_conv_channel_size": "subsampling_conv_channels",
         "sscp_conv_group_norm_eps": "conv_norm_eps",
     },
+    harmless=frozenset({"conf_positional_bias_size", "sscp_conv_eps"}),
     only={
-        "conf_attention_context_right": 0,
+        "conf_attention_context_right": 0, "conf_attention_invalid_logits_value": -1e9,
         "sscp_conv_kernel_size": [[KERNEL, KERNEL]] * 2, "sscp_conv_stride_size": [[2, 2]] * 2,
     },
 )  # fmt: skip

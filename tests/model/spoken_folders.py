@@ -151,6 +151,16 @@ GEMMA3N_ENCODER = {
 """A row for 640 ms."""
 
 
+def gemma3n_without_sight() -> Any:
+    """Return what makes Gemma 3n of transformers without its tower for images, which is timm's."""
+    made = transformers.AutoModel.from_config
+
+    def without_tower(config: Any) -> Any:
+        return torch.nn.Module() if "vision" in config.model_type else made(config)
+
+    return patch.object(gemma3n_model.AutoModel, "from_config", without_tower)
+
+
 def gemma3n(folder: Path, **encoder: Any) -> Any:
     """Write a Gemma 3n that hears, whose tower for images has no tensors."""
     words = ["<end_of_audio>", "<audio_soft_token>", "<unused0>", "<unused1>"]
@@ -173,12 +183,7 @@ def gemma3n(folder: Path, **encoder: Any) -> Any:
     )  # fmt: skip
     rules = {"feature_extractor_type": "Gemma3nAudioFeatureExtractor", "feature_size": 16}
     (folder / "preprocessor_config.json").write_text(json.dumps(rules))
-    made = transformers.AutoModel.from_config
-
-    def without_tower(config: Any) -> Any:
-        return torch.nn.Module() if "vision" in config.model_type else made(config)
-
-    with patch.object(gemma3n_model.AutoModel, "from_config", without_tower):
+    with gemma3n_without_sight():
         return vision_folders.saved(folder, config, "Gemma3nForConditionalGeneration")
 
 
