@@ -108,6 +108,9 @@ class LoadOptions(OptionSet):
     images: bool = option(
         False, "Load what the model sees images with, if its folder has it.", bool
     )
+    sounds: bool = option(
+        False, "Load what the model hears with, also where most prompts are texts.", bool
+    )
     lenient: bool = option(
         False, "Of a CMF file: refuse only what the original engine refuses, too.", bool
     )

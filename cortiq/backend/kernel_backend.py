@@ -117,7 +117,7 @@ class KernelBackend(TakesKernels, ABC):
         table, kind = self.table(), type(node.op)
         if not node.op.primitive:
             whole = kind in table.layers and not self.given
-            known = table.options is None or getattr(node.op, "activation", None) in table.options
+            known = node.op.options() <= table.known(node.op)
             return Supported() if whole and known else Declined("computed as its primitives")
         if kind in self.given or self.others() is not None:
             return Supported()

@@ -31,6 +31,10 @@ ONE_RUN = (
 @click.argument("text", metavar="[PROMPT]", required=False)
 @click.option("-p", "--prompt", metavar="TEXT", help="The prompt, as a flag; - reads stdin.")
 @click.option("--ids", metavar="ID,ID,...", help=IDS_HELP)
+@click.option(
+    "--image", "pictures", multiple=True, metavar="FILE",
+    help="An image for the prompt, which comes before it; may be repeated.",
+)  # fmt: skip
 @click.option("--force", metavar="TEXT", help="A text that follows, whatever the model thinks.")
 @click.option("--force-ids", metavar="ID,ID,...", help="The same, as token ids.")
 @click.option("--adapter", "-a", metavar="PATH[:SCALE]", default="", help="Take this adapter.")
@@ -47,9 +51,10 @@ ONE_RUN = (
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, all sums in it.")
 @options_of(LoadOptions, only=ONE_RUN)
 def explain(
-    model: str, text: str | None, prompt: str | None, ids: str | None, force: str | None,
-    force_ids: str | None, adapter: str, against: str | None, against_backend: str | None,
-    against_adapter: str | None, save: Path | None, as_json: bool, **options: Any,
+    model: str, text: str | None, prompt: str | None, ids: str | None,
+    pictures: tuple[str, ...], force: str | None, force_ids: str | None, adapter: str,
+    against: str | None, against_backend: str | None, against_adapter: str | None,
+    save: Path | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Show what a model computes of a text, layer by layer, or where two runs differ.
 
@@ -65,7 +70,7 @@ def explain(
     if force is not None and force_ids is not None:
         raise RequestError("what follows is a text or ids: give either --force or --force-ids")
     forced = [] if force_ids is None else token_ids(force_ids, "--force-ids")
-    chosen = select(LoadOptions, options)
+    chosen = select(LoadOptions, options) | ({"images": True} if pictures else {})
     others = (against, against_backend, against_adapter)
     compared = any(other is not None for other in others)
     if compared and (save is not None or force is not None or force_ids is not None):
@@ -74,12 +79,12 @@ def explain(
     if against_backend == "":
         raise RequestError("names no backend", where="--against-backend")
     with open_observed(model, adapter=adapter, **chosen) as run:
-        fed = run.ids(given)
+        fed = _fed(run, given, pictures)
         if compared:
             backend = {"backend": against_backend, "device": None} if against_backend else {}
             path = adapter if against_adapter is None else against_adapter
-            _compare(run, open_observed(against or model, adapter=path, **chosen | backend), given,
-                     as_json)  # fmt: skip
+            _compare(run, open_observed(against or model, adapter=path, **chosen | backend), fed,
+                     (given, pictures), as_json)  # fmt: skip
             return
         if force is not None:
             given_text = argument_text(force, "--force")
@@ -91,15 +96,21 @@ def explain(
         print_json(made.as_object() | facts) if as_json else _show_layers(run, made)
 
 
+def _fed(run: ObservedModel, given: str | list[int], pictures: tuple[str, ...]) -> list[int]:
+    """Return the ids of a prompt, which a run is to have images in."""
+    return run.with_images(given, pictures) if pictures else run.ids(given)
+
+
 def _compare(
-    run: ObservedModel, other: ObservedModel, given: str | list[int], as_json: bool
-) -> None:
-    """Show where two runs differ first; end with 1 if they do."""
+    run: ObservedModel, other: ObservedModel, ids: list[int],
+    given: tuple[str | list[int], tuple[str, ...]], as_json: bool,
+) -> None:  # fmt: skip
+    """Show where two runs of what is given differ first; end with 1 if they do."""
     from cortiq.explain import compare
 
     with other:
-        ids, titles = run.ids(given), (run.title, other.title)
-        if other.ids(given) != ids:
+        titles = run.title, other.title
+        if _fed(other, *given) != ids:
             what = f"{titles[0]} and {titles[1]} make other ids of the prompt"
             raise RequestError(what, where="against", hint="give ids: --ids")
         found = compare(run, other, ids)

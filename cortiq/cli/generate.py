@@ -51,7 +51,7 @@ IDS_HELP = "Token ids instead of a text; a model without a tokenizer prints ids,
     help="An image for the prompt, which comes before it; may be repeated.",
 )  # fmt: skip
 @click.option(
-    "--audio", "sounds", multiple=True, metavar="FILE",
+    "--audio", "recordings", multiple=True, metavar="FILE",
     help="A sound for the prompt, which comes before it; may be repeated.",
 )  # fmt: skip
 @click.option(
@@ -78,7 +78,7 @@ def generate(
     chat: bool,
     system: str | None,
     pictures: tuple[str, ...],
-    sounds: tuple[str, ...],
+    recordings: tuple[str, ...],
     template_pairs: tuple[str, ...],
     prefix: str | None,
     receipt: str | None,
@@ -106,13 +106,13 @@ def generate(
     resolved = resolve(GenerateOptions, chosen)  # reports a bad option before a model is opened
     check_options(resolved)
     load_options = with_draft_heads(options, resolved.draft)
-    load_options |= {"images": True} if pictures else {}
+    asked = {"images": pictures, "sounds": recordings}
+    load_options |= {sense: True for sense, files in asked.items() if files}
     with note_missing_receipt(receipt), load_model(model, load_options) as opened:
         kept = [] if prefix is None else opened.load_prefix(prefix, adapter=resolved.adapter)
         if sys.stderr.isatty() and not chat and ids is None and opened.tokenizer.chat_templates:
             note("this model has a chat template: --chat uses it")
-        media = [("image", path) for path in pictures] + [("audio", path) for path in sounds]
-        fed = prompt_ids(opened, given, system, variables, chat=chat, media=media)
+        fed = prompt_ids(opened, given, system, variables, chat=chat, **asked)
         made = show_generation(opened, fed, chosen, quiet=as_json, wraps=chat)
         path, model_hash = click.get_current_context().meta.get(CALIBRATED, ("", ""))
         if path and model_hash != opened.model_hash:
@@ -277,21 +277,17 @@ def read_prompt(prompt: str | None, ids: str | None, text: str | None = None) ->
 
 
 def prompt_ids(
-    model: Model,
-    text: Any,
-    system: str | None,
-    variables: dict[str, Any],
-    *,
-    chat: bool,
-    media: Sequence[tuple[str, str]] = (),
-) -> Any:
-    """Return a prompt: of a message in the chat template, or as it is, with files of media."""
+    model: Model, text: Any, system: str | None, variables: dict[str, Any], *, chat: bool,
+    images: Sequence[str] = (), sounds: Sequence[str] = (),
+) -> Any:  # fmt: skip
+    """Return a prompt: of a message in the chat template, or as it is, with files of both media."""
+    if not chat and sounds:
+        if images:
+            raise RequestError("a raw prompt has images or sounds: --chat takes both")
+        return model.audio_prompt(text, sounds)
     if not chat:
-        images, sounds = ([path for kind, path in media if kind == k] for k in ("image", "audio"))
-        if sounds:
-            return model.audio_prompt(text, sounds)
         return model.image_prompt(text, images) if images else model.ids(text)
-    parts: list[dict[str, Any]] = [{kind: path} for kind, path in media]
+    parts: list[Any] = [*({"image": p} for p in images), *({"audio": p} for p in sounds)]
     content = [*parts, {"type": "text", "text": text}] if parts else text
     messages = [{"role": "user", "content": content}]
     if system is not None:

@@ -41,7 +41,8 @@ SHOWN_DIFFERENCES = 20
     help="A sound of a log's prompts; repeated in any order.",
 )  # fmt: skip
 @options_of(
-    LoadOptions, without=("context", "weight_format", "heads", "draft_vocabulary", "images")
+    LoadOptions,
+    without=("context", "weight_format", "heads", "draft_vocabulary", "images", "sounds"),
 )
 @click.pass_context
 def replay(

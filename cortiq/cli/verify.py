@@ -43,7 +43,8 @@ NOT_IDENTICAL = 1
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @options_of(
-    LoadOptions, without=("context", "weight_format", "heads", "draft_vocabulary", "images")
+    LoadOptions,
+    without=("context", "weight_format", "heads", "draft_vocabulary", "images", "sounds"),
 )
 @click.pass_context
 def verify(

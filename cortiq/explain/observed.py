@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from cortiq.backend import CompileOptions, Executable, Named
+from cortiq.backend import Backend, CompileOptions, Executable, Named
 from cortiq.backend.batch import NO_INPUTS
 from cortiq.engine.prompt_encoded import check_encoded
+from cortiq.engine.prompt_images import ImageSpan, PromptImages, compute_rows, with_spans
 from cortiq.engine.request import check_prompt, id_list
 from cortiq.engine.session import Session
 from cortiq.errors import RequestError, shown
@@ -18,7 +19,8 @@ from cortiq.ir import Program, primitives_of
 from cortiq.ir.overlays import overlay_inputs
 from cortiq.model.adapters import no_adapters
 from cortiq.model.chat import prompt_ids
-from cortiq.model.load import choose_backend, compile_source
+from cortiq.model.load import choose_backend, compile_source, compile_towers
+from cortiq.model.sight import Senses, Sight, encoder_of
 from cortiq.model.source import ModelSource, model_name, open_overlay, open_source
 from cortiq.models.overlay_banks import banks_of
 from cortiq.options import LoadOptions, resolve
@@ -54,13 +56,14 @@ def value_rows(
     names: Iterable[str],
     window: int | None = None,
     inputs: Mapping[str, Any] = NO_INPUTS,
+    images: PromptImages | None = None,
 ) -> Iterator[Values]:
     """Yield named values of a text's rows, [rows, ...], some rows at a time, in order.
 
     Parameters
     ----------
     window : tokens of a sequence; the text is cut into as many as it takes. None for one sequence.
-    inputs : what every row supplies besides.
+    inputs : what every row supplies besides. images : what stands in for some, in one sequence.
 
     Raises
     ------
@@ -79,10 +82,16 @@ def value_rows(
     for start in range(0, len(ids), window):
         part = check_prompt(list(ids[start : start + window]), executable.program)
         with Session(executable, len(part)) as session:
-            for at in range(0, len(part), ROWS):
-                chunk = part[at : at + ROWS]
-                each = [wants] * len(chunk), [inputs] * len(chunk)
-                rows = session.read_rows(session.feed_each(chunk, *each))
+            at = 0
+            while at < len(part):
+                count = ROWS if images is None else images.whole_rows(at, ROWS)
+                chunk: list[Any] = list(part[at : at + count])
+                given = [inputs] * len(chunk)
+                if images is not None:
+                    chunk = [images.fed(at + n, token) for n, token in enumerate(chunk)]
+                    given = [{**inputs, **images.inputs(at + n)} for n in range(len(chunk))]
+                rows = session.read_rows(session.feed_each(chunk, [wants] * len(chunk), given))
+                at += len(chunk)
                 yield {want.name: np.stack([row[want] for row in rows]) for want in wants}
 
 
@@ -95,6 +104,8 @@ class ObservedModel:
     name : the model's. adapter : its path, or empty.
     backend, device : what computes it.
     program : the model's own, layers not written out.
+    senses : what it sees with, where it was opened with images=True.
+    spans : the images of its prompt (`with_images`).
     """
 
     name: str
@@ -103,6 +114,8 @@ class ObservedModel:
     device: str
     source: ModelSource
     executable: Executable
+    senses: Senses = field(default_factory=Senses)
+    spans: tuple[ImageSpan, ...] = ()
 
     @property
     def program(self) -> Program:
@@ -118,15 +131,31 @@ class ObservedModel:
         """Return the ids of a text, with the tokenizer's start token; ids as they are."""
         return prompt_ids(self.source.tokenizer, text)
 
+    def with_images(self, text: str | Iterable[int], images: Iterable[Any]) -> list[int]:
+        """Return the ids of a text with images at its markers, or before it; rows that are asked
+        for then have these images.
+
+        Raises
+        ------
+        RequestError : the model was not opened with images=True, or an image cannot be read.
+        """
+        prompt = self.senses.of("image", "image").prompt(text, images)
+        self.spans = prompt.spans
+        return list(prompt.ids)
+
     def rows(
         self, ids: Sequence[int], names: Iterable[str], window: int | None = None
     ) -> Iterator[Values]:
         """Yield named values of a text's rows; see `value_rows`."""
-        inputs = overlay_inputs(1) if self.adapter else NO_INPUTS
-        return value_rows(self.executable, ids, names, window, inputs)
+        inputs, images = overlay_inputs(1) if self.adapter else NO_INPUTS, None
+        if self.spans:
+            images = with_spans(None, self.program, len(ids), self.spans)
+            compute_rows(images, self.program)
+        return value_rows(self.executable, ids, names, window, inputs, images)
 
     def close(self) -> None:
-        """Let go of the executable and the files."""
+        """Let go of the executables and the files."""
+        self.senses.close()
         self.executable.close()
         self.source.close()
 
@@ -159,10 +188,21 @@ def open_observed(name: str, *, adapter: str = "", **options: Any) -> ObservedMo
         executable = compile_source(plain, backend, device, chosen)
         if adapter:
             _vary(executable, source, adapter)
+        senses = _senses(source, backend, device, chosen) if chosen.images else Senses()
     except BaseException:
         source.close()
         raise
-    return ObservedModel(str(name), adapter, backend.name, device, source, executable)
+    return ObservedModel(str(name), adapter, backend.name, device, source, executable, senses)
+
+
+def _senses(source: ModelSource, backend: Backend, device: str, options: LoadOptions) -> Senses:
+    """Compile what the model sees with."""
+    towers = compile_towers(source, backend, device, options)
+    tokenizer, context = source.tokenizer, source.program.context
+    return Senses(
+        Sight(sense, encoder_of(sense, tower), tokenizer, context)
+        for sense, tower in zip(source.senses, towers, strict=True)
+    )
 
 
 def _vary(executable: Executable, source: ModelSource, path: str) -> None:

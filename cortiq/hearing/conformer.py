@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from cortiq.ir.ops import (
 from cortiq.models.clipped import bounded
 from cortiq.models.parts import activation
 from cortiq.numerics.contract import Floats
-from cortiq.numerics.doubles import exp64, log64
+from cortiq.numerics.doubles import Doubles, exp64, log64
 from cortiq.numerics.layouts import LAYOUTS, Weight, floats
 from cortiq.numerics.sinusoids import projected_sinusoids
 
@@ -42,13 +43,47 @@ EPS = 1e-6
 KEY_SCALE = math.log(1 + math.e) / math.log(2)
 
 
+@dataclass(frozen=True)
+class LayerFiles:
+    """Names of a layer's tensors in folders, below the layer's own; Gemma 4's by default.
+
+    Attributes
+    ----------
+    inner : end of a matrix's name before `.weight`. distances : the matrix of terms by distance.
+    """
+
+    first: str = "feed_forward1"
+    second: str = "feed_forward2"
+    before: str = "norm_pre_attn"
+    attention: str = "self_attn"
+    post: str = "self_attn.post"
+    after: str = "norm_post_attn"
+    last: str = "norm_out"
+    inner: str = ".linear"
+    distances: str = "relative_k_proj"
+
+
+GEMMA4 = LayerFiles()
+
+
 def places(window: int) -> int:
     """Return how many remainders of positions are told apart: not fewer than a row sees keys."""
     return -(-window // 16) * 16
 
 
+def distance_inputs(count: int, heads: int, window: int) -> dict[str, Floats]:
+    """Return what so many rows supply for terms by distance."""
+    size = places(window)
+    eye = np.eye(size, dtype=np.float32)
+    at, distances = np.arange(count), np.arange(size)
+    return {
+        REMAINDER: np.repeat(eye[at % size][:, None], heads, axis=1),
+        TURN: eye[(at[:, None] - distances) % size],
+    }
+
+
 def relative_tensors(
-    checkpoint: Checkpoint, file: str, sizes: tuple[int, int, int]
+    checkpoint: Checkpoint, file: str, sizes: tuple[int, int, int], distances: str
 ) -> dict[str, Floats]:
     """Return the matrix of terms by distance, a head's below another's, and the gain of queries.
 
@@ -57,16 +92,16 @@ def relative_tensors(
 
     Parameters
     ----------
-    sizes : heads, width and keys that a row sees.
+    sizes : heads, width and keys that a row sees. distances : name of the matrix, below `file`.
     """
     heads, width, window = sizes
     dim, count = width // heads, places(window)
-    matrix = _doubles(checkpoint, f"{file}.relative_k_proj.weight", (width, width))
+    matrix = doubles_of(checkpoint, f"{file}.{distances}.weight", (width, width))
     terms = projected_sinusoids(matrix, window).reshape(window, heads, dim)
     made = np.zeros((heads, count, heads, dim), np.float32)
     for head in range(heads):
         made[head, :window, head] = terms[:, head]
-    scale = _doubles(checkpoint, f"{file}.per_dim_scale", (1, dim))
+    scale = doubles_of(checkpoint, f"{file}.per_dim_scale", (1, dim))
     gain = log64(1.0 + exp64(scale)) * (dim**-0.5 / math.log(2))
     return {
         f"{file}.distances.weight": made.reshape(heads * count, width),
@@ -74,7 +109,8 @@ def relative_tensors(
     }
 
 
-def _doubles(checkpoint: Checkpoint, name: str, shape: tuple[int, int]) -> Any:
+def doubles_of(checkpoint: Checkpoint, name: str, shape: tuple[int, int]) -> Doubles:
+    """Return floats of a file, float64; FormatError for others, or for another size."""
     info = checkpoint.info(name)
     fits = math.prod(info.shape) == math.prod(shape) and info.type in ("F32", "F16", "BF16")
     if not fits:
@@ -82,7 +118,7 @@ def _doubles(checkpoint: Checkpoint, name: str, shape: tuple[int, int]) -> Any:
         raise FormatError(what, where=name)
     raw = np.ascontiguousarray(checkpoint.tensor(name).raw).reshape(-1)
     stored = Weight.from_bytes(LAYOUTS[info.type], raw, shape)
-    return floats(stored, name).astype(np.float64).reshape(shape)
+    return np.asarray(floats(stored, name), np.float64).reshape(shape)
 
 
 class Conformer:
@@ -90,28 +126,36 @@ class Conformer:
 
     Attributes
     ----------
-    config : of `gemma4`.
+    config : of `gemma4` or `gemma3n`. files : names of tensors. key_scale : factor of keys.
     """
 
-    def __init__(self, b: Builder, config: Any, position: Value) -> None:
+    def __init__(
+        self, b: Builder, config: Any, position: Value, files: LayerFiles = GEMMA4,
+        key_scale: float = KEY_SCALE,
+    ) -> None:  # fmt: skip
         self.builder, self.config, self.position = b, config, position
+        self.files, self.key_scale = files, key_scale
         self.width, self.heads = config.hidden_size, config.num_attention_heads
         count = places(config.window)
         self.remainder = b.input(REMAINDER, (self.heads, count), "f32")
         self.turn = b.input(TURN, (count, count), "f32")
 
-    def layer(self, x: Value, number: int, file: str) -> Value:
-        """Write a layer."""
-        here = f"layers.{number}"
-        x = self._half_mlp(x, f"{here}.first", f"{file}.feed_forward1")
-        y = self._norm(self._clipped(x, f"{here}.held"), f"{here}.norm", f"{file}.norm_pre_attn")
-        y = self._attention(y, f"{here}.attention", f"{file}.self_attn")
+    def layer(self, x: Value, number: int, file: str, out: str = "") -> Value:
+        """Write a layer, under the name `out` where that is given."""
+        here, names = f"layers.{number}", self.files
+        x = self._half_mlp(x, f"{here}.first", f"{file}.{names.first}")
+        y = self._clipped(x, f"{here}.held")
+        y = self._norm(y, f"{here}.norm", f"{file}.{names.before}")
+        y = self._attention(y, f"{here}.attention", f"{file}.{names.attention}")
+        y = self._linear(y, f"{here}.attention.post", f"{file}.{names.post}", self.width)
         y = self._clipped(y, f"{here}.attention.held")
-        y = self._norm(y, f"{here}.attention.norm", f"{file}.norm_post_attn")
+        y = self._norm(y, f"{here}.attention.norm", f"{file}.{names.after}")
         x = self.builder.add(Residual(), y, x, name=f"{here}.attended")
         x = self._convolution(x, f"{here}.convolution", f"{file}.lconv1d")
-        x = self._half_mlp(x, f"{here}.second", f"{file}.feed_forward2")
-        return self._norm(self._clipped(x, f"{here}.last"), f"{here}.out", f"{file}.norm_out")
+        x = self._half_mlp(x, f"{here}.second", f"{file}.{names.second}")
+        return self._norm(
+            self._clipped(x, f"{here}.last"), out or f"{here}.out", f"{file}.{names.last}"
+        )
 
     def _norm(self, x: Value, name: str, tensor: str, eps: float = EPS) -> Value:
         return written(self.builder, RMSNorm(self.width, eps), x, name, tensor)
@@ -124,7 +168,7 @@ class Conformer:
         low, high, least, most = self.config.bounds.get(tensor, (None,) * 4)
         x = bounded(self.builder, x, f"{name}.input", low, high)
         op = Linear(x.type.shape[-1], outer)
-        y = written(self.builder, op, x, name, f"{tensor}.linear")
+        y = written(self.builder, op, x, name, f"{tensor}{self.files.inner}")
         return bounded(self.builder, y, f"{name}.output", least, most)
 
     def _half_mlp(self, x: Value, name: str, file: str) -> Value:
@@ -145,7 +189,8 @@ class Conformer:
         )
         q = b.add(Gain(self.width), q, name=f"{name}.q.scaled",
                   weights={"weight": f"{file}.gain.weight"})  # fmt: skip
-        k = b.add(Scale(KEY_SCALE), k, name=f"{name}.k.scaled")
+        if self.key_scale != 1.0:
+            k = b.add(Scale(self.key_scale), k, name=f"{name}.k.scaled")
         terms = self._terms(q, name, file)
         wide = [
             self._wide(y, more, f"{name}.{role}")
@@ -156,8 +201,7 @@ class Conformer:
         cap, window = self.config.attention_logit_cap, self.config.window
         op = Attend(self.heads, *sizes, 1.0, window=window, soft_cap=cap)
         y = b.add(op, wide[0], self.position, name=f"{name}.attend", slots=slots)
-        y = b.add(Reshape((self.width,)), y, name=f"{name}.merged")
-        return self._linear(y, f"{name}.post", f"{file}.post", self.width)
+        return b.add(Reshape((self.width,)), y, name=f"{name}.merged")
 
     def _terms(self, q: Value, name: str, file: str) -> Value:
         """Write the terms of each head, at the places of keys' remainders."""

@@ -17,7 +17,7 @@ from cortiq.engine.encoder_rows import (
 )
 from cortiq.engine.session import Session
 from cortiq.hearing.features import PreparedSound
-from cortiq.hearing.grid import BANDS, CELLS, convolved, grid_entries
+from cortiq.hearing.grid import BANDS, CELLS, convolved
 from cortiq.hearing.spoken import SpokenSound
 from cortiq.hearing.whisper import FRAME, FRAMES, KERNEL, STRIDE
 from cortiq.ir.encoders import LAST, PROJECTOR
@@ -78,7 +78,9 @@ def spoken_rows(executable: Executable, sound: SpokenSound) -> Floats:
         hidden = sound_rows(executable, window.frames, window.count, window.inputs)
         with Session(executable, len(window.squares)) as session:
             squares = [with_zeros(hidden)[window.squares]]
-            given = rows_of_squares(executable.program, session.state, squares)
+            given = rows_of_squares(
+                executable.program, session.state, squares, inputs=window.supplied
+            )
             (made,) = entry_outputs(executable, [given], PROJECTOR, FAILED)
             found.append(joined(made, axis=1))
     return np.concatenate(found)
@@ -125,8 +127,7 @@ def _near_rows(executable: Executable, frames: Floats) -> Floats:
 
 def _grid_rows(executable: Executable, pieces: Floats) -> Floats:
     """Compute what convolutions over time and frequency make of pieces of a spectrogram."""
-    program, run = executable.program, partial(_convolved, executable, name=CELLS)
-    return convolved(pieces, grid_entries(program), run, BANDS in program.trunk.inputs)
+    return convolved(pieces, executable.program, partial(_convolved, executable, name=CELLS))
 
 
 def _convolved(executable: Executable, entry: str, given: Floats, name: str) -> Floats:

@@ -16,7 +16,7 @@ import numpy as np
 from cortiq.errors import FormatError, RequestError
 from cortiq.formats.checkpoint import Checkpoint
 from cortiq.hearing.config import SOUND, TEXT, SoundConfig
-from cortiq.hearing.conformer import REMAINDER, TURN, Conformer, places, relative_tensors
+from cortiq.hearing.conformer import GEMMA4, Conformer, distance_inputs, relative_tensors
 from cortiq.hearing.gemma_features import GemmaRules
 from cortiq.hearing.grid import BANDS, KERNEL, halved, write_entry
 from cortiq.hearing.spoken import SoundProcessor, SoundWindow, SpokenSound
@@ -121,7 +121,9 @@ def computed(config: Config, checkpoint: Checkpoint) -> dict[str, Floats]:
     made: dict[str, Floats] = {}
     sizes = config.num_attention_heads, config.hidden_size, config.window
     for n in range(config.num_hidden_layers):
-        made |= relative_tensors(checkpoint, f"{layer(n)}.self_attn", sizes)
+        made |= relative_tensors(
+            checkpoint, f"{layer(n)}.{GEMMA4.attention}", sizes, GEMMA4.distances
+        )
     return made
 
 
@@ -204,17 +206,9 @@ class Processor(SoundProcessor):
         part = samples[: SECONDS * self.rules.sampling_rate]
         frames = self.rules.spectrogram(part)
         if not len(frames):
-            least = self.rules.length - self.rules.length // 2 + 1
             what = f"a sound of {len(samples)} samples is too short to be heard"
-            raise RequestError(what, where="audio", hint=f"give at least {least}")
+            raise RequestError(what, where="audio", hint=f"give at least {self.rules.least}")
         count, heads = halved(len(frames), CONVOLUTIONS), self.config.num_attention_heads
-        size = places(self.config.window)
-        eye = np.eye(size, dtype=np.float32)
-        at, distances = np.arange(count), np.arange(size)
-        inputs = {
-            REMAINDER: np.repeat(eye[at % size][:, None], heads, axis=1),
-            TURN: eye[(at[:, None] - distances) % size],
-        }
-        squares = at[:, None]
-        window = SoundWindow(frames[None], count, squares, inputs)
+        inputs = distance_inputs(count, heads, self.config.window)
+        window = SoundWindow(frames[None], count, np.arange(count)[:, None], inputs)
         return SpokenSound((window,), f"{BEGIN}{AUDIO * count}{END}")

@@ -32,12 +32,14 @@ class SoundWindow:
     squares : int64 [rows, rows of a square]: the rows that each row of the text is made of;
         `count` for one of zeros.
     inputs : what each row of the encoder supplies besides, float32 [count, ...].
+    supplied : what each row of the text supplies besides, [rows, ...].
     """
 
     frames: Floats
     count: int
     squares: npt.NDArray[np.int64]
     inputs: Mapping[str, Floats] = field(default_factory=dict)
+    supplied: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,9 +67,10 @@ class SpokenSound:
             digest.update(np.ascontiguousarray(window.frames, "<f4").tobytes())
             digest.update(json.dumps(window.squares.shape).encode())
             digest.update(np.ascontiguousarray(window.squares, "<i8").tobytes())
-            for name, given in window.inputs.items():
+            for name, given in (*window.inputs.items(), *window.supplied.items()):
                 digest.update(json.dumps([name, *given.shape]).encode())
-                digest.update(np.ascontiguousarray(given, "<f4").tobytes())
+                kind = "<f4" if given.dtype.kind == "f" else "<i8"
+                digest.update(np.ascontiguousarray(given, kind).tobytes())
         digest.update(json.dumps(self.text).encode())
         return digest.hexdigest()
 
@@ -79,7 +82,7 @@ class SoundProcessor(ABC):
     ----------
     marker : text that a chat template writes for a sound.
     token : id of the rows of sounds; None for one that no text has.
-    rows : what the trunk's rows supply besides.
+    rows : what the trunk's rows supply besides. ends : ids after these whose rows are of the sound.
     most : frames of a window. numbered, between : see `ImageProcessor`.
     heard_whole : whether the encoder takes windows of the processor's length.
     asked_for : it is read where images are, and on one device: most who load the model write texts.
@@ -90,6 +93,7 @@ class SoundProcessor(ABC):
     marker: str
     token: int | None
     rows, heard_whole, asked_for = ImageRows(), True, False
+    ends: tuple[int, ...] = ()
 
     def __init__(self, config: SoundConfig, given: Mapping[str, Any]) -> None:
         self.config, self.token = config, config.audio_token

@@ -28,7 +28,7 @@ UNABLE = {
     "image": ("the model was not loaded to see images", "load it with images=True, --images"),
     "audio": (
         "the model hears no sounds in prompts",
-        "see docs/models.md; Gemma 4, GGUF: --images",
+        "see docs/models.md; Gemma, GGUF: sounds=True, --sounds",
     ),
 }
 Prepared = PreparedImage | SpokenSound
@@ -135,15 +135,16 @@ class Sight:
         ------
         RequestError : there are more such ids than rows, or fewer.
         """
-        places = [at for at, token in enumerate(ids) if token == self.token]
+        own = (self.token, *self.processor.ends)
+        places = [at for at, token in enumerate(ids) if token in own]
         rows = sum(image.rows for image in images)
         if len(places) != rows:
             what = f"the prompt has {len(places)} ids of {self.things}' rows, the {self.things}"
             raise RequestError(f"{what} {rows} rows", where=self.medium)
         spans: list[ImageSpan] = []
         for image, make in zip(images, self.encoder.makers(images), strict=True):
-            own, places = places[: image.rows], places[image.rows :]
-            spans.append(ImageSpan(tuple(own), make, image.digest, image.grid))
+            here, places = places[: image.rows], places[image.rows :]
+            spans.append(ImageSpan(tuple(here), make, image.digest, image.grid))
         return ImagePrompt(ids, tuple(spans))
 
     def prompt(self, given: str | Iterable[int], images: Iterable[Any]) -> ImagePrompt:

@@ -35,15 +35,8 @@ from cortiq.options import LoadOptions
 from cortiq.plugins import default_plugins
 from cortiq.tokenizer.missing import MissingTokenizer
 from cortiq.tokenizer.tokenizer import Tokenizer, byte_tokenizer
-from cortiq.vision.load import (
-    LoadedVision,
-    VisionFamily,
-    load_vision,
-    sees,
-    sound_family,
-    vision_family,
-)
-from cortiq.vision.mmproj import with_mmproj
+from cortiq.vision.asked import asked_senses
+from cortiq.vision.load import LoadedVision, load_vision
 
 
 @dataclass
@@ -126,7 +119,7 @@ def open_source(
         adapters = [open_lora(text, progress) for text in options.lora]
         for adapter in adapters:
             opened.callback(adapter.close)
-        checkpoint, found = _senses_of(checkpoint, options.images, media)
+        checkpoint, found = asked_senses(checkpoint, options.images, options.sounds, media)
         loaded = load_program(
             checkpoint,
             sidecar=sidecar, drafters=drafters,
@@ -165,19 +158,6 @@ def open_source(
         hearing,
         None if options.rewrite else loaded,
     )
-
-
-def _senses_of(checkpoint: Any, images: bool, media: bool) -> tuple[Any, list[VisionFamily]]:
-    """Return a checkpoint with the tower that lies beside it, if one does, and what reads images,
-    where asked, and sounds (some only then); the trunk's rows supply what the first says.
-    """
-    sounds = [one for one in (sound_family(checkpoint),) if one is not None]
-    if not images and not (media and (not sounds or sees(checkpoint))):
-        return checkpoint, [one for one in sounds if media or not one.processor.asked_for]
-    checkpoint = with_mmproj(checkpoint)
-    if not sounds and (heard := sound_family(checkpoint)):  # of a file beside it
-        return checkpoint, [heard]
-    return checkpoint, [vision_family(checkpoint), *sounds]
 
 
 def _pooling(checkpoint: Any) -> str:

@@ -18,6 +18,8 @@ FRAMES = 256
 """Frames that are transformed at a time."""
 FLOOR, RANGE = 1e-10, 8.0
 """Least energy, and how many powers of ten below the loudest one a value lies at most."""
+EMPHASIS = 0.97
+"""Part of the sample before that pre-emphasis takes off."""
 LINEAR_MELS, LINEAR_HERTZ, LOG_STEP = 15.0, 1000.0, 1.8562979903656263 / 27.0
 """Slaney's scale: 15 mels of 200/3 Hz up to 1000 Hz, then 27 mels for each factor of 6.4."""
 
@@ -111,21 +113,27 @@ def energies(samples: Doubles, size: int, hop: int, filters: Doubles) -> Doubles
 
 
 def _banded(
-    samples: Doubles, count: int, sizes: tuple[int, int, int], filters: Doubles, root: bool
-) -> Doubles:
+    samples: Doubles, count: int, sizes: tuple[int, int, int], filters: Doubles, root: bool,
+    emphasis: float = 0.0,
+) -> Doubles:  # fmt: skip
     """Return bands of frames that begin every so many samples: float64 [bands, count].
 
     Parameters
     ----------
     sizes : of a frame, of its transform (the rest zeros), and the step. root : magnitudes, the
-        roots of the energies, are added.
+        roots of the energies, are added. emphasis : part of the sample before, in a frame, that is
+        taken off each; of the first one, of itself.
     """
     length, size, hop = sizes
     sine = sine_of_half_turns(np.arange(length) / length)
     window, found = (sine * sine)[:, None], np.zeros((filters.shape[1], count))
     for start in range(0, count, FRAMES):
         first = np.arange(start, min(start + FRAMES, count)) * hop
-        frame = samples[first + np.arange(length)[:, None]] * window
+        frame = samples[first + np.arange(length)[:, None]]
+        if emphasis:
+            after = frame[1:] - emphasis * frame[:-1]
+            frame = np.concatenate([frame[:1] * (1.0 - emphasis), after])
+        frame = frame * window
         frame = np.pad(frame, ((0, size - length), (0, 0)))
         re, im = (x[0] for x in fourier(frame[None], np.zeros_like(frame)[None]))
         part = found[:, start : start + FRAMES]
@@ -161,6 +169,23 @@ def log_magnitudes(
     padded = np.pad(np.asarray(samples, np.float64), (length // 2, 0))
     found = _banded(padded, count, sizes, filters, root=True)
     return snap(np.ascontiguousarray(log64(found + floor).T).astype(F32))
+
+
+def emphasised_log_magnitudes(
+    samples: npt.NDArray[np.floating],
+    count: int,
+    sizes: tuple[int, int, int],
+    filters: Doubles,
+    floor: float,
+) -> Floats:
+    """Return a logarithmic mel spectrogram as Gemma 3n has it: float32 [count, bands].
+
+    Frame i begins at the sample i·step; before it is multiplied as those of `log_magnitudes` are,
+    each of its samples becomes x[j] − 0.97·x[j − 1], the first one x[0]·(1 − 0.97), every operation
+    rounded. Values: snap(RN(ln(max(band, floor)))).
+    """
+    found = _banded(np.asarray(samples, np.float64), count, sizes, filters, True, EMPHASIS)
+    return snap(np.ascontiguousarray(log64(np.maximum(found, floor)).T).astype(F32))
 
 
 def log_mel(

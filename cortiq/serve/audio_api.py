@@ -85,7 +85,11 @@ class AudioApi:
         served = await self.service.hold(request, model_name(fields))
         task = TASKS[request.url.path.rpartition("/")[2]]
         parsed = await self.service.read(request, partial(parse_audio, served, fields, task))
+        log = self.service.request_log
+        number = "" if log is None else log.heard(parsed.job, request.url.path)
         made = await self.service.compute(request, served.worker, parsed.steps())
+        if log is not None:
+            log.transcribed(number, made)
         request.state.facts["new_tokens"] = sum(len(one.token_ids) for one in made.generations)
         return answer(made, parsed.form)
 

@@ -11,6 +11,7 @@ from cortiq.errors import FormatError, RequestError, shown
 from cortiq.formats.strict_json import MAX_BYTES
 from cortiq.options import GenerateOptions
 from cortiq.receipts.reader import read_adapter, read_options
+from cortiq.serve.log_transcriptions import LoggedSound, read_sound
 from cortiq.serve.request_log import LOG_VERSION, open_line
 
 MOST_CHOICES = 1 << 16
@@ -29,7 +30,7 @@ class LoggedRequest:
     prompts : token ids. n : choices of each. seeds : of each prompt. options : of all of them.
     masks : recipe of the masks that restricted it; None without.
     images : digests of the images in its prompt, which the log does not hold.
-    adapter : as in a receipt's claim.
+    adapter : as in a receipt's claim. sound : what is transcribed; None for other requests.
     """
 
     id: str
@@ -49,6 +50,7 @@ class LoggedRequest:
     masks: Mapping[str, Any] | None
     images: tuple[str, ...] = ()
     adapter: tuple[str, float] | None = None
+    sound: LoggedSound | None = None
 
     def of_choice(self, choice: int) -> tuple[tuple[int, ...], GenerateOptions]:
         """Return the prompt and the options of one choice."""
@@ -173,6 +175,7 @@ def logged_request(record: Mapping[str, Any]) -> LoggedRequest:
         masks=_recipe(record["masks"]),
         images=tuple(_text(digest, "images") for digest in record.get("images", ())),
         adapter=read_adapter(record["adapter"], "adapter") if "adapter" in record else None,
+        sound=read_sound(record.get("transcription")),
     )
 
 

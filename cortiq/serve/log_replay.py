@@ -6,7 +6,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from cortiq.engine.engine import Engine
@@ -22,6 +22,7 @@ from cortiq.models.synthetic import PREFIX
 from cortiq.numerics.contract import CONTRACT_VERSION
 from cortiq.options import LoadOptions
 from cortiq.serve.log_reader import LoggedAnswer, LoggedRequest, LogReader
+from cortiq.serve.log_transcriptions import LoggedSound, again, answer_of, sounds_by_digest
 
 AT_ONCE = 64
 """Answers that are computed together."""
@@ -124,16 +125,23 @@ def replayed(
 ) -> Iterator[tuple[LoggedAnswer, str]]:
     """Compute answers again; yield each with its difference, which is empty if there is none."""
     files = _by_digest(model.senses, media)
+    sounds = sounds_by_digest(model, [name for medium, name in media if medium == "audio"])
     running: list[tuple[LoggedAnswer, EngineSequence]] = []
     with Engine(model.executable, model.tokenizer) as engine:
         while True:
             for answer in islice(answers, AT_ONCE - len(running)):
+                if answer.request.sound is not None:
+                    yield answer, _heard(model, answer, answer.request.sound, sounds)
+                    continue
                 try:
                     running.append((answer, engine.submit(_request(model, answer, files))))
                 except CortiqError as error:
                     yield answer, f"it is refused: {error}"
             if not running:
-                return
+                if (after := next(answers, None)) is None:
+                    return
+                answers = chain([after], answers)
+                continue
             with contextlib.suppress(CortiqError):  # which is in the sequences that it ended
                 engine.step()
             ended = [one for one in running if one[1].done]
@@ -164,6 +172,17 @@ def _with_images(model: Model, request: Request, digests: Sequence[str], files: 
     return with_images(request, model.senses.placed(request.prompt, made).spans, model.program)
 
 
+def _heard(
+    model: Model, answer: LoggedAnswer, asked: LoggedSound, sounds: Mapping[str, str]
+) -> str:
+    """Transcribe a logged sound again; return how it differs."""
+    try:
+        made = answer_of(again(model, asked, answer.request.options.temperature or 0.0, sounds))
+    except CortiqError as error:
+        return f"it is refused: {error}"
+    return _difference(answer, made["token_ids"], made["digest"], made["finish_reason"])
+
+
 def _request(model: Model, answer: LoggedAnswer, files: Files) -> Request:
     """Return the request of an answer for this model."""
     asked = answer.request
@@ -187,14 +206,19 @@ def difference(answer: LoggedAnswer, made: EngineSequence) -> str:
     """Return how an answer differs from the log; empty if nothing does."""
     if made.error is not None:
         return f"it cannot be computed: {made.error}"
-    output, logged = made.output, answer.token_ids
-    for step, (new, old) in enumerate(zip(output.token_ids, logged, strict=False)):
+    output = made.output
+    return _difference(answer, output.token_ids, output.digest.hex(), output.finish_reason)
+
+
+def _difference(answer: LoggedAnswer, ids: Sequence[int], digest: str, reason: str | None) -> str:
+    logged = answer.token_ids
+    for step, (new, old) in enumerate(zip(ids, logged, strict=False)):
         if new != old:
             return f"token {step} is {new}, the log has {old}"
-    if len(output.token_ids) != len(logged):
-        return f"{len(output.token_ids)} tokens, the log has {len(logged)}"
-    if output.digest.hex() != answer.digest:
+    if len(ids) != len(logged):
+        return f"{len(ids)} tokens, the log has {len(logged)}"
+    if digest != answer.digest:
         return "all tokens agree, the digests of their logits do not"
-    if output.finish_reason != answer.finish_reason:
-        return f"it ended by {output.finish_reason}, in the log by {answer.finish_reason}"
+    if reason != answer.finish_reason:
+        return f"it ended by {reason}, in the log by {answer.finish_reason}"
     return ""

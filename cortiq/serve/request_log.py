@@ -14,15 +14,20 @@ import os
 import secrets
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from cortiq.engine.overlay import facts_of
 from cortiq.engine.sequence import Sequence
 from cortiq.errors import CortiqError
+from cortiq.model.model import Model
+from cortiq.model.transcribe import Transcription, TranscriptionJob
 from cortiq.numerics.contract import CONTRACT_VERSION
+from cortiq.options import GenerateOptions, resolve
 from cortiq.receipts.record import canonical, options_object
 from cortiq.serve.errors import ApiError
+from cortiq.serve.log_transcriptions import answer_of, sound_of
 from cortiq.serve.logs import LOG
 from cortiq.serve.parsed_request import ParsedRequest
 
@@ -56,15 +61,10 @@ class RequestLog:
 
     def asked(self, parsed: ParsedRequest, path: str) -> str:
         """Write what was asked; return the request's id in the log."""
-        served, first = parsed.served, parsed.requests[0]
+        first = parsed.requests[0]
         masks = first.masks
-        number = secrets.token_hex(12)
-        self._write({
-            "kind": "asked", "version": LOG_VERSION, "id": number, "time": round(time.time(), 3),
-            "path": path, "model": served.model.name, "model_hash": served.model.model_hash,
-            "contract": CONTRACT_VERSION, "context": served.model.context,
-            "weight_format": served.model.options.weight_format,
-            "end_ids": list(served.model.eos_ids), "shown_ids": sorted(first.shown_ids),
+        return self._asked(parsed.served.model, path, {
+            "shown_ids": sorted(first.shown_ids),
             "prompts": [list(ids) for ids in parsed.prompts], "n": parsed.params.n,
             "seeds": [one.sampling.seed for one in parsed.requests[:: parsed.params.n]],
             "options": options_object(parsed.params.options),
@@ -72,16 +72,40 @@ class RequestLog:
             "masks": None if masks is None else getattr(masks, "recipe", {}),
             **({} if first.overlay is None else {"adapter": facts_of(first.overlay)}),
         })  # fmt: skip
+
+    def heard(self, job: TranscriptionJob, path: str) -> str:
+        """Write what is to be transcribed, as a prompt without ids; return its id in the log."""
+        options = resolve(GenerateOptions, job.options)
+        return self._asked(job.model, path, {
+            "shown_ids": [], "prompts": [[]], "n": 1, "seeds": [options.seed or 0], "masks": None,
+            "options": options_object(options), "transcription": asdict(sound_of(job)),
+        })  # fmt: skip
+
+    def _asked(self, model: Model, path: str, facts: Mapping[str, Any]) -> str:
+        number = secrets.token_hex(12)
+        self._write({
+            "kind": "asked", "version": LOG_VERSION, "id": number, "time": round(time.time(), 3),
+            "path": path, "model": model.name, "model_hash": model.model_hash,
+            "contract": CONTRACT_VERSION, "context": model.context,
+            "weight_format": model.options.weight_format, "end_ids": list(model.eos_ids), **facts,
+        })  # fmt: skip
         return number
 
     def answered(self, number: str, choice: int, sequence: Sequence) -> None:
         """Write what a choice of a request became."""
         output = sequence.output
-        self._write({
-            "kind": "answered", "version": LOG_VERSION, "id": number, "choice": choice,
+        self._answered(number, choice, {
             "token_ids": output.token_ids, "digest": output.digest.hex(),
             "finish_reason": output.finish_reason,
         })  # fmt: skip
+
+    def transcribed(self, number: str, made: Transcription) -> None:
+        """Write what a sound became."""
+        self._answered(number, 0, answer_of(made))
+
+    def _answered(self, number: str, choice: int, facts: Mapping[str, Any]) -> None:
+        known = {"kind": "answered", "version": LOG_VERSION, "id": number, "choice": choice}
+        self._write({**known, **facts})
 
     def _write(self, record: Mapping[str, Any]) -> None:
         data = sealed_line(record)

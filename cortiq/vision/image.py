@@ -184,11 +184,12 @@ class ImageProcessor(ABC):
     most : patches of a tile at most. numbered : text before an image, with its number in the
         prompt from 0 in place of {}; empty for none.
     between : text between the parts of a content, for templates that take a text alone; None where
-        a template takes the parts.
+        a template takes the parts. ends : ids after the rows whose rows are of the image, too.
     """
 
     medium, numbered = "image", ""
     between: str | None = None
+    ends: tuple[int, ...] = ()
     marker: str
     token: int
     rows: ImageRows

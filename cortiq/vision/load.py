@@ -31,7 +31,7 @@ OWN: Sequence[str] = (
 )  # fmt: skip
 """Modules of this package, a family each."""
 HEARING: Sequence[str] = (
-    "qwen2_audio", "voxtral", "ultravox", "qwen2_5_omni", "qwen3_omni", "gemma4",
+    "qwen2_audio", "voxtral", "ultravox", "qwen2_5_omni", "qwen3_omni", "gemma4", "gemma3n",
 )  # fmt: skip
 """Modules of `cortiq.hearing`: families whose prompts have sounds in them."""
 

@@ -101,6 +101,9 @@ def _described(
     table = file.tensors.get("v.position_embd.weight")
     if form.frames and table is not None:
         sight["num_position_embeddings"] = table.shape[0]
+    if text.config.get(f"{own}embedding_scale", 1.0) != 1.0:
+        what = "has a tower beside it, and scales the rows of its table"
+        raise UnsupportedError(what, where=str(text.path), hint="take the model's folder")
     told = {"hidden_size": text.config[f"{own}embedding_length"]}
     window = text.config.get(f"{own}attention.sliding_window")
     told |= {} if window is None else {"sliding_window": int(window)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cortiq.hearing.encode import neighbours, with_zeros
-from cortiq.hearing.grid import BANDS, CELLS, convolved, grid_entries
+from cortiq.hearing.grid import BANDS, CELLS, convolved
 from cortiq.hearing.whisper import FRAME, FRAMES, STRIDE
 from cortiq.ir.encoders import PROJECTOR, ROWS, SHARES, SQUARE, STAGE, square_of
 from cortiq.vision.tower import HIDDEN, NEWLINE
@@ -60,7 +60,7 @@ def sound_rows(loaded, sound, given):
         frames = frames if window.frames.ndim == 3 else frames.T
         assert np.abs(window.frames - frames).max() < 1e-3  # theirs are float32
         if window.frames.ndim == 3:
-            near = convolved(frames, grid_entries(program), entry, by_band)[: window.count]
+            near = convolved(frames, program, entry)[: window.count]
         else:
             made = entry(FRAMES, neighbours(frames, 1), FRAME)
             near = neighbours(made, STRIDE)[: window.count]
@@ -72,5 +72,6 @@ def sound_rows(loaded, sound, given):
         taken = {SQUARE: squares.reshape(len(squares), *graph.values[SQUARE].shape)}
         if SHARES in graph.inputs:
             taken[SHARES] = np.full(squares.shape[:2], 1 / squares.shape[1])
+        taken |= window.supplied
         rows.append(evaluate(program, weights, [0] * len(squares), [ROWS], PROJECTOR, taken)[ROWS])
     return np.concatenate(rows)

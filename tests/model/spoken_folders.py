@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import transformers
 import vision_folders
 from safetensors.torch import load_file, save_file
+from transformers.models.gemma3n import modeling_gemma3n as gemma3n_model
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
 SECONDS = 2
@@ -139,6 +141,50 @@ GEMMA_ENCODER = {
 def gemma4(folder: Path, **encoder: Any) -> Any:
     """Write a Gemma 4 as E2B is, that sees and hears."""
     return vision_folders.gemma4_small(folder, hears=GEMMA_ENCODER | encoder)
+
+
+GEMMA3N_ENCODER = {
+    "hidden_size": 32, "conf_num_hidden_layers": 2, "conf_num_attention_heads": 2,
+    "sscp_conv_channel_size": [8, 6], "input_feat_size": 16, "conf_conv_kernel_size": 3,
+    "conf_attention_chunk_size": 5, "conf_attention_context_left": 6, "conf_reduction_factor": 16,
+}  # fmt: skip
+"""A row for 640 ms."""
+
+
+def gemma3n_without_sight() -> Any:
+    """Return what makes Gemma 3n of transformers without its tower for images, which is timm's."""
+    made = transformers.AutoModel.from_config
+
+    def without_tower(config: Any) -> Any:
+        return torch.nn.Module() if "vision" in config.model_type else made(config)
+
+    return patch.object(gemma3n_model.AutoModel, "from_config", without_tower)
+
+
+def gemma3n(folder: Path, **encoder: Any) -> Any:
+    """Write a Gemma 3n that hears, whose tower for images has no tensors."""
+    words = ["<end_of_audio>", "<audio_soft_token>", "<unused0>", "<unused1>"]
+    control, text = ["<start_of_audio>"], template_of("<audio_soft_token>")
+    ids = vision_folders.write_tokenizer(folder, control, text, words)
+    first = ids[words[0]]
+    config = transformers.Gemma3nConfig(
+        text_config={
+            "vocab_size": len(ids), "hidden_size": 64, "intermediate_size": 40,
+            "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "head_dim": 16, "sliding_window": 9, "num_kv_shared_layers": 0, "laurel_rank": 6,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "hidden_size_per_layer_input": 6, "vocab_size_per_layer_input": first - 2,
+            "activation_sparsity_pattern": [0.9, 0.0, 0.0],
+        },
+        audio_config=GEMMA3N_ENCODER | {"vocab_size": 4, "vocab_offset": first} | encoder,
+        vision_config={"hidden_size": 8, "vocab_size": 1, "vocab_offset": first - 1},
+        audio_token_id=ids[words[1]], eoa_token_id=first, boa_token_id=ids[control[0]],
+        audio_soft_tokens_per_image=47, image_token_id=3,
+    )  # fmt: skip
+    rules = {"feature_extractor_type": "Gemma3nAudioFeatureExtractor", "feature_size": 16}
+    (folder / "preprocessor_config.json").write_text(json.dumps(rules))
+    with gemma3n_without_sight():
+        return vision_folders.saved(folder, config, "Gemma3nForConditionalGeneration")
 
 
 def several_senses(folder: Path, control: list[str]) -> dict[str, int]:

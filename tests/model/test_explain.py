@@ -12,12 +12,16 @@ import numpy as np
 import pytest
 
 pytest.importorskip("transformers")
+pytest.importorskip("PIL")
 
 import torch
 import transformers
+import vision_folders
 from adapter_folders import write_lora
 from checkpoints import case, draw_weights
 from click.testing import CliRunner
+from PIL import Image
+from vision_oracles import processed
 
 import cortiq
 from cortiq.cli.main import cli
@@ -32,6 +36,7 @@ from cortiq.explain import (
     read_calibration,
 )
 from cortiq.explain.calibrate import POWERS, STEPS, calibration_error, predictions
+from cortiq.explain.observed import ROWS
 
 SIZES = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 3}
 FAMILIES = {
@@ -158,6 +163,59 @@ def test_two_backends_have_the_same_bits(root):
     assert found.same and found.inside is None and found.same_best == 1.0
     assert found.nll[0] == found.nll[1]
     assert [layer.layer for layer in found.layers] == [None, 0, 1, 2, None]
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory):
+    """A Gemma 3, transformers' model of it in double, and an image."""
+    folder = tmp_path_factory.mktemp("gemma3")
+    model = vision_folders.gemma3(folder).double()
+    drawn = np.random.default_rng(5).integers(0, 256, (40, 70, 3), dtype=np.uint8)
+    Image.fromarray(drawn).save(folder / "seen.png")
+    return folder, model, drawn
+
+
+def test_rows_of_a_text_with_an_image_are_transformers(seeing):
+    """Its rows see one another, and lie across the border of what is computed at once."""
+    folder, model, image = seeing
+    with open_observed(folder, images=True, backend="cpu", weight_format="f32") as run:
+        ids = run.with_images("a" * (ROWS - 5) + "<start_of_image>?", [image])
+        places = run.spans[0].places
+        assert places[0] < ROWS <= places[-1]
+        made, rows = explain(run, ids, [7]), hidden_rows(run, [*ids, 7], 1)
+        fed = torch.tensor([[*ids, 7]])
+        kinds = torch.isin(fed, torch.tensor(ids[places[0]])).long()
+        with torch.no_grad():
+            given = processed("gemma3", folder, [image])["pixel_values"].double()
+            found = model(
+                input_ids=fed,
+                pixel_values=given,
+                token_type_ids=kinds,
+                attention_mask=torch.ones_like(fed),
+                output_hidden_states=True,
+            )
+        logits = found.logits[0, len(ids) - 1]
+        assert made.following[0].best == int(logits.argmax())
+        assert abs(made.following[0].probability - float(logits.softmax(0).max())) < 1e-4
+        assert error(rows, found.hidden_states[2][0].numpy()) < 1e-4
+        with open_observed(folder, images=True, backend="reference", weight_format="f32") as other:
+            assert other.with_images("a" * (ROWS - 5) + "<start_of_image>?", [image]) == ids
+            assert compare(run, other, ids).same
+            other.with_images("a" * (ROWS - 5) + "<start_of_image>?", [image[::-1]])
+            assert not compare(run, other, ids).same
+    with open_observed(folder, backend="cpu") as run, pytest.raises(RequestError, match="--images"):
+        run.with_images("a", [image])
+
+
+def test_the_command_looks_at_an_image(seeing):
+    folder, _, image = seeing
+    usual = ("explain", folder, "-p", "what?", "--image", folder / "seen.png", "-b", "cpu")
+    done, against = run(*usual, "--json"), run(*usual, "--against-backend", "reference")
+    assert done.exit_code == against.exit_code == 0, done.output + against.output
+    with open_observed(folder, images=True, backend="cpu") as model:
+        made = explain(model, model.with_images("what?", [image]), [])
+    assert json.loads(done.stdout)["following"] == made.as_object()["following"]
+    assert "the same bits after every layer" in against.stdout
 
 
 @pytest.mark.parametrize("changed", ["self_attn.v_proj", "mlp.up_proj"])

@@ -52,6 +52,7 @@ TEXTS = {
     "idefics3": GGUF("llama", permuted=True),
     **dict.fromkeys(("llava", "pixtral", "mistral3"), GGUF("llama", permuted=True)),
     "internvl": GGUF("qwen2"),
+    "minicpmv": GGUF("qwen2"),
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), GGUF("qwen2vl", lambda config: SECTIONS)),
     "qwen3_vl": GGUF("qwen3vl", lambda config: SECTIONS | {"n_deepstack_layers": 2}),
     "qwen3_vl_moe": GGUF("qwen3vlmoe", lambda config: SECTIONS | {
@@ -110,9 +111,12 @@ def text_folder(folder):
     text = folder / "text"
     text.mkdir()
     whole = json.loads((folder / "config.json").read_text())
-    (text / "config.json").write_text(json.dumps(whole["text_config"]))
+    kept = {key: value for key, value in whole.items() if key != "vision_config"}
+    if "text_config" not in whole:  # MiniCPM-V's, whose keys are those of the text model
+        kept["model_type"] = "qwen2"
+    (text / "config.json").write_text(json.dumps(whole.get("text_config", kept)))
     tensors = load_file(folder / "model.safetensors")
-    parts = ("model.language_model.", "model.text_model.", "language_model.model.")
+    parts = ("model.language_model.", "model.text_model.", "language_model.model.", "llm.model.")
     if not any(name.startswith(parts) for name in tensors):
         parts = ("model.",)
     kept = {
@@ -127,7 +131,8 @@ def text_folder(folder):
 
 
 PROJECTORS = {
-    "llava": "mlp", "pixtral": "pixtral", "mistral3": "pixtral", "internvl": "internvl",
+    "llava": "mlp", "minicpmv": "resampler", "internvl": "internvl",
+    "pixtral": "pixtral", "mistral3": "pixtral",
     "qwen2_vl": "qwen2vl_merger", "qwen2_5_vl": "qwen2.5vl_merger",
     **dict.fromkeys(QWEN3, "qwen3vl_merger"),
 }  # fmt: skip
@@ -144,7 +149,8 @@ def newer_metadata(name, sight):
             for one in (sight["image_size"], sight["patch_size"])
         )
         found = {
-            "image_size": {"pixtral": 70, "mistral3": 112}.get(name, edge), "patch_size": patch,
+            "image_size": {"pixtral": 70, "mistral3": 112, "minicpmv": 112}.get(name, edge),
+            "patch_size": patch,
             "embedding_length": sight["hidden_size"],
             "feed_forward_length": sight["intermediate_size"],
             "attention.head_count": sight["num_attention_heads"],
@@ -200,10 +206,39 @@ def squares_tensors(name, folder, sight):
         yield "v.token_embd.img_break", np.zeros(40)
 
 
+RESAMPLER = {
+    "vpm.": "v.", "encoder.layers": "blk", "embeddings.": "", "_proj": "", "self_attn.": "attn_",
+    "layer_norm": "ln", "layernorm": "ln", "mlp.fc1": "ffn_down", "mlp.fc2": "ffn_up",
+    "embedding": "embd",
+}  # fmt: skip
+"""Names that the converter of MiniCPM-V gives, in its order."""
+
+
+def resampler_tensors(folder):
+    """Yield the tensors of a MiniCPM-V as its converter has them."""
+    for tensor, values in load_file(folder / "model.safetensors").items():
+        if tensor.startswith("llm."):
+            continue
+        if tensor.startswith("resampler.attn.in_proj_"):
+            for role, part in zip("qkv", np.split(values, 3), strict=True):
+                yield tensor.replace("in_proj_", f"{role}."), part
+            continue
+        if tensor == "resampler.proj":
+            yield "resampler.proj.weight", values.T
+            yield "resampler.pos_embed_k", np.zeros((4, len(values)))
+            continue
+        for theirs, own in RESAMPLER.items():
+            tensor = tensor.replace(theirs, own)
+        yield tensor, values
+
+
 def newer_tensors(name, folder, sight):
     """Yield the tensors of a LLaVA's or a Qwen's tower as the converter has them."""
     if name in ("pixtral", "mistral3", "internvl"):
         yield from squares_tensors(name, folder, sight)
+        return
+    if name == "minicpmv":
+        yield from resampler_tensors(folder)
         return
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, 8)
     for tensor, values in load_file(folder / "model.safetensors").items():
@@ -237,11 +272,14 @@ def newer_tensors(name, folder, sight):
             yield names.get_name(old, try_suffixes=(".weight", ".bias")), values
 
 
-def write_newer_tower(path, folder, name, kind):
-    """Write the tower of a LLaVA or a Qwen."""
+def write_newer_tower(path, folder, name, kind, version):
+    """Write the tower of a LLaVA, a Qwen or a MiniCPM-V of a version."""
     sight = json.loads((folder / "config.json").read_text())["vision_config"]
     writer, (found, flags) = gguf.GGUFWriter(path, "clip"), newer_metadata(name, sight)
     writer.add_string("clip.projector_type", kind or PROJECTORS[name])
+    if name == "minicpmv":
+        writer.add_int32("clip.minicpmv_version", version)
+        writer.add_uint32("clip.minicpmv_query_num", 5)
     for key, value in found.items():
         if value is not None:
             writer.add_uint32(f"clip.vision.{key}", int(value))
@@ -250,9 +288,10 @@ def write_newer_tower(path, folder, name, kind):
     if name in QWEN3:
         deep = [n in sight["deepstack_visual_indexes"] for n in range(sight["depth"])]
         writer.add_array("clip.vision.is_deepstack_layers", deep)
-    writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-5)
-    writer.add_array("clip.vision.image_mean", list(CLIP_MEAN))
-    writer.add_array("clip.vision.image_std", list(CLIP_DEVIATION))
+    plain = name == "minicpmv"
+    writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6 if plain else 1e-5)
+    writer.add_array("clip.vision.image_mean", [0.5] * 3 if plain else list(CLIP_MEAN))
+    writer.add_array("clip.vision.image_std", [0.5] * 3 if plain else list(CLIP_DEVIATION))
     for own, values in newer_tensors(name, folder, sight):
         writer.add_tensor(own, np.ascontiguousarray(values, np.float32))
     writer.write_header_to_file()
@@ -261,10 +300,10 @@ def write_newer_tower(path, folder, name, kind):
     writer.close()
 
 
-def write_tower(path, folder, name, swapped=False, kind=None):
+def write_tower(path, folder, name, swapped=False, kind=None, version=3):
     """Write the tower as llama.cpp's converter does, by the names of the package gguf."""
     if name in PROJECTORS:
-        write_newer_tower(path, folder, name, kind)
+        write_newer_tower(path, folder, name, kind, version)
         return
     config = json.loads((folder / "config.json").read_text())
     sight = config["vision_config"]
@@ -311,6 +350,9 @@ def written(request, tmp_path_factory):
     folder = place / "folder"
     folder.mkdir()
     getattr(vision_folders, name)(folder)
+    if name == "minicpmv":  # files do not say how many slices there are
+        rules = folder / "preprocessor_config.json"
+        rules.write_text(json.dumps(json.loads(rules.read_text()) | {"max_slice_nums": 9}))
     write_text(place / "model.gguf", folder, TEXTS[name])
     write_tower(place / "mmproj-model-f32.gguf", folder, name)
     return name, folder, place / "model.gguf"
@@ -378,6 +420,16 @@ def test_a_conversion_says_that_the_tower_is_to_be_copied(written, tmp_path):
             prompt = model.image_prompt("what?", [drawn((40, 70))])
             digests.append(model.generate(prompt, max_tokens=3, **EXACT).step_digests)
     assert digests[0] == digests[1]
+
+
+def test_versions_of_minicpmv_that_are_not_read_are_refused(written, tmp_path):
+    name, folder, file = written
+    if name != "minicpmv":
+        pytest.skip("others have no versions")
+    (tmp_path / "model.gguf").write_bytes(file.read_bytes())
+    write_tower(tmp_path / "mmproj.gguf", folder, name, version=2)
+    with pytest.raises(UnsupportedError, match="version 2 of MiniCPM-V"):
+        with_mmproj(open_checkpoint(tmp_path / "model.gguf"))
 
 
 def test_what_is_no_tower_is_said(written, tmp_path):

@@ -156,16 +156,16 @@ def test_the_command_line_hears_with_a_file(written, tmp_path):
         out.setparams((1, 2, RATE, 4001, "NONE", ""))
         out.writeframes((tone(4001) * 32767).astype("<i2").tobytes())
     how = ["--backend", "cpu", "--threads", "1", "--max-tokens", "3", "--temperature", "0"]
-    args = ["generate", str(file), "--images", "--audio", str(sound), "-p", "what?", "--json", *how]
+    args = ["generate", str(file), "--audio", str(sound), "-p", "what?", "--json", *how]
     done = CliRunner().invoke(cli, args)
     assert done.exit_code == 0, done.output
-    with cortiq.load(file, images=True, backend="cpu", threads=1) as model:
+    with cortiq.load(file, sounds=True, backend="cpu", threads=1) as model:
         made = model.generate(model.audio_prompt("what?", [sound]), max_tokens=3, temperature=0)
     assert json.loads(done.stdout)["text"] == made.text
 
 
 def test_without_being_asked_a_file_hears_nothing(written):
-    with cortiq.load(written[2], **ON_CPU) as model, pytest.raises(RequestError, match="--images"):
+    with cortiq.load(written[2], **ON_CPU) as model, pytest.raises(RequestError, match="--sounds"):
         model.chat_prompt(messages())
 
 

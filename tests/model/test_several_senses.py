@@ -242,6 +242,14 @@ def test_a_model_hears_without_being_asked_to_see(named, written, wanted):
             assert model.generate("hello", **EXACT).digest == wanted[1]
             with pytest.raises(RequestError, match="hears no sounds"):
                 model.chat_prompt(said(SOUND))
+        made = []
+        for how in ({"sounds": True}, {"images": True}, {"images": True, "sounds": True}):
+            with cortiq.load(written[0], **how, backend="cpu", threads=1) as model:
+                assert model.has_medium("audio") and model.has_medium("image") == ("images" in how)
+                made.append(model.chat(said(SOUND), **EXACT))
+                assert model.generate("hello", **EXACT).digest == wanted[1]
+        assert len({one.digest for one in made}) == 1
+        assert cortiq.verify(made[0].receipt(), written[0], audio=[SOUND["audio"]]).identical
         return
     found = []
     for images in (False, True):

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.skipif(
     "triton" not in INTERPRETED, reason="it is compiled, or not here: other tests have it"
 )
 SOUND = np.sin(np.arange(700) / 8).astype(np.float32), 16000
+SLOW = ("ultravox", "qwen2_5_omni", "qwen3_omni", "gemma4", "gemma3n")
 EXACT = {"temperature": 0, "ignore_eos": True, "max_tokens": 2}
 
 
@@ -35,16 +36,16 @@ def asked(model):
         (spoken_folders.qwen2_audio, asked),
         *(
             pytest.param(getattr(spoken_folders, name), asked, marks=pytest.mark.slow)
-            for name in ("ultravox", "qwen2_5_omni", "qwen3_omni", "gemma4")
+            for name in SLOW
         ),
     ],
-    ids=["whisper", "qwen2_audio", "ultravox", "qwen2_5_omni", "qwen3_omni", "gemma4"],
+    ids=["whisper", "qwen2_audio", *SLOW],
 )
 def test_sounds_have_the_references_digest(tmp_path, write, prompt):
     """They take 3 to 5 s in the interpreter: each program of a kernel is many calls of NumPy."""
     write(tmp_path)
-    digests, images = [], write is spoken_folders.gemma4
+    digests, sounds = [], write in (spoken_folders.gemma4, spoken_folders.gemma3n)
     for backend in ("reference", "triton"):
-        with cortiq.load(tmp_path, images=images, backend=backend, threads=1) as model:
+        with cortiq.load(tmp_path, sounds=sounds, backend=backend, threads=1) as model:
             digests.append(model.generate(prompt(model), **EXACT).digest)
     assert digests[0] == digests[1]

@@ -20,8 +20,11 @@ import whisper_folders
 
 import cortiq
 from cortiq.cli.main import cli
+from cortiq.options import LoadOptions
 from cortiq.serve.errors import ApiError
 from cortiq.serve.form_data import read_form
+from cortiq.serve.log_reader import logged_request
+from cortiq.serve.log_replay import replay_log
 
 sys.path.append(str(Path(__file__).parents[1] / "pure"))
 from serving import Server
@@ -58,6 +61,33 @@ def client(folder):
     made = Server(str(folder), "--threads", "1", "--backend", "cpu", "--body-bytes", "200000")
     yield openai.OpenAI(base_url=made.url + "/v1", api_key="none", max_retries=0)
     assert made.stop() == 0
+
+
+def test_a_transcription_is_in_the_log_and_replays(folder, tmp_path):
+    """The log has no sound, so that files are given; most of its seconds are a server's start."""
+    log, file, sound = tmp_path / "log", tmp_path / "b.wav", wav(0.7, 300.0)
+    file.write_bytes(sound)
+    made = Server(str(folder), "--threads", "1", "--backend", "cpu", "--request-log", str(log))
+    with openai.OpenAI(base_url=made.url + "/v1", api_key="none", max_retries=0) as to:
+        asked(to, "json", temperature=0.1)
+        asked(to, "verbose_json", sound, language=openai.omit, prompt="before", temperature=0.5)
+    assert made.stop() == 0
+    how, names = (
+        (log, [str(folder)], LoadOptions(backend="cpu")),
+        [str(folder / "a.wav"), str(file)],
+    )
+    verdict = replay_log(*how, audio=names)
+    assert (verdict.identical, verdict.differences, verdict.unanswered) == (2, [], 0)
+    verdict = replay_log(*how, audio=[])
+    assert verdict.identical == 0 and "a sound that is not given" in verdict.differences[1]
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    answered = [line for line in lines if line["kind"] == "answered"]
+    assert answered[0]["finish_reason"] == "transcribed" and len(lines) == 4
+    record = next(line for line in lines if line["kind"] == "asked")
+    for wrong in ({"sound": 1}, {"language": 3}, {"timestamps": "no"}):
+        record["transcription"] |= wrong
+        with pytest.raises(TypeError, match="transcription"):
+            logged_request(record)
 
 
 def asked(client, form, data=None, **more):

@@ -17,6 +17,7 @@ from cortiq.hearing import decode, sound
 from cortiq.hearing.decode import sound_of
 from cortiq.hearing.features import FeatureRules
 from cortiq.numerics.doubles import exp64, log64
+from cortiq.numerics.running_norm import running_norm
 from cortiq.numerics.samples import resample, resample_weights
 from cortiq.numerics.sinusoids import projected_sinusoids
 from cortiq.numerics.spectrogram import (
@@ -281,3 +282,23 @@ def test_what_a_decoder_says_names_no_object_of_ours():
     with pytest.raises(RequestError, match="cannot be decoded: ") as told:
         sound_of(b"OggS" + bytes(100))
     assert "BytesIO" not in str(told.value)
+
+
+def test_a_norm_by_all_rows_so_far_is_its_formula():
+    """In exact order: numbers whose sums depend on it; a later row changes none before it."""
+    grid = np.random.default_rng(4).standard_normal((5, 3, 7)).astype(np.float32) * 1e3
+    sums, squares, wanted = 0.0, 0.0, []
+    for t, row in enumerate(grid.reshape(5, -1).astype(np.float64)):
+        own = 0.0
+        for value in row:
+            own += value
+        sums, own = sums + own, 0.0
+        less = [value - sums / (21.0 * (t + 1)) for value in row]
+        for value in less:
+            own += value * value
+        squares += own
+        scale = 1.0 / np.sqrt(squares / (21.0 * (t + 1)) + 1e-3)
+        wanted.append([value * scale for value in less])
+    made = running_norm(grid, 1e-3)
+    assert (made.reshape(5, -1) == np.array(wanted).astype(np.float32)).all()
+    assert (running_norm(grid[:3], 1e-3) == made[:3]).all()

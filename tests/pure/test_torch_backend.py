@@ -12,7 +12,7 @@ import cortiq_torch
 from cortiq.backend import CompileOptions, Declined
 from cortiq.backend.plan import SharedMatMul
 from cortiq.errors import BackendError
-from cortiq.ir import layers
+from cortiq.ir import Builder, layers
 from cortiq_conformance import models
 from cortiq_conformance.runner import run
 from cortiq_torch import self_test
@@ -104,6 +104,21 @@ def test_a_layer_is_claimed_and_others_are_declined_with_a_reason():
     answers = {type(n.op): TorchBackend().supports(n, graph, program) for n in graph.nodes}
     assert not isinstance(answers[layers.GatedMLP], Declined)
     assert answers[layers.Attention] == Declined("computed as its primitives")
+
+
+@pytest.mark.parametrize("option", [{"above": 1.5}, {"interleaved": True}], ids=str)
+def test_a_layer_with_more_options_is_computed_as_its_primitives(option):
+    """Its kernel knows the plain form alone."""
+    b = Builder(context=8, facts={"width": 8})
+    b.input("position")
+    op = layers.GatedMLP(8, 16, **option)
+    weights = {role: role for role in op.weight_shapes()}
+    b.add(op, b.input("x", (8,), "f32"), name="y", weights=weights)
+    b.graph("trunk", ("y",))
+    program = b.program()
+    (node,) = program.trunk.nodes
+    answer = TorchBackend().supports(node, program.trunk, program)
+    assert answer == Declined("computed as its primitives")
 
 
 def test_what_computes_is_stated_for_receipts():

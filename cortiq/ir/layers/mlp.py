@@ -97,6 +97,12 @@ class GatedMLP(Layer):
     interleaved: bool = False
     above: Constant | None = None
 
+    def options(self) -> frozenset[str]:
+        """Return the function, or `gating`, and what there is beyond the plain form."""
+        used = {"above": self.above is not None, "interleaved": self.interleaved}
+        how = self.activation if isinstance(self.activation, str) else "gating"
+        return frozenset({how, *(name for name, there in used.items() if there)})
+
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """Keep the width."""
         (x,) = inputs
