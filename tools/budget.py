@@ -50,7 +50,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/hearing": 1725,
     "cortiq/ir": 4275,
     "cortiq/model": 2992,
-    "cortiq/models": 5060,
+    "cortiq/models": 5070,
     "cortiq/numerics": 3685,
     "cortiq/placement": 710,
     "cortiq/plugins": 660,
@@ -66,7 +66,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-skills": 1710,
     "plugins/cortiq-torch": 190,
-    "tests": 60635,
+    "tests": 61100,
     "tools": 2120,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""

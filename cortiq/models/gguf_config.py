@@ -16,6 +16,7 @@ from cortiq.models.config import (
     Keys,
     accepts,
     construct,
+    put,
     refuse_unknown,
 )
 from cortiq.models.gguf_keys import GGUF_KEYS, HARMLESS_GGUF, ONLY_GGUF, WINDOW_PATTERN
@@ -48,19 +49,17 @@ def config_from_gguf(
     UnsupportedError : keys under the architecture's prefix that are unknown, by name.
     FormatError : a value is missing, of the wrong type, or contradicts another.
     """
-    prefix = f"{source.architecture}."
-    given = {
-        key.removeprefix(prefix): shortest_decimals(source.config[key])
-        for key in source.config
-        if key.startswith(prefix)
-    }
+    given = _given(source, keys)
     table = {**GGUF_KEYS, **keys.gguf}
     known = {f.name for f in fields(config_type)}
     absent = {key for key in keys.gguf_absent if table.get(key) in known and not given.get(key)}
     given |= {key: keys.gguf_absent[key] for key in absent}
     unknown = _unknown(given, table, known, keys, config_type.windows_turn)
     refuse_unknown(unknown, "metadata", where, ignored)
-    values = {name: given[key] for key, name in table.items() if key in given and name in known}
+    values: dict[str, Any] = {}
+    for key in given.keys() & table.keys():
+        put(values, table[key], given[key], where)
+    values = {name: value for name, value in values.items() if name in known}
     if EMBEDDING not in source and "vocab_size" not in values:  # draft heads share tables
         raise FormatError(f"has no tensor {EMBEDDING!r}", where=where)
     rows = source.tensor(EMBEDDING).shape[0] if EMBEDDING in source else values["vocab_size"]
@@ -85,6 +84,16 @@ def config_from_gguf(
         _check_value_length(given, config.head_width, where)
     values["rope_parameters"] = gguf_rope(given, source, config, where)
     return construct(config_type, values, where=where)
+
+
+def _given(source: OpenCheckpoint, keys: Keys) -> dict[str, Any]:
+    """Return the metadata by keys without the architecture's prefix, which a few never have."""
+    prefix = f"{source.architecture}."
+    return {
+        key.removeprefix(prefix): shortest_decimals(value)
+        for key, value in source.config.items()
+        if key.startswith(prefix) or key in keys.gguf
+    }
 
 
 def _held(

@@ -141,8 +141,8 @@ class Config(BaseConfig):
             state_dim=self.ssm_state_size, groups=self.n_groups, kernel=self.conv_kernel,
             eps=self.layer_norm_epsilon, activation=activation(self.mamba_hidden_act),
             norm_groups=self.n_groups, biased=self.use_bias,
-            conv_biased=self.use_conv_bias, step_low=None if self.source == "gguf" else self.time_step_min,
-            decay_form=decay_form(self),
+            conv_biased=self.use_conv_bias, decay_form=decay_form(self),
+            step_low=None if self.source == "gguf" else self.time_step_min,
         )  # fmt: skip
 
     def experts(self) -> MoE:

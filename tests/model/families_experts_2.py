@@ -71,7 +71,7 @@ MINIMAX_M2 = Family(
         "expert_count": config["num_local_experts"],
         "expert_used_count": config["num_experts_per_tok"],
         "expert_feed_forward_length": config["intermediate_size"],
-        "expert_gating_func": 2, "feed_forward_length": None,
+        "expert_gating_func": 2,
     })],
 )  # fmt: skip
 DOTS1 = Family(
@@ -114,6 +114,7 @@ ERNIE_MOE = Family(
         "expert_count": config["moe_num_experts"], "expert_used_count": config["moe_k"],
         "expert_feed_forward_length": config["moe_intermediate_size"],
         "expert_shared_count": config["moe_num_shared_experts"],
+        "expert_shared_feed_forward_length": config["moe_intermediate_size"],
         "interleave_moe_layer_step": config["moe_layer_interval"],
         "leading_dense_block_count": config["moe_layer_start_index"],
     })],

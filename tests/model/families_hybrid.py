@@ -163,7 +163,8 @@ NEMOTRON_FILES = [
     Family(
         "nemotron_h", "NemotronHConfig", title=f"nemotron_h-{feed}", switches={}, moves=[],
         elsewhere=FIELDS, unread=("intermediate_size",) if feed == "moe" else (),
-        base=NEMOTRON_H.base | {"layers_block_type": [LINEAR, FULL, feed, LINEAR], "time_step_min": 1e-9},
+        base=NEMOTRON_H.base
+        | {"layers_block_type": [LINEAR, FULL, feed, LINEAR], "time_step_min": 1e-9},
         gguf=[GGUF(kind, geometries=("wide",), values=nemotron_values, tensors=nemotron_tensors)],
     )
     for kind, feed in (("nemotron_h", "mlp"), ("nemotron_h_moe", "moe"))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cortiq.errors import UnsupportedError
+from cortiq.errors import FormatError, UnsupportedError
 from cortiq.ir.layers import MoE
-from cortiq.models import afmoe, cohere2, deepseek2, exaone4, exaone_moe, llama
+from cortiq.models import afmoe, cohere2, deepseek2, exaone4, exaone_moe, llama, minimax_m2
 from cortiq.models.gguf_config import config_from_gguf
 
 LATENT = {
@@ -73,6 +73,14 @@ def test_afmoe_divides_weights_of_experts_where_files_say_so(given, whole):
     program = afmoe.build(read(afmoe, {"leading_dense_block_count": 1, **given}), 16)
     experts = [node.op for node in program.trunk.nodes if isinstance(node.op, MoE)]
     assert [op.router.renormalise for op in experts] == [whole] * 3
+
+
+def test_keys_of_one_width_agree():
+    experts = {"expert_count": 4, "expert_used_count": 2}
+    config = read(minimax_m2, {**experts, "expert_feed_forward_length": 96})
+    assert config.intermediate_size == SIZES["feed_forward_length"] == 96
+    with pytest.raises(FormatError, match="intermediate_size is 96 and 95"):
+        read(minimax_m2, {**experts, "expert_feed_forward_length": 95})
 
 
 @pytest.mark.parametrize("family", [afmoe, cohere2, exaone4, exaone_moe])
