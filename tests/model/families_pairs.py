@@ -8,7 +8,7 @@ from families_dense import GRANITE, LLAMA3, USUAL
 from families_dense_2 import GPT2
 from families_mixed import LAYERS, ROPE
 from family_harness import Family
-from gguf_files import GGUF
+from gguf_files import GGUF, head_width
 
 DIFFLLAMA = Family(
     "diffllama",
@@ -63,12 +63,26 @@ HYPERCLOVA = dataclasses.replace(
     switches={**GRANITE.switches, "use_post_norm": False},
     gguf=[],
 )
+
+
+def sinks(config, name, values):
+    """Sinks under a name with an end."""
+    return {name + ".weight" * name.endswith("sinks"): values}
+
+
+def turned(config):
+    """Whether each layer rotates, where some do not."""
+    thetas = config.get("layer_rope_theta")
+    return thetas and [theta > 0 for theta in thetas]
+
+
 GRANITE_SWA = dataclasses.replace(
     GRANITE,
     name="granite_swa",
     config="GraniteSWAConfig",
     base={**GRANITE.base, "sliding_window": 9, "pad_token_id": 0, "bos_token_id": 0,
           "eos_token_id": 1, "tie_word_embeddings": True},
+    shapes={"odd": {"layer_rope_theta": [0, 1e4, 1e4]}},
     switches={
         **GRANITE.switches, "tie_word_embeddings": False, "layer_rope_theta": [0, 500.0, 1e3],
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
@@ -78,7 +92,13 @@ GRANITE_SWA = dataclasses.replace(
         {"sliding_window": 10}, {"layer_rope_theta": [0, 500.0, 0]},
         {"layer_rope_theta": [0, 600.0, 1e3]},
     ],
-    gguf=[],
+    gguf=[GGUF("granite_swa", names="mimo2", permuted=True, geometries=("wide", "odd"),
+               tensors=sinks, values=lambda config: {
+        **GRANITE.gguf[0].values(config), "rope.dimension_count": head_width(config),
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": [k != "full_attention" for k in config["layer_types"]],
+        "attention.rope_pattern": turned(config),
+    })],
 )  # fmt: skip
 LATENT = {
     "num_key_value_heads": 4, "head_dim": ..., "kv_lora_rank": 12, "q_lora_rank": 10,

@@ -46,6 +46,7 @@ class GGUF:
     numbers : tensors of one number a layer that are metadata, by a regular expression of what
         follows the layer with a group, and what comes before the group's words in the key.
     geometries : those of the harness that a file can hold.
+    names : the architecture whose names the tensors have, where the package does not know this one.
     marked : what cortiq adds to an architecture that two families share (`registry.MARKS`).
     """
 
@@ -57,6 +58,7 @@ class GGUF:
     extra: Callable[[Config], Mapping[str, np.ndarray]] = lambda config: {}
     numbers: Mapping[str, str] = field(default_factory=dict)
     geometries: Sequence[str] = ("wide", "odd", "switched")
+    names: str = ""
     marked: str = ""
 
     def __str__(self) -> str:
@@ -80,7 +82,7 @@ def tensors_for_gguf(folder: Path, config: Config, how: GGUF) -> dict[str, np.nd
     """Tensors by GGUF name, through the package's own name map."""
     layers = next((config[k] for k in LAYERS if config.get(k)), 0)
     layers = layers or len(config["layers_block_type"])
-    names = name_map(how.architecture, layers)
+    names = name_map(how.names or how.architecture, layers)
     tensors, experts, stacks = {}, {}, {}
     for name, values in load_file(folder / "model.safetensors").items():
         if number_key(how, name):
