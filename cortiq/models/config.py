@@ -49,13 +49,12 @@ class Keys:
     ----------
     aliases : other names of fields in config.json.
     same_as : keys of config.json that repeat another one; a different value is refused.
-    harmless : more keys that never change the graph.
-    only : more keys accepted with one value.
+    harmless : more keys that never change the graph. only : more accepted with one value.
     defaults : by `model_type`, values of absent keys (`rope_theta` too) unlike those of `Config`.
     gguf : more GGUF keys, without the architecture's prefix (a file may have none), and the field
         each fills; with "" for a field, a usual key is refused.
     gguf_absent : what llama.cpp takes for GGUF keys that are absent, or 0.
-    gguf_only : GGUF keys accepted with one value.
+    gguf_only : GGUF keys accepted with one value. gguf_rows : fields that are a tensor's rows.
     gguf_tensors : fields that are true when the GGUF file holds a tensor of this name (`*` stands
         for anything), or lists of whether each layer does.
     """
@@ -69,6 +68,7 @@ class Keys:
     gguf_absent: Mapping[str, Any] = field(default_factory=dict)
     gguf_only: Mapping[str, Any] = field(default_factory=dict)
     gguf_tensors: Mapping[str, str] = field(default_factory=dict)
+    gguf_rows: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

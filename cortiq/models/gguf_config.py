@@ -19,8 +19,14 @@ from cortiq.models.config import (
     put,
     refuse_unknown,
 )
-from cortiq.models.gguf_keys import GGUF_KEYS, HARMLESS_GGUF, ONLY_GGUF, WINDOW_PATTERN
-from cortiq.models.gguf_rope import ROPE_GGUF_KEYS, WINDOWS_BASE, gguf_rope, shortest_decimals
+from cortiq.models.gguf_keys import (
+    GGUF_KEYS,
+    HARMLESS_GGUF,
+    ONLY_GGUF,
+    WINDOW_PATTERN,
+    WINDOWS_BASE,
+)
+from cortiq.models.gguf_rope import ROPE_GGUF_KEYS, gguf_rope, shortest_decimals
 from cortiq.models.layer_kinds import GLOBAL, LOCAL, by_layer
 from cortiq.models.open_checkpoint import OpenCheckpoint
 
@@ -76,6 +82,8 @@ def config_from_gguf(
         values["num_hidden_layers"] = layers - drafts
         if drafts and layers <= drafts:
             raise FormatError(f"has {layers} layers, of which {drafts} draft", where=where)
+    rows_of = {name: tensor for name, tensor in keys.gguf_rows.items() if tensor in source}
+    values |= {name: source.tensor(tensor).shape[0] for name, tensor in rows_of.items()}
     values |= _held(config_type, keys.gguf_tensors, tensors, values.get("num_hidden_layers"))
     config = construct(config_type, values, where=where)
     if pattern is not None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from cortiq.errors import FormatError, UnsupportedError
 from cortiq.models.config import BaseConfig
+from cortiq.models.gguf_keys import WINDOWS_BASE
 from cortiq.models.open_checkpoint import OpenCheckpoint
 from cortiq.models.rope import check_rope_values
 
@@ -17,7 +18,6 @@ DEFAULT_TYPE = "linear"
 KINDS = ("none", "linear", "yarn", "longrope")
 FACTORS = ("rope.scaling.factor", "rope.scale_linear")
 """Keys of the factor, today's and the one of old files; 0 stands for 1."""
-WINDOWS_BASE = "rope.freq_base_swa"
 ATTENTION_FACTOR = "rope.scaling.attn_factor"
 ORIGINAL_CONTEXT = "rope.scaling.original_context_length"
 YARN_KEYS: Mapping[str, str] = {

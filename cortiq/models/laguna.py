@@ -9,17 +9,45 @@ from typing import Any
 from cortiq.errors import FormatError
 from cortiq.ir import Program
 from cortiq.ir.layers import Attention, AttentionGate, MoE, QKNorm
-from cortiq.models.config import BaseConfig, Keys
-from cortiq.models.layer_kinds import GLOBAL, LOCAL, layer_ropes, sparse_layers, windows
+from cortiq.models.config import Amount, BaseConfig, Keys, convert_config
+from cortiq.models.gguf_keys import BY_SIGMOID, WINDOWS_BASE
+from cortiq.models.layer_kinds import (
+    GLOBAL,
+    LOCAL,
+    by_layer,
+    layer_ropes,
+    sparse_layers,
+    windows,
+)
 from cortiq.models.names import Names
 from cortiq.models.parts import ATTENTION, MLP, MOE, Decoder, activation, attention, gated_mlp
 from cortiq.numerics.rope import RopeTable
 from cortiq.numerics.route import Router
 
 ARCHITECTURES = ("laguna",)
-GGUF: tuple[str, ...] = ()
-KEYS = Keys(only={"moe_apply_router_weight_on_input": False})
-NAMES = Names()
+KEYS = Keys(
+    only={"moe_apply_router_weight_on_input": False},
+    gguf={
+        "expert_count": "num_experts", "expert_feed_forward_length": "moe_intermediate_size",
+        "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+        "expert_weights_scale": "moe_routed_scaling_factor",
+        "leading_dense_block_count": "dense", "rope.dimension_count_swa": "turned_in_windows",
+        WINDOWS_BASE: "theta_in_windows",
+    },
+    gguf_absent={"expert_weights_scale": 1.0},
+    gguf_only={**BY_SIGMOID, "expert_shared_count": 1, "expert_weights_norm": True},
+    gguf_rows={"gate_rows": "blk.0.attn_gate.weight"},
+)  # fmt: skip
+NAMES = Names(
+    gguf={
+        "self_attn.g_proj": "attn_gate",
+        "mlp.experts.e_score_correction_bias": "exp_probs_b.bias",
+        **{f"mlp.shared_expert.{role}_proj": f"ffn_{role}_shexp"
+           for role in ("gate", "up", "down")},
+    }
+)  # fmt: skip
+PERIOD = 4
+"""Every fourth layer, from the first, has no window where a GGUF file does not say."""
 TENSORS: Mapping[str, str] = {**ATTENTION, "gate": "g_proj.weight"}
 EXPERTS: Mapping[str, str] = {
     **MOE,
@@ -73,6 +101,45 @@ class Config(BaseConfig):
         """Return whether each layer has experts: all but the first by default."""
         layers = self.num_hidden_layers
         return sparse_layers(self.mlp_layer_types or ("dense", *("sparse",) * (layers - 1)), layers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GGUFConfig(Config):
+    """Fields of GGUF files, which list heads by layer.
+
+    Attributes
+    ----------
+    gate_rows : one a head, or one an element.
+    dense : leading layers without experts.
+    turned_in_windows, theta_in_windows : rotary width and base of layers with a window.
+    """
+
+    num_attention_heads: int | tuple[int, ...]  # type: ignore[assignment]
+    sliding_window: Amount = Amount(0)  # type: ignore[assignment]
+    gate_rows: int = 1
+    dense: Amount = Amount(0)
+    turned_in_windows: int | None = None
+    theta_in_windows: float | None = None
+
+    def config(self, where: str) -> Config:
+        """Return the configuration in a folder's form."""
+        count, given = self.num_hidden_layers, dict(self.rope_parameters)
+        heads = by_layer(self.num_attention_heads, count, "head_count")
+        usual = tuple(LOCAL if n % PERIOD else GLOBAL for n in range(count))
+        kinds = self.layer_types or usual if self.sliding_window else (GLOBAL,) * count
+        share = given["partial_rotary_factor"]
+        own = self.turned_in_windows and self.turned_in_windows / self.head_width
+        windowed = {
+            "rope_type": "default", "partial_rotary_factor": own or share,
+            "rope_theta": self.theta_in_windows or given["rope_theta"],
+        }  # fmt: skip
+        return convert_config(
+            Config, self, where, layer_types=kinds, num_attention_heads=heads[0],
+            num_attention_heads_per_layer=heads, sliding_window=self.sliding_window or 1,
+            gating="per-head" if self.gate_rows == heads[0] else "per-element",
+            mlp_layer_types=("dense",) * self.dense + ("sparse",) * (count - self.dense),
+            rope_parameters={GLOBAL: given, LOCAL: windowed},
+        )  # fmt: skip
 
 
 def mixer(config: Config, heads: int, window: int | None, rope: RopeTable) -> Attention:

@@ -79,6 +79,41 @@ MIMO = Family(
         }),
     ],
 )  # fmt: skip
+
+
+def laguna_values(config):
+    """Metadata of Laguna; the pattern of layers with windows is that of llama.cpp if not said."""
+    head, rope = config["head_dim"], config[ROPE]
+    kinds = config["layer_types"] or ["full_attention"] * config["num_hidden_layers"]
+    turned = {kind: int(head * rope[kind]["partial_rotary_factor"]) for kind in rope}
+    return {
+        "attention.head_count": config["num_attention_heads_per_layer"]
+        or [config["num_attention_heads"]] * config["num_hidden_layers"],
+        "attention.sliding_window": config["sliding_window"] if "sliding" in str(kinds) else None,
+        "rope.freq_base": rope["full_attention"]["rope_theta"],
+        "rope.freq_base_swa": rope["sliding_attention"]["rope_theta"],
+        "rope.dimension_count": turned["full_attention"],
+        "rope.dimension_count_swa": turned["sliding_attention"],
+        "expert_count": config["num_experts"],
+        "expert_used_count": config["num_experts_per_tok"],
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "expert_shared_feed_forward_length": config["shared_expert_intermediate_size"],
+        "expert_weights_norm": True,
+        "expert_gating_func": 2,
+        "leading_dense_block_count": 1,
+        "expert_weights_scale": float(config["moe_routed_scaling_factor"]),
+    }
+
+
+def laguna_names(config, name, values):
+    """Names of Laguna's own tensors as its converter maps them."""
+    name = name.replace("shared_expert.", "shared_experts.")
+    name = name.replace("self_attn.g_proj", "attn_gate")
+    name = name.replace("mlp.experts.e_score_correction.bias", "exp_probs_b.bias")
+    own = name.endswith(("attn_gate.weight", "exp_probs_b.bias"))
+    return {name.replace("model.layers", "blk") if own else name: values}
+
+
 LAGUNA = Family(
     "laguna",
     "LagunaConfig",
@@ -110,6 +145,8 @@ LAGUNA = Family(
     unread=("num_attention_heads",),
     elsewhere=frozenset({"num_attention_heads_per_layer"}),  # a list of sizes
     refused=[({"moe_apply_router_weight_on_input": True}, "moe_apply_router_weight_on_input")],
+    gguf=[GGUF("laguna", names="step35", geometries=("wide", "odd"), tensors=laguna_names,
+               values=laguna_values)],
 )  # fmt: skip
 HALF = {"rope_type": "default", "rope_theta": 1e3, "partial_rotary_factor": 0.5}
 MINIMAX = Family(

@@ -6,6 +6,7 @@ import dataclasses
 
 from families_dense import GRANITE, LLAMA3, USUAL
 from families_dense_2 import GPT2
+from families_experts import deepseek_tensors
 from families_mixed import LAYERS, ROPE
 from family_harness import Family
 from gguf_files import GGUF, head_width
@@ -105,6 +106,21 @@ LATENT = {
     "qk_nope_head_dim": 6, "qk_rope_head_dim": 8, "v_head_dim": 10, "tie_word_embeddings": True,
     "bos_token_id": 0, "eos_token_id": 1,
 }  # fmt: skip
+
+
+def youtu_values(config):
+    """Metadata of DeepSeek's converter for a model without experts."""
+    turned, latent = config["qk_rope_head_dim"], config["kv_lora_rank"]
+    return {
+        "attention.head_count_kv": 1, "attention.key_length": latent + turned,
+        "attention.value_length": latent, "attention.value_length_mla": config["v_head_dim"],
+        "attention.key_length_mla": config["qk_nope_head_dim"] + turned,
+        "attention.kv_lora_rank": latent, "attention.q_lora_rank": config["q_lora_rank"],
+        "expert_feed_forward_length": config["intermediate_size"], "expert_shared_count": 0,
+        "leading_dense_block_count": config["num_hidden_layers"], "rope.dimension_count": turned,
+    }  # fmt: skip
+
+
 YOUTU = Family(
     "youtu",
     "YoutuConfig",
@@ -116,6 +132,9 @@ YOUTU = Family(
         "kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim",
     ),
     elsewhere=frozenset({"qk_head_dim"}),
+    gguf=[GGUF(
+        "deepseek2", geometries=("wide", "odd"), values=youtu_values, tensors=deepseek_tensors,
+    )],
 )  # fmt: skip
 MINISTRAL = Family(
     "ministral",
