@@ -50,7 +50,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/hearing": 1725,
     "cortiq/ir": 4275,
     "cortiq/model": 2992,
-    "cortiq/models": 5080,
+    "cortiq/models": 5090,
     "cortiq/numerics": 3685,
     "cortiq/placement": 710,
     "cortiq/plugins": 660,

@@ -87,7 +87,7 @@ class GGUFFields(BaseConfig):
     moe_intermediate_size: int | None = None
     rope_dimension_count: int | None = None
     rope_dimension_count_swa: int | None = None
-    rope_theta: float = 1000000.0
+    rope_theta: float = 10000.0
     rope_theta_swa: float = 10000.0
 
     def in_folders_form(self) -> dict[str, Any]:

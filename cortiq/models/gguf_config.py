@@ -63,7 +63,7 @@ def config_from_gguf(
     unknown = _unknown(given, table, known, keys, config_type.windows_turn)
     refuse_unknown(unknown, "metadata", where, ignored)
     values: dict[str, Any] = {}
-    for key in given.keys() & table.keys():
+    for key in (key for key in table if key in given):
         put(values, table[key], given[key], where)
     values = {name: value for name, value in values.items() if name in known}
     if EMBEDDING not in source and "vocab_size" not in values:  # draft heads share tables
@@ -74,6 +74,7 @@ def config_from_gguf(
         raise FormatError(message, where=where)
     pattern = given[WINDOW_PATTERN] if values.pop("layer_types", None) is not None else None
     values = _uniform(config_type, values)
+    values = {n: v for n, v in _head_sizes(values, table).items() if n in known} | values
     values["tie_word_embeddings"] = HEAD not in source
     tensors = tuple(source.tensor_names)
     values["source"] = "gguf"
@@ -92,6 +93,15 @@ def config_from_gguf(
         _check_value_length(given, config.head_width, where)
     values["rope_parameters"] = gguf_rope(given, source, config, where)
     return construct(config_type, values, where=where)
+
+
+def _head_sizes(values: Mapping[str, Any], table: Mapping[str, str]) -> dict[str, Any]:
+    """Return what llama.cpp takes for heads of keys and a head's width where a file has none."""
+    heads, width = values.get("num_attention_heads"), values.get("hidden_size")
+    found = {"attention.head_count_kv": heads}
+    if isinstance(heads, int) and isinstance(width, int) and heads > 0:
+        found["attention.key_length"] = width // heads
+    return {table[key]: size for key, size in found.items() if size is not None}
 
 
 def _given(source: OpenCheckpoint, keys: Keys) -> dict[str, Any]:
