@@ -30,11 +30,11 @@ KEYS = Keys(
     gguf={
         "expert_count": "num_experts", "expert_feed_forward_length": "moe_intermediate_size",
         "expert_shared_feed_forward_length": "shared_inner",
-        "expert_weights_scale": "router_scaling_factor",
+        "expert_weights_norm": "renormalised", "expert_weights_scale": "router_scaling_factor",
         "nextn_predict_layers": "num_nextn_predict_layers",
     },
-    gguf_absent={"expert_weights_scale": 1.0},
-    gguf_only={**BY_SIGMOID, "expert_weights_norm": True},
+    gguf_absent={"expert_weights_norm": False, "expert_weights_scale": 1.0},
+    gguf_only=BY_SIGMOID,
     gguf_tensors={"routed": "blk.*.ffn_gate_inp.weight"},
 )  # fmt: skip
 NAMES = Names(
@@ -57,8 +57,8 @@ class Config(BaseConfig):
 
     Attributes
     ----------
-    routed, shared_inner : of GGUF files: whether each layer has experts, and the width of those
-        that every token passes.
+    routed, shared_inner, renormalised : of GGUF files: whether each layer has experts, the width
+        of those that every token passes, and whether weights are divided by their sum.
     """
 
     num_key_value_heads: int | None = 8
@@ -77,7 +77,10 @@ class Config(BaseConfig):
     num_nextn_predict_layers: Amount = Amount(0)
     routed: tuple[bool, ...] = ()
     shared_inner: int | None = None
-    not_in_json: ClassVar[frozenset[str]] = frozenset({"source", "routed", "shared_inner"})
+    renormalised: bool = True
+    not_in_json: ClassVar[frozenset[str]] = frozenset(
+        {"source", "routed", "shared_inner", "renormalised"}
+    )
     default_theta: ClassVar[float] = 11158840.0
 
     def sparse(self) -> tuple[bool, ...]:
@@ -100,7 +103,9 @@ def build(config: Config, context: int) -> Program:
         width=config.hidden_size,
         inner=config.moe_intermediate_size,
         experts=config.num_experts,
-        router=grouped_router(config.num_experts_per_tok, True, config.router_scaling_factor),
+        router=grouped_router(
+            config.num_experts_per_tok, config.renormalised, config.router_scaling_factor
+        ),
         activation=activation(config.hidden_act),
         selection_bias=True,
         shared_inner=config.shared_inner

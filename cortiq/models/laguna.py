@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from cortiq.errors import FormatError
 from cortiq.ir import Program
@@ -30,12 +30,13 @@ KEYS = Keys(
     gguf={
         "expert_count": "num_experts", "expert_feed_forward_length": "moe_intermediate_size",
         "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+        "expert_weights_norm": "renormalised",
         "expert_weights_scale": "moe_routed_scaling_factor",
         "leading_dense_block_count": "dense", "rope.dimension_count_swa": "turned_in_windows",
         WINDOWS_BASE: "theta_in_windows",
     },
-    gguf_absent={"expert_weights_scale": 1.0},
-    gguf_only={**BY_SIGMOID, "expert_shared_count": 1, "expert_weights_norm": True},
+    gguf_absent={"expert_weights_norm": False, "expert_weights_scale": 1.0},
+    gguf_only={**BY_SIGMOID, "expert_shared_count": 1},
     gguf_rows={"gate_rows": "blk.0.attn_gate.weight"},
 )  # fmt: skip
 NAMES = Names(
@@ -62,7 +63,12 @@ ROPE: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Config(BaseConfig):
-    """Fields of `LagunaConfig`."""
+    """Fields of `LagunaConfig`.
+
+    Attributes
+    ----------
+    renormalised : whether weights of experts are divided by their sum: unless a GGUF file says no.
+    """
 
     num_key_value_heads: int | None = 8
     head_dim: int | None = 128
@@ -81,6 +87,8 @@ class Config(BaseConfig):
     shared_expert_intermediate_size: int = 512
     moe_routed_scaling_factor: float = 1.0
     moe_router_logit_softcapping: float = 0.0
+    renormalised: bool = True
+    not_in_json: ClassVar[frozenset[str]] = frozenset({"source", "renormalised"})
 
     def windows(self) -> tuple[int | None, ...]:
         """Return the window of every layer: none by default."""
@@ -159,7 +167,7 @@ def experts(config: Config) -> MoE:
         inner=config.moe_intermediate_size,
         experts=config.num_experts,
         router=Router(
-            config.num_experts_per_tok, "sigmoid", renormalise=True,
+            config.num_experts_per_tok, "sigmoid", renormalise=config.renormalised,
             routed_scaling=config.moe_routed_scaling_factor,
         ),
         activation=activation(config.hidden_act),
