@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from family_harness import Family
 from gguf_files import GGUF
+from gguf_hybrid import experts_apart
+
+from cortiq.models import minimax_m3_vl
 
 ROPE = "rope_parameters"
 LAYERS = ["full_attention", "sliding_attention", "full_attention"]
@@ -187,4 +192,59 @@ MINIMAX = Family(
          "index_head_dim = 8, less than is turned"),
     ],
 )  # fmt: skip
-FAMILIES = [MIMO, LAGUNA, MINIMAX]
+
+
+def m3_values(config):
+    """Metadata of MiniMax M3."""
+    return {
+        "expert_count": config["num_local_experts"],
+        "expert_used_count": config["num_experts_per_tok"],
+        "expert_feed_forward_length": config["intermediate_size"],
+        "expert_shared_count": 1,
+        "feed_forward_length": config["dense_intermediate_size"],
+        "expert_gating_func": 2,
+        "expert_weights_norm": True,
+        "expert_weights_scale": config["routed_scaling_factor"],
+        "leading_dense_block_count": 1,
+        "rope.dimension_count": config["rotary_dim"],
+        "attention.indexer.head_count": config["index_n_heads"],
+        "attention.indexer.key_length": config["index_head_dim"],
+        "attention.indexer.top_k": config["index_topk_blocks"],
+        "attention.indexer.block_size": config["index_block_size"],
+        "attention.indexer.local_blocks": config["index_local_blocks"],
+    }
+
+
+def m3_tensors(config, name, values):
+    """Gate and up apart, the indexer under names that the package does not know yet."""
+    layer, _, part = name.partition(".self_attn.indexer.")
+    if part:
+        return {f"blk.{layer.rpartition('.')[2]}.indexer.{part}": values}
+    if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+        return experts_apart(name, values)
+    if not name.endswith("gate_up_proj.weight"):
+        return {name: values}
+    half = len(values) // 2
+    return {name.replace("gate_up", "gate"): values[:half],
+            name.replace("gate_up", "up"): values[half:]}  # fmt: skip
+
+
+MINIMAX_FILES = Family(
+    "minimax_m3_vl", "MiniMaxM3VLTextConfig", title="minimax_m3 files", switches={}, moves=[],
+    elsewhere=frozenset(f.name for f in dataclasses.fields(minimax_m3_vl.Config)),
+    base=MINIMAX.base | {
+        "shared_intermediate_size": 24, "swiglu_limit": 7.0, "index_n_heads": 2,
+        "index_head_dim": 16, "index_block_size": 4, "index_topk_blocks": 3,
+    },
+    shapes={
+        "wide": {
+            "mlp_layer_types": ["dense", "sparse"],
+            "layer_types": ["full_attention", "minimax_m3_sparse"],
+        },
+        "odd": MINIMAX.shapes["odd"], "switched": MINIMAX.shapes["switched"],
+    },
+    gguf=[GGUF("minimax-m3", names="step35", norm_offset=1.0, geometries=("wide",),
+               values=m3_values, tensors=m3_tensors)],
+)  # fmt: skip
+"""As GGUF files have it: with the bounds of every file, and indexers wherever there are experts."""
+FAMILIES = [MIMO, LAGUNA, MINIMAX, MINIMAX_FILES]

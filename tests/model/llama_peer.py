@@ -105,6 +105,12 @@ PEERS: Mapping[str, Peer] = {
     "deepseek32": replace(LATENT, options={"rms_norm_eps": 1e-6, "index_head_dim": 64}),
     "glm-dsa": replace(LATENT, options={"rms_norm_eps": 1e-6, "index_head_dim": 64}),
     "jamba": Peer(geometry="wide"),
+    "minimax-m3": Peer(
+        {"index_topk_blocks": 16},
+        geometry="wide",
+        why="compared where all blocks of keys are kept; fewer are chosen otherwise than by "
+        "transformers, it is not known why",
+    ),
     "qwen3next": UNIT,
     "qwen35": UNIT,
     "qwen35moe": UNIT,
