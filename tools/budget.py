@@ -50,7 +50,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/hearing": 2026,
     "cortiq/ir": 4275,
     "cortiq/model": 2992,
-    "cortiq/models": 5060,
+    "cortiq/models": 5090,
     "cortiq/numerics": 3716,
     "cortiq/placement": 710,
     "cortiq/plugins": 660,
@@ -66,7 +66,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-skills": 1710,
     "plugins/cortiq-torch": 190,
-    "tests": 61400,
+    "tests": 61865,
     "tools": 2121,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""

@@ -17,6 +17,7 @@ GGUF = ("command-r",)
 KEYS = Keys(
     only={"use_qk_norm": False},
     gguf={"attention.layer_norm_epsilon": "layer_norm_eps", "logit_scale": "logit_scale"},
+    gguf_absent={"logit_scale": 1.0},
     gguf_tensors={"attention_bias": "blk.0.attn_q.bias"},
 )
 NAMES = Names()

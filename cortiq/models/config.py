@@ -49,13 +49,12 @@ class Keys:
     ----------
     aliases : other names of fields in config.json.
     same_as : keys of config.json that repeat another one; a different value is refused.
-    harmless : more keys that never change the graph.
-    only : more keys accepted with one value.
+    harmless : more keys that never change the graph. only : more accepted with one value.
     defaults : by `model_type`, values of absent keys (`rope_theta` too) unlike those of `Config`.
-    gguf : more GGUF keys, without the architecture's prefix, and the field each fills; with "" for
-        a field, a usual key is refused.
+    gguf : more GGUF keys, without the architecture's prefix (a file may have none), and the field
+        each fills; with "" for a field, a usual key is refused.
     gguf_absent : what llama.cpp takes for GGUF keys that are absent, or 0.
-    gguf_only : GGUF keys accepted with one value.
+    gguf_only : GGUF keys accepted with one value. gguf_rows : fields that are a tensor's rows.
     gguf_tensors : fields that are true when the GGUF file holds a tensor of this name (`*` stands
         for anything), or lists of whether each layer does.
     """
@@ -69,6 +68,7 @@ class Keys:
     gguf_absent: Mapping[str, Any] = field(default_factory=dict)
     gguf_only: Mapping[str, Any] = field(default_factory=dict)
     gguf_tensors: Mapping[str, str] = field(default_factory=dict)
+    gguf_rows: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,9 +144,9 @@ def config_from_json(
     known = {f.name for f in fields(config_type)} - config_type.not_in_json
     given = dict(values)
     for alias, name in keys.aliases.items():
-        _put(given, name, given.pop(alias, None), where)
+        put(given, name, given.pop(alias, None), where)
     for key, name in keys.same_as.items():
-        _put(given, name, given.pop(key, None), where)
+        put(given, name, given.pop(key, None), where)
     only = {**ONLY, **keys.only}
     unknown = [
         f"{key} = {value!r}" if key in only else key
@@ -174,7 +174,7 @@ def check_derived(where: str, **sizes: tuple[Any, Any]) -> None:
             raise FormatError(f"says {name} is {said!r}; it must be {follows!r}", where=where)
 
 
-def _put(values: dict[str, Any], name: str, value: Any, where: str) -> None:
+def put(values: dict[str, Any], name: str, value: Any, where: str) -> None:
     """Set a field unless it is set already; a different value is a contradiction."""
     if value is None:
         return
@@ -216,7 +216,7 @@ def rope_parameters(
     if given and all(isinstance(v, Mapping) for v in given.values()):
         return {name: _rope_entry(v, values, default_theta, where) for name, v in given.items()}
     entry = _rope_entry(given, values, default_theta, where)
-    _put(entry, "rope_theta", values.get("rope_theta"), where)
+    put(entry, "rope_theta", values.get("rope_theta"), where)
     return entry
 
 
@@ -225,9 +225,9 @@ def _rope_entry(
 ) -> dict[str, Any]:
     entry = {k: v for k, v in given.items() if v is not None and k not in AXES}
     kind = entry.pop("type", None)
-    _put(entry, "rope_type", "default" if kind == "mrope" else kind, where)
+    put(entry, "rope_type", "default" if kind == "mrope" else kind, where)
     entry.setdefault("rope_type", "default")
-    _put(entry, ORIGINAL, values.get(ORIGINAL), where)
+    put(entry, ORIGINAL, values.get(ORIGINAL), where)
     for key in ("rope_theta", "partial_rotary_factor"):
         if values.get(key) is not None:
             entry.setdefault(key, values[key])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -58,7 +57,7 @@ class Config(BaseConfig):
     n_routed_experts: int = 64
     num_experts_per_tok: int = 6
     moe_intermediate_size: int = 1408
-    n_shared_experts: int = 2
+    n_shared_experts: Amount = Amount(2)
     expert_gating_func: int | None = None
     n_group: int = 1
     topk_group: int = 1
@@ -116,16 +115,25 @@ class Config(BaseConfig):
             "v_head_dim": value, "rope_parameters": self.rope(),
         }  # fmt: skip
 
+    def grouped(self) -> dict[str, Any]:
+        """Return the fields of V3, and of families after it, with those of both versions."""
+        return self.shared() | {
+            "n_group": self.n_group, "topk_group": self.topk_group,
+            "norm_topk_prob": self.norm_topk_prob,
+            "num_nextn_predict_layers": self.num_nextn_predict_layers,
+        }  # fmt: skip
+
+    def check_gating(self, where: str, wanted: int) -> None:
+        """Raise UnsupportedError if the file names another function of the router."""
+        if (self.expert_gating_func or wanted) != wanted:
+            message = f"expert_gating_func = {self.expert_gating_func}"
+            raise UnsupportedError(message, where=where)
+
 
 def build(config: Config, context: int) -> Program:
     """Build the trunk of the version whose router the file names."""
-    shared: Mapping[str, Any] = config.shared()
     if config.gating() == SIGMOID:
-        v3 = deepseek_v3.Config(
-            **shared, n_group=config.n_group, topk_group=config.topk_group,
-            norm_topk_prob=config.norm_topk_prob,
-        )  # fmt: skip
-        return deepseek_v3.build(v3, context)
+        return deepseek_v3.build(deepseek_v3.Config(**config.grouped()), context)
     limits = {
         "expert_gating_func": config.gating() == SOFTMAX,
         "expert_group_count": config.n_group == 1,
@@ -135,4 +143,4 @@ def build(config: Config, context: int) -> Program:
     for key, holds in limits.items():
         if not holds:
             raise UnsupportedError(f"this value of {key} with a softmax router", where="config")
-    return deepseek_v2.build(deepseek_v2.Config(**shared), context)
+    return deepseek_v2.build(deepseek_v2.Config(**config.shared()), context)

@@ -8,27 +8,43 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from cortiq.errors import UnsupportedError
 from cortiq.ir import Value
 from cortiq.ir.layers import KeyIndexer
-from cortiq.models import deepseek_v3, glm4_moe_lite
+from cortiq.models import deepseek2, deepseek_v3, glm4_moe_lite
 from cortiq.models.config import Amount, Keys
 from cortiq.models.layer_kinds import layer_list
-from cortiq.models.mla import EPS, names_of
+from cortiq.models.mla import EPS, LATENT_GGUF, names_of
 from cortiq.models.parts import Decoder, named
 from cortiq.models.rope import rope_table
 
-ARCHITECTURES = ("deepseek_v32",)
-GGUF: tuple[str, ...] = ()
+ARCHITECTURES = ("deepseek_v32", "deepseek32")
+GGUF = ("deepseek32",)
 KEYS = Keys(
     aliases={"num_local_experts": "n_routed_experts"},
     same_as=deepseek_v3.KEYS.same_as,
     harmless=deepseek_v3.KEYS.harmless,
     only={**deepseek_v3.KEYS.only, "mlp_bias": False, "indexer_rope_interleave": False},
+    gguf={
+        **deepseek2.KEYS.gguf,
+        "attention.indexer.head_count": "index_n_heads",
+        "attention.indexer.key_length": "index_head_dim",
+        "attention.indexer.top_k": "index_topk",
+    },
+    gguf_absent=deepseek2.KEYS.gguf_absent,
 )
-NAMES = replace(deepseek_v3.NAMES, unread=r"model\.layers\.\d+\.self_attn\.indexer\..*")
+NAMES = replace(
+    deepseek_v3.NAMES,
+    gguf={
+        **LATENT_GGUF,
+        "self_attn.indexer.wq_b": "indexer.attn_q_b", "self_attn.indexer.wk": "indexer.attn_k",
+        "self_attn.indexer.k_norm": "indexer.k_norm",
+        "self_attn.indexer.weights_proj": "indexer.proj",
+    },
+    unread=r"(model\.layers\.\d+\.self_attn|blk\.\d+)\.indexer\..*",
+)  # fmt: skip
 INDEXER = {
     "index_q": "indexer.wq_b.weight", "index_k": "indexer.wk.weight",
     "index_k_norm": "indexer.k_norm.weight", "index_k_norm_bias": "indexer.k_norm.bias",
@@ -109,3 +125,25 @@ class Config(glm4_moe_lite.Config):
             return decoder.mixer(x, n, mixer, table=names, before=None, read=row, others=keys)
 
         return mixed
+
+
+@dataclass(frozen=True, kw_only=True)
+class GGUFConfig(deepseek2.Config):
+    """Fields of GGUF files: those of `deepseek2`, and the indexer's."""
+
+    index_n_heads: int = 64
+    index_head_dim: int = 128
+    index_topk: int = 2048
+    made: ClassVar[type[Config]] = Config
+
+    def further(self) -> dict[str, Any]:
+        """Return the fields that are not those of DeepSeek V3."""
+        return {
+            "index_n_heads": self.index_n_heads, "index_head_dim": self.index_head_dim,
+            "index_topk": self.index_topk,
+        }  # fmt: skip
+
+    def config(self, where: str) -> Config:
+        """Return the configuration in a folder's form."""
+        self.check_gating(where, deepseek2.SIGMOID)
+        return self.made(**self.grouped(), **self.further())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from cortiq.ir import Program
 from cortiq.ir.layers import MoE
@@ -24,6 +25,7 @@ KEYS = Keys(
         "expert_count": "moe_num_experts",
         "expert_feed_forward_length": "moe_intermediate_size",
         "expert_shared_count": "moe_num_shared_experts",
+        "expert_shared_feed_forward_length": "shared_inner",
         "expert_used_count": "moe_k",
         "interleave_moe_layer_step": "moe_layer_interval",
         "leading_dense_block_count": "moe_layer_start_index",
@@ -40,7 +42,12 @@ EXPERTS: Mapping[str, str] = {**MOE, "bias": BIAS}
 
 @dataclass(frozen=True, kw_only=True)
 class Config(ernie4_5.Config):
-    """Fields of `Ernie4_5_MoeConfig`; `moe_layer_end_index` is −1 for the last layer."""
+    """Fields of `Ernie4_5_MoeConfig`; `moe_layer_end_index` is −1 for the last layer.
+
+    Attributes
+    ----------
+    shared_inner : width of the shared experts together, as GGUF files give it.
+    """
 
     num_key_value_heads: int | None = 4
     head_dim: int | None = None
@@ -51,6 +58,8 @@ class Config(ernie4_5.Config):
     moe_layer_start_index: Amount = Amount(1)
     moe_layer_end_index: float = -1.0
     moe_layer_interval: int = 1
+    shared_inner: int | None = None
+    not_in_json: ClassVar[frozenset[str]] = frozenset({"source", "shared_inner"})
 
     def is_sparse(self, layer: int) -> bool:
         """Return whether a layer has experts."""
@@ -76,7 +85,8 @@ def build(config: Config, context: int) -> Program:
         router=Router(config.moe_k, renormalise=True),
         activation=activation(config.hidden_act),
         selection_bias=True,
-        shared_inner=config.moe_intermediate_size * config.moe_num_shared_experts,
+        shared_inner=config.shared_inner
+        or config.moe_intermediate_size * config.moe_num_shared_experts,
         shared_biased=biased,
     )
     x = decoder.embed()

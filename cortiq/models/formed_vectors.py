@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
+
 from cortiq.models.tensor_pieces import LAYER_PREFIX, split_name
 from cortiq.models.weights import StoredTensor, vector_weight
 from cortiq.numerics.contract import Floats
@@ -21,7 +23,8 @@ class FormedVector:
 
     Attributes
     ----------
-    tensors : vectors of the file, named as in `FusedTensor`. width : of each.
+    tensors : vectors of the file, named as in `FusedTensor`; none for numbers of a configuration.
+    width : of each.
     """
 
     tensors: tuple[str, ...]
@@ -33,3 +36,12 @@ class FormedVector:
         vectors = [floats(vector_weight([raw], (self.width,)), raw.name)[0] for raw in raws]
         layer = split_name(name)[0].removeprefix(LAYER_PREFIX).removesuffix(".")
         return Weight.from_floats(self.formula(vectors, int(layer or 0), name)[None])
+
+
+def of_each_layer(numbers: Sequence[float]) -> FormedVector:
+    """Return vectors of one number each, of a configuration that has them by layer."""
+
+    def formula(vectors: Sequence[Floats], layer: int, name: str) -> Floats:
+        return np.array([numbers[layer]], np.float32)
+
+    return FormedVector((), 1, formula)

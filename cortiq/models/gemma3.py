@@ -10,7 +10,7 @@ from cortiq.errors import FormatError
 from cortiq.ir import Program
 from cortiq.ir.images import TEXT_ONLY, ImageRows
 from cortiq.ir.layers import Attention, GatedMLP, QKNorm
-from cortiq.models.config import BaseConfig, Keys
+from cortiq.models.config import Amount, BaseConfig, Keys
 from cortiq.models.layer_kinds import GLOBAL, LOCAL, windows
 from cortiq.models.names import Names
 from cortiq.models.parts import Decoder, activation, norm_offset
@@ -27,6 +27,7 @@ KEYS = Keys(
         "final_logit_softcapping": "final_logit_softcapping",
         "rope.freq_base_swa": "rope_local_base_freq",
     },
+    gguf_absent={"attention.sliding_window": 0},
 )
 NAMES = Names(
     gguf={
@@ -74,7 +75,7 @@ class Config(ScaledConfig):
     rms_norm_eps: float = 1e-6
     hidden_activation: str = "gelu_pytorch_tanh"
     attention_bias: bool = False
-    sliding_window: int = 4096
+    sliding_window: Amount = Amount(4096)
     sliding_window_pattern: int = 6
     layer_types: tuple[str, ...] | None = None
     rope_local_base_freq: float = 10000.0
@@ -86,9 +87,10 @@ class Config(ScaledConfig):
     def windows(self) -> tuple[int | None, ...]:
         """Return the window of every layer, `None` for full attention."""
         layers, pattern = range(self.num_hidden_layers), self.sliding_window_pattern
+        window = int(self.sliding_window) or None
         if self.layer_types is None:
-            return tuple(self.sliding_window if (n + 1) % pattern else None for n in layers)
-        return windows(self.layer_types, len(layers), self.sliding_window)
+            return tuple(window if (n + 1) % pattern else None for n in layers)
+        return windows(self.layer_types, len(layers), window)
 
 
 def attention(config: Config, window: int | None, rope: RopeTable) -> Attention:

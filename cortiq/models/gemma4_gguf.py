@@ -65,6 +65,7 @@ class GGUFFields(BaseConfig):
     Attributes
     ----------
     sliding_window_pattern : whether each layer has a window.
+    final_logit_softcapping : 30 where a file says nothing, as in llama.cpp; 0 is no bound.
     """
 
     num_key_value_heads: int | tuple[int, ...] | None = 4  # type: ignore[assignment]
@@ -77,7 +78,7 @@ class GGUFFields(BaseConfig):
     attention_bias: bool = False
     sliding_window: int = 512
     sliding_window_pattern: tuple[bool, ...] = ()
-    final_logit_softcapping: float | None = None
+    final_logit_softcapping: float | None = 30.0
     hidden_size_per_layer_input: Amount = Amount(0)
     num_kv_shared_layers: Amount = Amount(0)
     enable_moe_block: bool = False
@@ -86,7 +87,7 @@ class GGUFFields(BaseConfig):
     moe_intermediate_size: int | None = None
     rope_dimension_count: int | None = None
     rope_dimension_count_swa: int | None = None
-    rope_theta: float = 1000000.0
+    rope_theta: float = 10000.0
     rope_theta_swa: float = 10000.0
 
     def in_folders_form(self) -> dict[str, Any]:
@@ -115,6 +116,7 @@ class GGUFFields(BaseConfig):
             "attention_k_eq_v": isinstance(self.num_key_value_heads, tuple),
             "intermediate_size": narrow,
             "use_double_wide_mlp": shared not in (None, narrow),
+            "final_logit_softcapping": self.final_logit_softcapping or None,
             "vocab_size_per_layer_input": self.vocab_size,
             "rope_parameters": {GLOBAL: self._global_rope(), LOCAL: self._local_rope()},
         }

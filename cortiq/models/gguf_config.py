@@ -16,10 +16,17 @@ from cortiq.models.config import (
     Keys,
     accepts,
     construct,
+    put,
     refuse_unknown,
 )
-from cortiq.models.gguf_keys import GGUF_KEYS, HARMLESS_GGUF, ONLY_GGUF, WINDOW_PATTERN
-from cortiq.models.gguf_rope import ROPE_GGUF_KEYS, WINDOWS_BASE, gguf_rope, shortest_decimals
+from cortiq.models.gguf_keys import (
+    GGUF_KEYS,
+    HARMLESS_GGUF,
+    ONLY_GGUF,
+    WINDOW_PATTERN,
+    WINDOWS_BASE,
+)
+from cortiq.models.gguf_rope import ROPE_GGUF_KEYS, gguf_rope, shortest_decimals
 from cortiq.models.layer_kinds import GLOBAL, LOCAL, by_layer
 from cortiq.models.open_checkpoint import OpenCheckpoint
 
@@ -48,19 +55,17 @@ def config_from_gguf(
     UnsupportedError : keys under the architecture's prefix that are unknown, by name.
     FormatError : a value is missing, of the wrong type, or contradicts another.
     """
-    prefix = f"{source.architecture}."
-    given = {
-        key.removeprefix(prefix): shortest_decimals(source.config[key])
-        for key in source.config
-        if key.startswith(prefix)
-    }
+    given = _given(source, keys)
     table = {**GGUF_KEYS, **keys.gguf}
     known = {f.name for f in fields(config_type)}
     absent = {key for key in keys.gguf_absent if table.get(key) in known and not given.get(key)}
     given |= {key: keys.gguf_absent[key] for key in absent}
     unknown = _unknown(given, table, known, keys, config_type.windows_turn)
     refuse_unknown(unknown, "metadata", where, ignored)
-    values = {name: given[key] for key, name in table.items() if key in given and name in known}
+    values: dict[str, Any] = {}
+    for key in (key for key in table if key in given):
+        put(values, table[key], given[key], where)
+    values = {name: value for name, value in values.items() if name in known}
     if EMBEDDING not in source and "vocab_size" not in values:  # draft heads share tables
         raise FormatError(f"has no tensor {EMBEDDING!r}", where=where)
     rows = source.tensor(EMBEDDING).shape[0] if EMBEDDING in source else values["vocab_size"]
@@ -69,6 +74,7 @@ def config_from_gguf(
         raise FormatError(message, where=where)
     pattern = given[WINDOW_PATTERN] if values.pop("layer_types", None) is not None else None
     values = _uniform(config_type, values)
+    values = {n: v for n, v in _head_sizes(values, table).items() if n in known} | values
     values["tie_word_embeddings"] = HEAD not in source
     tensors = tuple(source.tensor_names)
     values["source"] = "gguf"
@@ -77,6 +83,8 @@ def config_from_gguf(
         values["num_hidden_layers"] = layers - drafts
         if drafts and layers <= drafts:
             raise FormatError(f"has {layers} layers, of which {drafts} draft", where=where)
+    rows_of = {name: tensor for name, tensor in keys.gguf_rows.items() if tensor in source}
+    values |= {name: source.tensor(tensor).shape[0] for name, tensor in rows_of.items()}
     values |= _held(config_type, keys.gguf_tensors, tensors, values.get("num_hidden_layers"))
     config = construct(config_type, values, where=where)
     if pattern is not None:
@@ -85,6 +93,25 @@ def config_from_gguf(
         _check_value_length(given, config.head_width, where)
     values["rope_parameters"] = gguf_rope(given, source, config, where)
     return construct(config_type, values, where=where)
+
+
+def _head_sizes(values: Mapping[str, Any], table: Mapping[str, str]) -> dict[str, Any]:
+    """Return what llama.cpp takes for heads of keys and a head's width where a file has none."""
+    heads, width = values.get("num_attention_heads"), values.get("hidden_size")
+    found = {"attention.head_count_kv": heads}
+    if isinstance(heads, int) and isinstance(width, int) and heads > 0:
+        found["attention.key_length"] = width // heads
+    return {table[key]: size for key, size in found.items() if size is not None}
+
+
+def _given(source: OpenCheckpoint, keys: Keys) -> dict[str, Any]:
+    """Return the metadata by keys without the architecture's prefix, which a few never have."""
+    prefix = f"{source.architecture}."
+    return {
+        key.removeprefix(prefix): shortest_decimals(value)
+        for key, value in source.config.items()
+        if key.startswith(prefix) or key in keys.gguf
+    }
 
 
 def _held(

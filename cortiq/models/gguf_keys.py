@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 WINDOW_PATTERN = "attention.sliding_window_pattern"
+WINDOWS_BASE = "rope.freq_base_swa"
 GGUF_KEYS: Mapping[str, str] = {
     "attention.head_count": "num_attention_heads",
     "attention.head_count_kv": "num_key_value_heads",

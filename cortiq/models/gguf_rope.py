@@ -9,6 +9,7 @@ from typing import Any
 
 from cortiq.errors import FormatError, UnsupportedError
 from cortiq.models.config import BaseConfig
+from cortiq.models.gguf_keys import WINDOWS_BASE
 from cortiq.models.open_checkpoint import OpenCheckpoint
 from cortiq.models.rope import check_rope_values
 
@@ -17,7 +18,6 @@ DEFAULT_TYPE = "linear"
 KINDS = ("none", "linear", "yarn", "longrope")
 FACTORS = ("rope.scaling.factor", "rope.scale_linear")
 """Keys of the factor, today's and the one of old files; 0 stands for 1."""
-WINDOWS_BASE = "rope.freq_base_swa"
 ATTENTION_FACTOR = "rope.scaling.attn_factor"
 ORIGINAL_CONTEXT = "rope.scaling.original_context_length"
 YARN_KEYS: Mapping[str, str] = {
@@ -29,6 +29,7 @@ ROPE_GGUF_KEYS = frozenset({
     ORIGINAL_CONTEXT, *FACTORS, *YARN_KEYS,
 })  # fmt: skip
 """Keys that `gguf_rope` reads."""
+USUAL_BASE = 10000.0
 FREQUENCY_FACTORS = "rope_freqs.weight"
 SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
 ROPE_TENSORS: Mapping[str, frozenset[str]] = {
@@ -79,8 +80,11 @@ def gguf_rope(
 
 
 def _theta(given: Mapping[str, Any], config: BaseConfig) -> Any:
-    """Return the rotary base: that of windows, if it is given and they alone are rotated."""
-    base = given.get("rope.freq_base", config.default_theta)
+    """Return the rotary base: that of windows, if it is given and they alone are rotated.
+
+    A file that names none has llama.cpp's, whatever is usual in the family's folders.
+    """
+    base = given.get("rope.freq_base", USUAL_BASE)
     windowed = config.windows_turn and given.get("attention.sliding_window")
     return given.get(WINDOWS_BASE, base) if windowed else base
 

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from cortiq.errors import UnsupportedError
 from cortiq.models import deepseek_v32
 from cortiq.models.config import Amount
-from cortiq.models.layer_kinds import layer_list
+from cortiq.models.layer_kinds import by_layer, layer_list
 
-ARCHITECTURES = ("glm_moe_dsa",)
-GGUF: tuple[str, ...] = ()
-KEYS = replace(deepseek_v32.KEYS, only={**deepseek_v32.KEYS.only, "indexer_rope_interleave": True})
+ARCHITECTURES = ("glm_moe_dsa", "glm-dsa")
+GGUF = ("glm-dsa",)
+KEYS = replace(
+    deepseek_v32.KEYS,
+    only={**deepseek_v32.KEYS.only, "indexer_rope_interleave": True},
+    gguf={**deepseek_v32.KEYS.gguf, "attention.indexer.types": "indexed"},
+)
 NAMES = deepseek_v32.NAMES
 build = deepseek_v32.build
 FULL, SHARED = "full", "shared"
+LONG = 1048576
+"""Context from which on files that list no indexers are of GLM 5.2, where four layers share one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,3 +57,24 @@ class Config(deepseek_v32.Config):
         if listed[0] != FULL:
             raise UnsupportedError("a first layer that shares a choice", where="config")
         return tuple(kind == FULL for kind in listed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GGUFConfig(deepseek_v32.GGUFConfig):
+    """Fields of GGUF files.
+
+    Attributes
+    ----------
+    indexed : whether each layer has an indexer; where the file does not say, by its context.
+    """
+
+    indexed: tuple[bool, ...] = ()
+    made: ClassVar[type[deepseek_v32.Config]] = Config
+
+    def further(self) -> dict[str, Any]:
+        """Return the fields that are not those of DeepSeek V3."""
+        count, long = self.num_hidden_layers, self.max_position_embeddings >= LONG
+        usual = tuple(n < 2 or n % 4 == 2 or not long for n in range(count))
+        kinds = by_layer(self.indexed or usual, count, "indexer.types")
+        named = tuple(FULL if own else SHARED for own in kinds)
+        return super().further() | {"indexer_types": named}

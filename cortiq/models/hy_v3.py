@@ -8,7 +8,8 @@ from typing import ClassVar
 
 from cortiq.ir import Program
 from cortiq.ir.layers import MoE, QKNorm
-from cortiq.models.config import BaseConfig, Keys
+from cortiq.models.config import Amount, BaseConfig, Keys
+from cortiq.models.gguf_keys import BY_SIGMOID
 from cortiq.models.layer_kinds import sparse_layers
 from cortiq.models.names import Names
 from cortiq.models.parts import (
@@ -23,11 +24,25 @@ from cortiq.models.parts import (
 from cortiq.models.rope import rope_table
 
 ARCHITECTURES = ("hy_v3",)
-GGUF: tuple[str, ...] = ()
 KEYS = Keys(
-    aliases={"num_local_experts": "num_experts"}, harmless=frozenset({"enable_moe_fp32_combine"})
-)
-NAMES = Names()
+    aliases={"num_local_experts": "num_experts"},
+    harmless=frozenset({"enable_moe_fp32_combine"}),
+    gguf={
+        "expert_count": "num_experts", "expert_feed_forward_length": "moe_intermediate_size",
+        "expert_shared_feed_forward_length": "shared_inner",
+        "expert_weights_norm": "renormalised", "expert_weights_scale": "router_scaling_factor",
+        "nextn_predict_layers": "num_nextn_predict_layers",
+    },
+    gguf_absent={"expert_weights_norm": False, "expert_weights_scale": 1.0},
+    gguf_only=BY_SIGMOID,
+    gguf_tensors={"routed": "blk.*.ffn_gate_inp.weight"},
+)  # fmt: skip
+NAMES = Names(
+    gguf={
+        "mlp.router.gate": "ffn_gate_inp", "mlp.expert_bias": "exp_probs_b",
+        **{f"mlp.shared_mlp.{role}_proj": f"ffn_{role}_shexp" for role in ("gate", "up", "down")},
+    }
+)  # fmt: skip
 EXPERTS: Mapping[str, str] = {
     **MOE,
     "router": "router.gate.weight",
@@ -38,7 +53,13 @@ EXPERTS: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Config(BaseConfig):
-    """Fields of `HYV3Config`."""
+    """Fields of `HYV3Config`.
+
+    Attributes
+    ----------
+    routed, shared_inner, renormalised : of GGUF files: whether each layer has experts, the width
+        of those that every token passes, and whether weights are divided by their sum.
+    """
 
     num_key_value_heads: int | None = 8
     head_dim: int | None = 128
@@ -53,11 +74,20 @@ class Config(BaseConfig):
     moe_intermediate_size: int = 1536
     router_scaling_factor: float = 2.826
     mlp_layer_types: tuple[str, ...] | None = None
+    num_nextn_predict_layers: Amount = Amount(0)
+    routed: tuple[bool, ...] = ()
+    shared_inner: int | None = None
+    renormalised: bool = True
+    not_in_json: ClassVar[frozenset[str]] = frozenset(
+        {"source", "routed", "shared_inner", "renormalised"}
+    )
     default_theta: ClassVar[float] = 11158840.0
 
     def sparse(self) -> tuple[bool, ...]:
         """Return whether each layer has experts: all but the first by default."""
         layers = self.num_hidden_layers
+        if self.source == "gguf":
+            return self.routed
         return sparse_layers(self.mlp_layer_types or ("dense", *("sparse",) * (layers - 1)), layers)
 
 
@@ -73,10 +103,13 @@ def build(config: Config, context: int) -> Program:
         width=config.hidden_size,
         inner=config.moe_intermediate_size,
         experts=config.num_experts,
-        router=grouped_router(config.num_experts_per_tok, True, config.router_scaling_factor),
+        router=grouped_router(
+            config.num_experts_per_tok, config.renormalised, config.router_scaling_factor
+        ),
         activation=activation(config.hidden_act),
         selection_bias=True,
-        shared_inner=config.moe_intermediate_size * config.num_shared_experts,
+        shared_inner=config.shared_inner
+        or config.moe_intermediate_size * config.num_shared_experts,
         shared_biased=config.mlp_bias,
     )
     x = decoder.embed()

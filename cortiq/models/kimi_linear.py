@@ -40,6 +40,7 @@ KEYS = Keys(
         "leading_dense_block_count": "first_k_dense_replace",
         "rope.dimension_count": "qk_rope_head_dim", "ssm.conv_kernel": "linear_conv_kernel_dim",
     },
+    gguf_absent={"expert_weights_scale": 1.0},
     gguf_only={"expert_gating_func": 2},
 )  # fmt: skip
 SPARSE = "block_sparse_moe"

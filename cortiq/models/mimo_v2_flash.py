@@ -124,7 +124,7 @@ class GGUFConfig(BaseConfig):
     routed_scaling_factor: float = 1.0
     num_nextn_predict_layers: Amount = Amount(0)
     rope_dimension_count: int = 64
-    rope_theta: float = 5000000.0
+    rope_theta: float = 10000.0
     swa_rope_theta: float = 10000.0
 
     def config(self, where: str) -> Config:

@@ -27,7 +27,7 @@ KEYS = Keys(
         "qk_norm_type": "per_layer", "scoring_func": "sigmoid", "shared_intermediate_size": 0,
         "use_qk_norm": True, "use_routing_bias": True,
     },
-    gguf={"expert_feed_forward_length": "intermediate_size", "feed_forward_length": ""},
+    gguf={"expert_feed_forward_length": "intermediate_size"},
     gguf_only={"expert_gating_func": 2},
 )  # fmt: skip
 MIXTURE = "block_sparse_moe"

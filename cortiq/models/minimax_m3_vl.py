@@ -12,17 +12,33 @@ from typing import ClassVar
 from cortiq.errors import FormatError, UnsupportedError
 from cortiq.ir import Program
 from cortiq.ir.layers import GatedMLP, Gating, Indexer, MoE, QKNorm
-from cortiq.models.config import Amount, BaseConfig, Keys
+from cortiq.models.config import Amount, BaseConfig, Keys, convert_config
+from cortiq.models.gguf_keys import BY_SIGMOID
 from cortiq.models.layer_kinds import GLOBAL, layer_list, sparse_layers
 from cortiq.models.names import Names
-from cortiq.models.parts import ATTENTION, MOE, Decoder, attention
+from cortiq.models.parts import ATTENTION, MOE, Decoder, attention, norm_offset
 from cortiq.models.rope import rope_table
 from cortiq.models.tensor_pieces import FusedTensor
 from cortiq.numerics.route import Router
 
-ARCHITECTURES = ("minimax_m3_vl_text",)
-GGUF: tuple[str, ...] = ()
-KEYS = Keys(only={"hidden_act": "silu"})
+ARCHITECTURES = ("minimax_m3_vl_text", "minimax-m3")
+GGUF = ("minimax-m3",)
+KEYS = Keys(
+    only={"hidden_act": "silu"},
+    gguf={
+        "attention.indexer.block_size": "index_block_size",
+        "attention.indexer.head_count": "index_n_heads",
+        "attention.indexer.key_length": "index_head_dim",
+        "attention.indexer.local_blocks": "index_local_blocks",
+        "attention.indexer.top_k": "index_topk_blocks",
+        "expert_feed_forward_length": "intermediate_size", "expert_shared_count": "shared",
+        "expert_weights_norm": "renormalised", "expert_weights_scale": "routed_scaling_factor",
+        "feed_forward_length": "dense_intermediate_size",
+        "leading_dense_block_count": "dense", "rope.dimension_count": "rotary_dim",
+    },
+    gguf_absent={"expert_weights_norm": False, "expert_weights_scale": 1.0},
+    gguf_only=BY_SIGMOID,
+)  # fmt: skip
 
 
 def _joint(block: str, bare: bool = False) -> FusedTensor:
@@ -35,7 +51,9 @@ NAMES = Names(
         _joint("mlp"), _joint("mlp.shared_experts"), _joint("mlp.experts", bare=True),
         FusedTensor("mlp.experts.down_proj", ("mlp.experts.down_proj",), bare=True),
     ),
-    unread=r"model\.layers\.\d+\.self_attn\.indexer\..*",
+    gguf={f"self_attn.indexer.{part}": f"indexer.{part}"
+          for part in ("q_proj", "k_proj", "q_norm", "k_norm")},
+    unread=r"(model\.layers\.\d+\.self_attn|blk\.\d+)\.indexer\..*",
 )  # fmt: skip
 SPARSE = "minimax_m3_sparse"
 TENSORS = {
@@ -68,6 +86,8 @@ class Config(BaseConfig):
     index_block_size: int = 128
     index_topk_blocks: int = 16
     index_local_blocks: Amount = Amount(1)
+    renormalised: bool = True
+    not_in_json: ClassVar[frozenset[str]] = frozenset({"source", "renormalised"})
     default_theta: ClassVar[float] = 5000000.0
 
     def check(self, turned: int) -> None:
@@ -86,7 +106,8 @@ class Config(BaseConfig):
             return [None] * layers
         indexer = Indexer(
             self.index_n_heads, self.index_head_dim, self.index_block_size,
-            self.index_topk_blocks, int(self.index_local_blocks), self.rms_norm_eps, 1.0,
+            self.index_topk_blocks, int(self.index_local_blocks), self.rms_norm_eps,
+            norm_offset(self),
         )  # fmt: skip
         return [indexer if kind == SPARSE else None for kind in kinds]
 
@@ -111,17 +132,39 @@ class Config(BaseConfig):
         return sparse_layers(self.mlp_layer_types or ("sparse",) * layers, layers)
 
 
+@dataclass(frozen=True, kw_only=True)
+class GGUFConfig(Config):
+    """Fields of GGUF files; layers with experts choose blocks.
+
+    Attributes
+    ----------
+    dense : leading layers without experts. shared : experts that every token passes.
+    """
+
+    dense: Amount = Amount(0)
+    shared: Amount = Amount(1)
+
+    def config(self, where: str) -> Config:
+        """Return the configuration in a folder's form."""
+        plain, sparse = int(self.dense), self.num_hidden_layers - self.dense
+        return convert_config(
+            Config, self, where, shared_intermediate_size=self.intermediate_size * self.shared,
+            layer_types=(GLOBAL,) * plain + (SPARSE,) * sparse,
+            mlp_layer_types=("dense",) * plain + ("sparse",) * sparse,
+        )  # fmt: skip
+
+
 def build(config: Config, context: int) -> Program:
     """Build the trunk."""
     rope = rope_table(config, context)
     config.check(rope.dim)
     width, eps = config.hidden_size, config.rms_norm_eps
-    decoder = Decoder(config, context, family="minimax_m3_vl", eps=eps, offset=1.0)
+    decoder = Decoder(config, context, family="minimax_m3_vl", eps=eps, offset=norm_offset(config))
     act = Gating(limit=config.swiglu_limit, steepness=config.swiglu_alpha, up_shift=1.0)
-    mixer = attention(config, rope=rope, qk_norm=QKNorm(eps, 1.0))
+    mixer = attention(config, rope=rope, qk_norm=QKNorm(eps, norm_offset(config)))
     mlp = GatedMLP(width, config.dense_intermediate_size, act)
     router = Router(
-        config.num_experts_per_tok, "sigmoid", renormalise=True,
+        config.num_experts_per_tok, "sigmoid", renormalise=config.renormalised,
         routed_scaling=config.routed_scaling_factor,
     )  # fmt: skip
     experts = MoE(

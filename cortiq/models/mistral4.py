@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from cortiq.ir.layers import LatentAttention
-from cortiq.models import deepseek_v3
+from cortiq.models import deepseek2, deepseek_v3
 from cortiq.models.config import Amount, Keys
+from cortiq.models.mla import LATENT_GGUF
 from cortiq.models.rope import grown_table
 from cortiq.models.tensor_pieces import FusedTensor
 from cortiq.numerics.rope import RopeTable
@@ -15,15 +16,19 @@ from cortiq.numerics.rope_scaling import Growth, Proportional
 from cortiq.numerics.route import Router
 
 ARCHITECTURES = ("mistral4",)
-GGUF: tuple[str, ...] = ()
-KEYS = Keys(aliases={"num_local_experts": "n_routed_experts"}, same_as={"head_dim": "qk_head_dim"})
+KEYS = Keys(
+    aliases={"num_local_experts": "n_routed_experts"},
+    same_as={"head_dim": "qk_head_dim"},
+    gguf=deepseek2.KEYS.gguf,
+    gguf_absent=deepseek2.KEYS.gguf_absent,
+)
 STACKS = (
     FusedTensor(
         "mlp.experts.gate_up_proj", ("mlp.experts.gate_proj", "mlp.experts.up_proj"), bare=True
     ),
     FusedTensor("mlp.experts.down_proj", ("mlp.experts.down_proj",), bare=True),
 )
-NAMES = replace(deepseek_v3.NAMES, fused=(*deepseek_v3.NAMES.fused, *STACKS))
+NAMES = replace(deepseek_v3.NAMES, gguf=LATENT_GGUF, fused=(*deepseek_v3.NAMES.fused, *STACKS))
 build = deepseek_v3.build
 
 
@@ -63,3 +68,13 @@ class Config(deepseek_v3.Config):
         """Return the configuration without the rotated share, which is of the whole head."""
         rope = {k: v for k, v in self.rope_parameters.items() if k != "partial_rotary_factor"}
         return replace(self, rope_parameters=rope)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GGUFConfig(deepseek2.Config):
+    """Fields of GGUF files, whose queries do not grow."""
+
+    def config(self, where: str) -> Config:
+        """Return the configuration in a folder's form."""
+        self.check_gating(where, deepseek2.SOFTMAX)
+        return Config(**self.grouped())

@@ -135,14 +135,14 @@ class Config(BaseConfig):
         return layer_list(listed, len(listed), KINDS, "layers_block_type")
 
     def mamba(self) -> Mamba2:
-        """Return the mixer of most layers."""
+        """Return the mixer of most layers; GGUF files bound no step, as llama.cpp does not."""
         return Mamba2(
             width=self.hidden_size, heads=self.mamba_num_heads, head_dim=self.mamba_head_dim,
             state_dim=self.ssm_state_size, groups=self.n_groups, kernel=self.conv_kernel,
             eps=self.layer_norm_epsilon, activation=activation(self.mamba_hidden_act),
             norm_groups=self.n_groups, biased=self.use_bias,
-            conv_biased=self.use_conv_bias, step_low=self.time_step_min,
-            decay_form=decay_form(self),
+            conv_biased=self.use_conv_bias, decay_form=decay_form(self),
+            step_low=None if self.source == "gguf" else self.time_step_min,
         )  # fmt: skip
 
     def experts(self) -> MoE:

@@ -182,7 +182,8 @@ APERTUS = Family(
     switches={"attention_bias": True, "tie_word_embeddings": True, ROPE: LLAMA3},
     moves=[USUAL[0], {f"{ROPE}.factor": 8.3}],
     refused=[({"hidden_act": "silu"}, "hidden_act")],
-)
+    gguf=[GGUF("apertus", numbers={r"mlp\.act_fn\.(\w+)": "xielu"})],
+)  # fmt: skip
 
 
 def untransposed(config, name, values):

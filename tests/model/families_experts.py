@@ -132,7 +132,7 @@ def deepseek_values(config, legacy):
     nope, turned = config["qk_nope_head_dim"], config["qk_rope_head_dim"]
     rope, latent = config[ROPE], config["kv_lora_rank"]
     key, value = nope + turned, config["v_head_dim"]
-    v3 = config["model_type"] == "deepseek_v3"
+    v3 = config["model_type"] not in ("deepseek_v2", "mistral4")
     values = {
         **expert_values(config, "n_routed_experts"),
         "attention.head_count_kv": config["num_attention_heads"] if legacy else 1,

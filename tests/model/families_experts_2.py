@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from families_dense import LAYERS, ROPE, USUAL
 from families_dense_2 import GROWING
-from families_experts import COUNTS, LATENT, LATENT_SHAPES, ROUTED, SIZES, expert_values
+from families_experts import (
+    COUNTS,
+    LATENT,
+    LATENT_SHAPES,
+    ROUTED,
+    SIZES,
+    YARN,
+    deepseek_tensors,
+    deepseek_values,
+    expert_values,
+)
 from family_harness import Family
 from gguf_files import GGUF
 from gguf_hybrid import granite_tensors
@@ -71,7 +81,7 @@ MINIMAX_M2 = Family(
         "expert_count": config["num_local_experts"],
         "expert_used_count": config["num_experts_per_tok"],
         "expert_feed_forward_length": config["intermediate_size"],
-        "expert_gating_func": 2, "feed_forward_length": None,
+        "expert_gating_func": 2,
     })],
 )  # fmt: skip
 DOTS1 = Family(
@@ -114,6 +124,7 @@ ERNIE_MOE = Family(
         "expert_count": config["moe_num_experts"], "expert_used_count": config["moe_k"],
         "expert_feed_forward_length": config["moe_intermediate_size"],
         "expert_shared_count": config["moe_num_shared_experts"],
+        "expert_shared_feed_forward_length": config["moe_intermediate_size"],
         "interleave_moe_layer_step": config["moe_layer_interval"],
         "leading_dense_block_count": config["moe_layer_start_index"],
     })],
@@ -191,11 +202,23 @@ EXAONE_MOE = Family(
         "nextn_predict_layers": 0, "rope.scaling.type": "none",
     })],
 )  # fmt: skip
+
+
+def latent_stacks(config, name, values):
+    """Stacks of experts with their end."""
+    end = ".weight" * name.endswith(("up_proj", "down_proj"))
+    return deepseek_tensors(config, name + end, values)
+
+
+STILL = YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.0}
 MISTRAL4 = Family(
     "mistral4",
     "Mistral4Config",
     base={**LATENT, **ROUTED, "q_lora_rank": 20, ROPE: GROWING},
-    shapes={**LATENT_SHAPES, "wide": LATENT_SHAPES["wide"] | GROUPED},
+    shapes={
+        **LATENT_SHAPES, "wide": LATENT_SHAPES["wide"] | GROUPED,
+        "odd": LATENT_SHAPES["odd"] | {ROPE: STILL},
+    },
     switches={
         "q_lora_rank": None, "n_shared_experts": 2, "attention_bias": True, "n_group": 4,
         "topk_group": 2, "norm_topk_prob": False, "routed_scaling_factor": 1.4,
@@ -208,6 +231,9 @@ MISTRAL4 = Family(
     ],
     sizes=("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "qk_head_dim", "v_head_dim"),
     elsewhere=COUNTS | SIZES | {"num_nextn_predict_layers"},
+    gguf=[GGUF("mistral4", geometries=("odd",), tensors=latent_stacks, values=lambda config: {
+        **deepseek_values(config, legacy=False), "expert_weights_norm": config["norm_topk_prob"],
+    })],
 )  # fmt: skip
 FAMILIES = [
     OLMOE, FLEX_OLMO, GRANITE_MOE, MINIMAX_M2, DOTS1, ERNIE_MOE, HUNYUAN_MOE, GLM_LITE, EXAONE_MOE,

@@ -43,7 +43,7 @@ def gemma4_values(config):
         "attention.sliding_window": config["sliding_window"],
         "attention.sliding_window_pattern": [kind == LOCAL for kind in kinds],
         "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
-        "final_logit_softcapping": config.get("final_logit_softcapping"),
+        "final_logit_softcapping": config.get("final_logit_softcapping") or 0.0,
         "rope.dimension_count": wide, "rope.dimension_count_swa": config["head_dim"],
         "rope.freq_base": config[ROPE][FULL]["rope_theta"],
         "rope.freq_base_swa": config[ROPE][LOCAL]["rope_theta"],

@@ -163,12 +163,13 @@ NEMOTRON_FILES = [
     Family(
         "nemotron_h", "NemotronHConfig", title=f"nemotron_h-{feed}", switches={}, moves=[],
         elsewhere=FIELDS, unread=("intermediate_size",) if feed == "moe" else (),
-        base=NEMOTRON_H.base | {"layers_block_type": [LINEAR, FULL, feed, LINEAR]},
+        base=NEMOTRON_H.base
+        | {"layers_block_type": [LINEAR, FULL, feed, LINEAR], "time_step_min": 1e-9},
         gguf=[GGUF(kind, geometries=("wide",), values=nemotron_values, tensors=nemotron_tensors)],
     )
     for kind, feed in (("nemotron_h", "mlp"), ("nemotron_h_moe", "moe"))
 ]  # fmt: skip
-"""As GGUF files have it: with experts or with MLPs, never both."""
+"""As GGUF files have it: with experts or with MLPs, never both, and no bound of a step."""
 KIMI_SIZES = {
     "kv_lora_rank": 16, "qk_nope_head_dim": 10, "qk_rope_head_dim": 6, "v_head_dim": 12,
     "linear_head_dim": 10, "linear_num_heads": 3, "linear_conv_kernel_dim": 3, "num_experts": 8,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import ClassVar
 
 import checkpoints
@@ -29,6 +30,18 @@ OLMO = Family(
         **({"attention.clamp_kqv": config["clip_qkv"]} if config["clip_qkv"] else {}),
     })],
 )  # fmt: skip
+
+
+def hy_names(config, name, values):
+    """Names of HunYuan 3's experts as its converter maps them."""
+    layer = re.search(r"layers\.(\d+)\.", name)
+    for own, other in (
+        ("mlp.router.gate", "mlp.gate"), ("mlp.shared_mlp", "mlp.shared_experts"),
+    ):  # fmt: skip
+        name = name.replace(own, other)
+    return {f"blk.{layer[1]}.exp_probs_b" if name.endswith("expert_bias") else name: values}
+
+
 HY3 = Family(
     "hy_v3",
     "HYV3Config",
@@ -40,6 +53,15 @@ HY3 = Family(
     },
     moves=[*USUAL, {"num_experts_per_tok": 3}, {"router_scaling_factor": 2.9}],
     sizes=("moe_intermediate_size", "num_experts"),
+    elsewhere=frozenset({"num_nextn_predict_layers"}),
+    gguf=[GGUF("hy_v3", names="step35", geometries=("wide", "odd"), tensors=hy_names,
+               values=lambda config: {
+        "expert_count": config["num_experts"], "expert_used_count": config["num_experts_per_tok"],
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "expert_shared_feed_forward_length": config["moe_intermediate_size"],
+        "expert_weights_norm": True, "expert_weights_scale": config["router_scaling_factor"],
+        "expert_gating_func": 2,
+    })],
 )  # fmt: skip
 
 

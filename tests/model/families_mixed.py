@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from family_harness import Family
 from gguf_files import GGUF
+from gguf_hybrid import experts_apart
+
+from cortiq.models import minimax_m3_vl
 
 ROPE = "rope_parameters"
 LAYERS = ["full_attention", "sliding_attention", "full_attention"]
@@ -79,6 +84,41 @@ MIMO = Family(
         }),
     ],
 )  # fmt: skip
+
+
+def laguna_values(config):
+    """Metadata of Laguna; the pattern of layers with windows is that of llama.cpp if not said."""
+    head, rope = config["head_dim"], config[ROPE]
+    kinds = config["layer_types"] or ["full_attention"] * config["num_hidden_layers"]
+    turned = {kind: int(head * rope[kind]["partial_rotary_factor"]) for kind in rope}
+    return {
+        "attention.head_count": config["num_attention_heads_per_layer"]
+        or [config["num_attention_heads"]] * config["num_hidden_layers"],
+        "attention.sliding_window": config["sliding_window"] if "sliding" in str(kinds) else None,
+        "rope.freq_base": rope["full_attention"]["rope_theta"],
+        "rope.freq_base_swa": rope["sliding_attention"]["rope_theta"],
+        "rope.dimension_count": turned["full_attention"],
+        "rope.dimension_count_swa": turned["sliding_attention"],
+        "expert_count": config["num_experts"],
+        "expert_used_count": config["num_experts_per_tok"],
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "expert_shared_feed_forward_length": config["shared_expert_intermediate_size"],
+        "expert_weights_norm": True,
+        "expert_gating_func": 2,
+        "leading_dense_block_count": 1,
+        "expert_weights_scale": float(config["moe_routed_scaling_factor"]),
+    }
+
+
+def laguna_names(config, name, values):
+    """Names of Laguna's own tensors as its converter maps them."""
+    name = name.replace("shared_expert.", "shared_experts.")
+    name = name.replace("self_attn.g_proj", "attn_gate")
+    name = name.replace("mlp.experts.e_score_correction.bias", "exp_probs_b.bias")
+    own = name.endswith(("attn_gate.weight", "exp_probs_b.bias"))
+    return {name.replace("model.layers", "blk") if own else name: values}
+
+
 LAGUNA = Family(
     "laguna",
     "LagunaConfig",
@@ -110,6 +150,8 @@ LAGUNA = Family(
     unread=("num_attention_heads",),
     elsewhere=frozenset({"num_attention_heads_per_layer"}),  # a list of sizes
     refused=[({"moe_apply_router_weight_on_input": True}, "moe_apply_router_weight_on_input")],
+    gguf=[GGUF("laguna", names="step35", geometries=("wide", "odd"), tensors=laguna_names,
+               values=laguna_values)],
 )  # fmt: skip
 HALF = {"rope_type": "default", "rope_theta": 1e3, "partial_rotary_factor": 0.5}
 MINIMAX = Family(
@@ -150,4 +192,59 @@ MINIMAX = Family(
          "index_head_dim = 8, less than is turned"),
     ],
 )  # fmt: skip
-FAMILIES = [MIMO, LAGUNA, MINIMAX]
+
+
+def m3_values(config):
+    """Metadata of MiniMax M3."""
+    return {
+        "expert_count": config["num_local_experts"],
+        "expert_used_count": config["num_experts_per_tok"],
+        "expert_feed_forward_length": config["intermediate_size"],
+        "expert_shared_count": 1,
+        "feed_forward_length": config["dense_intermediate_size"],
+        "expert_gating_func": 2,
+        "expert_weights_norm": True,
+        "expert_weights_scale": config["routed_scaling_factor"],
+        "leading_dense_block_count": 1,
+        "rope.dimension_count": config["rotary_dim"],
+        "attention.indexer.head_count": config["index_n_heads"],
+        "attention.indexer.key_length": config["index_head_dim"],
+        "attention.indexer.top_k": config["index_topk_blocks"],
+        "attention.indexer.block_size": config["index_block_size"],
+        "attention.indexer.local_blocks": config["index_local_blocks"],
+    }
+
+
+def m3_tensors(config, name, values):
+    """Gate and up apart, the indexer under names that the package does not know yet."""
+    layer, _, part = name.partition(".self_attn.indexer.")
+    if part:
+        return {f"blk.{layer.rpartition('.')[2]}.indexer.{part}": values}
+    if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+        return experts_apart(name, values)
+    if not name.endswith("gate_up_proj.weight"):
+        return {name: values}
+    half = len(values) // 2
+    return {name.replace("gate_up", "gate"): values[:half],
+            name.replace("gate_up", "up"): values[half:]}  # fmt: skip
+
+
+MINIMAX_FILES = Family(
+    "minimax_m3_vl", "MiniMaxM3VLTextConfig", title="minimax_m3 files", switches={}, moves=[],
+    elsewhere=frozenset(f.name for f in dataclasses.fields(minimax_m3_vl.Config)),
+    base=MINIMAX.base | {
+        "shared_intermediate_size": 24, "swiglu_limit": 7.0, "index_n_heads": 2,
+        "index_head_dim": 16, "index_block_size": 4, "index_topk_blocks": 3,
+    },
+    shapes={
+        "wide": {
+            "mlp_layer_types": ["dense", "sparse"],
+            "layer_types": ["full_attention", "minimax_m3_sparse"],
+        },
+        "odd": MINIMAX.shapes["odd"], "switched": MINIMAX.shapes["switched"],
+    },
+    gguf=[GGUF("minimax-m3", names="step35", norm_offset=1.0, geometries=("wide",),
+               values=m3_values, tensors=m3_tensors)],
+)  # fmt: skip
+"""As GGUF files have it: with the bounds of every file, and indexers wherever there are experts."""
+FAMILIES = [MIMO, LAGUNA, MINIMAX, MINIMAX_FILES]

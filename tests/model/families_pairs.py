@@ -6,9 +6,10 @@ import dataclasses
 
 from families_dense import GRANITE, LLAMA3, USUAL
 from families_dense_2 import GPT2
+from families_experts import deepseek_tensors
 from families_mixed import LAYERS, ROPE
 from family_harness import Family
-from gguf_files import GGUF
+from gguf_files import GGUF, head_width
 
 DIFFLLAMA = Family(
     "diffllama",
@@ -63,12 +64,26 @@ HYPERCLOVA = dataclasses.replace(
     switches={**GRANITE.switches, "use_post_norm": False},
     gguf=[],
 )
+
+
+def sinks(config, name, values):
+    """Sinks under a name with an end."""
+    return {name + ".weight" * name.endswith("sinks"): values}
+
+
+def turned(config):
+    """Whether each layer rotates, where some do not."""
+    thetas = config.get("layer_rope_theta")
+    return thetas and [theta > 0 for theta in thetas]
+
+
 GRANITE_SWA = dataclasses.replace(
     GRANITE,
     name="granite_swa",
     config="GraniteSWAConfig",
     base={**GRANITE.base, "sliding_window": 9, "pad_token_id": 0, "bos_token_id": 0,
           "eos_token_id": 1, "tie_word_embeddings": True},
+    shapes={"odd": {"layer_rope_theta": [0, 1e4, 1e4]}},
     switches={
         **GRANITE.switches, "tie_word_embeddings": False, "layer_rope_theta": [0, 500.0, 1e3],
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
@@ -78,13 +93,34 @@ GRANITE_SWA = dataclasses.replace(
         {"sliding_window": 10}, {"layer_rope_theta": [0, 500.0, 0]},
         {"layer_rope_theta": [0, 600.0, 1e3]},
     ],
-    gguf=[],
+    gguf=[GGUF("granite_swa", names="mimo2", permuted=True, geometries=("wide", "odd"),
+               tensors=sinks, values=lambda config: {
+        **GRANITE.gguf[0].values(config), "rope.dimension_count": head_width(config),
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": [k != "full_attention" for k in config["layer_types"]],
+        "attention.rope_pattern": turned(config),
+    })],
 )  # fmt: skip
 LATENT = {
     "num_key_value_heads": 4, "head_dim": ..., "kv_lora_rank": 12, "q_lora_rank": 10,
     "qk_nope_head_dim": 6, "qk_rope_head_dim": 8, "v_head_dim": 10, "tie_word_embeddings": True,
     "bos_token_id": 0, "eos_token_id": 1,
 }  # fmt: skip
+
+
+def youtu_values(config):
+    """Metadata of DeepSeek's converter for a model without experts."""
+    turned, latent = config["qk_rope_head_dim"], config["kv_lora_rank"]
+    return {
+        "attention.head_count_kv": 1, "attention.key_length": latent + turned,
+        "attention.value_length": latent, "attention.value_length_mla": config["v_head_dim"],
+        "attention.key_length_mla": config["qk_nope_head_dim"] + turned,
+        "attention.kv_lora_rank": latent, "attention.q_lora_rank": config["q_lora_rank"],
+        "expert_feed_forward_length": config["intermediate_size"], "expert_shared_count": 0,
+        "leading_dense_block_count": config["num_hidden_layers"], "rope.dimension_count": turned,
+    }  # fmt: skip
+
+
 YOUTU = Family(
     "youtu",
     "YoutuConfig",
@@ -96,6 +132,9 @@ YOUTU = Family(
         "kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim",
     ),
     elsewhere=frozenset({"qk_head_dim"}),
+    gguf=[GGUF(
+        "deepseek2", geometries=("wide", "odd"), values=youtu_values, tensors=deepseek_tensors,
+    )],
 )  # fmt: skip
 MINISTRAL = Family(
     "ministral",

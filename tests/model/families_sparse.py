@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 from families_dense import ROPE, USUAL
-from families_experts import COUNTS, LATENT, LATENT_SHAPES, ROUTED, SIZES, YARN
+from families_experts import (
+    COUNTS,
+    LATENT,
+    LATENT_SHAPES,
+    ROUTED,
+    SIZES,
+    YARN,
+    deepseek_tensors,
+    deepseek_values,
+)
 from family_harness import Family
+from gguf_files import GGUF
 
 INDEXED = {"q_lora_rank": 14, "index_n_heads": 8, "index_head_dim": 9, "index_topk": 7}
 SPARSE_SWITCHES = {
@@ -29,18 +39,48 @@ REFUSED = [
 ]
 GROUPED = {"n_group": 2, "topk_group": 1}
 BASE = {**LATENT, **ROUTED, **INDEXED}
+UNITS = {"mscale": 1.0, "mscale_all_dim": 1.0}
+PARTS = {
+    "wq_b": "attn_q_b", "wk": "attn_k", "k_norm": "k_norm", "weights_proj": "proj",
+}  # fmt: skip
+
+
+def indexed_values(config):
+    """Metadata of DeepSeek V3.2 and GLM 5."""
+    kinds = config.get("indexer_types")
+    return deepseek_values(config, legacy=False) | {
+        "attention.indexer.head_count": config["index_n_heads"],
+        "attention.indexer.key_length": config["index_head_dim"],
+        "attention.indexer.top_k": config["index_topk"],
+        "attention.indexer.types": kinds and [kind == "full" for kind in kinds],
+    }
+
+
+def indexed_tensors(config, name, values):
+    """Tensors of indexers under the names that the package does not know yet."""
+    layer, _, part = name.partition(".self_attn.indexer.")
+    if not part:
+        return deepseek_tensors(config, name, values)
+    tensor, _, end = part.rpartition(".")
+    return {f"blk.{layer.rpartition('.')[2]}.indexer.{PARTS[tensor]}.{end}": values}
+
+
 SHAPES = {**LATENT_SHAPES, "wide": LATENT_SHAPES["wide"] | GROUPED}
 DEEPSEEK_V32 = Family(
     "deepseek_v32",
     "DeepseekV32Config",
     base=BASE,
-    shapes=SHAPES | {"odd": {**LATENT_SHAPES["odd"], **GROUPED, ROPE: YARN}},
+    shapes=SHAPES | {"odd": {**LATENT_SHAPES["odd"], **GROUPED, ROPE: YARN | UNITS}},
     switches=SPARSE_SWITCHES,
     moves=MOVES,
     sizes=SIZED,
     elsewhere=ELSEWHERE,
     refused=[*REFUSED, ({"indexer_rope_interleave": True}, "indexer_rope_interleave")],
-)
+    gguf=[GGUF(
+        "deepseek32", names="glm-dsa", geometries=("wide", "odd"), values=indexed_values,
+        tensors=indexed_tensors,
+    )],
+)  # fmt: skip
 GLM_DSA = Family(
     "glm_moe_dsa",
     "GlmMoeDsaConfig",
@@ -55,7 +95,10 @@ GLM_DSA = Family(
         ({"indexer_rope_interleave": False}, "indexer_rope_interleave"),
         ({"indexer_types": ["shared", "full"]}, "a first layer that shares"),
     ],
-)
+    gguf=[GGUF(
+        "glm-dsa", geometries=("wide", "odd"), values=indexed_values, tensors=indexed_tensors,
+    )],
+)  # fmt: skip
 SPARSE, HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
 NEAR = "sliding_attention"
 COMPRESSED = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 """Keys that a config.json may have for the number of layers."""
 STACKED = re.compile(r"(model\.altup_\w*projections)\.\d+\.weight")
 """Matrices of a folder that a file holds as one stack, in the order of their numbers."""
+BARE = "xielu."
+"""What keys begin with that have no architecture before them."""
 LLAMA_FACTORS = "rope_freqs.weight"
 
 
@@ -41,7 +43,10 @@ class GGUF:
     norm_offset : what is added to norms.
     tensors : more that is done to a tensor: (config, name, array) → names and arrays.
     extra : tensors that are not in the folder, by GGUF name.
+    numbers : tensors of one number a layer that are metadata, by a regular expression of what
+        follows the layer with a group, and what comes before the group's words in the key.
     geometries : those of the harness that a file can hold.
+    names : the architecture whose names the tensors have, where the package does not know this one.
     marked : what cortiq adds to an architecture that two families share (`registry.MARKS`).
     """
 
@@ -51,7 +56,9 @@ class GGUF:
     norm_offset: float = 0.0
     tensors: Callable[[Config, str, np.ndarray], Mapping[str, np.ndarray]] | None = None
     extra: Callable[[Config], Mapping[str, np.ndarray]] = lambda config: {}
+    numbers: Mapping[str, str] = field(default_factory=dict)
     geometries: Sequence[str] = ("wide", "odd", "switched")
+    names: str = ""
     marked: str = ""
 
     def __str__(self) -> str:
@@ -75,9 +82,11 @@ def tensors_for_gguf(folder: Path, config: Config, how: GGUF) -> dict[str, np.nd
     """Tensors by GGUF name, through the package's own name map."""
     layers = next((config[k] for k in LAYERS if config.get(k)), 0)
     layers = layers or len(config["layers_block_type"])
-    names = name_map(how.architecture, layers)
+    names = name_map(how.names or how.architecture, layers)
     tensors, experts, stacks = {}, {}, {}
     for name, values in load_file(folder / "model.safetensors").items():
+        if number_key(how, name):
+            continue
         if how.permuted and ".q_proj." in name:
             values = permuted(values, config["num_attention_heads"])
         if how.permuted and ".k_proj." in name:
@@ -95,7 +104,8 @@ def tensors_for_gguf(folder: Path, config: Config, how: GGUF) -> dict[str, np.nd
             elif stacked := STACKED.fullmatch(name):
                 stacks.setdefault(stacked[1], []).append(values)
             else:
-                tensors[names.get_name(name, try_suffixes=(".weight", ".bias", ".scale"))] = values
+                mapped = names.get_name(name, try_suffixes=(".weight", ".bias", ".scale"))
+                tensors[name if name.startswith("blk.") else mapped] = values
     tensors |= {f"{names.get_name(name)}.weight": np.stack(m) for name, m in stacks.items()}
     for (layer, role), parts in experts.items():
         mlp, block = f"model.layers.{layer}.mlp", f"layers.{layer}.feed_forward"
@@ -103,6 +113,22 @@ def tensors_for_gguf(folder: Path, config: Config, how: GGUF) -> dict[str, np.nd
         stack = np.stack([parts[e] for e in range(len(parts))])
         tensors[next(name for name in found if name) + ".weight"] = stack
     return tensors
+
+
+def number_key(how: GGUF, name: str) -> str:
+    """Key of a folder's tensor that is metadata; empty for all others."""
+    rest = re.sub(r"model\.layers\.\d+\.", "", name)
+    found = [(re.fullmatch(pattern, rest), start) for pattern, start in how.numbers.items()]
+    return next((f"{start}.{match[1]}" for match, start in found if match), "")
+
+
+def numbers_for_gguf(folder: Path, how: GGUF) -> dict[str, list[float]]:
+    """Metadata that a folder holds as tensors, in the order of the layers."""
+    found: dict[str, dict[int, float]] = {}
+    for name, values in load_file(folder / "model.safetensors").items() if how.numbers else ():
+        if key := number_key(how, name):
+            found.setdefault(key, {})[int(name.split(".")[2])] = float(values.item())
+    return {key: [parts[n] for n in sorted(parts)] for key, parts in found.items()}
 
 
 def name_map(architecture: str, layers: int) -> Any:
@@ -149,7 +175,7 @@ def write_gguf(
     head = head_width(config)
     values = {key: config[name] for key, name in SCALARS.items() if config.get(name) is not None}
     values |= {"attention.key_length": head, "attention.value_length": head}
-    values |= rope_values(config) | dict(how.values(config))
+    values |= rope_values(config) | dict(how.values(config)) | numbers_for_gguf(folder, how)
     tensors |= how.extra(config)
     rope = config.get("rope_parameters") or {}
     if rope.get("rope_type") == "llama3":
@@ -175,8 +201,9 @@ def emit(
     import gguf
 
     writer = gguf.GGUFWriter(path, architecture)
+    writer.add_tokenizer_model("no_vocab")
     for key, value in values.items():
-        key = f"{architecture}.{key}"
+        key = key if key.startswith(BARE) else f"{architecture}.{key}"
         if isinstance(value, list):
             writer.add_array(key, value)
         elif isinstance(value, str):

@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from cortiq.errors import UnsupportedError
+from cortiq.errors import FormatError, UnsupportedError
 from cortiq.ir.layers import MoE
-from cortiq.models import afmoe, cohere2, deepseek2, exaone4, exaone_moe, llama
+from cortiq.models import (
+    afmoe,
+    cohere,
+    cohere2,
+    deepseek2,
+    exaone4,
+    exaone_moe,
+    gemma3,
+    llama,
+    minimax_m2,
+    qwen3,
+    smollm3,
+)
 from cortiq.models.gguf_config import config_from_gguf
+from cortiq.models.registry import gguf_architectures
 
 LATENT = {
     "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1,
@@ -73,6 +86,26 @@ def test_afmoe_divides_weights_of_experts_where_files_say_so(given, whole):
     program = afmoe.build(read(afmoe, {"leading_dense_block_count": 1, **given}), 16)
     experts = [node.op for node in program.trunk.nodes if isinstance(node.op, MoE)]
     assert [op.router.renormalise for op in experts] == [whole] * 3
+
+
+@pytest.mark.parametrize("family", [qwen3, smollm3, cohere, gemma3])
+def test_what_is_usual_in_folders_is_not_what_files_leave_out(family):
+    without = {k: v for k, v in SIZES.items() if k != "attention.key_length"}
+    source = Metadata(gguf_architectures(family)[-1], without | {"attention.head_count": 2})
+    config = config_from_gguf(family.Config, family.KEYS, source, where="file")
+    assert (config.kv_heads, config.head_width) == (2, 32)
+    assert config.rope_parameters["rope_theta"] == 10000.0
+    assert getattr(config, "logit_scale", 1.0) == 1.0
+    windows = config.windows() if hasattr(config, "windows") else ()
+    assert all(window is None for window in windows)
+
+
+def test_keys_of_one_width_agree():
+    experts = {"expert_count": 4, "expert_used_count": 2}
+    config = read(minimax_m2, {**experts, "expert_feed_forward_length": 96})
+    assert config.intermediate_size == SIZES["feed_forward_length"] == 96
+    with pytest.raises(FormatError, match="intermediate_size is 96 and 95"):
+        read(minimax_m2, {**experts, "expert_feed_forward_length": 95})
 
 
 @pytest.mark.parametrize("family", [afmoe, cohere2, exaone4, exaone_moe])
