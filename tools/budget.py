@@ -30,15 +30,15 @@ MAX_FUNCTION_MEDIAN, MAX_FUNCTION_DECILE = 8, 25
 MAX_TOKENS_PER_LINE, MAX_FAMILY = 9.0, 220
 REGISTRIES = ("cortiq/models/registry.py", "cortiq/vision/load.py")
 LIMITS: Mapping[str, int] = {
-    "backends/cpu": 12170,
+    "backends/cpu": 12260,
     "backends/mlx": 1760,
-    "backends/reference": 985,
-    "backends/triton": 12575,
+    "backends/reference": 1020,
+    "backends/triton": 12600,
     "backends/wgpu": 6000,
     "benchmarks": 5050,
-    "conformance": 8545,
+    "conformance": 8680,
     "cortiq": 777,
-    "cortiq/backend": 5800,
+    "cortiq/backend": 5840,
     "cortiq/bench": 540,
     "cortiq/cli": 3120,
     "cortiq/convert": 1895,
@@ -48,10 +48,10 @@ LIMITS: Mapping[str, int] = {
     "cortiq/explain": 590,
     "cortiq/formats": 7670,
     "cortiq/hearing": 1725,
-    "cortiq/ir": 4275,
+    "cortiq/ir": 4550,
     "cortiq/model": 2992,
-    "cortiq/models": 5060,
-    "cortiq/numerics": 3685,
+    "cortiq/models": 5240,
+    "cortiq/numerics": 3740,
     "cortiq/placement": 710,
     "cortiq/plugins": 660,
     "cortiq/ranks": 2730,
@@ -66,7 +66,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-skills": 1710,
     "plugins/cortiq-torch": 190,
-    "tests": 60635,
+    "tests": 60900,
     "tools": 2120,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""
