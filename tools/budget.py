@@ -30,15 +30,15 @@ MAX_FUNCTION_MEDIAN, MAX_FUNCTION_DECILE = 8, 25
 MAX_TOKENS_PER_LINE, MAX_FAMILY = 9.0, 220
 REGISTRIES = ("cortiq/models/registry.py", "cortiq/vision/load.py")
 LIMITS: Mapping[str, int] = {
-    "backends/cpu": 12170,
+    "backends/cpu": 12260,
     "backends/mlx": 1760,
-    "backends/reference": 985,
-    "backends/triton": 12800,
+    "backends/reference": 1020,
+    "backends/triton": 12825,
     "backends/wgpu": 6000,
     "benchmarks": 5165,
-    "conformance": 8545,
+    "conformance": 8680,
     "cortiq": 780,
-    "cortiq/backend": 5865,
+    "cortiq/backend": 5905,
     "cortiq/bench": 540,
     "cortiq/cli": 3121,
     "cortiq/convert": 1895,
@@ -48,10 +48,10 @@ LIMITS: Mapping[str, int] = {
     "cortiq/explain": 619,
     "cortiq/formats": 7670,
     "cortiq/hearing": 2026,
-    "cortiq/ir": 4275,
+    "cortiq/ir": 4550,
     "cortiq/model": 2992,
-    "cortiq/models": 5090,
-    "cortiq/numerics": 3716,
+    "cortiq/models": 5270,
+    "cortiq/numerics": 3771,
     "cortiq/placement": 710,
     "cortiq/plugins": 660,
     "cortiq/ranks": 2830,
@@ -66,7 +66,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-skills": 1710,
     "plugins/cortiq-torch": 190,
-    "tests": 61865,
+    "tests": 62130,
     "tools": 2121,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""

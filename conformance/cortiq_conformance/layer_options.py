@@ -24,6 +24,8 @@ from cortiq.ir.layers import (
     EntryIndexer,
     GatedDeltaNet,
     GatedMLP,
+    GatedStreamRead,
+    GatedStreamWrite,
     Gating,
     Indexer,
     KeyIndexer,
@@ -39,10 +41,13 @@ from cortiq.ir.layers import (
     RouterNorm,
     RWKV7ChannelMix,
     RWKV7TimeMix,
+    StreamNGrams,
     UnitAttention,
     UnitMLP,
+    WindowIndexer,
     XieluMLP,
 )
+from cortiq.ir.ops import HashNGrams
 from cortiq.numerics.rope import RopeTable, Sections
 from cortiq.numerics.rope_scaling import Axial, Growth, Proportional
 from cortiq.numerics.route import Router
@@ -163,5 +168,13 @@ OPTIONS: tuple[Op, ...] = (
     UnitMLP(64, 96, factor=8.0, eps=EPS),
     UnitMLP(64, 80, factor=-3.0, eps=EPS, activation="gelu", biased=True),
     Approach(64, factor=0.6),
+    replace(NET, gate="sigmoid"),
+    GatedStreamRead(3, 64, rank=32, eps=EPS),
+    GatedStreamRead(2, 96, rank=32, eps=EPS, last=True),
+    GatedStreamWrite(3, 64),
+    StreamNGrams(3, 64, HashNGrams(0, (2**57 + 1, 99, 5), (11, 13, 17, 19)), 64, 32, 7, EPS),
+    StreamNGrams(2, 32, HashNGrams(1, (3, 5), (40,)), 40, 64, 4, EPS),
+    WindowIndexer(64, heads=4, dim=32, every=4, top=5, eps=EPS, rope=TABLE),
+    WindowIndexer(64, heads=3, dim=16, every=3, top=40, eps=EPS, offset=1.0),
 )
 """Each option at least once, over a layout that fits."""

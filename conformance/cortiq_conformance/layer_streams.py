@@ -11,15 +11,26 @@ from cortiq.ir.layers import (
     AltUpCorrect,
     AltUpExit,
     AltUpPredict,
+    CompressedAttention,
+    Embedding,
+    GatedStreamRead,
+    GatedStreamWrite,
+    KeyIndexer,
     Mamba1,
+    PerLayerInputs,
+    Rope,
     RWKV7TimeMix,
+    StreamNGrams,
     StreamRead,
     StreamWrite,
+    WindowIndexer,
 )
 from cortiq.ir.ops import Concat, Reshape
 
-SEVERAL = AltUpPredict | AltUpCorrect | RWKV7TimeMix | Mamba1
+SEVERAL = AltUpPredict | AltUpCorrect | RWKV7TimeMix | Mamba1 | GatedStreamRead
 """Layers that may have several outputs, which a probe joins in one row."""
+READS = StreamRead | GatedStreamRead | StreamNGrams
+"""Layers that take streams, and no branch's output."""
 
 
 def stream_inputs(op: Op) -> dict[str, Type] | None:
@@ -31,11 +42,21 @@ def stream_inputs(op: Op) -> dict[str, Type] | None:
         given = {"x": Type((op.streams, op.width))}
         row = {"row": Type((op.width,))} if isinstance(op, AltUpCorrect | AltUpAdd) else {}
         return given | row
-    if not isinstance(op, StreamRead | StreamWrite):
+    if not isinstance(op, READS | StreamWrite | GatedStreamWrite):
         return None
     n, given = op.streams, {"x": Type((op.streams, op.width))}
-    branch = {"branch": Type((op.width,)), "post": Type((n, 1)), "mix": Type((n, n))}
-    return given if isinstance(op, StreamRead) else given | branch
+    branch = {"branch": Type((op.width,)), "post": Type((n, 1))}
+    branch |= {"mix": Type((n, n))} if isinstance(op, StreamWrite) else {}
+    return given if isinstance(op, READS) else given | branch
+
+
+def with_own(op: Op, taken: list[Value], token: Value, position: Value) -> list[Value]:
+    """Return a layer's inputs with the row's token or position, where it takes one."""
+    first = [token] if isinstance(op, Embedding | PerLayerInputs) else []
+    placed = isinstance(op, KeyIndexer | WindowIndexer | CompressedAttention | Rope)
+    second = [position] if placed or "kv" in op.slot_kinds() else []
+    second += [token] if isinstance(op, StreamNGrams) else []
+    return [*first, *taken[:1], *second, *taken[1:]]
 
 
 def joined(b: Builder, outputs: tuple[Value, ...], name: str) -> str:

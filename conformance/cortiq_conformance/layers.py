@@ -15,11 +15,9 @@ from cortiq.ir.layers import (
     Approach,
     Attention,
     Blend,
-    CompressedAttention,
     Embedding,
     GatedDeltaNet,
     GatedMLP,
-    KeyIndexer,
     LatentAttention,
     LayerNorm,
     Linear,
@@ -42,7 +40,7 @@ from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.case_weights import LAYER_LAYOUTS, typical
 from cortiq_conformance.drives import BatchedDrive, ChunkedDrive, Drive
 from cortiq_conformance.layer_options import OPTIONS
-from cortiq_conformance.layer_streams import SEVERAL, joined, stream_inputs
+from cortiq_conformance.layer_streams import SEVERAL, joined, stream_inputs, with_own
 from cortiq_conformance.probes import CONTEXT, OUTPUT, ProbeProgram, bound, vector
 from cortiq_conformance.state_drives import ExportDrive, ForkDrive, RewindDrive, SnapshotDrive
 
@@ -222,7 +220,7 @@ def _layout(op: Op, number: int) -> str:
 
 
 def _is_matrix(role: str, shape: tuple[int, ...]) -> bool:
-    return len(shape) > 1 and role != "conv" and not role.endswith("_bias")
+    return len(shape) > 1 and role not in ("conv", "index_pool") and not role.endswith("_bias")
 
 
 def weights_of(op: Op, layout: str, source: CaseData) -> dict[str, Weight]:
@@ -272,10 +270,7 @@ def layer_probe(op: Op, layout: str, source: CaseData) -> ProbeProgram:
     b, weights, inputs = Builder(context=CONTEXT), weights_of(op, layout, source), _inputs(op)
     token, position = b.input("token"), b.input("position")
     taken = [b.input(name, kind.shape, kind.dtype) for name, kind in inputs.items()]
-    if isinstance(op, Embedding | PerLayerInputs):
-        taken.insert(0, token)
-    if "kv" in op.slot_kinds() or isinstance(op, KeyIndexer | CompressedAttention | Rope):
-        taken.insert(1, position)
+    taken = with_own(op, taken, token, position)
     roles = {role: role for role in weights}
     slots = {role: role for role in op.slot_kinds()}
     name = "layer" if isinstance(op, SEVERAL) else OUTPUT

@@ -22,6 +22,7 @@ NAMES = {
     LAST: "n",
     SLOTS: "k",
     HEADS: "heads",
+    SLOTS + 1: "k + 1",
     PART: "(stop − start) / step",
     2 * LAST: "n + n",
     2 * 7: "parts·width",
@@ -98,6 +99,8 @@ SAMPLES: Mapping[type[Op], tuple[Sequence[Op], Sequence[Type]]] = {
     ops.StackIndex: ([ops.StackIndex(5)], [TOKEN, CHOSEN]),
     ops.ChooseKeys: ([ops.ChooseKeys(5, 7, 3)], [Type((5, 7), "q16"), TOKEN, Type((5,))]),
     ops.OwnBlock: ([ops.OwnBlock(16)], [TOKEN]),
+    ops.WindowBlocks: ([ops.WindowBlocks(16)], [Type((1, SLOTS), "i32"), TOKEN]),
+    ops.HashNGrams: ([ops.HashNGrams(1, (3, 5, 9), (11, 13, 17, 19))], [TOKEN]),
 }
 """Geometries of each primitive in which different sizes differ: one with all weights, then others
 with as few as there may be; and the inputs."""
@@ -162,6 +165,8 @@ def _sizes(op: Any) -> dict[int, str]:
             found |= {value.top_k: "top_k"}
         elif type(value) is int and value > 1:
             found[value] = field.name
+        elif isinstance(value, tuple) and len(value) > 1:
+            found[len(value)] = f"len({field.name})"
     return found
 
 

@@ -35,6 +35,7 @@ from cortiq_conformance.oracle_states import (
     causal_conv,
     choose,
     compress,
+    hash_ngrams,
     recall,
     recurrent_step,
     store_kv,
@@ -175,6 +176,9 @@ def _rope(call: OracleCall, x: Floats, position: Ints) -> Floats:
 
 def _embed_rows(call: OracleCall, token: Ints) -> Floats:
     table = call.weights["table"]
+    if token.ndim > 1:
+        columns = [_embed_rows(call, column) for column in token.T]
+        return np.stack(columns, axis=1)
     if not call.op.missing:
         return embedding_rows(table, token, call.faults)
     rows = np.zeros((len(token), table.shape[1]), F32)
@@ -246,6 +250,8 @@ FUNCTIONS: dict[type[Op], Callable[..., Any]] = {
     ops.L2Norm: lambda c, x: norms.l2_norm(x, c.op.eps, c.faults),
     ops.Softmax: lambda c, x: route.softmax(x, faults=c.faults),
     **dict.fromkeys((ops.ChooseBlocks, ops.ChooseKeys), choose),
+    ops.WindowBlocks: lambda c, keys, at: key_blocks.window_blocks(keys, at, c.op.every),
+    ops.HashNGrams: hash_ngrams,
     ops.ListKeys: lambda c, position: key_blocks.list_keys(position, c.op.every, c.op.top),
     ops.Compress: compress,
     ops.Sinkhorn: lambda c, x: streams.sinkhorn(x, c.op.rounds, c.op.eps, c.faults),

@@ -76,6 +76,28 @@ def causal_conv(call: OracleCall, x: Floats) -> Floats:
     return recurrent.causal_conv(history, x, taps, call.vector("bias"), call.faults)
 
 
+def hash_ngrams(call: OracleCall, token: Ints) -> Ints:
+    """Hash n-grams token by token, and keep the last tokens."""
+    op, name = call.op, call.roles["ring"]
+    before, size = call.slots[name], len(call.op.multipliers)
+    known = [int(x) - 1 for x in before[:, 0]] + [int(t) for t in token]
+    out = np.zeros((len(token), len(op.heights)), np.int32)
+    for row in range(len(token)):
+        grams = [known[row + size - 1]]
+        for back in range(1, size):
+            last = known[row + size - 1 - back]
+            grams.append(op.end if last < 0 or (back > 1 and grams[-1] == op.end) else last)
+        hashes = [(t * m) % 2**64 for t, m in zip(grams, op.multipliers, strict=True)]
+        for head, height in enumerate(op.heights):
+            mixed = 0
+            for one in hashes[: 2 + head // (len(op.heights) // (size - 1))]:
+                mixed ^= one
+            out[row, head] = mixed % height + sum(op.heights[:head])
+    kept = np.array([[t + 1] for t in token], F32)
+    call.slots[name] = recurrent.conv_history(before, kept)
+    return out
+
+
 def compress(call: OracleCall, rows: Floats, position: Ints, gates: Floats) -> Floats:
     """Compute entries, and keep the rows of open windows."""
     name, bias = call.roles["ring"], floats(call.weights["bias"])

@@ -254,6 +254,12 @@ class Arithmetic(ArrayLibrary):
         """Return the squared ReLU."""
         return self.relu(x) * self.relu(x)
 
+    def signed_root(self, x: Any) -> Any:
+        """Return the root of the magnitude, above a floor, with the sign of x."""
+        size, floor = self.magnitude(x), float(scalar.ROOT_FLOOR)
+        root = self.root(self.where(size < floor, floor, size))
+        return self.where(x > 0.0, root, self.where(x < 0.0, -root, 0.0))
+
     def activation(self, function: str, x: Any) -> Any:
         """Return one of the scalar functions of x."""
         return getattr(self, ACTIVATIONS[function])(x)
@@ -277,6 +283,7 @@ ACTIVATIONS: Mapping[str, str] = {
     "softplus": "softplus",
     "relu": "relu",
     "relu2": "relu2",
+    "signed_root": "signed_root",
     "gelu": "gelu",
     "exp": "exponential",
 }

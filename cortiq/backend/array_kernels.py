@@ -8,6 +8,7 @@ flags)` of rows [n, K], `rows(ids, flags)` of a table, and `height`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -17,6 +18,7 @@ from cortiq.backend.array_mixers import (
     compress,
     delta_step,
     diagonal_delta_step,
+    hash_ngrams,
     recurrent,
     sinkhorn,
     state_space_step,
@@ -104,6 +106,11 @@ def _rope(call: Call, x: Any, position: Any) -> Any:
 
 def _embed_rows(call: Call, token: Any) -> Any:
     library, table = call.library, call.weights["table"]
+    if token.ndim > 1:
+        flags = library.flags(len(token) * token.shape[1])
+        rows = _embed_rows(replace(call, faults=flags), token.reshape(-1))
+        library.gather_flags(call.faults, [flags])
+        return rows.reshape(*token.shape, -1)
     if not call.op.missing:
         return table.rows(token, call.faults)
     known, flags = token < table.height, library.flags(len(token))
@@ -157,6 +164,15 @@ def _list_keys(call: Call, position: Any) -> Any:
     return library.where(entry < there, (entry + 1) * every - 1, beyond)[:, None]
 
 
+def _window_blocks(call: Call, keys: Any, position: Any) -> Any:
+    """See `cortiq.numerics.key_blocks.window_blocks`."""
+    library, every, own = call.library, call.op.every, position[:, None, None]
+    last = keys[..., -1:]
+    listed = library.concatenate([keys, library.where(last > own, last, own) + 1], -1)
+    beyond = (own + 1) // every + listed - own - 1
+    return library.where(listed > own, beyond, listed // every)
+
+
 def _keep_listed(call: Call, scores: Any, token: Any) -> Any:
     return keep_listed(call.library, scores, call.weights["table"][token])
 
@@ -187,6 +203,8 @@ ARRAY_KERNELS: Kernels = {
     ops.Compress: compress,
     ops.Sinkhorn: sinkhorn,
     ops.ListKeys: _list_keys,
+    ops.WindowBlocks: _window_blocks,
+    ops.HashNGrams: hash_ngrams,
     ops.KeepListed: _keep_listed,
     ops.IndexSelect: lambda call, x: index_select(call.library, x, call.weights["index"]),
     ops.StackIndex: _stack_index,

@@ -14,6 +14,7 @@ from cortiq.backend.arithmetic import Arithmetic
 from cortiq.backend.array_routing import softmax
 from cortiq.backend.kernel_walk import KernelCall
 from cortiq.numerics.contract import F32
+from cortiq.numerics.ngrams import ngram_rows
 
 Step = Callable[..., tuple[Any, Any]]
 """(library, state, *row, faults) → (state, output)."""
@@ -87,6 +88,19 @@ def _entries(
         total = weight if total is None else total + weight
         y = weight * value if y is None else y + weight * value
     return y * library.inverse(total)
+
+
+def hash_ngrams(call: KernelCall, token: Any) -> Any:
+    """Hash n-grams on the host, where every library has integers of 64 bits."""
+    library: Arithmetic = call.library
+    op, tokens, parts = call.op, library.host(token), []
+    for segment in call.segments:
+        store = segment.state.stores[call.slots["ring"]]
+        history, rows = library.host(store.last), tokens[segment.cut]
+        found, kept = ngram_rows(history, rows, op.end, op.multipliers, op.heights)
+        store.append(library.array(kept))
+        parts.append(library.array(found))
+    return library.concatenate(parts)
 
 
 def sinkhorn(call: KernelCall, x: Any) -> Any:

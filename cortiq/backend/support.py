@@ -10,13 +10,13 @@ from cortiq.backend.float_weights import MATRICES
 from cortiq.backend.kernel import GivenKernels, Kernel
 from cortiq.backend.protocol import CompileOptions, Declined, Device, Support, Supported
 from cortiq.errors import BackendError, shown
-from cortiq.ir import Graph, Node, Op, Program, ops, primitives_within
+from cortiq.ir import Graph, Node, Op, Program, ops, primitives_of, primitives_within
 
 Refusal: TypeAlias = Callable[[Node, Graph, Program], str]
 """Says why a primitive is declined; empty if it is not."""
 POSITIONED = (
     ops.Rope, ops.Attend, ops.ChooseBlocks, ops.ChooseKeys, ops.Recall, ops.OwnBlock, ops.ListKeys,
-    ops.Compress,
+    ops.Compress, ops.WindowBlocks,
 )  # fmt: skip
 """Primitives that take positions."""
 
@@ -29,13 +29,15 @@ def no_kernel(op: Op, kernels: Collection[type[Op]], options: frozenset[str]) ->
     return f"no kernel for {op.kind} with {', '.join(unknown)}" if unknown else ""
 
 
-def unplaced(node: Node, graph: Graph) -> str:
+def unplaced(node: Node, graph: Graph, program: Program) -> str:
     """Say why a primitive is declined where the host has to know tokens and positions before a
     batch runs; empty if it knows them.
     """
     op = node.op
-    if isinstance(op, ops.EmbedRows) and node.inputs[0] not in graph.inputs:
-        return "rows of a table are looked up for what rows have or supply only"
+    if isinstance(op, ops.EmbedRows) and not _within_table(op, node.inputs[0], graph, program):
+        return "rows of a table are looked up for what rows have or supply, or hashes of tokens"
+    if isinstance(op, ops.HashNGrams) and node.inputs[0] != "token":
+        return "n-grams are hashed of the rows' tokens only"
     if isinstance(op, ops.KeepListed) and node.inputs[1] != "token":
         return "lists of experts are looked up for the row's token only"
     if isinstance(op, POSITIONED):
@@ -45,6 +47,15 @@ def unplaced(node: Node, graph: Graph) -> str:
         if position not in (graph.inputs if supplied else ("position",)):
             return f"{op.kind} is computed at positions that rows have or supply only"
     return ""
+
+
+def _within_table(op: ops.EmbedRows, number: str, graph: Graph, program: Program) -> bool:
+    """Return whether numbers are a table's: checked ones, or hashes that have no others."""
+    if number in graph.inputs:
+        return True
+    nodes = [*graph.nodes, *primitives_of(program).graphs[graph.name].nodes]
+    maker = next((node.op for node in nodes if number in node.outputs), None)
+    return isinstance(maker, ops.HashNGrams) and sum(maker.heights) <= op.vocab
 
 
 def package_refusal(node: Node, graph: Graph, kernel: Kernel) -> str:

@@ -14,7 +14,7 @@ from cortiq.numerics.contract import Floats
 from cortiq.numerics.layouts import Weight, floats
 
 Formula: TypeAlias = Callable[[Sequence[Floats], int, str], Floats]
-"""The vectors, the layer's number, and the weight's name for errors, to the vector."""
+"""The vectors, the layer's number, and the weight's name for errors, to the vector or a table."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,8 @@ class FormedVector:
         """Make the weight of this name of the file's tensors."""
         vectors = [floats(vector_weight([raw], (self.width,)), raw.name)[0] for raw in raws]
         layer = split_name(name)[0].removeprefix(LAYER_PREFIX).removesuffix(".")
-        return Weight.from_floats(self.formula(vectors, int(layer or 0), name)[None])
+        formed = self.formula(vectors, int(layer or 0), name)
+        return Weight.from_floats(formed if formed.ndim == 2 else formed[None])
 
 
 def of_each_layer(numbers: Sequence[float]) -> FormedVector:

@@ -261,7 +261,7 @@ class Decoder:
         self,
         x: Value,
         *,
-        norm: str = "model.norm",
+        norm: str | None = "model.norm",
         multiplier: float = 1.0,
         soft_cap: float | None = None,
         biased: bool = False,
@@ -271,9 +271,9 @@ class Decoder:
         program.
 
         A `biased` head has a vector of its own even where its matrix is the table; `gained`
-        logits are each times a number of the file.
+        logits are each times a number of the file. Without a norm x is `hidden` itself.
         """
-        y = self.norm(x, "hidden", norm)
+        y = self.norm(x, "hidden", norm) if norm else x
         weights = {"weight": TABLE if self.config.tie_word_embeddings else HEAD}
         weights |= {"bias": HEAD_BIAS} if biased else {}
         steps: list[tuple[Op, Mapping[str, str]]] = [

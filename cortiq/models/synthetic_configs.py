@@ -196,6 +196,13 @@ MINI: Mapping[str, Mapping[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention"] * 2, "initializer_range": 1.0,
         "ngpt_alpha_init": 0.4,
     },
+    "qwen4_exp_text": _MINI | _SHARED | _LINEAR | {
+        "hc_count": 2, "hc_lowrank": 16, "output_gate_type": "sigmoid", "eos_token_id": 2,
+        "ple_layer_ids": [1], "ple_embed_dim": 64, "heads_per_ngram": 2, "split_ngram_parts": 1,
+        "ngram_vocab_size_base": 60, "make_ngram_vocab_size_divisible_by": 8, "indexer_n_heads": 4,
+        "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 16,
+        "indexer_compress_ratio": 4,
+    },
 }  # fmt: skip
 """A small model of every family that brings something of its own and has no other here, by its
 `model_type`.

@@ -65,6 +65,12 @@ def relu2(x: Array) -> Doubles:
     return relu(x) ** 2
 
 
+def signed_root(x: Array) -> Doubles:
+    """Return √max(|x|, 10⁻⁶) with the sign of x."""
+    x = wide(x)
+    return np.sign(x) * np.sqrt(np.maximum(np.abs(x), 1e-6))
+
+
 def tanh(x: Array) -> Doubles:
     """Return the hyperbolic tangent."""
     return np.tanh(wide(x))
@@ -80,6 +86,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Doubles]] = {
     "softplus": softplus,
     "relu": relu,
     "relu2": relu2,
+    "signed_root": signed_root,
 }
 
 

@@ -95,6 +95,23 @@ def list_keys(positions: npt.NDArray[np.integer], every: int, top: int) -> Ints:
     return listed.astype(np.int32)
 
 
+def window_blocks(keys: Ints, positions: npt.NDArray[np.integer], every: int) -> Ints:
+    """Return the windows that listed keys close, and the row's own: int32 [rows, 1, top + 1].
+
+    A key j ≤ p of the list is of the window ⌊j/every⌋. A row at p whose window is not closed,
+    (p + 1) mod every > 0, sees that too, behind them. The list goes on with the windows after the
+    row's own, which hold no visible key.
+
+    Parameters
+    ----------
+    keys : int32 [rows, 1, top], as `choose_keys` and `list_keys` list them.
+    """
+    own = np.asarray(positions)[:, None, None]
+    last = np.maximum(keys[..., -1:], own) + 1
+    listed, after = np.concatenate([keys, last], axis=-1), (own + 1) // every
+    return np.where(listed <= own, listed // every, after + listed - own - 1).astype(np.int32)
+
+
 def choose_keys(
     q: Quantised,
     keys: Quantised,

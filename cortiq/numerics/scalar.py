@@ -64,6 +64,8 @@ GELU_SCALE = F32(0.7978846)
 """√(2/π), rounded."""
 GELU_CLAMP = F32(16.0)
 """Beyond ±16 the argument of GELU's σ is clamped by `exp` anyway; clamping x keeps x³ finite."""
+ROOT_FLOOR = F32(1e-6)
+"""Magnitudes below it count as this to `signed_root`."""
 TAIL_SCALE = F32(0.39)
 TAIL_POLYNOMIAL = _constants(
     0.0538464143, -0.258241403, 0.37516483, -0.0166327644, 0.194435738, 0.151427195
@@ -216,6 +218,15 @@ def relu2(x: Floats) -> Floats:
     return r * r
 
 
+def signed_root(x: Floats) -> Floats:
+    """Return the root of the magnitude with the sign: r = RN(√max(|x|, ROOT_FLOOR)); x > 0 ? r :
+    x < 0 ? −r : +0.
+    """
+    x = np.asarray(x, F32)
+    r = np.sqrt(np.maximum(np.abs(x), ROOT_FLOOR))
+    return np.where(x > 0, r, np.where(x < 0, -r, F32(0)))
+
+
 ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
     "silu": silu,
     "gelu_tanh": gelu_tanh,
@@ -226,6 +237,7 @@ ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
     "softplus": softplus,
     "relu": relu,
     "relu2": relu2,
+    "signed_root": signed_root,
 }
 """The kinds `activation` knows."""
 

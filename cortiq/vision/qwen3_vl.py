@@ -23,7 +23,7 @@ from cortiq.vision.positions import bilinear_places
 from cortiq.vision.qwen import EPS, Arrangement, QwenConfig
 from cortiq.vision.tower import HIDDEN, PLACES, TAPS, Tower
 
-ARCHITECTURES = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+ARCHITECTURES = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "qwen4_exp")
 KEYS = qwen.KEYS
 NAMES = Names(fused=(qwen.QKV,))
 PREFIXES: Mapping[str, str] = {
@@ -42,6 +42,7 @@ CORNERS = 4
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "qwen3_vl": {"deepstack_visual_indexes": (8, 16, 24), "sections": (24, 20, 20)},
     "qwen3_5": {"sections": (11, 11, 10), "image_token": 248056},
+    "qwen4_exp": {"sections": (11, 11, 10), "image_token": 248056},
 }
 """Values that a folder's config.json may leave out, by the beginning of its `model_type`."""
 

@@ -323,7 +323,7 @@ def test_every_family_and_every_gguf_architecture_is_tested():
     assert {info.name for info in listed} == {f.name for f in FAMILIES} | elsewhere
     files = {str(how) for f in FAMILIES for how in f.gguf} | {"llama+experts", "lfm2"}
     files |= {"internlm2", "minicpm", "nanbeige", "rwkv7", "bailingmoe2"}
-    files |= {"qwen2vl", "qwen3vl", "qwen3vlmoe"}  # test_mmproj.py
+    files |= {"qwen2vl", "qwen3vl", "qwen3vlmoe", "qwen4exp"}  # test_mmproj.py, test_qwen4_exp.py
     assert {name for info in listed for name in info.gguf} == files
 
 

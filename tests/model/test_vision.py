@@ -294,7 +294,7 @@ def answers(folder, backend):
         again = model.generate(prompt, max_tokens=5, **EXACT)
         whole = len(again.prompt_ids) - 1
         recurrent = folder.name.startswith(
-            ("qwen3_5", "minicpmv4", "minicpm_")
+            ("qwen3_5", "qwen4_exp", "minicpmv4", "minicpm_")
         )  # whose states are kept at some rows only
         assert again.stats.reused_tokens == whole or recurrent
         found["reused"] = again
@@ -461,6 +461,7 @@ MOVES = {
         {"vision_config.deepstack_visual_indexes": [1, 2]}, {"vision_config.hidden_act": "relu"},
     ],
     "qwen3_5": [{"vision_config.rope_parameters.rope_theta": 100.0}],
+    "qwen4_exp": [{"vision_config.hidden_act": "relu"}],
     "llava": [
         {"vision_config.layer_norm_eps": 0.1}, {"vision_config.hidden_act": "relu"},
         {"projector_hidden_act": "relu"}, {"vision_feature_layer": -3},

@@ -18,7 +18,7 @@ from transformers.image_utils import PILImageResampling, SizeDict
 from cortiq.numerics.pixels import grouped
 
 GLM = ("glm4v", "glm4v_moe")
-QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", *GLM)
+QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen4_exp", *GLM)
 """Families whose patches are in squares, with positions on three axes."""
 SHUFFLED = ("idefics3", "smolvlm")
 GEMMA4 = ("gemma4", "gemma4_small")

@@ -52,7 +52,7 @@ PRIMITIVES = (
     ops.Compress(8, 3), ops.Compress(8, 2, True), ops.ListKeys(3, 4), ops.KeepListed(4, 5, 2),
     ops.Route(4, Router(2, "sqrt_softplus")), ops.Rope(RopeTable(1e4, 8, lag=3, inverse=True)),
     ops.OwnBlock(4), ops.Permute(ColumnOrder.of((3, 0, 1, 2, 7, 5, 4, 6))), ops.IndexSelect(8, 11),
-    ops.StackIndex(4),
+    ops.StackIndex(4), ops.WindowBlocks(3), ops.HashNGrams(1, (3, 5, 9), (11, 13)),
 )  # fmt: skip
 SPECIMENS = (
     *PRIMITIVES,
@@ -111,6 +111,8 @@ TAKES = {
     ops.KeepListed: lambda op: {"x": f32(op.experts), "token": Type((), "i32")},
     ops.IndexSelect: lambda op: {"x": f32(op.in_width)},
     ops.Recall: lambda op: {"position": Type((), "i32")},
+    ops.WindowBlocks: lambda op: {"keys": Type((1, 2), "i32"), "position": Type((), "i32")},
+    ops.HashNGrams: lambda op: {"token": Type((), "i32")},
     ops.OwnBlock: lambda op: {"position": Type((), "i32")},
     ops.StackIndex: lambda op: {"number": Type((), "i32")}
         | ({} if op.every else {"index": Type((1,), "i32")}),
@@ -158,7 +160,7 @@ def probe_of(op, source):
     given |= {n: kind for n, kind in inputs.items() if n not in known}
     most = getattr(op, "experts", getattr(op, "size", 1))
     limits = {"token": min(2, getattr(op, "vocab", 2)), "index": most}
-    limits |= {"turns": 50, "blocks": 8, "last": 1, "number": 3}
+    limits |= {"turns": 50, "blocks": 8, "last": 1, "number": 3, "keys": 8}
     return ProbeProgram(bound(program, weights), weights, given, limits)
 
 

@@ -29,6 +29,7 @@ EXPECTED = {
     "silu": "7625012fb07108b4", "gelu_tanh": "7625012fb07108b4", "gelu": "7625012fb07108b4",
     "exp": "47eef429447012fa", "sigmoid": "5ebac6fcb30c54b4", "tanh": "fe0db2f0ddbfdced",
     "softplus": "f8093c15b538794a", "relu": "8d11b78b0ee7c34f", "relu2": "ba6c3ec01b7cd72a",
+    "signed_root": "fe47288f1b45df7e",
 }  # fmt: skip
 pytestmark = pytest.mark.parametrize("path", PATHS)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cortiq.ir.layers import KeyIndexer
+from cortiq.ir.layers import KeyIndexer, WindowIndexer
 from cortiq_conformance.case import Scenario
 from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.layer_options import KIMI, NET, OPTIONS, SPACE
@@ -13,8 +13,9 @@ from cortiq_conformance.layers import layer_probe
 from cortiq_reference.ideal import evaluate
 
 ROWS, TOLERANCE = 40, 2e-3
-LAYERS = [op for op in (*OPTIONS, NET, KIMI, SPACE) if not isinstance(op, KeyIndexer)]
-"""All but the one whose output is a list of positions."""
+LISTS = KeyIndexer | WindowIndexer
+LAYERS = [op for op in (*OPTIONS, NET, KIMI, SPACE) if not isinstance(op, LISTS)]
+"""All but those whose output is a list of positions."""
 
 
 @pytest.mark.parametrize("layout", ["f32", "w16"])

@@ -198,6 +198,7 @@ def test_activations_equal_their_float64_twins(kind):
         "softplus": torch.nn.functional.softplus,
         "relu": torch.relu,
         "relu2": lambda t: torch.relu(t) ** 2,
+        "signed_root": lambda t: torch.sign(t) * torch.sqrt(torch.clamp(torch.abs(t), min=1e-6)),
     }
     theirs = functions[kind](torch.tensor(x, dtype=torch.float64)).numpy()
     np.testing.assert_allclose(exact, theirs, rtol=1e-8, atol=1e-8)

@@ -56,6 +56,7 @@ class OpKind(IntEnum):
     COMPRESS = 33
     LOW_RANK = 34
     PACKAGE_STEP = 35
+    HASH_NGRAMS = 36
 
 
 def _fields(**groups: str) -> tuple[tuple[str, type], ...]:
@@ -196,6 +197,15 @@ class CompressArgs(ctypes.Structure):
 
     _fields_ = _fields(
         p="x gates bias out rings capacities segments segment_count", i="width rate parts"
+    )
+
+
+class HashArgs(ctypes.Structure):
+    """`cortiq_hash`: HASH_NGRAMS."""
+
+    _fields_ = _fields(
+        p="tokens multipliers heights out rings capacities segments segment_count",
+        i="size heads end",
     )
 
 

@@ -29,7 +29,8 @@ def bind_embed(b: OpBinder, step: LoweredStep) -> OpArgs:
     of_rows = {"token": b.rows.tokens, "position": b.rows.positions}
     ids = of_rows.get(step.inputs[0])
     place = b.at(step.inputs[0]) if ids is None else address(ids)
-    args = EmbedArgs(matrix, place, b.at(step.outputs[0]))
+    inner = b.stride(step.nodes[0].inputs[0])
+    args = EmbedArgs(matrix, place, b.at(step.outputs[0]), inner)
     return [(OpKind.EMBED_ROWS, args)]
 
 

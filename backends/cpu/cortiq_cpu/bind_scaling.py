@@ -19,7 +19,7 @@ F32 = np.float32
 HOW = (
     "value", "head", "all", "row", "expert", "bias", "shift", "clamp", "softmax", "every",
     "stochastic", "listed", "keys", "divided", "permuted", "selected",
-    "stacked",
+    "stacked", "windows",
 )  # fmt: skip
 """What is done to a part of a row, by the number the native core gives it."""
 
@@ -144,6 +144,12 @@ def _stacked(b: OpBinder, step: LoweredStep) -> Special:
     return "stacked", {"step": step.op.size, **index}
 
 
+def _windows(b: OpBinder, step: LoweredStep) -> Special:
+    positions = address(b.rows.positions)
+    listed = b.shape(step.nodes[0].inputs[0])[-1]
+    return "windows", {"index": positions, "step": step.op.every, "from_width": listed}
+
+
 _SPECIAL: Mapping[type, Callable[[OpBinder, LoweredStep], Special]] = {
     ops.Gain: _gain,
     ops.ScaleRows: _scale_rows,
@@ -159,4 +165,5 @@ _SPECIAL: Mapping[type, Callable[[OpBinder, LoweredStep], Special]] = {
     ops.Permute: _permuted,
     ops.IndexSelect: _index_selected,
     ops.StackIndex: _stacked,
+    ops.WindowBlocks: _windows,
 }

@@ -163,6 +163,24 @@ def bind_conv(b: OpBinder, step: LoweredStep) -> OpArgs:
     return [(OpKind.CAUSAL_CONV, args)]
 
 
+def bind_hash(b: OpBinder, step: LoweredStep) -> OpArgs:
+    """Bind HASH_NGRAMS."""
+    op: ops.HashNGrams = step.op  # type: ignore[assignment]
+    multipliers, heights = np.array(op.multipliers, np.uint64), np.array(op.heights, np.int32)
+    b.kept += [multipliers, heights]
+    args = arguments.HashArgs(
+        tokens=address(b.rows.tokens),
+        multipliers=address(multipliers),
+        heights=address(heights),
+        out=b.at(step.outputs[0]),
+        **b.ring(step.nodes[0].slots["ring"]),
+        size=len(multipliers),
+        heads=len(heights),
+        end=op.end,
+    )
+    return [(OpKind.HASH_NGRAMS, args)]
+
+
 def bind_compress(b: OpBinder, step: LoweredStep) -> OpArgs:
     """Bind COMPRESS."""
     node = step.nodes[0]

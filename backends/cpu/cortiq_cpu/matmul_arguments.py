@@ -100,6 +100,7 @@ class EmbedArgs(ctypes.Structure):
         ("matrix", ctypes.c_void_p),
         ("ids", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
+        ("inner", ctypes.c_int64),
     )
 
 

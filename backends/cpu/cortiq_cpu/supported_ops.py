@@ -10,7 +10,7 @@ from cortiq.numerics.contract import TILE
 SCALED = (
     ops.Gain, ops.ScaleRows, ops.Shift, ops.Clamp, ops.Softmax, ops.ExpertGain, ops.ExpertBias,
     ops.Sinkhorn, ops.KeepListed, ops.ListKeys, ops.Permute, ops.IndexSelect,
-    ops.StackIndex,
+    ops.StackIndex, ops.WindowBlocks,
 )  # fmt: skip
 """Those of one kernel: what is done to a part of a row, by a number."""
 KERNELS = (
@@ -19,7 +19,7 @@ KERNELS = (
     ops.Rope, ops.StoreKV, ops.Attend, ops.CausalConv, ops.Route, ops.CombineExperts, ops.Slice,
     ops.Concat, ops.Reshape, ops.L2Norm, ops.DeltaRule, ops.DiagonalDeltaRule,
     ops.StateSpace, ops.ChooseBlocks,
-    ops.Recall, ops.ChooseKeys, ops.OwnBlock, ops.Compress, *SCALED,
+    ops.Recall, ops.ChooseKeys, ops.OwnBlock, ops.Compress, ops.HashNGrams, *SCALED,
 )  # fmt: skip
 """Primitives with a kernel."""
 OPTIONS = frozenset({
@@ -49,4 +49,4 @@ def refusal(node: Node, graph: Graph, program: Program) -> str:
         return f"no kernel for ChooseBlocks of {op.top} blocks"
     if isinstance(op, ops.ChooseKeys) and _score_bytes(op) > CHOICE_BYTES:
         return f"no kernel for ChooseKeys with {op.heads} heads of {op.key_dim}"
-    return no_kernel(op, KERNELS, OPTIONS) or unplaced(node, graph)
+    return no_kernel(op, KERNELS, OPTIONS) or unplaced(node, graph, program)

@@ -49,12 +49,14 @@ typedef struct {
  *     PERMUTED      x[index[i]], the same index for every part; exact
  *     SELECTED      x[factor[i]], low where that is none of `from_width`; exact
  *     STACKED       int32: x[row]·step + index[row][i], or + i where there is no index
+ *     WINDOWS       numerics.key_blocks.window_blocks of the `from_width` keys x, int32, of a row at
+ *                   the position index[row], windows of `step`
  * Of the others, index has `inner` values a row. */
 enum {
     CORTIQ_BY_VALUE, CORTIQ_BY_PART, CORTIQ_BY_ONE, CORTIQ_BY_ROW, CORTIQ_BY_EXPERT,
     CORTIQ_PLUS_EXPERT, CORTIQ_PLUS, CORTIQ_BETWEEN, CORTIQ_SOFTMAX_OF, CORTIQ_EVERY,
     CORTIQ_STOCHASTIC, CORTIQ_LISTED, CORTIQ_KEYS, CORTIQ_DIVIDED, CORTIQ_PERMUTED,
-    CORTIQ_SELECTED, CORTIQ_STACKED
+    CORTIQ_SELECTED, CORTIQ_STACKED, CORTIQ_WINDOWS
 };
 typedef struct {
     const float *x, *factor;
@@ -213,6 +215,20 @@ typedef struct {
     int64_t x_stride, out_stride;
     int32_t width, taps;
 } cortiq_conv;
+
+/* HASH_NGRAMS (numerics.ngrams): multipliers [size], heights [heads], out [rows][heads]. rings as
+ * those of CAUSAL_CONV, of token + 1 as floats and at least size - 1 of them. */
+typedef struct {
+    const int32_t *tokens;
+    const uint64_t *multipliers;
+    const int32_t *heights;
+    int32_t *out;
+    float *const *rings;
+    const int32_t *capacities;
+    const cortiq_segment *segments;
+    const int32_t *segment_count;
+    int32_t size, heads, end;
+} cortiq_hash;
 
 /* COMPRESS (numerics.compression): x and gates [rows][parts·width], bias [rate][parts·width]. rings
  * as those of CAUSAL_CONV, of rows [x | gates and bias] and at least parts·rate of them. */

@@ -84,6 +84,7 @@ typedef enum {
     CORTIQ_COMPRESS,
     CORTIQ_LOW_RANK, /* what overlays add to products */
     CORTIQ_PACKAGE_STEP, /* the kernel of another package, with a state */
+    CORTIQ_HASH_NGRAMS, /* rows of a table by the last tokens */
     CORTIQ_PROBE_FLOATS = 61, /* what the machine can do, for benchmarks */
     CORTIQ_PROBE_READ,
     CORTIQ_PROBE_DOTS,

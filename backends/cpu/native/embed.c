@@ -97,9 +97,9 @@ static void embed_row(const cortiq_matrix *m, int32_t id, float *out, uint8_t *f
 static void embed_rows(const cortiq_op *op, cortiq_worker *worker)
 {
     const cortiq_embed_args *args = op->args;
-    int32_t row, stop;
-    while (cortiq_take(worker, *op->rows, 1, &row, &stop))
-        embed_row(args->matrix, args->ids[row], args->out + (int64_t)row * args->matrix->width,
-                  op->faults + row);
+    int32_t at, stop, inner = (int32_t)args->inner;
+    while (cortiq_take(worker, *op->rows * inner, 1, &at, &stop))
+        embed_row(args->matrix, args->ids[at], args->out + (int64_t)at * args->matrix->width,
+                  op->faults + at / inner);
 }
 CORTIQ_REGISTER(CORTIQ_EMBED_ROWS, embed_rows)

@@ -59,11 +59,13 @@ typedef struct {
 /* Bytes of workspace for products of this rank at most. */
 CORTIQ_API int64_t cortiq_low_rank_workspace(int32_t rank, int32_t threads);
 
-/* CORTIQ_EMBED_ROWS: out[i] = row ids[i] of the matrix; ids were checked. float32 [rows, width]. */
+/* CORTIQ_EMBED_ROWS: out[i] = row ids[i] of the matrix; ids were checked, `inner` of them a row of
+ * the batch. float32 [rows, inner, width]. */
 typedef struct {
     const cortiq_matrix *matrix;
     const int32_t *ids;
     float *out;
+    int64_t inner;
 } cortiq_embed_args;
 
 /* CORTIQ_PROBE_READ: read `count` bytes of data (whole MiB), shared by the workers.

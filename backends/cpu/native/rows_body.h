@@ -123,7 +123,7 @@ static int row_activation(const float *a, const float *up, float *out, int n, in
 #define CASE(k) case k: return activate_as(a, up, out, n, k);
     switch (kind) {
         CASE(ACT_SILU) CASE(ACT_GELU_TANH) CASE(ACT_GELU) CASE(ACT_EXP) CASE(ACT_SIGMOID)
-        CASE(ACT_TANH) CASE(ACT_SOFTPLUS) CASE(ACT_RELU) CASE(ACT_RELU2)
+        CASE(ACT_TANH) CASE(ACT_SOFTPLUS) CASE(ACT_RELU) CASE(ACT_RELU2) CASE(ACT_SIGNED_ROOT)
     }
 #undef CASE
     return 1;

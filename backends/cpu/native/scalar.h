@@ -145,12 +145,21 @@ INLINE vf f_relu2(vf x)
     return r * r;
 }
 
+/* The root of the magnitude, above a floor, with the sign. Below 2^-40 there is zero only. */
+INLINE vf f_signed_root(vf x)
+{
+    vf least = f_all(0x1p-40f), r = f_max(f_abs(x), f_all(1e-6f));
+    for (int i = 0; i < CQ_LANES; i++) r[i] = sqrtf(r[i]);
+    vf down = f_keep(f_at_least(f_negate(x), least), f_negate(r));
+    return f_select(f_at_least(x, least), r, down);
+}
+
 INLINE vf f_softplus(vf x) { return f_relu(x) + f_log1p(f_exp(f_negate(f_abs(x)))); }
 
 /* Kinds of `activation`, in the order of numerics.scalar.ACTIVATIONS. */
 enum {
     ACT_SILU, ACT_GELU_TANH, ACT_GELU, ACT_EXP, ACT_SIGMOID, ACT_TANH, ACT_SOFTPLUS, ACT_RELU,
-    ACT_RELU2
+    ACT_RELU2, ACT_SIGNED_ROOT
 };
 
 INLINE vf f_activation(vf x, int kind)
@@ -164,7 +173,8 @@ INLINE vf f_activation(vf x, int kind)
     case ACT_TANH: return f_tanh(x);
     case ACT_SOFTPLUS: return f_softplus(x);
     case ACT_RELU: return f_relu(x);
-    default: return f_relu2(x);
+    case ACT_RELU2: return f_relu2(x);
+    default: return f_signed_root(x);
     }
 }
 

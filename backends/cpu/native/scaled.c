@@ -90,6 +90,18 @@ static int stacked(const void *number, const int32_t *index, int32_t size, void 
     return 0;
 }
 
+/* Windows that keys close, the row's own behind them. */
+static int windows(const void *keys, int32_t position, int32_t every, void *out, int n)
+{
+    const int32_t *from = keys;
+    int32_t *to = out, after = (position + 1) / every;
+    for (int i = 0; i < n; i++) {
+        int32_t key = i < n - 1 ? from[i] : (i && from[i - 1] > position ? from[i - 1] : position) + 1;
+        to[i] = key <= position ? key / every : after + key - position - 1;
+    }
+    return 0;
+}
+
 static int permuted(const float *x, const int32_t *order, float *out, int n)
 {
     for (int i = 0; i < n; i++) out[i] = x[order[i]];
@@ -99,7 +111,7 @@ static int permuted(const float *x, const int32_t *order, float *out, int n)
 static int scaled_part(const cortiq_scaled *a, cortiq_worker *worker, int32_t row, int32_t part)
 {
     const cortiq_row_kernels *k = &cortiq_kernels_of(worker->isa)->row;
-    int64_t read = a->how == CORTIQ_EVERY ? a->from_width : a->width;
+    int64_t read = a->how == CORTIQ_EVERY || a->how == CORTIQ_WINDOWS ? a->from_width : a->width;
     const float *x = a->x + row * a->x_stride + part * read;
     float *out = a->out + row * a->out_stride + (int64_t)part * a->width;
     int32_t n = a->width, expert = 0;
@@ -121,6 +133,7 @@ static int scaled_part(const cortiq_scaled *a, cortiq_worker *worker, int32_t ro
         keep_listed(x, a->factor + (int64_t)expert * a->step, a->step, a->low, out, n);
         return 0;
     case CORTIQ_KEYS: list_keys(expert, a->step, n, (int32_t *)(void *)out); return 0;
+    case CORTIQ_WINDOWS: return windows(x, expert, a->step, out, n);
     case CORTIQ_BETWEEN: bound(x, a->low, a->high, out, n); return 0;
     case CORTIQ_SELECTED: index_select(x, a->factor, a->from_width, a->low, out, n); return 0;
     case CORTIQ_DIVIDED: return divide(x, out, a->step, n);

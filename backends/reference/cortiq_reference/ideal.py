@@ -24,8 +24,9 @@ from cortiq.numerics.ideal_mixers import (
     sinkhorn_ideal,
     state_space_ideal,
 )
-from cortiq.numerics.key_blocks import list_keys
+from cortiq.numerics.key_blocks import list_keys, window_blocks
 from cortiq.numerics.layouts import Weight
+from cortiq.numerics.ngrams import ngram_rows
 from cortiq.numerics.route import NEVER, stack_index
 from cortiq_reference.ideal_slots import (
     Doubles,
@@ -130,6 +131,12 @@ def _conv(node: IdealCall, x: Doubles) -> Doubles:
     return causal_conv_ideal(history, x, taps, node.vector("bias"))
 
 
+def _hash_ngrams(node: IdealCall, token: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+    op = node.op
+    history = np.zeros((len(op.multipliers) - 1, 1), np.float32)
+    return ngram_rows(history, token, op.end, op.multipliers, op.heights)[0]
+
+
 def _compress(node: IdealCall, rows: Doubles, position: Any, gates: Doubles) -> Doubles:
     return compress_ideal(rows, gates, dequantise(node.weights["bias"]), node.op.width)
 
@@ -180,6 +187,8 @@ def _rope(node: IdealCall, x: Doubles, position: npt.NDArray[np.int64]) -> Doubl
 
 def _embed_rows(node: IdealCall, token: npt.NDArray[np.int64]) -> Doubles:
     table = node.weights["table"]
+    if token.ndim > 1:
+        return _embed_rows(node, token.reshape(-1)).reshape(*token.shape, -1)
     known = token < table.shape[0]
     rows = dequantise(table.take(np.where(known, token, 0)))
     return np.where(known[:, None], rows, 0) if node.op.missing else rows
@@ -242,7 +251,9 @@ FORMULAS: Formulas = {
     ops.OwnBlock: lambda node, position: (position // node.op.block)[:, None, None],
     ops.ChooseKeys: choose_keys,
     ops.ListKeys: lambda node, position: list_keys(position, node.op.every, node.op.top),
+    ops.WindowBlocks: lambda node, keys, at: window_blocks(keys, at, node.op.every),
     ops.Compress: _compress,
+    ops.HashNGrams: _hash_ngrams,
     ops.Sinkhorn: lambda node, x: sinkhorn_ideal(x, node.op.rounds, node.op.eps),
     ops.KeepListed: _keep_listed,
     ops.IndexSelect: _index_select,

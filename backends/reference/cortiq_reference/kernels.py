@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,15 @@ from cortiq.numerics.column_order import permute
 from cortiq.numerics.compression import compress
 from cortiq.numerics.contract import Floats, Ints
 from cortiq.numerics.dequantise import embedding_rows
-from cortiq.numerics.key_blocks import choose_blocks, choose_keys, list_keys, own_block
+from cortiq.numerics.key_blocks import (
+    choose_blocks,
+    choose_keys,
+    list_keys,
+    own_block,
+    window_blocks,
+)
 from cortiq.numerics.layouts import Weight, floats
+from cortiq.numerics.ngrams import ngram_rows
 from cortiq.numerics.quantise import Quantised, no_values, quantise_rows, recalled
 from cortiq_reference.attention import TileGeometry, attend
 from cortiq_reference.matrix import MatrixStack, Pool, TiledMatrix
@@ -47,6 +55,11 @@ def prepare(op: Op, role: str, weight: Weight, name: str, pool: Pool) -> Any:
 
 def _embed_rows(call: Call, token: Ints) -> Floats:
     table = call.weights["table"]
+    if token.ndim > 1:
+        flags = np.zeros(token.size, np.bool_)
+        rows = _embed_rows(replace(call, faults=flags), token.reshape(-1))
+        call.faults |= flags.reshape(token.shape).any(axis=1)
+        return rows.reshape(*token.shape, -1)
     if not call.op.missing:
         return embedding_rows(table, token, call.faults)
     known = token < table.shape[0]
@@ -177,6 +190,17 @@ def _causal_conv(call: Call, x: Floats) -> Floats:
     return out
 
 
+def _hash_ngrams(call: Call, token: Ints) -> Ints:
+    op = call.op
+    out = np.zeros((len(token), len(op.heights)), np.int32)
+    for segment in call.segments:
+        store = segment.state.stores[call.slots["ring"]]
+        given = token[segment.cut], op.end, op.multipliers, op.heights
+        out[segment.cut], kept = ngram_rows(store.last, *given)
+        store.append(kept)
+    return out
+
+
 def _compress(call: Call, rows: Floats, position: Ints, gates: Floats) -> Floats:
     out = np.zeros((len(rows), call.op.width), np.float32)
     bias = call.weights["bias"]
@@ -240,7 +264,9 @@ KERNELS: Kernels = {
     ops.OwnBlock: lambda call, position: own_block(position, call.op.block),
     ops.ChooseKeys: _choose_keys,
     ops.ListKeys: lambda call, position: list_keys(position, call.op.every, call.op.top),
+    ops.WindowBlocks: lambda call, keys, position: window_blocks(keys, position, call.op.every),
     ops.Compress: _compress,
+    ops.HashNGrams: _hash_ngrams,
     ops.Sinkhorn: lambda call, x: streams.sinkhorn(x, call.op.rounds, call.op.eps, call.faults),
     ops.KeepListed: lambda call, x, token: route.keep_listed(x, token, call.weights["table"]),
     ops.IndexSelect: lambda call, x: route.index_select(x, call.weights["index"]),

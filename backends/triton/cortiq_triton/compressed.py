@@ -183,6 +183,14 @@ def list_keys(call: LaunchCall, position: torch.Tensor) -> torch.Tensor:
     return out
 
 
+def window_blocks(call: LaunchCall, keys: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+    """Windows that keys close, and the row's own: int32 [rows, 1, top + 1]."""
+    own = position[:, None, None]
+    listed = torch.cat([keys, torch.maximum(keys[..., -1:], own) + 1], dim=-1)
+    beyond = (own + 1) // call.op.every + listed - own - 1
+    return torch.where(listed > own, beyond, listed // call.op.every)
+
+
 @kernel
 def listed_only(
     scores: Tensor, tokens: Tensor, table: Tensor, out: Tensor, E: Tensor, LISTED: tl.constexpr,

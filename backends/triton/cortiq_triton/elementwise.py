@@ -111,6 +111,12 @@ def relu2(x: Tensor, y: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 @device
+def signed_root(x: Tensor, y: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """The root of the magnitude, with the sign."""
+    return scalar.signed_root(x)
+
+
+@device
 def exponential(x: Tensor, y: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """e^x."""
     return scalar.exponential(x)
@@ -125,6 +131,7 @@ ACTIVATIONS: Mapping[str, Callable[..., Any]] = {
     "softplus": softplus,
     "relu": relu,
     "relu2": relu2,
+    "signed_root": signed_root,
     "exp": exponential,
 }
 """Activations by the names that `Op.options` has for them."""

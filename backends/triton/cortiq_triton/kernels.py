@@ -13,7 +13,7 @@ from cortiq.numerics.contract import F32
 from cortiq.numerics.layouts import Weight, floats
 from cortiq.numerics.norms import offset_weight
 from cortiq.numerics.scaling import gain
-from cortiq_triton import compressed, mixers, products, recurrences, rotary, routing
+from cortiq_triton import compressed, mixers, ngrams, products, recurrences, rotary, routing
 from cortiq_triton import elementwise as ew
 from cortiq_triton.attend import attend, choose_blocks, choose_keys, recall, store_kv
 from cortiq_triton.call import LaunchCall
@@ -169,7 +169,13 @@ def _combine(call: LaunchCall, weights: torch.Tensor, values: torch.Tensor) -> t
 
 
 def _embed_rows(call: LaunchCall, token: torch.Tensor) -> torch.Tensor:
-    return products.look_up(call.weights["table"], token, call.faults)
+    table = call.weights["table"]
+    if token.ndim == 1:
+        return products.look_up(table, token, call.faults)
+    flags = torch.zeros(token.numel(), dtype=call.faults.dtype, device=token.device)
+    rows = products.look_up(table, token.reshape(-1), flags)
+    call.faults |= flags.reshape(token.shape).amax(dim=1)
+    return rows.reshape(*token.shape, -1)
 
 
 def _route(call: LaunchCall, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -216,6 +222,8 @@ KERNELS: Mapping[type[Op], Callable[..., Any]] = {
     ops.Compress: compressed.compress,
     ops.Sinkhorn: compressed.sinkhorn,
     ops.ListKeys: compressed.list_keys,
+    ops.WindowBlocks: compressed.window_blocks,
+    ops.HashNGrams: ngrams.hash_ngrams,
     ops.KeepListed: compressed.keep_listed,
     ops.IndexSelect: compressed.index_select,
     ops.StackIndex: _stack_index,

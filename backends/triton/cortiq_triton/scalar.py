@@ -21,6 +21,7 @@ GELU_SCALE = constant(float(contract.GELU_SCALE))
 GELU_CUBIC = constant(float(contract.GELU_CUBIC))
 TAIL, TAIL_TERMS = exact(contract.TAIL_POLYNOMIAL), constant(len(contract.TAIL_POLYNOMIAL))
 TAIL_SCALE = constant(float(contract.TAIL_SCALE))
+ROOT_FLOOR = constant(float(contract.ROOT_FLOOR))
 SQRT_HALF_BITS = constant(int(contract.SQRT_HALF_BITS))
 SMALLEST = constant(2.0**-40)
 SMALLEST_BITS = constant((127 - 40) << 23)
@@ -210,6 +211,13 @@ def relu(x: Tensor) -> Tensor:
 def relu2(x: Tensor) -> Tensor:
     """Squared ReLU."""
     return relu(x) * relu(x)
+
+
+@device
+def signed_root(x: Tensor) -> Tensor:
+    """√max(|x|, 10⁻⁶) with the sign of x; +0 of 0."""
+    r = tl.sqrt_rn(tl.maximum(tl.abs(x), ROOT_FLOOR))
+    return tl.where(x > 0.0, r, tl.where(x < 0.0, -r, 0.0))
 
 
 @device

@@ -23,6 +23,18 @@ def list_keys(binder: DispatchBinder, step: LoweredStep) -> Bound:
     return [mapped(body, out=binder.at(step.outputs[0]), n=step.op.top, every=step.op.every)]
 
 
+def window_blocks(binder: DispatchBinder, step: LoweredStep) -> Bound:
+    """Make the stage of the windows that keys close, and of the row's own."""
+    body = """let own = about(row, 1u);
+    let last = max(x[$keys + row * $top + $top - 1u], own) + 1u;
+    let key = select(last, x[$keys + row * $top + min(i, $top - 1u)], i < $top);
+    let beyond = (own + 1u) / $every + key - own - 1u;
+    x[$out + row * $n + i] = select(key / $every, beyond, key > own);"""
+    keys, out = step.inputs[0], step.outputs[0]
+    values = {"keys": binder.at(keys), "top": binder.size(keys), "every": step.op.every}
+    return [mapped(body, out=binder.at(out), n=binder.size(out), **values)]
+
+
 def keep_listed(binder: DispatchBinder, step: LoweredStep) -> Bound:
     """Make the stage that keeps the scores of the experts that a token lists."""
     body = f"""var listed = false;

@@ -38,7 +38,7 @@ def refusal(node: Node, graph: Graph, program: Program) -> str:
         return f"no kernel for tau with more than {MOST_CHOSEN} experts chosen"
     if isinstance(op, ops.Route) and op.router.groups > MOST_GROUPS:
         return f"no kernel for more than {MOST_GROUPS} groups of experts"
-    return no_kernel(op, KERNELS, OPTIONS) or unplaced(node, graph)
+    return no_kernel(op, KERNELS, OPTIONS) or unplaced(node, graph, program)
 
 
 class WgpuBackend(TakesKernels):

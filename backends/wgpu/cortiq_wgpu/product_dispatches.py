@@ -205,6 +205,7 @@ def embed_rows(binder: DispatchBinder, step: LoweredStep) -> list[Dispatch]:
     given = step.inputs[0] not in BY_ROW
     matrix, out = binder.matrix(step, "table"), step.outputs[0]
     text = embed_kernel(matrix.form, binder.dot)
+    inner = binder.size(step.inputs[0]) if given else 1
     works = []
     for part in matrix.parts:
         values = {
@@ -216,8 +217,9 @@ def embed_rows(binder: DispatchBinder, step: LoweredStep) -> list[Dispatch]:
             "by": len(BY_ROW) if given else BY_ROW.index(step.inputs[0]),
             "ids": binder.at(step.inputs[0]) if given else 0,
             "out": binder.at(out),
+            "inner": inner,
         }
         lines = matrix.width if matrix.form.bits == 32 else matrix.groups
-        grid = Grid(-(-lines // LANES))
+        grid = Grid(-(-lines // LANES), inner=inner)
         works.append(Dispatch(text, (values,), grid, step.tail, _beside(part)))
     return works

@@ -64,7 +64,15 @@ def _polynomial(name: str, coefficients: Sequence[np.float32]) -> str:
 @cache
 def constants() -> str:
     """Write the contract's constants and polynomials as WGSL."""
-    names = ("LOG2_E", "LN2_HIGH", "LN2_LOW", "GELU_SCALE", "GELU_CUBIC", "TAIL_SCALE")
+    names = (
+        "LOG2_E",
+        "LN2_HIGH",
+        "LN2_LOW",
+        "GELU_SCALE",
+        "GELU_CUBIC",
+        "TAIL_SCALE",
+        "ROOT_FLOOR",
+    )
     lines = [f"fn {n}() -> f32 {{ return {literal(getattr(scalar, n))}; }}" for n in names]
     lines.append(f"fn LOWEST() -> f32 {{ return {literal(float(LOWEST))}; }}")
     for name in ("exp", "exp2", "tanh", "log", "tail"):

@@ -7,7 +7,14 @@ from collections.abc import Mapping
 from cortiq.backend.lower import Admit, Gather, LoweredStep, PackageOp
 from cortiq.ir import ops
 from cortiq.numerics.contract import F32
-from cortiq_wgpu.attention_stages import index_select, keep_listed, list_keys, merge, sinkhorn
+from cortiq_wgpu.attention_stages import (
+    index_select,
+    keep_listed,
+    list_keys,
+    merge,
+    sinkhorn,
+    window_blocks,
+)
 from cortiq_wgpu.binder import DispatchBinder
 from cortiq_wgpu.block_offsets import row_words
 from cortiq_wgpu.dispatch import NONE
@@ -21,7 +28,7 @@ from cortiq_wgpu.step_groups import AttentionMerge
 ACTIVATIONS = {
     "silu": "silu", "gelu_tanh": "gelu_tanh", "gelu": "gelu", "sigmoid": "sigmoid",
     "tanh": "tanh_", "softplus": "softplus", "relu": "relu", "relu2": "relu2",
-    "exp": "exponential",
+    "exp": "exponential", "signed_root": "signed_root",
 }  # fmt: skip
 """The function of each activation."""
 
@@ -263,6 +270,7 @@ MAKERS: Mapping[type, Maker] = {
     ops.Recall: _recall,
     ops.OwnBlock: _own_block,
     ops.ListKeys: list_keys,
+    ops.WindowBlocks: window_blocks,
     ops.KeepListed: keep_listed,
     ops.IndexSelect: index_select,
     ops.StackIndex: _stack_index,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import accumulate
 
 from cortiq.backend.extents import ring_rows
 from cortiq.backend.lower import LoweredStep
@@ -189,6 +190,37 @@ def _conv(binder: DispatchBinder, step: LoweredStep) -> list[Dispatch]:
     return works
 
 
+def _hash(binder: DispatchBinder, step: LoweredStep) -> list[Dispatch]:
+    """Make the dispatches of hashed n-grams: the rows' numbers, and their tokens to the ring."""
+    assert step.node is not None
+    pool, op = step.node.slots["ring"], step.op
+    ring, heads = binder.pools.slots[pool], len(op.heights)
+    assert isinstance(ring, Ring)
+    firsts = accumulate(op.heights[:-1], initial=0)
+    words = (f"vec2u({m & 0xFFFFFFFF}u, {m >> 32}u)" for m in op.multipliers)
+    parts = {
+        "FACTORS": ", ".join(words),
+        "HEIGHTS": ", ".join(f"{n}u" for n in op.heights),
+        "FIRSTS": ", ".join(f"{n}u" for n in firsts),
+        "SIZE": str(len(op.multipliers)),
+        "HEADS": str(heads),
+    }
+    kept = {"capacity": ring_rows(ring)}
+    values = {
+        **kept,
+        "heads": heads,
+        "each": heads // (len(op.multipliers) - 1),
+        "end": op.end,
+        "out": binder.at(step.outputs[0]),
+    }
+    text, grid = kernel("hash", binder.dot, parts), Grid(-(-heads // LANES))
+    keep = kernel("hash_ring", binder.dot)
+    return [
+        Dispatch(text, (values,), grid, step.tail, pool=pool),
+        Dispatch(keep, (kept,), Grid(), step.tail, pool=pool),
+    ]
+
+
 def _recurrence(binder: DispatchBinder, step: LoweredStep) -> list[Dispatch]:
     op = step.op
     is_delta = isinstance(op, ops.DeltaRule)
@@ -216,6 +248,7 @@ MAKERS: Mapping[type, Callable[[DispatchBinder, LoweredStep], list[Dispatch]]] =
     ops.ChooseKeys: _choose_keys,
     ops.Compress: _compress,
     ops.CausalConv: _conv,
+    ops.HashNGrams: _hash,
     ops.DeltaRule: _recurrence,
     ops.StateSpace: _recurrence,
 }

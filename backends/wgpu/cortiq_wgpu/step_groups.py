@@ -11,6 +11,7 @@ from cortiq.ir import Type, ops
 WIDE = (
     ops.MatMul, ops.HeadMatMul, ops.ExpertMatMul, ops.EmbedRows, ops.CausalConv, ops.DeltaRule,
     ops.StateSpace, ops.ChooseBlocks, ops.ChooseKeys, ops.Compress,
+    ops.HashNGrams,
 )  # fmt: skip
 """Primitives with dispatches of their own; all others are stages of one row."""
 CHOICES = (ops.ChooseBlocks, ops.ChooseKeys)

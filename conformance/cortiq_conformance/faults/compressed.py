@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from cortiq.backend.walk import Call
 from cortiq.ir import ops
 from cortiq.numerics import compression, streams
 from cortiq.numerics.contract import F32, Flags, Floats, Ints, snap
+from cortiq.numerics.ngrams import LARGEST_TOKEN
 from cortiq.numerics.scalar import exp
 from cortiq_conformance.faults.folds import Fold, ReplacedFunction, with_replaced
 from cortiq_conformance.faults.kernels import Kernel, Wrong
@@ -73,11 +76,24 @@ def _not_negative(call: Call, x: Floats) -> Floats:
     return KERNELS[ops.IndexSelect](call, x)
 
 
+def _beyond_the_end(call: Call, token: Ints) -> Ints:
+    """Hash tokens before one that ends n-grams, too."""
+    call.op = replace(call.op, end=LARGEST_TOKEN)
+    return KERNELS[ops.HashNGrams](call, token)
+
+
+def _open_windows_only(call: Call, keys: Ints, position: Ints) -> Ints:
+    """Count the row's own window from the position after it, and so leave it out."""
+    return KERNELS[ops.WindowBlocks](call, keys, position + 1)
+
+
 WRONG_COMPRESSION: dict[str, Wrong] = {
     "rows of a matrix before its columns": {ops.Sinkhorn: _rows_first},
     "an entry without the bias of its rows": {ops.Compress: _no_bias},
     "the first keys of a list": {ops.ListKeys: _first_keys},
     "a list without its last expert": {ops.KeepListed: _one_fewer},
     "indices from the end of a row": {ops.IndexSelect: _not_negative},
+    "n-grams across the end of a text": {ops.HashNGrams: _beyond_the_end},
+    "windows of the position after a row": {ops.WindowBlocks: _open_windows_only},
 }
 """Wrong kernels by fault."""

@@ -133,6 +133,8 @@ FAULTS: Mapping[str, Fault] = {
     "a batch with the overlay of its first row": Fault(("overlay",), "ExpertMatMul", SEQUENCES),
     "places in stacks of one matrix fewer": Fault(("StackIndex",), "StackIndex"),
     "indices from the end of a row": Fault(("IndexSelect",), "IndexSelect"),
+    "n-grams across the end of a text": Fault(("HashNGrams",), "HashNGrams"),
+    "windows of the position after a row": Fault(("WindowBlocks",), "WindowBlocks"),
     "a state that a rewind leaves as it is": Fault(("rewind",), "DeltaRule", SEQUENCES),
     DECLINES: Fault((), ""),
     DELEGATES: Fault(("placement",), "", ROBUSTNESS),

@@ -25,6 +25,7 @@ from cortiq_conformance.level0 import (
     elementwise,
     keys,
     matrices,
+    ngrams,
     recurrences,
     scaling,
     sequences,
@@ -82,6 +83,8 @@ PROBES: dict[str, Callable[[CaseData], ProbeProgram]] = {
     "KeepListed": compressed.keep_listed,
     "IndexSelect": scaling.index_select,
     "StackIndex": lambda s: matrices.stack_index(),
+    "WindowBlocks": lambda s: ngrams.windows(),
+    "HashNGrams": lambda s: ngrams.hashes(),
 }
 """A small program around each primitive; StoreKV is part of Attend's."""
 

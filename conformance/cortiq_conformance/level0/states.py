@@ -9,7 +9,7 @@ from functools import partial
 from cortiq_conformance.case import Case, Scenario
 from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.drives import BatchedDrive, ChunkedDrive, Drive
-from cortiq_conformance.level0 import compressed, keys
+from cortiq_conformance.level0 import compressed, keys, ngrams
 from cortiq_conformance.level0.blocks import sparse
 from cortiq_conformance.level0.recurrences import PROBES
 from cortiq_conformance.level0.sequences import attention, conv
@@ -43,6 +43,7 @@ def probes() -> dict[str, Callable[[CaseData], ProbeProgram]]:
         "delta rule": lambda source: PROBES["DeltaRule"](),
         "diagonal delta rule": lambda source: PROBES["DiagonalDeltaRule"](),
         "state space": lambda source: PROBES["StateSpace"](),
+        "n-grams": lambda source: ngrams.hashes(),
     }
 
 
@@ -50,7 +51,7 @@ OPERATORS = {
     "attention": "Attend", "block attention": "Attend", "key attention": "Attend",
     "convolution": "CausalConv", "compression": "Compress",
     "delta rule": "DeltaRule", "diagonal delta rule": "DiagonalDeltaRule",
-    "state space": "StateSpace",
+    "state space": "StateSpace", "n-grams": "HashNGrams",
 }  # fmt: skip
 """The operator that each program is of."""
 

@@ -19,6 +19,7 @@ from cortiq.ir.layers.compressed import CompressedAttention, Entries, EntryIndex
 from cortiq.ir.layers.delta import KDA, GatedDeltaNet
 from cortiq.ir.layers.differential import DifferentialAttention
 from cortiq.ir.layers.experts import MoE, RouterNorm
+from cortiq.ir.layers.gated_streams import GatedStreamRead, GatedStreamWrite, StreamNGrams
 from cortiq.ir.layers.indexer import Indexer
 from cortiq.ir.layers.key_indexer import KeyIndexer
 from cortiq.ir.layers.latent import LatentAttention
@@ -32,6 +33,7 @@ from cortiq.ir.layers.rwkv7 import RWKV7ChannelMix, RWKV7TimeMix
 from cortiq.ir.layers.state_space import Mamba2
 from cortiq.ir.layers.streams import StreamEntry, StreamRead, StreamWrite
 from cortiq.ir.layers.unit_rows import Approach, UnitAttention, UnitMLP
+from cortiq.ir.layers.window_indexer import WindowIndexer
 from cortiq.ir.op import Op
 from cortiq.ir.ops import LayerNorm, RMSNorm, Rope
 
@@ -42,6 +44,7 @@ LAYERS: tuple[type[Op], ...] = (
     AltUpEntry, AltUpPredict, AltUpCorrect, AltUpAdd, AltUpExit, LightningAttention,
     CentredNorm,
     RWKV7TimeMix, RWKV7ChannelMix, DifferentialAttention, UnitAttention, UnitMLP, Approach,
+    GatedStreamRead, GatedStreamWrite, StreamNGrams, WindowIndexer,
 )  # fmt: skip
 """Every layer of the catalogue."""
 

@@ -35,7 +35,7 @@ class GatedDeltaNet(Layer):
 
     [q | k | v] = activation(conv(Linear(x))), z, a, b = Linear(x); q and k are unit rows; per value
     head α = exp(A · softplus(a + dt_bias)), β = rate·σ(b); S ← α·S; S ← S + k((v − Sᵀk)·β)ᵀ;
-    o = Sᵀq·key_dim^(−1/2); Linear(RMSNorm(o) · silu(z)). Value head h has the key of head
+    o = Sᵀq·key_dim^(−1/2); Linear(RMSNorm(o) · gate(z)). Value head h has the key of head
     h // (heads / key_heads). Source: Yang, Kautz and Hatamizadeh, 2024; Qwen3-Next.
 
     Attributes
@@ -59,6 +59,7 @@ class GatedDeltaNet(Layer):
     tiled: bool = False
     decay_form: DecayForm = "log"
     rate: Constant = 1.0
+    gate: Function = "silu"
     writes_slots = True
     relations = (
         divides("key_heads", "heads"),
@@ -118,17 +119,16 @@ class GatedDeltaNet(Layer):
             q, k = self._tiled(scope, q, "q"), self._tiled(scope, k, "k")
             key_heads = self.heads
         v = shaped(scope, rows["v"], "v.heads", self.heads, self.value_dim)
-        bias, weights = ops.Bias(self.heads), {"bias": "dt_bias"}
-        step = scope.add(bias, given["a"], name="step.biased", weights=weights)
+        step, bias = given["a"], {"bias": "dt_bias"}
+        step = scope.add(ops.Bias(self.heads), step, name="step.biased", weights=bias)
         step = scope.add(ops.Activation("softplus"), step, name="step")
         alpha = decay(scope, step, self.heads, self.decay_form)
         beta = scope.add(ops.Activation("sigmoid"), given["b"], name="beta")
         if self.rate != 1.0:
             beta = scope.add(ops.Scale(self.rate), beta, name="beta.scaled")
         rule = ops.DeltaRule(self.heads, self.key_dim, self.value_dim, key_heads)
-        slots = {"state": "state"}
-        y = scope.add(rule, q, k, v, alpha, beta, name="rule", slots=slots)
-        y = gated_rows(scope, y, given["z"], self.eps, "silu")
+        y = scope.add(rule, q, k, v, alpha, beta, name="rule", slots={"state": "state"})
+        y = gated_rows(scope, y, given["z"], self.eps, self.gate)
         return linear(scope, y, "out", self.values, self.width)
 
     def _tiled(self, scope: Scope, rows: Value, name: str) -> Value:

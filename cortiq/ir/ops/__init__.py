@@ -20,7 +20,13 @@ from cortiq.ir.ops.elementwise import (
     Slice,
     SoftCap,
 )
-from cortiq.ir.ops.key_choice import ChooseBlocks, ChooseKeys, ListKeys, OwnBlock
+from cortiq.ir.ops.key_choice import (
+    ChooseBlocks,
+    ChooseKeys,
+    ListKeys,
+    OwnBlock,
+    WindowBlocks,
+)
 from cortiq.ir.ops.matrices import (
     CombineExperts,
     EmbedRows,
@@ -39,6 +45,7 @@ from cortiq.ir.ops.sequence import (
     Attend,
     CausalConv,
     Compress,
+    HashNGrams,
     Recall,
     Rope,
     StoreKV,
@@ -49,7 +56,8 @@ PRIMITIVES: tuple[type[Op], ...] = (
     SoftCap, RMSNorm, LayerNorm, Rope, StoreKV, Attend, CausalConv, Route, CombineExperts, Slice,
     Concat, Reshape, Gain, ScaleRows, Shift, Clamp, L2Norm, Softmax, ExpertGain, ExpertBias,
     DeltaRule, DiagonalDeltaRule, StateSpace, ChooseBlocks, Recall, ChooseKeys, OwnBlock, Sinkhorn,
-    Compress, ListKeys, KeepListed, Permute, IndexSelect, StackIndex,
+    Compress, ListKeys, KeepListed, Permute, IndexSelect, StackIndex, WindowBlocks,
+    HashNGrams,
 )  # fmt: skip
 """Every primitive a backend can be asked for."""
 
@@ -73,6 +81,7 @@ __all__ = [
     "ExpertGain",
     "ExpertMatMul",
     "Gain",
+    "HashNGrams",
     "IndexSelect",
     "HeadMatMul",
     "KeepListed",
@@ -99,4 +108,5 @@ __all__ = [
     "StackIndex",
     "StateSpace",
     "StoreKV",
+    "WindowBlocks",
 ]

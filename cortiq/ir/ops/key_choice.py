@@ -90,6 +90,26 @@ class ListKeys(Op):
 
 
 @dataclass(frozen=True)
+class WindowBlocks(Op):
+    """Windows of `every` rows that listed keys close, and the row's own, if it is not closed
+    (`numerics.key_blocks.window_blocks`).
+
+    Inputs: keys i32[1, top] of `ChooseKeys` or `ListKeys`, and the position i32[]. Output
+    i32[1, top + 1], in ascending order: blocks of `every` keys for `Attend`.
+    """
+
+    every: Count
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """Infer one list for all heads of the attention."""
+        keys, position = inputs
+        fits = keys.dtype == "i32" and len(keys.shape) == 2 and keys.shape[0] == 1
+        expect(fits and position == Type((), "i32"),
+               f"WindowBlocks takes i32[1, top] and a position, got {inputs}")  # fmt: skip
+        return (Type((1, keys.shape[1] + 1), "i32"),)
+
+
+@dataclass(frozen=True)
 class OwnBlock(Op):
     """The block of keys that the row's own position is in (`numerics.key_blocks.own_block`).
 

@@ -12,10 +12,11 @@ from cortiq.numerics.route import Router
 
 @dataclass(frozen=True)
 class EmbedRows(Op):
-    """Row `token` of a table [vocab, width] (`numerics.dequantise.embedding_rows`).
+    """Rows of a table [vocab, width] by their numbers (`numerics.dequantise.embedding_rows`).
 
-    With `missing`, an id past the table gives a row of +0 (the table knows a part of the
-    vocabulary); without, such an id is refused.
+    A number i32[] gives f32[width], numbers i32[n] f32[n, width]: the token, what a row supplies,
+    or what `HashNGrams` makes of tokens. With `missing`, an id past the table gives a row of +0
+    (the table knows a part of the vocabulary); without, such an id is refused.
     """
 
     vocab: Count
@@ -27,9 +28,11 @@ class EmbedRows(Op):
         return frozenset({"missing"}) if self.missing else frozenset()
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
-        """Infer one row for one token id."""
-        expect(inputs == (Type((), "i32"),), f"EmbedRows takes a token id, got {inputs}")
-        return (Type((self.width,)),)
+        """Infer a row for each number."""
+        (number,) = inputs
+        fits = number.dtype == "i32" and len(number.shape) < 2
+        expect(fits, f"EmbedRows takes a number or several, got {number}")
+        return (Type((*number.shape, self.width)),)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """Declare the table."""

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from cortiq.domains import Count, Relation, Size, divides
+from cortiq.domains import MAX_COUNT, Count, Integer, Relation, Size, divides
 from cortiq.ir.op import Op, Type, expect
 from cortiq.ir.options import SLOPES, Pairing, ScoreCap, ScoreScale, Slope
 from cortiq.ir.slots import KVRows, Ring, Slot
 from cortiq.numerics.compression import Rate
+from cortiq.numerics.ngrams import LARGEST_MULTIPLIER, LARGEST_TOKEN, MOST_TOKENS
 from cortiq.numerics.rope import RopeTable, Sections
+
+TokenId = Annotated[int, Integer(0, LARGEST_TOKEN)]
+"""A token that ends n-grams."""
+Multiplier = Annotated[int, Integer(1, LARGEST_MULTIPLIER)]
+"""A factor of a token in a hash."""
 
 
 @dataclass(frozen=True)
@@ -198,6 +205,45 @@ class Recall(Op):
     def slot_kinds(self) -> dict[str, Slot]:
         """Declare the rows read: keys only."""
         return {"kv": KVRows(self.heads, self.dim, 0)}
+
+
+@dataclass(frozen=True)
+class HashNGrams(Op):
+    """Rows of a table by the last tokens (`numerics.ngrams.ngram_rows`): i32[] → i32[heads].
+
+    The token and the `len(multipliers) − 1` before it, as far as a row of the token `end`, are
+    hashed: pairs, triples and so on, each by as many of the heads; head h has `heights[h]` rows of
+    the table, below those of the heads before.
+    """
+
+    end: TokenId
+    multipliers: tuple[Multiplier, ...]
+    heights: tuple[Count, ...]
+    writes_slots = True
+    relations = (
+        Relation(
+            ("multipliers",), f"an n-gram has 2 to {MOST_TOKENS} tokens",
+            lambda op: 2 <= len(op.multipliers) <= MOST_TOKENS,
+        ),
+        Relation(
+            ("multipliers", "heights"), "every length of n-gram has as many heads, one at least",
+            lambda op: len(op.heights) >= len(op.multipliers) - 1 > 0
+            and len(op.heights) % (len(op.multipliers) - 1) == 0,
+        ),
+        Relation(
+            ("heights",), "the table has a number of rows that fits 31 bits",
+            lambda op: sum(op.heights) <= MAX_COUNT,
+        ),
+    )  # fmt: skip
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """Infer a row of the table for each head."""
+        expect(inputs == (Type((), "i32"),), f"HashNGrams takes a token, got {inputs}")
+        return (Type((len(self.heights),), "i32"),)
+
+    def slot_kinds(self) -> dict[str, Slot]:
+        """Declare the tokens before this one."""
+        return {"ring": Ring(1, len(self.multipliers) - 1)}
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,11 @@
 fn main(@builtin(workgroup_id) group: vec3u, @builtin(local_invocation_id) local: vec3u) {
   zero = m[0];
   let g = group.x * 64u + local.x;  // a group of 32 values
-  let row = group.y;
-  let token = select(about(row, min($by, 1u)), x[$ids + row], $by > 1u);
+  let at = group.y;
+  let row = at / $inner;
+  let token = select(about(row, min($by, 1u)), x[$ids + at], $by > 1u);
   if (g >= $groups) { return; }
-  let to = $out + row * $n;
+  let to = $out + at * $n;
   if (token >= $vocabulary && $start == 0u) {
     for (var i = g * 32u; i < min(g * 32u + 32u, $n); i++) { x[to + i] = 0u; }
   }

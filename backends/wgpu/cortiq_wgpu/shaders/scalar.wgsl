@@ -72,3 +72,9 @@ fn gelu(x: f32) -> f32 {
   let tail = multiply(exp_(multiply(multiply(a, a), -0.5)), multiply(tail_polynomial(t), t));
   return multiply(x, select(tail, subtract(1.0, tail), x >= 0.0));
 }
+
+fn signed_root(x: f32) -> f32 {
+  let size = abs(x);
+  let root = square_root(select(size, ROOT_FLOOR(), size < ROOT_FLOOR()));
+  return select(select(0.0, -root, x < 0.0), root, x > 0.0);
+}
