@@ -16,6 +16,7 @@ from cortiq.ir.layers import (
     Approach,
     Attention,
     AttentionGate,
+    AttentionResidual,
     Blend,
     CentredNorm,
     CompressedAttention,
@@ -163,5 +164,10 @@ OPTIONS: tuple[Op, ...] = (
     UnitMLP(64, 96, factor=8.0, eps=EPS),
     UnitMLP(64, 80, factor=-3.0, eps=EPS, activation="gelu", biased=True),
     Approach(64, factor=0.6),
+    AttentionResidual(5, 64, EPS),
+    AttentionResidual(3, 96, EPS, weighted=False),
+    replace(LATENT, gated=True, gate_each=True, rope=None),
+    replace(EXPERTS, latent=32, latent_norm=EPS, activation=CAPPED, shared_inner=32),
+    replace(KIMI, decay_bound=-5.0, decay_form="plain"),
 )
 """Each option at least once, over a layout that fits."""

@@ -11,6 +11,7 @@ from cortiq.ir.layers import (
     AltUpCorrect,
     AltUpExit,
     AltUpPredict,
+    AttentionResidual,
     Mamba1,
     RWKV7TimeMix,
     StreamRead,
@@ -27,6 +28,8 @@ def stream_inputs(op: Op) -> dict[str, Type] | None:
     if isinstance(op, RWKV7TimeMix):
         values = {"values": Type((op.inner,))} if op.value_rank else {}
         return {"x": Type((op.width,)), **values}
+    if isinstance(op, AttentionResidual):
+        return {f"row{n}": Type((op.width,)) for n in range(op.rows)}
     if isinstance(op, AltUpPredict | AltUpCorrect | AltUpAdd | AltUpExit):
         given = {"x": Type((op.streams, op.width))}
         row = {"row": Type((op.width,))} if isinstance(op, AltUpCorrect | AltUpAdd) else {}

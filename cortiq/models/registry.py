@@ -123,6 +123,7 @@ OWN = (
     "gpt_bigcode",
     "gpt_neo",
     "dory",
+    "kimi_k3",
 )
 """Modules of this package, in the order they are listed."""
 
