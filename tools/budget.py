@@ -36,7 +36,7 @@ LIMITS: Mapping[str, int] = {
     "backends/triton": 12575,
     "backends/wgpu": 6000,
     "benchmarks": 5050,
-    "conformance": 8550,
+    "conformance": 8555,
     "cortiq": 777,
     "cortiq/backend": 5800,
     "cortiq/bench": 540,
@@ -48,7 +48,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/explain": 590,
     "cortiq/formats": 7670,
     "cortiq/hearing": 1725,
-    "cortiq/ir": 4320,
+    "cortiq/ir": 4370,
     "cortiq/model": 2992,
     "cortiq/models": 5075,
     "cortiq/numerics": 3685,
@@ -66,7 +66,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-skills": 1710,
     "plugins/cortiq-torch": 190,
-    "tests": 61030,
+    "tests": 61290,
     "tools": 2120,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""

@@ -169,5 +169,6 @@ OPTIONS: tuple[Op, ...] = (
     replace(LATENT, gated=True, gate_each=True, rope=None),
     replace(EXPERTS, latent=32, latent_norm=EPS, activation=CAPPED, shared_inner=32),
     replace(KIMI, decay_bound=-5.0, decay_form="plain"),
+    LightningAttention(64, 4, 16, EPS, 1.1, 0.5, None, True, EPS, TABLE, 0.25, norm_groups=2),
 )
 """Each option at least once, over a layout that fits."""

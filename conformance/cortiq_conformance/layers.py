@@ -22,6 +22,7 @@ from cortiq.ir.layers import (
     KeyIndexer,
     LatentAttention,
     LayerNorm,
+    LightningAttention,
     Linear,
     Mamba2,
     MoE,
@@ -274,7 +275,9 @@ def layer_probe(op: Op, layout: str, source: CaseData) -> ProbeProgram:
     taken = [b.input(name, kind.shape, kind.dtype) for name, kind in inputs.items()]
     if isinstance(op, Embedding | PerLayerInputs):
         taken.insert(0, token)
-    if "kv" in op.slot_kinds() or isinstance(op, KeyIndexer | CompressedAttention | Rope):
+    placed = isinstance(op, KeyIndexer | CompressedAttention | Rope)
+    placed = placed or (isinstance(op, LightningAttention) and op.rope is not None)
+    if "kv" in op.slot_kinds() or placed:
         taken.insert(1, position)
     roles = {role: role for role in weights}
     slots = {role: role for role in op.slot_kinds()}
