@@ -7,6 +7,7 @@ state of lightning attention goes from one position to the next here, in plain t
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors.numpy import save_file
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 CONFIG: dict[str, Any] = {
     "model_type": "bailing_hybrid", "architectures": ["BailingMoeV2_5ForCausalLM"],
@@ -122,14 +125,25 @@ class Model:
         eps = self.c["rms_norm_eps"] if eps is None else eps
         return F.rms_norm(x, x.shape[-1:], self.w[f"{self.prefix}{name}.weight"], eps)
 
+    def rates(self) -> tuple[torch.Tensor, float]:
+        """Angles of a position's step, and the factor of what is rotated."""
+        dim, said = self.c["qk_rope_head_dim"], self.c["rope_scaling"]
+        rate = self.c["rope_theta"] ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+        if said is None:
+            return rate, 1.0
+        rope = {**said, "rope_theta": self.c["rope_theta"]}
+        config = LlamaConfig(head_dim=dim, rope_parameters=rope, max_position_embeddings=256)
+        rate, size = ROPE_INIT_FUNCTIONS[said["rope_type"]](config, "cpu")
+        return rate.double(), size
+
     def turned(self, x: torch.Tensor, pairs: str) -> torch.Tensor:
         """The first elements of x [positions, heads, n] rotated: complex numbers from pairs."""
         dim, count = self.c["qk_rope_head_dim"], len(x)
-        rate = self.c["rope_theta"] ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+        rate, size = self.rates()
         angle = torch.arange(count, dtype=torch.float64)[:, None, None] * rate
         part = x[..., :dim].reshape(*x.shape[:-1], *((2, -1) if pairs == "half" else (-1, 2)))
         a, b = part.unbind(-2 if pairs == "half" else -1)
-        z = torch.complex(a, b) * torch.polar(torch.ones_like(angle), angle)
+        z = torch.complex(a, b) * torch.polar(torch.full_like(angle, size), angle)
         return torch.cat([z.real, z.imag, x[..., dim:]], dim=-1)
 
     def logits(self, tokens: list[int]) -> np.ndarray:
@@ -180,7 +194,10 @@ class Model:
         k = torch.cat([kv[..., :nope], shared], dim=-1)
         q = torch.cat([q[..., :nope], self.turned(q[..., nope:], "neighbours")], dim=-1)
         q, k, v = (rows.transpose(0, 1) for rows in (q, k, kv[..., nope:]))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        said = c["rope_scaling"] or {}
+        grown = 0.1 * said.get("mscale_all_dim", 0) * math.log(said.get("factor", 1)) + 1
+        scale = (nope + rope) ** -0.5 * grown**2
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
         return self.on("attention.dense", y.transpose(0, 1).reshape(count, -1))
 
     def lightning(self, x: torch.Tensor, n: int) -> torch.Tensor:

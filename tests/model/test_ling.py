@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
+pytest.importorskip("transformers")
 
 from family_harness import distance, logits_of
 from ling_oracle import CONFIG, Model, tensors, write
@@ -23,9 +23,11 @@ GEOMETRIES = {
     },
 }  # fmt: skip
 """Options over those of `CONFIG`; in both a layer follows the last whole group."""
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 MOVES = [
     {"rms_norm_eps": 0.03}, {"rope_theta": 500.0}, {"routed_scaling_factor": 1.8},
     {"num_experts_per_tok": 2}, {"topk_group": 3}, {"n_group": 2}, {"group_norm_size": 4},
+    {"rope_scaling": YARN}, {"rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7}},
 ]  # fmt: skip
 
 WITHOUT = {"group_norm_size": None, "partial_rotary_factor": 1.0}
