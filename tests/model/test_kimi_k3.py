@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 
 import kimi_k3_folders
 import numpy as np
@@ -122,6 +123,26 @@ def test_tensors_that_contradict_the_configuration_are_refused(changes, tmp_path
     write(tmp_path, options(changes), tensors(TEXT))
     with pytest.raises(FormatError, match=r"does not hold the tensors"):
         logits_of(open_checkpoint(tmp_path), TOKENS)
+
+
+def test_every_key_of_a_gguf_file_moves_the_logits_or_is_refused(tmp_path):
+    """Three seconds: every one of the keys loads the file."""
+    pytest.importorskip("gguf")
+    write_gguf(tmp_path / "k3.gguf", TEXT, tensors(TEXT))
+    checkpoint, without = open_checkpoint(tmp_path / "k3.gguf"), []
+    right = logits_of(checkpoint, TOKENS[:3])
+    for key, value in checkpoint.config.items():
+        if not key.startswith("kimi-k3.") or key == "kimi-k3.context_length":
+            continue
+        kinds = {bool: lambda v: not v, int: lambda v: v + 1, float: lambda v: 2 * v}
+        other = kinds.get(type(value), lambda v: 0)(value)
+        changed = replace(checkpoint, config={**checkpoint.config, key: other})
+        try:
+            if distance(right, logits_of(changed, TOKENS[:3])) < 1e-9:
+                without.append(key)
+        except CortiqError:
+            continue
+    assert not without
 
 
 @pytest.mark.parametrize("key", ["attn_res.block_size", "activation.situ_beta"])
