@@ -16,6 +16,7 @@ from cortiq.ir.layers import (
     Approach,
     Attention,
     AttentionGate,
+    AttentionResidual,
     Blend,
     CentredNorm,
     CompressedAttention,
@@ -176,5 +177,11 @@ OPTIONS: tuple[Op, ...] = (
     StreamNGrams(2, 32, HashNGrams(1, (3, 5), (40,)), 40, 64, 4, EPS),
     WindowIndexer(64, heads=4, dim=32, every=4, top=5, eps=EPS, rope=TABLE),
     WindowIndexer(64, heads=3, dim=16, every=3, top=40, eps=EPS, offset=1.0),
+    AttentionResidual(5, 64, EPS),
+    AttentionResidual(3, 96, EPS, weighted=False),
+    replace(LATENT, gated=True, gate_each=True, rope=None),
+    replace(EXPERTS, latent=32, latent_norm=EPS, activation=CAPPED, shared_inner=32),
+    replace(KIMI, decay_bound=-5.0, decay_form="plain"),
+    LightningAttention(64, 4, 16, EPS, 1.1, 0.5, None, True, EPS, TABLE, 0.25, norm_groups=2),
 )
 """Each option at least once, over a layout that fits."""

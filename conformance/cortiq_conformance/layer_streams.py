@@ -11,11 +11,13 @@ from cortiq.ir.layers import (
     AltUpCorrect,
     AltUpExit,
     AltUpPredict,
+    AttentionResidual,
     CompressedAttention,
     Embedding,
     GatedStreamRead,
     GatedStreamWrite,
     KeyIndexer,
+    LightningAttention,
     Mamba1,
     PerLayerInputs,
     Rope,
@@ -38,6 +40,8 @@ def stream_inputs(op: Op) -> dict[str, Type] | None:
     if isinstance(op, RWKV7TimeMix):
         values = {"values": Type((op.inner,))} if op.value_rank else {}
         return {"x": Type((op.width,)), **values}
+    if isinstance(op, AttentionResidual):
+        return {f"row{n}": Type((op.width,)) for n in range(op.rows)}
     if isinstance(op, AltUpPredict | AltUpCorrect | AltUpAdd | AltUpExit):
         given = {"x": Type((op.streams, op.width))}
         row = {"row": Type((op.width,))} if isinstance(op, AltUpCorrect | AltUpAdd) else {}
@@ -54,6 +58,7 @@ def with_own(op: Op, taken: list[Value], token: Value, position: Value) -> list[
     """Return a layer's inputs with the row's token or position, where it takes one."""
     first = [token] if isinstance(op, Embedding | PerLayerInputs) else []
     placed = isinstance(op, KeyIndexer | WindowIndexer | CompressedAttention | Rope)
+    placed = placed or (isinstance(op, LightningAttention) and op.rope is not None)
     second = [position] if placed or "kv" in op.slot_kinds() else []
     second += [token] if isinstance(op, StreamNGrams) else []
     return [*first, *taken[:1], *second, *taken[1:]]

@@ -20,6 +20,7 @@ from cortiq.ir.layers import (
     GatedMLP,
     LatentAttention,
     LayerNorm,
+    LightningAttention,
     Linear,
     Mamba2,
     MoE,

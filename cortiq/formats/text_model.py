@@ -41,6 +41,8 @@ OF_IMAGES = ("image_token", "video_token", "vision_")
 MINICPM_V = "minicpmv"
 MINICPM_TEXTS: Mapping[Any, str] = {2.6: "qwen2", 4.0: "llama", 4.5: "qwen3"}
 """Text models of MiniCPM-V by its version, which alone tells them apart."""
+TEXTS: Mapping[str, Mapping[str, str]] = {"kimi_k3": {"model_type": "kimi_k3_text"}}
+"""What text models are that have the name of another family, by the type of the whole folder."""
 OF_MINICPM = frozenset({
     "batch_3d_resampler", "batch_vision_input", "drop_vision_last_layer", "image_size",
     "patch_size", "query_num", "slice_config", "slice_mode", "use_image_id", "version",
@@ -230,9 +232,10 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
             kind = MINICPM_TEXTS.get(version, kind) if isinstance(version, float | int) else kind
         return kept | {"model_type": kind}
     part = thinking(config)
+    named = TEXTS.get(str(config.get("model_type")), {})
     both = {**config, **part}
     whole = {key: both[key] for key in SHARED_KEYS if both.get(key) is not None}
-    return {**part[TEXT], **whole}
+    return {**part[TEXT], **whole, **named}
 
 
 def text_tensors(tensors: MappedTensors) -> RenamedTensors:

@@ -26,12 +26,14 @@ def alibi_slopes(heads: int, most: float = 8.0) -> tuple[float, ...]:
     return tuple(ordered[:heads])
 
 
-def lightning_slopes(heads: int, layer: int, layers: int) -> tuple[float, float]:
+def lightning_slopes(
+    heads: int, layer: int, layers: int, spread: Decimal | int = SPREAD
+) -> tuple[float, float]:
     """Return the first head's rate of a layer, and the ratio from head to head.
 
-    A head's rate is that of ALiBi, less in later layers: times 1 − layer/(layers − 1).
+    A head's rate is that of ALiBi, less in later layers: times 1 − layer/(layers − 1 + spread).
     """
     with localcontext(PRECISION):
         ratio = Decimal(2) ** (Decimal(-8) / heads)
-        slope = ratio * (1 - layer / (layers - 1 + SPREAD) + SPREAD)
+        slope = ratio * (1 - Decimal(layer) / (layers - 1 + spread) + SPREAD)
     return float(slope), float(ratio)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from cortiq.errors import FormatError, UnsupportedError
 from cortiq.ir import Program
-from cortiq.ir.layers import KDA, MoE
+from cortiq.ir.layers import KDA, GatedMLP, Gating, MoE
 from cortiq.models.config import Amount, Keys, check_derived, convert_config
 from cortiq.models.granitemoehybrid import decay_form
 from cortiq.models.layer_kinds import GLOBAL, by_layer, layer_list, sparse_layers
 from cortiq.models.mixtral import EXPERTS
 from cortiq.models.mla import JOINT, LATENT_GGUF, LatentConfig, latent_attention, names_of
 from cortiq.models.names import Names
-from cortiq.models.parts import MLP, MOE, Decoder, activation, gated_mlp
+from cortiq.models.parts import MLP, MOE, Decoder, activation
 from cortiq.models.qwen3_next import LINEAR
 from cortiq.models.tensor_pieces import FusedTensor
 from cortiq.numerics.route import Router
@@ -107,6 +107,7 @@ class Config(LatentConfig):
     topk_group: int = 1
     moe_renormalize: bool = True
     routed_scaling_factor: float = 2.446
+    more_inner: ClassVar[frozenset[str]] = frozenset()
 
     def size(self, key: str, default: int) -> int:
         """Return a number of the delta layers, by its key of `linear_attn_config`.
@@ -131,7 +132,7 @@ class Config(LatentConfig):
         UnsupportedError : keys of `linear_attn_config` that are not known.
         """
         count, inner = self.num_hidden_layers, self.linear_attn_config or {}
-        if unknown := sorted(set(inner) - set(INNER) - set(LISTS)):
+        if unknown := sorted(set(inner) - set(INNER) - set(LISTS) - self.more_inner):
             message = f"has keys that cortiq does not support: {', '.join(unknown)}"
             raise UnsupportedError(message, where="linear_attn_config")
         turns = tuple(GLOBAL if n and n % 4 == 0 else LINEAR for n in range(count))
@@ -165,13 +166,23 @@ class Config(LatentConfig):
             raise FormatError(message, where="config")
         return found
 
+    @property
+    def convolved(self) -> str:
+        """The activation of convolved rows."""
+        return activation(self.hidden_act)
+
+    @property
+    def act(self) -> str | Gating:
+        """Function that joins gate and row of every MLP."""
+        return activation(self.hidden_act)
+
     def delta(self) -> KDA:
         """Return the mixer of most layers; both low ranks are the width of a head."""
         dim = self.size("head_dim", 128)
         return KDA(
             width=self.hidden_size, heads=self.size("num_heads", 32), key_dim=dim, value_dim=dim,
             kernel=self.size("short_conv_kernel_size", 4), eps=self.rms_norm_eps, decay_rank=dim,
-            gate_rank=dim, activation=activation(self.hidden_act), decay_form=decay_form(self),
+            gate_rank=dim, activation=self.convolved, decay_form=decay_form(self),
         )  # fmt: skip
 
     def experts(self) -> MoE:
@@ -183,7 +194,7 @@ class Config(LatentConfig):
         )  # fmt: skip
         return MoE(
             width=self.hidden_size, inner=self.moe_intermediate_size, experts=self.num_experts,
-            router=router, activation=activation(self.hidden_act), selection_bias=True,
+            router=router, activation=self.act, selection_bias=True,
             shared_inner=self.moe_intermediate_size * self.num_shared_experts,
         )  # fmt: skip
 
@@ -214,6 +225,7 @@ class GGUFConfig(LatentConfig):
     topk_group: int = 1
     moe_renormalize: bool = True
     routed_scaling_factor: float = 2.446
+    config_type: ClassVar[type[Config]] = Config
 
     def config(self, where: str) -> Config:
         """Return the configuration in a folder's form."""
@@ -227,7 +239,7 @@ class GGUFConfig(LatentConfig):
             value_length=(self.value_length, self.kv_lora_rank),
         )
         return convert_config(
-            Config, self, where, num_key_value_heads=self.num_attention_heads,
+            self.config_type, self, where, num_key_value_heads=self.num_attention_heads,
             qk_nope_head_dim=self.qk_head_dim - self.qk_rope_head_dim,
             layer_types=tuple(GLOBAL if count else LINEAR for count in heads),
             linear_num_heads=self.num_attention_heads,
@@ -238,7 +250,8 @@ def build(config: Config, context: int) -> Program:
     """Build the trunk; nothing is rotated."""
     decoder = Decoder(config, context, family="kimi_linear", eps=config.rms_norm_eps)
     attend, names, delta = latent_attention(config, None), names_of(config), config.delta()
-    mlp, experts = gated_mlp(config, config.hidden_act), config.experts()
+    mlp = GatedMLP(config.hidden_size, config.intermediate_size, config.act)
+    experts = config.experts()
     x = decoder.embed()
     for n, (kind, sparse) in enumerate(zip(config.kinds(), config.sparse(), strict=True)):
         if kind == LINEAR:

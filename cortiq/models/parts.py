@@ -172,7 +172,7 @@ class Decoder:
 
     def branch(
         self,
-        x: Value,
+        x: Value | None,
         op: Op,
         name: str,
         *,
@@ -184,7 +184,7 @@ class Decoder:
         read: Value | None = None,
         others: Sequence[Value] = (),
     ) -> Value:
-        """Write one residual branch: x + norm?(op(norm?(x))).
+        """Write one residual branch: x + norm?(op(norm?(x))); without an x, the branch alone.
 
         Parameters
         ----------
@@ -196,17 +196,19 @@ class Decoder:
         others : what the operator takes besides.
         """
         source = x if read is None else read
+        if source is None:
+            raise ValueError(f"{name} reads no row")
         inputs = [self.norm(source, f"{name}_norm", before) if before else source]
         if slots and "kv" in slots:
             inputs.append(self.position)
         y = self.builder.add(op, *inputs, *others, name=name, weights=weights, slots=slots)
         if after:
             y = self.norm(y, f"{name}_after_norm", after)
-        return self.builder.add(self.residual, x, y, name=out)
+        return y if x is None else self.builder.add(self.residual, x, y, name=out)
 
     def mixer(
         self,
-        x: Value,
+        x: Value | None,
         layer: int,
         op: Op,
         *,

@@ -124,6 +124,7 @@ OWN = (
     "gpt_neo",
     "dory",
     "qwen4_exp",
+    "kimi_k3",
 )
 """Modules of this package, in the order they are listed."""
 

@@ -203,6 +203,16 @@ MINI: Mapping[str, Mapping[str, Any]] = {
         "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 16,
         "indexer_compress_ratio": 4,
     },
+    "kimi_k3_text": _LATENT | {
+        "num_hidden_layers": 3, "attn_res_block_size": 2, "num_experts": 4,
+        "num_experts_per_token": 2, "moe_intermediate_size": 32, "routed_expert_hidden_size": 32,
+        "latent_moe_use_norm": True, "mla_use_output_gate": True,
+        "linear_attn_config": {
+            "head_dim": 16, "num_heads": 4, "short_conv_kernel_size": 4,
+            "gate_lower_bound": -5.0, "use_full_rank_gate": True,
+            "full_attn_layers": [2], "kda_layers": [1, 3],
+        },
+    },
 }  # fmt: skip
 """A small model of every family that brings something of its own and has no other here, by its
 `model_type`.

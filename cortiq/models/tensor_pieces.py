@@ -37,6 +37,7 @@ class FusedTensor:
     either : files have its matrices one way round or the other: the shape decides, and what the
         other fields say counts where both fit.
     skipped : rows before the first part that no weight has.
+    padded : files may have rows after the last part that no weight has.
     """
 
     tensor: str
@@ -45,6 +46,7 @@ class FusedTensor:
     bare: bool = False
     either: bool = False
     skipped: int = 0
+    padded: bool = False
 
     @property
     def turned(self) -> FusedTensor:
@@ -164,13 +166,18 @@ class DequantisedSlice:
 
 
 def locate_piece(
-    fused: FusedTensor, part: str, shapes: Mapping[str, tuple[int, ...]], tensor: str
+    fused: FusedTensor,
+    part: str,
+    shapes: Mapping[str, tuple[int, ...]],
+    tensor: str,
+    found: Sequence[int] = (),
 ) -> TensorSlice:
     """Return the place of the weight `part` in a tensor of the file.
 
     Parameters
     ----------
     shapes : of every part, as the graph has them.
+    found : shape of the file's tensor, if it is there.
     """
     stored = {name: _stored(shapes[name], name in fused.swapped) for name in fused.parts}
     axis = max(len(shapes[part]) - (1 if fused.beside else 2), 0)
@@ -178,6 +185,8 @@ def locate_piece(
     start = fused.skipped + sum(sizes[: fused.parts.index(part)])
     whole = list(stored[part])
     whole[axis] = fused.skipped + sum(sizes)
+    if fused.padded and len(found) == len(whole):
+        whole[axis] = max(whole[axis], found[axis])
     size = stored[part][axis]
     swapped = part in fused.swapped and len(whole) > 1
     return TensorSlice(tensor, tuple(whole), axis, start, start + size, swapped)

@@ -171,13 +171,11 @@ def _fused_piece(
         return None
     parts = {part: shapes[f"{prefix}{part}{end}"] for part in fused.parts}
     part = name.removeprefix(prefix).removesuffix(end)
-    piece = locate_piece(fused, part, parts, tensor)
-    if fused.either and tensor in checkpoint:
-        found, other = (
-            checkpoint.tensor(tensor).shape,
-            locate_piece(fused.turned, part, parts, tensor),
-        )
-        return other if tuple(found) == other.shape != piece.shape else piece
+    shape = checkpoint.tensor(tensor).shape if tensor in checkpoint else ()
+    piece = locate_piece(fused, part, parts, tensor, shape)
+    if fused.either and shape:
+        other = locate_piece(fused.turned, part, parts, tensor)
+        return other if tuple(shape) == other.shape != piece.shape else piece
     return piece
 
 

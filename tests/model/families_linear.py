@@ -93,6 +93,8 @@ LING3 = Family(
     elsewhere=frozenset({
         "layer_group_size", "linear_num_heads", "linear_conv_kernel_dim", "qk_head_dim",
         "first_k_dense_replace", "num_nextn_predict_layers", "linear_head_dim",
+        # of Ling 2.5: test_ling.py
+        "group_norm_size", "use_qk_norm", "rotary_dim", "moe_shared_expert_intermediate_size",
     }),
 )  # fmt: skip
 

@@ -13,6 +13,7 @@ from cortiq.ir.layers import (
     MLP,
     AltUpCorrect,
     AltUpPredict,
+    AttentionResidual,
     Blend,
     CentredNorm,
     GatedMLP,
@@ -221,6 +222,19 @@ def test_per_layer_inputs_and_their_branch():
     inner = FUNCTIONS["gelu_tanh"](x @ w["gate"].T) * expected[:, 8:16]
     found = run(gate, weights, {"x": x, "given": expected})
     np.testing.assert_allclose(found, inner @ w["projection"].T, atol=1e-6)
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_attention_residuals_weigh_whole_rows_by_scores_of_normed_ones(weighted):
+    op = AttentionResidual(3, 24, 0.3, weighted)
+    weights, given = weights_for(op, seed=41), [rows(seed) * 2 for seed in (42, 43, 44)]
+    w, stack = plain(op, weights), np.stack(given, axis=1)
+    unit = stack / np.sqrt((stack**2).mean(-1, keepdims=True) + 0.3)
+    scores = (unit * w.get("norm", 1.0)) @ w["score"][0]
+    shares = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+    expected = (shares[..., None] * stack).sum(1)
+    found = run(op, weights, {f"row{n}": row for n, row in enumerate(given)})
+    np.testing.assert_allclose(found, expected, atol=2e-6)
 
 
 @pytest.mark.parametrize("deviations", [0.8, -0.3, 0.0])

@@ -75,7 +75,8 @@ def test_gated_delta_net_is_its_recurrence(activation):
 
 
 def test_a_decay_may_lie_in_the_file_as_it_is():
-    for op, whole in ((NET, net), (KIMI, None), (SPACE, None)):
+    bounded = replace(KIMI, decay_bound=-5.0)
+    for op, whole in ((NET, net), (KIMI, None), (SPACE, None), (bounded, None)):
         weights, x = weights_for(op, seed=6), rows()
         given = plain(op, weights)["A_log"]
         decays = as_weight(-np.exp(given))

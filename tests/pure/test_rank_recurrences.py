@@ -90,10 +90,15 @@ def test_groups_of_a_state_space(groups: int) -> None:
     assert_layer(program, weights, (2, 3, 5))
 
 
-@pytest.mark.parametrize("heads", [1, 6])
-def test_lightning_attention(heads: int) -> None:
-    """Decays that follow from no row are the same wherever its heads are."""
-    program, weights = bound(LightningAttention(WIDTH, heads, 8, 1e-6, 0.3, 0.6))
+LING = {"activation": None, "apart": True, "key_eps": 1e-6, "scale": 0.3, "norm_groups": 2}
+
+
+@pytest.mark.parametrize(("heads", "options"), [(1, {}), (6, {}), (6, LING)])
+def test_lightning_attention(heads: int, options: dict[str, Any]) -> None:
+    """Decays that follow from no row are the same wherever its heads are; norms of groups of heads
+    need them all.
+    """
+    program, weights = bound(LightningAttention(WIDTH, heads, 8, 1e-6, 0.3, 0.6, **options))
     assert_layer(program, weights, (2, 3))
 
 

@@ -14,6 +14,7 @@ from cortiq.ir.layers.altup import (
     AltUpPredict,
 )
 from cortiq.ir.layers.attention import Attention, AttentionGate, ListedBlocks, QKNorm
+from cortiq.ir.layers.attention_residual import AttentionResidual
 from cortiq.ir.layers.basic import Blend, Embedding, Layer, Linear, Residual
 from cortiq.ir.layers.compressed import CompressedAttention, Entries, EntryIndexer
 from cortiq.ir.layers.delta import KDA, GatedDeltaNet
@@ -45,6 +46,7 @@ LAYERS: tuple[type[Op], ...] = (
     CentredNorm,
     RWKV7TimeMix, RWKV7ChannelMix, DifferentialAttention, UnitAttention, UnitMLP, Approach,
     GatedStreamRead, GatedStreamWrite, StreamNGrams, WindowIndexer,
+    AttentionResidual,
 )  # fmt: skip
 """Every layer of the catalogue."""
 
@@ -60,6 +62,7 @@ __all__ = [
     "Approach",
     "Attention",
     "AttentionGate",
+    "AttentionResidual",
     "Blend",
     "CentredNorm",
     "CompressedAttention",

@@ -252,4 +252,5 @@ class Attention(Layer):
         if gate:
             gate = scope.add(ops.Activation("sigmoid"), gate, name="output_gate")
             y = scope.add(ops.Multiply(), y, gate, name="output_gated")
-        return self.gate.applied(scope, x, y, self) if self.gate else y
+        sizes = self.width, self.heads, self.value_width
+        return self.gate.applied(scope, x, y, *sizes) if self.gate else y

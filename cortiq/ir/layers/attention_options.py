@@ -51,10 +51,12 @@ class AttentionGate(Described):
         """Count the rows of W."""
         return heads * (1 if self.per_head else value_width)
 
-    def applied(self, scope: Scope, x: Value, y: Value, how: Any) -> Value:
-        """Write y times f(W·x), the gate of the row x of an attention `how`, by head."""
-        rows, heads = self.rows(how.heads, how.value_width), how.heads
-        gate = linear(scope, x, "gate", how.width, rows)
+    def applied(
+        self, scope: Scope, x: Value, y: Value, width: int, heads: int, value_width: int
+    ) -> Value:
+        """Write y times f(W·x), the gate of the row x of an attention of these sizes, by head."""
+        rows = self.rows(heads, value_width)
+        gate = linear(scope, x, "gate", width, rows)
         gate = scope.add(ops.Activation(self.function), gate, name="gate.activation")
         gate = scope.add(ops.Reshape((heads, rows // heads)), gate, name="gate.heads")
         op = ops.ScaleRows() if self.per_head else ops.Multiply()

@@ -25,6 +25,8 @@ from cortiq.ir.options import Constant, Epsilon, Function, Negative
 from cortiq.ir.slots import Recurrent, Ring, Slot
 
 DECAYS_PER = ("head", "value", "channel")
+SIZES: Mapping[str, str] = {"log": "exp", "plain": "magnitude"}
+"""Form of the gain −A, by the form of a file's decays."""
 GROUPS: Mapping[str, tuple[str, ...]] = {"qkvz": ("qkv", "z"), "ba": ("b", "a")}
 """Matrices that may hold several, grouped by key head."""
 
@@ -200,12 +202,6 @@ class KDA(Layer):
     decay_bound: Negative | None = None
     decay_form: DecayForm = "log"
     writes_slots = True
-    relations = (
-        Relation(
-            ("decay_bound", "decay_form"), "a bounded decay is held as a logarithm",
-            lambda kda: kda.decay_bound is None or kda.decay_form == "log",
-        ),
-    )  # fmt: skip
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """Keep the width."""
@@ -278,9 +274,8 @@ class KDA(Layer):
             f = scope.add(ops.Activation("softplus"), f, name="step")
             alpha = decay(scope, f, count, self.decay_form, per)
         else:
-            f = scope.add(
-                ops.Gain(count, per, "exp"), f, name="f.scaled", weights={"weight": "A_log"}
-            )
+            gain, weights = ops.Gain(count, per, SIZES[self.decay_form]), {"weight": self._decays}
+            f = scope.add(gain, f, name="f.scaled", weights=weights)
             f = scope.add(ops.Activation("sigmoid"), f, name="f.sigmoid")
             f = scope.add(ops.Scale(self.decay_bound), f, name="log_decay")
             alpha = scope.add(ops.Activation("exp"), f, name="decay")

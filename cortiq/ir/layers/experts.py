@@ -45,6 +45,7 @@ class MoE(Layer):
         weight·x and the sum had no weights (Llama 4).
     shared_activation : of the shared expert, where it is not that of the others.
     latent : experts work on Linear(x) of this width, and their sum is projected back.
+    latent_norm : ε of an RMSNorm of that sum before it is projected (Kimi K3).
     listed : size of the vocabulary, where the experts follow from the token: a last input i32[], of
         which a `table` lists them. The router's scores then only weigh them.
     """
@@ -69,6 +70,7 @@ class MoE(Layer):
     router_input: bool = False
     latent: Size = 0
     latent_biased: bool = False
+    latent_norm: Epsilon | None = None
     listed: Size = 0
     weighs_gate: bool = False
     shared_activation: Activation | None = None
@@ -85,6 +87,10 @@ class MoE(Layer):
             ("weighs_gate", "gated", "interleaved", "biased"),
             "weights go on a gate that is a matrix of its own and has no bias",
             lambda moe: not moe.weighs_gate or (moe.gated and not moe.interleaved | moe.biased),
+        ),
+        Relation(
+            ("latent_norm", "latent"), "there is a latent sum to norm",
+            lambda moe: bool(moe.latent) or moe.latent_norm is None,
         ),
         Relation(
             ("shared_factor", "shared_inner"), "there is a shared expert to multiply",
@@ -121,6 +127,8 @@ class MoE(Layer):
                 "latent_out": (self.width, self.latent),
             }
             shapes |= around
+            if self.latent_norm is not None:
+                shapes["latent_norm"] = (self.latent,)
             if self.latent_biased:
                 shapes |= {f"{role}_bias": shape[:1] for role, shape in around.items()}
         if self.shared_inner:
@@ -178,6 +186,9 @@ class MoE(Layer):
             rows = linear(scope, x, "latent_in", self.width, self.latent, self.latent_biased)
         down = self._experts(scope, rows, index, weight)
         y = scope.add(ops.CombineExperts(), weight, down, name="combined")
+        if self.latent_norm is not None:
+            norm, weights = ops.RMSNorm(self.latent, self.latent_norm), {"weight": "latent_norm"}
+            y = scope.add(norm, y, name="combined.norm", weights=weights)
         if self.latent:
             y = linear(scope, y, "latent_out", self.latent, self.width, self.latent_biased)
         if not self.shared_inner:

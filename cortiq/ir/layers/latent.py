@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from cortiq.domains import Count, Relation, Size
 from cortiq.ir import ops
 from cortiq.ir.graph import Scope, Value
+from cortiq.ir.layers.attention_options import AttentionGate
 from cortiq.ir.layers.basic import Layer, linear, rows_for
 from cortiq.ir.op import Type, expect, expect_last
 from cortiq.ir.options import Epsilon, Pairing, ScoreScale
@@ -40,6 +41,7 @@ class LatentAttention(Layer):
     query_latent : width that queries are compressed to and normalised at; 0 for none.
     biased : the matrices that compress, kv_a and q_a, have biases.
     gated : σ(Linear(x)), a number a head, multiplies the heads' outputs.
+    gate_each : that has a number for every value of the outputs instead (Kimi K3).
     """
 
     width: Count
@@ -59,6 +61,7 @@ class LatentAttention(Layer):
     nope_rope: RopeTable | None = None
     chosen: bool = False
     gated: bool = False
+    gate_each: bool = False
     writes_slots = True
     relations = (
         Relation(
@@ -72,6 +75,10 @@ class LatentAttention(Layer):
         Relation(
             ("nope_rope", "nope_dim"), "nope_dim holds the dimensions of its table",
             lambda a: a.nope_rope is None or a.nope_rope.dim <= a.nope_dim,
+        ),
+        Relation(
+            ("gate_each", "gated"), "there is a gate that has numbers",
+            lambda a: a.gated or not a.gate_each,
         ),
     )  # fmt: skip
 
@@ -97,11 +104,15 @@ class LatentAttention(Layer):
             shapes["q_a"] = (self.query_latent, self.width)
             shapes["q_a_norm"] = (self.query_latent,)
         if self.gated:
-            shapes["gate"] = (h, self.width)
+            shapes["gate"] = (self._gate.rows(h, self.value_dim), self.width)
         shapes["q"] = (q_out, self.query_latent or self.width)
         biased = {"kv_a": self.biased, "q_a": self.biased, "o": self.output_biased}
         named = [role for role, wanted in biased.items() if wanted and role in shapes]
         return shapes | {f"{role}_bias": shapes[role][:1] for role in named}
+
+    @property
+    def _gate(self) -> AttentionGate:
+        return AttentionGate("sigmoid", per_head=not self.gate_each)
 
     @property
     def head_rows(self) -> int:
@@ -124,10 +135,7 @@ class LatentAttention(Layer):
         y = scope.add(attend, q, position, *keys, name="attend", slots={"kv": "kv"})
         y = self._per_head(scope, y, "v_b", self.latent, self.value_dim)
         if self.gated:
-            gate = linear(scope, x, "gate", self.width, self.heads)
-            gate = scope.add(ops.Activation("sigmoid"), gate, name="gate.activation")
-            gate = scope.add(ops.Reshape((self.heads, 1)), gate, name="gate.heads")
-            y = scope.add(ops.ScaleRows(), y, gate, name="gated")
+            y = self._gate.applied(scope, x, y, self.width, self.heads, self.value_dim)
         merged = self.heads * self.value_dim
         y = scope.add(ops.Reshape((merged,)), y, name="merged")
         return linear(scope, y, "o", merged, self.width, self.output_biased)
