@@ -20,7 +20,6 @@ from cortiq.ir.layers import (
     GatedMLP,
     LatentAttention,
     LayerNorm,
-    LightningAttention,
     Linear,
     Mamba2,
     MoE,
