@@ -122,7 +122,7 @@ def test_embedding_rows(name):
         ids = np.array([0, 39, 16, 17, 3, 3], np.int32)
         matrix = PackedMatrix(weight, name)
         out, faults = aligned(4 * 6 * width).view(np.float32), np.zeros(6, np.uint8)
-        args = matmul_arguments.EmbedArgs(matrix.address, ids.ctypes.data, out.ctypes.data)
+        args = matmul_arguments.EmbedArgs(matrix.address, ids.ctypes.data, out.ctypes.data, 1)
         run(None, 2, OpKind.EMBED_ROWS, ctypes.c_int32(6), faults, args)
         assert_same_bits(out.reshape(6, width), embedding_rows(weight, ids))
 
