@@ -1,4 +1,4 @@
-"""Families of 2025 with attention or experts of their own, for `test_every_family.py`."""
+"""Families of 2025 with layers of their own, for `test_every_family.py`."""
 
 from __future__ import annotations
 
@@ -57,4 +57,11 @@ LLAMA4 = Family(
         "interleave_moe_layer_step": config["interleave_moe_layer_step"],
     })],
 )  # fmt: skip
-FAMILIES = [LLAMA4]
+BITNET = Family(
+    "bitnet",
+    "BitNetConfig",
+    base={"head_dim": ...},
+    switches={"attention_bias": True, "tie_word_embeddings": True},
+    moves=USUAL,
+)
+FAMILIES = [LLAMA4, BITNET]
