@@ -126,6 +126,7 @@ OWN = (
     "qwen4_exp",
     "kimi_k3",
     "bitnet",
+    "mllama",
 )
 """Modules of this package, in the order they are listed."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import transformers
+from checkpoints import OWN
 from families_dense import LLAMA3, ROPE, USUAL
 from family_harness import Family
 from gguf_files import GGUF
@@ -64,4 +66,15 @@ BITNET = Family(
     switches={"attention_bias": True, "tie_word_embeddings": True},
     moves=USUAL,
 )
-FAMILIES = [LLAMA4, BITNET]
+OWN["MllamaTextConfig"] = transformers.MllamaForCausalLM
+MLLAMA = Family(
+    "mllama",
+    "MllamaTextConfig",
+    base={
+        "head_dim": ..., "cross_attention_layers": [1], "pad_token_id": 0, "bos_token_id": 0,
+        "eos_token_id": 1, "num_hidden_layers": 3,
+    },
+    switches={"cross_attention_layers": [1, 2], ROPE: LLAMA3},
+    moves=[*USUAL, {f"{ROPE}.factor": 9.0}],
+)  # fmt: skip
+FAMILIES = [LLAMA4, BITNET, MLLAMA]

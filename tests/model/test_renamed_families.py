@@ -1,8 +1,8 @@
 """Families that transformers lacks: folders of a class of it that computes the same, renamed.
 
 InternLM 2 is Llama with q, k and v in one matrix, MiniCPM is Granite with other factors, Ling 2 is
-GLM 4.5 with q, k and v in one matrix, Kimi K2.5 holds a DeepSeek V3 and Phi 4 multimodal a Phi 3. So transformers' model in
-double is their oracle, too.
+GLM 4.5 with q, k and v in one matrix, Kimi K2.5 holds a DeepSeek V3 and Phi 4 multimodal a Phi 3.
+So transformers' model in double is their oracle, too.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ LATENT = {
     "v_head_dim": 12, "n_routed_experts": 6, "num_experts_per_tok": 2, "n_group": 2,
     "topk_group": 1, "moe_intermediate_size": 24, "first_k_dense_replace": 1, "head_dim": 6,
 }  # fmt: skip
-SWITCHED |= dict.fromkeys(("phi4mm", "phi4_multimodal"), {"sliding_window": 9})
+SWITCHED |= {key: {"sliding_window": 9} for key in ("phi4mm", "phi4_multimodal")}
 SWITCHED["kimi_k25"] = {"rope_interleave": False, "tie_word_embeddings": True}
 FAMILIES = {
     "kimi_k25": ("DeepseekV3Config", LATENT, kimi_k25),
