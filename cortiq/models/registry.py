@@ -127,6 +127,9 @@ OWN = (
     "kimi_k3",
     "bitnet",
     "mllama",
+    "granitemoe_swa",
+    "flint",
+    "sarvam_mla",
 )
 """Modules of this package, in the order they are listed."""
 
