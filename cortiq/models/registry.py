@@ -130,6 +130,10 @@ OWN = (
     "granitemoe_swa",
     "flint",
     "sarvam_mla",
+    "openai_gpt",
+    "codegen",
+    "biogpt",
+    "xglm",
 )
 """Modules of this package, in the order they are listed."""
 

@@ -24,7 +24,7 @@ SMALL = {
 
 
 OWN: dict[str, Any] = {}
-"""Classes with a head of texts, for configurations that transformers has none for."""
+"""Classes with a head of texts, for configurations whose class of transformers does not do."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def draw_weights(model: Any) -> None:
     biases = [
         (name, b)
         for name, b in model.named_buffers()
-        if name.endswith("bias") and b.is_floating_point()
+        if name.endswith("bias") and b.is_floating_point() and b.dim() == 1  # GPT-1's is a mask
     ]
     for name, parameter in [*model.named_parameters(), *biases]:
         noise = torch.randn(parameter.shape, generator=generator)
@@ -184,8 +184,10 @@ def write(case: Case, folder: Path) -> Written:
     config = case.build()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        kind = getattr(transformers, case.config.removesuffix("Config") + "ForCausalLM", None)
-        kind = kind or OWN.get(case.config)
+        kind = OWN.get(case.config)
+        kind = kind or getattr(
+            transformers, case.config.removesuffix("Config") + "ForCausalLM", None
+        )
         kind = kind or transformers.AutoModelForCausalLM._model_mapping[type(config)]
         # The eager softmax is in float32: not for models that have another.
         how = {"attn_implementation": "sdpa" if kind._supports_sdpa and not case.call else "eager"}

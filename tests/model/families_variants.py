@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
+import torch
+import transformers
+from checkpoints import OWN
+from families_classic import GPTJ, OPT
+from families_dense_2 import GPT2
 from families_experts import DEEPSEEK_V3, EXPERTS
 from families_experts_2 import GRANITE_MOE
 from families_mixed import LAYERS
@@ -48,4 +53,58 @@ FLINT = Family(
     elsewhere=frozenset({"decoder_sparse_step"}),
 )  # fmt: skip
 SARVAM_MLA = dataclasses.replace(DEEPSEEK_V3, name="sarvam_mla", config="SarvamMLAConfig", gguf=[])
-FAMILIES = [GRANITEMOE_SWA, FLINT, SARVAM_MLA]
+OPENAI_GPT = dataclasses.replace(
+    GPT2,
+    name="openai_gpt",
+    config="OpenAIGPTConfig",
+    base={key: value for key, value in GPT2.base.items() if key != "n_inner"},
+    shapes={},
+    moves=[{"layer_norm_epsilon": 0.021}, {"afn": "silu"}],
+    refused=[({"afn": "tanh"}, "activation 'tanh'")],
+    elsewhere=frozenset({"activation_function", "n_inner"}),
+    gguf=[],
+)  # fmt: skip
+CODEGEN = dataclasses.replace(
+    GPTJ,
+    name="codegen",
+    config="CodeGenConfig",
+    shapes={**GPTJ.shapes, "switched": {"num_attention_heads": 8}},
+)
+BIOGPT = Family(
+    "biogpt",
+    "BioGptConfig",
+    base={
+        **{key: OPT.base[key] for key in ("rms_norm_eps", "head_dim", "num_key_value_heads")},
+        "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2,
+    },
+    switches={"tie_word_embeddings": True, "scale_embedding": False},
+    moves=[{"hidden_act": "relu"}],
+    sizes=("max_position_embeddings",),
+    unread=("num_attention_heads",),
+)  # fmt: skip
+
+
+class DoubleXGLM(transformers.XGLMForCausalLM):
+    """XGLM, whose bound of scores has the default type: in double that has to be double, too."""
+
+    def forward(self, *inputs, **options):
+        """Compute in the weights' type throughout."""
+        usual = torch.get_default_dtype()
+        torch.set_default_dtype(self.dtype)
+        try:
+            return super().forward(*inputs, **options)
+        finally:
+            torch.set_default_dtype(usual)
+
+
+OWN["XGLMConfig"] = DoubleXGLM
+XGLM = Family(
+    "xglm",
+    "XGLMConfig",
+    base={**BIOGPT.base, "intermediate_size": ..., "ffn_dim": 56},
+    switches=BIOGPT.switches,
+    moves=[{"activation_function": "relu"}],
+    sizes=("ffn_dim",),
+    unread=("num_attention_heads",),
+)  # fmt: skip
+FAMILIES = [GRANITEMOE_SWA, FLINT, SARVAM_MLA, OPENAI_GPT, CODEGEN, BIOGPT, XGLM]
