@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cortiq.ir import Program
 from cortiq.models import opt
-from cortiq.models.config import BaseConfig, Keys
+from cortiq.models.config import Keys
 from cortiq.models.names import Names
 from cortiq.models.tensor_pieces import FusedTensor
 
@@ -24,12 +24,10 @@ NAMES = Names(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(BaseConfig):
+class Config(opt.Activated):
     """Fields of `BioGptConfig`."""
 
     max_position_embeddings: int = 1024
-    tie_word_embeddings: bool = True
-    hidden_act: str = "gelu"
     scale_embedding: bool = True
 
 

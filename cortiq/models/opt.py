@@ -35,10 +35,17 @@ FEED_FORWARD: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(BaseConfig):
-    """Fields of `OPTConfig`; embeddings are as wide as the model but in OPT-350M."""
+class Activated(BaseConfig):
+    """Fields of configurations with OPT's blocks."""
 
     tie_word_embeddings: bool = True
+    hidden_act: str = "gelu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Activated):
+    """Fields of `OPTConfig`; embeddings are as wide as the model but in OPT-350M."""
+
     hidden_act: str = "relu"
     enable_bias: bool = True
     word_embed_proj_dim: int | None = None
@@ -54,13 +61,13 @@ def build(config: Config, context: int) -> Program:
 
 
 def trunk(
-    config: BaseConfig, context: int, family: str, *, biased: bool = True, multiplier: float = 1.0
+    config: Activated, context: int, family: str, *, biased: bool = True, multiplier: float = 1.0
 ) -> Program:
     """Build a trunk of OPT's blocks, whose table `model.positions` has a row for each position.
 
     Parameters
     ----------
-    config : with `hidden_act`. multiplier : of the token's row.
+    multiplier : of the token's row.
 
     Raises
     ------

@@ -134,6 +134,7 @@ OWN = (
     "codegen",
     "biogpt",
     "xglm",
+    "recurrent_gemma",
 )
 """Modules of this package, in the order they are listed."""
 

@@ -44,8 +44,9 @@ def values(config: Mapping[str, Any]) -> dict[str, Any]:
     The published one calls YaRN by another name, and a head what a cache of latent rows holds.
     """
     found, rope = dict(config), config.get("rope_scaling")
-    sizes = [config.get(key) for key in ("kv_lora_rank", "qk_rope_head_dim")]
-    if all(type(size) is int for size in sizes) and config.get("head_dim") == sum(sizes):
+    latent, turned = (config.get(key) for key in ("kv_lora_rank", "qk_rope_head_dim"))
+    both = isinstance(latent, int) and isinstance(turned, int)
+    if both and config.get("head_dim") == (latent or 0) + (turned or 0):
         del found["head_dim"]
     if isinstance(rope, Mapping) and OWN_YARN in (rope.get("type"), rope.get("rope_type")):
         found["rope_scaling"] = {**rope, **dict.fromkeys({"type", "rope_type"} & set(rope), "yarn")}

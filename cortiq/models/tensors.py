@@ -135,9 +135,10 @@ def _joined_pieces(
     """
     prefix, stem, end = split_name(name)
     parts = [f"{prefix}{part}{end}" for part in names.joined.get(stem, ())]
-    if (found := fused_of(names.fused, parts[0])) if parts else None:
+    fused = fused_of(names.fused, parts[0]) if parts else None
+    if fused:
         size = (shape[0] // len(parts), *shape[1:])
-        alike = {f"{prefix}{part}{end}": size for part in found[0].parts}
+        alike = {f"{prefix}{part}{end}": size for part in fused[0].parts}
         pieces = (_fused_piece(part, alike, checkpoint, names, source) for part in parts)
         return [piece for piece in pieces if piece]
     own = [names.in_file(f"{prefix}{tensor}{end}", source) for tensor in names.joined.get(stem, ())]

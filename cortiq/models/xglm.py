@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from cortiq.ir import Program
 from cortiq.models import opt
-from cortiq.models.config import BaseConfig, Keys
+from cortiq.models.config import Keys
 from cortiq.models.formed_vectors import FormedVector
 from cortiq.models.names import Names
 from cortiq.numerics.contract import Floats
@@ -28,11 +28,9 @@ FIRST = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(BaseConfig):
+class Config(opt.Activated):
     """Fields of `XGLMConfig`."""
 
-    tie_word_embeddings: bool = True
-    hidden_act: str = "gelu"
     scale_embedding: bool = True
 
 

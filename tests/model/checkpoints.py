@@ -136,7 +136,7 @@ CASES = [*LLAMA, *GEMMA, *MIXTRAL, *LFM2]
 
 def multiplier_of(config: Any) -> float:
     """Return the family's factor on rows of the embedding."""
-    if config.model_type.startswith("gemma"):
+    if config.model_type.startswith(("gemma", "recurrent_gemma")):
         return math.sqrt(config.hidden_size)
     named = (getattr(config, name, None) for name in ("embedding_multiplier", "scale_emb"))
     return next((float(value) for value in named if value), 1.0)

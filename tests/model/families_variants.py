@@ -107,4 +107,28 @@ XGLM = Family(
     sizes=("ffn_dim",),
     unread=("num_attention_heads",),
 )  # fmt: skip
-FAMILIES = [GRANITEMOE_SWA, FLINT, SARVAM_MLA, OPENAI_GPT, CODEGEN, BIOGPT, XGLM]
+RECURRENT_GEMMA = Family(
+    "recurrent_gemma",
+    "RecurrentGemmaConfig",
+    base={
+        "head_dim": ..., "attention_window_size": 9, "num_hidden_layers": 3,
+        "tie_word_embeddings": True, "lru_width": 56,
+    },
+    shapes={
+        "odd": {
+            "lru_width": None, "hidden_size": 56, "num_attention_heads": 2,
+            "num_hidden_layers": 4,
+        },
+        "switched": {"block_types": ["attention", "recurrent"], "lru_width": 36},
+    },
+    switches={"attention_bias": True, "tie_word_embeddings": False, "conv1d_width": 3},
+    moves=[
+        {"rms_norm_eps": 0.021}, {"hidden_activation": "relu"}, {"attention_window_size": 10},
+        {"logits_soft_cap": 20.0}, {f"{ROPE}.partial_rotary_factor": 1.0},
+    ],
+    sizes=("lru_width",),
+    elsewhere=frozenset({"block_types"}),
+)  # fmt: skip
+FAMILIES = [
+    GRANITEMOE_SWA, FLINT, SARVAM_MLA, OPENAI_GPT, CODEGEN, BIOGPT, XGLM, RECURRENT_GEMMA,
+]  # fmt: skip
