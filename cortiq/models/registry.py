@@ -135,6 +135,8 @@ OWN = (
     "biogpt",
     "xglm",
     "recurrent_gemma",
+    "modernbert_decoder",
+    "aria",
 )
 """Modules of this package, in the order they are listed."""
 

@@ -8,7 +8,7 @@ import torch
 import transformers
 from checkpoints import OWN
 from families_classic import GPTJ, OPT
-from families_dense_2 import GPT2
+from families_dense_2 import APERTUS, GPT2
 from families_experts import DEEPSEEK_V3, EXPERTS
 from families_experts_2 import GRANITE_MOE
 from families_mixed import LAYERS
@@ -129,6 +129,53 @@ RECURRENT_GEMMA = Family(
     sizes=("lru_width",),
     elsewhere=frozenset({"block_types"}),
 )  # fmt: skip
+BY_KIND = {
+    kind: {"rope_type": "default", "rope_theta": theta}
+    for kind, theta in (("full_attention", 1e3), ("sliding_attention", 300.0))
+}
+MODERNBERT_DECODER = Family(
+    "modernbert_decoder",
+    "ModernBertDecoderConfig",
+    base={
+        "head_dim": ..., "num_key_value_heads": ..., "rms_norm_eps": ..., "norm_eps": 0.02,
+        "local_attention": 18, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1,
+        "cls_token_id": 0, "sep_token_id": 1, "tie_word_embeddings": True, ROPE: BY_KIND,
+    },
+    shapes={"wide": {"hidden_size": 64}},
+    switches={
+        "attention_bias": True, "mlp_bias": True, "norm_bias": True, "classifier_bias": True,
+        "decoder_bias": False, "tie_word_embeddings": False,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    moves=[
+        {"norm_eps": 0.021}, {"hidden_activation": "relu"}, {"classifier_activation": "silu"},
+        {"local_attention": 20, "sliding_window": 10}, {f"{ROPE}.full_attention.rope_theta": 900.0},
+        {f"{ROPE}.sliding_attention.rope_theta": 350.0}, {ROPE: ..., "local_rope_theta": 200.0},
+        {ROPE: ..., "global_rope_theta": 500.0},
+        {"layer_types": ..., "global_attn_every_n_layers": 1},
+    ],
+    unread=("num_attention_heads",),
+)  # fmt: skip
+ARIA = Family(
+    "aria",
+    "AriaTextConfig",
+    base={"moe_num_experts": 6, "pad_token_id": 0},
+    switches={"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    moves=[*USUAL, {"moe_topk": 3}],
+    sizes=("moe_num_experts", "moe_num_shared_experts"),
+)  # fmt: skip
+APERTUS_1P5 = dataclasses.replace(
+    APERTUS,
+    config="Apertus1p5TextConfig",
+    base={**APERTUS.base, "output_vocab_size": 80},
+    shapes={"odd": {"output_vocab_size": None}},
+    switches={k: v for k, v in APERTUS.switches.items() if k != "tie_word_embeddings"},
+    elsewhere=frozenset(),
+    sizes=("output_vocab_size",),
+    gguf=[],
+    title="apertus1p5",
+)
 FAMILIES = [
     GRANITEMOE_SWA, FLINT, SARVAM_MLA, OPENAI_GPT, CODEGEN, BIOGPT, XGLM, RECURRENT_GEMMA,
+    MODERNBERT_DECODER, ARIA, APERTUS_1P5,
 ]  # fmt: skip
