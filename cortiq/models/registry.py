@@ -137,6 +137,7 @@ OWN = (
     "recurrent_gemma",
     "modernbert_decoder",
     "aria",
+    "lara_mini",
 )
 """Modules of this package, in the order they are listed."""
 

@@ -11,6 +11,7 @@ from families_classic import GPTJ, OPT
 from families_dense_2 import APERTUS, GPT2
 from families_experts import DEEPSEEK_V3, EXPERTS
 from families_experts_2 import GRANITE_MOE
+from families_hybrid import DELTA
 from families_mixed import LAYERS
 from families_pairs import GRANITE_SWA
 from family_harness import Family
@@ -164,6 +165,24 @@ ARIA = Family(
     moves=[*USUAL, {"moe_topk": 3}],
     sizes=("moe_num_experts", "moe_num_shared_experts"),
 )  # fmt: skip
+KINDS = ["linear_attention", "sliding_attention", "full_attention"]
+LARA_MINI = Family(
+    "lara_mini",
+    "LaraMiniConfig",
+    base={
+        **DELTA, **EXPERTS, "shared_expert_intermediate_size": 20, "sliding_window": 9,
+        "layer_types": KINDS[:2], "tie_word_embeddings": True, "intermediate_size": ...,
+    },
+    shapes={
+        "odd": {"layer_types": KINDS, "linear_num_key_heads": 4, "head_dim": 12},
+        "switched": {"layer_types": KINDS[::-1], "linear_conv_kernel_dim": 4},
+    },
+    switches={"attention_bias": True, "norm_topk_prob": False, "tie_word_embeddings": False},
+    moves=[*USUAL, {"num_experts_per_tok": 3}, {"sliding_window": 10}],
+    sizes=(*DELTA, *EXPERTS, "shared_expert_intermediate_size"),
+    unread=("num_experts_per_tok",),
+    elsewhere=frozenset({"layer_types"}),
+)  # fmt: skip
 APERTUS_1P5 = dataclasses.replace(
     APERTUS,
     config="Apertus1p5TextConfig",
@@ -177,5 +196,5 @@ APERTUS_1P5 = dataclasses.replace(
 )
 FAMILIES = [
     GRANITEMOE_SWA, FLINT, SARVAM_MLA, OPENAI_GPT, CODEGEN, BIOGPT, XGLM, RECURRENT_GEMMA,
-    MODERNBERT_DECODER, ARIA, APERTUS_1P5,
+    MODERNBERT_DECODER, ARIA, APERTUS_1P5, LARA_MINI,
 ]  # fmt: skip
