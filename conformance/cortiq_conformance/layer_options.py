@@ -186,6 +186,7 @@ OPTIONS: tuple[Op, ...] = (
     LightningAttention(64, 4, 16, EPS, 1.1, 0.5, None, True, EPS, TABLE, 0.25, norm_groups=2),
     replace(ATTENTION, output_norm=EPS, value_dim=8),
     GatedMLP(64, 96, "relu2", inner_norm=EPS),
+    replace(ATTENTION, qk_norm=QKNorm(EPS, centred=True)),
     RGLRU(64, inner=96, heads=3, kernel=4),
     RGLRU(64, inner=64, heads=1, kernel=3, activation="silu"),
 )

@@ -138,6 +138,7 @@ OWN = (
     "modernbert_decoder",
     "aria",
     "lara_mini",
+    "persimmon",
 )
 """Modules of this package, in the order they are listed."""
 

@@ -7,7 +7,7 @@ import dataclasses
 import torch
 import transformers
 from checkpoints import OWN
-from families_classic import GPTJ, OPT
+from families_classic import GPTJ, LAYER_NORM, NORMED, OPT
 from families_dense_2 import APERTUS, GPT2
 from families_experts import DEEPSEEK_V3, EXPERTS
 from families_experts_2 import GRANITE_MOE
@@ -183,6 +183,15 @@ LARA_MINI = Family(
     unread=("num_experts_per_tok",),
     elsewhere=frozenset({"layer_types"}),
 )  # fmt: skip
+PERSIMMON = Family(
+    "persimmon",
+    "PersimmonConfig",
+    base={**NORMED, "head_dim": ..., "num_key_value_heads": ..., "bos_token_id": 0},
+    shapes={"wide": {"hidden_size": 64}, "odd": {"hidden_size": 48}},
+    switches={"qk_layernorm": False, "tie_word_embeddings": True},
+    moves=LAYER_NORM,
+    unread=("num_attention_heads",),
+)
 APERTUS_1P5 = dataclasses.replace(
     APERTUS,
     config="Apertus1p5TextConfig",
@@ -196,5 +205,5 @@ APERTUS_1P5 = dataclasses.replace(
 )
 FAMILIES = [
     GRANITEMOE_SWA, FLINT, SARVAM_MLA, OPENAI_GPT, CODEGEN, BIOGPT, XGLM, RECURRENT_GEMMA,
-    MODERNBERT_DECODER, ARIA, APERTUS_1P5, LARA_MINI,
+    MODERNBERT_DECODER, ARIA, APERTUS_1P5, LARA_MINI, PERSIMMON,
 ]  # fmt: skip
