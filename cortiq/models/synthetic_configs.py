@@ -214,6 +214,11 @@ MINI: Mapping[str, Mapping[str, Any]] = {
         },
     },
     "bitnet": _WITHOUT_HEAD,
+    "recurrent_gemma": _WITHOUT_HEAD | {
+        "num_hidden_layers": 3, "attention_window_size": 24, "lru_width": 48,
+        "logits_soft_cap": 20.0,
+    },
+    "persimmon": {k: v for k, v in _WITHOUT_HEAD.items() if k != "num_key_value_heads"},
 }  # fmt: skip
 """A small model of every family that brings something of its own and has no other here, by its
 `model_type`.
