@@ -56,7 +56,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/plugins": 660,
     "cortiq/ranks": 2830,
     "cortiq/receipts": 1060,
-    "cortiq/serve": 6393,
+    "cortiq/serve": 6400,
     "cortiq/tokenizer": 3010,
     "cortiq/vision": 1539,
     "plugins/cortiq-bounded": 1480,
@@ -66,7 +66,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-skills": 1710,
     "plugins/cortiq-torch": 190,
-    "tests": 63010,
+    "tests": 63030,
     "tools": 2121,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""
