@@ -8,6 +8,7 @@ from cortiq.ir import Op
 from cortiq.ir.layers import (
     KDA,
     MLP,
+    RGLRU,
     AltUpAdd,
     AltUpCorrect,
     AltUpEntry,
@@ -183,5 +184,9 @@ OPTIONS: tuple[Op, ...] = (
     replace(EXPERTS, latent=32, latent_norm=EPS, activation=CAPPED, shared_inner=32),
     replace(KIMI, decay_bound=-5.0, decay_form="plain"),
     LightningAttention(64, 4, 16, EPS, 1.1, 0.5, None, True, EPS, TABLE, 0.25, norm_groups=2),
+    replace(ATTENTION, output_norm=EPS, value_dim=8),
+    GatedMLP(64, 96, "relu2", inner_norm=EPS),
+    RGLRU(64, inner=96, heads=3, kernel=4),
+    RGLRU(64, inner=64, heads=1, kernel=3, activation="silu"),
 )
 """Each option at least once, over a layout that fits."""

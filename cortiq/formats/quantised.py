@@ -21,6 +21,7 @@ from cortiq.formats.packed_integers import (
 from cortiq.formats.packed_quark import quark_int4
 from cortiq.formats.packed_tables import bitsandbytes_int8, bitsandbytes_table, table_of
 from cortiq.formats.packed_tensors import PackedFolder, PackedModule, PackedTensor
+from cortiq.formats.packed_ternary import ONLINE, is_ternary, ternary, ternary_floats
 from cortiq.formats.quantisation import NOT_APPLIED, Quantisation
 
 Reader = Callable[[PackedModule, Quantisation], PackedTensor]
@@ -63,6 +64,8 @@ def _kind_of(module: PackedModule, end: str, info: TensorInfo) -> Kind | None:
         return Kind("mxfp4", mxfp4)
     if pair == ("weight", "U8") and exponents == "U8":
         return Kind("mxfp4", mxfp4)
+    if pair == ("weight", "U8") and exponents in FLOAT_TYPES and is_ternary(module):
+        return Kind("ternary", ternary)
     if pair == ("weight", "U8") and exponents in FLOAT_TYPES:
         return Kind("int4", modelopt_int4)
     if pair == ("weight", "I8") and module.has("weight_scale"):
@@ -88,6 +91,20 @@ def _modules(folder: MappedTensors) -> Iterator[tuple[PackedModule, Kind]]:
                 yield stack, Kind("fp8", fp8)
 
 
+def _masters(folder: MappedTensors, how: Quantisation) -> Iterator[tuple[PackedModule, Kind]]:
+    """Yield the matrices whose floats stand for ternary codes: all but tables and those listed.
+
+    Without a list the head keeps its floats, as transformers has it.
+    """
+    kept = how.ignored or ("lm_head",)
+    for name, info in folder.tensors.items():
+        stem = name.removesuffix(".weight")
+        last = stem.rpartition(".")[2]
+        plain = last == "embed_tokens" or any(stem == own or last == own for own in kept)
+        if stem != name and len(info.shape) == 2 and info.type in FLOAT_TYPES and not plain:
+            yield PackedModule(folder, stem), Kind("ternary", ternary_floats)
+
+
 def read_quantised(folder: MappedTensors, how: Quantisation) -> MappedTensors:
     """Return the folder's tensors with each quantised matrix as one; the folder if it has none.
 
@@ -98,7 +115,7 @@ def read_quantised(folder: MappedTensors, how: Quantisation) -> MappedTensors:
     UnsupportedError : codes or groups that no layout holds, with what would help.
     """
     packed: dict[str, PackedTensor] = {}
-    for module, kind in _modules(folder):
+    for module, kind in _masters(folder, how) if how.codes == ONLINE else _modules(folder):
         if module.has(BEFORE):
             hint = "take a checkpoint whose weights need no factors of their inputs"
             module.decline(f"multiplies its input by {BEFORE}", hint)

@@ -125,6 +125,16 @@ OWN = (
     "dory",
     "qwen4_exp",
     "kimi_k3",
+    "bitnet",
+    "mllama",
+    "granitemoe_swa",
+    "flint",
+    "sarvam_mla",
+    "openai_gpt",
+    "codegen",
+    "biogpt",
+    "xglm",
+    "recurrent_gemma",
 )
 """Modules of this package, in the order they are listed."""
 

@@ -213,6 +213,7 @@ MINI: Mapping[str, Mapping[str, Any]] = {
             "full_attn_layers": [2], "kda_layers": [1, 3],
         },
     },
+    "bitnet": _WITHOUT_HEAD,
 }  # fmt: skip
 """A small model of every family that brings something of its own and has no other here, by its
 `model_type`.

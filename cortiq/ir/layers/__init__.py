@@ -21,6 +21,7 @@ from cortiq.ir.layers.delta import KDA, GatedDeltaNet
 from cortiq.ir.layers.differential import DifferentialAttention
 from cortiq.ir.layers.experts import MoE, RouterNorm
 from cortiq.ir.layers.gated_streams import GatedStreamRead, GatedStreamWrite, StreamNGrams
+from cortiq.ir.layers.griffin import RGLRU
 from cortiq.ir.layers.indexer import Indexer
 from cortiq.ir.layers.key_indexer import KeyIndexer
 from cortiq.ir.layers.latent import LatentAttention
@@ -46,7 +47,7 @@ LAYERS: tuple[type[Op], ...] = (
     CentredNorm,
     RWKV7TimeMix, RWKV7ChannelMix, DifferentialAttention, UnitAttention, UnitMLP, Approach,
     GatedStreamRead, GatedStreamWrite, StreamNGrams, WindowIndexer,
-    AttentionResidual,
+    AttentionResidual, RGLRU,
 )  # fmt: skip
 """Every layer of the catalogue."""
 
@@ -54,6 +55,7 @@ __all__ = [
     "KDA",
     "LAYERS",
     "MLP",
+    "RGLRU",
     "AltUpAdd",
     "AltUpCorrect",
     "AltUpEntry",
