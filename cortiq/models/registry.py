@@ -125,6 +125,7 @@ OWN = (
     "dory",
     "qwen4_exp",
     "kimi_k3",
+    "hy_v4",
 )
 """Modules of this package, in the order they are listed."""
 

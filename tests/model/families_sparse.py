@@ -137,4 +137,30 @@ DEEPSEEK_V4 = Family(
         ({"qk_rope_head_dim": 4}, "qk_rope_head_dim is 4"),
     ],
 )  # fmt: skip
-FAMILIES = [DEEPSEEK_V32, GLM_DSA, DEEPSEEK_V4]
+HY_V4 = Family(
+    "hy_v4",
+    "HYV4Config",
+    base={**BASE, "first_k_dense_replace": ..., "pad_token_id": None, "hc_mult": 2, "hc_eps": 0.01, "mlp_layer_types": ["dense", "sparse"],
+          "indexer_types": ["full", "shared"]},
+    shapes=SHAPES | {"odd": {
+        **LATENT_SHAPES["odd"], ROPE: dict(YARN), "mlp_layer_types": ["sparse", "dense", "sparse"],
+        "indexer_types": ["full", "full", "shared"],
+    }},
+    switches={
+        **SPARSE_SWITCHES, "hc_mult": 3, "swiglu_limit": 0.7, "hc_magnitude": 1.5,
+        "indexer_types": ["full", "shared", "full"],
+    },
+    moves=[
+        *MOVES, {"hc_eps": 0.02}, {"hc_magnitude": 1.6}, {"swiglu_limit": 0.8},
+        {"rope_interleave": True},
+    ],
+    sizes=(*SIZED, "hc_mult"),
+    unread=("num_key_value_heads",),
+    elsewhere=ELSEWHERE - {"rope_interleave"},
+    refused=[
+        *REFUSED[:3],
+        ({"enable_ihc": False}, "enable_ihc"),
+        ({"indexer_types": ["shared", "full"]}, "a first layer that shares"),
+    ],
+)  # fmt: skip
+FAMILIES = [DEEPSEEK_V32, GLM_DSA, DEEPSEEK_V4, HY_V4]
