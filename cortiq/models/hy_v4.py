@@ -1,6 +1,4 @@
 """HunYuan 4: gated latent attention with sinks and chosen keys; streams that keep what they hold.
-
-Folders have the pairs of RoPE as transformers turns them, or as `rope_interleave` says.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from cortiq.models import deepseek_v3, deepseek_v32, glm_moe_dsa
 from cortiq.models.config import Amount, Keys
 from cortiq.models.layer_kinds import layer_list
 from cortiq.models.mistral4 import STACKS
-from cortiq.models.mla import EPS, names_of
+from cortiq.models.mla import EPS, latent_attention, names_of
 from cortiq.models.names import Names
 from cortiq.models.parts import MLP, MOE, Decoder, activation, named
 from cortiq.models.rope import rope_table
@@ -35,7 +33,7 @@ from cortiq.models.tensor_pieces import FusedTensor
 
 ARCHITECTURES = ("hy_v4",)
 GGUF: tuple[str, ...] = ()
-INDEXED = ("indexed_attention", "deepseek_sparse_attention")
+INDEXED, PUBLISHED = "indexed_attention", "deepseek_sparse_attention"
 """What layers are called whose keys are chosen, by transformers and in published files."""
 KEYS = Keys(
     aliases={"num_local_experts": "n_routed_experts"},
@@ -108,11 +106,12 @@ class Config(glm_moe_dsa.Config):
 
     Attributes
     ----------
-    rope_interleave : neighbours are turned, not halves: no key of transformers' folders.
+    rope_interleave : RoPE turns neighbours, not halves. Without it files whose layers are
+        `PUBLISHED` do, as vLLM, SGLang and llama.cpp read them, and those of transformers do not.
     """
 
     max_position_embeddings: int = 262144
-    rope_interleave: bool = False
+    rope_interleave: bool | None = None  # type: ignore[assignment]
     q_lora_rank: int | None = 1536
     moe_intermediate_size: int = 768
     routed_scaling_factor: float = 2.827
@@ -137,15 +136,18 @@ class Config(glm_moe_dsa.Config):
     @property
     def pairing(self) -> str:
         """Which elements RoPE turns together."""
-        return "interleaved" if self.rope_interleave else "half"
+        neighbours = self.rope_interleave
+        if neighbours is None:
+            neighbours = PUBLISHED in (self.layer_types or ())
+        return "interleaved" if neighbours else "half"
 
     def mixer(self, context: int) -> LatentAttention:
         """Return a layer's attention, all of whose keys are seen in a context that is short."""
         if self.layer_types is not None:
-            layer_list(self.layer_types, self.num_hidden_layers, INDEXED)
+            layer_list(self.layer_types, self.num_hidden_layers, (INDEXED, PUBLISHED))
+        mixer = latent_attention(self, rope_table(self, context), self.pairing)
         chosen = context > self.index_topk
-        mixer = replace(super().mixer(context), gated=True, gate_each=True, sinks=True)
-        return replace(mixer, chosen=chosen)
+        return replace(mixer, gated=True, gate_each=True, sinks=True, chosen=chosen)
 
     def indexer(self, context: int) -> KeyIndexer:
         """Return a layer's choice of keys.

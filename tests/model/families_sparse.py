@@ -152,11 +152,11 @@ HY_V4 = Family(
     },
     moves=[
         *MOVES, {"hc_eps": 0.02}, {"hc_magnitude": 1.6}, {"swiglu_limit": 0.8},
-        {"rope_interleave": True},
+        {"rope_interleave": True}, {"layer_types": ["deepseek_sparse_attention"] * 2},
     ],
     sizes=(*SIZED, "hc_mult"),
     unread=("num_key_value_heads",),
-    elsewhere=ELSEWHERE - {"rope_interleave"},
+    elsewhere=ELSEWHERE - {"layer_types", "rope_interleave"},
     refused=[
         *REFUSED[:3],
         ({"enable_ihc": False}, "enable_ihc"),
