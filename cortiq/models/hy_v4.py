@@ -1,9 +1,7 @@
-"""HunYuan 4: gated latent attention with sinks and chosen keys; streams that keep what they hold.
-"""
+"""HunYuan 4: gated latent attention, sinks and chosen keys; streams that keep what they hold."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,7 +24,7 @@ from cortiq.models.config import Amount, Keys
 from cortiq.models.layer_kinds import layer_list
 from cortiq.models.mistral4 import STACKS
 from cortiq.models.mla import EPS, latent_attention, names_of
-from cortiq.models.names import Names
+from cortiq.models.names import Names, in_form
 from cortiq.models.parts import MLP, MOE, Decoder, activation, named
 from cortiq.models.rope import rope_table
 from cortiq.models.tensor_pieces import FusedTensor
@@ -66,17 +64,8 @@ OTHER_FORMS: Sequence[Sequence[tuple[str, str]]] = (
     ),
 )
 """Patterns of published names, and what they are in folders that transformers has saved."""
-
-
-def _in_form(rules: Sequence[tuple[str, str]], name: str) -> str:
-    """Return a published name in another form."""
-    for pattern, form in rules:
-        name = re.sub(pattern, form, name)
-    return name
-
-
 NAMES = Names(
-    forms=tuple(partial(_in_form, rules) for rules in OTHER_FORMS),
+    forms=tuple(partial(in_form, rules) for rules in OTHER_FORMS),
     fused=(
         *deepseek_v3.NAMES.fused,
         *STACKS,
@@ -96,8 +85,8 @@ STREAMS: Mapping[str, str] = {
                        for what in ("base", "scale")},
 }  # fmt: skip
 LAST: Mapping[str, str] = {
-    "mix": "hc_head_fn", "pre_base": "hc_head_base", "pre_scale": "hc_head_scale"
-}
+    "mix": "hc_head_fn", "pre_base": "hc_head_base", "pre_scale": "hc_head_scale",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +124,7 @@ class Config(glm_moe_dsa.Config):
 
     @property
     def pairing(self) -> str:
-        """Which elements RoPE turns together."""
+        """Name of the elements that RoPE turns together."""
         neighbours = self.rope_interleave
         if neighbours is None:
             neighbours = PUBLISHED in (self.layer_types or ())
@@ -175,7 +164,8 @@ class Config(glm_moe_dsa.Config):
 
         A limit of SwiGLU is of experts that are chosen alone; one that is not above 0 is none.
         """
-        width, act, inner = self.hidden_size, activation(self.hidden_act), self.moe_intermediate_size
+        width, act = self.hidden_size, activation(self.hidden_act)
+        inner = self.moe_intermediate_size
         limit = self.swiglu_limit if self.swiglu_limit > 0 else None
         experts = MoE(
             width=width, inner=inner, experts=self.n_routed_experts, router=self.router(),
@@ -190,8 +180,8 @@ class _Streams:
     """The residual streams, and the branches that read and write them."""
 
     def __init__(self, decoder: Decoder, config: Config) -> None:
-        sizes = config.hc_mult, config.hidden_size
-        self.decoder, self.read = decoder, StreamRead(
+        self.decoder, sizes = decoder, (config.hc_mult, config.hidden_size)
+        self.read = StreamRead(
             *sizes, config.rms_norm_eps, config.hc_eps, identity=True, magnitude=config.hc_magnitude
         )
         self.write = StreamWrite(*sizes, identity=True)
@@ -224,7 +214,7 @@ def build(config: Config, context: int) -> Program:
     decoder = Decoder(config, context, family="hy_v4", eps=config.rms_norm_eps)
     mixer, indexer, indexed = config.mixer(context), config.indexer(context), config.indexed()
     streams, builder, keys = _Streams(decoder, config), decoder.builder, list[Value]()
-    table = names_of(config) | ATTENTION
+    table = {**names_of(config), **ATTENTION}
     for n, (op, tensors) in enumerate(config.feed_forwards()):
         here, file = f"layers.{n}", f"model.layers.{n}"
         row, post = streams.begin(n, "attention", "input_layernorm")

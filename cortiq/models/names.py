@@ -7,7 +7,7 @@ Hugging Face folders one tensor an expert, `….experts.0.w1.weight` and so on.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cortiq.models.formed_vectors import FormedVector
@@ -62,6 +62,13 @@ GGUF_FUSED = (
 
 IGNORED = re.compile(r".*\.rotary_emb\.inv_freq|blk\.\d+\.attn_rot_embd(\.weight)?")
 """Tensors of old checkpoints, in folders and in GGUF, that repeat what the config says."""
+
+
+def in_form(rules: Sequence[tuple[str, str]], name: str) -> str:
+    """Return a name in another form: after these patterns' replacements, in order."""
+    for pattern, form in rules:
+        name = re.sub(pattern, form, name)
+    return name
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+import checkpoints
+import torch
+import transformers
 from families_dense import ROPE, USUAL
 from families_experts import (
     COUNTS,
@@ -15,6 +20,9 @@ from families_experts import (
 )
 from family_harness import Family
 from gguf_files import GGUF
+from transformers import conversion_mapping
+from transformers.modeling_outputs import CausalLMOutput
+from transformers.models.mistral_large4 import modeling_mistral_large4 as large
 
 INDEXED = {"q_lora_rank": 14, "index_n_heads": 8, "index_head_dim": 9, "index_topk": 7}
 SPARSE_SWITCHES = {
@@ -140,8 +148,10 @@ DEEPSEEK_V4 = Family(
 HY_V4 = Family(
     "hy_v4",
     "HYV4Config",
-    base={**BASE, "first_k_dense_replace": ..., "pad_token_id": None, "hc_mult": 2, "hc_eps": 0.01, "mlp_layer_types": ["dense", "sparse"],
-          "indexer_types": ["full", "shared"]},
+    base={
+        **BASE, "first_k_dense_replace": ..., "pad_token_id": None, "hc_mult": 2, "hc_eps": 0.01,
+        "mlp_layer_types": ["dense", "sparse"], "indexer_types": ["full", "shared"],
+    },
     shapes=SHAPES | {"odd": {
         **LATENT_SHAPES["odd"], ROPE: dict(YARN), "mlp_layer_types": ["sparse", "dense", "sparse"],
         "indexer_types": ["full", "full", "shared"],
@@ -163,4 +173,70 @@ HY_V4 = Family(
         ({"indexer_types": ["shared", "full"]}, "a first layer that shares"),
     ],
 )  # fmt: skip
-FAMILIES = [DEEPSEEK_V32, GLM_DSA, DEEPSEEK_V4, HY_V4]
+
+
+class MistralLarge4TextForCausalLM(large.MistralLarge4PreTrainedModel):
+    """The text model with its head, which transformers has with a tower only."""
+
+    config: transformers.MistralLarge4TextConfig
+    _tied_weights_keys: ClassVar = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.model = large.MistralLarge4TextModel(config)
+        self.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def forward(self, ids, use_cache=False):
+        logits = self.lm_head(self.model(ids, use_cache=use_cache).last_hidden_state)
+        cap = self.config.final_logit_softcapping
+        return CausalLMOutput(logits=torch.tanh(logits / cap) * cap)
+
+
+checkpoints.OWN["MistralLarge4TextConfig"] = MistralLarge4TextForCausalLM
+# Names of the files, but for the prefixes of text and tower.
+WHOLE, TEXT = (
+    conversion_mapping.get_checkpoint_conversion_mapping(f"mistral_large4{end}")
+    for end in ("", "_text")
+)
+conversion_mapping.register_checkpoint_conversion_mapping(
+    "MistralLarge4TextForCausalLM",
+    [r for r in WHOLE if r.target_patterns[0].startswith((".o_proj", r".\1."))] + TEXT,
+    overwrite=True,
+)
+OWN_ROWS = {"no_rope_layers": [1, 0], "kv_source_layers": [0, 1]}
+MISTRAL_LARGE4 = Family(
+    "mistral_large4",
+    "MistralLarge4TextConfig",
+    base={
+        **BASE, **OWN_ROWS, "q_lora_rank": ..., "final_logit_softcapping": 3.0,
+        "mlp_layer_types": ["dense", "sparse"], "indexer_types": ["full", "shared"],
+        ROPE: {"rope_type": "default", "rope_theta": 1e3},
+    },
+    shapes=SHAPES | {"odd": {
+        **LATENT_SHAPES["odd"], "no_rope_layers": [1, 0, 1], "kv_source_layers": [0, 1, 0],
+        "indexer_types": ["full", "full", "shared"],
+        "mlp_layer_types": ["sparse", "dense", "sparse"],
+        ROPE: {
+            "rope_type": "yarn", "rope_theta": 1e3, "factor": 16.0, "attention_factor": 1.0,
+            "original_max_position_embeddings": 16,
+        },
+    }},
+    switches={
+        **{key: value for key, value in SPARSE_SWITCHES.items() if key != "norm_topk_prob"},
+        "no_rope_layers": [0, 1, 0], "kv_source_layers": [0, 1, 0],
+        "indexer_types": ["full", "shared", "full"], "final_logit_softcapping": 2.0,
+    },
+    moves=[*MOVES, {"final_logit_softcapping": 3.5}],
+    sizes=SIZED,
+    elsewhere=ELSEWHERE | {
+        "index_topk_pattern", "index_topk_freq", "index_skip_topk_offset", "no_rope_layer_interval",
+    },
+    refused=[
+        ({"scoring_func": "softmax"}, "scoring_func"),
+        ({"index_head_dim": 4}, "index_head_dim = 4, less than is turned"),
+        ({"norm_topk_prob": False}, "norm_topk_prob"),
+        ({"indexer_types": ["shared", "full"]}, "a first layer that shares"),
+    ],
+)  # fmt: skip
+FAMILIES = [DEEPSEEK_V32, GLM_DSA, DEEPSEEK_V4, HY_V4, MISTRAL_LARGE4]
