@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from cortiq.errors import UnsupportedError
 from cortiq.ir import Op, Program, Value
@@ -21,7 +21,7 @@ from cortiq.ir.layers import (
 )
 from cortiq.models import deepseek_v3, deepseek_v32, glm_moe_dsa
 from cortiq.models.config import Amount, Keys
-from cortiq.models.layer_kinds import layer_list
+from cortiq.models.layer_kinds import by_layer, layer_list
 from cortiq.models.mistral4 import STACKS
 from cortiq.models.mla import EPS, latent_attention, names_of
 from cortiq.models.names import Names, in_form
@@ -30,20 +30,24 @@ from cortiq.models.rope import rope_table
 from cortiq.models.tensor_pieces import FusedTensor
 
 ARCHITECTURES = ("hy_v4",)
-GGUF: tuple[str, ...] = ()
 INDEXED, PUBLISHED = "indexed_attention", "deepseek_sparse_attention"
 """What layers are called whose keys are chosen, by transformers and in published files."""
 KEYS = Keys(
     aliases={"num_local_experts": "n_routed_experts"},
     same_as=deepseek_v3.KEYS.same_as,
-    harmless=frozenset({
+    harmless=deepseek_v3.KEYS.harmless | {
         "bitwise_backward_align", "enable_lm_head_fp32", "learnable_sink_init", "mtp_loss_factor",
-    }),
-    only={
-        "enable_ihc": True, "gated_mla": True, "gating_type": "elementwise",
-        "learnable_sink": True, "mlp_bias": False, "scoring_func": "sigmoid", "use_dsa": True,
-        "use_mla": True,
     },
+    only={
+        **deepseek_v3.KEYS.only, "enable_ihc": True, "gated_mla": True, "mlp_bias": False,
+        "gating_type": "elementwise", "learnable_sink": True, "use_dsa": True, "use_mla": True,
+    },
+    gguf={
+        **glm_moe_dsa.KEYS.gguf, "hyper_connection.count": "hc_mult",
+        "hyper_connection.epsilon": "hc_eps", "hyper_connection.magnitude": "hc_magnitude",
+        "swiglu_clamp_exp": "clamps",
+    },
+    gguf_absent=glm_moe_dsa.KEYS.gguf_absent,
 )  # fmt: skip
 ROLES = ("pre", "post")
 """Of the weights that streams are read and written with, in the order of the file."""
@@ -64,7 +68,17 @@ OTHER_FORMS: Sequence[Sequence[tuple[str, str]]] = (
     ),
 )
 """Patterns of published names, and what they are in folders that transformers has saved."""
+PARTS = ("fn", "base", "scale")
 NAMES = Names(
+    gguf={
+        **glm_moe_dsa.NAMES.gguf, "self_attn.linear_gate": "attn_gate",
+        "self_attn.learnable_sink_param": "attn_sinks.weight",
+        **{
+            f"{branch}.hc_{part}": f"hc_{kind}_{part}.weight" for part in PARTS
+            for kind, branch in zip(("attn", "ffn"), BRANCHES.values(), strict=True)
+        },
+        **{f"model.hc_head.hc_head_{part}": f"output_hc_{part}.weight" for part in PARTS},
+    },
     forms=tuple(partial(in_form, rules) for rules in OTHER_FORMS),
     fused=(
         *deepseek_v3.NAMES.fused,
@@ -75,8 +89,8 @@ NAMES = Names(
             for name in (f"{branch}.hc_base", f"{branch}.hc_scale")
         ),
     ),
-    unread=r"model\.mtp_layers\..*|model\.layers\.\d+\.self_attn\.indexer\..*",
-)
+    unread=rf"model\.mtp_layers\..*|{glm_moe_dsa.NAMES.unread}",
+)  # fmt: skip
 ATTENTION: Mapping[str, str] = {
     **deepseek_v32.INDEXER, "gate": "linear_gate.weight", "sinks": "learnable_sink_param",
 }  # fmt: skip
@@ -84,6 +98,7 @@ STREAMS: Mapping[str, str] = {
     "mix": "hc_fn", **{f"{role}_{what}": f"hc_{what}.{role}" for role in ROLES
                        for what in ("base", "scale")},
 }  # fmt: skip
+LEAST_CLAMP = 1e-6
 LAST: Mapping[str, str] = {
     "mix": "hc_head_fn", "pre_base": "hc_head_base", "pre_scale": "hc_head_scale",
 }  # fmt: skip
@@ -113,8 +128,7 @@ class Config(glm_moe_dsa.Config):
     swiglu_limit: float = 10.0
     family: ClassVar[str] = "hy_v4"
     not_in_json: ClassVar[frozenset[str]] = frozenset({
-        "source", "first_k_dense_replace", "index_skip_topk_offset", "index_topk_freq",
-        "index_topk_pattern",
+        "source", "index_skip_topk_offset", "index_topk_freq", "index_topk_pattern",
     })  # fmt: skip
 
     @property
@@ -174,6 +188,38 @@ class Config(glm_moe_dsa.Config):
         )  # fmt: skip
         mlp = GatedMLP(width, self.intermediate_size, act)
         return [(experts, MOE) if sparse else (mlp, MLP) for sparse in self.sparse()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GGUFConfig(glm_moe_dsa.GGUFConfig):
+    """Fields of GGUF files, whose pairs of RoPE are neighbours.
+
+    Attributes
+    ----------
+    clamps : limit of SwiGLU, of all layers or of each; one of up to `LEAST_CLAMP` is none.
+    """
+
+    hc_mult: int
+    hc_eps: float
+    hc_magnitude: float
+    clamps: float | tuple[float, ...] = 0.0
+    made: ClassVar[type[deepseek_v32.Config]] = Config
+
+    def further(self) -> dict[str, Any]:
+        """Return the fields that are not those of DeepSeek V3.
+
+        Raises
+        ------
+        UnsupportedError : limits that differ by layer.
+        """
+        clamps = set(by_layer(self.clamps, self.num_hidden_layers, "swiglu_clamp_exp"))
+        if len(clamps) > 1:
+            raise UnsupportedError(f"swiglu_clamp_exp of {sorted(clamps)}", where="metadata")
+        limit = clamps.pop()
+        return super().further() | {
+            "hc_mult": self.hc_mult, "hc_eps": self.hc_eps, "hc_magnitude": self.hc_magnitude,
+            "swiglu_limit": limit if limit > LEAST_CLAMP else 0.0, "rope_interleave": True,
+        }  # fmt: skip
 
 
 class _Streams:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 import checkpoints
+import numpy as np
 import torch
 import transformers
 from families_dense import ROPE, USUAL
@@ -145,6 +146,49 @@ DEEPSEEK_V4 = Family(
         ({"qk_rope_head_dim": 4}, "qk_rope_head_dim is 4"),
     ],
 )  # fmt: skip
+
+
+def hy_values(config):
+    """Metadata of HunYuan 4."""
+    clamps = [config["swiglu_limit"]] * config["num_hidden_layers"]
+    lead = config["mlp_layer_types"].index("sparse")
+    return indexed_values(config | {"first_k_dense_replace": lead}) | {
+        **{f"hyper_connection.{key}": config[f"hc_{field}"] for key, field in (
+            ("count", "mult"), ("epsilon", "eps"), ("magnitude", "magnitude"))},
+        "swiglu_clamp_exp": clamps,
+    }  # fmt: skip
+
+
+def as_neighbours(rows, heads, turned):
+    """The last rows of every head, whose halves are pairs, with pairs side by side."""
+    rows = rows.reshape(heads, -1, *rows.shape[1:])
+    order = np.arange(turned).reshape(2, -1).T.reshape(-1) + rows.shape[1] - turned
+    still = rows[:, : rows.shape[1] - turned]
+    return np.concatenate([still, rows[:, order]], axis=1).reshape(-1, *rows.shape[2:])
+
+
+def hy_tensors(config, name, values):
+    """Streams, gates and sinks under names that the package does not know yet."""
+    parts = name.split(".")
+    layer, end = (f"blk.{parts[2]}", parts[-1]) if parts[1] == "layers" else ("output", parts[-1])
+    if ".hc_" in name:
+        kind = "attn" if "attn" in name else "ffn"
+        blk = f"{layer}.hc_{kind}" if layer != "output" else "output_hc"
+        return {f"{blk}_{end.rpartition('_')[2]}.weight": values}
+    if "learnable_sink" in name:
+        return {f"{layer}.attn_sinks.weight": values}
+    if ".self_attn.linear_gate" in name:
+        return {f"{layer}.attn_gate.weight": values}
+    name, turned = name.replace(".linear_gate.", ".gate_proj."), config["qk_rope_head_dim"]
+    heads = {"q_b_proj": config["num_attention_heads"], "wq_b": config["index_n_heads"]}
+    if parts[-2] in (*heads, "kv_a_proj_with_mqa", "wk", "k_norm"):
+        values = as_neighbours(values, heads.get(parts[-2], 1), turned)
+    if name.endswith("experts.gate_up_proj"):
+        gate, up = np.split(values, 2, axis=1)
+        return {f"{layer}.ffn_gate_exps.weight": gate, f"{layer}.ffn_up_exps.weight": up}
+    return indexed_tensors(config, name + ".weight" * name.endswith("down_proj"), values)
+
+
 HY_V4 = Family(
     "hy_v4",
     "HYV4Config",
@@ -172,6 +216,9 @@ HY_V4 = Family(
         ({"enable_ihc": False}, "enable_ihc"),
         ({"indexer_types": ["shared", "full"]}, "a first layer that shares"),
     ],
+    gguf=[GGUF(
+        "hy_v4", names="glm-dsa", geometries=("wide",), values=hy_values, tensors=hy_tensors,
+    )],
 )  # fmt: skip
 
 
