@@ -44,6 +44,8 @@ from cortiq.ir.layers import (
     RWKV7ChannelMix,
     RWKV7TimeMix,
     StreamNGrams,
+    StreamRead,
+    StreamWrite,
     UnitAttention,
     UnitMLP,
     WindowIndexer,
@@ -65,6 +67,7 @@ ATTENTION = Attention(width=64, heads=4, kv_heads=2, head_dim=16, rope=TABLE)
 LATENT = LatentAttention(
     width=64, heads=4, latent=32, nope_dim=16, rope_dim=8, value_dim=16, eps=EPS, scale=0.2
 )
+SHARP = replace(LATENT, gated=True, gate_each=True, sinks=True)
 EXPERTS = MoE(width=64, inner=32, experts=8, router=Router(3, renormalise=True))
 NET = GatedDeltaNet(64, heads=4, key_heads=2, key_dim=16, value_dim=32, kernel=4, eps=EPS)
 KIMI = KDA(64, heads=2, key_dim=16, value_dim=32, kernel=4, eps=EPS, decay_rank=32)
@@ -188,5 +191,12 @@ OPTIONS: tuple[Op, ...] = (
     GatedMLP(64, 96, "relu2", inner_norm=EPS),
     RGLRU(64, inner=96, heads=3, kernel=4),
     RGLRU(64, inner=64, heads=1, kernel=3, activation="silu"),
+    replace(SHARP, query_latent=32, chosen=True, rope=RopeTable(10000.0, 8), pairing="half"),
+    replace(SHARP, chosen=True, scalable=True),
+    replace(LATENT, nope_dim=24, rope_dim=0, scalable=True),
+    replace(KEYS, turns_last=True),
+    replace(KEYS, query_latent=0, scalable=True, pairing="interleaved"),
+    StreamRead(3, 64, EPS, 0.01, identity=True, magnitude=1.5),
+    StreamWrite(3, 64, identity=True),
 )
 """Each option at least once, over a layout that fits."""

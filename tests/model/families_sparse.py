@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+import checkpoints
+import numpy as np
+import torch
+import transformers
 from families_dense import ROPE, USUAL
 from families_experts import (
     COUNTS,
@@ -15,6 +21,9 @@ from families_experts import (
 )
 from family_harness import Family
 from gguf_files import GGUF
+from transformers import conversion_mapping
+from transformers.modeling_outputs import CausalLMOutput
+from transformers.models.mistral_large4 import modeling_mistral_large4 as large
 
 INDEXED = {"q_lora_rank": 14, "index_n_heads": 8, "index_head_dim": 9, "index_topk": 7}
 SPARSE_SWITCHES = {
@@ -137,4 +146,144 @@ DEEPSEEK_V4 = Family(
         ({"qk_rope_head_dim": 4}, "qk_rope_head_dim is 4"),
     ],
 )  # fmt: skip
-FAMILIES = [DEEPSEEK_V32, GLM_DSA, DEEPSEEK_V4]
+
+
+def hy_values(config):
+    """Metadata of HunYuan 4."""
+    clamps = [config["swiglu_limit"]] * config["num_hidden_layers"]
+    lead = config["mlp_layer_types"].index("sparse")
+    return indexed_values(config | {"first_k_dense_replace": lead}) | {
+        **{f"hyper_connection.{key}": config[f"hc_{field}"] for key, field in (
+            ("count", "mult"), ("epsilon", "eps"), ("magnitude", "magnitude"))},
+        "swiglu_clamp_exp": clamps,
+    }  # fmt: skip
+
+
+def as_neighbours(rows, heads, turned):
+    """The last rows of every head, whose halves are pairs, with pairs side by side."""
+    rows = rows.reshape(heads, -1, *rows.shape[1:])
+    order = np.arange(turned).reshape(2, -1).T.reshape(-1) + rows.shape[1] - turned
+    still = rows[:, : rows.shape[1] - turned]
+    return np.concatenate([still, rows[:, order]], axis=1).reshape(-1, *rows.shape[2:])
+
+
+def hy_tensors(config, name, values):
+    """Streams, gates and sinks under names that the package does not know yet."""
+    parts = name.split(".")
+    layer, end = (f"blk.{parts[2]}", parts[-1]) if parts[1] == "layers" else ("output", parts[-1])
+    if ".hc_" in name:
+        kind = "attn" if "attn" in name else "ffn"
+        blk = f"{layer}.hc_{kind}" if layer != "output" else "output_hc"
+        return {f"{blk}_{end.rpartition('_')[2]}.weight": values}
+    if "learnable_sink" in name:
+        return {f"{layer}.attn_sinks.weight": values}
+    if ".self_attn.linear_gate" in name:
+        return {f"{layer}.attn_gate.weight": values}
+    name, turned = name.replace(".linear_gate.", ".gate_proj."), config["qk_rope_head_dim"]
+    heads = {"q_b_proj": config["num_attention_heads"], "wq_b": config["index_n_heads"]}
+    if parts[-2] in (*heads, "kv_a_proj_with_mqa", "wk", "k_norm"):
+        values = as_neighbours(values, heads.get(parts[-2], 1), turned)
+    if name.endswith("experts.gate_up_proj"):
+        gate, up = np.split(values, 2, axis=1)
+        return {f"{layer}.ffn_gate_exps.weight": gate, f"{layer}.ffn_up_exps.weight": up}
+    return indexed_tensors(config, name + ".weight" * name.endswith("down_proj"), values)
+
+
+HY_V4 = Family(
+    "hy_v4",
+    "HYV4Config",
+    base={
+        **BASE, "first_k_dense_replace": ..., "pad_token_id": None, "hc_mult": 2, "hc_eps": 0.01,
+        "mlp_layer_types": ["dense", "sparse"], "indexer_types": ["full", "shared"],
+    },
+    shapes=SHAPES | {"odd": {
+        **LATENT_SHAPES["odd"], ROPE: dict(YARN), "mlp_layer_types": ["sparse", "dense", "sparse"],
+        "indexer_types": ["full", "full", "shared"],
+    }},
+    switches={
+        **SPARSE_SWITCHES, "hc_mult": 3, "swiglu_limit": 0.7, "hc_magnitude": 1.5,
+        "indexer_types": ["full", "shared", "full"],
+    },
+    moves=[
+        *MOVES, {"hc_eps": 0.02}, {"hc_magnitude": 1.6}, {"swiglu_limit": 0.8},
+        {"rope_interleave": True}, {"layer_types": ["deepseek_sparse_attention"] * 2},
+    ],
+    sizes=(*SIZED, "hc_mult"),
+    unread=("num_key_value_heads",),
+    elsewhere=ELSEWHERE - {"layer_types", "rope_interleave"},
+    refused=[
+        *REFUSED[:3],
+        ({"enable_ihc": False}, "enable_ihc"),
+        ({"indexer_types": ["shared", "full"]}, "a first layer that shares"),
+    ],
+    gguf=[GGUF(
+        "hy_v4", names="glm-dsa", geometries=("wide",), values=hy_values, tensors=hy_tensors,
+    )],
+)  # fmt: skip
+
+
+class MistralLarge4TextForCausalLM(large.MistralLarge4PreTrainedModel):
+    """The text model with its head, which transformers has with a tower only."""
+
+    config: transformers.MistralLarge4TextConfig
+    _tied_weights_keys: ClassVar = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.model = large.MistralLarge4TextModel(config)
+        self.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def forward(self, ids, use_cache=False):
+        logits = self.lm_head(self.model(ids, use_cache=use_cache).last_hidden_state)
+        cap = self.config.final_logit_softcapping
+        return CausalLMOutput(logits=torch.tanh(logits / cap) * cap)
+
+
+checkpoints.OWN["MistralLarge4TextConfig"] = MistralLarge4TextForCausalLM
+# Names of the files, but for the prefixes of text and tower.
+WHOLE, TEXT = (
+    conversion_mapping.get_checkpoint_conversion_mapping(f"mistral_large4{end}")
+    for end in ("", "_text")
+)
+conversion_mapping.register_checkpoint_conversion_mapping(
+    "MistralLarge4TextForCausalLM",
+    [r for r in WHOLE if r.target_patterns[0].startswith((".o_proj", r".\1."))] + TEXT,
+    overwrite=True,
+)
+OWN_ROWS = {"no_rope_layers": [1, 0], "kv_source_layers": [0, 1]}
+MISTRAL_LARGE4 = Family(
+    "mistral_large4",
+    "MistralLarge4TextConfig",
+    base={
+        **BASE, **OWN_ROWS, "q_lora_rank": ..., "final_logit_softcapping": 3.0,
+        "mlp_layer_types": ["dense", "sparse"], "indexer_types": ["full", "shared"],
+        ROPE: {"rope_type": "default", "rope_theta": 1e3},
+    },
+    shapes=SHAPES | {"odd": {
+        **LATENT_SHAPES["odd"], "no_rope_layers": [1, 0, 1], "kv_source_layers": [0, 1, 0],
+        "indexer_types": ["full", "full", "shared"],
+        "mlp_layer_types": ["sparse", "dense", "sparse"],
+        ROPE: {
+            "rope_type": "yarn", "rope_theta": 1e3, "factor": 16.0, "attention_factor": 1.0,
+            "original_max_position_embeddings": 16,
+        },
+    }},
+    switches={
+        **{key: value for key, value in SPARSE_SWITCHES.items() if key != "norm_topk_prob"},
+        "no_rope_layers": [0, 1, 0], "kv_source_layers": [0, 1, 0],
+        "indexer_types": ["full", "shared", "full"], "final_logit_softcapping": 2.0,
+    },
+    moves=[*MOVES, {"final_logit_softcapping": 3.5}],
+    sizes=SIZED,
+    elsewhere=ELSEWHERE | {
+        "index_topk_pattern", "index_topk_freq", "index_skip_topk_offset", "no_rope_layer_interval",
+    },
+    refused=[
+        ({"scoring_func": "softmax"}, "scoring_func"),
+        ({"index_head_dim": 4}, "index_head_dim = 4, less than is turned"),
+        ({"norm_topk_prob": False}, "norm_topk_prob"),
+        ({"indexer_types": ["shared", "full"]}, "a first layer that shares"),
+    ],
+)  # fmt: skip
+FAMILIES = [DEEPSEEK_V32, GLM_DSA, DEEPSEEK_V4, HY_V4, MISTRAL_LARGE4]

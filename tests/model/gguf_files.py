@@ -105,7 +105,8 @@ def tensors_for_gguf(folder: Path, config: Config, how: GGUF) -> dict[str, np.nd
                 stacks.setdefault(stacked[1], []).append(values)
             else:
                 mapped = names.get_name(name, try_suffixes=(".weight", ".bias", ".scale"))
-                tensors[name if name.startswith("blk.") else mapped] = values
+                own = name.startswith(("blk.", "output_hc_"))
+                tensors[name if own else mapped] = values
     tensors |= {f"{names.get_name(name)}.weight": np.stack(m) for name, m in stacks.items()}
     for (layer, role), parts in experts.items():
         mlp, block = f"model.layers.{layer}.mlp", f"layers.{layer}.feed_forward"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cortiq.domains import Count, Relation
+from cortiq.domains import Count, Relation, Size
 from cortiq.ir import ops
 from cortiq.ir.graph import Scope, Value
+from cortiq.ir.layers.attention_options import scaled_by_position
 from cortiq.ir.layers.basic import Layer, linear
 from cortiq.ir.layers.latent import compressed_query
 from cortiq.ir.op import Type, expect, expect_last
@@ -28,14 +29,17 @@ class KeyIndexer(Layer):
 
     Attributes
     ----------
-    query_latent : width that the attention's queries are compressed to.
+    query_latent : width that the attention's queries are compressed to; 0 for queries of the row
+        itself, after a LayerNorm.
     heads, dim : of the indexer's queries. top : keys a query takes.
-    eps : of the norm of the latent. key_eps : of the LayerNorm of keys.
+    eps : of the norm of the latent, or of the row. key_eps : of the LayerNorm of keys.
     rope : of the first dimensions of queries and keys. biased : q_a has a bias.
+    turns_last : it is of the last dimensions (HunYuan 4).
+    scalable : queries grow with their position, see `scaled_by_position` (Mistral Large 4).
     """
 
     width: Count
-    query_latent: Count
+    query_latent: Size
     heads: IndexHeads
     dim: Count
     top: Count
@@ -44,6 +48,8 @@ class KeyIndexer(Layer):
     rope: RopeTable | None = None
     pairing: Pairing = "half"
     biased: bool = False
+    turns_last: bool = False
+    scalable: bool = False
     writes_slots = True
     relations = (
         Relation(
@@ -64,13 +70,20 @@ class KeyIndexer(Layer):
         shapes: dict[str, tuple[int, ...]] = {
             "q_a": (self.query_latent, self.width),
             "q_a_norm": (self.query_latent,),
-            "index_q": (self.heads * self.dim, self.query_latent),
+        }
+        if not self.query_latent:
+            shapes = {"index_q_norm": (self.width,), "index_q_norm_bias": (self.width,)}
+        shapes |= {
+            "index_q": (self.heads * self.dim, self.query_latent or self.width),
             "index_k": (self.dim, self.width),
             "index_k_norm": (self.dim,),
             "index_k_norm_bias": (self.dim,),
             "index_weights": (self.heads, self.width),
         }
-        return shapes | ({"q_a_bias": (self.query_latent,)} if self.biased else {})
+        if self.scalable:
+            shapes |= {f"index_q_{role}": (self.heads,) for role in ("growth", "start")}
+        biased = self.biased and self.query_latent
+        return shapes | ({"q_a_bias": (self.query_latent,)} if biased else {})
 
     def slot_kinds(self) -> dict[str, Slot]:
         """Declare one key a position."""
@@ -86,17 +99,35 @@ class KeyIndexer(Layer):
         slots = {"kv": "index"}
         k = self._coded(scope, k, position, "index_k", 1)
         scope.add_node(ops.StoreKV(1, self.dim, 0), k, name="index_store", slots=slots)
-        q = compressed_query(scope, x, self.width, self.query_latent, self.eps, self.biased)
-        q = linear(scope, q, "index_q", self.query_latent, self.heads * self.dim)
+        inner = self.query_latent or self.width
+        if self.query_latent:
+            q = compressed_query(scope, x, self.width, inner, self.eps, self.biased)
+        else:
+            roles = {"weight": "index_q_norm", "bias": "index_q_norm_bias"}
+            q = scope.add(ops.LayerNorm(inner, self.eps), x, name="index_q.norm", weights=roles)
+        q = linear(scope, q, "index_q", inner, self.heads * self.dim)
         q = self._coded(scope, q, position, "index_q", self.heads)
         weights = linear(scope, x, "index_weights", self.width, self.heads)
         op = ops.ChooseKeys(self.heads, self.dim, self.top)
         return scope.add(op, q, position, weights, name="keys", slots=slots)
 
     def _coded(self, scope: Scope, y: Value, position: Value, role: str, heads: int) -> Value:
-        """Return heads, rotated and quantised."""
+        """Return heads, scaled, rotated and quantised."""
         y = scope.add(ops.Reshape((heads, self.dim)), y, name=f"{role}.heads")
+        if self.scalable and role == "index_q":
+            y = scaled_by_position(scope, y, position, role)
         if self.rope:
-            rope = ops.Rope(self.rope, self.pairing)
-            y = scope.add(rope, y, position, name=f"{role}.rope")
+            y = self._turned(scope, y, position, role, self.rope)
         return scope.add(ops.Quantise(), y, name=f"{role}.quantised")
+
+    def _turned(
+        self, scope: Scope, y: Value, position: Value, role: str, table: RopeTable
+    ) -> Value:
+        """Write Rope, of the last dimensions between Slice ×2 and Concat."""
+        rope, still = ops.Rope(table, self.pairing), self.dim - table.dim
+        if not (self.turns_last and still):
+            return scope.add(rope, y, position, name=f"{role}.rope")
+        first = scope.add(ops.Slice(0, still), y, name=f"{role}.still")
+        last = scope.add(ops.Slice(still, self.dim), y, name=f"{role}.turned")
+        last = scope.add(rope, last, position, name=f"{role}.rope")
+        return scope.add(ops.Concat(), first, last, name=f"{role}.placed")
