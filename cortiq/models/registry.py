@@ -125,6 +125,7 @@ OWN = (
     "dory",
     "qwen4_exp",
     "kimi_k3",
+    "glm5_next",
 )
 """Modules of this package, in the order they are listed."""
 
