@@ -42,6 +42,7 @@ from cortiq.ir.layers import (
     RouterNorm,
     RWKV7ChannelMix,
     RWKV7TimeMix,
+    StreamMean,
     StreamNGrams,
     UnitAttention,
     UnitMLP,
@@ -183,5 +184,11 @@ OPTIONS: tuple[Op, ...] = (
     replace(EXPERTS, latent=32, latent_norm=EPS, activation=CAPPED, shared_inner=32),
     replace(KIMI, decay_bound=-5.0, decay_form="plain"),
     LightningAttention(64, 4, 16, EPS, 1.1, 0.5, None, True, EPS, TABLE, 0.25, norm_groups=2),
+    replace(LATENT, rope_dim=0, nope_rope=RopeTable(10000.0, 16)),
+    replace(LATENT, rope_dim=0, query_latent=32, chosen=True, block=4),
+    replace(KEYS, top=5, rope=None, every=4),
+    replace(KEYS, heads=3, top=40, rope=None, biased=True, every=3),
+    StreamMean(3, 64),
+    StreamMean(2, 96),
 )
 """Each option at least once, over a layout that fits."""

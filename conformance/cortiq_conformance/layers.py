@@ -257,7 +257,7 @@ def _inputs(op: Op) -> dict[str, Type]:
         found |= {"blocks": op.listed.type} if op.listed else {}
         found |= {"values": width} if op.value_input else {}
     if isinstance(op, LatentAttention) and op.chosen:
-        found["keys"] = Type((1, CHOSEN_KEYS), "i32")
+        found["keys" if op.block == 1 else "blocks"] = Type((1, CHOSEN_KEYS), "i32")
     if isinstance(op, MoE) and op.router_input:
         found["routed"] = width
     if isinstance(op, PerLayerGate):
