@@ -190,5 +190,8 @@ OPTIONS: tuple[Op, ...] = (
     replace(KEYS, heads=3, top=40, rope=None, biased=True, every=3),
     StreamMean(3, 64),
     StreamMean(2, 96),
+    WindowIndexer(
+        64, heads=4, dim=32, every=4, top=5, eps=EPS, rope=TABLE, sections=Sections((4, 2, 2), True)
+    ),
 )
 """Each option at least once, over a layout that fits."""

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from cortiq.errors import UnsupportedError
 from cortiq.ir import Op, Program, Value
-from cortiq.ir.images import TEXT_ONLY, ImageRows
+from cortiq.ir.images import IMAGES, TEXT_ONLY, ImageRows
 from cortiq.ir.layers import (
     GatedStreamRead,
     GatedStreamWrite,
@@ -201,8 +201,9 @@ def build(config: Config, context: int, rows: ImageRows = TEXT_ONLY) -> Program:
     """Build the trunk; one that sees images turns rows by their positions on several axes."""
     decoder, indexer = StreamDecoder(config, context), config.indexer(context)
     if indexer and rows.sections:
-        hint = f"declare a context of at most {(indexer.top + 1) * indexer.every - 1} tokens"
-        raise UnsupportedError("an indexer of windows beside images", where="config", hint=hint)
+        indexer = replace(indexer, sections=rows.sections)
+        rows = replace(rows, window=indexer.every)
+        decoder.builder.facts[IMAGES] = rows
     net = delta_net(config, gate=config.gate, tiled=config.source == "gguf")
     attention = replace(
         gated_attention(config, context, rows.sections), listed=indexer.listed if indexer else None
@@ -226,10 +227,13 @@ def build(config: Config, context: int, rows: ImageRows = TEXT_ONLY) -> Program:
             x = decoder.within(grams, f"{here}.grams", f"{file}.ple", GRAMS, x, decoder.token)
         row, weights = decoder.read(x, f"{here}.attention_read", f"{file}.attn_hyper_connection")
         if kind == GLOBAL:
-            inputs = [row, decoder.position, *axes]
+            inputs = [row, decoder.position]
+            chosen = []
             if indexer:
                 at = f"{file}.{INDEXER}"
-                inputs.append(decoder.within(indexer, f"{here}.indexer", at, INDEX, *inputs))
+                given = *inputs, *axes
+                chosen.append(decoder.within(indexer, f"{here}.indexer", at, INDEX, *given))
+            inputs += [*axes[:1], *chosen]
             at = f"{file}.self_attn"
             y = decoder.within(attention, f"{here}.attention", at, ATTENTION, *inputs)
         else:
