@@ -42,9 +42,12 @@ KEYS = replace(
     qwen3_5.KEYS,
     aliases={"num_local_experts": "num_experts"},
     gguf=qwen4_exp_gguf.KEYS,
-    harmless=qwen3_5.KEYS.harmless | {"mtp", "number_of_conv_states"},
+    harmless=qwen3_5.KEYS.harmless | {
+        "index_share_for_mtp_iteration", "mtp", "number_of_conv_states", "ple_embedding_dtype",
+        "ple_offload_embedding",
+    },
     only={k: v for k, v in qwen3_5.KEYS.only.items() if k != "output_gate_type"},
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

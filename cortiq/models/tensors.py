@@ -133,8 +133,7 @@ def _joined_pieces(
     Those of a file may have any numbers of rows that together are the weight's; of others each
     should have the number that it would have beside the others.
     """
-    prefix, stem, end = split_name(name)
-    own = [names.in_file(f"{prefix}{tensor}{end}", source) for tensor in names.joined.get(stem, ())]
+    own = [names.in_file(tensor, source) for tensor in names.joined_as(name)]
     found = {
         tensor: prod(checkpoint.tensor(tensor).shape) // prod(shape[1:])
         for tensor in own
