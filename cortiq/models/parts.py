@@ -156,9 +156,7 @@ class Decoder:
 
     def axes(self, rows: ImageRows) -> tuple[Value, ...]:
         """Write the inputs of positions on several axes, of a trunk whose rows have them."""
-        if not rows.axes:
-            return ()
-        names = (AXES, FIRST_AXES) if rows.window > 1 else (AXES,)
+        names = (AXES, FIRST_AXES)[: bool(rows.axes) + (rows.window > 1)]
         return tuple(self.builder.input(name, (rows.axes,)) for name in names)
 
     def deepened(self, x: Value, layer: int, rows: ImageRows) -> Value:
