@@ -43,6 +43,7 @@ from cortiq.ir.layers import (
     RouterNorm,
     RWKV7ChannelMix,
     RWKV7TimeMix,
+    StreamMean,
     StreamNGrams,
     StreamRead,
     StreamWrite,
@@ -198,5 +199,14 @@ OPTIONS: tuple[Op, ...] = (
     replace(KEYS, query_latent=0, scalable=True, pairing="interleaved"),
     StreamRead(3, 64, EPS, 0.01, identity=True, magnitude=1.5),
     StreamWrite(3, 64, identity=True),
+    replace(LATENT, rope_dim=0, nope_rope=RopeTable(10000.0, 16)),
+    replace(LATENT, rope_dim=0, query_latent=32, chosen=True, block=4),
+    replace(KEYS, top=5, rope=None, every=4),
+    replace(KEYS, heads=3, top=40, rope=None, biased=True, every=3),
+    StreamMean(3, 64),
+    StreamMean(2, 96),
+    WindowIndexer(
+        64, heads=4, dim=32, every=4, top=5, eps=EPS, rope=TABLE, sections=Sections((4, 2, 2), True)
+    ),
 )
 """Each option at least once, over a layout that fits."""

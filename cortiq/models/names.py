@@ -149,7 +149,13 @@ class Names:
     def in_form_of(self, folder: Container[str], names: Iterable[str]) -> Names:
         """Return the names in the form in which the folder has most of these tensors."""
         known = [self, *(replace(self, form=form) for form in self.forms)]
-        return max(known, key=lambda one: sum(one.in_folder(name) in folder for name in names))
+        every = [part for name in names for part in (name, *self.joined_as(name))]
+        return max(known, key=lambda one: sum(one.in_folder(name) in folder for name in every))
+
+    def joined_as(self, name: str) -> list[str]:
+        """Return the tensors whose rows are joined into a weight, if the family has such."""
+        prefix, stem, end = split_name(name)
+        return [f"{prefix}{tensor}{end}" for tensor in self.joined.get(stem, ())]
 
 
 USUAL = Names()

@@ -138,6 +138,7 @@ OWN = (
     "recurrent_gemma",
     "hy_v4",
     "mistral_large4",
+    "glm5_next",
 )
 """Modules of this package, in the order they are listed."""
 
