@@ -26,7 +26,7 @@ LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 """Keys that a config.json may have for the number of layers."""
 STACKED = re.compile(r"(model\.altup_\w*projections)\.\d+\.weight")
 """Matrices of a folder that a file holds as one stack, in the order of their numbers."""
-BARE = "xielu."
+BARE = ("xielu.", "tokenizer.")
 """What keys begin with that have no architecture before them."""
 LLAMA_FACTORS = "rope_freqs.weight"
 
@@ -201,7 +201,8 @@ def emit(
     import gguf
 
     writer = gguf.GGUFWriter(path, architecture)
-    writer.add_tokenizer_model("no_vocab")
+    if "tokenizer.ggml.model" not in values:
+        writer.add_tokenizer_model("no_vocab")
     for key, value in values.items():
         key = key if key.startswith(BARE) else f"{architecture}.{key}"
         if isinstance(value, list):

@@ -1,0 +1,48 @@
+"""Tiny random encoders as transformers saves them."""
+
+from __future__ import annotations
+
+import torch
+import transformers
+
+COMMON = {
+    "vocab_size": 96, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+}  # fmt: skip
+BERT = {**COMMON, "max_position_embeddings": 64, "layer_norm_eps": 0.02}
+ROBERTA = {**BERT, "type_vocab_size": 1, "pad_token_id": 1}
+MODERN = {
+    **COMMON, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2, "cls_token_id": 2,
+    "sep_token_id": 1, "local_attention": 14, "num_hidden_layers": 5, "norm_eps": 0.02,
+    "max_position_embeddings": 512,
+}  # fmt: skip
+BIASED = {"norm_bias": True, "attention_bias": True, "mlp_bias": True, "classifier_bias": True}
+CASES = {
+    "bert": ("Bert", "Model", BERT),
+    "bert classifier": ("Bert", "ForSequenceClassification", {**BERT, "num_labels": 3}),
+    "bert of odd widths": ("Bert", "Model", {
+        **BERT, "hidden_size": 40, "intermediate_size": 72, "num_attention_heads": 5,
+        "hidden_act": "relu"}),
+    "roberta": ("Roberta", "Model", ROBERTA),
+    "roberta classifier": ("Roberta", "ForSequenceClassification", {**ROBERTA, "num_labels": 1}),
+    "xlm-roberta": ("XLMRoberta", "ForSequenceClassification", {
+        **ROBERTA, "num_labels": 1, "pad_token_id": 3, "type_vocab_size": 2}),
+    "modernbert": ("ModernBert", "Model", MODERN),
+    "modernbert of odd widths": ("ModernBert", "Model", {
+        **MODERN, "hidden_size": 40, "intermediate_size": 72, "num_attention_heads": 4}),
+    "modernbert classifier": ("ModernBert", "ForSequenceClassification", {
+        **MODERN, **BIASED, "num_labels": 2, "classifier_activation": "silu"}),
+}  # fmt: skip
+
+
+def written(folder, name, **changes):
+    """A random encoder's folder, and transformers' model in double."""
+    kind, end, options = CASES[name]
+    torch.manual_seed(3)
+    config = getattr(transformers, f"{kind}Config")(**options | changes)
+    model = getattr(transformers, f"{kind}{end}")(config).float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(folder)
+    return model.double()
