@@ -1,4 +1,6 @@
-"""Settings of sentence-transformers beside a model, or in a GGUF file: how hidden rows become one vector."""
+"""How hidden rows become one vector: settings of sentence-transformers beside a model, and of GGUF
+files.
+"""
 
 from __future__ import annotations
 

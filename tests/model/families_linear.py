@@ -2,12 +2,40 @@
 
 from __future__ import annotations
 
+import re
+
 from families_hybrid import ROPE, USUAL
 from family_harness import Family
+from gguf_files import GGUF
 from gguf_hybrid import FULL, LINEAR
 
 FACTORS = [f"{kind}_{end}_factor" for kind in ("full_attn", "linear_attn", "mlp")
            for end in ("alpha", "beta")]  # fmt: skip
+LIGHTNING = {
+    "qkv_proj": "attn_qkv", "output_gate": "attn_gate", "norm": "attn_norm_2",
+    "out_proj": "attn_output",
+}  # fmt: skip
+
+
+def minimax_values(config):
+    """Metadata of MiniMax-01: one factor for the rows of all branches, none for operators."""
+    return {
+        "attention.recurrent_layers": [kind == LINEAR for kind in config["layer_types"]],
+        "residual_scale": float(config["mlp_alpha_factor"]),
+        "expert_count": config["num_local_experts"],
+        "expert_used_count": config["num_experts_per_tok"],
+    }
+
+
+def minimax_tensors(config, name, values):
+    """Tensors of lightning attention under names that the package does not know yet."""
+    if (match := re.fullmatch(r"model\.layers\.(\d+)\.self_attn\.(\w+)\.weight", name)) and (
+        match[2] in LIGHTNING
+    ):
+        return {f"blk.{match[1]}.{LIGHTNING[match[2]]}.weight": values}
+    return {} if re.search("slope_rate|_decay", name) else {name: values}
+
+
 MINIMAX = Family(
     "minimax",
     "MiniMaxConfig",
@@ -16,7 +44,10 @@ MINIMAX = Family(
         ROPE: {"rope_type": "default", "rope_theta": 1e3}, "block_size": 7,
     },
     shapes={
-        "odd": {"layer_types": [LINEAR, FULL, LINEAR], "num_attention_heads": 6, "head_dim": 6},
+        "odd": {
+            "layer_types": [LINEAR, FULL, LINEAR], "num_attention_heads": 6, "head_dim": 6,
+            **{f"{kind}_alpha_factor": 1.3 for kind in ("full_attn", "linear_attn", "mlp")},
+        },
     },
     switches={
         "sliding_window": 8, "tie_word_embeddings": True, "layer_types": [FULL, LINEAR, LINEAR],
@@ -27,6 +58,10 @@ MINIMAX = Family(
         {"sliding_window": 7}, *({name: 0.8} for name in FACTORS),
     ],
     sizes=("num_local_experts",),
+    gguf=[GGUF(
+        "minimax-01", names="minimax-m2", geometries=("wide", "odd"), tensors=minimax_tensors,
+        values=minimax_values,
+    )],
 )  # fmt: skip
 
 HYBRID = "hybrid"

@@ -116,6 +116,12 @@ PEERS: Mapping[str, Peer] = {
     "qwen35moe": UNIT,
     "nemotron_h": Peer(values=MTP),
     "nemotron_h_moe": Peer(values=MTP),
+    "minimax-01": Peer(
+        {"rms_norm_eps": 1e-6},
+        bound=2e-5,
+        why="norms of linear attention take the eps of the others; the last layer's rate is "
+        "1e-5 of the first's, transformers' a little more",
+    ),
     "kimi-linear": replace(LATENT, values={"context_length": 256}),
 }
 """By architecture, or by family where an architecture has several."""
