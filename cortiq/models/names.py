@@ -51,8 +51,8 @@ GGUF_TENSORS: Mapping[str, str] = {
     "final_layernorm": "layer_output_norm",
 }
 """Tensor of a Hugging Face checkpoint, without `model.layers.N.` and `.weight` (or `.bias`), to
-GGUF's; an entry for a name with its end has that of GGUF too, one for a name with its layer is
-outside GGUF's layers."""
+GGUF's; an entry for a name with its end has that of GGUF too, one for a name with its layer, or
+whole, is outside GGUF's layers."""
 
 GGUF_FUSED = (
     FusedTensor("self_attn.qkv_proj", tuple(f"self_attn.{role}_proj" for role in "qkv")),
@@ -97,6 +97,8 @@ class Names:
         KeyError : the table does not know the tensor.
         """
         table = {**GGUF_TENSORS, **self.gguf}
+        if name in table:
+            return table[name]
         plain = PLAIN.fullmatch(name)
         if plain and plain[1] in table:
             return f"{table[plain[1]]}.{plain[2]}"

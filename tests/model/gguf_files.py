@@ -105,7 +105,7 @@ def tensors_for_gguf(folder: Path, config: Config, how: GGUF) -> dict[str, np.nd
                 stacks.setdefault(stacked[1], []).append(values)
             else:
                 mapped = names.get_name(name, try_suffixes=(".weight", ".bias", ".scale"))
-                tensors[name if name.startswith("blk.") else mapped] = values
+                tensors[name if name.startswith(("blk.", "output_")) else mapped] = values
     tensors |= {f"{names.get_name(name)}.weight": np.stack(m) for name, m in stacks.items()}
     for (layer, role), parts in experts.items():
         mlp, block = f"model.layers.{layer}.mlp", f"layers.{layer}.feed_forward"
@@ -151,7 +151,7 @@ def name_map(architecture: str, layers: int) -> Any:
 def rope_values(config: Config) -> dict[str, Any]:
     """Metadata of the rotary table that several architectures have."""
     rope = config.get("rope_parameters") or {"rope_theta": 10000.0, "rope_type": "default"}
-    rope = rope.get("full_attention", rope)
+    rope = rope.get("full_attention", rope.get("compress", rope))
     values = {"rope.freq_base": rope["rope_theta"]}
     if rope["rope_type"] in ("linear", "yarn"):
         values["rope.scaling.type"] = rope["rope_type"]

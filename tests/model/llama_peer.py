@@ -122,6 +122,7 @@ PEERS: Mapping[str, Peer] = {
         why="norms of linear attention take the eps of the others; the last layer's rate is "
         "1e-5 of the first's, transformers' a little more",
     ),
+    "deepseek4": Peer({"index_head_dim": 64}),
     "bailingmoe3": replace(LATENT, values={"context_length": 256}),
     "kimi-linear": replace(LATENT, values={"context_length": 256}),
 }
