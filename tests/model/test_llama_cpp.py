@@ -22,4 +22,4 @@ def llama_cpp():
 @pytest.mark.parametrize("sample", samples(), ids=str)
 def test_logits_are_those_of_llama_cpp(sample, tmp_path):
     path, ids = write_sample(sample, tmp_path)
-    assert difference(path, ids, sample.family.context) < sample.peer.bound
+    assert difference(sample, path, ids) < sample.peer.bound
