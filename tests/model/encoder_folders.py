@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 import transformers
+
+from cortiq.formats.checkpoint import open_checkpoint
+from cortiq.models import load_program
+from cortiq_reference.ideal import evaluate
 
 COMMON = {
     "vocab_size": 96, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3,
@@ -46,3 +51,11 @@ def written(folder, name, **changes):
             parameter.add_(torch.randn_like(parameter) * 0.1)
     model.save_pretrained(folder)
     return model.double()
+
+
+def ideal_rows(path, ids, want="hidden", segments=None):
+    """The value in float64, of every row of a text."""
+    loaded = load_program(open_checkpoint(path), weight_format="f32")
+    given = loaded.program.facts["encoder"].inputs(segments or [0] * len(ids))
+    inputs = {name: np.array([row[name] for row in given]) for name in given[0]}
+    return evaluate(loaded.program, loaded.weights, ids, [want], inputs=inputs)[want]

@@ -17,6 +17,14 @@ ARCHITECTURES: Mapping[str, str] = {
 }  # fmt: skip
 POOLED = {"mean": 1, "cls": 2}
 DROPPED = ("pooler.", "cls.", "lm_head.", "decoder.", "embeddings.position_ids")
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+PIECES = [
+    *SPECIAL, "paris", "is", "a", "city", "##s", "##ity", "c", "un", "##believ", "##able", "!",
+    "的", "naive", "caf", "##e", "[unused1]", "Paris", "é",
+]  # fmt: skip
+SENTENCE = ["<s>", "<pad>", "</s>", "<unk>", "▁paris", "▁is", "▁a", "▁ci", "ty", "▁", *"abcdeip"]
+SCORES = [0.0] * 4 + [-3.0, -2.5, -2.0, -4.0, -3.5, -1.0] + [-5.0] * 7
+TEXTS = ["Paris is a citys!", "Unbelievable  naïve 的的 café zz", "[unused1] a", " a  paris "]
 Change = Callable[[dict[str, Any], dict[str, np.ndarray]], None]
 
 
@@ -30,7 +38,10 @@ def encoder_values(config: Mapping[str, Any]) -> dict[str, Any]:
         "attention.head_count": config["num_attention_heads"], "attention.causal": False,
     }  # fmt: skip
     if config["model_type"] != "modernbert":
-        return values | {"attention.layer_norm_epsilon": config["layer_norm_eps"]}
+        return values | {
+            "attention.layer_norm_epsilon": config["layer_norm_eps"],
+            "tokenizer.ggml.token_type_count": config["type_vocab_size"],
+        }
     rope = config["rope_parameters"]
     return values | {
         "attention.layer_norm_epsilon": config["norm_eps"],
@@ -71,7 +82,7 @@ def word_pieces(pieces: Sequence[str], special: Sequence[str]) -> dict[str, Any]
     ids = {"bos": "[CLS]", "eos": "[SEP]", "seperator": "[SEP]", "unknown": "[UNK]"}
     return {
         "tokenizer.ggml.model": "bert", "tokenizer.ggml.pre": "jina-v2-en",
-        "tokenizer.ggml.tokens": texts, "tokenizer.ggml.token_type_count": 2,
+        "tokenizer.ggml.tokens": texts,
         "tokenizer.ggml.token_type": [3 if piece in special else 1 for piece in pieces],
         **{f"tokenizer.ggml.{name}_token_id": pieces.index(text) for name, text in ids.items()},
     }  # fmt: skip

@@ -1,8 +1,9 @@
 """Write llama.cpp's rows of every position of a text: `llama_logits.py FILE.gguf OUT.npy WHAT IDS`.
 
-WHAT is `logits`, `flash` (logits with flash attention), `hidden` (rows of an encoder) or `scores`
-(of a classifier). For an interpreter that has llama-cpp-python. F32 keys and values, one thread,
-one batch, no flash attention: as close to the formulas as llama.cpp computes.
+WHAT is `logits`, `flash` (logits with flash attention), `hidden` (rows of an encoder), `scores`
+(of a classifier) or `ids` (of a text, which stands in place of IDS). For an interpreter that has
+llama-cpp-python. F32 keys and values, one thread, one batch, no flash attention: as close to the
+formulas as llama.cpp computes.
 """
 
 from __future__ import annotations
@@ -68,8 +69,21 @@ def rows(model: object, context: object, what: str, ids: list[int]) -> np.ndarra
     return np.stack([np.ctypeslib.as_array(row, (size,)) for row in found])
 
 
+def ids_of(model: object, text: str) -> np.ndarray:
+    """Return the ids of a text, with all that the file puts around it."""
+    data, most = text.encode(), 4 * len(text) + 8
+    found = (llama.llama_token * most)()
+    vocabulary = llama.llama_model_get_vocab(model)
+    count = llama.llama_tokenize(vocabulary, data, len(data), found, most, True, False)
+    return np.array(found[:count])
+
+
 if __name__ == "__main__":
     path, out, what, *ids = sys.argv[1:]
     llama.llama_log_set(log, ctypes.c_void_p(0))
     llama.llama_backend_init()
-    np.save(out, rows(*opened(path, what), what, [int(one) for one in ids]))
+    model, context = opened(path, what)
+    if what == "ids":
+        np.save(out, ids_of(model, *ids))
+    else:
+        np.save(out, rows(model, context, what, [int(one) for one in ids]))

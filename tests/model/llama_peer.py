@@ -163,7 +163,7 @@ def why_not() -> str:
 
 
 def llama_rows(
-    path: Path, ids: Sequence[int], what: str = "logits"
+    path: Path, ids: Sequence[int | str], what: str = "logits"
 ) -> tuple[np.ndarray | None, str]:
     """Return llama.cpp's rows of a text; None, and what it says, where it has none."""
     out = path.with_suffix(".npy")

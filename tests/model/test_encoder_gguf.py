@@ -9,37 +9,25 @@ pytest.importorskip("gguf")
 
 import numpy as np
 import transformers
-from encoder_folders import CASES, written
-from encoder_gguf import sentence_pieces, word_pieces, write_encoder
+from encoder_folders import CASES, ideal_rows, written
+from encoder_gguf import (
+    PIECES,
+    SCORES,
+    SENTENCE,
+    SPECIAL,
+    TEXTS,
+    sentence_pieces,
+    word_pieces,
+    write_encoder,
+)
 from tokenizers import Regex, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Engine
 
 import cortiq
 from cortiq.errors import FormatError, TokenizerError, UnsupportedError
-from cortiq.formats.checkpoint import open_checkpoint
-from cortiq.models import load_program
 from cortiq.tokenizer import Tokenizer
-from cortiq_reference.ideal import evaluate
 
 IDS = np.random.default_rng(1).integers(5, 90, 40).tolist()
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-PIECES = [
-    *SPECIAL, "paris", "is", "a", "city", "##s", "##ity", "c", "un", "##believ", "##able", "!",
-    "的", "naive", "caf", "##e", "[unused1]", "Paris", "é",
-]  # fmt: skip
-SENTENCE = ["<s>", "<pad>", "</s>", "<unk>", "▁paris", "▁is", "▁a", "▁ci", "ty", "▁", *"abcdeip"]
-SCORES = [0.0] * 4 + [-3.0, -2.5, -2.0, -4.0, -3.5, -1.0] + [-5.0] * 7
-TEXTS = ["Paris is a citys!", "Unbelievable  naïve 的的 café zz", "[unused1] a", " a  paris "]
-
-
-def rows(path, want="hidden"):
-    """The value of every row in float64, and the program."""
-    loaded = load_program(open_checkpoint(path), weight_format="f32")
-    given = loaded.program.facts["encoder"].inputs([0] * len(IDS))
-    inputs = {name: np.array([row[name] for row in given]) for name in given[0]}
-    return evaluate(loaded.program, loaded.weights, IDS, [want], inputs=inputs)[want]
-
-
 READ = [name for name in CASES if name not in ("bert classifier", "bert of odd widths")]
 CHANGES = {"modernbert classifier": {
     "norm_bias": False, "attention_bias": False, "mlp_bias": False, "classifier_bias": False,
@@ -53,7 +41,7 @@ def test_a_file_has_the_rows_of_its_folder(name, tmp_path):
     model = written(tmp_path / "folder", name, **CHANGES.get(name, {}))
     write_encoder(tmp_path / "model.gguf", tmp_path / "folder")
     for want in ("hidden", *(("scores",) if hasattr(model, "classifier") else ())):
-        found, wanted = rows(tmp_path / "model.gguf", want), rows(tmp_path / "folder", want)
+        found, wanted = (ideal_rows(tmp_path / end, IDS, want) for end in ("model.gguf", "folder"))
         assert np.array_equal(found, wanted) and np.ptp(wanted) > 0.1
 
 

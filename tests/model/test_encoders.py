@@ -15,7 +15,7 @@ pytest.importorskip("transformers")
 import numpy as np
 import torch
 import transformers
-from encoder_folders import CASES, COMMON, written
+from encoder_folders import CASES, COMMON, ideal_rows, written
 from installed import backends
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
@@ -28,7 +28,6 @@ from cortiq.model.rerank import AFTER, BEFORE, INSTRUCTION
 from cortiq.models import load_program
 from cortiq.plugins import default_plugins
 from cortiq.tokenizer.frames import FramedText
-from cortiq_reference.ideal import evaluate
 
 sys.path.append(str(Path(__file__).parents[1] / "pure"))
 TOLERANCE, BITES = 1e-5, 3e-4
@@ -52,11 +51,7 @@ def halves(count=TOKENS):
 
 
 def ideal(folder, want):
-    """The value in float64, of every row."""
-    loaded = load_program(open_checkpoint(folder), weight_format="f32")
-    rows = loaded.program.facts["encoder"].inputs(halves())
-    inputs = {name: np.array([row[name] for row in rows]) for name in rows[0]}
-    return evaluate(loaded.program, loaded.weights, ids_of(), [want], inputs=inputs)[want]
+    return ideal_rows(folder, ids_of(), want, halves())
 
 
 def expected(model, name):
