@@ -125,6 +125,7 @@ OWN = (
     "dory",
     "qwen4_exp",
     "kimi_k3",
+    "nomic_bert",
 )
 """Modules of this package, in the order they are listed."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import torch
 import transformers
@@ -32,12 +34,33 @@ CASES = {
     "roberta classifier": ("Roberta", "ForSequenceClassification", {**ROBERTA, "num_labels": 1}),
     "xlm-roberta": ("XLMRoberta", "ForSequenceClassification", {
         **ROBERTA, "num_labels": 1, "pad_token_id": 3, "type_vocab_size": 2}),
+    "nomic": ("NomicBert", "Model", {
+        **BERT, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
+    "nomic of odd widths": ("NomicBert", "Model", {
+        **BERT, "hidden_size": 40, "intermediate_size": 72, "num_attention_heads": 5,
+        "type_vocab_size": 3, "hidden_act": "gelu"}),
     "modernbert": ("ModernBert", "Model", MODERN),
     "modernbert of odd widths": ("ModernBert", "Model", {
         **MODERN, "hidden_size": 40, "intermediate_size": 72, "num_attention_heads": 4}),
     "modernbert classifier": ("ModernBert", "ForSequenceClassification", {
         **MODERN, **BIASED, "num_labels": 2, "classifier_activation": "silu"}),
 }  # fmt: skip
+
+
+NOMIC = {
+    "embeddings.LayerNorm": "emb_ln", "post_attention_layernorm": "norm1",
+    "post_mlp_layernorm": "norm2", "self_attn.o_proj": "attn.out_proj", "up_proj": "fc11",
+    "gate_proj": "fc12", "down_proj": "fc2",
+}  # fmt: skip
+
+
+def nomic_name(name: str) -> str:
+    """Nomic's own name of a tensor that transformers has renamed."""
+    if not re.match(r"layers\.\d+\.(self_attn|mlp\.\w+_proj|post_)", name):
+        return name
+    for part, own in NOMIC.items():
+        name = name.replace(part, own)
+    return f"encoder.{name}"
 
 
 def written(folder, name, **changes):

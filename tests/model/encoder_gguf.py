@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import gguf_files
 import numpy as np
+from encoder_folders import nomic_name
 from safetensors.numpy import load_file
 
 from cortiq.formats.checkpoint import open_checkpoint
 
 ARCHITECTURES: Mapping[str, str] = {
     "bert": "bert", "roberta": "bert", "xlm-roberta": "bert", "modernbert": "modern-bert",
+    "nomic_bert": "nomic-bert",
 }  # fmt: skip
 POOLED = {"mean": 1, "cls": 2}
 DROPPED = ("pooler.", "cls.", "lm_head.", "decoder.", "embeddings.position_ids")
@@ -38,8 +41,10 @@ def encoder_values(config: Mapping[str, Any]) -> dict[str, Any]:
         "attention.head_count": config["num_attention_heads"], "attention.causal": False,
     }  # fmt: skip
     if config["model_type"] != "modernbert":
+        rope = config.get("rope_parameters") or {}
         return values | {
             "attention.layer_norm_epsilon": config["layer_norm_eps"],
+            "rope.freq_base": rope.get("rope_theta"),
             "tokenizer.ggml.token_type_count": config["type_vocab_size"],
         }
     rope = config["rope_parameters"]
@@ -59,7 +64,7 @@ def encoder_tensors(folder: Path, config: Mapping[str, Any]) -> dict[str, np.nda
     """Tensors by GGUF name; positions of RoBERTa begin with the first row of a text."""
     kind = config["model_type"]
     names = gguf_files.name_map(ARCHITECTURES[kind], config["num_hidden_layers"])
-    tensors = {}
+    tensors, parts = {}, {}
     for name, values in load_file(folder / "model.safetensors").items():
         for prefix in ("bert.", "roberta.", "model."):
             name = name.removeprefix(prefix)
@@ -67,10 +72,16 @@ def encoder_tensors(folder: Path, config: Mapping[str, Any]) -> dict[str, np.nda
             continue
         if "roberta" in kind and name == "embeddings.position_embeddings.weight":
             values = values[1 + config["pad_token_id"] :]
+        if kind == "nomic_bert" and re.search("[qkv]_proj", name):
+            layer = name.split(".")[-4]  # the authors' files have one matrix of the three
+            parts.setdefault(f"blk.{layer}.attn_qkv.weight", {})[name.split(".")[-2]] = values
+            continue
         if name.startswith("classifier.") and name.count(".") == 1:
             name = name.replace("classifier.", "classifier.out_proj.")
-        tensors[names.get_name(name, try_suffixes=(".weight", ".bias"))] = values
-    return tensors
+        mapped = names.get_name(nomic_name(name), try_suffixes=(".weight", ".bias"))
+        tensors[mapped] = values
+    stacked = {name: [found[f"{r}_proj"] for r in "qkv"] for name, found in parts.items()}
+    return tensors | {name: np.concatenate(found) for name, found in stacked.items()}
 
 
 def word_pieces(pieces: Sequence[str], special: Sequence[str]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import urllib.error
 import urllib.request
@@ -15,8 +16,9 @@ pytest.importorskip("transformers")
 import numpy as np
 import torch
 import transformers
-from encoder_folders import CASES, COMMON, ideal_rows, written
+from encoder_folders import CASES, COMMON, ideal_rows, nomic_name, written
 from installed import backends
+from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import cortiq
@@ -35,6 +37,10 @@ TOKENS = 40
 MOVES = {
     "bert": ({"layer_norm_eps": 0.021}, {"hidden_act": "relu"}),
     "roberta": ({"pad_token_id": 2},),
+    "nomic": (
+        {"layer_norm_eps": 0.021}, {"hidden_act": "gelu"},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 600.0}},
+    ),
     "modernbert": (
         {"local_attention": 12}, {"norm_eps": 0.021}, {"layer_types": ["full_attention"] * 5},
         {"hidden_activation": "silu"},
@@ -81,6 +87,35 @@ def test_an_option_of_the_config_moves_the_rows(tmp_path, name, change):
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | change))
     assert np.abs(ideal(tmp_path, "hidden") - before).max() > BITES * np.abs(before).max()
+
+
+PUBLISHED = {
+    "model_type": "nomic_bert", "architectures": ["NomicBertModel"],
+    "activation_function": "swiglu", "causal": False, "layer_norm_epsilon": 0.02, "mlp_fc1_bias": False, "n_embd": 48, "n_head": 4,
+    "n_inner": 80, "n_layer": 3, "n_positions": 64, "prenorm": False, "rotary_emb_base": 500,
+    "rotary_emb_fraction": 1.0, "rotary_scaling_factor": None, "type_vocab_size": 2,
+    "vocab_size": 96,
+}  # fmt: skip
+
+
+def test_nomics_own_files_are_those_of_transformers(tmp_path):
+    """One matrix of queries, keys and values, and other names of keys and tensors."""
+    written(tmp_path, "nomic")
+    wanted, file = ideal(tmp_path, "hidden"), tmp_path / "model.safetensors"
+    held, parts = {}, {}
+    for name, values in load_file(file).items():
+        if (match := re.search(r"(layers\.\d+)\.self_attn\.([qkv])_proj", name)) is not None:
+            parts.setdefault(f"encoder.{match[1]}.attn.Wqkv.weight", {})[match[2]] = values
+        else:
+            held[nomic_name(name).replace("embeddings.LayerNorm", "emb_ln")] = values
+    held |= {name: np.concatenate([found[r] for r in "qkv"]) for name, found in parts.items()}
+    save_file(held, file)
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED))
+    assert np.array_equal(ideal(tmp_path, "hidden"), wanted)
+    for key, value in (("rotary_scaling_factor", 2), ("activation_function", "gelu")):
+        (tmp_path / "config.json").write_text(json.dumps(PUBLISHED | {key: value}))
+        with pytest.raises(UnsupportedError, match=key):
+            load_program(open_checkpoint(tmp_path))
 
 
 def test_what_is_not_supported_is_refused(tmp_path):

@@ -62,7 +62,7 @@ def encoder(folder, name, changes):
 
 @pytest.mark.parametrize(
     ("name", "changes"),
-    [("bert", {}), ("roberta", {}), ("xlm-roberta", {}), ("modernbert", {}),
+    [("bert", {}), ("roberta", {}), ("xlm-roberta", {}), ("nomic", {}), ("modernbert", {}),
      ("modernbert", {"hidden_activation": "silu"})],
 )  # fmt: skip
 def test_rows_of_encoders_are_those_of_llama_cpp(name, changes, tmp_path):
