@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 from cortiq.errors import FormatError, UnsupportedError
 from cortiq.ir import Program
 from cortiq.ir.layers import CompressedAttention, Entries, EntryIndexer, Gating, MoE
-from cortiq.models.config import Amount, Keys
+from cortiq.models import deepseek_v4_gguf
+from cortiq.models.config import Amount, Keys, convert_config
 from cortiq.models.hyper_connections import FUSED, HyperConnected, HyperConnectedDecoder
 from cortiq.models.layer_kinds import LOCAL, layer_list
 from cortiq.models.names import Names
@@ -22,8 +23,8 @@ from cortiq.models.rope import rope_table
 from cortiq.models.tensor_pieces import FusedTensor
 from cortiq.numerics.route import Router
 
-ARCHITECTURES = ("deepseek_v4",)
-GGUF: tuple[str, ...] = ()
+ARCHITECTURES = ("deepseek_v4", "deepseek4")
+GGUF = ("deepseek4",)
 SPARSE, HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
 RATIOS: Mapping[int, str] = {0: LOCAL, 4: SPARSE, 128: HEAVY}
 """Kinds of layers by `compress_ratios`; the rates are those of `compress_rates`."""
@@ -38,13 +39,17 @@ KEYS = Keys(
         "mlp_bias": False, "n_group": 1, "n_shared_experts": 1, "norm_topk_prob": True,
         "scoring_func": "sqrtsoftplus", "topk_group": 1, "topk_method": "noaux_tc",
     },
+    gguf=deepseek_v4_gguf.KEYS,
+    gguf_absent={"expert_weights_scale": 1.0},
+    gguf_only=deepseek_v4_gguf.ONLY,
 )  # fmt: skip
 NAMES = Names(
     fused=(
         FusedTensor("attn.norm", ("attn.kv_norm",)),  # as transformers writes it
         *FUSED,
     ),
-    unread=r"model\.layers\.\d+\.attn\.indexer\..*",
+    unread=r"model\.layers\.\d+\.attn\.indexer\..*|blk\.\d+\.indexer.*",
+    gguf=deepseek_v4_gguf.NAMES,
 )
 ATTENTION: Mapping[str, str] = {
     "q_a": "wq_a.weight", "q_a_norm": "q_norm.weight", "q": "wq_b.weight", "kv": "wkv.weight",
@@ -182,6 +187,16 @@ class Config(HyperConnected):
             selection_bias=not hashed, shared_inner=self.intermediate_size,
             listed=self.vocab_size if hashed else 0,
         )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class GGUFConfig(deepseek_v4_gguf.StoredFields, Config):
+    """Fields of GGUF files."""
+
+    def config(self, where: str) -> Config:
+        """Return the configuration in a folder's form."""
+        self.check_widths(self.hc_mult, where)
+        return convert_config(Config, self, where, swiglu_limit=self.bound(where))
 
 
 def build(config: Config, context: int) -> Program:

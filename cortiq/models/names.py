@@ -51,8 +51,8 @@ GGUF_TENSORS: Mapping[str, str] = {
     "final_layernorm": "layer_output_norm",
 }
 """Tensor of a Hugging Face checkpoint, without `model.layers.N.` and `.weight` (or `.bias`), to
-GGUF's; an entry for a whole name, or one with its end, has the end of GGUF's too, one for a name
-with its layer is outside GGUF's layers."""
+GGUF's; an entry for a name with its end has that of GGUF too, one for a name with its layer, or
+whole, is outside GGUF's layers."""
 
 GGUF_FUSED = (
     FusedTensor("self_attn.qkv_proj", tuple(f"self_attn.{role}_proj" for role in "qkv")),

@@ -139,6 +139,7 @@ OWN = (
     "hy_v4",
     "mistral_large4",
     "glm5_next",
+    "nomic_bert",
 )
 """Modules of this package, in the order they are listed."""
 
