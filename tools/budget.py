@@ -47,7 +47,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/engine": 4220,
     "cortiq/explain": 619,
     "cortiq/formats": 7670,
-    "cortiq/hearing": 2026,
+    "cortiq/hearing": 2053,
     "cortiq/ir": 4645,
     "cortiq/model": 2992,
     "cortiq/models": 5290,
@@ -58,7 +58,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/receipts": 1060,
     "cortiq/serve": 6400,
     "cortiq/tokenizer": 3010,
-    "cortiq/vision": 1539,
+    "cortiq/vision": 1566,
     "plugins/cortiq-bounded": 1480,
     "plugins/cortiq-faulty": 60,
     "plugins/cortiq-masks": 1450,
@@ -66,7 +66,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-skills": 1710,
     "plugins/cortiq-torch": 190,
-    "tests": 63030,
+    "tests": 63370,
     "tools": 2121,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""
