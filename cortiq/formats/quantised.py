@@ -54,7 +54,7 @@ def _kind_of(module: PackedModule, end: str, info: TensorInfo) -> Kind | None:
         return Kind(table_of(module), bitsandbytes_table)
     if pair == ("weight", "I8") and module.has("SCB"):
         return Kind("int8", bitsandbytes_int8)
-    if info.type in FP8_TYPES and any(module.has(scale) for scale in FP8_SCALES):
+    if info.type in FP8_TYPES and _has_scale(module):
         return Kind("fp8", fp8)
     if pair == ("weight", "I32") and module.has("weight_scale"):
         return Kind("quark", quark_int4)
@@ -81,13 +81,13 @@ def _modules(folder: MappedTensors) -> Iterator[tuple[PackedModule, Kind]]:
         if blocks and info.type == "U8":
             yield PackedModule(folder, blocks[1], "_"), Kind("mxfp4", mxfp4)
         elif main:
-            module = PackedModule(folder, main[1])
+            module = PackedModule(folder, main[1], whole=_scaled_by(folder, main[1], info))
             kind = _kind_of(module, main[2], info)
             if kind is not None:
                 yield module, kind
         elif info.type in FP8_TYPES:
             stack = PackedModule(folder, name, "_", bare=True)
-            if any(stack.has(scale) for scale in FP8_SCALES):
+            if _has_scale(stack):
                 yield stack, Kind("fp8", fp8)
 
 
@@ -103,6 +103,20 @@ def _masters(folder: MappedTensors, how: Quantisation) -> Iterator[tuple[PackedM
         plain = last == "embed_tokens" or any(stem == own or last == own for own in kept)
         if stem != name and len(info.shape) == 2 and info.type in FLOAT_TYPES and not plain:
             yield PackedModule(folder, stem), Kind("ternary", ternary_floats)
+
+
+def _scaled_by(folder: MappedTensors, stem: str, info: TensorInfo) -> str:
+    """Return the module that an FP8 matrix is a part of, if that has its scale and it has none."""
+    whole, _, own = stem.rpartition(".")
+    if own.isdecimal():  # one of a list
+        whole = whole.rpartition(".")[0]
+    if info.type not in FP8_TYPES or _has_scale(PackedModule(folder, stem)):
+        return ""
+    return whole if _has_scale(PackedModule(folder, whole)) else ""
+
+
+def _has_scale(module: PackedModule) -> bool:
+    return any(module.has(scale) for scale in FP8_SCALES)
 
 
 def read_quantised(folder: MappedTensors, how: Quantisation) -> MappedTensors:
@@ -121,7 +135,8 @@ def read_quantised(folder: MappedTensors, how: Quantisation) -> MappedTensors:
             module.decline(f"multiplies its input by {BEFORE}", hint)
         tensor = kind.read(module, how)
         name = "awq" if kind.name == "gptq" and _is_awq(folder, module) else kind.name
-        how.check_kind(module.stem, name)
+        if not module.whole:  # lists of modules do not speak of a table in parts
+            how.check_kind(module.stem, name)
         packed[tensor.name] = tensor
     if not packed:
         return _unquantised(folder, how)

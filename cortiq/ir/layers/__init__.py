@@ -33,7 +33,7 @@ from cortiq.ir.layers.moments import TINY, CentredNorm
 from cortiq.ir.layers.per_layer import PerLayerGate, PerLayerInputs
 from cortiq.ir.layers.rwkv7 import RWKV7ChannelMix, RWKV7TimeMix
 from cortiq.ir.layers.state_space import Mamba2
-from cortiq.ir.layers.streams import StreamEntry, StreamRead, StreamWrite
+from cortiq.ir.layers.streams import StreamEntry, StreamMean, StreamRead, StreamWrite
 from cortiq.ir.layers.unit_rows import Approach, UnitAttention, UnitMLP
 from cortiq.ir.layers.window_indexer import WindowIndexer
 from cortiq.ir.op import Op
@@ -47,7 +47,7 @@ LAYERS: tuple[type[Op], ...] = (
     CentredNorm,
     RWKV7TimeMix, RWKV7ChannelMix, DifferentialAttention, UnitAttention, UnitMLP, Approach,
     GatedStreamRead, GatedStreamWrite, StreamNGrams, WindowIndexer,
-    AttentionResidual, RGLRU,
+    AttentionResidual, RGLRU, StreamMean,
 )  # fmt: skip
 """Every layer of the catalogue."""
 
@@ -97,6 +97,7 @@ __all__ = [
     "RouterNorm",
     "ShortConv",
     "StreamEntry",
+    "StreamMean",
     "StreamRead",
     "StreamWrite",
     "TINY",
