@@ -208,5 +208,6 @@ OPTIONS: tuple[Op, ...] = (
     WindowIndexer(
         64, heads=4, dim=32, every=4, top=5, eps=EPS, rope=TABLE, sections=Sections((4, 2, 2), True)
     ),
+    replace(ATTENTION, qk_norm=QKNorm(EPS, centred=True)),
 )
 """Each option at least once, over a layout that fits."""

@@ -1,21 +1,23 @@
-"""Apertus: Llama's blocks with normed query and key heads, and xIELU in a plain MLP."""
+"""Apertus 1 and 1.5's text: Llama's blocks with normed heads, and xIELU in a plain MLP."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from cortiq.errors import FormatError
 from cortiq.ir import Program
-from cortiq.ir.layers import QKNorm, XieluMLP
+from cortiq.ir.layers import Embedding, QKNorm, XieluMLP
 from cortiq.models.config import BaseConfig, Keys
 from cortiq.models.formed_vectors import FormedVector, of_each_layer
 from cortiq.models.layer_kinds import by_layer
 from cortiq.models.names import Names
-from cortiq.models.parts import Decoder, attention
+from cortiq.models.parts import HEAD, TABLE, Decoder, attention
 from cortiq.models.rope import rope_table
 
-ARCHITECTURES = ("apertus",)
+ARCHITECTURES = ("apertus", "apertus1p5_text")
+GGUF = ("apertus",)
 ROLES = ("alpha_p", "alpha_n", "beta")
 KEYS = Keys(
     only={"hidden_act": "xielu", "mlp_bias": False, "post_norm": False, "qk_norm": True},
@@ -34,6 +36,7 @@ class Config(BaseConfig):
 
     Attributes
     ----------
+    output_vocab_size : rows of a head that is apart from the table: the first tokens, all of texts.
     xielu_alpha_p, xielu_alpha_n, xielu_beta, xielu_eps : of GGUF files, for all layers or each. The
         last bounds what is computed of a number near 0, which changes nothing.
     """
@@ -41,6 +44,7 @@ class Config(BaseConfig):
     max_position_embeddings: int = 65536
     rms_norm_eps: float = 1e-5
     attention_bias: bool = False
+    output_vocab_size: int | None = None
     xielu_alpha_p: float | tuple[float, ...] = 0.0
     xielu_alpha_n: float | tuple[float, ...] = 0.0
     xielu_beta: float | tuple[float, ...] = 0.0
@@ -73,8 +77,18 @@ NAMES = names
 
 
 def build(config: Config, context: int) -> Program:
-    """Build the trunk."""
-    decoder = Decoder(config, context, family="apertus", eps=config.rms_norm_eps)
+    """Build the trunk, whose vocabulary is that of its head.
+
+    Raises
+    ------
+    FormatError : a head of fewer rows that is the table, or one of more.
+    """
+    count = config.output_vocab_size or config.vocab_size
+    if count > config.vocab_size or (config.tie_word_embeddings and count < config.vocab_size):
+        what = f"{HEAD} of {count} rows beside a table of {config.vocab_size}"
+        raise FormatError(what, where="config")
+    headed = replace(config, vocab_size=count)
+    decoder = Decoder(headed, context, family="apertus", eps=config.rms_norm_eps)
     mixer = attention(
         config,
         rope=rope_table(config, context),
@@ -83,7 +97,8 @@ def build(config: Config, context: int) -> Program:
         output_biased=config.attention_bias,
     )
     mlp = XieluMLP(config.hidden_size, config.intermediate_size)
-    x = decoder.embed()
+    table = Embedding(config.vocab_size, config.hidden_size)
+    x = decoder.builder.add(table, decoder.token, name="embed", weights={"table": TABLE})
     for n in range(config.num_hidden_layers):
         x = decoder.mixer(x, n, mixer, before="attention_layernorm")
         x = decoder.feed_forward(x, n, mlp, table=FEED_FORWARD, before="feedforward_layernorm")

@@ -12,6 +12,7 @@ from cortiq.models.tensor_pieces import LAYER_PREFIX, split_name
 from cortiq.models.weights import StoredTensor, vector_weight
 from cortiq.numerics.contract import Floats
 from cortiq.numerics.layouts import Weight, floats
+from cortiq.numerics.sinusoids import sinusoids
 
 Formula: TypeAlias = Callable[[Sequence[Floats], int, str], Floats]
 """The vectors, the layer's number, and the weight's name for errors, to the vector or a table."""
@@ -46,3 +47,12 @@ def of_each_layer(numbers: Sequence[float]) -> FormedVector:
         return np.array([numbers[layer]], np.float32)
 
     return FormedVector((), 1, formula)
+
+
+def of_positions(count: int, width: int, first: int = 0) -> FormedVector:
+    """Return a table of sines and cosines of `count` positions from `first` on, of no tensor."""
+
+    def formula(vectors: Sequence[Floats], layer: int, name: str) -> Floats:
+        return sinusoids(first + count, width)[first:]
+
+    return FormedVector((), width, formula)

@@ -140,6 +140,10 @@ OWN = (
     "mistral_large4",
     "glm5_next",
     "nomic_bert",
+    "modernbert_decoder",
+    "aria",
+    "lara_mini",
+    "persimmon",
 )
 """Modules of this package, in the order they are listed."""
 

@@ -225,6 +225,11 @@ MINI: Mapping[str, Mapping[str, Any]] = {
         "indexer_types": ["full", "full", "shared"],
         "mlp_layer_types": ["dense", "sparse", "sparse"], "hc_mult": 2, "hc_sinkhorn_iters": 3,
     },
+    "recurrent_gemma": _WITHOUT_HEAD | {
+        "num_hidden_layers": 3, "attention_window_size": 24, "lru_width": 48,
+        "logits_soft_cap": 20.0,
+    },
+    "persimmon": {k: v for k, v in _WITHOUT_HEAD.items() if k != "num_key_value_heads"},
 }  # fmt: skip
 """A small model of every family that brings something of its own and has no other here, by its
 `model_type`.

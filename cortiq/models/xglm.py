@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cortiq.ir import Program
 from cortiq.models import opt
 from cortiq.models.config import Keys
-from cortiq.models.formed_vectors import FormedVector
+from cortiq.models.formed_vectors import of_positions
 from cortiq.models.names import Names
-from cortiq.numerics.contract import Floats
-from cortiq.numerics.sinusoids import sinusoids
 
 ARCHITECTURES = ("xglm",)
 GGUF: tuple[str, ...] = ()
@@ -36,14 +33,10 @@ class Config(opt.Activated):
 
 def NAMES(config: Config) -> Names:
     """Return the tensors' names; that of positions is made."""
-    count, width = config.max_position_embeddings, config.hidden_size
-
-    def rows(vectors: Sequence[Floats], layer: int, name: str) -> Floats:
-        return sinusoids(count + FIRST, width)[FIRST:]
-
+    rows = of_positions(config.max_position_embeddings, config.hidden_size, FIRST)
     return Names(
         folder={"model.norm.": "model.layer_norm."},
-        formed={"model.positions": FormedVector((), width, rows)},
+        formed={"model.positions": rows},
         unread=r"model\.embed_positions\.weights",
     )
 

@@ -191,14 +191,16 @@ def write(case: Case, folder: Path) -> Written:
         kind = kind or transformers.AutoModelForCausalLM._model_mapping[type(config)]
         # The eager softmax is in float32: not for models that have another.
         how = {"attn_implementation": "sdpa" if kind._supports_sdpa and not case.call else "eager"}
-        if hasattr(config, "num_experts_per_tok") or getattr(config, "top_k_experts", None):
+        counts = ("num_experts_per_tok", "top_k_experts", "moe_topk")
+        if any(getattr(config, count, None) for count in counts):
             how["experts_implementation"] = "eager"  # the other one has no double
         torch.manual_seed(5)  # vectors are moved from what they start with, at times at random
         model = kind._from_config(config, **how).eval()
         draw_weights(model)
         model.tie_weights()
         model.save_pretrained(folder)
-    tokens = np.random.default_rng(3).integers(0, config.vocab_size, case.positions).tolist()
+    known = getattr(config, "output_vocab_size", None) or config.vocab_size
+    tokens = np.random.default_rng(3).integers(0, known, case.positions).tolist()
     with torch.no_grad():
         logits = (
             model.double()(torch.tensor([tokens]), use_cache=False, **case.call).logits[0].numpy()

@@ -182,6 +182,7 @@ APERTUS = Family(
     switches={"attention_bias": True, "tie_word_embeddings": True, ROPE: LLAMA3},
     moves=[USUAL[0], {f"{ROPE}.factor": 8.3}],
     refused=[({"hidden_act": "silu"}, "hidden_act")],
+    elsewhere=frozenset({"output_vocab_size"}),  # of 1.5
     gguf=[GGUF("apertus", numbers={r"mlp\.act_fn\.(\w+)": "xielu"})],
 )  # fmt: skip
 

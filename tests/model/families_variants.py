@@ -7,10 +7,11 @@ import dataclasses
 import torch
 import transformers
 from checkpoints import OWN
-from families_classic import GPTJ, OPT
-from families_dense_2 import GPT2
+from families_classic import GPTJ, LAYER_NORM, NORMED, OPT
+from families_dense_2 import APERTUS, GPT2
 from families_experts import DEEPSEEK_V3, EXPERTS
 from families_experts_2 import GRANITE_MOE
+from families_hybrid import DELTA
 from families_mixed import LAYERS
 from families_pairs import GRANITE_SWA
 from family_harness import Family
@@ -129,6 +130,80 @@ RECURRENT_GEMMA = Family(
     sizes=("lru_width",),
     elsewhere=frozenset({"block_types"}),
 )  # fmt: skip
+BY_KIND = {
+    kind: {"rope_type": "default", "rope_theta": theta}
+    for kind, theta in (("full_attention", 1e3), ("sliding_attention", 300.0))
+}
+MODERNBERT_DECODER = Family(
+    "modernbert_decoder",
+    "ModernBertDecoderConfig",
+    base={
+        "head_dim": ..., "num_key_value_heads": ..., "rms_norm_eps": ..., "norm_eps": 0.02,
+        "local_attention": 18, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1,
+        "cls_token_id": 0, "sep_token_id": 1, "tie_word_embeddings": True, ROPE: BY_KIND,
+    },
+    shapes={"wide": {"hidden_size": 64}},
+    switches={
+        "attention_bias": True, "mlp_bias": True, "norm_bias": True, "classifier_bias": True,
+        "decoder_bias": False, "tie_word_embeddings": False,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    moves=[
+        {"norm_eps": 0.021}, {"hidden_activation": "relu"}, {"classifier_activation": "silu"},
+        {"local_attention": 20, "sliding_window": 10}, {f"{ROPE}.full_attention.rope_theta": 900.0},
+        {f"{ROPE}.sliding_attention.rope_theta": 350.0}, {ROPE: ..., "local_rope_theta": 200.0},
+        {ROPE: ..., "global_rope_theta": 500.0},
+        {"layer_types": ..., "global_attn_every_n_layers": 1},
+    ],
+    unread=("num_attention_heads",),
+)  # fmt: skip
+ARIA = Family(
+    "aria",
+    "AriaTextConfig",
+    base={"moe_num_experts": 6, "pad_token_id": 0},
+    switches={"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    moves=[*USUAL, {"moe_topk": 3}],
+    sizes=("moe_num_experts", "moe_num_shared_experts"),
+)  # fmt: skip
+KINDS = ["linear_attention", "sliding_attention", "full_attention"]
+LARA_MINI = Family(
+    "lara_mini",
+    "LaraMiniConfig",
+    base={
+        **DELTA, **EXPERTS, "shared_expert_intermediate_size": 20, "sliding_window": 9,
+        "layer_types": KINDS[:2], "tie_word_embeddings": True, "intermediate_size": ...,
+    },
+    shapes={
+        "odd": {"layer_types": KINDS, "linear_num_key_heads": 4, "head_dim": 12},
+        "switched": {"layer_types": KINDS[::-1], "linear_conv_kernel_dim": 4},
+    },
+    switches={"attention_bias": True, "norm_topk_prob": False, "tie_word_embeddings": False},
+    moves=[*USUAL, {"num_experts_per_tok": 3}, {"sliding_window": 10}],
+    sizes=(*DELTA, *EXPERTS, "shared_expert_intermediate_size"),
+    unread=("num_experts_per_tok",),
+    elsewhere=frozenset({"layer_types"}),
+)  # fmt: skip
+PERSIMMON = Family(
+    "persimmon",
+    "PersimmonConfig",
+    base={**NORMED, "head_dim": ..., "num_key_value_heads": ..., "bos_token_id": 0},
+    shapes={"wide": {"hidden_size": 64}, "odd": {"hidden_size": 48}},
+    switches={"qk_layernorm": False, "tie_word_embeddings": True},
+    moves=LAYER_NORM,
+    unread=("num_attention_heads",),
+)
+APERTUS_1P5 = dataclasses.replace(
+    APERTUS,
+    config="Apertus1p5TextConfig",
+    base={**APERTUS.base, "output_vocab_size": 80},
+    shapes={"odd": {"output_vocab_size": None}},
+    switches={k: v for k, v in APERTUS.switches.items() if k != "tie_word_embeddings"},
+    elsewhere=frozenset(),
+    sizes=("output_vocab_size",),
+    gguf=[],
+    title="apertus1p5",
+)
 FAMILIES = [
     GRANITEMOE_SWA, FLINT, SARVAM_MLA, OPENAI_GPT, CODEGEN, BIOGPT, XGLM, RECURRENT_GEMMA,
+    MODERNBERT_DECODER, ARIA, APERTUS_1P5, LARA_MINI, PERSIMMON,
 ]  # fmt: skip

@@ -41,6 +41,9 @@ def attention(op, w, x, values=None, turns=None):
     def placed(y, role):
         norm = op.qk_norm if op.qk_norm and not op.qk_norm.full_width else None
         gain = w[f"{role}_norm"] + norm.offset if norm else None
+        if norm and norm.centred:
+            y = normed(y - y.mean(-1, keepdims=True), gain) + w[f"{role}_norm_bias"]
+            return rotated(y, op.rope, op.pairing, turns)
         if norm and not norm.after_rope:
             y = normed(y, gain)
         if op.rope:
@@ -88,6 +91,7 @@ OPTIONS = {
     "norm of heads": {"rope": TABLE, "qk_norm": QKNorm(EPS)},
     "norm with offset": {"rope": TABLE, "qk_norm": QKNorm(EPS, 1.0)},
     "norm after rope": {"rope": PARTIAL, "qk_norm": QKNorm(EPS, after_rope=True)},
+    "centred norm": {"rope": TABLE, "qk_norm": QKNorm(EPS, 1.0, centred=True)},
     "norm of the width": {"rope": TABLE, "qk_norm": QKNorm(EPS, full_width=True), "biased": True},
     "value norm": {"value_norm": EPS},
     "value scale": {"value_scale": 0.7},
@@ -118,6 +122,7 @@ def test_attention_is_its_formula(name):
     [
         ({"output_gate": True, "value_dim": 4}, "value_dim is 4; .* a gate is as wide"),
         ({"output_gate": True, "qk_norm": QKNorm(EPS, full_width=True)}, "queries and their gates"),
+        ({"qk_norm": QKNorm(EPS, weighted=False, centred=True)}, "a norm with a bias has a weight"),
         ({"biased": ("q", "w")}, "biased is .*each of which is one of q, k, v"),
         ({"kv_heads": 4}, "kv_heads is 4, .*heads is 6; .* kv_heads divides heads"),
         ({"shares_kv": True, "value_input": True}, "a layer without values takes no row"),

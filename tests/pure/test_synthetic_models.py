@@ -45,10 +45,11 @@ OF_KNOWN_PARTS = {
     "glm4_moe_lite", "exaone_moe", "bamba", "opt", "falcon",
     "internlm2", "minicpm", "bailing_moe_v2", "afmoe", "lfm3", "hy_v3", "cwm", "vaultgemma",
     "solar_open", "youtu", "ministral", "granite_swa", "nanochat", "hyperclovax",
-    "exaone", "gpt_bigcode", "gpt_neo",
+    "exaone", "gpt_bigcode", "gpt_neo", "mllama", "granitemoe_swa", "flint", "sarvam_mla",
+    "openai_gpt", "codegen", "biogpt", "xglm", "modernbert_decoder", "aria", "lara_mini",
 }  # fmt: skip
 """Families whose layers are those of others, with other norms, windows or counts."""
-ENCODERS = {"bert", "modernbert", "whisper"}
+ENCODERS = {"bert", "modernbert", "nomic_bert", "whisper"}
 """Families without logits or with an encoder, of which the kit's streams cannot be made:
 tests/model/test_encoders.py, test_whisper.py."""
 

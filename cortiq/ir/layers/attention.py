@@ -139,7 +139,9 @@ class Attention(Layer):
         shapes["o"] = (self.width, merged)
         shapes |= {"output_norm": (merged,)} if self.output_norm is not None else {}
         if self.qk_norm and self.qk_norm.weighted:
-            shapes |= {f"{r}_norm": (self._norm_width(r),) for r in rows if r != "v"}
+            ends = ("_norm", "_norm_bias")[: 1 + self.qk_norm.centred]
+            normed = [r for r in rows if r != "v"]
+            shapes |= {f"{r}{end}": (self._norm_width(r),) for r in normed for end in ends}
         shapes |= {f"{r}_bias": shapes[r][:1] for r in self.biases if r in shapes}
         if self.output_biased:
             shapes["o_bias"] = (self.width,)
@@ -237,8 +239,12 @@ class Attention(Layer):
         return scope.add(ops.Reshape((heads, rows // heads)), y, name=f"{role}.heads")
 
     def _norm(self, scope: Scope, y: Value, role: str, norm: QKNorm) -> Value:
-        op = ops.RMSNorm(self._norm_width(role), norm.eps, norm.offset, norm.weighted)
-        weights = {"weight": f"{role}_norm"} if norm.weighted else {}
+        width, weights = self._norm_width(role), {"weight": f"{role}_norm"} if norm.weighted else {}
+        if norm.centred:
+            centred = ops.LayerNorm(width, norm.eps, True, norm.offset)
+            weights |= {"bias": f"{role}_norm_bias"}
+            return scope.add(centred, y, name=f"{role}.norm", weights=weights)
+        op = ops.RMSNorm(width, norm.eps, norm.offset, norm.weighted)
         return scope.add(op, y, name=f"{role}.norm", weights=weights)
 
     def _placed(self, scope: Scope, y: Value, position: Value, role: str) -> Value:

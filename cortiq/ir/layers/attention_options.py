@@ -20,13 +20,14 @@ Projection = Annotated[str, OneOf(PROJECTIONS)]
 
 @dataclass(frozen=True)
 class QKNorm(Described):
-    """RMSNorm of queries and keys.
+    """Norm of queries and keys, an RMSNorm if not told otherwise.
 
     Attributes
     ----------
     after_rope : the norm comes after RoPE, not before it (HunYuan).
     full_width : one norm over all heads together, before they are split (OLMo 2).
     weighted : it has a weight (Llama 4's has none).
+    centred : it is a LayerNorm, with a bias (Persimmon).
     """
 
     eps: Epsilon
@@ -34,6 +35,7 @@ class QKNorm(Described):
     after_rope: bool = False
     full_width: bool = False
     weighted: bool = True
+    centred: bool = False
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,10 @@ RELATIONS = (
     Relation(
         ("output_gate", "qk_norm"), "no norm is over queries and their gates together",
         lambda a: not (a.output_gate and a.qk_norm and a.qk_norm.full_width),
+    ),
+    Relation(
+        ("qk_norm",), "a norm with a bias has a weight",
+        lambda a: not (a.qk_norm and a.qk_norm.centred) or a.qk_norm.weighted,
     ),
     Relation(
         ("shares_kv", "value_input"), "a layer without values takes no row for them",
