@@ -128,6 +128,8 @@ OWN = (
     "kimi_k3",
     "hy_v4",
     "mistral_large4",
+    "mellum",
+    "sarvam_moe",
 )
 """Modules of this package, in the order they are listed."""
 
