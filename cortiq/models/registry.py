@@ -130,6 +130,7 @@ OWN = (
     "mistral_large4",
     "mellum",
     "sarvam_moe",
+    "cohere2_moe",
 )
 """Modules of this package, in the order they are listed."""
 

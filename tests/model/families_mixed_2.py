@@ -64,4 +64,41 @@ SARVAM = Family(
     ],
     elsewhere=COUNTS | {"num_nextn_predict_layers"},
 )  # fmt: skip
-FAMILIES = [MELLUM, SARVAM]
+COHERE2_MOE = Family(
+    "cohere2_moe",
+    "Cohere2MoeConfig",
+    base={
+        "rms_norm_eps": ..., "layer_norm_eps": 0.02, "sliding_window": 9, "pad_token_id": 0,
+        "eos_token_id": 1, "num_experts": 4, "num_shared_experts": 1, "logit_scale": 0.5,
+        "mlp_layer_types": ["dense", "sparse"], "layer_types": LAYERS[:2],
+        "prefix_dense_intermediate_size": 56, "rope_theta": 1e3,
+    },
+    shapes={"odd": {
+        "rms_norm_eps": 0.02, "layer_types": ["full_attention", *LAYERS[1:]],
+        "mlp_layer_types": ["dense", "dense", "sparse"], "expert_selection_fn": "sigmoid",
+    }},
+    switches={
+        "attention_bias": True, "tie_word_embeddings": True, "logit_scale": 0.3,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        "mlp_layer_types": ["dense", "sparse", "sparse"], "num_shared_experts": 2,
+        "shared_expert_combination_strategy": "sum", "expert_selection_fn": "sigmoid",
+        "norm_topk_prob": False, "prefix_dense_sliding_window_pattern": 2,
+        "prefix_dense_intermediate_size": 40,
+    },
+    moves=[
+        {"layer_norm_eps": 0.03}, {"rms_norm_eps": 0.02}, {"hidden_act": "gelu_pytorch_tanh"},
+        {f"{ROPE}.rope_theta": 9e2, "rope_theta": 9e2}, {"logit_scale": 0.31},
+        {"sliding_window": 10},
+        {"num_experts_per_tok": 1}, {"shared_expert_combination_strategy": "average"},
+        {"expert_selection_fn": "softmax"}, {"prefix_dense_sliding_window_pattern": 1},
+        {"norm_topk_prob": True},
+    ],
+    sizes=("num_experts", "num_shared_experts", "prefix_dense_intermediate_size"),
+    elsewhere=frozenset({"first_k_dense_replace", "sliding_window_pattern"}),
+    refused=[
+        ({"use_parallel_block": False}, "use_parallel_block"),
+        ({"expert_selection_fn": "loudest"}, "loudest"),
+        ({"shared_expert_combination_strategy": "product"}, "product"),
+    ],
+)  # fmt: skip
+FAMILIES = [MELLUM, SARVAM, COHERE2_MOE]
