@@ -50,7 +50,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/hearing": 2026,
     "cortiq/ir": 4718,
     "cortiq/model": 2992,
-    "cortiq/models": 5324,
+    "cortiq/models": 5330,
     "cortiq/numerics": 3778,
     "cortiq/placement": 710,
     "cortiq/plugins": 660,
@@ -66,7 +66,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-skills": 1710,
     "plugins/cortiq-torch": 190,
-    "tests": 63370,
+    "tests": 63510,
     "tools": 2121,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""

@@ -10,20 +10,32 @@ from cortiq.ir import Op, Program, Value
 from cortiq.ir.layers import GatedMLP, LayerNorm, MoE, RMSNorm
 from cortiq.ir.ops import Scale
 from cortiq.models import cohere2
-from cortiq.models.config import Amount, Keys
+from cortiq.models.config import Amount, Keys, check_derived, convert_config
+from cortiq.models.gguf_keys import BY_SIGMOID
 from cortiq.models.layer_kinds import sparse_layers, windows
 from cortiq.models.names import Names
 from cortiq.models.parts import MLP, MOE, Decoder, activation, attention, named
 from cortiq.models.rope import rope_table
 from cortiq.numerics.route import Router
 
-ARCHITECTURES = ("cohere2_moe",)
-GGUF: tuple[str, ...] = ()
+ARCHITECTURES = ("cohere2_moe", "cohere2moe")
+GGUF = ("cohere2moe",)
 KEYS = Keys(
     aliases=cohere2.KEYS.aliases,
     harmless=cohere2.KEYS.harmless,
     only={**cohere2.KEYS.only, "use_qk_norm": False},
-)
+    gguf={
+        **cohere2.KEYS.gguf, "expert_count": "num_experts",
+        "expert_feed_forward_length": "expert_inner", "expert_shared_count": "num_shared_experts",
+        "expert_shared_feed_forward_length": "shared_inner",
+        "expert_weights_norm": "norm_topk_prob",
+        "leading_dense_block_count": "first_k_dense_replace",
+        "nextn_predict_layers": "num_nextn_predict_layers",
+    },
+    gguf_absent={"expert_weights_norm": False, "logit_scale": 1.0},
+    gguf_only=BY_SIGMOID,
+    gguf_tensors=cohere2.KEYS.gguf_tensors,
+)  # fmt: skip
 NAMES = Names()
 CHOICES = {"softmax": "softmax_topk", "sigmoid": "sigmoid"}
 """Kinds of `Router` by `expert_selection_fn`: a softmax is over the chosen experts."""
@@ -55,6 +67,7 @@ class Config(cohere2.Config):
     first_k_dense_replace: Amount = Amount(0)
     prefix_dense_intermediate_size: int | None = None
     prefix_dense_sliding_window_pattern: int = 1
+    num_nextn_predict_layers: Amount = Amount(0)
     family: ClassVar[str] = "cohere2_moe"
 
     def sparse(self) -> tuple[bool, ...]:
@@ -101,6 +114,29 @@ class Config(cohere2.Config):
             router=Router(self.num_experts_per_tok, kind, renormalise=renormalise),
             activation=activation(self.hidden_act),
             shared_inner=self.intermediate_size * self.num_shared_experts,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class GGUFConfig(Config):
+    """Fields of GGUF files, whose `feed_forward_length` is of layers without experts.
+
+    Attributes
+    ----------
+    expert_inner, shared_inner : widths of an expert, and of all shared ones.
+    """
+
+    expert_inner: int
+    shared_inner: int | None = None
+    windows_turn: ClassVar[bool] = False
+
+    def config(self, where: str) -> Config:
+        """Return the configuration in a folder's form."""
+        wide = self.expert_inner * self.num_shared_experts
+        check_derived(where, expert_shared_feed_forward_length=(self.shared_inner, wide))
+        return convert_config(
+            Config, self, where, intermediate_size=self.expert_inner,
+            prefix_dense_intermediate_size=self.intermediate_size, expert_selection_fn="sigmoid",
         )  # fmt: skip
 
 

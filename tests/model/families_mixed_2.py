@@ -64,6 +64,28 @@ SARVAM = Family(
     ],
     elsewhere=COUNTS | {"num_nextn_predict_layers"},
 )  # fmt: skip
+
+
+def cohere_values(config):
+    """Metadata of Command A+."""
+    kinds = config["layer_types"]
+    eps = {"attention.layer_norm_epsilon": config["layer_norm_eps"]}
+    return {
+        **(eps if config["rms_norm_eps"] is None else {}), "logit_scale": config["logit_scale"],
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in kinds],
+        "feed_forward_length": config["prefix_dense_intermediate_size"],
+        "expert_count": config["num_experts"], "expert_used_count": config["num_experts_per_tok"],
+        "expert_feed_forward_length": config["intermediate_size"], "expert_gating_func": 2,
+        "expert_weights_norm": config["norm_topk_prob"],
+        "expert_shared_count": config["num_shared_experts"],
+        "expert_shared_feed_forward_length":
+            config["intermediate_size"] * config["num_shared_experts"],
+        "leading_dense_block_count": config["mlp_layer_types"].count("dense"),
+        "rope.scaling.type": "none",
+    }  # fmt: skip
+
+
 COHERE2_MOE = Family(
     "cohere2_moe",
     "Cohere2MoeConfig",
@@ -94,11 +116,14 @@ COHERE2_MOE = Family(
         {"norm_topk_prob": True},
     ],
     sizes=("num_experts", "num_shared_experts", "prefix_dense_intermediate_size"),
-    elsewhere=frozenset({"first_k_dense_replace", "sliding_window_pattern"}),
+    elsewhere=frozenset({
+        "first_k_dense_replace", "num_nextn_predict_layers", "sliding_window_pattern",
+    }),
     refused=[
         ({"use_parallel_block": False}, "use_parallel_block"),
         ({"expert_selection_fn": "loudest"}, "loudest"),
         ({"shared_expert_combination_strategy": "product"}, "product"),
     ],
+    gguf=[GGUF("cohere2moe", names="dots1", geometries=("odd",), values=cohere_values)],
 )  # fmt: skip
 FAMILIES = [MELLUM, SARVAM, COHERE2_MOE]

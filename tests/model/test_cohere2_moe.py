@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
+
+import transformers
 
 from cortiq.models.cohere2_moe import KEYS, Config
 from cortiq.models.config import config_from_json
