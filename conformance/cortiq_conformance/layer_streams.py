@@ -22,6 +22,7 @@ from cortiq.ir.layers import (
     PerLayerInputs,
     Rope,
     RWKV7TimeMix,
+    StreamMean,
     StreamNGrams,
     StreamRead,
     StreamWrite,
@@ -31,7 +32,7 @@ from cortiq.ir.ops import Concat, Reshape
 
 SEVERAL = AltUpPredict | AltUpCorrect | RWKV7TimeMix | Mamba1 | GatedStreamRead | StreamRead
 """Layers that may have several outputs, which a probe joins in one row."""
-READS = StreamRead | GatedStreamRead | StreamNGrams
+READS = StreamRead | StreamMean | GatedStreamRead | StreamNGrams
 """Layers that take streams, and no branch's output."""
 
 

@@ -206,7 +206,7 @@ def with_usual_prefix(tensors: MappedTensors) -> MappedTensors:
 
 TABLES = (
     "wte.weight", "word_embeddings.weight", "embed_tokens.weight", "embed.weight",
-    "model.embed_tokens.weight",
+    "model.embed_tokens.weight", "tokens_embed.weight",
 )  # fmt: skip
 
 

@@ -51,8 +51,8 @@ GGUF_TENSORS: Mapping[str, str] = {
     "final_layernorm": "layer_output_norm",
 }
 """Tensor of a Hugging Face checkpoint, without `model.layers.N.` and `.weight` (or `.bias`), to
-GGUF's; an entry for a whole name, or one with its end, has the end of GGUF's too, one for a name
-with its layer is outside GGUF's layers."""
+GGUF's; an entry for a name with its end has that of GGUF too, one for a name with its layer, or
+whole, is outside GGUF's layers."""
 
 GGUF_FUSED = (
     FusedTensor("self_attn.qkv_proj", tuple(f"self_attn.{role}_proj" for role in "qkv")),
@@ -153,7 +153,13 @@ class Names:
     def in_form_of(self, folder: Container[str], names: Iterable[str]) -> Names:
         """Return the names in the form in which the folder has most of these tensors."""
         known = [self, *(replace(self, form=form) for form in self.forms)]
-        return max(known, key=lambda one: sum(one.in_folder(name) in folder for name in names))
+        every = [part for name in names for part in (name, *self.joined_as(name))]
+        return max(known, key=lambda one: sum(one.in_folder(name) in folder for name in every))
+
+    def joined_as(self, name: str) -> list[str]:
+        """Return the tensors whose rows are joined into a weight, if the family has such."""
+        prefix, stem, end = split_name(name)
+        return [f"{prefix}{tensor}{end}" for tensor in self.joined.get(stem, ())]
 
 
 USUAL = Names()

@@ -209,6 +209,7 @@ MINI: Mapping[str, Mapping[str, Any]] = {
             "full_attn_layers": [2], "kda_layers": [1, 3],
         },
     },
+    "bitnet": _WITHOUT_HEAD,
     "hy_v4": _LATENT | _CHOSEN | {
         "indexer_types": ["full", "shared"], "mlp_layer_types": ["dense", "sparse"], "hc_mult": 2,
         "swiglu_limit": 0.5,
@@ -216,6 +217,13 @@ MINI: Mapping[str, Mapping[str, Any]] = {
     "mistral_large4_text": {k: v for k, v in _LATENT.items() if k != "q_lora_rank"} | _CHOSEN | {
         "num_hidden_layers": 4, "no_rope_layers": [1, 0, 1, 0], "kv_source_layers": [0, 1, 0, 1],
         "indexer_types": ["full", "full", "shared", "full"], "first_k_dense_replace": 1,
+    },
+    "glm5_next_text": _LATENT | _ROUTED | {
+        "num_hidden_layers": 3, "qk_rope_head_dim": 0, "index_n_heads": 4, "index_head_dim": 16,
+        "index_topk": 16, "index_kpool": 4, "linear_head_dim": 16, "linear_num_heads": 4,
+        "layer_types": ["linear_attention", "indexed_attention", "indexed_attention"],
+        "indexer_types": ["full", "full", "shared"],
+        "mlp_layer_types": ["dense", "sparse", "sparse"], "hc_mult": 2, "hc_sinkhorn_iters": 3,
     },
 }  # fmt: skip
 """A small model of every family that brings something of its own and has no other here, by its

@@ -117,7 +117,81 @@ COMPRESSED = {
     "o_lora_rank": 10, "index_n_heads": 8, "index_head_dim": 12, "index_topk": 3, "hc_eps": 0.01,
     "partial_rotary_factor": 0.4, "hc_sinkhorn_iters": 3,
 }  # fmt: skip
-THREE = {"layer_types": [NEAR, SPARSE, SPARSE], "mlp_layer_types": ["hash_moe", "hash_moe", "moe"]}
+
+
+def compressed_values(config):
+    """Metadata of DeepSeek V4; rates of entries are 4 and 128, whatever the folder says."""
+    rope, ratios = config["rope_parameters"], {NEAR: 0, SPARSE: 4, HEAVY: 128}
+    limits, layers = [float(config["swiglu_limit"])] * config["num_hidden_layers"], "layer_types"
+    return {
+        "feed_forward_length": None, "expert_feed_forward_length": config["moe_intermediate_size"],
+        "attention.sliding_window": config["sliding_window"],
+        "attention.compress_ratios": [*(ratios[kind] for kind in config[layers]), 0],
+        "attention.compress_rope_freq_base": float(rope["compress"]["rope_theta"]),
+        "attention.indexer.head_count": config["index_n_heads"],
+        "attention.indexer.key_length": config["index_head_dim"],
+        "attention.indexer.top_k": config["index_topk"],
+        "attention.output_group_count": config["o_groups"],
+        "attention.output_lora_rank": config["o_lora_rank"],
+        "attention.q_lora_rank": config["q_lora_rank"],
+        "embedding_length_out": config["hidden_size"] * config["hc_mult"],
+        "expert_count": config["n_routed_experts"], "expert_shared_count": 1,
+        "expert_used_count": config["num_experts_per_tok"], "expert_gating_func": 4,
+        "expert_weights_norm": True, "expert_weights_scale": config["routed_scaling_factor"],
+        "hash_layer_count": config["mlp_layer_types"].count("hash_moe"),
+        "hyper_connection.count": config["hc_mult"], "hyper_connection.epsilon": config["hc_eps"],
+        "hyper_connection.sinkhorn_iterations": config["hc_sinkhorn_iters"],
+        "rope.dimension_count": config["qk_rope_head_dim"],
+        "rope.freq_base": float(rope["main"]["rope_theta"]),
+        "swiglu_clamp_exp": limits, "swiglu_clamp_shexp": limits,
+    }  # fmt: skip
+
+
+COMPRESSED_NAMES = {
+    **{f"hc_{of}_{part}": f"hc_{of}_{part}.weight"
+       for of in ("attn", "ffn") for part in ("fn", "base", "scale")},
+    **{f"attn.{within}compressor.{name}": f"{own}_compressor_{end}.weight"
+       for within, own in (("", "attn"), ("indexer.", "indexer"))
+       for name, end in (("ape", "ape"), ("norm.weight", "norm"), ("wgate.weight", "gate"),
+                         ("wkv.weight", "kv"))},
+    "attn.attn_sink": "attn_sinks.weight", "attn.norm.weight": "attn_kv_a_norm.weight",
+    "attn.q_norm.weight": "attn_q_a_norm.weight", "attn.wkv.weight": "attn_kv.weight",
+    "attn.wo_a.weight": "attn_output_a.weight", "attn.wo_b.weight": "attn_output_b.weight",
+    "attn.wq_a.weight": "attn_q_a.weight", "attn.wq_b.weight": "attn_q_b.weight",
+    "attn.indexer.weights_proj.weight": "indexer.proj.weight",
+    "attn.indexer.wq_b.weight": "indexer.attn_q_b.weight",
+    "attn_norm.weight": "attn_norm.weight", "ffn_norm.weight": "ffn_norm.weight",
+    "ffn.gate.weight": "ffn_gate_inp.weight", "ffn.gate.bias": "exp_probs_b.bias",
+    "ffn.gate.tid2eid": "ffn_gate_tid2eid.weight",
+    **{f"ffn.shared_experts.{w}.weight": f"ffn_{role}_shexp.weight"
+       for w, role in (("w1", "gate"), ("w2", "down"), ("w3", "up"))},
+}  # fmt: skip
+
+
+def compressed_tensors(config, name, values):
+    """Tensors of DeepSeek V4 under names that the package does not know yet."""
+    if name.startswith("model.hc_head."):
+        return {f"output_{name.rpartition('.')[2]}.weight": values}
+    if not name.startswith("model.layers."):
+        return {name.replace("head.weight", "lm_head.weight"): values}
+    layer, rest = name.removeprefix("model.layers.").split(".", 1)
+    hashed = config["mlp_layer_types"][int(layer)] == "hash_moe"
+    if hashed and rest == "ffn.gate.bias":
+        return {}
+    if rest.startswith("ffn.experts."):
+        *start, w, end = name.replace("ffn.", "mlp.").split(".")
+        role = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}[w]
+        return {".".join((*start, role, end)): values}
+    if rest == "ffn.gate.tid2eid":
+        values = values.astype(np.int32)
+    return {f"blk.{layer}.{COMPRESSED_NAMES[rest]}": values}
+
+
+THREE = {
+    "compress_rates": {SPARSE: 4, HEAVY: 128},
+    "layer_types": [NEAR, SPARSE, SPARSE],
+    "mlp_layer_types": ["hash_moe", "hash_moe", "moe"],
+}
 DEEPSEEK_V4 = Family(
     "deepseek_v4",
     "DeepseekV4Config",
@@ -145,6 +219,10 @@ DEEPSEEK_V4 = Family(
         ({"compress_rates": {SPARSE: 1}}, "compress_rates has 1"),
         ({"qk_rope_head_dim": 4}, "qk_rope_head_dim is 4"),
     ],
+    gguf=[GGUF(
+        "deepseek4", names="deepseek2", geometries=("odd",), values=compressed_values,
+        tensors=compressed_tensors,
+    )],
 )  # fmt: skip
 
 

@@ -28,7 +28,8 @@ def compressed_query(
 class LatentAttention(Layer):
     """Multi-head latent attention in its absorbed form: f32[width], position → f32[width].
 
-    If keys are `chosen`, a third input i32[1, n] lists those that a row sees (`KeyIndexer`).
+    If keys are `chosen`, a third input i32[1, n] lists those that a row sees (`KeyIndexer`), or
+    blocks of so many.
 
     The slot holds one row [latent | rotary key] per position, of which the latent is also the
     value. Per head: q = [nope | rope]; q' = [nope·W_k[h] | RoPE(rope)]; attend over the slot;
@@ -36,6 +37,7 @@ class LatentAttention(Layer):
 
     Attributes
     ----------
+    rope_dim : width of the rotary key; 0 for none.
     rope : `None` for a layer that rotates nothing (NoPE).
     query_rope, nope_rope : tables of a query's two parts, where an amplitude grows (`Growth`).
     query_latent : width that queries are compressed to and normalised at; 0 for none.
@@ -45,6 +47,7 @@ class LatentAttention(Layer):
     sinks : every head has a score of its own that no value belongs to (HunYuan 4).
     shares_kv : the layer makes no latent rows: it reads another layer's slot.
     scalable : queries grow with their position, see `scaled_by_position` (Mistral Large 4).
+    block : keys of each block that is listed, where keys are chosen.
     """
 
     width: Count
@@ -68,6 +71,7 @@ class LatentAttention(Layer):
     sinks: bool = False
     shares_kv: bool = False
     scalable: bool = False
+    block: Count = 1
     relations = (
         Relation(
             ("rope", "rope_dim"), "rope_dim holds the rotary dimensions",
@@ -84,6 +88,9 @@ class LatentAttention(Layer):
         Relation(
             ("gate_each", "gated"), "there is a gate that has numbers",
             lambda a: a.gated or not a.gate_each,
+        ),
+        Relation(
+            ("block", "chosen"), "there is a list of blocks", lambda a: a.chosen or a.block == 1,
         ),
     )  # fmt: skip
 
@@ -149,8 +156,9 @@ class LatentAttention(Layer):
         q = scope.add(ops.Quantise(), q, name="q.quantised")
         width = self.latent + self.rope_dim
         attend = ops.Attend(
-            self.heads, 1, width, self.latent, self.scale, sinks=self.sinks, block=int(self.chosen)
-        )
+            self.heads, 1, width, self.latent, self.scale, sinks=self.sinks,
+            block=self.block if self.chosen else 0,
+        )  # fmt: skip
         sinks = {"sinks": "sinks"} if self.sinks else {}
         y = scope.add(attend, q, position, *keys, name="attend", weights=sinks, slots={"kv": "kv"})
         y = self._per_head(scope, y, "v_b", self.latent, self.value_dim)
@@ -163,25 +171,26 @@ class LatentAttention(Layer):
     def _store(self, scope: Scope, x: Value, position: Value) -> None:
         width = self.latent + self.rope_dim
         joint = linear(scope, x, "kv_a", self.width, width, self.biased)
-        latent = scope.add(ops.Slice(0, self.latent), joint, name="latent")
+        latent = joint
+        if self.rope_dim:
+            latent = scope.add(ops.Slice(0, self.latent), joint, name="latent")
         norm = ops.RMSNorm(self.latent, self.eps)
         latent = scope.add(norm, latent, name="latent.norm", weights={"weight": "kv_a_norm"})
+        rotary = self._rotary_key(scope, joint, position) if self.rope_dim else None
         value = key = scope.add(ops.Reshape((1, self.latent)), latent, name="latent.head")
-        if self.rope_dim:
-            key = scope.add(ops.Concat(), value, self._turned_key(scope, joint, position), name="k")
-        key = scope.add(ops.Quantise(), key, name="k.quantised")
+        if rotary:
+            key = scope.add(ops.Concat(), value, rotary, name="k")
+            key = scope.add(ops.Quantise(), key, name="k.quantised")
         value = scope.add(ops.Quantise(), value, name="v.quantised")
         store = ops.StoreKV(1, width, self.latent)
-        scope.add_node(store, key, value, name="store", slots={"kv": "kv"})
+        scope.add_node(store, key if rotary else value, value, name="store", slots={"kv": "kv"})
 
-    def _turned_key(self, scope: Scope, joint: Value, position: Value) -> Value:
-        """Write the part of a key that is rotated."""
-        width = self.latent + self.rope_dim
-        key = scope.add(ops.Slice(self.latent, width), joint, name="k_rope")
+    def _rotary_key(self, scope: Scope, joint: Value, position: Value) -> Value:
+        key = scope.add(ops.Slice(self.latent, self.latent + self.rope_dim), joint, name="k_rope")
         key = scope.add(ops.Reshape((1, self.rope_dim)), key, name="k_rope.head")
-        if self.rope:
-            key = scope.add(ops.Rope(self.rope, self.pairing), key, position, name="k_rope.rotated")
-        return key
+        if self.rope is None:
+            return key
+        return scope.add(ops.Rope(self.rope, self.pairing), key, position, name="k_rope.rotated")
 
     def _query(self, scope: Scope, x: Value, position: Value) -> Value:
         dim, inner = self.nope_dim + self.rope_dim, self.width
@@ -192,13 +201,15 @@ class LatentAttention(Layer):
         q = scope.add(ops.Reshape((self.heads, dim)), q, name="q.heads")
         if self.scalable:
             q = scaled_by_position(scope, q, position, "q")
-        if not self.rope_dim:
-            return self._per_head(scope, q, "k_b", self.nope_dim, self.latent)
-        nope = scope.add(ops.Slice(0, self.nope_dim), q, name="q.nope")
+        nope = q
+        if self.rope_dim:
+            nope = scope.add(ops.Slice(0, self.nope_dim), q, name="q.nope")
         if self.nope_rope:
             grown = ops.Rope(self.nope_rope, self.pairing)
             nope = scope.add(grown, nope, position, name="q.nope.grown")
         nope = self._per_head(scope, nope, "k_b", self.nope_dim, self.latent)
+        if not self.rope_dim:
+            return nope
         rope = scope.add(ops.Slice(self.nope_dim, dim), q, name="q.rope")
         table = self.query_rope or self.rope
         if table:

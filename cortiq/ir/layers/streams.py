@@ -12,6 +12,7 @@ from cortiq.domains import Count
 from cortiq.ir import ops
 from cortiq.ir.graph import Scope, Value
 from cortiq.ir.layers.basic import Layer, linear
+from cortiq.ir.layers.moments import ones
 from cortiq.ir.op import Type, expect
 from cortiq.ir.options import Constant, Epsilon
 from cortiq.numerics.streams import Streams
@@ -167,3 +168,24 @@ class StreamWrite(Layer):
             rows.append(scope.add(ops.CombineExperts(), weights, streams, name=f"mixed.{k}"))
         mixed = scope.add(ops.Concat(), *rows, name="mixed")
         return scope.add(ops.Reshape((n, self.width)), mixed, name="mixed.streams")
+
+
+@dataclass(frozen=True)
+class StreamMean(Layer):
+    """The mean of the streams, for what follows the last layer: f32[n, width] → f32[width]."""
+
+    streams: Streams
+    width: Count
+
+    def infer(self, *inputs: Type) -> tuple[Type, ...]:
+        """Infer the row."""
+        wanted = Type((self.streams, self.width))
+        expect(inputs == (wanted,), f"StreamMean takes {wanted}, got {inputs}")
+        return (Type((self.width,)),)
+
+    def decompose(self, scope: Scope, *inputs: Value) -> Value:
+        """Write Reshape, Slice, Scale, Shift (shares of 1/n); CombineExperts."""
+        (streams,), n = inputs, self.streams
+        flat = scope.add(ops.Reshape((n * self.width,)), streams, name="flat")
+        shares = scope.add(ops.Scale(1 / n), ones(scope, flat, n, "one"), name="shares")
+        return scope.add(ops.CombineExperts(), shares, streams, name="mean")
