@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from cortiq.errors import FormatError
 from cortiq.ir import Program
 from cortiq.ir.layers import RGLRU, GatedMLP
@@ -86,7 +84,7 @@ class Config(BaseConfig):
 def embedding_factor(width: int) -> float:
     """Return √width as the model has it: rounded to the eight bits of a bfloat16."""
     mantissa, exponent = math.frexp(math.sqrt(width))
-    return float(np.rint(mantissa * 256) / 256 * 2.0**exponent)
+    return round(mantissa * 256) / 256 * 2.0**exponent
 
 
 def build(config: Config, context: int) -> Program:
