@@ -20,6 +20,7 @@ from cortiq.ir.layers import (
 )
 from cortiq.models import deepseek_v3, deepseek_v32, glm_moe_dsa
 from cortiq.models.config import Amount, Keys
+from cortiq.models.deepseek_v32 import INDEXED, OLD_INDEXED
 from cortiq.models.layer_kinds import by_layer, layer_list
 from cortiq.models.mistral4 import STACKS
 from cortiq.models.mla import EPS, latent_attention, names_of
@@ -29,8 +30,6 @@ from cortiq.models.rope import rope_table
 from cortiq.models.tensor_pieces import FusedTensor
 
 ARCHITECTURES = ("hy_v4",)
-INDEXED, PUBLISHED = "indexed_attention", "deepseek_sparse_attention"
-"""What layers are called whose keys are chosen, by transformers and in published files."""
 KEYS = Keys(
     aliases={"num_local_experts": "n_routed_experts"},
     same_as=deepseek_v3.KEYS.same_as,
@@ -109,7 +108,7 @@ class Config(glm_moe_dsa.Config):
     Attributes
     ----------
     rope_interleave : RoPE turns neighbours, not halves. Without it files whose layers are
-        `PUBLISHED` do, as vLLM, SGLang and llama.cpp read them, and those of transformers do not.
+        `OLD_INDEXED` do, as vLLM, SGLang and llama.cpp read them, and those of transformers do not.
     """
 
     max_position_embeddings: int = 262144
@@ -139,13 +138,13 @@ class Config(glm_moe_dsa.Config):
         """Name of the elements that RoPE turns together."""
         neighbours = self.rope_interleave
         if neighbours is None:
-            neighbours = PUBLISHED in (self.layer_types or ())
+            neighbours = OLD_INDEXED in (self.layer_types or ())
         return "interleaved" if neighbours else "half"
 
     def mixer(self, context: int) -> LatentAttention:
         """Return a layer's attention, all of whose keys are seen in a context that is short."""
         if self.layer_types is not None:
-            layer_list(self.layer_types, self.num_hidden_layers, (INDEXED, PUBLISHED))
+            layer_list(self.layer_types, self.num_hidden_layers, (INDEXED, OLD_INDEXED))
         mixer = latent_attention(self, rope_table(self, context), self.pairing)
         chosen = context > self.index_topk
         return replace(mixer, gated=True, gate_each=True, sinks=True, chosen=chosen)

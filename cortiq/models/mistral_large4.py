@@ -140,7 +140,7 @@ class Config(glm_moe_dsa.Config):
     def attention(self, context: int, rotates: bool, shares: bool) -> LatentAttention:
         """Return a layer's attention; one that does not rotate has keys of the latent alone."""
         if self.layer_types is not None:
-            layer_list(self.layer_types, self.num_hidden_layers, ("indexed_attention",))
+            layer_list(self.layer_types, self.num_hidden_layers, (deepseek_v32.INDEXED,))
         mixer = replace(
             latent_attention(self, rope_table(self, context)), rope=self.table(context),
             eps=self.rms_norm_eps, scalable=True, shares_kv=shares,

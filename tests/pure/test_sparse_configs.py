@@ -116,6 +116,12 @@ def test_mistral_large_4_has_about_a_trillion_parameters():
     assert len(own) == 72 - 9
 
 
+@pytest.mark.parametrize("name", ["indexed_attention", "deepseek_sparse_attention"])
+def test_layers_have_their_name_of_today_or_the_one_before(name):
+    listed = GLM_5 | {"layer_types": [name] * GLM_5["num_hidden_layers"]}
+    assert built(listed).trunk.nodes == built(GLM_5).trunk.nodes
+
+
 def test_within_the_chosen_keys_there_is_no_indexer():
     kinds = {type(node.op) for node in built(DEEPSEEK_V32, 2048).trunk.nodes}
     assert KeyIndexer not in kinds
