@@ -69,7 +69,7 @@ def with_own(op: Op, taken: list[Value], token: Value, position: Value) -> list[
 def joined(b: Builder, outputs: tuple[Value, ...], name: str) -> str:
     """Write all outputs of a layer in one row; return its name."""
     flat = [
-        b.add(Reshape((math.prod(value.type.shape),)), value, name=f"{value.name}.flat")
+        b.add(Reshape((math.prod(value.type.shape),)), value, name=f"{value.name}.as_row")
         for value in outputs
     ]
     b.add(Concat(), *flat, name=name)

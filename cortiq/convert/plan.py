@@ -15,6 +15,7 @@ from cortiq.convert.recipes import KEEP, Recipe
 from cortiq.errors import RequestError
 from cortiq.models.bind import LoadedProgram
 from cortiq.models.tensor_pieces import TensorSlice
+from cortiq.models.tensors import configuring_tensors
 from cortiq.models.weight_rules import delicate_names, matrix_names
 from cortiq.models.weights import raw_weight
 from cortiq.numerics.contract import Floats
@@ -101,7 +102,7 @@ class PlannedTensor:
 
 
 def plan_tensors(loaded: LoadedProgram, recipe: Recipe, layout_of: LayoutOf) -> list[PlannedTensor]:
-    """Plan every tensor that the program uses, in the file's order.
+    """Plan every tensor that the program or its configuration uses, in the file's order.
 
     Parameters
     ----------
@@ -117,6 +118,7 @@ def plan_tensors(loaded: LoadedProgram, recipe: Recipe, layout_of: LayoutOf) -> 
         for piece in pieces:
             users.setdefault(piece.tensor, []).append((weight, piece))
     planned = []
+    users |= {name: [] for name in configuring_tensors(loaded.module, loaded.checkpoint.kind)}
     for name in loaded.checkpoint.tensor_names:
         if name not in users:
             continue
@@ -124,7 +126,7 @@ def plan_tensors(loaded: LoadedProgram, recipe: Recipe, layout_of: LayoutOf) -> 
         own = LAYOUTS[source.type]
         weights = tuple(weight for weight, _ in users[name])
         layout, target = own, KEEP
-        if matrices >= set(weights) and len(source.shape) > 1:
+        if weights and matrices >= set(weights) and len(source.shape) > 1:
             target, asked = recipe.format_of((name, *weights), bool(delicate & set(weights)))
             if not all(_by_rows(piece) for _, piece in users[name]) and target != KEEP:
                 target = _left(name, asked)

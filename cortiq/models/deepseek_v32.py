@@ -50,6 +50,8 @@ INDEXER = {
     "index_k_norm": "indexer.k_norm.weight", "index_k_norm_bias": "indexer.k_norm.bias",
     "index_weights": "indexer.weights_proj.weight",
 }  # fmt: skip
+INDEXED, OLD_INDEXED = "indexed_attention", "deepseek_sparse_attention"
+"""What layers are called whose keys are chosen: by transformers, and before that."""
 build = deepseek_v3.build
 
 
@@ -95,7 +97,7 @@ class Config(glm4_moe_lite.Config):
             f"rope_interleave = {self.rope_interleave}": not self.rope_interleave,
         }  # fmt: skip
         if self.layer_types is not None:
-            layer_list(self.layer_types, self.num_hidden_layers, ("indexed_attention",))
+            layer_list(self.layer_types, self.num_hidden_layers, (INDEXED, OLD_INDEXED))
         for what, broken in rules.items():
             if broken:
                 raise UnsupportedError(what, where="config")

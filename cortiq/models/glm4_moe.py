@@ -70,12 +70,13 @@ class Config(GroupedExperts):
     first_k_dense_replace: Amount = Amount(1)
     num_nextn_predict_layers: Amount = Amount(0)
     default_turned: ClassVar[float] = 0.5
+    family: ClassVar[str] = "glm4_moe"
 
 
 def build(config: Config, context: int, rows: ImageRows = TEXT_ONLY) -> Program:
     """Build the trunk; one that sees images turns rows by their positions on several axes."""
     width = config.hidden_size
-    decoder = Decoder(config, context, family="glm4_moe", eps=config.rms_norm_eps)
+    decoder = Decoder(config, context, family=config.family, eps=config.rms_norm_eps)
     mixer = Attention(
         width=width,
         heads=config.num_attention_heads,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, ClassVar
 
 from cortiq.errors import UnsupportedError
@@ -21,17 +20,16 @@ from cortiq.ir.layers import (
 )
 from cortiq.models import deepseek_v3, deepseek_v32, glm_moe_dsa
 from cortiq.models.config import Amount, Keys
+from cortiq.models.deepseek_v32 import INDEXED, OLD_INDEXED
 from cortiq.models.layer_kinds import by_layer, layer_list
 from cortiq.models.mistral4 import STACKS
 from cortiq.models.mla import EPS, latent_attention, names_of
-from cortiq.models.names import Names, in_form
+from cortiq.models.names import Names, other_form
 from cortiq.models.parts import MLP, MOE, Decoder, activation, named
 from cortiq.models.rope import rope_table
 from cortiq.models.tensor_pieces import FusedTensor
 
 ARCHITECTURES = ("hy_v4",)
-INDEXED, PUBLISHED = "indexed_attention", "deepseek_sparse_attention"
-"""What layers are called whose keys are chosen, by transformers and in published files."""
 KEYS = Keys(
     aliases={"num_local_experts": "n_routed_experts"},
     same_as=deepseek_v3.KEYS.same_as,
@@ -53,21 +51,20 @@ ROLES = ("pre", "post")
 """Of the weights that streams are read and written with, in the order of the file."""
 BRANCHES: Mapping[str, str] = {"attention": "hc_attn_layer.hc_pre", "mlp": "hc_mlp_layer.hc_pre"}
 """Tensors of a branch's reading and writing, by the branch."""
-OTHER_FORMS: Sequence[Sequence[tuple[str, str]]] = (
-    (  # transformers writes the names that it has read the other way round
-        (r"\.(hc_\w+_layer)\.hc_pre\.", r".hc_pre.\1."),
-        (r"model\.hc_head\.", "model.hc_pre.hc_head."),
-        (r"\.mlp\.(shared_experts\.)?gate_proj\.", r".mlp.\1linear_gate."),
-    ),
-    (  # modules of transformers
-        (r"\.hc_attn_layer\.hc_pre\.hc_", ".attn_hc."),
-        (r"\.hc_mlp_layer\.hc_pre\.hc_", ".ffn_hc."),
-        (r"\.hc_head\.hc_head_", ".hc_head.hc_"),
-        (r"\.learnable_sink_param", ".sinks"),
-        (r"\.self_attn\.linear_gate\.", ".self_attn.gate_proj."),
-    ),
+SAVED = other_form(
+    (r"\.(hc_\w+_layer)\.hc_pre\.", r".hc_pre.\1."),
+    (r"model\.hc_head\.", "model.hc_pre.hc_head."),
+    (r"\.mlp\.(shared_experts\.)?gate_proj\.", r".mlp.\1linear_gate."),
 )
-"""Patterns of published names, and what they are in folders that transformers has saved."""
+"""Published names as transformers writes them: it turns round what it does when it reads them."""
+MODULES = other_form(
+    (r"\.hc_attn_layer\.hc_pre\.hc_", ".attn_hc."),
+    (r"\.hc_mlp_layer\.hc_pre\.hc_", ".ffn_hc."),
+    (r"\.hc_head\.hc_head_", ".hc_head.hc_"),
+    (r"\.learnable_sink_param", ".sinks"),
+    (r"\.self_attn\.linear_gate\.", ".self_attn.gate_proj."),
+)
+"""Published names as the modules of transformers are called."""
 PARTS = ("fn", "base", "scale")
 NAMES = Names(
     gguf={
@@ -79,7 +76,7 @@ NAMES = Names(
         },
         **{f"model.hc_head.hc_head_{part}": f"output_hc_{part}.weight" for part in PARTS},
     },
-    forms=tuple(partial(in_form, rules) for rules in OTHER_FORMS),
+    forms=(SAVED, MODULES),
     fused=(
         *deepseek_v3.NAMES.fused,
         *STACKS,
@@ -111,7 +108,7 @@ class Config(glm_moe_dsa.Config):
     Attributes
     ----------
     rope_interleave : RoPE turns neighbours, not halves. Without it files whose layers are
-        `PUBLISHED` do, as vLLM, SGLang and llama.cpp read them, and those of transformers do not.
+        `OLD_INDEXED` do, as vLLM, SGLang and llama.cpp read them, and those of transformers do not.
     """
 
     max_position_embeddings: int = 262144
@@ -141,13 +138,13 @@ class Config(glm_moe_dsa.Config):
         """Name of the elements that RoPE turns together."""
         neighbours = self.rope_interleave
         if neighbours is None:
-            neighbours = PUBLISHED in (self.layer_types or ())
+            neighbours = OLD_INDEXED in (self.layer_types or ())
         return "interleaved" if neighbours else "half"
 
     def mixer(self, context: int) -> LatentAttention:
         """Return a layer's attention, all of whose keys are seen in a context that is short."""
         if self.layer_types is not None:
-            layer_list(self.layer_types, self.num_hidden_layers, (INDEXED, PUBLISHED))
+            layer_list(self.layer_types, self.num_hidden_layers, (INDEXED, OLD_INDEXED))
         mixer = latent_attention(self, rope_table(self, context), self.pairing)
         chosen = context > self.index_topk
         return replace(mixer, gated=True, gate_each=True, sinks=True, chosen=chosen)

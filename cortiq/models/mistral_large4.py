@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, ClassVar
 
 from cortiq.errors import FormatError, UnsupportedError
@@ -18,7 +17,7 @@ from cortiq.models import deepseek_v32, glm_moe_dsa, mistral4
 from cortiq.models.config import Amount, Keys
 from cortiq.models.layer_kinds import each_layer, layer_list
 from cortiq.models.mla import EPS, JOINT, latent_attention, names_of
-from cortiq.models.names import Names, in_form
+from cortiq.models.names import Names, other_form
 from cortiq.models.parts import MLP, MOE, Decoder, activation, named
 from cortiq.models.rope import rope_table
 from cortiq.numerics.rope import RopeTable
@@ -34,7 +33,7 @@ KEYS = Keys(
     only={"mlp_bias": False, "norm_topk_prob": True},
     vectors={"alpha": ALPHA},
 )
-PUBLISHED = (
+PUBLISHED = other_form(
     (r"\.self_attn\.(softmax_scaling|indexer\.softmax_scaling)\.scale", r".self_attn.\1.s"),
     (r"\.self_attn\.(softmax_scaling|indexer\.softmax_scaling)\.bias", r".self_attn.\1.b"),
     (r"\.softmax_scaling\.", ".ssmax_scaling."),
@@ -45,10 +44,10 @@ PUBLISHED = (
     (r"\.gate_proj\.", ".w1."), (r"\.down_proj\.", ".w2."), (r"\.up_proj\.", ".w3."),
     (r"\.mlp\.(gate|experts|shared_experts)\.", r".\1."), (r"\.mlp\.", ".feed_forward."),
 )  # fmt: skip
-"""Patterns of transformers' names, and what they are in published files."""
+"""Transformers' names as published files have them."""
 NAMES = Names(
     fused=(JOINT, *mistral4.STACKS),
-    forms=(partial(in_form, PUBLISHED),),
+    forms=(PUBLISHED,),
     unread=r"model\.rotary_emb\.alpha|mtp_dspark\..*"
     r"|model\.layers\.\d+\.(self_attn|attention)\.indexer\..*",
 )
@@ -141,7 +140,7 @@ class Config(glm_moe_dsa.Config):
     def attention(self, context: int, rotates: bool, shares: bool) -> LatentAttention:
         """Return a layer's attention; one that does not rotate has keys of the latent alone."""
         if self.layer_types is not None:
-            layer_list(self.layer_types, self.num_hidden_layers, ("indexed_attention",))
+            layer_list(self.layer_types, self.num_hidden_layers, (deepseek_v32.INDEXED,))
         mixer = replace(
             latent_attention(self, rope_table(self, context)), rope=self.table(context),
             eps=self.rms_norm_eps, scalable=True, shares_kv=shares,

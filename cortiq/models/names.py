@@ -7,7 +7,7 @@ Hugging Face folders one tensor an expert, `….experts.0.w1.weight` and so on.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from cortiq.models.formed_vectors import FormedVector
@@ -64,11 +64,15 @@ IGNORED = re.compile(r".*\.rotary_emb\.inv_freq|blk\.\d+\.attn_rot_embd(\.weight
 """Tensors of old checkpoints, in folders and in GGUF, that repeat what the config says."""
 
 
-def in_form(rules: Sequence[tuple[str, str]], name: str) -> str:
-    """Return a name in another form: after these patterns' replacements, in order."""
-    for pattern, form in rules:
-        name = re.sub(pattern, form, name)
-    return name
+def other_form(*rules: tuple[str, str]) -> Callable[[str], str]:
+    """Return how names are written in another form: with patterns replaced, one after the other."""
+
+    def written(name: str) -> str:
+        for pattern, form in rules:
+            name = re.sub(pattern, form, name)
+        return name
+
+    return written
 
 
 @dataclass(frozen=True)

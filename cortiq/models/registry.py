@@ -144,6 +144,9 @@ OWN = (
     "aria",
     "lara_mini",
     "persimmon",
+    "mellum",
+    "sarvam_moe",
+    "cohere2_moe",
 )
 """Modules of this package, in the order they are listed."""
 

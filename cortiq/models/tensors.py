@@ -48,6 +48,18 @@ def find_tensors(
     return places
 
 
+def configuring_tensors(family: ModuleType | None, kind: str) -> frozenset[str]:
+    """Return the names of tensors that a configuration is read from, which no graph has.
+
+    Parameters
+    ----------
+    kind : of the checkpoint.
+    """
+    if kind == "gguf":
+        return frozenset().union(*ROPE_TENSORS.values())
+    return frozenset(family.KEYS.vectors.values() if family else ())
+
+
 class CheckpointTensors:
     """Tensors of a checkpoint, by the canonical names of weights (`HeadTensors`)."""
 

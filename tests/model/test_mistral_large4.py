@@ -15,6 +15,7 @@ from checkpoints import draw_weights
 from family_harness import changed, distance, logits_of
 from safetensors.numpy import load_file, save_file
 
+from cortiq.convert.run import convert_model
 from cortiq.errors import FormatError, UnsupportedError
 from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.models import load_program
@@ -56,6 +57,12 @@ def test_a_published_folder_has_the_logits_of_transformers(written):
     assert {"lerope.alpha", "tok_embeddings.weight", "output.weight"} < names
     assert {"layers.0.attention.wkv_a_with_mqa.weight", "layers.1.experts.3.w2.weight"} < names
     assert distance(logits_of(open_checkpoint(folder), IDS), logits) < 1e-5
+
+
+def test_a_converted_folder_keeps_the_factors(written, tmp_path):
+    folder, logits = written
+    convert_model(str(folder), tmp_path / "new", recipe="keep")
+    assert distance(logits_of(open_checkpoint(tmp_path / "new"), IDS), logits) < 1e-5
 
 
 def test_every_layer_reads_the_rows_of_its_source_and_rotates_as_it_does(written):

@@ -37,7 +37,7 @@ from cortiq_reference.backend import ReferenceBackend
 KINDS = (*ops.PRIMITIVES, *LAYERS)
 ROWS = 5
 STRANGE = (None, True, "nonsense", 1.5, (), math.nan)
-SCALINGS = (*rope_scaling.KINDS.values(), rope_scaling.Growth)
+SCALINGS = (*rope_scaling.KINDS.values(), rope_scaling.Growth, rope_scaling.Learned)
 """Classes whose numbers are looked at together: whether a table follows from them."""
 
 

@@ -161,6 +161,11 @@ LATENTS = {
     "compressed queries": replace(LATENT, rope=PARTIAL, query_latent=7),
     "biases": replace(LATENT, query_latent=7, biased=True, output_biased=True),
     "bias without compression": replace(LATENT, biased=True),
+    "sinks": replace(LATENT, rope=PARTIAL, sinks=True),
+    "growing queries": replace(LATENT, rope=PARTIAL, scalable=True),
+    "no rotated key": replace(LATENT, rope_dim=0, nope_dim=8, scalable=True),
+    "gate a head": replace(LATENT, gated=True),
+    "gate an element": replace(LATENT, gated=True, gate_each=True, sinks=True),
 }
 
 
@@ -173,18 +178,24 @@ def test_latent_attention_is_its_expanded_form(name):
     q = x
     if op.query_latent:
         q = normed(x @ w["q_a"].T + w.get("q_a_bias", 0), w["q_a_norm"])
-    q = (q @ w["q"].T).reshape(ROWS, 3, 10)
+    q = (q @ w["q"].T).reshape(ROWS, 3, -1)
+    if op.scalable:
+        turns = np.log(np.arange(1, ROWS + 1))[:, None, None]
+        q = q * (w["q_growth"][:, None] * turns + w["q_start"][:, None])
     joint = x @ w["kv_a"].T + w.get("kv_a_bias", 0)
     latent, key = normed(joint[:, :10], w["kv_a_norm"]), joint[:, None, 10:]
-    q_rope = q[..., 6:]
+    q_rope = q[..., op.nope_dim :]
     if op.rope:
         q_rope, key = (rotated(y, op.rope, op.pairing) for y in (q_rope, key))
     out = np.zeros((ROWS, 3, 5))
     for h in range(3):
         keys = np.concatenate([latent @ w["k_b"][h], key[:, 0]], axis=1)
-        query = np.concatenate([q[:, h, :6], q_rope[:, h]], axis=1)
+        query = np.concatenate([q[:, h, : op.nope_dim], q_rope[:, h]], axis=1)
         for t in range(ROWS):
             p = np.exp(keys[: t + 1] @ query[t] * 0.3)
-            out[t, h] = p / p.sum() @ (latent[: t + 1] @ w["v_b"][h].T)
+            mass = p.sum() + (np.exp(w["sinks"][h]) if op.sinks else 0)
+            out[t, h] = p / mass @ (latent[: t + 1] @ w["v_b"][h].T)
+    if op.gated:
+        out *= sigmoid(x @ w["gate"].T).reshape(ROWS, 3, -1)
     expected = out.reshape(ROWS, -1) @ w["o"].T + w.get("o_bias", 0)
     np.testing.assert_allclose(run(op, weights, {"x": x}), expected, atol=1e-6)
