@@ -6,18 +6,20 @@ more entries than a query takes, that is all of them, and there is no indexer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 from cortiq.errors import FormatError, UnsupportedError
-from cortiq.ir import Op, Program, Value
+from cortiq.ir import Builder, Op, Program, Value
 from cortiq.ir.layers import (
     CompressedAttention,
     Entries,
     EntryIndexer,
     Gating,
     MoE,
+    RMSNorm,
     StreamEntry,
     StreamRead,
     StreamWrite,
@@ -32,6 +34,8 @@ from cortiq.numerics.route import Router
 
 ARCHITECTURES = ("deepseek_v4",)
 GGUF: tuple[str, ...] = ()
+DRAFTER = "cortiq.models.deepseek_v4_dspark"
+"""The module of the drafter that folders may hold beside the trunk."""
 SPARSE, HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
 RATIOS: Mapping[int, str] = {0: LOCAL, 4: SPARSE, 128: HEAVY}
 """Kinds of layers by `compress_ratios`; the rates are those of `compress_rates`."""
@@ -49,16 +53,38 @@ KEYS = Keys(
 )  # fmt: skip
 ROLES = ("pre", "post", "comb")
 """Of the weights that streams are read and written with, in the order of the file."""
-NAMES = Names(
-    fused=(
-        FusedTensor("attn.norm", ("attn.kv_norm",)),  # as transformers writes it
-        *(
-            FusedTensor(name, tuple(f"{name}.{role}" for role in ROLES), bare=True)
-            for name in ("hc_attn_base", "hc_attn_scale", "hc_ffn_base", "hc_ffn_scale")
+PUBLISHED: Mapping[str, str] = {
+    "model.embed_tokens.": "embed.", "lm_head.": "head.", "model.hc_head.hc_": "hc_head_",
+    "model.": "",
+}  # fmt: skip
+"""Beginnings of canonical names, and of those in published folders."""
+MOST_STAGES = 16
+"""Layers of a drafter at most."""
+
+
+def published(name: str) -> str:
+    """Return a tensor's name in a published folder; transformers writes canonical ones."""
+    start = next((start for start in PUBLISHED if name.startswith(start)), "")
+    return PUBLISHED.get(start, "") + name.removeprefix(start)
+
+
+def NAMES(config: Config) -> Names:
+    """Return the names of tensors; a drafter's layers are those after the trunk's."""
+    stages, first = range(MOST_STAGES), config.num_hidden_layers
+    return Names(
+        fused=(
+            FusedTensor("attn.norm", ("attn.kv_norm",)),  # as transformers writes it
+            *(
+                FusedTensor(name, tuple(f"{name}.{role}" for role in ROLES), bare=True)
+                for name in ("hc_attn_base", "hc_attn_scale", "hc_ffn_base", "hc_ffn_scale")
+            ),
         ),
-    ),
-    unread=r"model\.layers\.\d+\.attn\.indexer\..*",
-)
+        folder={f"model.layers.{first + n}.": f"mtp.{n}." for n in stages},
+        unread=r"(model\.)?layers\.\d+\.attn\.indexer\..*",
+        forms=(published,),
+    )
+
+
 ATTENTION: Mapping[str, str] = {
     "q_a": "wq_a.weight", "q_a_norm": "q_norm.weight", "q": "wq_b.weight", "kv": "wkv.weight",
     "kv_norm": "kv_norm.weight", "sinks": "attn_sink", "o_a": "wo_a.weight", "o": "wo_b.weight",
@@ -84,7 +110,8 @@ STREAMS: Mapping[str, str] = {
     "mix": "fn", **{f"{role}_{what}": f"{what}.{role}.weight" for role in ROLES
                     for what in ("base", "scale")},
 }  # fmt: skip
-LAST: Mapping[str, str] = {"mix": "hc_fn", "pre_base": "hc_base", "pre_scale": "hc_scale"}
+LAST: Mapping[str, str] = {"mix": "fn", "pre_base": "base", "pre_scale": "scale"}
+"""Of those of the sum that follows the last layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +143,10 @@ class Config(BaseConfig):
     hc_sinkhorn_iters: int = 20
     hc_eps: float = 1e-6
     num_nextn_predict_layers: Amount = Amount(1)
+    dspark_block_size: Amount = Amount(0)
+    dspark_markov_rank: Amount = Amount(0)
+    dspark_noise_token_id: Amount = Amount(0)
+    dspark_target_layer_ids: tuple[int, ...] = ()
     default_turned: ClassVar[float] = 0.125
 
     def kinds(self) -> tuple[str, ...]:
@@ -206,34 +237,59 @@ class Config(BaseConfig):
         )  # fmt: skip
 
 
+class Streams:
+    """Writes branches that read residual streams and are added to them."""
+
+    def __init__(self, b: Builder, config: Config) -> None:
+        sizes = config.hc_mult, config.hidden_size
+        self.b, self.write, self.entry = b, StreamWrite(*sizes), StreamEntry(*sizes)
+        self.read = StreamRead(
+            *sizes, config.rms_norm_eps, config.hc_eps, config.hc_sinkhorn_iters
+        )
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def branch(
+        self, streams: Value, of: str, file: str, name: str, out: str, op: Callable[[Value], Value]
+    ) -> Value:
+        """Write a branch: the row that it reads, its norm, what `op` makes of it, the sum.
+
+        Parameters
+        ----------
+        of : `attn` or `ffn`. file : of the layer's tensors. name, out : of the branch, of the sum.
+        """
+        weights = {r: f"{file}.hc_{of}_{STREAMS[r]}" for r in self.read.weight_shapes()}
+        row, *mix = self.b.add_node(self.read, streams, name=f"{name}_read", weights=weights)
+        norm = {"weight": f"{file}.{of}_norm.weight"}
+        y = op(self.b.add(self.norm, row, name=f"{name}_norm", weights=norm))
+        return self.b.add(self.write, streams, y, *mix, name=out)
+
+    def collapsed(self, streams: Value, tensors: str, name: str) -> Value:
+        """Write the sum that follows the last layer."""
+        last = replace(self.read, last=True, rounds=1)
+        weights = {role: f"{tensors}{LAST[role]}" for role in last.weight_shapes()}
+        return self.b.add(last, streams, name=name, weights=weights)
+
+
 def build(config: Config, context: int) -> Program:
     """Build the trunk."""
     config = config.with_tables()
     decoder = Decoder(config, context, family="deepseek_v4", eps=config.rms_norm_eps)
-    add, sizes = decoder.builder.add, (config.hc_mult, config.hidden_size)
-    read = StreamRead(*sizes, config.rms_norm_eps, config.hc_eps, config.hc_sinkhorn_iters)
-    write = StreamWrite(*sizes)
-    streams = add(StreamEntry(*sizes), decoder.embed(), name="streams")
+    b, write = decoder.builder, Streams(decoder.builder, config)
+    streams = b.add(write.entry, decoder.embed(), name="streams")
 
-    def branch(streams: Value, n: int, of: str, name: str, op: Op, table: Mapping) -> Value:
-        file, here = f"model.layers.{n}", f"layers.{n}.{name}"
-        weights = {role: f"{file}.hc_{of}_{STREAMS[role]}" for role in read.weight_shapes()}
-        row, post, mix = decoder.builder.add_node(
-            read, streams, name=f"{here}_read", weights=weights
-        )
-        row = decoder.norm(row, f"{here}_norm", f"{file}.{of}_norm")
-        inputs = [row, decoder.position] if of == "attn" else [row]
+    def mixed(x: Value, op: Op, n: int, of: str, name: str, table: Mapping[str, str]) -> Value:
+        inputs = [x, decoder.position] if of == "attn" else [x]
         inputs += [decoder.token] if getattr(op, "listed", 0) else []
-        weights = named(op, f"{file}.{of}", table)
+        weights = named(op, f"model.layers.{n}.{of}", table)
         slots = {role: f"layers.{n}.{role}" for role in op.slot_kinds()}
-        y = add(op, *inputs, name=here, weights=weights, slots=slots)
-        out = f"layers.{n}.{'middle' if of == 'attn' else 'out'}"
-        return add(write, streams, y, post, mix, name=out)
+        return b.add(op, *inputs, name=name, weights=weights, slots=slots)
 
     for n, (kind, hashed) in enumerate(zip(config.kinds(), config.hashed(), strict=True)):
-        attention, experts = config.attention(kind, context), config.experts(hashed)
-        streams = branch(streams, n, "attn", "attention", attention, ATTENTION)
-        streams = branch(streams, n, "ffn", "mlp", experts, EXPERTS)
-    last = replace(read, last=True, rounds=1)
-    weights = {role: f"model.hc_head.{LAST[role]}" for role in last.weight_shapes()}
-    return decoder.finish(add(last, streams, name="collapsed", weights=weights))
+        file, here = f"model.layers.{n}", f"layers.{n}"
+        for of, name, out, op, table in (
+            ("attn", "attention", "middle", config.attention(kind, context), ATTENTION),
+            ("ffn", "mlp", "out", config.experts(hashed), EXPERTS),
+        ):
+            add = partial(mixed, op=op, n=n, of=of, name=f"{here}.{name}", table=table)
+            streams = write.branch(streams, of, file, f"{here}.{name}", f"{here}.{out}", add)
+    return decoder.finish(write.collapsed(streams, "model.hc_head.hc_", "collapsed"))
