@@ -53,19 +53,8 @@ KEYS = Keys(
 )  # fmt: skip
 ROLES = ("pre", "post", "comb")
 """Of the weights that streams are read and written with, in the order of the file."""
-PUBLISHED: Mapping[str, str] = {
-    "model.embed_tokens.": "embed.", "lm_head.": "head.", "model.hc_head.hc_": "hc_head_",
-    "model.": "",
-}  # fmt: skip
-"""Beginnings of canonical names, and of those in published folders."""
 MOST_STAGES = 16
 """Layers of a drafter at most."""
-
-
-def published(name: str) -> str:
-    """Return a tensor's name in a published folder; transformers writes canonical ones."""
-    start = next((start for start in PUBLISHED if name.startswith(start)), "")
-    return PUBLISHED.get(start, "") + name.removeprefix(start)
 
 
 def NAMES(config: Config) -> Names:
@@ -80,8 +69,7 @@ def NAMES(config: Config) -> Names:
             ),
         ),
         folder={f"model.layers.{first + n}.": f"mtp.{n}." for n in stages},
-        unread=r"(model\.)?layers\.\d+\.attn\.indexer\..*",
-        forms=(published,),
+        unread=r"model\.layers\.\d+\.attn\.indexer\..*",
     )
 
 

@@ -29,10 +29,19 @@ from cortiq.models.rope import rope_table
 PREFIX = f"{DSPARK}."
 """What stands before its tensors' names in a program."""
 ARCHITECTURES = ("k3_dspark",)
+
+
+def bare(name: str) -> str:
+    """Return the name of a tensor of a layer without the prefix of whole models."""
+    return name.removeprefix("model.")
+
+
 NAMES = Names(
-    fused=(JOINT,), folder={"model.": ""},
-    unread=r"(embed_tokens|lm_head|confidence_head\.proj)\.weight|confidence_head\.proj\.bias",
+    fused=(JOINT,), forms=(bare,),
+    unread=r"(model\.)?embed_tokens\.weight|lm_head\.weight|confidence_head\.proj\.(weight|bias)",
 )  # fmt: skip
+"""Tensors of its folder: copies of the model's are not read, and its confidence is not, whose
+authors have not calibrated it."""
 KEYS = Keys(
     harmless=frozenset({
         "_torchspec_version", "confidence_head_with_markov", "enable_confidence_head",
@@ -131,13 +140,13 @@ class Latent:
         )
         self.taps, self.size = tuple(config.target_layer_ids), config.block_size
         self.mask_token = config.mask_token_id
-        tables = (f"{PREFIX}model.markov_head.markov_w{n}.weight" for n in (1, 2))
+        tables = (f"{PREFIX}markov_head.markov_w{n}.weight" for n in (1, 2))
         self.scoring = Scoring(config.markov_rank, *tables)
 
     def context(self, b: Builder) -> None:
         """Write the context row, and each layer's latent row of it."""
         rows = [Value(name, b.values[name]) for name in (f"layers.{n}.out" for n in self.taps)]
-        tensors = (f"{PREFIX}model.context_{part}.weight" for part in ("proj", "norm"))
+        tensors = (f"{PREFIX}context_{part}.weight" for part in ("proj", "norm"))
         c = context_row(b, rows, *tensors, self.config.rms_norm_eps)
         position = Value("position", b.values["position"])
         for n in range(self.config.num_hidden_layers):
@@ -157,7 +166,7 @@ class Latent:
             x = self._norm(b, h, f"{here}.mlp_norm", f"{file}.post_attention_layernorm")
             y = b.add(mlp, x, name=f"{here}.mlp", weights=named(mlp, f"{file}.mlp", MLP))
             h = b.add(Residual(), h, y, name=REDUCED if last else f"{here}.out")
-        return h, self._norm(b, h, f"{DSPARK}.hidden", f"{PREFIX}model.final_norm")
+        return h, self._norm(b, h, f"{DSPARK}.hidden", f"{PREFIX}final_norm")
 
     def _norm(self, b: Builder, x: Value, name: str, tensor: str) -> Value:
         norm = RMSNorm(x.type.shape[-1], self.config.rms_norm_eps)
