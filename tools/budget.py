@@ -36,7 +36,7 @@ LIMITS: Mapping[str, int] = {
     "backends/triton": 12912,
     "backends/wgpu": 6000,
     "benchmarks": 5165,
-    "conformance": 8690,
+    "conformance": 8720,
     "cortiq": 780,
     "cortiq/backend": 5905,
     "cortiq/bench": 540,
@@ -50,7 +50,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/hearing": 2026,
     "cortiq/ir": 4645,
     "cortiq/model": 2992,
-    "cortiq/models": 5290,
+    "cortiq/models": 5880,
     "cortiq/numerics": 3771,
     "cortiq/placement": 710,
     "cortiq/plugins": 660,
@@ -66,7 +66,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-skills": 1710,
     "plugins/cortiq-torch": 190,
-    "tests": 63010,
+    "tests": 63560,
     "tools": 2121,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""

@@ -116,9 +116,9 @@ def load_program(
     weight_format : format of all matrices, `w4`, `w8`, `w8b256` or `w16`, or of those stored as
         floats, `f32`. `None` keeps codes and gives floats `DEFAULT_WEIGHT_FORMAT`.
     families : families of plugins.
-    heads : draft head: `off`, `auto` (the file's own), `mtp`, `mimo`; `:post`, `:raw`: its rows.
+    heads : `off`, `auto` (the file's own), `mtp`, `mimo` (`:post`, `:raw`: its rows), `dspark`.
     sidecar : a file beside the model's that may hold its draft head.
-    drafters : opened files of an EAGLE-3 head (`eagle3`) and of a block drafter (`dflash`).
+    drafters : opened files of an EAGLE-3 head (`eagle3`) and a block drafter (`dflash`, `dspark`).
     draft_vocabulary : ids that a draft head looks at (`models.shortlist`); 0 for all.
     ignored_keys : unknown keys to leave out; the program's facts name them.
     adapters : merged into the tensors, in this order; the program's facts name hash and scale.
@@ -140,20 +140,19 @@ def load_program(
     program = build_program(family, config, context, checkpoint, images, ignored_keys)
     program, checkpoint = adapted(program, checkpoint, adapters, family, config)
     checkpoint, config = with_sidecar(checkpoint, config, sidecar, family)
-    head_tensors = CheckpointTensors(checkpoint, names_of(family, config), config.source)
+    names = names_of(family, config)
+    head_tensors = CheckpointTensors(checkpoint, names, config.source)
     plan = find_plan(heads, config.num_hidden_layers, head_tensors.has)
     program = _drafted(program, family, config, heads, head_tensors.has, checkpoint)
     program = _headed(program, plan, head_tensors, heads, checkpoint)
     tensors = find_tensors(program, checkpoint, family, config)
     program, weights = with_drafters(program, drafters, weight_format)
     ordered = _ordered(program, checkpoint, tensors, column_orders, weight_format)
-    names = names_of(family, config)
     weights |= read_weights(program, checkpoint, tensors, weight_format, ordered.orders, names)
     program = with_rule(program, weight_format, checkpoint, tensors)
     program, weights = with_shortlist(program, weights, draft_vocabulary)
-    bound, notes = with_layouts(program, weights, ordered.orders), ordered.notes
-    name = family_name(family)
-    return LoadedProgram(bound, weights, checkpoint, name, config, tensors, notes, family)
+    bound, name = with_layouts(program, weights, ordered.orders), family_name(family)
+    return LoadedProgram(bound, weights, checkpoint, name, config, tensors, ordered.notes, family)
 
 
 def _ordered(
@@ -214,6 +213,8 @@ def _load_synthetic(
     heads, further = split_heads_option(heads)
     plan = synthetic_plan(heads, layer_count(program.trunk))
     program = _headed(program, plan, held_by_fixture(checkpoint.name), heads, checkpoint)
+    if heads == DSPARK and not hasattr(family, "DRAFTER"):
+        heads, further = OFF, {**further, DSPARK: ""}
     program = with_formula_drafters(program, further)
     if heads == DSPARK:
         program = _drafted(program, family, config, heads, None, checkpoint)
@@ -244,7 +245,7 @@ def _drafted(
         with said_of(checkpoint):
             drafted = import_module(module).with_drafter(program, config, has)
     if heads == DSPARK and drafted is program:
-        what, hint = "the model has no drafter 'dspark'", "heads='dspark:PATH' names a folder of one"
+        what, hint = "the model has no drafter 'dspark'", "heads='dspark:PATH' names one's folder"
         raise RequestError(what, where=location_of(checkpoint), hint=hint)
     return drafted
 

@@ -6,28 +6,26 @@ more entries than a query takes, that is all of them, and there is no indexer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
 from cortiq.errors import FormatError, UnsupportedError
-from cortiq.ir import Builder, Op, Program, Value
+from cortiq.ir import Op, Program, Value
 from cortiq.ir.layers import (
     CompressedAttention,
     Entries,
     EntryIndexer,
     Gating,
     MoE,
-    RMSNorm,
-    StreamEntry,
     StreamRead,
-    StreamWrite,
 )
 from cortiq.models.config import Amount, BaseConfig, Keys
 from cortiq.models.layer_kinds import LOCAL, layer_list
 from cortiq.models.names import Names
 from cortiq.models.parts import FLOOR, Decoder, named
+from cortiq.models.residual_streams import ROLES, Streams
 from cortiq.models.rope import rope_table
 from cortiq.models.tensor_pieces import FusedTensor
 from cortiq.numerics.route import Router
@@ -51,8 +49,6 @@ KEYS = Keys(
         "scoring_func": "sqrtsoftplus", "topk_group": 1, "topk_method": "noaux_tc",
     },
 )  # fmt: skip
-ROLES = ("pre", "post", "comb")
-"""Of the weights that streams are read and written with, in the order of the file."""
 MOST_STAGES = 16
 """Layers of a drafter at most."""
 
@@ -94,12 +90,6 @@ EXPERTS: Mapping[str, str] = {
         for role, tensor in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
     },
 }  # fmt: skip
-STREAMS: Mapping[str, str] = {
-    "mix": "fn", **{f"{role}_{what}": f"{what}.{role}.weight" for role in ROLES
-                    for what in ("base", "scale")},
-}  # fmt: skip
-LAST: Mapping[str, str] = {"mix": "fn", "pre_base": "base", "pre_scale": "scale"}
-"""Of those of the sum that follows the last layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,6 +201,12 @@ class Config(BaseConfig):
             rope=rope, entries=self.entries(kind, context),
         )  # fmt: skip
 
+    def read(self) -> StreamRead:
+        """Return how branches read the streams."""
+        return StreamRead(
+            self.hc_mult, self.hidden_size, self.rms_norm_eps, self.hc_eps, self.hc_sinkhorn_iters
+        )
+
     def experts(self, hashed: bool) -> MoE:
         """Return a layer's experts."""
         router = Router(
@@ -225,44 +221,11 @@ class Config(BaseConfig):
         )  # fmt: skip
 
 
-class Streams:
-    """Writes branches that read residual streams and are added to them."""
-
-    def __init__(self, b: Builder, config: Config) -> None:
-        sizes = config.hc_mult, config.hidden_size
-        self.b, self.write, self.entry = b, StreamWrite(*sizes), StreamEntry(*sizes)
-        self.read = StreamRead(
-            *sizes, config.rms_norm_eps, config.hc_eps, config.hc_sinkhorn_iters
-        )
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-
-    def branch(
-        self, streams: Value, of: str, file: str, name: str, out: str, op: Callable[[Value], Value]
-    ) -> Value:
-        """Write a branch: the row that it reads, its norm, what `op` makes of it, the sum.
-
-        Parameters
-        ----------
-        of : `attn` or `ffn`. file : of the layer's tensors. name, out : of the branch, of the sum.
-        """
-        weights = {r: f"{file}.hc_{of}_{STREAMS[r]}" for r in self.read.weight_shapes()}
-        row, *mix = self.b.add_node(self.read, streams, name=f"{name}_read", weights=weights)
-        norm = {"weight": f"{file}.{of}_norm.weight"}
-        y = op(self.b.add(self.norm, row, name=f"{name}_norm", weights=norm))
-        return self.b.add(self.write, streams, y, *mix, name=out)
-
-    def collapsed(self, streams: Value, tensors: str, name: str) -> Value:
-        """Write the sum that follows the last layer."""
-        last = replace(self.read, last=True, rounds=1)
-        weights = {role: f"{tensors}{LAST[role]}" for role in last.weight_shapes()}
-        return self.b.add(last, streams, name=name, weights=weights)
-
-
 def build(config: Config, context: int) -> Program:
     """Build the trunk."""
     config = config.with_tables()
     decoder = Decoder(config, context, family="deepseek_v4", eps=config.rms_norm_eps)
-    b, write = decoder.builder, Streams(decoder.builder, config)
+    b, write = decoder.builder, Streams(decoder.builder, config.read())
     streams = b.add(write.entry, decoder.embed(), name="streams")
 
     def mixed(x: Value, op: Op, n: int, of: str, name: str, table: Mapping[str, str]) -> Value:

@@ -13,7 +13,7 @@ from cortiq.errors import FormatError
 from cortiq.ir import Builder, Program, Value, ops
 from cortiq.ir.heads import DSPARK, REDUCED
 from cortiq.ir.layers import Linear, RMSNorm
-from cortiq.models.deepseek_v4 import ATTENTION, EXPERTS, MOST_STAGES, Config, Streams
+from cortiq.models.deepseek_v4 import ATTENTION, EXPERTS, MOST_STAGES, Config
 from cortiq.models.dspark import (
     MOST_ROWS,
     BlockRows,
@@ -27,6 +27,7 @@ from cortiq.models.dspark import (
 )
 from cortiq.models.layer_kinds import LOCAL
 from cortiq.models.parts import named
+from cortiq.models.residual_streams import Streams
 
 LEAST = "attn.wkv.weight"
 """A tensor that each of its layers has."""
@@ -72,25 +73,25 @@ class Stages:
         self.attention, self.experts = config.attention(LOCAL, context), config.experts(False)
         first = config.num_hidden_layers
         self.files = [f"model.layers.{first + n}" for n in range(count)]
-        self.taps, self.size = config.dspark_target_layer_ids, config.dspark_block_size
-        self.mask_token, self.window = config.dspark_noise_token_id, config.sliding_window
+        self.taps, self.size = config.dspark_target_layer_ids, int(config.dspark_block_size)
+        self.mask_token, self.window = int(config.dspark_noise_token_id), config.sliding_window
         last = self.files[-1]
-        tables = (f"{last}.markov_head.markov_w{n}.weight" for n in (1, 2))
+        before, after = (f"{last}.markov_head.markov_w{n}.weight" for n in (1, 2))
         chance = f"{last}.confidence_head.proj.weight"
-        self.scoring = Scoring(config.dspark_markov_rank, *tables, chance)
+        self.scoring = Scoring(config.dspark_markov_rank, before, after, chance)
 
     def context(self, b: Builder) -> None:
         """Write the context row, and each layer's key of it."""
         rows, file = [self._mean(b, n) for n in self.taps], self.files[0]
-        tensors = (f"{file}.main_{part}.weight" for part in ("proj", "norm"))
-        c = context_row(b, rows, *tensors, self.config.rms_norm_eps)
+        project, norm = (f"{file}.main_{part}.weight" for part in ("proj", "norm"))
+        c = context_row(b, rows, project, norm, self.config.rms_norm_eps)
         position = Value("position", b.values["position"])
         for n in range(len(self.files)):
             self._store(b, c, position, n, f"{DSPARK}.context.{n}", f"{DSPARK}.context.{n}.kv")
 
     def block(self, b: Builder, rows: BlockRows, embedded: Value) -> tuple[Value, Value]:
         """Write the layers: attention and experts, read from streams."""
-        write = Streams(b, self.config)
+        write = Streams(b, self.config.read())
         streams = b.add(write.entry, embedded, name=f"{DSPARK}.streams")
         for n, file in enumerate(self.files):
             here = f"{DSPARK}.{n}"
@@ -130,9 +131,7 @@ class Stages:
         k = b.add(ops.Reshape((1, op.dim)), k, name=f"{name}.head")
         k = turned(b, k, place, op.rope, f"{name}.k")
         k = b.add(ops.Quantise(), k, name=f"{name}.codes")
-        b.add_node(
-            ops.StoreKV(1, op.dim, op.dim), k, k, name=f"{name}.store", slots={"kv": slot}
-        )
+        b.add_node(ops.StoreKV(1, op.dim, op.dim), k, k, name=f"{name}.store", slots={"kv": slot})
 
     def _attended(self, x: Value, b: Builder, rows: BlockRows, n: int, name: str) -> Value:
         op = self.attention

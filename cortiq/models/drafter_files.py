@@ -52,7 +52,7 @@ def with_drafters(
         side = drafters[DSPARK]
         latent = dspark_latent.read_drafter(side, program)
         with said_of(side):
-            backbone = dspark_latent.Latent(latent, program.context)
+            backbone = dspark_latent.LatentStack(latent, program.context)
             program = dspark.with_block(program, backbone)
         made |= _dspark_weights(program, side, latent, weight_format)
     return program, made | _weights(program, drafters, weight_format)
@@ -66,7 +66,7 @@ def with_formula_drafters(program: Program, names: Iterable[str]) -> Program:
         program = dflash.with_drafter(program, dflash.synthetic_drafter(program))
     if DSPARK in names:
         config = dspark_latent.synthetic_drafter(program)
-        program = dspark.with_block(program, dspark_latent.Latent(config, program.context))
+        program = dspark.with_block(program, dspark_latent.LatentStack(config, program.context))
     return program
 
 

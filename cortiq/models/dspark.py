@@ -115,7 +115,7 @@ class HeadLinear(Layer):
 
     def decompose(self, scope: Scope, *inputs: Value) -> Value:
         """Write Quantise (not for an `f32` weight), HeadMatMul."""
-        rows = rows_for(scope, "weight", *inputs, "rows")
+        rows = rows_for(scope, "weight", inputs[0], "rows")
         matmul = ops.HeadMatMul(self.heads, self.in_width, self.out_width)
         return scope.add(matmul, rows, name="product", weights={"weight": "weight"})
 

@@ -128,7 +128,7 @@ def synthetic_drafter(program: Program) -> Config:
     )  # fmt: skip
 
 
-class Latent:
+class LatentStack:
     """Writes the drafter's layers (`dspark.Backbone`)."""
 
     window = 0
@@ -140,14 +140,14 @@ class Latent:
         )
         self.taps, self.size = tuple(config.target_layer_ids), config.block_size
         self.mask_token = config.mask_token_id
-        tables = (f"{PREFIX}markov_head.markov_w{n}.weight" for n in (1, 2))
-        self.scoring = Scoring(config.markov_rank, *tables)
+        before, after = (f"{PREFIX}markov_head.markov_w{n}.weight" for n in (1, 2))
+        self.scoring = Scoring(config.markov_rank, before, after)
 
     def context(self, b: Builder) -> None:
         """Write the context row, and each layer's latent row of it."""
         rows = [Value(name, b.values[name]) for name in (f"layers.{n}.out" for n in self.taps)]
-        tensors = (f"{PREFIX}context_{part}.weight" for part in ("proj", "norm"))
-        c = context_row(b, rows, *tensors, self.config.rms_norm_eps)
+        project, norm = (f"{PREFIX}context_{part}.weight" for part in ("proj", "norm"))
+        c = context_row(b, rows, project, norm, self.config.rms_norm_eps)
         position = Value("position", b.values["position"])
         for n in range(self.config.num_hidden_layers):
             self._store(b, c, position, n, f"{DSPARK}.context.{n}", self._context_slot(n))

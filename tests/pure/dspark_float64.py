@@ -1,4 +1,4 @@
-"""DSpark drafters with random weights, and their formulas in float64; shares no code with cortiq."""
+"""DSpark drafters with random weights, and their formulas in float64; no code is cortiq's."""
 
 from __future__ import annotations
 
@@ -47,9 +47,7 @@ def _drawn(shapes, seed):
         values = rng.standard_normal(shape)
         if name.endswith(("base", "bias", "attn_sink")):
             values *= 0.3
-        elif name.endswith("scale"):
-            values = 1 + 0.2 * values
-        elif len(shape) == 1:
+        elif name.endswith("scale") or len(shape) == 1:
             values = 1 + 0.2 * values
         else:
             values /= shape[-1] ** 0.5

@@ -19,6 +19,7 @@ from cortiq.engine.drafters.turns import in_turns
 from cortiq.engine.drafting import DepthPolicy, Drafter, FixedDepth, Speculation
 from cortiq.engine.policy.adaptive import AdaptiveDepthFactory, DepthLimits
 from cortiq.errors import CortiqError, RequestError, shown
+from cortiq.ir.heads import MARKOV_BLOCK, DraftHead
 
 OFF, AUTO = "off", "auto"
 RESERVED = frozenset({OFF, AUTO})
@@ -105,8 +106,12 @@ def _block(asked: str, target: DraftTarget, argument: str) -> Drafter:
     if head.name != asked:
         what = f"the model was loaded with the block drafter {head.name}, not {asked}"
         raise RequestError(what, where="draft", hint=f"load it with heads='{asked}:PATH'")
-    made = BlockDrafter() if head.name == "dflash" else MarkovBlockDrafter()
-    return CombinedDrafter(made)
+    return CombinedDrafter(block_drafter(head))
+
+
+def block_drafter(head: DraftHead) -> Drafter:
+    """Return what drafts with a block drafter of a program."""
+    return MarkovBlockDrafter() if head.style == MARKOV_BLOCK else BlockDrafter()
 
 
 LOOKUP = DrafterKind(

@@ -9,10 +9,10 @@ as soon as a draft is made.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from cortiq.backend import Named, Row, State
 from cortiq.engine.drafters.batched import DraftSteps, ForwardRequest
@@ -35,6 +35,24 @@ from cortiq.numerics.key_blocks import list_keys
 LEAST_SURVIVAL = 0.2
 """Chance of being reached and accepted from which a draft is verified: a row of a batch that is
 verified costs about this much of a token (docs/drafting.md)."""
+
+
+def block_inputs(before: int, size: int, window: int = 0) -> dict[str, npt.NDArray[np.int32]]:
+    """Return what the rows of a block supply, each with an axis of rows before it.
+
+    Parameters
+    ----------
+    before : rows of the trunk. size : rows of the block. window : of the trunk's that it sees; 0
+        for all.
+    """
+    given = {
+        PLACE: np.arange(before, before + size, dtype=np.int32)[:, None],
+        LAST_ROW: np.full(size, size - 1, np.int32),
+        LAST_CONTEXT: np.full(size, before - 1, np.int32),
+    }
+    if window:
+        given[LISTED] = list_keys(given[LAST_CONTEXT], 1, window)
+    return given
 
 
 class MarkovBlockDrafting(SharedStateDrafting):
@@ -60,11 +78,11 @@ class MarkovBlockDrafting(SharedStateDrafting):
             return NOTHING
         self._forget()  # what a forward that failed has left
         tokens = [ids[-1], *[self.head.mask_token] * (size - 1)]
-        given = self._given(before, size)
         wants = (LOGITS, Named(REDUCED)) if self._confident else (LOGITS,)
+        given = block_inputs(before, size, self._window)
         rows = [
-            Row(state, i, token, wants if i < count else (), {**given, PLACE: place})
-            for i, (token, place) in enumerate(zip(tokens, self._places(before, size), strict=True))
+            Row(state, i, token, wants if i < count else (), {n: x[i] for n, x in given.items()})
+            for i, token in enumerate(tokens)
         ]
         brought = yield ForwardRequest(self.task.executable, rows, self.block)
         text = yield from self._chained(state, ids, brought[: min(size, count)])
@@ -90,19 +108,6 @@ class MarkovBlockDrafting(SharedStateDrafting):
                     break
             text.append(int(found[want]))
         return text
-
-    def _given(self, before: int, size: int) -> Mapping[str, Any]:
-        """Return what all rows of a block supply alike."""
-        given: dict[str, Any] = {
-            LAST_ROW: np.array(size - 1, np.int32),
-            LAST_CONTEXT: np.array(before - 1, np.int32),
-        }
-        if self._window:
-            given[LISTED] = list_keys(np.array([before - 1]), 1, self._window)[0]
-        return given
-
-    def _places(self, before: int, size: int) -> Sequence[Any]:
-        return np.arange(before, before + size, dtype=np.int32)[:, None]
 
     def _known(self, depth: int) -> int:
         return 0
