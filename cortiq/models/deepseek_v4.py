@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, ClassVar
 
 from cortiq.errors import FormatError, UnsupportedError
@@ -228,19 +227,19 @@ def build(config: Config, context: int) -> Program:
     b, write = decoder.builder, Streams(decoder.builder, config.read())
     streams = b.add(write.entry, decoder.embed(), name="streams")
 
-    def mixed(x: Value, op: Op, n: int, of: str, name: str, table: Mapping[str, str]) -> Value:
-        inputs = [x, decoder.position] if of == "attn" else [x]
+    def branch(streams: Value, n: int, of: str, name: str, op: Op, table: Mapping) -> Value:
+        file, here = f"model.layers.{n}", f"layers.{n}.{name}"
+        row, *mix = write.row(streams, of, file, here)
+        inputs = [row, decoder.position] if of == "attn" else [row]
         inputs += [decoder.token] if getattr(op, "listed", 0) else []
-        weights = named(op, f"model.layers.{n}.{of}", table)
+        weights = named(op, f"{file}.{of}", table)
         slots = {role: f"layers.{n}.{role}" for role in op.slot_kinds()}
-        return b.add(op, *inputs, name=name, weights=weights, slots=slots)
+        y = b.add(op, *inputs, name=here, weights=weights, slots=slots)
+        out = f"layers.{n}.{'middle' if of == 'attn' else 'out'}"
+        return b.add(write.write, streams, y, *mix, name=out)
 
     for n, (kind, hashed) in enumerate(zip(config.kinds(), config.hashed(), strict=True)):
-        file, here = f"model.layers.{n}", f"layers.{n}"
-        for of, name, out, op, table in (
-            ("attn", "attention", "middle", config.attention(kind, context), ATTENTION),
-            ("ffn", "mlp", "out", config.experts(hashed), EXPERTS),
-        ):
-            add = partial(mixed, op=op, n=n, of=of, name=f"{here}.{name}", table=table)
-            streams = write.branch(streams, of, file, f"{here}.{name}", f"{here}.{out}", add)
+        attention, experts = config.attention(kind, context), config.experts(hashed)
+        streams = branch(streams, n, "attn", "attention", attention, ATTENTION)
+        streams = branch(streams, n, "ffn", "mlp", experts, EXPERTS)
     return decoder.finish(write.collapsed(streams, "model.hc_head.hc_", "collapsed"))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 from cortiq.errors import FormatError
 from cortiq.ir import Builder, Program, Value, ops
@@ -95,14 +94,13 @@ class Stages:
         streams = b.add(write.entry, embedded, name=f"{DSPARK}.streams")
         for n, file in enumerate(self.files):
             here = f"{DSPARK}.{n}"
-            attend = partial(self._attended, b=b, rows=rows, n=n, name=here)
-            name, out = f"{here}.attention", f"{here}.middle"
-            streams = write.branch(streams, "attn", file, name, out, attend)
-            route = partial(
-                b.add, self.experts, name=f"{here}.mlp",
-                weights=named(self.experts, f"{file}.ffn", EXPERTS),
-            )  # fmt: skip
-            streams = write.branch(streams, "ffn", file, f"{here}.mlp", f"{here}.out", route)
+            row, *mix = write.row(streams, "attn", file, f"{here}.attention")
+            y = self._attended(b, row, rows, n, here)
+            streams = b.add(write.write, streams, y, *mix, name=f"{here}.middle")
+            row, *mix = write.row(streams, "ffn", file, f"{here}.mlp")
+            weights = named(self.experts, f"{file}.ffn", EXPERTS)
+            y = b.add(self.experts, row, name=f"{here}.mlp", weights=weights)
+            streams = b.add(write.write, streams, y, *mix, name=f"{here}.out")
         last = self.files[-1]
         reduced = write.collapsed(streams, f"{last}.hc_head_", REDUCED)
         norm = {"weight": f"{last}.norm.weight"}
@@ -133,7 +131,7 @@ class Stages:
         k = b.add(ops.Quantise(), k, name=f"{name}.codes")
         b.add_node(ops.StoreKV(1, op.dim, op.dim), k, k, name=f"{name}.store", slots={"kv": slot})
 
-    def _attended(self, x: Value, b: Builder, rows: BlockRows, n: int, name: str) -> Value:
+    def _attended(self, b: Builder, x: Value, rows: BlockRows, n: int, name: str) -> Value:
         op = self.attention
         self._store(b, x, rows.place, n, name, f"{name}.kv")
         q = b.add(

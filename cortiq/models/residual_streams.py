@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from cortiq.ir import Builder, Value
@@ -27,20 +27,17 @@ class Streams:
         self.write, self.entry = StreamWrite(*sizes), StreamEntry(*sizes)
         self.norm = RMSNorm(read.width, read.eps)
 
-    def branch(
-        self, streams: Value, of: str, file: str, name: str, out: str, op: Callable[[Value], Value]
-    ) -> Value:
-        """Write a branch: the row that it reads, its norm, what `op` makes of it, the sum.
+    def row(self, streams: Value, of: str, file: str, name: str) -> tuple[Value, ...]:
+        """Write the row that a branch reads, after its norm, and how it is written back.
 
         Parameters
         ----------
-        of : `attn` or `ffn`. file : of the layer's tensors. name, out : of the branch, of the sum.
+        of : `attn` or `ffn`. file : of the layer's tensors. name : of the branch.
         """
         weights = {r: f"{file}.hc_{of}_{STREAMS[r]}" for r in self.read.weight_shapes()}
         row, *mix = self.b.add_node(self.read, streams, name=f"{name}_read", weights=weights)
         norm = {"weight": f"{file}.{of}_norm.weight"}
-        y = op(self.b.add(self.norm, row, name=f"{name}_norm", weights=norm))
-        return self.b.add(self.write, streams, y, *mix, name=out)
+        return self.b.add(self.norm, row, name=f"{name}_norm", weights=norm), *mix
 
     def collapsed(self, streams: Value, tensors: str, name: str) -> Value:
         """Write the sum that follows the last layer."""

@@ -224,8 +224,9 @@ def kinds_for(found: Mapping[str, NamedKind], target: DraftTarget) -> list[Named
 
 def usage(kind: DrafterKind) -> str:
     """Return how a kind is named, with its argument."""
-    named = f"{kind.name}:{kind.argument}" if kind.argument else kind.name
-    return f"{kind.name}, {named}" if kind.optional else named
+    if kind.optional:
+        return f"{kind.name}[:{kind.argument}]"
+    return f"{kind.name}:{kind.argument}" if kind.argument else kind.name
 
 
 def speculation(
