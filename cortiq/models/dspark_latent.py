@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cortiq.errors import FormatError, UnsupportedError
 from cortiq.ir import Builder, Program, Value, ops
 from cortiq.ir.heads import DSPARK, REDUCED
-from cortiq.ir.layers import GatedMLP, LatentAttention, Linear, Residual, RMSNorm
+from cortiq.ir.layers import GatedMLP, Linear, Residual, RMSNorm
 from cortiq.models.config import Keys, config_from_json
 from cortiq.models.dspark import (
     MOST_ROWS,
@@ -135,9 +135,7 @@ class LatentStack:
 
     def __init__(self, config: Config, context: int) -> None:
         self.config, self.rope = config, rope_table(config, context)
-        self.attention: LatentAttention = replace(
-            latent_attention(config, self.rope), eps=config.rms_norm_eps
-        )
+        self.attention = latent_attention(config, self.rope)
         self.taps, self.size = tuple(config.target_layer_ids), config.block_size
         self.mask_token = config.mask_token_id
         before, after = (f"{PREFIX}markov_head.markov_w{n}.weight" for n in (1, 2))

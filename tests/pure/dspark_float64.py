@@ -12,7 +12,7 @@ LATENT = {
     "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3,
     "num_key_value_heads": 3, "q_lora_rank": 20, "kv_lora_rank": 24, "qk_nope_head_dim": 12,
     "qk_rope_head_dim": 8, "v_head_dim": 10, "mla_use_nope": False, "mla_use_output_gate": False,
-    "vocab_size": 320, "rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "rope_theta": 50.0,
+    "vocab_size": 320, "rms_norm_eps": 0.02, "max_position_embeddings": 4096, "rope_theta": 50.0,
     "num_target_layers": 2, "target_hidden_size": 64, "target_num_hidden_layers": 3,
     "target_layer_ids": [0, 2], "mask_token_id": 319, "pad_token_id": 318, "markov_rank": 32,
     "markov_head_type": "vanilla", "enable_confidence_head": True,
@@ -31,7 +31,7 @@ STREAMS = {
     "qk_rope_head_dim": 6, "q_lora_rank": 20, "o_groups": 2, "o_lora_rank": 12,
     "n_routed_experts": 6, "num_experts_per_tok": 2, "routed_scaling_factor": 1.5,
     "swiglu_limit": 1.5, "sliding_window": 7, "compress_ratios": [0] * 5, "num_hash_layers": 0,
-    "hc_mult": 3, "hc_sinkhorn_iters": 4, "hc_eps": 1e-3, "rms_norm_eps": 1e-5,
+    "hc_mult": 3, "hc_sinkhorn_iters": 4, "hc_eps": 1e-3, "rms_norm_eps": 0.02,
     "rope_theta": 100.0, "max_position_embeddings": 256, "num_nextn_predict_layers": 1,
     "tie_word_embeddings": False, "dspark_block_size": 5, "dspark_markov_rank": 16,
     "dspark_noise_token_id": 299, "dspark_target_layer_ids": [0, 2],
@@ -134,7 +134,7 @@ def write_streams(folder, tensors=None, **changes):
     return _written(folder, tensors or stream_tensors(), STREAMS | changes)
 
 
-def rms(x, weight=1.0, eps=1e-5):
+def rms(x, weight=1.0, eps=0.02):
     return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + eps) * weight
 
 

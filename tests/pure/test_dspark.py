@@ -24,7 +24,7 @@ from rounds import forward, speculated
 from test_drafters import COUNT, PROMPT, SAMPLINGS, asking
 
 import cortiq
-from cortiq.backend import Argmax, CompileOptions
+from cortiq.backend import Argmax, CompileOptions, Draw
 from cortiq.cli.main import cli
 from cortiq.engine.drafters.markov_blocks import LEAST_SURVIVAL, MarkovBlockDrafter
 from cortiq.engine.drafting import FixedDepth, Speculation, Task
@@ -44,6 +44,8 @@ from cortiq.model.fingerprint import model_facts
 from cortiq.models import load_program
 from cortiq.models.head_names import split_heads_option
 from cortiq.models.synthetic import open_synthetic
+from cortiq.numerics import sampling
+from cortiq.numerics.sampling import Sampling
 from cortiq.options import GenerateOptions
 from cortiq_reference.backend import ReferenceBackend
 from cortiq_reference.ideal import dequantise, evaluate
@@ -94,9 +96,9 @@ def block_inputs(model, before):
     return given
 
 
-def proposal(executable, ids, count, state=None):
+def proposal(executable, ids, count, state=None, want=None):
     state = state or executable.open(80)
-    task = Task(tuple(ids), 80, lambda text: Argmax(), executable, lambda: state)
+    task = Task(tuple(ids), 80, lambda text: want or Argmax(), executable, lambda: state)
     start = state.length()
     forward(executable, state, start, ids[start:-1], [None] * (len(ids) - 1 - start))
     drafted = list(DSPARK.open(task).propose(ids, count).ids)
@@ -145,6 +147,21 @@ def test_a_block_is_the_formula_in_float64(tmp_path, kind, rows):
     assert len(drafted) == len(drafts)
 
 
+def test_a_sampled_draft_is_drawn_with_the_numbers_of_its_position(tmp_path):
+    tensors, how = made("latent"), Sampling(temperature=20.0, seed=5)
+    model = loaded("latent", tmp_path / "dspark", tensors, "f32")
+    _, stored = values(model, IDS[:-1])
+    tokens, given = [IDS[-1], *[319] * 6], block_inputs(model, len(IDS) - 1)
+    found = evaluate(model.program, model.weights, tokens, ["logits"], "dspark", given, stored)
+    before, after = (tensors[name] for name in MATRICES["latent"])
+    text = list(IDS)
+    for row in found["logits"]:
+        biased = (row + after @ before[text[-1]]).astype(np.float32)
+        text.append(sampling.draw(biased, how, text, len(text), 0))
+    executable = ReferenceBackend().compile(model.program, model.weights, CompileOptions())
+    assert proposal(executable, IDS, 7, want=Draw(how)) == text[len(IDS) :]
+
+
 @cache
 def random_model(kind):
     import tempfile
@@ -170,9 +187,9 @@ def executable(request):
     return compiled(random_model(request.param), FAST)
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_blocks_change_nothing_at_any_depth(executable, sampling):
-    how = asking(SAMPLINGS[sampling])
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_blocks_change_nothing_at_any_depth(executable, name):
+    how = asking(SAMPLINGS[name])
     plain = speculated(executable, PROMPT, how, DSPARK, lambda i: 0, COUNT)
     trace = speculated(executable, PROMPT, how, DSPARK, lambda i: 1 + i % 9, COUNT)
     assert trace.ids == plain.ids
@@ -185,6 +202,12 @@ def test_chunks_of_context_change_no_draft(executable):
     for stop in (4, 9, 10, 21):
         drafted = proposal(executable, IDS[:stop], 5, state)
     assert drafted == whole and drafted
+
+
+def test_fewer_drafts_are_the_first_of_all_since_a_block_is_whole(executable):
+    for start in range(2, 9):
+        whole = proposal(executable, IDS[start:], 5)
+        assert proposal(executable, IDS[start:], 2) == whole[:2]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -208,10 +231,10 @@ def taught(kind, text):
     return tensors
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("name", SAMPLINGS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_drafter_that_drafts_well_changes_nothing_either(tmp_path, kind, sampling):
-    how = asking(SAMPLINGS[sampling])
+def test_a_drafter_that_drafts_well_changes_nothing_either(tmp_path, kind, name):
+    how = asking(SAMPLINGS[name])
     bare = compiled(random_model(kind), FAST)
     plain = speculated(bare, PROMPT, how, DSPARK, lambda i: 0, COUNT).ids
     model = loaded(kind, tmp_path / "dspark", taught(kind, [*PROMPT, *plain]))

@@ -76,7 +76,6 @@ class MarkovBlockDrafting(SharedStateDrafting):
         size = min(self.head.size, state.limit, self.task.executable.program.context - before)
         if before < 1 or before != len(ids) - 1 or min(size, count) < 1:
             return NOTHING
-        self._forget()  # what a forward that failed has left
         tokens = [ids[-1], *[self.head.mask_token] * (size - 1)]
         wants = (LOGITS, Named(REDUCED)) if self._confident else (LOGITS,)
         given = block_inputs(before, size, self._window)
