@@ -8,6 +8,7 @@ from cortiq.ir import Op
 from cortiq.ir.layers import (
     KDA,
     MLP,
+    RGLRU,
     AltUpAdd,
     AltUpCorrect,
     AltUpEntry,
@@ -42,7 +43,10 @@ from cortiq.ir.layers import (
     RouterNorm,
     RWKV7ChannelMix,
     RWKV7TimeMix,
+    StreamMean,
     StreamNGrams,
+    StreamRead,
+    StreamWrite,
     UnitAttention,
     UnitMLP,
     WindowIndexer,
@@ -64,6 +68,7 @@ ATTENTION = Attention(width=64, heads=4, kv_heads=2, head_dim=16, rope=TABLE)
 LATENT = LatentAttention(
     width=64, heads=4, latent=32, nope_dim=16, rope_dim=8, value_dim=16, eps=EPS, scale=0.2
 )
+SHARP = replace(LATENT, gated=True, gate_each=True, sinks=True)
 EXPERTS = MoE(width=64, inner=32, experts=8, router=Router(3, renormalise=True))
 NET = GatedDeltaNet(64, heads=4, key_heads=2, key_dim=16, value_dim=32, kernel=4, eps=EPS)
 KIMI = KDA(64, heads=2, key_dim=16, value_dim=32, kernel=4, eps=EPS, decay_rank=32)
@@ -183,5 +188,25 @@ OPTIONS: tuple[Op, ...] = (
     replace(EXPERTS, latent=32, latent_norm=EPS, activation=CAPPED, shared_inner=32),
     replace(KIMI, decay_bound=-5.0, decay_form="plain"),
     LightningAttention(64, 4, 16, EPS, 1.1, 0.5, None, True, EPS, TABLE, 0.25, norm_groups=2),
+    replace(ATTENTION, output_norm=EPS, value_dim=8),
+    GatedMLP(64, 96, "relu2", inner_norm=EPS),
+    RGLRU(64, inner=96, heads=3, kernel=4),
+    RGLRU(64, inner=64, heads=1, kernel=3, activation="silu"),
+    replace(SHARP, query_latent=32, chosen=True, rope=RopeTable(10000.0, 8), pairing="half"),
+    replace(SHARP, chosen=True, scalable=True),
+    replace(LATENT, nope_dim=24, rope_dim=0, scalable=True),
+    replace(KEYS, turns_last=True),
+    replace(KEYS, query_latent=0, scalable=True, pairing="interleaved"),
+    StreamRead(3, 64, EPS, 0.01, identity=True, magnitude=1.5),
+    StreamWrite(3, 64, identity=True),
+    replace(LATENT, rope_dim=0, nope_rope=RopeTable(10000.0, 16)),
+    replace(LATENT, rope_dim=0, query_latent=32, chosen=True, block=4),
+    replace(KEYS, top=5, rope=None, every=4),
+    replace(KEYS, heads=3, top=40, rope=None, biased=True, every=3),
+    StreamMean(3, 64),
+    StreamMean(2, 96),
+    WindowIndexer(
+        64, heads=4, dim=32, every=4, top=5, eps=EPS, rope=TABLE, sections=Sections((4, 2, 2), True)
+    ),
 )
 """Each option at least once, over a layout that fits."""

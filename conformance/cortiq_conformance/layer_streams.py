@@ -22,6 +22,7 @@ from cortiq.ir.layers import (
     PerLayerInputs,
     Rope,
     RWKV7TimeMix,
+    StreamMean,
     StreamNGrams,
     StreamRead,
     StreamWrite,
@@ -29,9 +30,9 @@ from cortiq.ir.layers import (
 )
 from cortiq.ir.ops import Concat, Reshape
 
-SEVERAL = AltUpPredict | AltUpCorrect | RWKV7TimeMix | Mamba1 | GatedStreamRead
+SEVERAL = AltUpPredict | AltUpCorrect | RWKV7TimeMix | Mamba1 | GatedStreamRead | StreamRead
 """Layers that may have several outputs, which a probe joins in one row."""
-READS = StreamRead | GatedStreamRead | StreamNGrams
+READS = StreamRead | StreamMean | GatedStreamRead | StreamNGrams
 """Layers that take streams, and no branch's output."""
 
 
@@ -50,7 +51,8 @@ def stream_inputs(op: Op) -> dict[str, Type] | None:
         return None
     n, given = op.streams, {"x": Type((op.streams, op.width))}
     branch = {"branch": Type((op.width,)), "post": Type((n, 1))}
-    branch |= {"mix": Type((n, n))} if isinstance(op, StreamWrite) else {}
+    mixes = isinstance(op, StreamWrite) and not op.identity
+    branch |= {"mix": Type((n, n))} if mixes else {}
     return given if isinstance(op, READS) else given | branch
 
 

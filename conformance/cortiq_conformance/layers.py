@@ -30,6 +30,7 @@ from cortiq.ir.layers import (
     RMSNorm,
     Rope,
     ShortConv,
+    WindowIndexer,
 )
 from cortiq.numerics.contract import F32
 from cortiq.numerics.layouts import LAYOUTS, Weight
@@ -257,7 +258,9 @@ def _inputs(op: Op) -> dict[str, Type]:
         found |= {"blocks": op.listed.type} if op.listed else {}
         found |= {"values": width} if op.value_input else {}
     if isinstance(op, LatentAttention) and op.chosen:
-        found["keys"] = Type((1, CHOSEN_KEYS), "i32")
+        found["keys" if op.block == 1 else "blocks"] = Type((1, CHOSEN_KEYS), "i32")
+    if isinstance(op, WindowIndexer) and op.sections:
+        found |= dict.fromkeys(("turns", "begins"), Type((op.sections.count,), "i32"))
     if isinstance(op, MoE) and op.router_input:
         found["routed"] = width
     if isinstance(op, PerLayerGate):
@@ -276,7 +279,8 @@ def layer_probe(op: Op, layout: str, source: CaseData) -> ProbeProgram:
     name = "layer" if isinstance(op, SEVERAL) else OUTPUT
     found = b.add_node(op, *taken, name=name, weights=roles, slots=slots)
     first = found[0].name if name == OUTPUT else joined(b, found, OUTPUT)
-    limits = {"token": _vocabulary(op), "turns": TURNS, "keys": ROWS, "blocks": BLOCKS}
+    limits = {"token": _vocabulary(op), "keys": ROWS, "blocks": BLOCKS}
+    limits |= {"turns": TURNS, "begins": TURNS}
     return ProbeProgram(bound(b.program((first,)), weights), weights, inputs, limits)
 
 

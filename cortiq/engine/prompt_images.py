@@ -97,18 +97,17 @@ class PromptImages:
             now, at = now + max(span.grid), at + len(rows)
         return axes, now - self.length
 
+    def _turned(self, position: int) -> npt.NDArray[np.int32]:
+        """Return the positions of a row on every axis."""
+        known, more = self._axes
+        if position < self.length:
+            return known[position]
+        return np.full(self.given.axes, position + more, np.int32)
+
     def inputs(self, position: int) -> dict[str, np.ndarray]:
         """Return what the row at a position supplies."""
         last = self._ends[position][1] if self.given.last and position in self._ends else None
-        axes = None
-        if self.given.axes and self.spans:
-            known, more = self._axes
-            axes = (
-                known[position]
-                if position < self.length
-                else np.full(self.given.axes, position + more, np.int32)
-            )
-        found = self.given.inputs(position, last, axes)
+        found = self.given.inputs(position, last, self._turned if self.spans else None)
         if position in self._owners:
             span, number = self._owners[position]
             found |= self.given.parts(span.rows[number])

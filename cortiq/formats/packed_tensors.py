@@ -84,6 +84,7 @@ class PackedModule:
     ----------
     stem : the module's name. between : what stands between it and an end.
     bare : whether the matrix itself has the module's name, as stacks of experts do.
+    whole : the module that it is a part of, where that has its scale; else empty.
     taken : ends that were asked for and are there.
     """
 
@@ -91,6 +92,7 @@ class PackedModule:
     stem: str
     between: str = "."
     bare: bool = False
+    whole: str = ""
     taken: list[str] = field(default_factory=list)
 
     @property
@@ -100,6 +102,8 @@ class PackedModule:
 
     def full(self, end: str) -> str:
         """Return a tensor's whole name."""
+        if self.whole and end != "weight":
+            return f"{self.whole}{self.between}{end}"
         return self.stem if self.bare and end == "weight" else f"{self.stem}{self.between}{end}"
 
     def has(self, end: str) -> bool:

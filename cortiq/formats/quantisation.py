@@ -30,6 +30,7 @@ METHODS: Mapping[str, frozenset[str]] = {
     "quark": frozenset({"quark", "fp8", "mxfp4", "int8"}),
     "mxfp4": frozenset({"mxfp4"}),
     "mlx": frozenset({"mlx"}),
+    "bitnet": frozenset({"ternary"}),
 }
 """Kinds of matrices that folders of each method may hold."""
 INTEL, OPT = "auto-round", "modelopt"
@@ -53,7 +54,8 @@ class Quantisation:
     bits, group : of integer codes; None where not said. own : both of single modules, by name.
     symmetric : whether GPTQ's zero points are in the middle. zeros_less_one : whether they are
         stored less one (version 1).
-    blocks : rows and columns under one scale of FP8. codes : type of packed integers.
+    blocks : rows and columns under one scale of FP8. codes : type of packed integers, or BitNet's
+        way of its codes.
     layers : patterns of modules, each with the kinds that those may be.
     notes : what the file asks for and is not done.
     """

@@ -258,8 +258,25 @@ def _quark(base: Quantisation, options: Mapping[str, Any]) -> Quantisation:
     return replace(base, codes=codes, notes=notes)
 
 
+def _bitnet(base: Quantisation, options: Mapping[str, Any]) -> Quantisation:
+    """Read which of BitNet's layers wrote the codes, or whether floats stand for them."""
+    where = base.where
+    if options.get("use_rms_norm"):
+        hint = "ternary matrices without a norm of their own before each are read"
+        raise UnsupportedError("asks for use_rms_norm", where=where, hint=hint)
+    made = str(options.get("linear_class", "bitlinear"))
+    mode = str(options.get("quantization_mode", "offline"))
+    for said, known in ((made, ("bitlinear", "autobitlinear")), (mode, ("offline", "online"))):
+        if said not in known:
+            hint = f"{' and '.join(known)} are read"
+            raise UnsupportedError(f"asks BitNet for {shown(said)}", where=where, hint=hint)
+    # Of the two only autobitlinear has a way to quantise floats.
+    codes = mode if made == "autobitlinear" and mode == "online" else made
+    return replace(base, codes=codes, notes=("activations in INT8",))
+
+
 READERS: Mapping[str, Reader] = {
     "compressed-tensors": _compressed, "mlx": _mlx, "bitsandbytes": _bitsandbytes, "hqq": _hqq,
-    "quark": _quark,
+    "quark": _quark, "bitnet": _bitnet,
 }  # fmt: skip
 """Readers of configurations that are not of the usual kind."""

@@ -21,6 +21,7 @@ from cortiq.formats.packed_integers import (
 from cortiq.formats.packed_quark import quark_int4
 from cortiq.formats.packed_tables import bitsandbytes_int8, bitsandbytes_table, table_of
 from cortiq.formats.packed_tensors import PackedFolder, PackedModule, PackedTensor
+from cortiq.formats.packed_ternary import ONLINE, is_ternary, ternary, ternary_floats
 from cortiq.formats.quantisation import NOT_APPLIED, Quantisation
 
 Reader = Callable[[PackedModule, Quantisation], PackedTensor]
@@ -53,7 +54,7 @@ def _kind_of(module: PackedModule, end: str, info: TensorInfo) -> Kind | None:
         return Kind(table_of(module), bitsandbytes_table)
     if pair == ("weight", "I8") and module.has("SCB"):
         return Kind("int8", bitsandbytes_int8)
-    if info.type in FP8_TYPES and any(module.has(scale) for scale in FP8_SCALES):
+    if info.type in FP8_TYPES and _has_scale(module):
         return Kind("fp8", fp8)
     if pair == ("weight", "I32") and module.has("weight_scale"):
         return Kind("quark", quark_int4)
@@ -63,6 +64,8 @@ def _kind_of(module: PackedModule, end: str, info: TensorInfo) -> Kind | None:
         return Kind("mxfp4", mxfp4)
     if pair == ("weight", "U8") and exponents == "U8":
         return Kind("mxfp4", mxfp4)
+    if pair == ("weight", "U8") and exponents in FLOAT_TYPES and is_ternary(module):
+        return Kind("ternary", ternary)
     if pair == ("weight", "U8") and exponents in FLOAT_TYPES:
         return Kind("int4", modelopt_int4)
     if pair == ("weight", "I8") and module.has("weight_scale"):
@@ -78,14 +81,42 @@ def _modules(folder: MappedTensors) -> Iterator[tuple[PackedModule, Kind]]:
         if blocks and info.type == "U8":
             yield PackedModule(folder, blocks[1], "_"), Kind("mxfp4", mxfp4)
         elif main:
-            module = PackedModule(folder, main[1])
+            module = PackedModule(folder, main[1], whole=_scaled_by(folder, main[1], info))
             kind = _kind_of(module, main[2], info)
             if kind is not None:
                 yield module, kind
         elif info.type in FP8_TYPES:
             stack = PackedModule(folder, name, "_", bare=True)
-            if any(stack.has(scale) for scale in FP8_SCALES):
+            if _has_scale(stack):
                 yield stack, Kind("fp8", fp8)
+
+
+def _masters(folder: MappedTensors, how: Quantisation) -> Iterator[tuple[PackedModule, Kind]]:
+    """Yield the matrices whose floats stand for ternary codes: all but tables and those listed.
+
+    Without a list the head keeps its floats, as transformers has it.
+    """
+    kept = how.ignored or ("lm_head",)
+    for name, info in folder.tensors.items():
+        stem = name.removesuffix(".weight")
+        last = stem.rpartition(".")[2]
+        plain = last == "embed_tokens" or any(stem == own or last == own for own in kept)
+        if stem != name and len(info.shape) == 2 and info.type in FLOAT_TYPES and not plain:
+            yield PackedModule(folder, stem), Kind("ternary", ternary_floats)
+
+
+def _scaled_by(folder: MappedTensors, stem: str, info: TensorInfo) -> str:
+    """Return the module that an FP8 matrix is a part of, if that has its scale and it has none."""
+    whole, _, own = stem.rpartition(".")
+    if own.isdecimal():  # one of a list
+        whole = whole.rpartition(".")[0]
+    if info.type not in FP8_TYPES or _has_scale(PackedModule(folder, stem)):
+        return ""
+    return whole if _has_scale(PackedModule(folder, whole)) else ""
+
+
+def _has_scale(module: PackedModule) -> bool:
+    return any(module.has(scale) for scale in FP8_SCALES)
 
 
 def read_quantised(folder: MappedTensors, how: Quantisation) -> MappedTensors:
@@ -98,13 +129,14 @@ def read_quantised(folder: MappedTensors, how: Quantisation) -> MappedTensors:
     UnsupportedError : codes or groups that no layout holds, with what would help.
     """
     packed: dict[str, PackedTensor] = {}
-    for module, kind in _modules(folder):
+    for module, kind in _masters(folder, how) if how.codes == ONLINE else _modules(folder):
         if module.has(BEFORE):
             hint = "take a checkpoint whose weights need no factors of their inputs"
             module.decline(f"multiplies its input by {BEFORE}", hint)
         tensor = kind.read(module, how)
         name = "awq" if kind.name == "gptq" and _is_awq(folder, module) else kind.name
-        how.check_kind(module.stem, name)
+        if not module.whole:  # lists of modules do not speak of a table in parts
+            how.check_kind(module.stem, name)
         packed[tensor.name] = tensor
     if not packed:
         return _unquantised(folder, how)

@@ -1,7 +1,10 @@
-"""Settings of sentence-transformers beside a model: how hidden rows become one vector."""
+"""How hidden rows become one vector: settings of sentence-transformers beside a model, and of GGUF
+files.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,24 @@ POOLINGS = {
     "pooling_mode_lasttoken": "last",
 }  # fmt: skip
 """Keys of a pooling module's config.json that cortiq computes."""
+GGUF_POOLING = "pooling_type"
+"""Key of GGUF files, without the architecture's prefix."""
+GGUF_POOLINGS: Mapping[int, str] = {0: "", 1: "mean", 2: "cls", 3: "last", 4: ""}
+"""Poolings by their number there: 0 keeps all rows, 4 is a classifier, which pool nothing."""
+
+
+def pooling_in_gguf(metadata: Mapping[str, Any], architecture: str, where: str) -> str:
+    """Return the pooling that a GGUF file asks for; empty where it asks for none.
+
+    Raises
+    ------
+    FormatError : its number stands for none.
+    """
+    key = f"{architecture}.{GGUF_POOLING}"
+    number = metadata.get(key, 0)
+    if type(number) is not int or number not in GGUF_POOLINGS:
+        raise FormatError(f"{key} is {shown(number)}, not {sorted(GGUF_POOLINGS)}", where=where)
+    return GGUF_POOLINGS[number]
 
 
 def pooling_of(folder: Path) -> str:

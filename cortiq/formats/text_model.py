@@ -34,7 +34,11 @@ NAME_PREFIXES: tuple[Mapping[str, str], ...] = (
         **{f"model.{part}.": f"model.{part}." for part in ("layers", "embed_tokens", "norm")},
         HEAD: HEAD,
     },
-)
+    {
+        "layers.": "model.layers.", "tok_embeddings.": "model.embed_tokens.",
+        "norm.": "model.norm.", "output.": HEAD, "lerope.": "model.rotary_emb.",
+    },
+)  # fmt: skip
 """Name prefixes in the folder, and in a text-only checkpoint."""
 NESTED_LAYERS = ("model.language_model.layers.", "language_model.model.layers.")
 OF_IMAGES = ("image_token", "video_token", "vision_")
@@ -202,7 +206,7 @@ def with_usual_prefix(tensors: MappedTensors) -> MappedTensors:
 
 TABLES = (
     "wte.weight", "word_embeddings.weight", "embed_tokens.weight", "embed.weight",
-    "model.embed_tokens.weight",
+    "model.embed_tokens.weight", "tokens_embed.weight",
 )  # fmt: skip
 
 

@@ -12,16 +12,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from cortiq.errors import FormatError, UnsupportedError
 from cortiq.formats.gguf import GGUFFile
+from cortiq.formats.mapped import MappedTensors
 from cortiq.formats.open_model import Checkpoint
 from cortiq.formats.text_model import TEXT, RenamedTensors
 from cortiq.hearing.config import SOUND
 from cortiq.hearing.features import FeatureRules
 from cortiq.hearing.whisper import STRIDE
 from cortiq.models.opt import EPS
+from cortiq.numerics.sinusoids import sinusoids
 
 AUDIO = "clip.audio."
+TENSORS = ("a.", "mm.a.")
 FIELDS: Mapping[str, str] = {
     "embedding_length": "hidden_size", "feed_forward_length": "intermediate_size",
     "block_count": "num_hidden_layers", "attention.head_count": "num_attention_heads",
@@ -53,19 +58,31 @@ class SoundForm:
     family : `model_type` of its folders. token : text of the token whose rows are a sound's, and
         the key for its id; empty where there is none.
     stacked : the rows of the encoder that a row of the text is made of are in the file.
+    seconds : of a sound that is heard; None where the file says it, by its positions.
+    names : of tensors in its folders, where other kinds have others.
     """
 
     family: str
     token: Mapping[str, str] = field(default_factory=dict)
     stacked: bool = False
+    seconds: int | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
 
 
 FORMS: Mapping[str, SoundForm] = {
     "ultravox": SoundForm("ultravox", stacked=True),
     "qwen2a": SoundForm("qwen2_audio", {"audio_token_index": "<|AUDIO|>"}),
     "voxtral": SoundForm("voxtral", {"audio_token_id": "[AUDIO]"}, stacked=True),
-}
-"""By `clip.projector_type`."""
+    "qwen2.5o": SoundForm(
+        "qwen2_5_omni_thinker", {"audio_token_id": "<|AUDIO|>"}, seconds=300,
+        names={
+            "a.post_ln": "audio_tower.ln_post", "mm.a.fc": "audio_tower.proj",
+            "a.position_embd": "unread.position_embd",
+        },
+    ),
+}  # fmt: skip
+"""By `clip.projector_type`. Qwen2.5-Omni's positions begin anew every 2 s, as in its folders:
+llama.cpp, whose file has a table of them, hears 30 s at once."""
 
 
 def described(file: GGUFFile, kind: str, text: Checkpoint) -> tuple[dict[str, Any], dict[str, int]]:
@@ -91,6 +108,9 @@ def described(file: GGUFFile, kind: str, text: Checkpoint) -> tuple[dict[str, An
         "model_type": form.family,
         SOUND: sound | {"max_source_positions": rows},
     }
+    if form.seconds is not None:
+        _check_sines(file, sound["hidden_size"])
+        whole[SOUND]["output_dim"] = width
     tokens: Sequence[str] = text.config["tokenizer.ggml.tokens"]
     for key, token in form.token.items():
         if token not in tokens:
@@ -98,7 +118,11 @@ def described(file: GGUFFile, kind: str, text: Checkpoint) -> tuple[dict[str, An
         whole[key] = tokens.index(token)
     if form.stacked:
         whole |= _stacked(file, form, sound)
-    return {**whole, TEXT: {"hidden_size": width}}, _rules(rows, sound["num_mel_bins"], where)
+    seconds = form.seconds or _seconds(rows, where)
+    rules = asdict(FeatureRules()) | {
+        "feature_size": sound["num_mel_bins"], "chunk_length": seconds,
+    }  # fmt: skip
+    return {**whole, TEXT: {"hidden_size": width}}, rules
 
 
 def _stacked(file: GGUFFile, form: SoundForm, sound: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,23 +137,36 @@ def _stacked(file: GGUFFile, form: SoundForm, sound: Mapping[str, Any]) -> dict[
     return {"stack_factor": factor, "hidden_size": inner[0], "projector_ln_mid": middle}
 
 
-def _rules(rows: int, bands: Any, where: str) -> dict[str, int]:
-    """Return Whisper's rules with windows that the encoder has so many rows for."""
-    rules = asdict(FeatureRules())
-    seconds, rest = divmod(rows * STRIDE * rules["hop_length"], rules["sampling_rate"])
+def _check_sines(file: GGUFFile, width: int) -> None:
+    """Check that a table of positions, which is not read, is the one that is computed."""
+    table, where = file.tensors[PLACES], str(file.path)
+    if table.type != "F32" or table.shape[1:] != (width,) or width % 2 or width < 4:
+        what = f"{PLACES} is {list(table.shape)} of {table.type}: rows of {width} in F32 are read"
+        raise FormatError(what, where=where)
+    rows = file.raw(PLACES).view("<f4")
+    if not np.allclose(rows, sinusoids(len(rows), width), rtol=0, atol=1e-3):
+        raise UnsupportedError(f"{PLACES} has other positions than sines", where=where)
+
+
+def _seconds(rows: int, where: str) -> int:
+    """Return the length of a window that the encoder has so many rows for."""
+    rules = FeatureRules()
+    seconds, rest = divmod(rows * STRIDE * rules.hop_length, rules.sampling_rate)
     if rest or not seconds:
         raise FormatError(f"{PLACES} has {rows} rows: no whole seconds", where=where)
-    return rules | {"feature_size": bands, "chunk_length": seconds}
+    return seconds
 
 
-def tensors_of(file: GGUFFile) -> RenamedTensors:
+def tensors_of(file: MappedTensors, kind: str) -> RenamedTensors:
     """Return the tensors under the names that folders have; those of other kinds keep their own."""
-    names: dict[str, str] = {}
+    form, names = FORMS[kind], dict[str, str]()
     for name in file.tensors:
         stem, _, end = name.rpartition(".")
         layer = LAYER.fullmatch(stem)
         if layer and layer[2] in IN_LAYER:
             mine = f"audio_tower.layers.{layer[1]}.{IN_LAYER[layer[2]]}.{end}"
+        elif stem in form.names:
+            mine = f"{form.names[stem]}.{end}"
         elif stem in OUTSIDE:
             mine = f"audio_tower.{OUTSIDE[stem]}.{end}"
         elif stem in PROJECTOR:

@@ -6,10 +6,12 @@ axis is the same, so that a text without images has the bits of a trunk that has
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
+from cortiq.domains import Count
 from cortiq.ir.graph import Program
 from cortiq.ir.op import Described
 from cortiq.numerics.contract import F32, Floats
@@ -19,6 +21,8 @@ IMAGES = "images"
 """Fact of a program that is an `ImageRows`."""
 AXES = "axes"
 """Input: positions of a row on the axes of a rotation."""
+FIRST_AXES = "first_axes"
+"""Input: the same of the row where the last rows of a window begin that this row would close."""
 EMBED, DEEP = "embed", "deep.{}"
 """Values of a trunk that an image's rows supply: the embedding, and what layers add to theirs."""
 
@@ -35,6 +39,7 @@ class ImageRows(Described):
         only its own position.
     deep : first layers that add a row of the image to their output (`DEEP`), a text's rows zeros.
     width : of the trunk's rows; needed where there are such layers.
+    window : rows of windows whose keys turn as at the first (`FIRST_AXES`); 1 where none do.
     token : id that an image's rows are fed as, for tables beside the embedding; None: their own.
     """
 
@@ -43,6 +48,7 @@ class ImageRows(Described):
     deep: int = 0
     width: int = 0
     token: int | None = None
+    window: Count = 1
 
     @property
     def axes(self) -> int:
@@ -67,16 +73,26 @@ class ImageRows(Described):
         return dict(zip(names, np.split(row, len(names)), strict=True))
 
     def inputs(
-        self, position: int, last: int | None = None, axes: np.ndarray | None = None
+        self,
+        position: int,
+        last: int | None = None,
+        turned: Callable[[int], np.ndarray] | None = None,
     ) -> dict[str, np.ndarray]:
         """Return what a row supplies; by default it sees nothing after itself, and its positions
         are its own.
+
+        Parameters
+        ----------
+        turned : the positions of the row at a place on every axis.
         """
         given: dict[str, np.ndarray] = {}
         if self.last:
             given[self.last] = np.array(position if last is None else last, np.int32)
         if self.axes:
-            given[AXES] = np.full(self.axes, position, np.int32) if axes is None else axes
+            turned = turned or (lambda at: np.full(self.axes, at, np.int32))
+            given[AXES] = turned(position)
+            if self.window > 1:
+                given[FIRST_AXES] = turned(max(position + 1 - self.window, 0))
         return given | dict.fromkeys(self.deep_names, np.zeros(self.width, F32))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import groupby
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from cortiq.ir.decompose import primitives_of
 from cortiq.ir.graph import Graph, Node, Program
 from cortiq.ir.ops import Rope
 from cortiq.numerics.rope import RopeTable
-from cortiq.numerics.rope_scaling import Default, FrequencyFactors, LongRope, NTKAlpha
+from cortiq.numerics.rope_scaling import Default, FrequencyFactors, Learned, LongRope, NTKAlpha
 
 _INDEX = re.compile(r"\.(\d+)(?=\.|$)")
 
@@ -47,6 +47,9 @@ def describe_rope(table: RopeTable) -> str:
             return f"{text}, base stretched by alpha {alpha:g} for every length, fixed at load"
         case FrequencyFactors():
             return f"{text}, each frequency divided by the file's own factor"
+        case Learned(inner):
+            known = describe_rope(replace(table, scaling=inner))
+            return f"{known}, each frequency times the file's own factor"
     values = (f"{f.name} {getattr(scaling, f.name)}" for f in fields(scaling))
     return f"{text}, {type(scaling).__name__.lower()}: {', '.join(values)}"
 

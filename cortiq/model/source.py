@@ -16,7 +16,7 @@ from cortiq.formats.adapter import Adapter, open_adapter, split_scale
 from cortiq.formats.cache import Progress
 from cortiq.formats.checkpoint import Checkpoint, open_checkpoint
 from cortiq.formats.fetch import resolve
-from cortiq.formats.sentence_settings import pooling_of
+from cortiq.formats.sentence_settings import pooling_in_gguf, pooling_of
 from cortiq.formats.tokenizer_files import TokenizerFiles
 from cortiq.hearing.load import LoadedHearing, load_hearing
 from cortiq.ir import Program
@@ -162,6 +162,8 @@ def open_source(
 
 def _pooling(checkpoint: Any) -> str:
     path = getattr(checkpoint, "path", None)
+    if getattr(checkpoint, "kind", "") == "gguf":
+        return pooling_in_gguf(checkpoint.config, checkpoint.architecture, str(path))
     folder = None if path is None else Path(path)
     return pooling_of(folder) if folder is not None and folder.is_dir() else ""
 

@@ -182,7 +182,7 @@ def read_weights(
         whole = [in_order(tensor) for tensor in whole] if name in orders else whole
         raws = [read_piece(*pair) for pair in zip(whole, pieces, strict=True)]
         shape = program.weights[name].shape
-        rows = [prod(piece.shape[:-1]) for piece in pieces] if len(pieces) > 1 else []
+        rows = [piece.height for piece in pieces] if len(pieces) > 1 else []
         if (formed := names.formed_as(name)) is not None:
             weights[name] = formed.made(raws, name)
         elif name in formats:

@@ -37,7 +37,8 @@ def build_program(
             return with_ignored(family.build(config, declared), ignored)
         given = (images,) if images.supplies else ()
         program: Program = family.build(config, declared, *given)
-        return with_ignored(replace(program, facts={**program.facts, IMAGES: images}), ignored)
+        facts = {IMAGES: images, **program.facts}  # a family may need more of rows
+        return with_ignored(replace(program, facts=facts), ignored)
 
 
 def with_ignored(program: Program, keys: Sequence[str]) -> Program:

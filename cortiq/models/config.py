@@ -31,7 +31,6 @@ Extended = NewType("Extended", float)
 """A number that may be infinite: fields of type `float` are finite."""
 
 UNIONS = (typing.Union, types.UnionType)
-
 ORIGINAL = "original_max_position_embeddings"
 ROPE_KEYS = frozenset({
     ORIGINAL, "partial_rotary_factor", "rope_parameters", "rope_scaling", "rope_theta",
@@ -51,6 +50,7 @@ class Keys:
     same_as : keys of config.json that repeat another one; a different value is refused.
     harmless : more keys that never change the graph. only : more accepted with one value.
     defaults : by `model_type`, values of absent keys (`rope_theta` too) unlike those of `Config`.
+    vectors : fields that are the numbers of a folder's tensor of this name.
     gguf : more GGUF keys, without the architecture's prefix (a file may have none), and the field
         each fills; with "" for a field, a usual key is refused.
     gguf_absent : what llama.cpp takes for GGUF keys that are absent, or 0.
@@ -64,6 +64,7 @@ class Keys:
     harmless: frozenset[str] = frozenset()
     only: Mapping[str, Any] = field(default_factory=dict)
     defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    vectors: Mapping[str, str] = field(default_factory=dict)
     gguf: Mapping[str, str] = field(default_factory=dict)
     gguf_absent: Mapping[str, Any] = field(default_factory=dict)
     gguf_only: Mapping[str, Any] = field(default_factory=dict)
@@ -259,8 +260,7 @@ def construct(config_type: type[AnyConfig], values: Mapping[str, Any], *, where:
 
 def _fields(config_type: type[BaseConfig]) -> Iterator[tuple[str, str, bool]]:
     for f in fields(config_type):
-        required = f.default is MISSING and f.default_factory is MISSING
-        yield f.name, str(f.type), required
+        yield f.name, str(f.type), f.default is f.default_factory is MISSING
 
 
 def accepts(kind: Any, value: Any) -> bool:

@@ -11,28 +11,24 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from cortiq.errors import FormatError, UnsupportedError
-from cortiq.ir import Op, Program, Value
-from cortiq.ir.layers import (
-    CompressedAttention,
-    Entries,
-    EntryIndexer,
-    Gating,
-    MoE,
-    StreamRead,
-)
-from cortiq.models.config import Amount, BaseConfig, Keys
+from cortiq.ir import Program
+from cortiq.ir.layers import CompressedAttention, Entries, EntryIndexer, Gating, MoE
+from cortiq.models import deepseek_v4_gguf
+from cortiq.models.config import Amount, BaseConfig, Keys, convert_config
+from cortiq.models.hyper_connections import FUSED, HyperConnected, HyperConnectedDecoder
 from cortiq.models.layer_kinds import LOCAL, layer_list
 from cortiq.models.names import Names
-from cortiq.models.parts import FLOOR, Decoder, named
-from cortiq.models.residual_streams import ROLES, Streams
+from cortiq.models.parts import FLOOR
 from cortiq.models.rope import rope_table
 from cortiq.models.tensor_pieces import FusedTensor
 from cortiq.numerics.route import Router
 
-ARCHITECTURES = ("deepseek_v4",)
-GGUF: tuple[str, ...] = ()
+ARCHITECTURES = ("deepseek_v4", "deepseek4")
+GGUF = ("deepseek4",)
 DRAFTER = "cortiq.models.deepseek_v4_dspark"
 """The module of the drafter that folders may hold beside the trunk."""
+MOST_STAGES = 16
+"""Layers of a drafter at most."""
 SPARSE, HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
 RATIOS: Mapping[int, str] = {0: LOCAL, 4: SPARSE, 128: HEAVY}
 """Kinds of layers by `compress_ratios`; the rates are those of `compress_rates`."""
@@ -47,24 +43,23 @@ KEYS = Keys(
         "mlp_bias": False, "n_group": 1, "n_shared_experts": 1, "norm_topk_prob": True,
         "scoring_func": "sqrtsoftplus", "topk_group": 1, "topk_method": "noaux_tc",
     },
+    gguf=deepseek_v4_gguf.KEYS,
+    gguf_absent={"expert_weights_scale": 1.0},
+    gguf_only=deepseek_v4_gguf.ONLY,
 )  # fmt: skip
-MOST_STAGES = 16
-"""Layers of a drafter at most."""
 
 
-def NAMES(config: Config) -> Names:
+def NAMES(config: BaseConfig) -> Names:
     """Return the names of tensors; a drafter's layers are those after the trunk's."""
-    stages, first = range(MOST_STAGES), config.num_hidden_layers
+    first = config.num_hidden_layers
     return Names(
         fused=(
             FusedTensor("attn.norm", ("attn.kv_norm",)),  # as transformers writes it
-            *(
-                FusedTensor(name, tuple(f"{name}.{role}" for role in ROLES), bare=True)
-                for name in ("hc_attn_base", "hc_attn_scale", "hc_ffn_base", "hc_ffn_scale")
-            ),
+            *FUSED,
         ),
-        folder={f"model.layers.{first + n}.": f"mtp.{n}." for n in stages},
-        unread=r"model\.layers\.\d+\.attn\.indexer\..*",
+        folder={f"model.layers.{first + n}.": f"mtp.{n}." for n in range(MOST_STAGES)},
+        unread=r"model\.layers\.\d+\.attn\.indexer\..*|blk\.\d+\.indexer.*",
+        gguf=deepseek_v4_gguf.NAMES,
     )
 
 
@@ -92,12 +87,11 @@ EXPERTS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(BaseConfig):
+class Config(HyperConnected):
     """Fields of `DeepseekV4Config`; `compress_ratios` and `num_hash_layers` are older forms."""
 
     head_dim: int | None = 512
     max_position_embeddings: int = 1048576
-    rms_norm_eps: float = 1e-6
     q_lora_rank: int = 1024
     qk_rope_head_dim: int | None = None
     n_routed_experts: int = 256
@@ -116,9 +110,6 @@ class Config(BaseConfig):
     layer_types: tuple[str, ...] | None = None
     mlp_layer_types: tuple[str, ...] | None = None
     num_hash_layers: Amount = Amount(3)
-    hc_mult: int = 4
-    hc_sinkhorn_iters: int = 20
-    hc_eps: float = 1e-6
     num_nextn_predict_layers: Amount = Amount(1)
     dspark_block_size: Amount = Amount(0)
     dspark_markov_rank: Amount = Amount(0)
@@ -200,12 +191,6 @@ class Config(BaseConfig):
             rope=rope, entries=self.entries(kind, context),
         )  # fmt: skip
 
-    def read(self) -> StreamRead:
-        """Return how branches read the streams."""
-        return StreamRead(
-            self.hc_mult, self.hidden_size, self.rms_norm_eps, self.hc_eps, self.hc_sinkhorn_iters
-        )
-
     def experts(self, hashed: bool) -> MoE:
         """Return a layer's experts."""
         router = Router(
@@ -220,26 +205,28 @@ class Config(BaseConfig):
         )  # fmt: skip
 
 
+@dataclass(frozen=True, kw_only=True)
+class GGUFConfig(deepseek_v4_gguf.StoredFields, Config):
+    """Fields of GGUF files."""
+
+    def config(self, where: str) -> Config:
+        """Return the configuration in a folder's form."""
+        self.check_widths(self.hc_mult, where)
+        return convert_config(Config, self, where, swiglu_limit=self.bound(where))
+
+
 def build(config: Config, context: int) -> Program:
     """Build the trunk."""
     config = config.with_tables()
-    decoder = Decoder(config, context, family="deepseek_v4", eps=config.rms_norm_eps)
-    b, write = decoder.builder, Streams(decoder.builder, config.read())
-    streams = b.add(write.entry, decoder.embed(), name="streams")
-
-    def branch(streams: Value, n: int, of: str, name: str, op: Op, table: Mapping) -> Value:
-        file, here = f"model.layers.{n}", f"layers.{n}.{name}"
-        row, *mix = write.row(streams, of, file, here)
-        inputs = [row, decoder.position] if of == "attn" else [row]
-        inputs += [decoder.token] if getattr(op, "listed", 0) else []
-        weights = named(op, f"{file}.{of}", table)
-        slots = {role: f"layers.{n}.{role}" for role in op.slot_kinds()}
-        y = b.add(op, *inputs, name=here, weights=weights, slots=slots)
-        out = f"layers.{n}.{'middle' if of == 'attn' else 'out'}"
-        return b.add(write.write, streams, y, *mix, name=out)
-
+    decoder = HyperConnectedDecoder(config, context, family="deepseek_v4")
+    streams = decoder.streams()
     for n, (kind, hashed) in enumerate(zip(config.kinds(), config.hashed(), strict=True)):
-        attention, experts = config.attention(kind, context), config.experts(hashed)
-        streams = branch(streams, n, "attn", "attention", attention, ATTENTION)
-        streams = branch(streams, n, "ffn", "mlp", experts, EXPERTS)
-    return decoder.finish(write.collapsed(streams, "model.hc_head.hc_", "collapsed"))
+        streams = decoder.through(
+            streams, n, config.attention(kind, context), "attention", tensors="attn",
+            table=ATTENTION, before="attn_norm",
+        )  # fmt: skip
+        streams = decoder.through(
+            streams, n, config.experts(hashed), "mlp", tensors="ffn", table=EXPERTS,
+            before="ffn_norm", others=[decoder.token] if hashed else [],
+        )  # fmt: skip
+    return decoder.collapsed(streams)

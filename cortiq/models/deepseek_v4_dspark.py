@@ -11,7 +11,7 @@ from dataclasses import replace
 from cortiq.errors import FormatError
 from cortiq.ir import Builder, Program, Value, ops
 from cortiq.ir.heads import DSPARK, REDUCED
-from cortiq.ir.layers import Linear, RMSNorm
+from cortiq.ir.layers import Linear, RMSNorm, StreamEntry, StreamMean, StreamRead, StreamWrite
 from cortiq.models.deepseek_v4 import ATTENTION, EXPERTS, MOST_STAGES, Config
 from cortiq.models.dspark import (
     MOST_ROWS,
@@ -24,9 +24,9 @@ from cortiq.models.dspark import (
     turned,
     with_block,
 )
+from cortiq.models.hyper_connections import LAST, STREAMS
 from cortiq.models.layer_kinds import LOCAL
 from cortiq.models.parts import named
-from cortiq.models.residual_streams import Streams
 
 LEAST = "attn.wkv.weight"
 """A tensor that each of its layers has."""
@@ -70,6 +70,10 @@ class Stages:
     def __init__(self, config: Config, context: int, count: int) -> None:
         self.config = config = config.with_tables()
         self.attention, self.experts = config.attention(LOCAL, context), config.experts(False)
+        self.read = StreamRead(
+            config.hc_mult, config.hidden_size, config.rms_norm_eps, config.hc_eps,
+            config.hc_sinkhorn_iters,
+        )  # fmt: skip
         first = config.num_hidden_layers
         self.files = [f"model.layers.{first + n}" for n in range(count)]
         self.taps, self.size = config.dspark_target_layer_ids, int(config.dspark_block_size)
@@ -90,32 +94,38 @@ class Stages:
 
     def block(self, b: Builder, rows: BlockRows, embedded: Value) -> tuple[Value, Value]:
         """Write the layers: attention and experts, read from streams."""
-        write = Streams(b, self.config.read())
-        streams = b.add(write.entry, embedded, name=f"{DSPARK}.streams")
+        sizes = self.read.streams, self.read.width
+        write, norm = StreamWrite(*sizes), RMSNorm(self.read.width, self.read.eps)
+        streams = b.add(StreamEntry(*sizes), embedded, name=f"{DSPARK}.streams")
         for n, file in enumerate(self.files):
             here = f"{DSPARK}.{n}"
-            row, *mix = write.row(streams, "attn", file, f"{here}.attention")
+            row, *how = self._row(b, streams, "attn", file, f"{here}.attention")
             y = self._attended(b, row, rows, n, here)
-            streams = b.add(write.write, streams, y, *mix, name=f"{here}.middle")
-            row, *mix = write.row(streams, "ffn", file, f"{here}.mlp")
+            streams = b.add(write, streams, y, *how, name=f"{here}.middle")
+            row, *how = self._row(b, streams, "ffn", file, f"{here}.mlp")
             weights = named(self.experts, f"{file}.ffn", EXPERTS)
             y = b.add(self.experts, row, name=f"{here}.mlp", weights=weights)
-            streams = b.add(write.write, streams, y, *mix, name=f"{here}.out")
-        last = self.files[-1]
-        reduced = write.collapsed(streams, f"{last}.hc_head_", REDUCED)
-        norm = {"weight": f"{last}.norm.weight"}
-        return reduced, b.add(write.norm, reduced, name=f"{DSPARK}.hidden", weights=norm)
+            streams = b.add(write, streams, y, *how, name=f"{here}.out")
+        file, last = self.files[-1], replace(self.read, last=True, rounds=1)
+        weights = {r: f"{file}.hc_head_{LAST[r][3:]}" for r in last.weight_shapes()}
+        reduced = b.add(last, streams, name=REDUCED, weights=weights)
+        weights = {"weight": f"{file}.norm.weight"}
+        return reduced, b.add(norm, reduced, name=f"{DSPARK}.hidden", weights=weights)
+
+    def _row(self, b: Builder, streams: Value, of: str, file: str, name: str) -> tuple[Value, ...]:
+        """Write the row that a branch reads, after its norm, and how it is written back."""
+        weights = {r: f"{file}.hc_{of}_{STREAMS[r]}" for r in self.read.weight_shapes()}
+        row, *how = b.add_node(self.read, streams, name=f"{name}_read", weights=weights)
+        norm, weights = (
+            RMSNorm(self.read.width, self.read.eps),
+            {"weight": f"{file}.{of}_norm.weight"},
+        )
+        return b.add(norm, row, name=f"{name}_norm", weights=weights), *how
 
     def _mean(self, b: Builder, layer: int) -> Value:
         """Write the mean of the streams behind a layer of the trunk."""
         streams = Value(f"layers.{layer}.out", b.values[f"layers.{layer}.out"])
-        n, width = streams.type.shape
-        name = f"{DSPARK}.tap.{layer}"
-        y = b.add(ops.Reshape((n * width,)), streams, name=f"{name}.flat")
-        y = b.add(ops.Slice(0, n), y, name=f"{name}.part")
-        y = b.add(ops.Scale(0.0), y, name=f"{name}.nothing")
-        shares = b.add(ops.Shift(1 / n), y, name=f"{name}.shares")
-        return b.add(ops.CombineExperts(), shares, streams, name=name)
+        return b.add(StreamMean(*streams.type.shape), streams, name=f"{DSPARK}.tap.{layer}")
 
     def _tensor(self, n: int, role: str) -> dict[str, str]:
         return {"weight": f"{self.files[n]}.attn.{ATTENTION[role]}"}

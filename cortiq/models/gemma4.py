@@ -29,9 +29,18 @@ from cortiq.models.rope import rope_table
 from cortiq.models.tensor_pieces import FusedTensor
 from cortiq.numerics.route import Router
 
-ARCHITECTURES = ("gemma4_text", "gemma4")
+ARCHITECTURES = ("gemma4_text", "gemma4_unified_text", "gemma4")
 GGUF = ("gemma4",)
-KEYS = Keys(gguf=gemma4_gguf.KEYS, gguf_tensors=gemma4_gguf.TENSORS)
+KEYS = Keys(
+    defaults={
+        "gemma4_unified_text": {
+            "hidden_size_per_layer_input": 0, "max_position_embeddings": 262144,
+            "sliding_window": 1024,
+        },
+    },
+    gguf=gemma4_gguf.KEYS,
+    gguf_tensors=gemma4_gguf.TENSORS,
+)  # fmt: skip
 JOINT = FusedTensor("experts.gate_up_proj", ("experts.gate_proj", "experts.up_proj"), bare=True)
 DOWN = FusedTensor("experts.down_proj", ("experts.down_proj",), bare=True)
 NAMES = Names(

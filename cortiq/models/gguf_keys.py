@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from cortiq.formats.sentence_settings import GGUF_POOLING
+
 WINDOW_PATTERN = "attention.sliding_window_pattern"
 WINDOWS_BASE = "rope.freq_base_swa"
+CLASSIFIER_POOLING = "classifier.pooling_type"
 GGUF_KEYS: Mapping[str, str] = {
     "attention.head_count": "num_attention_heads",
     "attention.head_count_kv": "num_key_value_heads",
@@ -46,8 +49,8 @@ BY_SIGMOID: Mapping[str, Any] = {"expert_gating_func": 2}
 """Key of experts that are weighted by a sigmoid."""
 
 HARMLESS_GGUF = frozenset({
-    "n_deepstack_layers", "rope.dimension_sections", "rope.scaling.finetuned",
-    "rope.scaling.yarn_attn_factor",
+    GGUF_POOLING, "classifier.output_labels", "n_deepstack_layers", "rope.dimension_sections",
+    "rope.scaling.finetuned", "rope.scaling.yarn_attn_factor",
 })  # fmt: skip
 """Keys that never change the graph. In a text all axes of a position are one, so that it does not
 matter which of them turns which pair. llama.cpp reads `yarn_attn_factor` of Grok alone.

@@ -44,7 +44,7 @@ class Config(deepseek_v32.Config):
     family: ClassVar[str] = "glm_moe_dsa"
     index_pairing: ClassVar[str] = "interleaved"
 
-    def indexed(self) -> tuple[bool, ...]:
+    def listed_indexers(self) -> tuple[bool, ...]:
         """Return which layers have an indexer: by the list, by the pattern, or every so many."""
         layers, pattern = self.num_hidden_layers, self.index_topk_pattern
         start, every = int(self.index_skip_topk_offset) - 1, self.index_topk_freq
@@ -54,9 +54,14 @@ class Config(deepseek_v32.Config):
         elif kinds is None:
             kinds = tuple(SHARED if max(n - start, 0) % every else FULL for n in range(layers))
         listed = layer_list(kinds, layers, (FULL, SHARED), "indexer_types")
-        if listed[0] != FULL:
-            raise UnsupportedError("a first layer that shares a choice", where="config")
         return tuple(kind == FULL for kind in listed)
+
+    def indexed(self) -> tuple[bool, ...]:
+        """Return which layers have an indexer; the others attend to what the last one chose."""
+        own = self.listed_indexers()
+        if not own[0]:
+            raise UnsupportedError("a first layer that shares a choice", where="config")
+        return own
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from cortiq.ir import Program
 from cortiq.ir.layers import MoE
@@ -33,14 +34,9 @@ class Config(granite.Config):
     shared_intermediate_size: Amount = Amount(0)
 
 
-def build(config: Config, context: int) -> Program:
-    """Build the trunk."""
-    decoder = Decoder(
-        config, context, family="granitemoe", eps=config.rms_norm_eps,
-        residual=config.residual_multiplier,
-    )  # fmt: skip
-    mixer = granite.mixer_of(config, context)
-    experts = MoE(
+def experts_of(config: Any) -> MoE:
+    """Return a layer's experts, of a configuration with the fields of `Config` for them."""
+    return MoE(
         width=config.hidden_size,
         inner=config.intermediate_size,
         experts=config.num_local_experts,
@@ -48,6 +44,16 @@ def build(config: Config, context: int) -> Program:
         activation=activation(config.hidden_act),
         shared_inner=config.shared_intermediate_size,
     )
+
+
+def build(config: Config, context: int) -> Program:
+    """Build the trunk."""
+    decoder = Decoder(
+        config, context, family="granitemoe", eps=config.rms_norm_eps,
+        residual=config.residual_multiplier,
+    )  # fmt: skip
+    mixer = granite.mixer_of(config, context)
+    experts = experts_of(config)
     x = decoder.embed(config.embedding_multiplier)
     for n in range(config.num_hidden_layers):
         x = decoder.mixer(x, n, mixer)

@@ -11,6 +11,7 @@ from cortiq.ir import Program, Value
 from cortiq.ir.layers import KDA, AttentionResidual, GatedMLP, Gating, LatentAttention, MoE
 from cortiq.models import kimi_linear
 from cortiq.models.config import Amount, BaseConfig, is_number
+from cortiq.models.kimi_delta import DELTA as DELTA_NAMES
 from cortiq.models.kimi_linear import SPARSE
 from cortiq.models.mixtral import EXPERTS
 from cortiq.models.mla import latent_attention
@@ -61,7 +62,7 @@ TENSORS: Mapping[str, str] = {
     "latent_out": "routed_expert_up_proj.weight", "latent_norm": "routed_expert_norm.weight",
 }  # fmt: skip
 """Roles of `MoE` to tensor names."""
-DELTA: Mapping[str, str] = {**kimi_linear.DELTA, "g": "g_proj.weight"}
+DELTA: Mapping[str, str] = {**DELTA_NAMES, "g": "g_proj.weight"}
 SITU = "situ"
 """`hidden_act` of a gate β·tanh(g/β)·σ(g) and its row γ·tanh(u/γ)."""
 

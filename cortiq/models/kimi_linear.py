@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 from cortiq.errors import FormatError, UnsupportedError
 from cortiq.ir import Program
-from cortiq.ir.layers import KDA, GatedMLP, Gating, MoE
+from cortiq.ir.layers import GatedMLP, Gating, MoE
 from cortiq.models.config import Amount, Keys, check_derived, convert_config
-from cortiq.models.granitemoehybrid import decay_form
+from cortiq.models.kimi_delta import DELTA, INNER, JOINED, DeltaConfig
 from cortiq.models.layer_kinds import GLOBAL, by_layer, layer_list, sparse_layers
 from cortiq.models.mixtral import EXPERTS
 from cortiq.models.mla import JOINT, LATENT_GGUF, LatentConfig, latent_attention, names_of
@@ -50,7 +50,7 @@ NAMES = Names(
         JOINT,
         *(FusedTensor(f"{SPARSE}.{m}_proj", (f"mlp.{m}_proj",)) for m in ("gate", "up", "down")),
     ),
-    joined={"self_attn.conv1d": tuple(f"self_attn.{part}_conv1d" for part in "qkv")},
+    joined=JOINED,
     gguf={
         **LATENT_GGUF,
         **{f"self_attn.{part}_conv1d": f"ssm_conv1d_{part}" for part in "qkv"},
@@ -65,19 +65,6 @@ NAMES = Names(
            for role in ("gate", "up", "down")},
     },
 )  # fmt: skip
-DELTA: Mapping[str, str] = {
-    "q": "q_proj.weight", "k": "k_proj.weight", "v": "v_proj.weight", "o": "o_proj.weight",
-    "f_a": "f_a_proj.weight", "f_b": "f_b_proj.weight", "g_a": "g_a_proj.weight",
-    "g_b": "g_b_proj.weight", "b": "b_proj.weight",
-    "conv": "conv1d.weight", "A_log": "A_log", "A": "A", "dt_bias": "dt_bias",
-    "norm": "o_norm.weight",
-}  # fmt: skip
-"""Roles of `KDA` to tensor names."""
-INNER: Mapping[str, str] = {
-    "head_dim": "linear_head_dim", "num_heads": "linear_num_heads",
-    "short_conv_kernel_size": "linear_conv_kernel_dim",
-}  # fmt: skip
-"""Keys of `linear_attn_config` to the fields that newer files have for them."""
 LISTS: Mapping[str, str] = {"full_attn_layers": GLOBAL, "kda_layers": LINEAR}
 """Its lists of layers, which count from 1."""
 FLOOR = 1e-20
@@ -85,17 +72,12 @@ FLOOR = 1e-20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(LatentConfig):
+class Config(DeltaConfig, LatentConfig):
     """Fields of `KimiLinearConfig` as files name them; `linear_attn_config` is the older form."""
 
-    rms_norm_eps: float = 1e-5
     num_key_value_heads: int | None = 32
     max_position_embeddings: int = 1048576
     q_lora_rank: int | None = None
-    linear_attn_config: Mapping[str, Any] | None = None
-    linear_head_dim: int | None = None
-    linear_num_heads: int | None = None
-    linear_conv_kernel_dim: int | None = None
     layer_types: tuple[str, ...] | None = None
     mlp_layer_types: tuple[str, ...] | None = None
     first_k_dense_replace: Amount | None = None
@@ -108,20 +90,6 @@ class Config(LatentConfig):
     moe_renormalize: bool = True
     routed_scaling_factor: float = 2.446
     more_inner: ClassVar[frozenset[str]] = frozenset()
-
-    def size(self, key: str, default: int) -> int:
-        """Return a number of the delta layers, by its key of `linear_attn_config`.
-
-        Raises
-        ------
-        FormatError : it is no count, or the two forms disagree.
-        """
-        new, inner = getattr(self, INNER[key]), (self.linear_attn_config or {}).get(key)
-        if inner is not None and (type(inner) is not int or inner < 1):
-            raise FormatError(f"{key} is {inner!r}, not a count", where="linear_attn_config")
-        if None not in (new, inner) and new != inner:
-            raise FormatError(f"{INNER[key]} is {new}, {key} {inner}", where="linear_attn_config")
-        return inner or new or default
 
     def kinds(self) -> tuple[str, ...]:
         """Return each layer's mixer; without a list every fourth has attention.
@@ -167,23 +135,9 @@ class Config(LatentConfig):
         return found
 
     @property
-    def convolved(self) -> str:
-        """The activation of convolved rows."""
-        return activation(self.hidden_act)
-
-    @property
     def act(self) -> str | Gating:
         """Function that joins gate and row of every MLP."""
         return activation(self.hidden_act)
-
-    def delta(self) -> KDA:
-        """Return the mixer of most layers; both low ranks are the width of a head."""
-        dim = self.size("head_dim", 128)
-        return KDA(
-            width=self.hidden_size, heads=self.size("num_heads", 32), key_dim=dim, value_dim=dim,
-            kernel=self.size("short_conv_kernel_size", 4), eps=self.rms_norm_eps, decay_rank=dim,
-            gate_rank=dim, activation=self.convolved, decay_form=decay_form(self),
-        )  # fmt: skip
 
     def experts(self) -> MoE:
         """Return the experts: grouped, chosen with a bias, and a shared one."""

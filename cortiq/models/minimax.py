@@ -10,22 +10,35 @@ from cortiq.ir import Op, Program, Value
 from cortiq.ir.layers import LightningAttention, MoE, Residual
 from cortiq.ir.ops import Scale
 from cortiq.models.alibi import lightning_slopes
-from cortiq.models.config import BaseConfig, Keys
-from cortiq.models.layer_kinds import GLOBAL, layer_list
+from cortiq.models.config import BaseConfig, Keys, convert_config
+from cortiq.models.layer_kinds import GLOBAL, by_layer, layer_list
 from cortiq.models.mixtral import EXPERTS
+from cortiq.models.mixtral import NAMES as MIXTRAL
 from cortiq.models.names import Names
 from cortiq.models.parts import ATTENTION, Decoder, activation, attention, named
 from cortiq.models.qwen3_next import LINEAR
 from cortiq.models.rope import rope_table
 from cortiq.numerics.route import Router
 
-ARCHITECTURES = ("minimax",)
-GGUF: tuple[str, ...] = ()
+ARCHITECTURES = ("minimax", "minimax-01")
+GGUF = ("minimax-01",)
 KEYS = Keys(
     aliases={"num_experts": "num_local_experts"},
     harmless=frozenset({"block_size"}),
+    gguf={
+        "attention.recurrent_layers": "recurrent",
+        "full_attention_interval": "every",
+        "residual_scale": "residual_scale",
+    },
+    gguf_absent={"full_attention_interval": 8},
 )
-NAMES = Names(unread=r".*\.self_attn\.(slope_rate|(query|key|diagonal)_decay)")
+NAMES = Names(
+    gguf={
+        **MIXTRAL.gguf, "self_attn.norm": "attn_norm_2", "self_attn.output_gate": "attn_gate",
+        "self_attn.out_proj": "attn_output",
+    },
+    unread=r".*\.self_attn\.(slope_rate|(query|key|diagonal)_decay)",
+)  # fmt: skip
 LIGHTNING: Mapping[str, str] = {
     "qkv": "qkv_proj.weight", "gate": "output_gate.weight", "norm": "norm.weight",
     "out": "out_proj.weight",
@@ -67,6 +80,35 @@ class Config(BaseConfig):
         return LightningAttention(
             self.hidden_size, heads, self.head_width, NORM_EPS, slope, ratio,
             activation(self.hidden_act),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class GGUFConfig(Config):
+    """Fields of GGUF files.
+
+    Attributes
+    ----------
+    residual_scale : of every branch's row, whose operator is added as it is.
+    recurrent : whether each layer has linear attention; without it each but every `every`th.
+    """
+
+    residual_scale: float = 1.0
+    every: int = 8
+    recurrent: tuple[bool, ...] | None = None
+    not_in_json: ClassVar[frozenset[str]] = frozenset({
+        "source", "residual_scale", "every", "recurrent",
+    })  # fmt: skip
+
+    def config(self, where: str) -> Config:
+        """Return the configuration in a folder's form."""
+        count, scale = self.num_hidden_layers, self.residual_scale
+        linear = tuple((n + 1) % self.every != 0 for n in range(count))
+        if self.recurrent is not None:
+            linear = by_layer(self.recurrent, count, "attention.recurrent_layers")
+        return convert_config(
+            Config, self, where, layer_types=tuple(LINEAR if one else GLOBAL for one in linear),
+            full_attn_alpha_factor=scale, linear_attn_alpha_factor=scale, mlp_alpha_factor=scale,
         )  # fmt: skip
 
 

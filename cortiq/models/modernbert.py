@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from cortiq.errors import FormatError, UnsupportedError
+from cortiq.formats.sentence_settings import GGUF_POOLINGS
 from cortiq.ir import Program, Value
 from cortiq.ir.encoders import LAST, NEAR, Encoder
 from cortiq.ir.layers import GatedMLP, LayerNorm, Residual
-from cortiq.models.config import BaseConfig, Keys
+from cortiq.models.config import Amount, BaseConfig, Keys, convert_config
 from cortiq.models.encoder import EncoderConfig, EncoderTrunk
+from cortiq.models.gguf_keys import CLASSIFIER_POOLING, WINDOW_PATTERN, WINDOWS_BASE
 from cortiq.models.layer_kinds import windows
 from cortiq.models.names import Names
 from cortiq.models.parts import activation, attention, named
 from cortiq.models.rope import rope_table
 from cortiq.models.tensor_pieces import FusedTensor
 
-ARCHITECTURES = ("modernbert",)
-GGUF: tuple[str, ...] = ()
+ARCHITECTURES = ("modernbert", "modern-bert")
+GGUF = ("modern-bert",)
 KEYS = Keys(
     harmless=frozenset({
         "cls_token_id", "decoder_bias", "deterministic_flash_attn", "initializer_cutoff_factor",
@@ -26,6 +29,15 @@ KEYS = Keys(
         "repad_logits_with_grad", "sparse_pred_ignore_index", "sparse_prediction",
     }),
     same_as={"layer_norm_eps": "norm_eps"},
+    gguf={
+        "attention.layer_norm_epsilon": "norm_eps", "attention.layer_norm_rms_epsilon": "norm_eps",
+        "attention.sliding_window": "window", CLASSIFIER_POOLING: "pooled",
+        "hidden_activation": "hidden_activation", WINDOW_PATTERN: "global_attn_every_n_layers",
+        WINDOWS_BASE: "local_rope_theta",
+    },
+    gguf_only={"attention.causal": False},
+    gguf_tensors={"classifier_bias": "cls.bias"},
+    gguf_rows={"outputs": "cls.output.weight"},
 )  # fmt: skip
 ATTENTION: Mapping[str, str] = {
     **{role: f"{role}.weight" for role in "qkv"},
@@ -43,7 +55,14 @@ TENSORS = Names(
         FusedTensor("mlp.Wi", ("mlp.gate", "mlp.up")),
     ),
     unread=r"decoder\..*|head\..*",
-)
+    gguf={
+        "model.embeddings.tok_embeddings": "token_embd", "model.final_norm": "output_norm",
+        "model.embeddings.norm": "token_embd_norm", "attn_norm": "attn_norm",
+        "mlp_norm": "ffn_norm", "attn.Wqkv": "attn_qkv", "attn.Wo": "attn_output",
+        "mlp.Wi": "ffn_up", "mlp.Wo": "ffn_down", "head.dense": "cls", "head.norm": "cls.norm",
+        "classifier": "cls.output",
+    },
+)  # fmt: skip
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -89,6 +108,42 @@ class Config(EncoderConfig):
             theta = self.global_rope_theta if kind == FULL else local
             given = {"rope_type": "default", "rope_theta": theta}
         return replace(self, rope_parameters=given)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GGUFConfig(Config):
+    """Fields of GGUF files.
+
+    Attributes
+    ----------
+    outputs : of the classifier; 0 without one. pooled : the kind of row that it reads.
+    window : keys that a row of a windowed layer sees, half before, half after; 0 for all.
+    """
+
+    outputs: Amount = Amount(0)
+    pooled: Amount = Amount(1)
+    window: Amount = Amount(0)
+    local_rope_theta: float | None = None
+    not_in_json: ClassVar[frozenset[str]] = frozenset({"source", "outputs", "pooled", "window"})
+
+    def config(self, where: str) -> Config:
+        """Return the configuration in a folder's form."""
+        base = dict(self.rope_parameters)
+        local = base if self.local_rope_theta is None else {
+            "rope_type": "default", "rope_theta": self.local_rope_theta
+        }  # fmt: skip
+        end = "ForSequenceClassification" if self.outputs else "Model"
+        pooled, every = GGUF_POOLINGS.get(self.pooled), self.global_attn_every_n_layers
+        if pooled not in ("cls", "mean") and self.outputs:
+            message = f"{CLASSIFIER_POOLING} {int(self.pooled)}, which is neither mean nor cls"
+            raise UnsupportedError(message, where=where)
+        return convert_config(
+            Config, self, where, architectures=(f"ModernBert{end}",),
+            rope_parameters={FULL: base, SLIDING: local}, classifier_pooling=pooled or "cls",
+            local_attention=self.window or 2,
+            global_attn_every_n_layers=every if self.window else 1,
+            id2label={str(n): "" for n in range(self.outputs)},
+        )  # fmt: skip
 
 
 def build(config: Config, context: int) -> Program:

@@ -7,7 +7,7 @@ Hugging Face folders one tensor an expert, `….experts.0.w1.weight` and so on.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cortiq.models.formed_vectors import FormedVector
@@ -51,8 +51,8 @@ GGUF_TENSORS: Mapping[str, str] = {
     "final_layernorm": "layer_output_norm",
 }
 """Tensor of a Hugging Face checkpoint, without `model.layers.N.` and `.weight` (or `.bias`), to
-GGUF's; an entry for a name with its end has that of GGUF too, one for a name with its layer is
-outside GGUF's layers."""
+GGUF's; an entry for a name with its end has that of GGUF too, one for a name with its layer, or
+whole, is outside GGUF's layers."""
 
 GGUF_FUSED = (
     FusedTensor("self_attn.qkv_proj", tuple(f"self_attn.{role}_proj" for role in "qkv")),
@@ -62,6 +62,13 @@ GGUF_FUSED = (
 
 IGNORED = re.compile(r".*\.rotary_emb\.inv_freq|blk\.\d+\.attn_rot_embd(\.weight)?")
 """Tensors of old checkpoints, in folders and in GGUF, that repeat what the config says."""
+
+
+def in_form(rules: Sequence[tuple[str, str]], name: str) -> str:
+    """Return a name in another form: after these patterns' replacements, in order."""
+    for pattern, form in rules:
+        name = re.sub(pattern, form, name)
+    return name
 
 
 @dataclass(frozen=True)
@@ -97,6 +104,8 @@ class Names:
         KeyError : the table does not know the tensor.
         """
         table = {**GGUF_TENSORS, **self.gguf}
+        if name in table:
+            return table[name]
         plain = PLAIN.fullmatch(name)
         if plain and plain[1] in table:
             return f"{table[plain[1]]}.{plain[2]}"
@@ -140,7 +149,13 @@ class Names:
     def in_form_of(self, folder: Container[str], names: Iterable[str]) -> Names:
         """Return the names in the form in which the folder has most of these tensors."""
         known = [self, *(replace(self, form=form) for form in self.forms)]
-        return max(known, key=lambda one: sum(one.in_folder(name) in folder for name in names))
+        every = [part for name in names for part in (name, *self.joined_as(name))]
+        return max(known, key=lambda one: sum(one.in_folder(name) in folder for name in every))
+
+    def joined_as(self, name: str) -> list[str]:
+        """Return the tensors whose rows are joined into a weight, if the family has such."""
+        prefix, stem, end = split_name(name)
+        return [f"{prefix}{tensor}{end}" for tensor in self.joined.get(stem, ())]
 
 
 USUAL = Names()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cortiq.errors import UnsupportedError
+from cortiq.errors import FormatError, UnsupportedError
 from cortiq.ir import Program
 from cortiq.ir.layers import MLP, Embedding, LayerNorm
 from cortiq.models.config import BaseConfig, Keys
@@ -35,10 +35,17 @@ FEED_FORWARD: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(BaseConfig):
-    """Fields of `OPTConfig`; embeddings are as wide as the model but in OPT-350M."""
+class Activated(BaseConfig):
+    """Fields of configurations with OPT's blocks."""
 
     tie_word_embeddings: bool = True
+    hidden_act: str = "gelu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Activated):
+    """Fields of `OPTConfig`; embeddings are as wide as the model but in OPT-350M."""
+
     hidden_act: str = "relu"
     enable_bias: bool = True
     word_embed_proj_dim: int | None = None
@@ -46,17 +53,36 @@ class Config(BaseConfig):
 
 def build(config: Config, context: int) -> Program:
     """Build the trunk; the table of positions begins with two rows that stand for padding."""
-    width, biased = config.hidden_size, config.enable_bias
+    width = config.hidden_size
     if config.word_embed_proj_dim not in (None, width):
         what = f"word_embed_proj_dim is {config.word_embed_proj_dim}: a table of another width"
         raise UnsupportedError(what, where="config")
-    decoder = Decoder(config, context, family="opt", norm=LayerNorm(width, EPS))
+    return trunk(config, context, "opt", biased=config.enable_bias)
+
+
+def trunk(
+    config: Activated, context: int, family: str, *, biased: bool = True, multiplier: float = 1.0
+) -> Program:
+    """Build a trunk of OPT's blocks, whose table `model.positions` has a row for each position.
+
+    Parameters
+    ----------
+    multiplier : of the token's row.
+
+    Raises
+    ------
+    FormatError : heads that do not share the model's width.
+    """
+    width, act = config.hidden_size, activation(config.hidden_act)
+    if width % config.num_attention_heads:
+        raise FormatError(f"{config.num_attention_heads} heads share {width}", where="config")
+    decoder = Decoder(config, context, family=family, norm=LayerNorm(width, EPS))
     mixer = attention(config, biased=biased, output_biased=biased)
-    mlp = MLP(width, config.intermediate_size, activation(config.hidden_act), biased)
+    mlp = MLP(width, config.intermediate_size, act, biased)
     builder, table = decoder.builder, {"table": "model.positions.weight"}
     positions = Embedding(config.max_position_embeddings, width)
     where = builder.add(positions, decoder.position, name="place", weights=table)
-    x = builder.add(decoder.residual, decoder.embed(), where, name="placed")
+    x = builder.add(decoder.residual, decoder.embed(multiplier), where, name="placed")
     for n in range(config.num_hidden_layers):
         x = decoder.mixer(x, n, mixer, table=TENSORS, before="self_attn_layer_norm")
         x = decoder.feed_forward(

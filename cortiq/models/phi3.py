@@ -1,4 +1,4 @@
-"""Phi 3 and 4: Llama's blocks in fused matrices; longrope chosen once, by the declared context."""
+"""Phi 3 and 4, 4 multimodal's text: Llama's blocks fused; longrope chosen once, by the context."""
 
 from __future__ import annotations
 
@@ -12,15 +12,35 @@ from cortiq.models.parts import Decoder, activation
 from cortiq.models.rope import rope_table
 from cortiq.models.tensor_pieces import FusedTensor
 
-ARCHITECTURES = ("phi3",)
+ARCHITECTURES = ("phi3", "phi4_multimodal_text", "phi4mm")
+GGUF = ("phi3",)
 KEYS = Keys(
-    harmless=frozenset({"embd_pdrop", "resid_pdrop"}),
+    harmless=frozenset({
+        "audio_config", "audio_processor", "embd_layer", "embd_pdrop", "img_processor",
+        "resid_pdrop", "speech_lora", "vision_lora",
+    }),
+    defaults={
+        "phi4_multimodal_text": {"max_position_embeddings": 131072, "num_key_value_heads": 8},
+    },
     only={
         "attention_bias": False, "full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False,
         "mlp_bias": False,
     },
 )  # fmt: skip
+
+
+def beside_adapters(name: str) -> str:
+    """Return a tensor's name in folders whose matrices have adapters for images and sound.
+
+    These are not applied to texts.
+    """
+    stem = name.removesuffix("_proj.weight")
+    return f"{stem}_proj.base_layer.weight" if stem != name else name
+
+
 NAMES = Names(
+    forms=(beside_adapters,),
+    unread=r"model\.embed_tokens_extend\..*|.*\.lora_[AB]\.(speech|vision)\.weight",
     gguf={"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
     fused=(
         FusedTensor(

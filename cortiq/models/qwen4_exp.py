@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from cortiq.errors import UnsupportedError
 from cortiq.ir import Op, Program, Value
-from cortiq.ir.images import TEXT_ONLY, ImageRows
+from cortiq.ir.images import IMAGES, TEXT_ONLY, ImageRows
 from cortiq.ir.layers import (
     GatedStreamRead,
     GatedStreamWrite,
@@ -42,9 +42,12 @@ KEYS = replace(
     qwen3_5.KEYS,
     aliases={"num_local_experts": "num_experts"},
     gguf=qwen4_exp_gguf.KEYS,
-    harmless=qwen3_5.KEYS.harmless | {"mtp", "number_of_conv_states"},
+    harmless=qwen3_5.KEYS.harmless | {
+        "index_share_for_mtp_iteration", "mtp", "number_of_conv_states", "ple_embedding_dtype",
+        "ple_offload_embedding",
+    },
     only={k: v for k, v in qwen3_5.KEYS.only.items() if k != "output_gate_type"},
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,8 +204,9 @@ def build(config: Config, context: int, rows: ImageRows = TEXT_ONLY) -> Program:
     """Build the trunk; one that sees images turns rows by their positions on several axes."""
     decoder, indexer = StreamDecoder(config, context), config.indexer(context)
     if indexer and rows.sections:
-        hint = f"declare a context of at most {(indexer.top + 1) * indexer.every - 1} tokens"
-        raise UnsupportedError("an indexer of windows beside images", where="config", hint=hint)
+        indexer = replace(indexer, sections=rows.sections)
+        rows = replace(rows, window=indexer.every)
+        decoder.builder.facts[IMAGES] = rows
     net = delta_net(config, gate=config.gate, tiled=config.source == "gguf")
     attention = replace(
         gated_attention(config, context, rows.sections), listed=indexer.listed if indexer else None
@@ -226,10 +230,13 @@ def build(config: Config, context: int, rows: ImageRows = TEXT_ONLY) -> Program:
             x = decoder.within(grams, f"{here}.grams", f"{file}.ple", GRAMS, x, decoder.token)
         row, weights = decoder.read(x, f"{here}.attention_read", f"{file}.attn_hyper_connection")
         if kind == GLOBAL:
-            inputs = [row, decoder.position, *axes]
+            inputs = [row, decoder.position]
+            chosen = []
             if indexer:
                 at = f"{file}.{INDEXER}"
-                inputs.append(decoder.within(indexer, f"{here}.indexer", at, INDEX, *inputs))
+                given = *inputs, *axes
+                chosen.append(decoder.within(indexer, f"{here}.indexer", at, INDEX, *given))
+            inputs += [*axes[:1], *chosen]
             at = f"{file}.self_attn"
             y = decoder.within(attention, f"{here}.attention", at, ATTENTION, *inputs)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -65,6 +66,11 @@ def _mean(vectors: Sequence[Floats], layer: int, name: str, *, rows: int) -> Flo
     return np.full((vectors[0].size, rows), F32(1 / rows), F32)
 
 
+def _dotted(name: str) -> str:
+    """Return a tensor's name where parts of a table are a list of modules."""
+    return re.sub(r"\.shard_(\d+)\.", r".shards.\1.", name)
+
+
 def names_for(config: Any) -> Names:
     """Return the names of tensors, and of vectors that are made of several."""
     whole, taps = config.hc_count * config.hidden_size, config.ple_conv_kernel_size
@@ -83,5 +89,5 @@ def names_for(config: Any) -> Names:
               for n in config.ple_layer_ids or ()}  # fmt: skip
     return Names(
         gguf={**qwen4_exp_gguf.NAMES, **tables}, fused=(*qwen3_5.NAMES.fused, joint),
-        formed=formed, joined={TABLE: shards}, unread=UNREAD,
+        formed=formed, joined={TABLE: shards}, unread=UNREAD, forms=(_dotted,),
     )  # fmt: skip

@@ -5,12 +5,13 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from types import ModuleType
 
 from cortiq.errors import FormatError, GraphError, UnsupportedError
 from cortiq.models.config import BaseConfig, config_from_json, is_number
+from cortiq.models.folder_vectors import folder_vector
 from cortiq.models.gguf_config import config_from_gguf
 from cortiq.models.names import Names
 from cortiq.models.open_checkpoint import OpenCheckpoint
@@ -125,6 +126,20 @@ OWN = (
     "dory",
     "qwen4_exp",
     "kimi_k3",
+    "bitnet",
+    "mllama",
+    "granitemoe_swa",
+    "flint",
+    "sarvam_mla",
+    "openai_gpt",
+    "codegen",
+    "biogpt",
+    "xglm",
+    "recurrent_gemma",
+    "hy_v4",
+    "mistral_large4",
+    "glm5_next",
+    "nomic_bert",
 )
 """Modules of this package, in the order they are listed."""
 
@@ -260,7 +275,8 @@ def read_config(
 
     A family whose GGUF files say things otherwise than its folders has a `GGUFConfig` of what they
     say, with a method `config` that makes a `Config` of it. One whose folders name things otherwise
-    has a function `values` of the object in config.json. `ignored` are unknown keys that are left
+    has a function `values` of the object in config.json; `Keys.vectors` are read of its tensors.
+    `ignored` are unknown keys that are left
     out all the same.
     """
     where = location_of(checkpoint)
@@ -269,4 +285,9 @@ def read_config(
         config = config_from_gguf(stored, family.KEYS, checkpoint, where=where, ignored=ignored)
         return config if stored is family.Config else config.config(where)
     given = getattr(family, "values", dict)(checkpoint.config)
-    return config_from_json(family.Config, family.KEYS, given, where=where, ignored=ignored)
+    config = config_from_json(family.Config, family.KEYS, given, where=where, ignored=ignored)
+    if checkpoint.kind != "huggingface" or not family.KEYS.vectors:
+        return config
+    with said_of(checkpoint):
+        vectors = {f: folder_vector(checkpoint, name) for f, name in family.KEYS.vectors.items()}
+    return replace(config, **vectors)

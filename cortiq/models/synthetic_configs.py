@@ -22,12 +22,8 @@ _LATENT = _WITHOUT_HEAD | {
     "num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 32, "qk_nope_head_dim": 16,
     "qk_rope_head_dim": 8, "v_head_dim": 16,
 }  # fmt: skip
-_INDEXED = {
-    "first_k_dense_replace": 1,
-    "index_n_heads": 4,
-    "index_head_dim": 16,
-    "index_topk": 24,
-}
+_CHOSEN = _ROUTED | {"index_n_heads": 4, "index_head_dim": 16, "index_topk": 24}
+_INDEXED = _CHOSEN | {"first_k_dense_replace": 1}
 _HYBRID = ["linear_attention", "full_attention"]
 _LINEAR = {
     "layer_types": _HYBRID, "linear_key_head_dim": 8, "linear_value_head_dim": 16,
@@ -117,8 +113,8 @@ MINI: Mapping[str, Mapping[str, Any]] = {
         "vocab_size": VOCABULARY, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_inner": 96,
         "n_positions": 4096,
     },
-    "deepseek_v32": _LATENT | _ROUTED | _INDEXED,
-    "glm_moe_dsa": _LATENT | _ROUTED | _INDEXED | {"indexer_types": ["full", "shared"]},
+    "deepseek_v32": _LATENT | _INDEXED,
+    "glm_moe_dsa": _LATENT | _INDEXED | {"indexer_types": ["full", "shared"]},
     "llama4_text": _MINI | {
         "num_local_experts": 4, "intermediate_size_mlp": 96, "attention_chunk_size": 20,
         "floor_scale": 8, "no_rope_layers": [1, 0], "moe_layers": [1],
@@ -212,6 +208,22 @@ MINI: Mapping[str, Mapping[str, Any]] = {
             "gate_lower_bound": -5.0, "use_full_rank_gate": True,
             "full_attn_layers": [2], "kda_layers": [1, 3],
         },
+    },
+    "bitnet": _WITHOUT_HEAD,
+    "hy_v4": _LATENT | _CHOSEN | {
+        "indexer_types": ["full", "shared"], "mlp_layer_types": ["dense", "sparse"], "hc_mult": 2,
+        "swiglu_limit": 0.5,
+    },
+    "mistral_large4_text": {k: v for k, v in _LATENT.items() if k != "q_lora_rank"} | _CHOSEN | {
+        "num_hidden_layers": 4, "no_rope_layers": [1, 0, 1, 0], "kv_source_layers": [0, 1, 0, 1],
+        "indexer_types": ["full", "full", "shared", "full"], "first_k_dense_replace": 1,
+    },
+    "glm5_next_text": _LATENT | _ROUTED | {
+        "num_hidden_layers": 3, "qk_rope_head_dim": 0, "index_n_heads": 4, "index_head_dim": 16,
+        "index_topk": 16, "index_kpool": 4, "linear_head_dim": 16, "linear_num_heads": 4,
+        "layer_types": ["linear_attention", "indexed_attention", "indexed_attention"],
+        "indexer_types": ["full", "full", "shared"],
+        "mlp_layer_types": ["dense", "sparse", "sparse"], "hc_mult": 2, "hc_sinkhorn_iters": 3,
     },
 }  # fmt: skip
 """A small model of every family that brings something of its own and has no other here, by its

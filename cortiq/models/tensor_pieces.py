@@ -84,6 +84,13 @@ class TensorSlice:
         stop = self.shape[self.axis] if self.stop is None else self.stop
         return not self.swapped and (self.start, stop) == (0, self.shape[self.axis])
 
+    @property
+    def height(self) -> int:
+        """Rows of the part, of all matrices of a stack together."""
+        rows = list(self.shape)
+        rows[self.axis] = (rows[self.axis] if self.stop is None else self.stop) - self.start
+        return prod(rows[:-1])
+
 
 @dataclass(frozen=True)
 class LoadedSlice:

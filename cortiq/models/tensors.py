@@ -131,10 +131,16 @@ def _joined_pieces(
     """Return the tensors whose rows are joined into a weight, if the family has such.
 
     Those of a file may have any numbers of rows that together are the weight's; of others each
-    should have the number that it would have beside the others.
+    should have the number that it would have beside the others. Parts of a fused tensor are alike.
     """
-    prefix, stem, end = split_name(name)
-    own = [names.in_file(f"{prefix}{tensor}{end}", source) for tensor in names.joined.get(stem, ())]
+    parts, end = names.joined_as(name), split_name(name)[2]
+    fused = fused_of(names.fused, parts[0]) if parts else None
+    if fused:
+        prefix, size = fused[1], (shape[0] // len(parts), *shape[1:])
+        alike = {f"{prefix}{part}{end}": size for part in fused[0].parts}
+        pieces = (_fused_piece(part, alike, checkpoint, names, source) for part in parts)
+        return [piece for piece in pieces if piece]
+    own = [names.in_file(part, source) for part in parts]
     found = {
         tensor: prod(checkpoint.tensor(tensor).shape) // prod(shape[1:])
         for tensor in own

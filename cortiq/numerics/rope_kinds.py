@@ -117,10 +117,21 @@ class Staggered:
     axes: Count
 
 
-Constant: TypeAlias = (
+Plain: TypeAlias = (
     Default | Linear | Llama3 | Yarn | LongRope | Proportional | FrequencyFactors | NTKAlpha
     | Axial | Staggered
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Learned:
+    """f_i·e^logarithms[i] of another scaling, whose amplitude it has (Mistral Large 4)."""
+
+    inner: Plain
+    logarithms: tuple[float, ...]
+
+
+Constant: TypeAlias = Plain | Learned
 
 
 @dataclass(frozen=True)

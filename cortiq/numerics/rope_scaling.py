@@ -18,6 +18,7 @@ from cortiq.numerics.rope_kinds import Constant as Constant
 from cortiq.numerics.rope_kinds import Default as Default
 from cortiq.numerics.rope_kinds import FrequencyFactors as FrequencyFactors
 from cortiq.numerics.rope_kinds import Growth as Growth
+from cortiq.numerics.rope_kinds import Learned as Learned
 from cortiq.numerics.rope_kinds import Linear as Linear
 from cortiq.numerics.rope_kinds import Llama3 as Llama3
 from cortiq.numerics.rope_kinds import LongRope as LongRope
@@ -79,12 +80,18 @@ def inverse_powers(base: float, dim: int) -> list[Decimal]:
     return [(-(Decimal(2 * i) / dim) * log_base).exp() for i in range(dim // 2)]
 
 
+def of_each_pair(values: tuple[float, ...], pairs: int) -> list[Decimal]:
+    """Return one value a pair; UnsupportedError where there are more or fewer."""
+    if len(values) != pairs:
+        what = f"{len(values)} frequency factors for {pairs} rotary pairs"
+        raise UnsupportedError(what, where="rope scaling")
+    return [exact(value) for value in values]
+
+
 def divided(powers: list[Decimal], factors: tuple[float, ...]) -> list[Decimal]:
     """Divide each frequency by a factor of its own; the list must have one factor a pair."""
-    if len(factors) != len(powers):
-        what = f"{len(factors)} frequency factors for {len(powers)} rotary pairs"
-        raise UnsupportedError(what, where="rope scaling")
-    return [f / exact(factor) for f, factor in zip(powers, factors, strict=True)]
+    divisors = of_each_pair(factors, len(powers))
+    return [f / factor for f, factor in zip(powers, divisors, strict=True)]
 
 
 def llama3(powers: list[Decimal], scaling: Llama3) -> list[Decimal]:
@@ -172,6 +179,10 @@ def _frequencies(base: float, dim: int, scaling: Scaling) -> list[Decimal]:
             return [f for axis in range(axes) for f in powers[axis::axes]]
         case Growth(inner):
             return _frequencies(base, dim, inner)
+        case Learned(inner, logarithms):
+            known = _frequencies(base, dim, inner)
+            logs = of_each_pair(logarithms, len(powers))
+            return [f * log.exp() for f, log in zip(known, logs, strict=True)]
         case NTKAlpha(alpha):
             # (base·alpha^(dim/(dim−2)))^(−2i/dim) is base^(−2i/dim)·alpha^(−2i/(dim−2)).
             log_alpha = exact(alpha).ln()
@@ -192,6 +203,8 @@ def amplitude(scaling: Scaling, step: int = 0) -> Decimal:
     with _meaningful(f"amplitude follows from {scaling}"):
         if isinstance(scaling, Growth):
             return amplitude(scaling.inner) * (1 + exact(scaling.beta) * Decimal(1 + step).ln())
+        if isinstance(scaling, Learned):
+            return amplitude(scaling.inner)
         if isinstance(scaling, Yarn | LongRope) and scaling.attention_factor is not None:
             return exact(scaling.attention_factor)
         if isinstance(scaling, Yarn):

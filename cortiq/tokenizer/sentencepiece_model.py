@@ -18,7 +18,7 @@ from cortiq.errors import TokenizerError, UnsupportedError
 from cortiq.tokenizer.description import begins_with, special_tokens
 from cortiq.tokenizer.score_merge import SPACE
 
-__all__ = ["sentencepiece_json"]
+__all__ = ["SentenceModel", "described", "sentencepiece_json"]
 
 NAMES = ("unk_token", "bos_token", "eos_token")
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
@@ -57,7 +57,7 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class _Model:
+class SentenceModel:
     """Pieces and settings of the file."""
 
     pieces: list[tuple[str, float, int]]
@@ -66,7 +66,8 @@ class _Model:
     where: str
 
     @classmethod
-    def read(cls, data: bytes, where: str) -> _Model:
+    def read(cls, data: bytes, where: str) -> SentenceModel:
+        """Read the file; TokenizerError if it is none, or has a piece twice."""
         try:
             whole = _fields(data)
             pieces = [
@@ -109,35 +110,41 @@ def sentencepiece_json(
     ------
     UnsupportedError : its model is neither BPE nor Unigram, or writes spaces behind words.
     """
-    model = _Model.read(data, where)
+    model = SentenceModel.read(data, where)
     kind = int(model.trainer.get(3, [1])[0])
     if kind not in MODELS:
         raise UnsupportedError("its model is of words or characters", where=where)
     if model.trainer.get(24, [0])[0]:
         raise UnsupportedError("it writes a space behind each word", where=where)
     first = MODELS[kind] == "BPE" if bos is None else bos
+    return described(model, MODELS[kind], _beginning(model) if first else None), model.names()
+
+
+def described(
+    model: SentenceModel, kind: str, post_processor: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return the tokenizer.json of a model of a kind, `BPE` or `Unigram`."""
     special = {**model.of(CONTROL), **model.of(UNKNOWN)}
     user = sorted(model.of(USER_DEFINED).values(), key=len, reverse=True)
     whole = {"Regex": "|".join(map(re.escape, user))}
-    made = {
+    return {
         "version": "1.0", "truncation": None, "padding": None,
         "added_tokens": special_tokens(special),
         "normalizer": {"type": "Sequence", "normalizers": list(_normalizers(model))},
         "pre_tokenizer": {
             "type": "Split", "pattern": whole, "behavior": "Isolated", "invert": False,
         } if user else None,
-        "post_processor": _beginning(model) if first else None,
+        "post_processor": post_processor,
         "decoder": {"type": "Sequence", "decoders": list(_decoders(model))},
-        "model": _bpe(model) if MODELS[kind] == "BPE" else _unigram(model),
+        "model": _bpe(model) if kind == "BPE" else _unigram(model),
     }  # fmt: skip
-    return made, model.names()
 
 
 def _replace(pattern: Mapping[str, str], content: str) -> dict[str, Any]:
     return {"type": "Replace", "pattern": dict(pattern), "content": content}
 
 
-def _normalizers(model: _Model) -> Iterator[dict[str, Any]]:
+def _normalizers(model: SentenceModel) -> Iterator[dict[str, Any]]:
     """Yield the steps that SentencePiece takes, in its order."""
     table = model.normalizer.get(2, [b""])[0]
     if table:
@@ -152,7 +159,7 @@ def _normalizers(model: _Model) -> Iterator[dict[str, Any]]:
         yield _replace({"String": " "}, SPACE)
 
 
-def _decoders(model: _Model) -> Iterator[dict[str, Any]]:
+def _decoders(model: SentenceModel) -> Iterator[dict[str, Any]]:
     yield _replace({"String": SPACE}, " ")
     yield {"type": "ByteFallback"}
     yield {"type": "Fuse"}
@@ -160,14 +167,14 @@ def _decoders(model: _Model) -> Iterator[dict[str, Any]]:
         yield {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 
 
-def _beginning(model: _Model) -> dict[str, Any]:
+def _beginning(model: SentenceModel) -> dict[str, Any]:
     text = model.names().get("bos_token")
     if text is None:
         raise TokenizerError("BOS is wanted, but the file has none", where=model.where)
     return begins_with(text, [piece for piece, _, _ in model.pieces].index(text))
 
 
-def _unigram(model: _Model) -> dict[str, Any]:
+def _unigram(model: SentenceModel) -> dict[str, Any]:
     return {
         "type": "Unigram", "unk_id": int(model.trainer.get(40, [0])[0]),
         "byte_fallback": bool(model.of(BYTE)),
@@ -176,7 +183,7 @@ def _unigram(model: _Model) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _bpe(model: _Model) -> dict[str, Any]:
+def _bpe(model: SentenceModel) -> dict[str, Any]:
     """Return BPE whose merges make a piece of any two, the best score first."""
     normal = {text: (-score, token) for token, (text, score, kind) in enumerate(model.pieces)
               if kind == NORMAL}  # fmt: skip

@@ -35,7 +35,9 @@ def asked_senses(
         return checkpoint, heard
     checkpoint = with_mmproj(checkpoint)
     if not heard and (found := sound_family(checkpoint)):  # of a file beside it
-        return checkpoint, [found]
+        heard = [found]
+        if alone or not sees(checkpoint):
+            return checkpoint, heard
     if alone:
         what, hint = "hears no sounds in prompts", "see docs/models.md"
         raise UnsupportedError(what, where=location_of(checkpoint), hint=hint)

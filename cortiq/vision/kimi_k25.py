@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cortiq.errors import FormatError, UnsupportedError
-from cortiq.ir import Op, Program
+from cortiq.ir import Op, Program, Value
 from cortiq.ir.encoders import ROWS, SQUARE
 from cortiq.ir.images import AXES, ImageRows
 from cortiq.ir.layers import MLP, LayerNorm
@@ -88,23 +88,35 @@ def ORDERS(config: Config) -> Mapping[str, np.ndarray]:
     fours = np.arange(config.head_width).reshape(-1, 4).T
     head = fours[[2, 0, 3, 1]].reshape(-1)
     heads = np.arange(2 * config.num_attention_heads)[:, None] * config.head_width + head
-    order = np.arange(3 * config.hidden_size)
+    order = np.arange(3 * config.num_attention_heads * config.head_width)
     order[: heads.size] = heads.reshape(-1)
     return {r"model\.layers\.\d+\.wqkv\.(weight|bias)": order}
 
 
 def build(config: Config, most: int) -> Program:
     """Build tower and projector, for images of at most so many patches."""
+    tower, width = Tower(config, most, "kimi_k25"), config.hidden_size
+    x, norm = encoded(tower, config, LayerNorm(width, EPS), TAP_COUNT, biased=True)
+    x = tower.apply(norm, x, "normed", "vision.final_layernorm")
+    before: Op = LayerNorm(width, config.projection_layer_norm_eps)
+    tower.apply(before, x, HIDDEN, "projector.pre_norm")
+    tower.finish()
+    square = tower.builder.input(SQUARE, (width * config.spatial_merge_size**2,), "f32")
+    qwen.merged(tower, config, square, ROWS, ("projector.proj.0", "projector.proj.2"))
+    return tower.program()
+
+
+def encoded(tower: Tower, config: Config, norm: Op, taps: int, biased: bool) -> tuple[Value, Op]:
+    """Write patches, their positions by so many taps, and all layers; return the norm, too."""
     side = config.pos_emb_height
     if side != config.pos_emb_width or config.head_width % 4:
         what = f"positions of {side} × {config.pos_emb_width}, heads of {config.head_width}"
         raise UnsupportedError(what, where="config")
-    tower, width = Tower(config, most, "kimi_k25"), config.hidden_size
-    axes, norm = tower.builder.input(AXES, (2,)), LayerNorm(width, EPS)
-    x = tower.patches("vision.patch_embed.proj", biased=True)
-    x = tower.interpolated(x, side**2, "vision.patch_embed.pos_emb.weight", TAP_COUNT)
-    op = qwen.rotated(config)
-    mlp = MLP(width, config.intermediate_size, activation(config.hidden_act), biased=True)
+    axes, inner = tower.builder.input(AXES, (2,)), config.intermediate_size
+    x = tower.patches("vision.patch_embed.proj", biased)
+    x = tower.interpolated(x, side**2, "vision.patch_embed.pos_emb.weight", taps)
+    op = qwen.rotated(config, biased)
+    mlp = MLP(config.hidden_size, inner, activation(config.hidden_act), biased=biased)
     for n in range(config.num_hidden_layers):
         here, file = f"layers.{n}", f"model.layers.{n}"
         x = tower.branch(
@@ -115,13 +127,7 @@ def build(config: Config, most: int) -> Program:
             x, mlp, f"{here}.mlp", (norm, f"{file}.norm1"),
             named(mlp, f"{file}.mlp", FEED_FORWARD), f"{here}.out",
         )  # fmt: skip
-    x = tower.apply(norm, x, "normed", "vision.final_layernorm")
-    before: Op = LayerNorm(width, config.projection_layer_norm_eps)
-    tower.apply(before, x, HIDDEN, "projector.pre_norm")
-    tower.finish()
-    square = tower.builder.input(SQUARE, (width * config.spatial_merge_size**2,), "f32")
-    qwen.merged(tower, config, square, ROWS, ("projector.proj.0", "projector.proj.2"))
-    return tower.program()
+    return x, norm
 
 
 class Processor(ImageProcessor):
@@ -129,6 +135,7 @@ class Processor(ImageProcessor):
 
     marker = PAD
     rows = ImageRows()
+    places = staticmethod(bicubic_places)
 
     def __init__(self, config: Config, given: Mapping[str, Any]) -> None:
         self.config, self.token, where = config, config.image_token, "preprocessor_config.json"
@@ -157,12 +164,16 @@ class Processor(ImageProcessor):
         more = [(0, down - fitted.shape[0]), (0, across - fitted.shape[1]), (0, 0)]
         cut = patches(self.rules.values(np.pad(fitted, more)), side)
         down, across = down // side, across // side
-        near, shares = bicubic_places(down, across, config.pos_emb_height)
+        near, shares = self.places(down, across, config.pos_emb_height)
         axes = np.stack(np.divmod(np.arange(len(cut)), across), axis=1).astype(np.int32)
-        places = {PLACES.format(n): near[:, n] for n in range(TAP_COUNT)}
+        places = {PLACES.format(n): near[:, n] for n in range(near.shape[1])}
         squares = grouped(down, across, config.spatial_merge_size)
         tile = Tile(cut, {AXES: axes, TAPS: shares, **places}, squares)
-        return PreparedImage((tile,), PAD * len(squares))
+        return PreparedImage((tile,), self.text_of(pixels, len(squares)))
+
+    def text_of(self, pixels: Pixels, rows: int) -> str:
+        """Return what stands for an image in the text."""
+        return PAD * rows
 
     def fitted_size(self, height: int, width: int) -> tuple[int, int]:
         """Return the size within the limits of patches, never larger than the image's."""

@@ -60,8 +60,7 @@ def with_mmproj(checkpoint: Any) -> Any:
     file = open_gguf(files[0])
     kind = _kind_of(file)
     try:
-        read = _heard if kind in hearing.FORMS else _seen
-        made = read(file, kind, checkpoint)
+        made = _fields_of(file, kind, checkpoint)
     except (KeyError, TypeError, ValueError, IndexError, ZeroDivisionError) as error:
         raise FormatError(f"is no tower: {error}", where=str(files[0])) from None
     return replace(checkpoint, _beside=(*checkpoint._beside, files[0]), **made)
@@ -77,16 +76,19 @@ def _kind_of(file: GGUFFile) -> str:
     return kind
 
 
-def _seen(file: GGUFFile, kind: str, text: Checkpoint) -> dict[str, Any]:
-    """Return the fields of a model that sees."""
-    whole, rules = _described(file, FORMS[kind], text)
-    return {"whole": whole, "image_rules": rules, "_all": _renamed(file, FORMS[kind])}
-
-
-def _heard(file: GGUFFile, kind: str, text: Checkpoint) -> dict[str, Any]:
-    """Return the fields of a model that hears."""
-    whole, rules = hearing.described(file, kind, text)
-    return {"whole": whole, "sound_rules": rules, "_all": hearing.tensors_of(file)}
+def _fields_of(file: GGUFFile, kind: str, text: Checkpoint) -> dict[str, Any]:
+    """Return the fields of a model that sees, hears, or does both."""
+    whole: dict[str, Any] = {}
+    fields: dict[str, Any] = {"_all": file}
+    if kind in hearing.FORMS:
+        whole, fields["sound_rules"] = hearing.described(file, kind, text)
+    if kind in FORMS:
+        own, fields["image_rules"] = _described(file, FORMS[kind], text)
+        whole |= own
+        fields["_all"] = _renamed(file, FORMS[kind], kind in hearing.FORMS)
+    if kind in hearing.FORMS:
+        fields["_all"] = hearing.tensors_of(fields["_all"], kind)
+    return {**fields, "whole": whole}
 
 
 def _described(
@@ -132,8 +134,9 @@ def _as_in_folders(channels: list[float]) -> list[float]:
     )
 
 
-def _renamed(file: GGUFFile, form: Form) -> MappedTensors:
-    """Return the tensors under the names that folders have.
+def _renamed(file: GGUFFile, form: Form, hears: bool) -> MappedTensors:
+    """Return the tensors under the names that folders have; those of an encoder of sound, where
+    the file has one, under their own.
 
     Older files call the first matrix of an MLP `ffn_down` and the second one `ffn_up`.
     """
@@ -146,7 +149,9 @@ def _renamed(file: GGUFFile, form: Form) -> MappedTensors:
     for name in file.tensors:
         layer, (stem, _, end) = LAYER.fullmatch(name), name.rpartition(".")
         lower = DEEP.fullmatch(name)
-        if layer and layer[2] in table:
+        if hears and name.startswith(hearing.TENSORS):
+            mine = name
+        elif layer and layer[2] in table:
             end = "" if table[layer[2]] in form.bare else f".{layer[3]}"
             mine = f"{form.tower}{form.blocks}.{layer[1]}.{table[layer[2]]}{end}"
         elif lower and lower[2] in DEEP_NAMES:

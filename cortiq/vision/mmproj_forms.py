@@ -51,6 +51,8 @@ QWEN_LAYER: Mapping[str, str] = {
     **{f"attn_{role}": f"attn.{role}" for role in ("q", "k", "v", "qkv")},
     "attn_out": "attn.proj", "ln1": "norm1", "ln2": "norm2",
 }  # fmt: skip
+GATED: Mapping[str, str] = {f"ffn_{role}": f"{role}_proj" for role in ("up", "gate", "down")}
+MERGER: Mapping[str, str] = {"v.post_ln": "ln_q", "mm.0": "mlp.0", "mm.2": "mlp.2"}
 
 
 @dataclass(frozen=True)
@@ -88,11 +90,12 @@ def _qwen(
     sight: Callable[[GGUFFile], dict[str, Any]],
     mlp: Mapping[str, str],
     merger: Mapping[str, str],
+    token: str = "<|image_pad|>",
 ) -> Form:
     """Return the form of a Qwen's tower."""
     outside = {"v.patch_embd": "patch_embed.proj", "v.position_embd": "pos_embed"}
     return Form(
-        "<|image_pad|>", "visual.",
+        token, "visual.",
         {name: f"visual.merger.{mine}" for name, mine in merger.items()},
         lambda file: {"model_type": kind}, qwen_rules,
         fields=QWEN_FIELDS, sight=sight, blocks="blocks", outside=outside, frames=True,
@@ -188,14 +191,10 @@ FORMS: Mapping[str, Form] = {
         minicpmv_keys, minicpmv_rules, sight=minicpmv_sight,
     ),
     "qwen2vl_merger": _qwen(
-        "qwen2_vl", qwen2_sight, {"ffn_up": "fc1", "ffn_down": "fc2"},
-        {"v.post_ln": "ln_q", "mm.0": "mlp.0", "mm.2": "mlp.2"},
+        "qwen2_vl", qwen2_sight, {"ffn_up": "fc1", "ffn_down": "fc2"}, MERGER,
     ),
-    "qwen2.5vl_merger": _qwen(
-        "qwen2_5_vl", qwen2_5_sight,
-        {"ffn_up": "up_proj", "ffn_gate": "gate_proj", "ffn_down": "down_proj"},
-        {"v.post_ln": "ln_q", "mm.0": "mlp.0", "mm.2": "mlp.2"},
-    ),
+    "qwen2.5vl_merger": _qwen("qwen2_5_vl", qwen2_5_sight, GATED, MERGER),
+    "qwen2.5o": _qwen("qwen2_5_omni_thinker", qwen2_5_sight, GATED, MERGER, "<|IMAGE|>"),
     "qwen3vl_merger": _qwen(
         "qwen3_vl", qwen3_sight, {"ffn_up": "linear_fc1", "ffn_down": "linear_fc2"},
         {"v.post_ln": "norm", "mm.0": "linear_fc1", "mm.2": "linear_fc2"},

@@ -37,6 +37,20 @@ def bilinear_places(down: int, across: int, side: int) -> tuple[Places, Floats]:
     return _products(rows, columns, side)
 
 
+def middle_places(down: int, across: int, side: int) -> tuple[Places, Floats]:
+    """Return rows and weights of the 2 × 2 places around each place of a grid: [places, 4].
+
+    Pixels' middles of the grid lie over those of the table. Along an edge of n places, place i is
+    at s = max((i + ½)·side/n − ½, 0); the rows ⌊s⌋ and ⌊s⌋ + 1, none past the last, weigh
+    1 − (s − ⌊s⌋) and s − ⌊s⌋. All of it is float64, in the order written; products of a row's and
+    a column's weight are rounded once, to float32.
+
+    Source: Kimi K3.
+    """
+    rows, columns = (_middle_taps(n, side) for n in (down, across))
+    return _products(rows, columns, side)
+
+
 def bicubic_places(down: int, across: int, side: int) -> tuple[Places, Floats]:
     """Return rows and weights of the 4 × 4 places around each place of a grid: [places, 16].
 
@@ -88,6 +102,14 @@ def _cubic_taps(count: int, side: int) -> tuple[Places, npt.NDArray[np.float64]]
     near = ((a + 2) * d - (a + 3)) * d * d + 1
     far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
     return np.clip(raw, 0, side - 1), np.where(d <= 1, near, far)
+
+
+def _middle_taps(count: int, side: int) -> tuple[Places, npt.NDArray[np.float64]]:
+    """Return the rows of each place along an edge and their weights, [count, 2]."""
+    at = np.maximum((np.arange(count) + 0.5) * side / count - 0.5, 0)
+    first = np.floor(at)
+    taps = np.minimum(first.astype(np.int32)[:, None] + np.arange(2, dtype=np.int32), side - 1)
+    return taps, np.stack([1 - (at - first), at - first], axis=1)
 
 
 def _linear_taps(count: int, side: int) -> tuple[Places, Floats]:

@@ -103,13 +103,13 @@ def values(whole: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, An
     return {key: value for key, value in found.items() if key}
 
 
-def rotated(config: QwenConfig, **options: Any) -> Attention:
+def rotated(config: QwenConfig, biased: bool = True, **options: Any) -> Attention:
     """Return attention whose heads turn by the row and the column of their patch."""
     quarter = config.head_width // 4
     return Attention(
         config.hidden_size, config.num_attention_heads, config.kv_heads, config.head_width,
-        rope=RopeTable(config.theta, config.head_width, Axial(2)), biased=True,
-        output_biased=True, until=True, sections=Sections((quarter, quarter)), **options,
+        rope=RopeTable(config.theta, config.head_width, Axial(2)), biased=biased,
+        output_biased=biased, until=True, sections=Sections((quarter, quarter)), **options,
     )  # fmt: skip
 
 
@@ -122,12 +122,19 @@ def attend(tower: Tower, x: Value, n: int, op: Attention, norm: Op, *inputs: Val
     )  # fmt: skip
 
 
-def merged(tower: Tower, config: QwenConfig, x: Value, out: str, tensors: tuple[str, str]) -> Value:
+def merged(
+    tower: Tower,
+    config: QwenConfig,
+    x: Value,
+    out: str,
+    tensors: tuple[str, str],
+    biased: bool = True,
+) -> Value:
     """Write a merger's two matrices: rows of a square side by side, GELU, a row of the text."""
     inner = config.hidden_size * config.spatial_merge_size**2
-    y = tower.linear(x, f"{out}.up", tensors[0], (inner, inner), biased=True)
+    y = tower.linear(x, f"{out}.up", tensors[0], (inner, inner), biased)
     y = tower.builder.add(Activation("gelu"), y, name=f"{out}.activation")
-    return tower.linear(y, out, tensors[1], (inner, config.text_width), biased=True)
+    return tower.linear(y, out, tensors[1], (inner, config.text_width), biased)
 
 
 @dataclass(frozen=True)

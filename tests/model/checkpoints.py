@@ -24,7 +24,7 @@ SMALL = {
 
 
 OWN: dict[str, Any] = {}
-"""Classes with a head of texts, for configurations that transformers has none for."""
+"""Classes with a head of texts, for configurations whose class of transformers does not do."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ CASES = [*LLAMA, *GEMMA, *MIXTRAL, *LFM2]
 
 def multiplier_of(config: Any) -> float:
     """Return the family's factor on rows of the embedding."""
-    if config.model_type.startswith("gemma"):
+    if config.model_type.startswith(("gemma", "recurrent_gemma")):
         return math.sqrt(config.hidden_size)
     named = (getattr(config, name, None) for name in ("embedding_multiplier", "scale_emb"))
     return next((float(value) for value in named if value), 1.0)
@@ -153,7 +153,7 @@ def draw_weights(model: Any) -> None:
     biases = [
         (name, b)
         for name, b in model.named_buffers()
-        if name.endswith("bias") and b.is_floating_point()
+        if name.endswith("bias") and b.is_floating_point() and b.dim() == 1  # GPT-1's is a mask
     ]
     for name, parameter in [*model.named_parameters(), *biases]:
         noise = torch.randn(parameter.shape, generator=generator)
@@ -184,8 +184,10 @@ def write(case: Case, folder: Path) -> Written:
     config = case.build()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        kind = getattr(transformers, case.config.removesuffix("Config") + "ForCausalLM", None)
-        kind = kind or OWN.get(case.config)
+        kind = OWN.get(case.config)
+        kind = kind or getattr(
+            transformers, case.config.removesuffix("Config") + "ForCausalLM", None
+        )
         kind = kind or transformers.AutoModelForCausalLM._model_mapping[type(config)]
         # The eager softmax is in float32: not for models that have another.
         how = {"attn_implementation": "sdpa" if kind._supports_sdpa and not case.call else "eager"}

@@ -1,7 +1,9 @@
-"""Families of 2025 with attention or experts of their own, for `test_every_family.py`."""
+"""Families of 2025 with layers of their own, for `test_every_family.py`."""
 
 from __future__ import annotations
 
+import transformers
+from checkpoints import OWN
 from families_dense import LLAMA3, ROPE, USUAL
 from family_harness import Family
 from gguf_files import GGUF
@@ -57,4 +59,22 @@ LLAMA4 = Family(
         "interleave_moe_layer_step": config["interleave_moe_layer_step"],
     })],
 )  # fmt: skip
-FAMILIES = [LLAMA4]
+BITNET = Family(
+    "bitnet",
+    "BitNetConfig",
+    base={"head_dim": ...},
+    switches={"attention_bias": True, "tie_word_embeddings": True},
+    moves=USUAL,
+)
+OWN["MllamaTextConfig"] = transformers.MllamaForCausalLM
+MLLAMA = Family(
+    "mllama",
+    "MllamaTextConfig",
+    base={
+        "head_dim": ..., "cross_attention_layers": [1], "pad_token_id": 0, "bos_token_id": 0,
+        "eos_token_id": 1, "num_hidden_layers": 3,
+    },
+    switches={"cross_attention_layers": [1, 2], ROPE: LLAMA3},
+    moves=[*USUAL, {f"{ROPE}.factor": 9.0}],
+)  # fmt: skip
+FAMILIES = [LLAMA4, BITNET, MLLAMA]

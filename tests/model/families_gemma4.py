@@ -127,4 +127,28 @@ GEMMA4_EXPERTS = Family(
     gguf=[GGUF("gemma4", geometries=("wide", "switched"), **FILE)],
     title="gemma4-experts",
 )  # fmt: skip
-FAMILIES = [GEMMA4, GEMMA4_EXPERTS]
+GEMMA4_UNIFIED = Family(
+    "gemma4",
+    "Gemma4UnifiedTextConfig",
+    base={key: PLAIN[key] for key in PLAIN if key != "hidden_size_per_layer_input"},
+    shapes={
+        "odd": {"layer_types": [LOCAL, FULL, FULL]},
+        "switched": {
+            "layer_types": [LOCAL, FULL, LOCAL, FULL], "num_hidden_layers": 4,
+            "num_global_key_value_heads": 2,
+        },
+    },
+    switches={
+        "attention_bias": True, "tie_word_embeddings": True, "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True, "final_logit_softcapping": 3.0, "attention_k_eq_v": True,
+    },
+    moves=[{"rms_norm_eps": 0.021}, {"sliding_window": 10}],
+    refused=[({"use_bidirectional_attention": "all"}, "use_bidirectional_attention")],
+    elsewhere=ELSEWHERE | {
+        "global_head_dim", "num_global_key_value_heads", "hidden_size_per_layer_input",
+        "vocab_size_per_layer_input", "enable_moe_block", "num_experts", "top_k_experts",
+        "moe_intermediate_size", "hidden_activation", "model_type",
+    },
+    title="gemma4-unified",
+)  # fmt: skip
+FAMILIES = [GEMMA4, GEMMA4_EXPERTS, GEMMA4_UNIFIED]

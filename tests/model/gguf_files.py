@@ -26,7 +26,7 @@ LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 """Keys that a config.json may have for the number of layers."""
 STACKED = re.compile(r"(model\.altup_\w*projections)\.\d+\.weight")
 """Matrices of a folder that a file holds as one stack, in the order of their numbers."""
-BARE = "xielu."
+BARE = ("xielu.", "tokenizer.")
 """What keys begin with that have no architecture before them."""
 LLAMA_FACTORS = "rope_freqs.weight"
 
@@ -105,7 +105,7 @@ def tensors_for_gguf(folder: Path, config: Config, how: GGUF) -> dict[str, np.nd
                 stacks.setdefault(stacked[1], []).append(values)
             else:
                 mapped = names.get_name(name, try_suffixes=(".weight", ".bias", ".scale"))
-                tensors[name if name.startswith("blk.") else mapped] = values
+                tensors[name if name.startswith(("blk.", "output_")) else mapped] = values
     tensors |= {f"{names.get_name(name)}.weight": np.stack(m) for name, m in stacks.items()}
     for (layer, role), parts in experts.items():
         mlp, block = f"model.layers.{layer}.mlp", f"layers.{layer}.feed_forward"
@@ -151,7 +151,7 @@ def name_map(architecture: str, layers: int) -> Any:
 def rope_values(config: Config) -> dict[str, Any]:
     """Metadata of the rotary table that several architectures have."""
     rope = config.get("rope_parameters") or {"rope_theta": 10000.0, "rope_type": "default"}
-    rope = rope.get("full_attention", rope)
+    rope = rope.get("full_attention", rope.get("compress", rope))
     values = {"rope.freq_base": rope["rope_theta"]}
     if rope["rope_type"] in ("linear", "yarn"):
         values["rope.scaling.type"] = rope["rope_type"]
@@ -201,7 +201,8 @@ def emit(
     import gguf
 
     writer = gguf.GGUFWriter(path, architecture)
-    writer.add_tokenizer_model("no_vocab")
+    if "tokenizer.ggml.model" not in values:
+        writer.add_tokenizer_model("no_vocab")
     for key, value in values.items():
         key = key if key.startswith(BARE) else f"{architecture}.{key}"
         if isinstance(value, list):

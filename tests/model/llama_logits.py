@@ -1,7 +1,9 @@
-"""Write llama.cpp's logits of every position of a text: `llama_logits.py FILE.gguf OUT.npy IDS`.
+"""Write llama.cpp's rows of every position of a text: `llama_logits.py FILE.gguf OUT.npy WHAT IDS`.
 
-For an interpreter that has llama-cpp-python. F32 keys and values, one thread, one batch, no flash
-attention: as close to the formulas as llama.cpp computes.
+WHAT is `logits`, `flash` (logits with flash attention), `hidden` (rows of an encoder), `scores`
+(of a classifier) or `ids` (of a text, which stands in place of IDS). For an interpreter that has
+llama-cpp-python. F32 keys and values, one thread, one batch, no flash attention: as close to the
+formulas as llama.cpp computes.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ def log(level: int, text: bytes, data: object) -> None:
     sys.stderr.write(text.decode(errors="replace"))
 
 
-def opened(path: str) -> tuple[object, object]:
+POOLING = {"hidden": llama.LLAMA_POOLING_TYPE_NONE, "scores": llama.LLAMA_POOLING_TYPE_RANK}
+
+
+def opened(path: str, what: str) -> tuple[object, object]:
     """Return the model and a context of it."""
     options = llama.llama_model_default_params()
     options.n_gpu_layers = 0
@@ -32,7 +37,10 @@ def opened(path: str) -> tuple[object, object]:
     options.n_ctx = options.n_batch = options.n_ubatch = ROWS
     options.n_threads = options.n_threads_batch = 1
     options.type_k = options.type_v = 0  # GGML_TYPE_F32
-    options.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    flash = llama.LLAMA_FLASH_ATTN_TYPE_ENABLED, llama.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    options.flash_attn_type = flash[what != "flash"]
+    if what in POOLING:
+        options.embeddings, options.pooling_type = True, POOLING[what]
     options.swa_full = True
     context = llama.llama_init_from_model(model, options)
     if not context:
@@ -40,8 +48,8 @@ def opened(path: str) -> tuple[object, object]:
     return model, context
 
 
-def logits(model: object, context: object, ids: list[int]) -> np.ndarray:
-    """Return the logits of every position."""
+def rows(model: object, context: object, what: str, ids: list[int]) -> np.ndarray:
+    """Return the logits or the hidden row of every position, or a classifier's outputs."""
     batch = llama.llama_batch_init(len(ids), 0, 1)
     batch.n_tokens = len(ids)
     for n, token in enumerate(ids):
@@ -49,13 +57,33 @@ def logits(model: object, context: object, ids: list[int]) -> np.ndarray:
         batch.n_seq_id[n], batch.seq_id[n][0] = 1, 0
     if code := llama.llama_decode(context, batch):
         sys.exit(f"llama_decode returned {code}")
+    if what == "scores":
+        found = llama.llama_get_embeddings_seq(context, 0)
+        return np.ctypeslib.as_array(found, (llama.llama_model_n_cls_out(model),)).copy()
+    if what == "hidden":
+        size = llama.llama_model_n_embd(model)
+        found = [llama.llama_get_embeddings_ith(context, n) for n in range(len(ids))]
+        return np.stack([np.ctypeslib.as_array(row, (size,)) for row in found])
     size = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
     found = [llama.llama_get_logits_ith(context, n) for n in range(len(ids))]
     return np.stack([np.ctypeslib.as_array(row, (size,)) for row in found])
 
 
+def ids_of(model: object, text: str) -> np.ndarray:
+    """Return the ids of a text, with all that the file puts around it."""
+    data, most = text.encode(), 4 * len(text) + 8
+    found = (llama.llama_token * most)()
+    vocabulary = llama.llama_model_get_vocab(model)
+    count = llama.llama_tokenize(vocabulary, data, len(data), found, most, True, False)
+    return np.array(found[:count])
+
+
 if __name__ == "__main__":
-    path, out, *ids = sys.argv[1:]
+    path, out, what, *ids = sys.argv[1:]
     llama.llama_log_set(log, ctypes.c_void_p(0))
     llama.llama_backend_init()
-    np.save(out, logits(*opened(path), [int(one) for one in ids]))
+    model, context = opened(path, what)
+    if what == "ids":
+        np.save(out, ids_of(model, *ids))
+    else:
+        np.save(out, rows(model, context, what, [int(one) for one in ids]))

@@ -34,6 +34,8 @@ from quantised_tables import (
     modelopt_int4,
     modelopt_nvfp4_32,
     quark_groups,
+    ternary,
+    ternary_floats,
 )
 from safetensors.torch import load_file, save_file
 
@@ -368,6 +370,10 @@ QUARK = {"quant_method": "quark", "export": {"pack_method": "order"}, "exclude":
          "global_quant_config": {"weight": {"dtype": "uint4", "qscheme": "per_group"}}}  # fmt: skip
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+BITNET = {
+    "quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "offline",
+}  # fmt: skip
+ONLINE = {"quantization_mode": "online"}
 SCHEMES = [
     _pack(4, 32, True, BF16, "i4b32"), _pack(4, 64, False, BF16, "i4b32m"),
     _pack(4, -1, True, F32, "i4b32"), _pack(8, 64, True, BF16, "i8b32"),
@@ -409,6 +415,11 @@ SCHEMES = [
     Scheme("bnb-int8", bitsandbytes_rows, {"quant_method": "bitsandbytes", "load_in_8bit": True,
                                            "llm_int8_skip_modules": ["lm_head"]}, "i8b32"),
     Scheme("hqq-4", hqq_groups(4, 64), {"quant_method": "hqq"}, "i4b32m"),
+    Scheme("bitnet", ternary(False), BITNET, "i4b32"),
+    Scheme("bitnet-divides", ternary(True), {"quant_method": "bitnet"}, "i4b32"),
+    Scheme("bitnet-online", ternary_floats(BF16), BITNET | ONLINE, "i4b32"),
+    Scheme("bitnet-online-f16", ternary_floats(F16), BITNET | ONLINE, "i4b32"),
+    Scheme("bitnet-online-f32", ternary_floats(F32), BITNET | ONLINE, "i4b32"),
     Scheme("hqq-4-across", hqq_groups(4, 16, 0), {"quant_method": "hqq"}, "f32"),
     Scheme("hqq-8", hqq_groups(8, 32), {"quant_method": "hqq"}, "i8b32m"),
     Scheme("quark-uint4", quark_groups, QUARK, "i4b32m"),

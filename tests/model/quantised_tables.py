@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from transformers.integrations.bitnet import pack_weights
 
 Packed = tuple[dict[str, torch.Tensor], np.ndarray]
 NF4 = (
@@ -128,3 +129,29 @@ def modelopt_nvfp4_32(x: torch.Tensor) -> Packed:
     meant = torch.where(x < 0, -numbers[place], numbers[place]) * each
     packed = codes[:, ::2] | codes[:, 1::2] << 4
     return {"weight": packed, "weight_scale": scale, "weight_scale_2": whole}, meant.numpy()
+
+
+def ternary(divides: bool) -> Callable[[torch.Tensor], Packed]:
+    """BitNet's codes, packed by transformers."""
+
+    def pack(x: torch.Tensor) -> Packed:
+        mean = x.abs().mean()
+        codes = torch.round(x / mean).clamp(-1, 1)
+        scale = (1 / mean if divides else mean).bfloat16().reshape(1)
+        factor = 1 / scale.double() if divides else scale.double()
+        parts = {"weight": pack_weights(codes.clone()), "weight_scale": scale}
+        return parts, (codes.double() * factor).numpy()
+
+    return pack
+
+
+def ternary_floats(dtype: torch.dtype) -> Callable[[torch.Tensor], Packed]:
+    """Floats that BitNet's layers quantise when they are used, by the formula of transformers."""
+
+    def pack(x: torch.Tensor) -> Packed:
+        given = x.to(dtype)
+        factor = 1.0 / given.float().abs().mean()
+        meant = torch.round(given.float() * factor).clamp(-1, 1) / factor
+        return {"weight": given}, meant.to(dtype).double().numpy()
+
+    return pack

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import urllib.error
 import urllib.request
@@ -15,7 +16,9 @@ pytest.importorskip("transformers")
 import numpy as np
 import torch
 import transformers
+from encoder_folders import CASES, COMMON, ideal_rows, nomic_name, written
 from installed import backends
+from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import cortiq
@@ -27,60 +30,22 @@ from cortiq.model.rerank import AFTER, BEFORE, INSTRUCTION
 from cortiq.models import load_program
 from cortiq.plugins import default_plugins
 from cortiq.tokenizer.frames import FramedText
-from cortiq_reference.ideal import evaluate
 
 sys.path.append(str(Path(__file__).parents[1] / "pure"))
 TOLERANCE, BITES = 1e-5, 3e-4
 TOKENS = 40
-COMMON = {
-    "vocab_size": 96, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-}  # fmt: skip
-BERT = {**COMMON, "max_position_embeddings": 64, "layer_norm_eps": 0.02}
-ROBERTA = {**BERT, "type_vocab_size": 1, "pad_token_id": 1}
-MODERN = {
-    **COMMON, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2, "cls_token_id": 2,
-    "sep_token_id": 1, "local_attention": 14, "num_hidden_layers": 5, "norm_eps": 0.02,
-    "max_position_embeddings": 512,
-}  # fmt: skip
-BIASED = {"norm_bias": True, "attention_bias": True, "mlp_bias": True, "classifier_bias": True}
-CASES = {
-    "bert": ("Bert", "Model", BERT),
-    "bert classifier": ("Bert", "ForSequenceClassification", {**BERT, "num_labels": 3}),
-    "bert of odd widths": ("Bert", "Model", {
-        **BERT, "hidden_size": 40, "intermediate_size": 72, "num_attention_heads": 5,
-        "hidden_act": "relu"}),
-    "roberta": ("Roberta", "Model", ROBERTA),
-    "roberta classifier": ("Roberta", "ForSequenceClassification", {**ROBERTA, "num_labels": 1}),
-    "xlm-roberta": ("XLMRoberta", "ForSequenceClassification", {
-        **ROBERTA, "num_labels": 1, "pad_token_id": 3, "type_vocab_size": 2}),
-    "modernbert": ("ModernBert", "Model", MODERN),
-    "modernbert of odd widths": ("ModernBert", "Model", {
-        **MODERN, "hidden_size": 40, "intermediate_size": 72, "num_attention_heads": 4}),
-    "modernbert classifier": ("ModernBert", "ForSequenceClassification", {
-        **MODERN, **BIASED, "num_labels": 2, "classifier_activation": "silu"}),
-}  # fmt: skip
 MOVES = {
     "bert": ({"layer_norm_eps": 0.021}, {"hidden_act": "relu"}),
     "roberta": ({"pad_token_id": 2},),
+    "nomic": (
+        {"layer_norm_eps": 0.021}, {"hidden_act": "gelu"},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 600.0}},
+    ),
     "modernbert": (
         {"local_attention": 12}, {"norm_eps": 0.021}, {"layer_types": ["full_attention"] * 5},
         {"hidden_activation": "silu"},
     ),
 }  # fmt: skip
-
-
-def written(folder, name, **changes):
-    """A random encoder's folder, and transformers' model in double."""
-    kind, end, options = CASES[name]
-    torch.manual_seed(3)
-    config = getattr(transformers, f"{kind}Config")(**options | changes)
-    model = getattr(transformers, f"{kind}{end}")(config).float().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    model.save_pretrained(folder)
-    return model.double()
 
 
 def ids_of(count=TOKENS):
@@ -92,11 +57,7 @@ def halves(count=TOKENS):
 
 
 def ideal(folder, want):
-    """The value in float64, of every row."""
-    loaded = load_program(open_checkpoint(folder), weight_format="f32")
-    rows = loaded.program.facts["encoder"].inputs(halves())
-    inputs = {name: np.array([row[name] for row in rows]) for name in rows[0]}
-    return evaluate(loaded.program, loaded.weights, ids_of(), [want], inputs=inputs)[want]
+    return ideal_rows(folder, ids_of(), want, halves())
 
 
 def expected(model, name):
@@ -126,6 +87,35 @@ def test_an_option_of_the_config_moves_the_rows(tmp_path, name, change):
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | change))
     assert np.abs(ideal(tmp_path, "hidden") - before).max() > BITES * np.abs(before).max()
+
+
+PUBLISHED = {
+    "model_type": "nomic_bert", "architectures": ["NomicBertModel"],
+    "activation_function": "swiglu", "causal": False, "layer_norm_epsilon": 0.02, "mlp_fc1_bias": False, "n_embd": 48, "n_head": 4,
+    "n_inner": 80, "n_layer": 3, "n_positions": 64, "prenorm": False, "rotary_emb_base": 500,
+    "rotary_emb_fraction": 1.0, "rotary_scaling_factor": None, "type_vocab_size": 2,
+    "vocab_size": 96,
+}  # fmt: skip
+
+
+def test_nomics_own_files_are_those_of_transformers(tmp_path):
+    """One matrix of queries, keys and values, and other names of keys and tensors."""
+    written(tmp_path, "nomic")
+    wanted, file = ideal(tmp_path, "hidden"), tmp_path / "model.safetensors"
+    held, parts = {}, {}
+    for name, values in load_file(file).items():
+        if (match := re.search(r"(layers\.\d+)\.self_attn\.([qkv])_proj", name)) is not None:
+            parts.setdefault(f"encoder.{match[1]}.attn.Wqkv.weight", {})[match[2]] = values
+        else:
+            held[nomic_name(name).replace("embeddings.LayerNorm", "emb_ln")] = values
+    held |= {name: np.concatenate([found[r] for r in "qkv"]) for name, found in parts.items()}
+    save_file(held, file)
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED))
+    assert np.array_equal(ideal(tmp_path, "hidden"), wanted)
+    for key, value in (("rotary_scaling_factor", 2), ("activation_function", "gelu")):
+        (tmp_path / "config.json").write_text(json.dumps(PUBLISHED | {key: value}))
+        with pytest.raises(UnsupportedError, match=key):
+            load_program(open_checkpoint(tmp_path))
 
 
 def test_what_is_not_supported_is_refused(tmp_path):

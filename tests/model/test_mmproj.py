@@ -274,12 +274,22 @@ def newer_tensors(name, folder, sight):
 
 def write_newer_tower(path, folder, name, kind, version):
     """Write the tower of a LLaVA, a Qwen or a MiniCPM-V of a version."""
-    sight = json.loads((folder / "config.json").read_text())["vision_config"]
-    writer, (found, flags) = gguf.GGUFWriter(path, "clip"), newer_metadata(name, sight)
+    writer = gguf.GGUFWriter(path, "clip")
     writer.add_string("clip.projector_type", kind or PROJECTORS[name])
     if name == "minicpmv":
         writer.add_int32("clip.minicpmv_version", version)
         writer.add_uint32("clip.minicpmv_query_num", 5)
+    write_seeing(writer, folder, name)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def write_seeing(writer, folder, name):
+    """Write what a tower has in a file, which may hold an encoder of sound, too."""
+    sight = json.loads((folder / "config.json").read_text())["vision_config"]
+    found, flags = newer_metadata(name, sight)
     for key, value in found.items():
         if value is not None:
             writer.add_uint32(f"clip.vision.{key}", int(value))
@@ -294,10 +304,6 @@ def write_newer_tower(path, folder, name, kind, version):
     writer.add_array("clip.vision.image_std", [0.5] * 3 if plain else list(CLIP_DEVIATION))
     for own, values in newer_tensors(name, folder, sight):
         writer.add_tensor(own, np.ascontiguousarray(values, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def write_tower(path, folder, name, swapped=False, kind=None, version=3):

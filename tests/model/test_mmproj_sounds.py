@@ -62,6 +62,12 @@ def write_encoder(path, folder, name, *, mixed=False, change=lambda values, tens
     writer = gguf.GGUFWriter(path, "clip")
     writer.add_string(f"clip.{'audio.' if mixed else ''}projector_type",
                       values.pop("kind", KINDS[name]))  # fmt: skip
+    write_hearing(writer, values, tensors)
+    close(writer)
+
+
+def write_hearing(writer, values, tensors):
+    """Write what an encoder of sound has in a file, which may hold a tower, too."""
     writer.add_bool("clip.has_audio_encoder", True)
     for key, value in values.items():
         add = {float: writer.add_float32, str: writer.add_string}.get(type(value))
@@ -69,6 +75,10 @@ def write_encoder(path, folder, name, *, mixed=False, change=lambda values, tens
     for own, array in tensors.items():
         kind = gguf.GGMLQuantizationType.Q8_0 if array.dtype == np.uint8 else None
         writer.add_tensor(own, np.ascontiguousarray(array, array.dtype), raw_dtype=kind)
+
+
+def close(writer):
+    """Write a file out."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

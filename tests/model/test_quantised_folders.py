@@ -103,6 +103,8 @@ BROKEN = [
     ("nvfp4", lambda t: t.update({f"{DOWN}.weight_global_scale": torch.zeros(1)}), "scale for all"),
     ("mxfp4", lambda t: t.update({f"{DOWN}.weight_scale": torch.ones(
         128, 5, dtype=torch.uint8)}), "exponents"),
+    ("bitnet", lambda t: t.update({f"{DOWN}.weight_scale": torch.zeros(1)}), "weight_scale of 0"),
+    ("bitnet", lambda t: t.update({f"{DOWN}.weight": t[f"{DOWN}.weight"][0]}), "is no matrix"),
 ]  # fmt: skip
 
 
@@ -119,6 +121,8 @@ CONTRADICTIONS = [
     ("fp8-tensor", {"quant_method": "gptq"}, "is fp8, which gptq is not"),
     ("nvfp4", {"ignore": ["re:.*mlp.*"]}, "ignored by 're:.*mlp.*'"),
     ("modelopt-nvfp4", {"exclude_modules": ["model.layers.1*"]}, "ignored by"),
+    ("bitnet", {"quant_method": "modelopt"}, "is ternary, which modelopt is not"),
+    ("bitnet", {"modules_to_not_convert": [DOWN]}, "ignored by"),
 ]
 
 
@@ -150,6 +154,9 @@ def test_zero_points_of_a_file_that_says_it_has_none_are_named(tmp_path):
         ({"quant_method": "quanto"}, "quanto"),
         ({"quant_method": "awq", "version": "marlin"}, "marlin"),
         ({"quant_method": 3}, "'3'"),
+        ({"quant_method": "bitnet", "use_rms_norm": True}, "use_rms_norm"),
+        ({"quant_method": "bitnet", "quantization_mode": "never"}, "never"),
+        ({"quant_method": "bitnet", "linear_class": 5}, "'5'"),
     ],
 )
 def test_what_is_not_read_is_refused_by_name(config, words, tmp_path):
@@ -207,3 +214,26 @@ def test_what_is_asked_of_activations_is_said(tmp_path):
     said = {"quant_method": "auto-round", "bits": 4, "act_bits": 4, "act_data_type": "mx_fp"}
     folder = edited(BY_NAME["mxfp4"], tmp_path, lambda tensors: None, said)
     assert open_checkpoint(folder).quantisation.notes == ("activations in FP4",)
+
+
+def test_floats_that_stand_for_ternary_codes_are_those_that_no_list_keeps(tmp_path):
+    """A table and the head are kept, and whatever is listed in its place."""
+    layouts = {}
+    for listed in (None, ["gate_proj"]):
+        said = {"modules_to_not_convert": listed}
+        path, scheme = tmp_path / str(listed), BY_NAME["bitnet-online"]
+        checkpoint = open_checkpoint(edited(scheme, path, lambda tensors: None, said))
+        layouts[str(listed)] = {
+            name: checkpoint.tensor(f"{name}.weight").type
+            for name in ("model.embed_tokens", "lm_head", "model.layers.0.mlp.gate_proj", DOWN)
+        }
+    kinds = {name: tuple(found.values()) for name, found in layouts.items()}
+    assert kinds["None"] == ("F32", "F32", "i4b32", "i4b32")
+    assert kinds["['gate_proj']"] == ("F32", "i4b32", "BF16", "i4b32")
+
+
+def test_floats_that_stand_for_ternary_codes_are_finite(tmp_path):
+    broken = lambda t: t[f"{DOWN}.weight"].view(-1)[5].fill_(float("inf"))  # noqa: E731
+    checkpoint = open_checkpoint(edited(BY_NAME["bitnet-online"], tmp_path, broken))
+    with pytest.raises(FormatError, match="down_proj has numbers that are not finite"):
+        logits_of(checkpoint, TOKENS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import numpy as np
@@ -9,11 +10,14 @@ import pytest
 
 pytest.importorskip("transformers")
 
+import torch
 from checkpoints import write
 from families_streams import INDEXED, QWEN4_EXP
 from family_harness import changed, distance, logits_of
 from gguf_hybrid import tiled_tensors
 from safetensors.numpy import load_file
+from safetensors.torch import load_file as load_torch
+from safetensors.torch import save_file
 
 from cortiq.errors import FormatError, UnsupportedError
 from cortiq.formats.checkpoint import open_checkpoint
@@ -209,3 +213,41 @@ def test_a_context_that_a_query_sees_whole_needs_no_indexer(model):
     assert distance(short, full) < 1e-12
     assert distance(short[:8], written.logits[:8]) < TOLERANCE
     assert distance(logits_of(checkpoint, written.tokens, 256)[:9], full) < 1e-12
+
+
+SHARDS = r"(.*ngram_embedding)\.shard_(\d+)\.weight"
+
+
+def eighths(folder, out, dotted, scale_of):
+    """Write the folder with a table in FP8, as sums of powers of two, and as plain floats."""
+    tensors = load_torch(folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"ple_embedding_dtype": "float8_e4m3fn"}
+    plain, packed = dict(tensors), dict(tensors)
+    for name in [name for name in tensors if re.fullmatch(SHARDS, name)]:
+        module, number = re.fullmatch(SHARDS, name).groups()
+        codes = (tensors[name] * 64).to(torch.float8_e4m3fn)
+        plain[name] = codes.float() * 2.0**-6
+        part = f"{module}.shards.{number}" if dotted else f"{module}.shard_{number}"
+        del packed[name]
+        packed[f"{part}.weight"] = codes
+        packed[f"{scale_of(module, part)}.weight_scale"] = torch.tensor([2.0**-6])
+    for path, made in ((out / "plain", plain), (out / "fp8", packed)):
+        path.mkdir()
+        save_file(made, path / "model.safetensors")
+        (path / "config.json").write_text(json.dumps(config))
+    return out / "plain", out / "fp8"
+
+
+@pytest.mark.parametrize("dotted", [False, True])
+@pytest.mark.parametrize("shared", [False, True])
+def test_parts_of_a_table_in_fp8_are_the_numbers_that_they_stand_for(tmp_path, dotted, shared):
+    case = QWEN4_EXP.case("wide")
+    case.options.update(ple_embed_dim=128)  # rows of a part in blocks of 32
+    written = write(case, tmp_path / "written")
+    folders = eighths(
+        written.folder, tmp_path, dotted, lambda module, part: module if shared else part
+    )
+    one, two = (logits_of(open_checkpoint(folder), written.tokens) for folder in folders)
+    assert (one == two).all()
+    assert distance(one, written.logits) > 1e-3

@@ -1,8 +1,8 @@
 """Families that transformers lacks: folders of a class of it that computes the same, renamed.
 
 InternLM 2 is Llama with q, k and v in one matrix, MiniCPM is Granite with other factors, Ling 2 is
-GLM 4.5 with q, k and v in one matrix, and Kimi K2.5 holds a DeepSeek V3. So transformers' model in
-double is their oracle, too.
+GLM 4.5 with q, k and v in one matrix, Kimi K2.5 holds a DeepSeek V3 and Phi 4 multimodal a Phi 3.
+So transformers' model in double is their oracle, too.
 """
 
 from __future__ import annotations
@@ -111,17 +111,39 @@ def kimi_k25(config, tensors):
     return {"text_config": text, "vision_config": {}, "media_placeholder_token_id": 5}, tensors
 
 
+def phi4mm(config, tensors):
+    """Phi 4 multimodal as published: adapters and towers beside Phi 3's tensors."""
+    extra = np.zeros((2, 2), np.float32)
+    found = {"model.embed_tokens_extend.image_embed.x.weight": extra}
+    for name, values in tensors.items():
+        stem = name.removesuffix(".weight")
+        is_based = stem.endswith("_proj")
+        found[f"{stem}.base_layer.weight" if is_based else name] = values
+        if is_based:
+            found |= {f"{stem}.lora_{side}.speech.weight": extra for side in "AB"}
+    return {**config, "embd_layer": {}, "vision_lora": {"r": 2}, "full_attn_mod": 1}, found
+
+
+def phi4_multimodal(config, tensors):
+    """The same as transformers saves it: the text model's keys beside the others'."""
+    tensors["model.embed_tokens_extend.image_embed.x.weight"] = np.zeros((2, 2), np.float32)
+    return {**config, "vision_config": {}, "audio_config": {"hidden_size": 3}}, tensors
+
+
 LATENT = {
     "kv_lora_rank": 16, "q_lora_rank": 14, "qk_nope_head_dim": 10, "qk_rope_head_dim": 6,
     "v_head_dim": 12, "n_routed_experts": 6, "num_experts_per_tok": 2, "n_group": 2,
     "topk_group": 1, "moe_intermediate_size": 24, "first_k_dense_replace": 1, "head_dim": 6,
 }  # fmt: skip
+SWITCHED |= {key: {"sliding_window": 9} for key in ("phi4mm", "phi4_multimodal")}
 SWITCHED["kimi_k25"] = {"rope_interleave": False, "tie_word_embeddings": True}
 FAMILIES = {
     "kimi_k25": ("DeepseekV3Config", LATENT, kimi_k25),
     "internlm2": ("LlamaConfig", LLAMA, internlm2),
     "minicpm": ("GraniteConfig", GRANITE, minicpm),
     "bailing_moe_v2": ("Glm4MoeConfig", GLM, bailing_moe_v2),
+    "phi4mm": ("Phi3Config", {"pad_token_id": 0}, phi4mm),
+    "phi4_multimodal": ("Phi3Config", {"pad_token_id": 0}, phi4_multimodal),
 }
 
 

@@ -188,14 +188,14 @@ def qwen3_5(folder: Path, **sight: Any) -> Any:
 
 
 def qwen4_exp(folder: Path, **sight: Any) -> Any:
-    """Write a Qwen 3.8 Flash Next that sees; no text is longer than a query's windows."""
+    """Write a Qwen 3.8 Flash Next that sees; a query takes two windows of keys."""
     text, whole = qwen_folder(folder, [2, 1, 1], 32)
     text |= LINEAR | {
         "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
         "shared_expert_intermediate_size": 24, "hc_count": 2, "hc_lowrank": 8, "eos_token_id": 2,
         "ple_layer_ids": [1], "ple_embed_dim": 32, "heads_per_ngram": 2, "split_ngram_parts": 1,
-        "ngram_vocab_size_base": 60, "indexer_n_heads": 2, "indexer_kv_heads": 1,
-        "indexer_head_dim": 16, "indexer_budget": 8192, "indexer_compress_ratio": 4,
+        "ngram_vocab_size_base": 60, "indexer_n_heads": 8, "indexer_kv_heads": 1,
+        "indexer_head_dim": 16, "indexer_budget": 8, "indexer_compress_ratio": 4,
     }  # fmt: skip
     text["rope_parameters"] |= {"partial_rotary_factor": 0.25}
     config = transformers.Qwen4ExpConfig(

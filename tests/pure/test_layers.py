@@ -66,7 +66,9 @@ def attention(op, w, x, values=None, turns=None):
     if op.gate:
         factor = FUNCTIONS[op.gate.function](x @ w["gate"].T)
         out = out * factor.reshape(len(x), op.heads, -1)
-    return out.reshape(len(x), -1) @ w["o"].T + w.get("o_bias", 0)
+    merged = out.reshape(len(x), -1)
+    merged = merged if op.output_norm is None else normed(merged, w["output_norm"])
+    return merged @ w["o"].T + w.get("o_bias", 0)
 
 
 BASE = {"width": 24, "heads": 6, "kv_heads": 2, "head_dim": 8}
@@ -95,6 +97,7 @@ OPTIONS = {
     "gate a head": {"gate": AttentionGate("softplus", per_head=True)},
     "both gates": {"gate": AttentionGate(), "output_gate": True},
     "value input": {"value_input": True},
+    "norm of all outputs": {"output_norm": EPS, "value_dim": 5},
 }
 
 

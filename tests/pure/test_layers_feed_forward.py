@@ -237,6 +237,15 @@ def test_attention_residuals_weigh_whole_rows_by_scores_of_normed_ones(weighted)
     np.testing.assert_allclose(found, expected, atol=2e-6)
 
 
+def test_a_norm_of_the_product_stands_before_the_last_matrix():
+    op = GatedMLP(24, 35, "relu2", inner_norm=EPS)
+    weights, x = weights_for(op, seed=23), rows(24)
+    w = plain(op, weights)
+    product = FUNCTIONS["relu2"](x @ w["gate"].T) * (x @ w["up"].T)
+    expected = normed(product, w["inner_norm"]) @ w["down"].T
+    np.testing.assert_allclose(run(op, weights, {"x": x}), expected, atol=2e-6)
+
+
 @pytest.mark.parametrize("deviations", [0.8, -0.3, 0.0])
 def test_a_gate_keeps_what_exceeds_its_mean_by_some_deviations(deviations):
     op = GatedMLP(24, 35, "gelu_tanh", above=deviations)

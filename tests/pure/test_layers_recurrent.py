@@ -10,7 +10,7 @@ from one_layer import EPS, FUNCTIONS, normed, plain, run, sigmoid, softplus, wei
 
 from cortiq.errors import GraphError
 from cortiq.ir import Builder
-from cortiq.ir.layers import KDA, GatedDeltaNet, Mamba2
+from cortiq.ir.layers import KDA, RGLRU, GatedDeltaNet, Mamba2
 from cortiq.numerics.layouts import Weight
 
 ROWS, WIDTH = 20, 24
@@ -24,7 +24,8 @@ def convolved(x, taps, function, bias=0.0):
     """Each row and the rows before it under the taps, the newest under the last."""
     padded = np.concatenate([np.zeros((taps.shape[1] - 1, x.shape[1])), x])
     windows = np.stack([padded[t : t + len(x)] for t in range(taps.shape[1])], axis=-1)
-    return FUNCTIONS[function]((windows * taps).sum(-1) + bias)
+    sums = (windows * taps).sum(-1) + bias
+    return sums if function == "plain" else FUNCTIONS[function](sums)
 
 
 def as_weight(values):
@@ -204,3 +205,26 @@ def test_a_decay_of_an_unknown_kind_is_refused():
     with pytest.raises(GraphError, match="decay_per is 'row'; it takes one of head, value"):
         b = Builder(context=8)
         b.add(replace(KIMI, decay_per="row"), b.input("x", (KIMI.width,), "f32"), name="y")
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+def test_a_real_gated_recurrence_is_its_formula(heads):
+    """The first row enters whole: there is no state that could leave it room."""
+    op = RGLRU(WIDTH, 32, heads, kernel=3, activation="silu")
+    weights, x = weights_for(op, seed=8), rows()
+    w = plain(op, weights)
+    u = convolved(x @ w["x"].T + w["x_bias"], w["conv"], "plain", w["conv_bias"])
+    parts = u.reshape(ROWS, heads, -1)
+    given, rate = (
+        sigmoid(np.einsum("rhi,hoi->rho", parts, w[role]).reshape(ROWS, -1) + w[f"{role}_bias"])
+        for role in ("input", "decay")
+    )
+    a = np.exp(-8 * rate * softplus(w["rate"]))
+    state, found = np.zeros(32), []
+    for t in range(ROWS):
+        size = np.sqrt(1 - a[t] ** 2) if t else 1.0
+        state = a[t] * state + size * given[t] * u[t]
+        found.append(state)
+    gate = FUNCTIONS["silu"](x @ w["y"].T + w["y_bias"])
+    expected = (np.array(found) * gate) @ w["out"].T + w["out_bias"]
+    np.testing.assert_allclose(run(op, weights, {"x": x}), expected, atol=1e-6)

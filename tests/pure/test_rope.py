@@ -32,6 +32,9 @@ SCALINGS = {
     "ntk alpha": rope_scaling.NTKAlpha(1000.0),
     "axial": rope_scaling.Axial(2),
     "staggered": rope_scaling.Staggered(2),
+    "learned": rope_scaling.Learned(
+        rope_scaling.Yarn(32.0, 4096), tuple(i / 16 - 1.25 for i in range(32))
+    ),
 }
 
 
@@ -108,6 +111,8 @@ def mp_scaled(scaling, base, dim, i):
         case rope_scaling.Staggered(axes):
             axis, n = divmod(i, dim // (2 * axes))
             return mp_frequency(base, dim, n * axes + axis)
+        case rope_scaling.Learned(inner, logarithms):
+            return mp_scaled(inner, base, dim, i) * mpmath.exp(mpmath.mpf(logarithms[i]))
     return f
 
 
@@ -180,6 +185,13 @@ def test_amplitude_is_multiplied_in_once():
     positions = np.arange(50)
     for one, other in zip(plain.compute(positions), louder.compute(positions), strict=True):
         assert same_bits(one * louder.amplitude, other)
+
+
+def test_learned_factors_keep_the_amplitude():
+    inner = rope_scaling.Yarn(40.0, 4096, attention_factor=0.9)
+    table = RopeTable(1e4, 64, rope_scaling.Learned(inner, (0.0,) * 32))
+    assert table.amplitude == F32(0.9)
+    assert (table.phase_steps == RopeTable(1e4, 64, inner).phase_steps).all()
 
 
 def test_frequency_factors_divide():
@@ -315,6 +327,8 @@ def test_unsupported_scalings_are_refused_by_name():
         rope_scaling.Linear(0.0),
         rope_scaling.LongRope((1.0,), (1.0,), 4096, 8192),
         rope_scaling.FrequencyFactors((0.0,) * 32),
+        rope_scaling.Learned(rope_scaling.Default(), (0.0,) * 31),
+        rope_scaling.Learned(rope_scaling.Default(), (1e30,) * 32),
     ],
 )
 def test_senseless_parameters_are_our_error(scaling):

@@ -12,6 +12,7 @@ import time
 import urllib.request
 
 import pytest
+import uvicorn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from serving import TINY, serving
@@ -168,16 +169,37 @@ def test_who_goes_away_in_the_middle_of_a_body_is_no_error_of_the_server(server)
 
 
 def test_whose_time_and_connection_end_together_has_gone_away():
-    """A busy loop sees both at once: the time is up, and the client is not there to be told."""
-    waits = iter([{"type": "http.request", "body": b"{", "more_body": True}, None])
+    """A loop that was stopped for longer than the body's time reads the rest turn by turn."""
 
-    async def receive() -> dict:
-        message = next(waits, {"type": "http.disconnect"})
-        return message or await asyncio.get_running_loop().create_future()
+    async def meet() -> Exception:
+        seen, begun = asyncio.get_running_loop().create_future(), asyncio.Event()
 
-    request = Request({"type": "http", "method": "POST", "headers": []}, receive)
-    with pytest.raises(ClientGone):
-        asyncio.run(body_bytes(request, ServeOptions(body_seconds=0.01)))
+        async def app(scope, receive, send):
+            begun.set()
+            try:
+                await body_bytes(Request(scope, receive), ServeOptions(body_seconds=0.2))
+            except Exception as error:
+                seen.set_result(error)
+
+        config = uvicorn.Config(app, port=0, lifespan="off", log_config=None)
+        server = uvicorn.Server(config)
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            running = asyncio.create_task(server.serve([listener]))
+            while not server.started:
+                await asyncio.sleep(0.01)
+            client = socket.create_connection(listener.getsockname())
+            client.sendall(post(b"{", length=100))
+            await begun.wait()
+            client.sendall(b" ")
+            client.close()
+            time.sleep(0.3)
+            found = await seen
+            server.should_exit = True
+            await running
+        return found
+
+    assert isinstance(asyncio.run(meet()), ClientGone)
 
 
 def test_nonsense_behind_a_request_is_no_error_of_the_server(server):

@@ -246,8 +246,8 @@ def test_junk_in_any_key_is_an_error_of_ours_or_harmless(metadata, junk):
 
 
 def test_what_is_not_supported_is_named_with_what_is():
-    with pytest.raises(UnsupportedError, match=r"'bert'(.|\n)*gpt2, llama"):
-        Tokenizer.from_gguf(byte_level_metadata(model="bert"))
+    with pytest.raises(UnsupportedError, match=r"'plamo2'(.|\n)*gpt2, llama"):
+        Tokenizer.from_gguf(byte_level_metadata(model="plamo2"))
     with pytest.raises(UnsupportedError, match=r"'no-such-pre'(.|\n)*smollm"):
         Tokenizer.from_gguf(byte_level_metadata("no-such-pre"))
     with pytest.raises(UnsupportedError, match="convert the model again"):

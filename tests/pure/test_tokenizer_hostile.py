@@ -26,7 +26,7 @@ from cortiq.errors import TokenizerError, UnsupportedError
 from cortiq.tokenizer import Tokenizer, encoders
 from cortiq.tokenizer.encoders import ChildEncoder, LocalEncoder
 from cortiq.tokenizer.encoding_cost import part_of_unknown_cost
-from cortiq.tokenizer.from_folder import LARGEST_ID, leading_id
+from cortiq.tokenizer.library_vocabulary import LARGEST_ID, leading_id
 
 TESTS = Path(__file__).parents[1]
 EXPONENTIAL = "(a+)+$"

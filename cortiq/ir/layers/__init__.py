@@ -21,6 +21,7 @@ from cortiq.ir.layers.delta import KDA, GatedDeltaNet
 from cortiq.ir.layers.differential import DifferentialAttention
 from cortiq.ir.layers.experts import MoE, RouterNorm
 from cortiq.ir.layers.gated_streams import GatedStreamRead, GatedStreamWrite, StreamNGrams
+from cortiq.ir.layers.griffin import RGLRU
 from cortiq.ir.layers.indexer import Indexer
 from cortiq.ir.layers.key_indexer import KeyIndexer
 from cortiq.ir.layers.latent import LatentAttention
@@ -32,7 +33,7 @@ from cortiq.ir.layers.moments import TINY, CentredNorm
 from cortiq.ir.layers.per_layer import PerLayerGate, PerLayerInputs
 from cortiq.ir.layers.rwkv7 import RWKV7ChannelMix, RWKV7TimeMix
 from cortiq.ir.layers.state_space import Mamba2
-from cortiq.ir.layers.streams import StreamEntry, StreamRead, StreamWrite
+from cortiq.ir.layers.streams import StreamEntry, StreamMean, StreamRead, StreamWrite
 from cortiq.ir.layers.unit_rows import Approach, UnitAttention, UnitMLP
 from cortiq.ir.layers.window_indexer import WindowIndexer
 from cortiq.ir.op import Op
@@ -46,7 +47,7 @@ LAYERS: tuple[type[Op], ...] = (
     CentredNorm,
     RWKV7TimeMix, RWKV7ChannelMix, DifferentialAttention, UnitAttention, UnitMLP, Approach,
     GatedStreamRead, GatedStreamWrite, StreamNGrams, WindowIndexer,
-    AttentionResidual,
+    AttentionResidual, RGLRU, StreamMean,
 )  # fmt: skip
 """Every layer of the catalogue."""
 
@@ -54,6 +55,7 @@ __all__ = [
     "KDA",
     "LAYERS",
     "MLP",
+    "RGLRU",
     "AltUpAdd",
     "AltUpCorrect",
     "AltUpEntry",
@@ -95,6 +97,7 @@ __all__ = [
     "RouterNorm",
     "ShortConv",
     "StreamEntry",
+    "StreamMean",
     "StreamRead",
     "StreamWrite",
     "TINY",

@@ -54,6 +54,7 @@ class Attention(Layer):
     listed : rows see only the keys of blocks that they supply.
     clip : bound of the magnitudes of q, k and v as their projections give them.
     slopes : of each head: scores lose so much with every position between key and query (ALiBi).
+    output_norm : eps of a norm over all heads' outputs together, before the last Linear (BitNet).
     """
 
     width: Count
@@ -85,6 +86,7 @@ class Attention(Layer):
     listed: ListedBlocks | None = None
     slopes: tuple[Slope, ...] = ()
     clip: Positive | None = None
+    output_norm: Epsilon | None = None
     relations = RELATIONS
 
     @property
@@ -133,7 +135,9 @@ class Attention(Layer):
         shapes: dict[str, tuple[int, ...]] = {r: (n, self.width) for r, n in rows.items()}
         if self.joint:
             shapes = {"qkv": (sum(rows.values()), self.width)}
-        shapes["o"] = (self.width, self.heads * self.value_width)
+        merged = self.heads * self.value_width
+        shapes["o"] = (self.width, merged)
+        shapes |= {"output_norm": (merged,)} if self.output_norm is not None else {}
         if self.qk_norm and self.qk_norm.weighted:
             shapes |= {f"{r}_norm": (self._norm_width(r),) for r in rows if r != "v"}
         shapes |= {f"{r}_bias": shapes[r][:1] for r in self.biases if r in shapes}
@@ -182,6 +186,9 @@ class Attention(Layer):
         y = self._gated(scope, x, self._attend(scope, q, x, last, listed), gate)
         width = self.heads * self.value_width
         y = scope.add(ops.Reshape((width,)), y, name="merged")
+        if self.output_norm is not None:
+            norm, weights = ops.RMSNorm(width, self.output_norm), {"weight": "output_norm"}
+            y = scope.add(norm, y, name="merged.norm", weights=weights)
         return linear(scope, y, "o", width, self.width, self.output_biased)
 
     def _attend(

@@ -11,6 +11,8 @@ from cortiq.ir.graph import Scope, Value
 from cortiq.ir.layers.basic import linear
 from cortiq.ir.op import Described, Type
 from cortiq.ir.options import SLOPES, Constant, Epsilon, Function
+from cortiq.numerics.rope import RopeTable
+from cortiq.numerics.rope_scaling import Growth, Proportional
 
 PROJECTIONS = ("q", "k", "v")
 Projection = Annotated[str, OneOf(PROJECTIONS)]
@@ -61,6 +63,31 @@ class AttentionGate(Described):
         gate = scope.add(ops.Reshape((heads, rows // heads)), gate, name="gate.heads")
         op = ops.ScaleRows() if self.per_head else ops.Multiply()
         return scope.add(op, y, gate, name="gated")
+
+
+GROWING = RopeTable(10000.0, 2, Growth(Proportional(0.0), 1.0, 1))
+"""A pair that is not turned and has the amplitude 1 + ln(1 + position)."""
+
+
+def scaled_by_position(scope: Scope, q: Value, position: Value, role: str) -> Value:
+    """Write every head's query times s·ln(1 + position) + b, its own s and b of the weights
+    `role`_growth and `role`_start.
+
+    The logarithm is what `GROWING` makes of ones, less 1. Source: Nakanishi, "Scalable-Softmax Is
+    Superior for Attention" (arXiv 2501.19399), section 2.
+    """
+    heads = q.type.shape[0]
+    y = scope.add(ops.Slice(0, GROWING.dim), q, name=f"{role}.pair")
+    y = scope.add(ops.Scale(0.0), y, name=f"{role}.zeros")
+    y = scope.add(ops.Shift(1.0), y, name=f"{role}.ones")
+    y = scope.add(ops.Rope(GROWING), y, position, name=f"{role}.grown")
+    y = scope.add(ops.Slice(0, 1), y, name=f"{role}.amplitude")
+    y = scope.add(ops.Reshape((heads,)), y, name=f"{role}.amplitudes")
+    y = scope.add(ops.Shift(-1.0), y, name=f"{role}.logarithm")
+    y = scope.add(ops.Gain(heads), y, name=f"{role}.growing", weights={"weight": f"{role}_growth"})
+    y = scope.add(ops.Bias(heads), y, name=f"{role}.factor", weights={"bias": f"{role}_start"})
+    y = scope.add(ops.Reshape((heads, 1)), y, name=f"{role}.factors")
+    return scope.add(ops.ScaleRows(), q, y, name=f"{role}.scaled")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from cortiq.domains import Count, Relation, Size
 from cortiq.ir import ops
 from cortiq.ir.graph import Scope, Value
-from cortiq.ir.layers.attention_options import AttentionGate
+from cortiq.ir.layers.attention_options import AttentionGate, scaled_by_position
 from cortiq.ir.layers.basic import Layer, linear, rows_for
 from cortiq.ir.op import Type, expect, expect_last
 from cortiq.ir.options import Epsilon, Pairing, ScoreScale
@@ -28,7 +28,8 @@ def compressed_query(
 class LatentAttention(Layer):
     """Multi-head latent attention in its absorbed form: f32[width], position → f32[width].
 
-    If keys are `chosen`, a third input i32[1, n] lists those that a row sees (`KeyIndexer`).
+    If keys are `chosen`, a third input i32[1, n] lists those that a row sees (`KeyIndexer`), or
+    blocks of so many.
 
     The slot holds one row [latent | rotary key] per position, of which the latent is also the
     value. Per head: q = [nope | rope]; q' = [nope·W_k[h] | RoPE(rope)]; attend over the slot;
@@ -36,19 +37,24 @@ class LatentAttention(Layer):
 
     Attributes
     ----------
+    rope_dim : width of the rotary key; 0 for none.
     rope : `None` for a layer that rotates nothing (NoPE).
     query_rope, nope_rope : tables of a query's two parts, where an amplitude grows (`Growth`).
     query_latent : width that queries are compressed to and normalised at; 0 for none.
     biased : the matrices that compress, kv_a and q_a, have biases.
     gated : σ(Linear(x)), a number a head, multiplies the heads' outputs.
     gate_each : that has a number for every value of the outputs instead (Kimi K3).
+    sinks : every head has a score of its own that no value belongs to (HunYuan 4).
+    shares_kv : the layer makes no latent rows: it reads another layer's slot.
+    scalable : queries grow with their position, see `scaled_by_position` (Mistral Large 4).
+    block : keys of each block that is listed, where keys are chosen.
     """
 
     width: Count
     heads: Count
     latent: Count
     nope_dim: Count
-    rope_dim: Count
+    rope_dim: Size
     value_dim: Count
     eps: Epsilon
     scale: ScoreScale
@@ -62,7 +68,10 @@ class LatentAttention(Layer):
     chosen: bool = False
     gated: bool = False
     gate_each: bool = False
-    writes_slots = True
+    sinks: bool = False
+    shares_kv: bool = False
+    scalable: bool = False
+    block: Count = 1
     relations = (
         Relation(
             ("rope", "rope_dim"), "rope_dim holds the rotary dimensions",
@@ -80,7 +89,15 @@ class LatentAttention(Layer):
             ("gate_each", "gated"), "there is a gate that has numbers",
             lambda a: a.gated or not a.gate_each,
         ),
+        Relation(
+            ("block", "chosen"), "there is a list of blocks", lambda a: a.chosen or a.block == 1,
+        ),
     )  # fmt: skip
+
+    @property
+    def writes_slots(self) -> bool:
+        """Whether the layer writes its slot."""
+        return not self.shares_kv
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:
         """Keep the width."""
@@ -96,6 +113,9 @@ class LatentAttention(Layer):
         shapes: dict[str, tuple[int, ...]] = {
             "kv_a": (self.latent + self.rope_dim, self.width),
             "kv_a_norm": (self.latent,),
+        }
+        shapes = {} if self.shares_kv else shapes
+        shapes |= {
             "k_b": (h, self.latent, self.nope_dim),
             "v_b": (h, self.value_dim, self.latent),
             "o": (self.width, h * self.value_dim),
@@ -106,6 +126,10 @@ class LatentAttention(Layer):
         if self.gated:
             shapes["gate"] = (self._gate.rows(h, self.value_dim), self.width)
         shapes["q"] = (q_out, self.query_latent or self.width)
+        if self.sinks:
+            shapes["sinks"] = (h,)
+        if self.scalable:
+            shapes |= {f"q_{role}": (h,) for role in ("growth", "start")}
         biased = {"kv_a": self.biased, "q_a": self.biased, "o": self.output_biased}
         named = [role for role, wanted in biased.items() if wanted and role in shapes]
         return shapes | {f"{role}_bias": shapes[role][:1] for role in named}
@@ -126,13 +150,17 @@ class LatentAttention(Layer):
     def decompose(self, scope: Scope, *inputs: Value) -> Value:
         """Write Linear, RMSNorm, Slice, Rope, HeadMatMul, StoreKV, Attend, HeadMatMul, Linear."""
         x, position, *keys = inputs
-        self._store(scope, x, position)
+        if not self.shares_kv:
+            self._store(scope, x, position)
         q = self._query(scope, x, position)
         q = scope.add(ops.Quantise(), q, name="q.quantised")
         width = self.latent + self.rope_dim
-        block = 1 if self.chosen else 0
-        attend = ops.Attend(self.heads, 1, width, self.latent, self.scale, block=block)
-        y = scope.add(attend, q, position, *keys, name="attend", slots={"kv": "kv"})
+        attend = ops.Attend(
+            self.heads, 1, width, self.latent, self.scale, sinks=self.sinks,
+            block=self.block if self.chosen else 0,
+        )  # fmt: skip
+        sinks = {"sinks": "sinks"} if self.sinks else {}
+        y = scope.add(attend, q, position, *keys, name="attend", weights=sinks, slots={"kv": "kv"})
         y = self._per_head(scope, y, "v_b", self.latent, self.value_dim)
         if self.gated:
             y = self._gate.applied(scope, x, y, self.width, self.heads, self.value_dim)
@@ -143,19 +171,26 @@ class LatentAttention(Layer):
     def _store(self, scope: Scope, x: Value, position: Value) -> None:
         width = self.latent + self.rope_dim
         joint = linear(scope, x, "kv_a", self.width, width, self.biased)
-        latent = scope.add(ops.Slice(0, self.latent), joint, name="latent")
+        latent = joint
+        if self.rope_dim:
+            latent = scope.add(ops.Slice(0, self.latent), joint, name="latent")
         norm = ops.RMSNorm(self.latent, self.eps)
         latent = scope.add(norm, latent, name="latent.norm", weights={"weight": "kv_a_norm"})
-        key = scope.add(ops.Slice(self.latent, width), joint, name="k_rope")
-        key = scope.add(ops.Reshape((1, self.rope_dim)), key, name="k_rope.head")
-        if self.rope:
-            key = scope.add(ops.Rope(self.rope, self.pairing), key, position, name="k_rope.rotated")
-        value = scope.add(ops.Reshape((1, self.latent)), latent, name="latent.head")
-        key = scope.add(ops.Concat(), value, key, name="k")
-        key = scope.add(ops.Quantise(), key, name="k.quantised")
+        rotary = self._rotary_key(scope, joint, position) if self.rope_dim else None
+        value = key = scope.add(ops.Reshape((1, self.latent)), latent, name="latent.head")
+        if rotary:
+            key = scope.add(ops.Concat(), value, rotary, name="k")
+            key = scope.add(ops.Quantise(), key, name="k.quantised")
         value = scope.add(ops.Quantise(), value, name="v.quantised")
         store = ops.StoreKV(1, width, self.latent)
-        scope.add_node(store, key, value, name="store", slots={"kv": "kv"})
+        scope.add_node(store, key if rotary else value, value, name="store", slots={"kv": "kv"})
+
+    def _rotary_key(self, scope: Scope, joint: Value, position: Value) -> Value:
+        key = scope.add(ops.Slice(self.latent, self.latent + self.rope_dim), joint, name="k_rope")
+        key = scope.add(ops.Reshape((1, self.rope_dim)), key, name="k_rope.head")
+        if self.rope is None:
+            return key
+        return scope.add(ops.Rope(self.rope, self.pairing), key, position, name="k_rope.rotated")
 
     def _query(self, scope: Scope, x: Value, position: Value) -> Value:
         dim, inner = self.nope_dim + self.rope_dim, self.width
@@ -164,11 +199,17 @@ class LatentAttention(Layer):
             x = compressed_query(scope, x, self.width, inner, self.eps, self.biased)
         q = linear(scope, x, "q", inner, self.heads * dim)
         q = scope.add(ops.Reshape((self.heads, dim)), q, name="q.heads")
-        nope = scope.add(ops.Slice(0, self.nope_dim), q, name="q.nope")
+        if self.scalable:
+            q = scaled_by_position(scope, q, position, "q")
+        nope = q
+        if self.rope_dim:
+            nope = scope.add(ops.Slice(0, self.nope_dim), q, name="q.nope")
         if self.nope_rope:
             grown = ops.Rope(self.nope_rope, self.pairing)
             nope = scope.add(grown, nope, position, name="q.nope.grown")
         nope = self._per_head(scope, nope, "k_b", self.nope_dim, self.latent)
+        if not self.rope_dim:
+            return nope
         rope = scope.add(ops.Slice(self.nope_dim, dim), q, name="q.rope")
         table = self.query_rope or self.rope
         if table:

@@ -10,7 +10,7 @@ from cortiq.ir.graph import Scope, Value
 from cortiq.ir.layers.basic import Layer, linear
 from cortiq.ir.layers.moments import above
 from cortiq.ir.op import Described, Type, expect_last
-from cortiq.ir.options import Cap, Constant, Function, Positive
+from cortiq.ir.options import Cap, Constant, Epsilon, Function, Positive
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,7 @@ class GatedMLP(Layer):
     activation : name of a function, or a `Gating`.
     interleaved : one matrix `gate_up` holds the rows of gate and up in turns.
     above : of the gate's row only what exceeds its mean by so many deviations is kept, less that.
+    inner_norm : eps of a norm of the product, before the last Linear (BitNet).
     """
 
     width: Count
@@ -96,10 +97,14 @@ class GatedMLP(Layer):
     biased: bool = False
     interleaved: bool = False
     above: Constant | None = None
+    inner_norm: Epsilon | None = None
 
     def options(self) -> frozenset[str]:
         """Return the function, or `gating`, and what there is beyond the plain form."""
-        used = {"above": self.above is not None, "interleaved": self.interleaved}
+        used = {
+            "above": self.above is not None, "interleaved": self.interleaved,
+            "inner_norm": self.inner_norm is not None,
+        }  # fmt: skip
         how = self.activation if isinstance(self.activation, str) else "gating"
         return frozenset({how, *(name for name, there in used.items() if there)})
 
@@ -117,10 +122,10 @@ class GatedMLP(Layer):
             shapes = {"gate_up": (2 * self.inner, self.width), "down": narrow}
         if self.biased:
             shapes |= {f"{role}_bias": shape[:1] for role, shape in shapes.items()}
-        return shapes
+        return shapes | ({} if self.inner_norm is None else {"inner_norm": (self.inner,)})
 
     def decompose(self, scope: Scope, *inputs: Value) -> Value:
-        """Write Linear, Linear, Activation, Multiply, Linear."""
+        """Write Linear, Linear, Activation, Multiply, [RMSNorm], Linear."""
         (x,) = inputs
         if self.interleaved:
             both = linear(scope, x, "gate_up", self.width, 2 * self.inner, self.biased)
@@ -131,6 +136,9 @@ class GatedMLP(Layer):
         if self.above is not None:
             gate = above(scope, gate, self.above, "gate.above")
         product = join(scope, gate, up, self.activation)
+        if self.inner_norm is not None:
+            norm, weights = ops.RMSNorm(self.inner, self.inner_norm), {"weight": "inner_norm"}
+            product = scope.add(norm, product, name="product.norm", weights=weights)
         return linear(scope, product, "down", self.inner, self.width, self.biased)
 
 
