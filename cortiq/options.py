@@ -87,8 +87,8 @@ class LoadOptions(OptionSet):
     threads: int = option(0, "Host threads; 0 is one per core.", int, least=0, most=1024)
     heads: str = option(
         "off", "Draft head to load beside the model: off, auto (its own, if any), mtp, mimo (after "
-        "a colon, post or raw: the hidden rows it takes), eagle3:PATH, dflash:PATH, or two with a "
-        "comma between.",
+        "a colon, post or raw: the hidden rows it takes), eagle3:PATH, dspark[:PATH], dflash:PATH, "
+        "or two with a comma between.",
         metavar="NAME[:ARGUMENT]",
     )  # fmt: skip
     draft_vocabulary: int = option(
@@ -177,7 +177,7 @@ class GenerateOptions(OptionSet):
     )  # fmt: skip
     draft: str = option(
         "off", "Drafter for speculative decoding; changes no token: off, auto, lookup, mtp, mimo, "
-        "eagle3:PATH, dflash:PATH, model:PATH, a plugin's, or several, separated by commas.",
+        "eagle3:PATH, dspark[:PATH], dflash:PATH, model:PATH, a plugin's, or several with commas.",
         metavar="NAME[:ARGUMENT]",
     )  # fmt: skip
     draft_depth: int | None = option(

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from cortiq.backend import Argmax, Digest, Draw, Want
-from cortiq.engine.drafters.blocks import BlockDrafter
 from cortiq.engine.drafters.heads import HeadDrafter
+from cortiq.engine.drafters.kinds import block_drafter
+from cortiq.engine.drafters.markov_blocks import block_inputs
 from cortiq.engine.drafters.turns import in_turns
 from cortiq.engine.drafting import Drafter, FixedDepth, Speculation
+from cortiq.ir.heads import LISTED
 from cortiq_conformance import models, outputs
 from cortiq_conformance.case import Case
 from cortiq_conformance.case_data import CaseData
@@ -26,8 +29,15 @@ from cortiq_conformance.streams import StreamScenario
 ROWS = 70
 DEPTHS = (1, 3, 5)
 CHAIN = "penalties"
-BLOCKS = frozenset({"tiny-llama+dflash", "tiny-llama+mtp,dflash"})
+BLOCKS = frozenset({
+    "tiny-deepseek_v4+dspark", "tiny-llama+dflash", "tiny-llama+dspark", "tiny-llama+mtp,dflash",
+})  # fmt: skip
 """Models with a block drafter, whose entry takes rows of two kinds."""
+MARKOV_BLOCKS = frozenset({"tiny-deepseek_v4+dspark", "tiny-llama+dspark"})
+"""Those whose entries take rows of one kind each: a block's, and a row's scores."""
+MARKOV = "a block", "after the token before"
+UNSTREAMED = frozenset({"tiny-deepseek_v4+dspark"})
+"""Models whose streams take the reference minutes: their entries' values alone are compared."""
 
 
 def graph_cases(names: Sequence[str] | None) -> Iterator[Case]:
@@ -42,13 +52,17 @@ def graph_cases(names: Sequence[str] | None) -> Iterator[Case]:
             build = partial(_after_trunk, name, which)
             case_id = f"level2/draft head[{name}, the {what} module]"
             yield Case(case_id, 2, "draft head", "", build, model=name)
+        for which, what in enumerate(MARKOV) if name in MARKOV_BLOCKS else ():
+            build = partial(_markov_block, name, which)
+            case_id = f"level2/draft head[{name}, {what}]"
+            yield Case(case_id, 2, "draft head", "", build, model=name)
 
 
 def stream_cases(level: int, names: Sequence[str] | None) -> Iterator[Case]:
     """Yield the cases of level 3, or of level 4: streams drafted for at several depths."""
     choose: Want = Argmax() if level == 3 else Draw(CHAINS[CHAIN])
     family = "draft head" if level == 3 else "sampled draft head"
-    for name in models.chosen_headed(names):
+    for name in (n for n in models.chosen_headed(names) if n not in UNSTREAMED):
         for depth in DEPTHS if level == 3 else DEPTHS[1:2]:
             build = partial(_streams, name, depth, choose)
             case_id = f"level{level}/{family}[{name}, {depth} at a time]"
@@ -125,6 +139,26 @@ def _module(name: str, entry: str, wants: tuple[Want, ...], source: CaseData) ->
     )
 
 
+def _markov_block(name: str, which: int, source: CaseData) -> HeadScenario:
+    """Return the scenario of a block's rows after the trunk's, or of rows that supply scores."""
+    model = models.load(name)
+    facts = model.program.facts
+    head = facts["block_drafter"]
+    entry, vocabulary = head.entries[which], facts["vocab_size"]
+    graph, ids = model.program.graphs[entry], source.integers(0, vocabulary, ROWS)
+    given: dict[str, Any]
+    if which == 0:
+        window = graph.values[LISTED].shape[-1] if LISTED in graph.inputs else 0
+        given = block_inputs(ROWS, head.size, window)
+    else:
+        floats = [n for n in graph.inputs if graph.values[n].dtype == "f32"]
+        given = {n: source.floats(head.size, *graph.values[n].shape) for n in floats}
+    wants = tuple(Digest(value) for value in layer_values(graph))
+    drive = AfterTrunkDrive(SequenceInput(ids))
+    feed = SequenceInput(ids[: head.size], given, entry)
+    return HeadScenario(model.program, model.weights, [feed], wants, drive, facts=model.facts)
+
+
 @dataclass(frozen=True)
 class HeadSchedule:
     """All prompts at once, drafted for by the model's own head, its block drafter, or in turns."""
@@ -135,7 +169,7 @@ class HeadSchedule:
         """Run; see the class."""
         facts, ways = work.executable.program.facts, list[Drafter]()
         ways += [HeadDrafter()] if "draft_head" in facts else []
-        ways += [BlockDrafter()] if "block_drafter" in facts else []
+        ways += [block_drafter(facts["block_drafter"])] if "block_drafter" in facts else []
         policy = partial(lambda depth, prompt_tokens: FixedDepth(depth), self.depth)
         drafted = in_turns([Speculation(drafter, policy) for drafter in ways])
         made = [work.engine.submit(request, speculation=drafted) for request in work.requests]

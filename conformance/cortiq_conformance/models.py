@@ -40,6 +40,8 @@ HEADED: Mapping[str, str] = {
     "tiny-llama+dflash": "w16",
     "tiny-llama+mtp,dflash": "w8",
     "tiny-llama+eagle3": "w8",
+    "tiny-llama+dspark": "w8",
+    "tiny-deepseek_v4+dspark": "w16",
 }
 """Tiny models with a draft head, a block drafter or both, which stand behind the plus.
 

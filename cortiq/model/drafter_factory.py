@@ -17,7 +17,8 @@ from cortiq.engine.drafters.kinds import (
 from cortiq.engine.drafters.model import check_vocabularies
 from cortiq.engine.drafting import Speculation
 from cortiq.errors import RequestError
-from cortiq.models.head_names import DFLASH, split_heads_option
+from cortiq.ir.heads import DFLASH, DSPARK
+from cortiq.models.head_names import BLOCKS, split_heads_option
 from cortiq.options import GenerateOptions, LoadOptions
 from cortiq.plugins import default_plugins
 from cortiq.tokenizer.tokenizer import Tokenizer
@@ -102,8 +103,11 @@ def _check_files(found: Mapping[str, NamedKind], options: LoadOptions) -> None:
     loaded = split_heads_option(options.heads)[1]
     for kind, path in found.values():
         mine = loaded.get(kind.heads, "")
-        if mine and realpath(path) != realpath(mine):
-            what = {DFLASH: "block drafter"}.get(kind.heads, "head")
+        if path and not mine and kind.heads == DSPARK:  # the model's own file may have another
+            what = f"the model was loaded without the block drafter {path}"
+            raise RequestError(what, where="draft", hint=f"load it with heads='{DSPARK}:{path}'")
+        if mine and (path or not kind.optional) and realpath(path) != realpath(mine):
+            what = "block drafter" if kind.heads in BLOCKS else "head"
             raise RequestError(
                 f"the model was loaded with the {what} {mine}, not {path}",
                 where="draft",
@@ -118,12 +122,13 @@ def heads_of(draft: str | None) -> str | None:
     found = find_kinds(str(draft), default_plugins().drafters)
     files = {kind.heads: f"{kind.heads}:{path}" for kind, path in found.values() if path}
     heads = {AUTO if word == AUTO else kind.heads: kind for word, (kind, _) in found.items()}
-    named = [name for name in heads if name not in ("", AUTO, DFLASH)]
+    blocks = [files[name] for name in BLOCKS if name in files]
+    named = [n for n in heads if n not in ("", AUTO, DFLASH) and (n != DSPARK or n not in files)]
     if len(named) > 1:
         what = f"a model is loaded with one draft head, not with {' and '.join(named)}"
         raise RequestError(what, where="draft", hint=f"draft with one of them, or with {AUTO}")
     own = [files.get(name, name) for name in named or [AUTO] * (AUTO in heads)]
-    return ",".join([*own, *(files[name] for name in (DFLASH,) if name in files)]) or None
+    return ",".join([*own, *blocks]) or None
 
 
 def _check_no_depth(options: GenerateOptions) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cortiq.engine.overlay import ChosenOverlay
-from cortiq.ir import Op, Program
+from cortiq.ir import Node, Op, Program
 from cortiq.ir.heads import HEAD_FACTS, KEPT_ROWS, RECALLED
 from cortiq.models.adapters import FACT as ADAPTERS
 from cortiq.models.build import IGNORED_KEYS
@@ -41,7 +41,7 @@ def model_facts(program: Program, model_hash: str) -> dict[str, Any]:
     """
     names = (IGNORED_KEYS, WEIGHT_RULE, ADAPTERS, REWRITES)
     asked = {fact: program.facts.get(fact) for fact in names}
-    own = {name for node in program.trunk.nodes for name in node.weights.values()}
+    own = {name for node in _own_nodes(program) for name in node.weights.values()}
     return {
         "contract": CONTRACT_VERSION,
         "model": model_hash,
@@ -54,15 +54,26 @@ def model_facts(program: Program, model_hash: str) -> dict[str, Any]:
 
 def node_counts(program: Program, placement: Mapping[str, str]) -> dict[str, int]:
     """Count the nodes that each backend computes, but for those that draft."""
+    drafts = _drafting(program)
+    return dict(Counter(home for node, home in placement.items() if not node.startswith(drafts)))
+
+
+def _drafting(program: Program) -> tuple[str, ...]:
+    """Return the beginnings of the names of nodes that draft, those in the trunk included."""
     heads = [program.facts[fact] for fact in HEAD_FACTS if fact in program.facts]
     entries = [f"{entry}." for head in heads for entry in head.entries]
-    drafts = (*entries, KEPT_ROWS, RECALLED) if heads else ()
-    return dict(Counter(home for node, home in placement.items() if not node.startswith(drafts)))
+    return (*entries, KEPT_ROWS, RECALLED) if heads else ()
+
+
+def _own_nodes(program: Program) -> list[Node]:
+    """Return the nodes of the trunk that its tokens follow from."""
+    drafts = _drafting(program)
+    return [node for node in program.trunk.nodes if not node.name.startswith(drafts)]
 
 
 def _rope_tables(program: Program) -> list[RopeTable]:
     """Return the tables of the trunk's operators, and of those that they are made from."""
-    ops, tables = [node.op for node in program.trunk.nodes], []
+    ops, tables = [node.op for node in _own_nodes(program)], []
     while ops:
         op = ops.pop()
         values = [getattr(op, f.name) for f in dataclasses.fields(op)]  # type: ignore[arg-type]

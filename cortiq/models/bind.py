@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from math import prod
 from types import MappingProxyType, ModuleType
 
 from cortiq.errors import RequestError
 from cortiq.formats.adapter import Adapter
 from cortiq.ir import Program, verify
+from cortiq.ir.heads import DSPARK
 from cortiq.ir.images import ImageRows
 from cortiq.models.adapters import adapted
 from cortiq.models.build import build_program
@@ -35,7 +37,14 @@ from cortiq.models.head_tensors import HeadTensors
 from cortiq.models.heads import HeadPlan, is_like, layer_count, with_heads
 from cortiq.models.names import USUAL, Names
 from cortiq.models.open_checkpoint import OpenCheckpoint
-from cortiq.models.registry import family_for, family_name, location_of, names_of, read_config
+from cortiq.models.registry import (
+    family_for,
+    family_name,
+    location_of,
+    names_of,
+    read_config,
+    said_of,
+)
 from cortiq.models.sidecar import with_sidecar
 from cortiq.models.synthetic import SyntheticCheckpoint, synthetic_program, synthetic_weights
 from cortiq.models.tensor_pieces import TensorSlice, read_piece
@@ -107,9 +116,9 @@ def load_program(
     weight_format : format of all matrices, `w4`, `w8`, `w8b256` or `w16`, or of those stored as
         floats, `f32`. `None` keeps codes and gives floats `DEFAULT_WEIGHT_FORMAT`.
     families : families of plugins.
-    heads : draft head: `off`, `auto` (the file's own), `mtp`, `mimo`; `:post`, `:raw`: its rows.
+    heads : `off`, `auto` (the file's own), `mtp`, `mimo` (`:post`, `:raw`: its rows), `dspark`.
     sidecar : a file beside the model's that may hold its draft head.
-    drafters : opened files of an EAGLE-3 head (`eagle3`) and of a block drafter (`dflash`).
+    drafters : opened files of an EAGLE-3 head (`eagle3`) and a block drafter (`dflash`, `dspark`).
     draft_vocabulary : ids that a draft head looks at (`models.shortlist`); 0 for all.
     ignored_keys : unknown keys to leave out; the program's facts name them.
     adapters : merged into the tensors, in this order; the program's facts name hash and scale.
@@ -131,19 +140,19 @@ def load_program(
     program = build_program(family, config, context, checkpoint, images, ignored_keys)
     program, checkpoint = adapted(program, checkpoint, adapters, family, config)
     checkpoint, config = with_sidecar(checkpoint, config, sidecar, family)
-    head_tensors = CheckpointTensors(checkpoint, names_of(family, config), config.source)
+    names = names_of(family, config)
+    head_tensors = CheckpointTensors(checkpoint, names, config.source)
     plan = find_plan(heads, config.num_hidden_layers, head_tensors.has)
+    program = _drafted(program, family, config, heads, head_tensors.has, checkpoint)
     program = _headed(program, plan, head_tensors, heads, checkpoint)
     tensors = find_tensors(program, checkpoint, family, config)
     program, weights = with_drafters(program, drafters, weight_format)
     ordered = _ordered(program, checkpoint, tensors, column_orders, weight_format)
-    names = names_of(family, config)
     weights |= read_weights(program, checkpoint, tensors, weight_format, ordered.orders, names)
     program = with_rule(program, weight_format, checkpoint, tensors)
     program, weights = with_shortlist(program, weights, draft_vocabulary)
-    bound, notes = with_layouts(program, weights, ordered.orders), ordered.notes
-    name = family_name(family)
-    return LoadedProgram(bound, weights, checkpoint, name, config, tensors, notes, family)
+    bound, name = with_layouts(program, weights, ordered.orders), family_name(family)
+    return LoadedProgram(bound, weights, checkpoint, name, config, tensors, ordered.notes, family)
 
 
 def _ordered(
@@ -204,7 +213,11 @@ def _load_synthetic(
     heads, further = split_heads_option(heads)
     plan = synthetic_plan(heads, layer_count(program.trunk))
     program = _headed(program, plan, held_by_fixture(checkpoint.name), heads, checkpoint)
+    if heads == DSPARK and not hasattr(family, "DRAFTER"):
+        heads, further = OFF, {**further, DSPARK: ""}
     program = with_formula_drafters(program, further)
+    if heads == DSPARK:
+        program = _drafted(program, family, config, heads, None, checkpoint)
     weights = synthetic_weights(checkpoint, program, weight_format)
     program, theirs = with_drafters(program, drafters, weight_format)
     weights |= theirs
@@ -212,6 +225,29 @@ def _load_synthetic(
     name = str(program.facts["family"])
     bound = with_layouts(program, weights)
     return LoadedProgram(bound, weights, checkpoint, name, config, {}, module=family)
+
+
+def _drafted(
+    program: Program,
+    family: ModuleType | None,
+    config: BaseConfig | None,
+    heads: str,
+    has: Callable[[str], bool] | None,
+    checkpoint: OpenCheckpoint,
+) -> Program:
+    """Return the program with the drafter that the family's folders may hold beside the trunk, if
+    it is wanted and there; raise if it was asked for by name and not found.
+    """
+    if heads not in (AUTO, DSPARK):
+        return program
+    drafted = program
+    if module := getattr(family, "DRAFTER", ""):
+        with said_of(checkpoint):
+            drafted = import_module(module).with_drafter(program, config, has)
+    if heads == DSPARK and drafted is program:
+        what, hint = "the model has no drafter 'dspark'", "heads='dspark:PATH' names one's folder"
+        raise RequestError(what, where=location_of(checkpoint), hint=hint)
+    return drafted
 
 
 def _headed(
@@ -225,7 +261,7 @@ def _headed(
     name, _ = parse_head_option(heads)
     if plan is not None and (name != AUTO or is_like(program.trunk, plan.modules[0])):
         return with_heads(program, plan, head_tensors)
-    if name in (OFF, AUTO):
+    if name in (OFF, AUTO, DSPARK):
         return program
     what = f"the model has no draft head {name!r}"
     hint = "heads='auto' takes one where there is one; drafting by lookup needs none"

@@ -14,7 +14,7 @@ from cortiq.errors import FormatError, UnsupportedError
 from cortiq.ir import Program
 from cortiq.ir.layers import CompressedAttention, Entries, EntryIndexer, Gating, MoE
 from cortiq.models import deepseek_v4_gguf
-from cortiq.models.config import Amount, Keys, convert_config
+from cortiq.models.config import Amount, BaseConfig, Keys, convert_config
 from cortiq.models.hyper_connections import FUSED, HyperConnected, HyperConnectedDecoder
 from cortiq.models.layer_kinds import LOCAL, layer_list
 from cortiq.models.names import Names
@@ -25,6 +25,10 @@ from cortiq.numerics.route import Router
 
 ARCHITECTURES = ("deepseek_v4", "deepseek4")
 GGUF = ("deepseek4",)
+DRAFTER = "cortiq.models.deepseek_v4_dspark"
+"""The module of the drafter that folders may hold beside the trunk."""
+MOST_STAGES = 16
+"""Layers of a drafter at most."""
 SPARSE, HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
 RATIOS: Mapping[int, str] = {0: LOCAL, 4: SPARSE, 128: HEAVY}
 """Kinds of layers by `compress_ratios`; the rates are those of `compress_rates`."""
@@ -43,14 +47,22 @@ KEYS = Keys(
     gguf_absent={"expert_weights_scale": 1.0},
     gguf_only=deepseek_v4_gguf.ONLY,
 )  # fmt: skip
-NAMES = Names(
-    fused=(
-        FusedTensor("attn.norm", ("attn.kv_norm",)),  # as transformers writes it
-        *FUSED,
-    ),
-    unread=r"model\.layers\.\d+\.attn\.indexer\..*|blk\.\d+\.indexer.*",
-    gguf=deepseek_v4_gguf.NAMES,
-)
+
+
+def NAMES(config: BaseConfig) -> Names:
+    """Return the names of tensors; a drafter's layers are those after the trunk's."""
+    first = config.num_hidden_layers
+    return Names(
+        fused=(
+            FusedTensor("attn.norm", ("attn.kv_norm",)),  # as transformers writes it
+            *FUSED,
+        ),
+        folder={f"model.layers.{first + n}.": f"mtp.{n}." for n in range(MOST_STAGES)},
+        unread=r"model\.layers\.\d+\.attn\.indexer\..*|blk\.\d+\.indexer.*",
+        gguf=deepseek_v4_gguf.NAMES,
+    )
+
+
 ATTENTION: Mapping[str, str] = {
     "q_a": "wq_a.weight", "q_a_norm": "q_norm.weight", "q": "wq_b.weight", "kv": "wkv.weight",
     "kv_norm": "kv_norm.weight", "sinks": "attn_sink", "o_a": "wo_a.weight", "o": "wo_b.weight",
@@ -99,6 +111,10 @@ class Config(HyperConnected):
     mlp_layer_types: tuple[str, ...] | None = None
     num_hash_layers: Amount = Amount(3)
     num_nextn_predict_layers: Amount = Amount(1)
+    dspark_block_size: Amount = Amount(0)
+    dspark_markov_rank: Amount = Amount(0)
+    dspark_noise_token_id: Amount = Amount(0)
+    dspark_target_layer_ids: tuple[int, ...] = ()
     default_turned: ClassVar[float] = 0.125
 
     def kinds(self) -> tuple[str, ...]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from cortiq.errors import FormatError
 from cortiq.ir import Program
-from cortiq.ir.heads import EAGLE3
-from cortiq.models import dflash, eagle3, eagle3_files
-from cortiq.models.head_names import DFLASH, FROM_FILES
+from cortiq.ir.heads import DFLASH, DSPARK, EAGLE3
+from cortiq.models import dflash, dspark, dspark_latent, eagle3, eagle3_files
+from cortiq.models.head_names import FROM_FILES
 from cortiq.models.names import IGNORED
 from cortiq.models.open_checkpoint import OpenCheckpoint
 from cortiq.models.registry import location_of, said_of
+from cortiq.models.tensor_pieces import read_piece
+from cortiq.models.tensors import find_tensors
 from cortiq.models.weight_rules import DEFAULT_WEIGHT_FORMAT, format_of_each
 from cortiq.models.weights import matrix_weight, vector_weight
 from cortiq.numerics.layouts import Weight
@@ -45,6 +48,13 @@ def with_drafters(
         config = dflash.read_drafter(side, program)
         with said_of(side):
             program = dflash.with_drafter(program, config)
+    if DSPARK in drafters:
+        side = drafters[DSPARK]
+        latent = dspark_latent.read_drafter(side, program)
+        with said_of(side):
+            backbone = dspark_latent.LatentStack(latent, program.context)
+            program = dspark.with_block(program, backbone)
+        made |= _dspark_weights(program, side, latent, weight_format)
     return program, made | _weights(program, drafters, weight_format)
 
 
@@ -54,7 +64,35 @@ def with_formula_drafters(program: Program, names: Iterable[str]) -> Program:
         program = eagle3.with_head(program, eagle3.synthetic_head(program))
     if DFLASH in names:
         program = dflash.with_drafter(program, dflash.synthetic_drafter(program))
+    if DSPARK in names:
+        config = dspark_latent.synthetic_drafter(program)
+        program = dspark.with_block(program, dspark_latent.LatentStack(config, program.context))
     return program
+
+
+def _dspark_weights(
+    program: Program,
+    side: OpenCheckpoint,
+    config: dspark_latent.Config,
+    weight_format: str | None,
+) -> dict[str, Weight]:
+    """Return the weights that a DSpark drafter's own folder holds."""
+    prefix = dspark_latent.PREFIX
+    own = {n: spec for n, spec in program.weights.items() if n.startswith(prefix)}
+    alone = replace(program, weights={n.removeprefix(prefix): s for n, s in own.items()})
+    places = find_tensors(alone, side, dspark_latent, config)
+    formats = format_of_each(program, weight_format or DEFAULT_WEIGHT_FORMAT)
+    found = dict[str, Weight]()
+    for name, spec in own.items():
+        pieces = places[name.removeprefix(prefix)]
+        raws = [read_piece(side.tensor(piece.tensor), piece) for piece in pieces]
+        layout, forced = formats.get(name), weight_format is not None
+        found[name] = (
+            matrix_weight(raws, spec.shape, layout, forced)
+            if layout
+            else vector_weight(raws, spec.shape)
+        )
+    return found
 
 
 def _weights(program: Program, drafters: Drafters, weight_format: str | None) -> dict[str, Weight]:
@@ -62,7 +100,7 @@ def _weights(program: Program, drafters: Drafters, weight_format: str | None) ->
     found = dict[str, Weight]()
     formats = format_of_each(program, weight_format or DEFAULT_WEIGHT_FORMAT) if drafters else {}
     for kind in FROM_FILES:
-        if kind not in drafters:
+        if kind not in drafters or kind == DSPARK:
             continue
         side, tensors = drafters[kind], dict[str, str]()
         for name in program.weights:

@@ -6,12 +6,14 @@ import re
 from collections.abc import Callable, Iterator
 
 from cortiq.errors import RequestError, shown
-from cortiq.ir.heads import CASCADE, CHAIN, EAGLE3, MIMO, MTP, STACK
+from cortiq.ir.heads import CASCADE, CHAIN, DFLASH, DSPARK, EAGLE3, MIMO, MTP, STACK
 from cortiq.models.heads import HeadModule, HeadPlan
 
-OFF, AUTO, DFLASH = "off", "auto", "dflash"
-FROM_FILES = DFLASH, EAGLE3
+OFF, AUTO = "off", "auto"
+FROM_FILES = DFLASH, DSPARK, EAGLE3
 """Drafters whose file or folder is named behind a colon."""
+BLOCKS = DFLASH, DSPARK
+"""Those of them that are block drafters."""
 NORMED, RAW = "post", "raw"
 """The trunk's rows that modules take: after its last norm, or the last layer's output."""
 MOST_MODULES = 16
@@ -20,14 +22,21 @@ MOST_MODULES = 16
 def split_heads_option(text: str) -> tuple[str, dict[str, str]]:
     """Split the option `heads` into the model's own draft head, and folders of further drafters.
 
+    `dspark` without a colon is the model's own.
+
     Raises
     ------
-    RequestError : it names two draft heads.
+    RequestError : it names two draft heads, or two block drafters.
     """
     found = dict[str, str]()
     for name in FROM_FILES:
-        if parts := re.fullmatch(rf"(?:(.*),)?{name}(?::(.*))?", text, re.DOTALL):
+        rest = r":(.*)" if name == DSPARK else r"(?::(.*))?"
+        if parts := re.fullmatch(rf"(?:(.*),)?{name}{rest}", text, re.DOTALL):
             text, found[name] = parts[1] or "", parts[2] or ""
+    named = [name for name in BLOCKS if name in found or name == text]
+    if len(named) > 1:
+        what = f"a model is loaded with one block drafter, not with {' and '.join(named)}"
+        raise RequestError(what, where="heads")
     if EAGLE3 in found and text:
         what = f"a model is loaded with one draft head, not with {text} and {EAGLE3}"
         raise RequestError(what, where="heads", hint=f"heads='{EAGLE3}:{found[EAGLE3]}'")
@@ -42,11 +51,11 @@ def parse_head_option(text: str) -> tuple[str, str]:
     RequestError : there is no such head, or there are no such rows.
     """
     name, colon, rows = text.partition(":")
-    known = name in (OFF, AUTO, MTP, MIMO) and (not colon or rows in (NORMED, RAW))
-    if not known or (colon and name == OFF):
+    known = name in (OFF, AUTO, MTP, MIMO, DSPARK) and (not colon or rows in (NORMED, RAW))
+    if not known or (colon and name in (OFF, DSPARK)):
         hint = (
-            f"{OFF}, {AUTO}, {MTP}, {MIMO}, {EAGLE3}:PATH or HEAD,{DFLASH}:PATH; after the "
-            f"colon of a head {NORMED} or {RAW}, the rows it takes"
+            f"{OFF}, {AUTO}, {MTP}, {MIMO}, {DSPARK}, {EAGLE3}:PATH or HEAD,{DFLASH}:PATH or "
+            f"HEAD,{DSPARK}:PATH; after the colon of a head {NORMED} or {RAW}, the rows it takes"
         )
         raise RequestError(f"there is no draft head {shown(text)}", where="heads", hint=hint)
     return name, rows
@@ -62,7 +71,7 @@ def find_plan(text: str, layers: int, has: Callable[[str], bool]) -> HeadPlan | 
     has : whether there is a tensor of this canonical name.
     """
     name, rows = parse_head_option(text)
-    if name == OFF:
+    if name in (OFF, DSPARK):
         return None
     last = f"layers.{layers - 1}.out"
     for style, source, modules in _known(layers, has):
@@ -125,4 +134,4 @@ def synthetic_plan(text: str, layers: int) -> HeadPlan | None:
     name, _ = parse_head_option(text)
     first = "model.mtp.layers.{}.eh_proj.weight" if name == MIMO else "mtp.fc.weight"
     there = {first.format(k) for k in range(3)}
-    return find_plan(text, layers, there.__contains__) if name not in (OFF, AUTO) else None
+    return find_plan(text, layers, there.__contains__) if name not in (OFF, AUTO, DSPARK) else None

@@ -250,6 +250,10 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "model_type": "lfm2", "num_hidden_layers": 4, "block_auto_adjust_ff_dim": False,
         "layer_types": ["conv", "full_attention", "conv", "full_attention"],
     },
+    "tiny-deepseek_v4": {
+        **MINI["deepseek_v4"], "model_type": "deepseek_v4", "dspark_block_size": 5,
+        "dspark_markov_rank": 8, "dspark_noise_token_id": 7, "dspark_target_layer_ids": [0, 1, 2],
+    },
     **{f"mini-{kind}": {**config, "model_type": kind} for kind, config in MINI.items()},
     "llama3-8b": {
         "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096,

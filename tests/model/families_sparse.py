@@ -211,7 +211,8 @@ DEEPSEEK_V4 = Family(
            "index_n_heads", "index_head_dim", "hc_mult"),
     elsewhere=frozenset({
         "num_nextn_predict_layers", "num_hash_layers", "compress_ratios", "compress_rates",
-        "compress_rope_theta", "qk_rope_head_dim",
+        "compress_rope_theta", "qk_rope_head_dim", "dspark_block_size", "dspark_markov_rank",
+        "dspark_noise_token_id", "dspark_target_layer_ids",
     }),
     refused=[
         ({"scoring_func": "softmax"}, "scoring_func"),

@@ -209,7 +209,7 @@ def test_a_drafter_from_outside_changes_nothing_but_the_statistics(
     refused = cortiq(site, *GENERATE, "--draft", "nothing")
     assert refused.returncode == 2
     assert "there is no drafter 'nothing'" in refused.stderr
-    assert "mtp, mimo, eagle3:PATH, dflash:PATH, constant:TOKEN" in refused.stderr
+    assert "mtp, mimo, eagle3:PATH, dflash:PATH, dspark[:PATH], constant:TOKEN" in refused.stderr
 
 
 def test_a_rewriting_from_outside_changes_what_it_says_and_its_name(

@@ -34,7 +34,7 @@ CHUNK_ROWS = 256
 
 HINTS = {
     "draft_head": "load it with heads='auto'; `cortiq inspect MODEL --heads auto` shows one",
-    "block_drafter": "load it with heads='dflash:PATH'",
+    "block_drafter": "load it with heads='dflash:PATH' or heads='dspark:PATH'",
 }
 """How a model is loaded with what a fact of its program tells of."""
 

@@ -13,11 +13,13 @@ from cortiq.engine.drafters.combined import EXTRA, CombinedDrafter, PolicyWithLo
 from cortiq.engine.drafters.heads import HeadDrafter, head_of
 from cortiq.engine.drafters.lookup import LIMITS as LOOKUP_LIMITS
 from cortiq.engine.drafters.lookup import LookupDrafter
+from cortiq.engine.drafters.markov_blocks import MarkovBlockDrafter
 from cortiq.engine.drafters.model import ModelDrafter
 from cortiq.engine.drafters.turns import in_turns
 from cortiq.engine.drafting import DepthPolicy, Drafter, FixedDepth, Speculation
 from cortiq.engine.policy.adaptive import AdaptiveDepthFactory, DepthLimits
 from cortiq.errors import CortiqError, RequestError, shown
+from cortiq.ir.heads import MARKOV_BLOCK, DraftHead
 
 OFF, AUTO = "off", "auto"
 RESERVED = frozenset({OFF, AUTO})
@@ -56,6 +58,7 @@ class DrafterKind:
     limits : between what depth moves where the user gives none.
     extra : depth on top of it that a lookup behind the chain may use (`CombinedDrafter`).
     heads : the draft head that the model must have been loaded with (`LoadOptions.heads`).
+    optional : whether the argument may be missing.
     """
 
     name: str
@@ -65,6 +68,7 @@ class DrafterKind:
     limits: DepthLimits = DEFAULT_LIMITS
     extra: int = 0
     heads: str = ""
+    optional: bool = False
 
     def policies(self, depth: int | None, among: int = 1) -> PolicyFactory:
         """Return a factory of policies: always this depth, or one that adapts and rests.
@@ -97,9 +101,17 @@ def _head(asked: str, target: DraftTarget, argument: str) -> Drafter:
     return CombinedDrafter(HeadDrafter(head.name))
 
 
-def _block(target: DraftTarget, argument: str) -> Drafter:
-    block_head(target.executable.program)
-    return CombinedDrafter(BlockDrafter())
+def _block(asked: str, target: DraftTarget, argument: str) -> Drafter:
+    head = block_head(target.executable.program)
+    if head.name != asked:
+        what = f"the model was loaded with the block drafter {head.name}, not {asked}"
+        raise RequestError(what, where="draft", hint=f"load it with heads='{asked}:PATH'")
+    return CombinedDrafter(block_drafter(head))
+
+
+def block_drafter(head: DraftHead) -> Drafter:
+    """Return what drafts with a block drafter of a program."""
+    return MarkovBlockDrafter() if head.style == MARKOV_BLOCK else BlockDrafter()
 
 
 LOOKUP = DrafterKind(
@@ -121,10 +133,19 @@ EAGLE3 = DrafterKind(
     partial(_head, "eagle3"), "PATH", limits=DepthLimits(start=1), extra=EXTRA, heads="eagle3",
 )  # fmt: skip
 DFLASH = DrafterKind(
-    "dflash", "a block drafter that reads the model's layers, and lookups", _block, "PATH",
+    "dflash", "a block drafter that reads the model's layers, and lookups",
+    partial(_block, "dflash"), "PATH",
     limits=DepthLimits(start=3, acceptance=(0.85, 0.82, 0.80)), extra=EXTRA, heads="dflash",
 )  # fmt: skip
-OWN: Mapping[str, DrafterKind] = {k.name: k for k in (LOOKUP, MODEL, MTP, MIMO, EAGLE3, DFLASH)}
+DSPARK = DrafterKind(
+    "dspark", "a block drafter whose drafts follow one another, of the model's file or a folder's, "
+    "and lookups", partial(_block, "dspark"), "PATH",
+    limits=DepthLimits(start=3, acceptance=(0.85, 0.82, 0.80)), extra=EXTRA, heads="dspark",
+    optional=True,
+)  # fmt: skip
+OWN: Mapping[str, DrafterKind] = {
+    k.name: k for k in (LOOKUP, MODEL, MTP, MIMO, EAGLE3, DFLASH, DSPARK)
+}
 
 
 NamedKind = tuple[DrafterKind, str]
@@ -177,7 +198,8 @@ def _find_kind(draft: str, kinds: Mapping[str, DrafterKind]) -> NamedKind:
             where="draft",
             hint=", ".join([OFF, AUTO, *map(usage, kinds.values())]),
         )
-    if bool(kind.argument) != bool(argument) or (colon and not argument):
+    missing = not argument and (colon or not kind.optional)
+    if (kind.argument and missing) or (argument and not kind.argument) or (colon and not argument):
         raise RequestError(
             f"the drafter {name} takes {'an' if kind.argument else 'no'} argument",
             where="draft",
@@ -192,7 +214,7 @@ def kinds_for(found: Mapping[str, NamedKind], target: DraftTarget) -> list[Named
     """
     facts = target.executable.program.facts
     own = [(OWN[facts["draft_head"].name], "")] if "draft_head" in facts else []
-    own += [(DFLASH, "")] if "block_drafter" in facts else []
+    own += [(OWN[facts["block_drafter"].name], "")] if "block_drafter" in facts else []
     chosen = list[NamedKind]()
     for word, kind in found.items():
         wanted = [*own, kind] if word == AUTO else [kind]
@@ -202,6 +224,8 @@ def kinds_for(found: Mapping[str, NamedKind], target: DraftTarget) -> list[Named
 
 def usage(kind: DrafterKind) -> str:
     """Return how a kind is named, with its argument."""
+    if kind.optional:
+        return f"{kind.name}[:{kind.argument}]"
     return f"{kind.name}:{kind.argument}" if kind.argument else kind.name
 
 
