@@ -18,6 +18,7 @@ from cortiq.errors import UnsupportedError
 from cortiq.ir import Builder, Graph, Node, Op, Program, Value, ops
 from cortiq.ir.heads import CASCADE, CHAIN, KEPT_ROWS, RECALLED, DraftHead
 from cortiq.ir.layers import GatedMLP, Linear
+from cortiq.models.head_streams import over_one_row, reads_streams
 from cortiq.models.head_tensors import HeadTensors, Shape
 
 LARGEST_PART = 128
@@ -223,13 +224,20 @@ def _matching(
 ) -> list[Node]:
     """Return the last half layer whose tensors the module has, renamed; unwindowed ones first.
 
+    Of a trunk with residual streams a module's half layer has one row in place of them.
+
     Raises
     ------
-    UnsupportedError : there is none; what the one lacks that comes nearest.
+    UnsupportedError : there is none; what the one lacks that comes nearest. A module with streams.
     """
     found = []
     for layer, nodes in reversed(halves):
         renamed = [_renamed(node, layer, entry, prefix, held) for node in nodes]
+        for name in (name for node in reads_streams(renamed) for name in node.weights.values()):
+            if held.rows(name) is not None:
+                what, joint = "draft modules with residual streams", f"{module.project}.weight"
+                raise UnsupportedError(what, where=held.called(joint), hint=WITHOUT)
+        renamed = over_one_row(renamed)
         windowed = any(getattr(node.op, "window", None) for node in nodes)
         found.append((held.problems(_shapes(renamed)), windowed, layer, renamed))
     problems, _, layer, nearest = min(found, key=lambda it: (len(it[0]), it[1]))
