@@ -1,11 +1,20 @@
-"""Layers of trunks with residual streams as draft modules have them: over one row."""
+"""Draft modules of trunks with residual streams: over one row, or over streams of their own."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cortiq.ir import Node
-from cortiq.ir.layers import Residual, StreamRead, StreamWrite
+from cortiq.errors import UnsupportedError
+from cortiq.ir import Builder, Graph, Node, Value, ops
+from cortiq.ir.layers import (
+    GatedStreamRead,
+    Linear,
+    Residual,
+    RMSNorm,
+    StreamEntry,
+    StreamRead,
+    StreamWrite,
+)
 
 
 def reads_streams(nodes: Sequence[Node]) -> list[Node]:
@@ -25,3 +34,59 @@ def over_one_row(nodes: Sequence[Node]) -> list[Node]:
             op, inputs = Residual(), inputs[:2]
         found.append(Node(node.name, op, inputs, node.outputs, node.weights, node.slots))
     return found
+
+
+def stream_count(trunk: Graph) -> int:
+    """Return the gated streams of a trunk; 1 where it has none."""
+    found = (node.op.streams for node in trunk.nodes if isinstance(node.op, GatedStreamRead))
+    return next(found, 1)
+
+
+def weights_of_last(last: Node, prefix: str) -> dict[str, str]:
+    """Return the weights of a module's last norm, or of its last reading of streams, by role."""
+    if isinstance(last.op, GatedStreamRead):
+        return {role: f"{prefix}.{name.split('.', 2)[2]}" for role, name in last.weights.items()}
+    return {role: f"{prefix}.{role}" for role in last.op.weight_shapes()}
+
+
+def add_streams(
+    b: Builder,
+    embedded: Value,
+    given: Value,
+    entry: str,
+    norms: tuple[str, str],
+    matrices: tuple[str, str],
+    last: Node,
+) -> None:
+    """Write a module's input: W·RMSNorm(embedding) + V·RMSNorm(stream) in every stream.
+
+    Norms have weights of 1 + w, a value each of all streams. Source: Qwen3.8-Flash-Next's `mtp`.
+
+    Raises
+    ------
+    UnsupportedError : the trunk has no such streams.
+
+    Parameters
+    ----------
+    given : the streams, one after the other. last : the trunk's last reading of streams.
+    norms, matrices : of the embedding and of the streams, without `.weight`.
+    """
+    op, (width,) = last.op, embedded.type.shape
+    if not isinstance(op, GatedStreamRead):
+        what = "a draft module with residual streams, of a model that has none that are gated"
+        raise UnsupportedError(what, where=matrices[0], hint="heads='off' loads the model alone")
+
+    def add(op: ops.Op, x: Value, name: str, tensor: str = "") -> Value:
+        weights = {"weight": f"{tensor}.weight"} if tensor else {}
+        return b.add(op, x, name=f"{entry}.{name}", weights=weights)
+
+    e = add(RMSNorm(width, op.eps, 1.0), embedded, "embed_norm", norms[0])
+    e = add(Linear(width, width), e, "embed_input", matrices[0])
+    copies = add(StreamEntry(op.streams, width), e, "embed_streams")
+    x = add(ops.Reshape((op.streams, width)), given, "given_streams")
+    x = add(RMSNorm(width, op.eps, weighted=False), x, "given_unit")
+    x = add(ops.Reshape((op.streams * width,)), x, "given_flat")
+    x = add(ops.Gain(op.streams * width), x, "given_norm", norms[1])
+    x = add(ops.Reshape((op.streams, width)), x, "given_rows")
+    x = add(Linear(width, width), x, "given_input", matrices[1])
+    b.add(Residual(), copies, x, name=f"{entry}.input")

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 
 from cortiq.errors import UnsupportedError
 from cortiq.ir import Builder, Graph, Node, Op, Program, Value, ops
 from cortiq.ir.heads import CASCADE, CHAIN, KEPT_ROWS, RECALLED, DraftHead
 from cortiq.ir.layers import GatedMLP, Linear
-from cortiq.models.head_streams import over_one_row, reads_streams
+from cortiq.models import head_streams
 from cortiq.models.head_tensors import HeadTensors, Shape
 
 LARGEST_PART = 128
@@ -40,6 +41,8 @@ class HeadModule:
     embedding_norm, hidden_norm, project, norm : without `.weight`.
     table, head : its own embedding and output matrix, likewise; empty for the trunk's.
     second : beginning of the names of its block's second half, where a layer is a half.
+    embedding_project : of the embedding's half, where both are projected apart and added in every
+        residual stream; the hidden row is that of all streams.
     """
 
     layer: str
@@ -50,6 +53,7 @@ class HeadModule:
     table: str = ""
     head: str = ""
     second: str = ""
+    embedding_project: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,8 +108,7 @@ def part_shape(width: int) -> tuple[int, int]:
 
 def keep(b: Builder, x: Value, slot: str) -> None:
     """Keep a row, quantised, so that other entries can recall it."""
-    (width,) = x.type.shape
-    shape = part_shape(width)
+    shape = part_shape(prod(x.type.shape))
     parts = b.add(ops.Reshape(shape), x, name=f"{slot}.parts")
     codes = b.add(ops.Quantise(), parts, name=f"{slot}.codes")
     b.add_node(ops.StoreKV(*shape, 0), codes, name=slot, slots={"kv": slot})
@@ -128,17 +131,23 @@ def _add_module(
     (width,) = trunk.values["hidden"].shape
 
     def norm(x: Value, name: str, prefix: str) -> Value:
-        weights = {role: f"{prefix}.{role}" for role in last.op.weight_shapes()}
+        weights = head_streams.weights_of_last(last, prefix)
         return b.add(last.op, x, name=f"{entry}.{name}", weights=weights)
 
-    given = recall(b, position, width, source, entry)
+    streams = head_streams.stream_count(trunk) if module.embedding_project else 1
+    given = recall(b, position, streams * width, source, entry)
     rows = dict.fromkeys(table.weights, f"{module.table}.weight") if module.table else table.weights
     embedded = b.add(table.op, token, name=f"{entry}.embed", weights=rows)
-    first = norm(embedded, "embed_norm", module.embedding_norm)
-    second = norm(given, "given_norm", module.hidden_norm)
-    x = b.add(ops.Concat(), first, second, name=f"{entry}.joined")
-    project = {"weight": f"{module.project}.weight"}
-    x = b.add(Linear(2 * width, width), x, name=f"{entry}.input", weights=project)
+    if module.embedding_project:
+        norms = module.embedding_norm, module.hidden_norm
+        matrices = module.embedding_project, module.project
+        head_streams.add_streams(b, embedded, given, entry, norms, matrices, last)
+    else:
+        first = norm(embedded, "embed_norm", module.embedding_norm)
+        second = norm(given, "given_norm", module.hidden_norm)
+        x = b.add(ops.Concat(), first, second, name=f"{entry}.joined")
+        project = {"weight": f"{module.project}.weight"}
+        b.add(Linear(2 * width, width), x, name=f"{entry}.input", weights=project)
     for node in _block(trunk, entry, module, held):
         absent = next((name for name in node.inputs if name not in b.values), None)
         if absent is not None:
@@ -233,11 +242,13 @@ def _matching(
     found = []
     for layer, nodes in reversed(halves):
         renamed = [_renamed(node, layer, entry, prefix, held) for node in nodes]
-        for name in (name for node in reads_streams(renamed) for name in node.weights.values()):
+        for name in (
+            name for node in head_streams.reads_streams(renamed) for name in node.weights.values()
+        ):
             if held.rows(name) is not None:
                 what, joint = "draft modules with residual streams", f"{module.project}.weight"
                 raise UnsupportedError(what, where=held.called(joint), hint=WITHOUT)
-        renamed = over_one_row(renamed)
+        renamed = head_streams.over_one_row(renamed)
         windowed = any(getattr(node.op, "window", None) for node in nodes)
         found.append((held.problems(_shapes(renamed)), windowed, layer, renamed))
     problems, _, layer, nearest = min(found, key=lambda it: (len(it[0]), it[1]))
