@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cortiq.errors import UnsupportedError
+from cortiq.errors import RequestError, UnsupportedError
 from cortiq.ir import Builder, Graph, Node, Value, ops
 from cortiq.ir.layers import (
     GatedStreamRead,
@@ -34,6 +34,19 @@ def over_one_row(nodes: Sequence[Node]) -> list[Node]:
             op, inputs = Residual(), inputs[:2]
         found.append(Node(node.name, op, inputs, node.outputs, node.weights, node.slots))
     return found
+
+
+def check_source(trunk: Graph, source: str, of_streams: bool) -> None:
+    """Raise RequestError unless the rows that a trunk keeps are those that modules are made for.
+
+    Parameters
+    ----------
+    source : the value that is kept. of_streams : modules take all residual streams.
+    """
+    if of_streams != (len(trunk.values[source].shape) > 1):
+        taken = "all residual streams" if of_streams else "one row a token"
+        hint = "heads='auto' gives it the rows that it was made for"
+        raise RequestError(f"the draft head takes {taken}, not {source}", where="heads", hint=hint)
 
 
 def stream_count(trunk: Graph) -> int:

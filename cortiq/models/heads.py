@@ -76,6 +76,7 @@ def with_heads(program: Program, plan: HeadPlan, held: HeadTensors) -> Program:
     if others:
         what = f"a draft head in addition to the program's own entry {others[0]}"
         raise UnsupportedError(what, where="heads", hint=WITHOUT)
+    head_streams.check_source(program.trunk, plan.source, plan.modules[0].embedding_project != "")
     chained = plan.style == CHAIN
     entries = ("mtp",) if chained else tuple(f"mtp.{k}" for k in range(len(plan.modules)))
     head = DraftHead(plan.style, entries, plan.source)

@@ -16,7 +16,7 @@ from family_harness import changed, distance, logits_of
 from head_folders import IDS, chained
 
 import cortiq
-from cortiq.errors import UnsupportedError
+from cortiq.errors import RequestError, UnsupportedError
 from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.models import load_program
 
@@ -154,3 +154,5 @@ def test_a_draft_layer_with_streams_is_refused(drafting, tmp_path):
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
     with pytest.raises(UnsupportedError, match="draft modules with residual streams"):
         load_program(open_checkpoint(tmp_path), heads="auto")
+    with pytest.raises(RequestError, match=r"takes one row a token, not layers\.1\.out"):
+        load_program(open_checkpoint(folder), heads="mtp:raw")

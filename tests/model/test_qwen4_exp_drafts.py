@@ -18,6 +18,9 @@ from safetensors.torch import load_file, save_file
 from transformers.models.qwen4_exp import modeling_qwen4_exp as modelling
 
 import cortiq
+from cortiq.errors import RequestError
+from cortiq.formats.checkpoint import open_checkpoint
+from cortiq.models import load_program
 
 
 def of_draft_layer(config, draw):
@@ -93,6 +96,11 @@ def test_the_layer_that_drafts_reads_the_streams_and_the_next_token(drafting):
         logits = model.lm_head(out)[0, -1:].numpy()
     ((ours, _),) = chained(folder)
     assert distance(ours[None], logits) < 1e-5
+
+
+def test_rows_that_the_layer_was_not_made_for_are_refused(drafting):
+    with pytest.raises(RequestError, match="takes all residual streams, not hidden"):
+        load_program(open_checkpoint(drafting[0]), heads="mtp:post")
 
 
 def test_drafts_change_no_token(drafting):
