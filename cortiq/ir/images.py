@@ -56,6 +56,11 @@ class ImageRows(Described):
         return 0 if self.sections is None else self.sections.count
 
     @property
+    def axis_names(self) -> tuple[str, ...]:
+        """Inputs with positions on several axes."""
+        return (AXES, FIRST_AXES)[: 1 + (self.window > 1)] if self.axes else ()
+
+    @property
     def supplies(self) -> bool:
         """Whether rows supply anything."""
         return bool(self.last or self.axes or self.deep)
@@ -88,11 +93,9 @@ class ImageRows(Described):
         given: dict[str, np.ndarray] = {}
         if self.last:
             given[self.last] = np.array(position if last is None else last, np.int32)
-        if self.axes:
-            turned = turned or (lambda at: np.full(self.axes, at, np.int32))
-            given[AXES] = turned(position)
-            if self.window > 1:
-                given[FIRST_AXES] = turned(max(position + 1 - self.window, 0))
+        turned = turned or (lambda at: np.full(self.axes, at, np.int32))
+        places = position, max(position + 1 - self.window, 0)
+        given |= {name: turned(at) for name, at in zip(self.axis_names, places, strict=False)}
         return given | dict.fromkeys(self.deep_names, np.zeros(self.width, F32))
 
 

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from cortiq.models.tensor_pieces import LAYER_PREFIX, split_name
+from cortiq.models.tensor_pieces import split_name
 from cortiq.models.weights import StoredTensor, vector_weight
 from cortiq.numerics.contract import Floats
 from cortiq.numerics.layouts import Weight, floats
@@ -35,7 +35,7 @@ class FormedVector:
     def made(self, raws: Sequence[StoredTensor], name: str) -> Weight:
         """Make the weight of this name of the file's tensors."""
         vectors = [floats(vector_weight([raw], (self.width,)), raw.name)[0] for raw in raws]
-        layer = split_name(name)[0].removeprefix(LAYER_PREFIX).removesuffix(".")
+        layer = split_name(name)[0].removesuffix(".").rpartition(".")[2]
         formed = self.formula(vectors, int(layer or 0), name)
         return Weight.from_floats(formed if formed.ndim == 2 else formed[None])
 

@@ -86,15 +86,20 @@ def _known(
 ) -> Iterator[tuple[str, str, tuple[HeadModule, ...]]]:
     """Yield each style, the rows it takes by default (empty: the last layer's), and its modules.
 
-    Qwen 3 Next and 3.5 write `mtp.fc`, Nemotron H two layers, each half a block; DeepSeek V3 and
-    GLM 4.5 write modules as layers after the trunk's, whose default is what public servers do, and
-    GGUF files hold every family's like that; MiMo V2 has a list below `model.mtp`, and the general
-    module has its joining matrix there.
+    Qwen 3 Next and 3.5 write `mtp.fc`, Qwen 3.8 Flash Next a matrix for each half, Nemotron H two
+    layers, each half a block; DeepSeek V3 and GLM 4.5 write modules as layers after the trunk's,
+    whose default is what public servers do, and GGUF files hold every family's like that; MiMo V2
+    has a list below `model.mtp`, and the general module has its joining matrix there.
     """
     if has("mtp.fc.weight"):
         norms = "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden"
         table = "mtp.embed_tokens" if has("mtp.embed_tokens.weight") else ""
         yield CHAIN, "hidden", (HeadModule("mtp.layers.0", *norms, "mtp.fc", "mtp.norm", table),)
+    if has("mtp.fc_hidden.weight"):
+        norms = "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden"
+        how = {"project": "mtp.fc_hidden", "embedding_project": "mtp.fc_embedding"}
+        mixer = "mtp.hyper_connection_mixer"
+        yield CHAIN, "", (HeadModule("mtp.layers.0", *norms, norm=mixer, **how),)
     if has("mtp.layers.1.final_layernorm.weight"):
         one, two = "mtp.layers.0", "mtp.layers.1"
         ends = f"{one}.enorm", f"{one}.hnorm", f"{one}.eh_proj", f"{two}.final_layernorm", "", ""

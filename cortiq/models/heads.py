@@ -13,11 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 
 from cortiq.errors import UnsupportedError
 from cortiq.ir import Builder, Graph, Node, Op, Program, Value, ops
 from cortiq.ir.heads import CASCADE, CHAIN, KEPT_ROWS, RECALLED, DraftHead
 from cortiq.ir.layers import GatedMLP, Linear
+from cortiq.models import head_streams
 from cortiq.models.head_tensors import HeadTensors, Shape
 
 LARGEST_PART = 128
@@ -39,6 +41,8 @@ class HeadModule:
     embedding_norm, hidden_norm, project, norm : without `.weight`.
     table, head : its own embedding and output matrix, likewise; empty for the trunk's.
     second : beginning of the names of its block's second half, where a layer is a half.
+    embedding_project : of the embedding's half, where both are projected apart and added in every
+        residual stream; the hidden row is that of all streams.
     """
 
     layer: str
@@ -49,6 +53,7 @@ class HeadModule:
     table: str = ""
     head: str = ""
     second: str = ""
+    embedding_project: str = ""
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,7 @@ def with_heads(program: Program, plan: HeadPlan, held: HeadTensors) -> Program:
     if others:
         what = f"a draft head in addition to the program's own entry {others[0]}"
         raise UnsupportedError(what, where="heads", hint=WITHOUT)
+    head_streams.check_source(program.trunk, plan.source, plan.modules[0].embedding_project != "")
     chained = plan.style == CHAIN
     entries = ("mtp",) if chained else tuple(f"mtp.{k}" for k in range(len(plan.modules)))
     head = DraftHead(plan.style, entries, plan.source)
@@ -103,8 +109,7 @@ def part_shape(width: int) -> tuple[int, int]:
 
 def keep(b: Builder, x: Value, slot: str) -> None:
     """Keep a row, quantised, so that other entries can recall it."""
-    (width,) = x.type.shape
-    shape = part_shape(width)
+    shape = part_shape(prod(x.type.shape))
     parts = b.add(ops.Reshape(shape), x, name=f"{slot}.parts")
     codes = b.add(ops.Quantise(), parts, name=f"{slot}.codes")
     b.add_node(ops.StoreKV(*shape, 0), codes, name=slot, slots={"kv": slot})
@@ -127,17 +132,23 @@ def _add_module(
     (width,) = trunk.values["hidden"].shape
 
     def norm(x: Value, name: str, prefix: str) -> Value:
-        weights = {role: f"{prefix}.{role}" for role in last.op.weight_shapes()}
+        weights = head_streams.weights_of_last(last, prefix)
         return b.add(last.op, x, name=f"{entry}.{name}", weights=weights)
 
-    given = recall(b, position, width, source, entry)
+    streams = head_streams.stream_count(trunk) if module.embedding_project else 1
+    given = recall(b, position, streams * width, source, entry)
     rows = dict.fromkeys(table.weights, f"{module.table}.weight") if module.table else table.weights
     embedded = b.add(table.op, token, name=f"{entry}.embed", weights=rows)
-    first = norm(embedded, "embed_norm", module.embedding_norm)
-    second = norm(given, "given_norm", module.hidden_norm)
-    x = b.add(ops.Concat(), first, second, name=f"{entry}.joined")
-    project = {"weight": f"{module.project}.weight"}
-    x = b.add(Linear(2 * width, width), x, name=f"{entry}.input", weights=project)
+    if module.embedding_project:
+        norms = module.embedding_norm, module.hidden_norm
+        matrices = module.embedding_project, module.project
+        head_streams.add_streams(b, embedded, given, entry, norms, matrices, last)
+    else:
+        first = norm(embedded, "embed_norm", module.embedding_norm)
+        second = norm(given, "given_norm", module.hidden_norm)
+        x = b.add(ops.Concat(), first, second, name=f"{entry}.joined")
+        project = {"weight": f"{module.project}.weight"}
+        b.add(Linear(2 * width, width), x, name=f"{entry}.input", weights=project)
     for node in _block(trunk, entry, module, held):
         absent = next((name for name in node.inputs if name not in b.values), None)
         if absent is not None:
@@ -223,13 +234,22 @@ def _matching(
 ) -> list[Node]:
     """Return the last half layer whose tensors the module has, renamed; unwindowed ones first.
 
+    Of a trunk with residual streams a module's half layer has one row in place of them.
+
     Raises
     ------
-    UnsupportedError : there is none; what the one lacks that comes nearest.
+    UnsupportedError : there is none; what the one lacks that comes nearest. A module with streams.
     """
     found = []
     for layer, nodes in reversed(halves):
         renamed = [_renamed(node, layer, entry, prefix, held) for node in nodes]
+        for name in (
+            name for node in head_streams.reads_streams(renamed) for name in node.weights.values()
+        ):
+            if held.rows(name) is not None:
+                what, joint = "draft modules with residual streams", f"{module.project}.weight"
+                raise UnsupportedError(what, where=held.called(joint), hint=WITHOUT)
+        renamed = head_streams.over_one_row(renamed)
         windowed = any(getattr(node.op, "window", None) for node in nodes)
         found.append((held.problems(_shapes(renamed)), windowed, layer, renamed))
     problems, _, layer, nearest = min(found, key=lambda it: (len(it[0]), it[1]))

@@ -7,7 +7,7 @@ from typing import Any
 
 from cortiq.errors import FormatError, UnsupportedError
 from cortiq.ir import Builder, Op, Program, Value
-from cortiq.ir.images import AXES, FIRST_AXES, ImageRows
+from cortiq.ir.images import ImageRows
 from cortiq.ir.layers import Attention, Embedding, GatedMLP, Linear, Residual, RMSNorm
 from cortiq.ir.ops import Gain, Scale, SoftCap
 from cortiq.models.config import MAX_LAYERS, BaseConfig
@@ -156,8 +156,7 @@ class Decoder:
 
     def axes(self, rows: ImageRows) -> tuple[Value, ...]:
         """Write the inputs of positions on several axes, of a trunk whose rows have them."""
-        names = (AXES, FIRST_AXES)[: bool(rows.axes) + (rows.window > 1)]
-        return tuple(self.builder.input(name, (rows.axes,)) for name in names)
+        return tuple(self.builder.input(name, (rows.axes,)) for name in rows.axis_names)
 
     def deepened(self, x: Value, layer: int, rows: ImageRows) -> Value:
         """Write x and the row of an image that a layer's output has added, where one has."""

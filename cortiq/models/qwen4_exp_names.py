@@ -33,6 +33,8 @@ INDEXER, TABLE = "self_attn.indexer", "ple.ple_embedding.ngram_embedding"
 NORMS = ("attn_hyper_connection.hc_norm", "mlp_hyper_connection.hc_norm",
          "model.hyper_connection_mixer.hc_norm", "ple.norm_conv")  # fmt: skip
 """Norms of streams, of which folders hold weights less one."""
+DRAFT_NORMS = "mtp.hyper_connection_mixer.hc_norm", "mtp.pre_fc_norm_hidden"
+"""The same of the layer that drafts, which only folders have."""
 UNREAD = (
     r"model\.layers\.\d+\.ple\.ple_embedding\.(layer_multipliers|ngram_heads_\w+)"
     r"|model\.layers\.\d+\.self_attn\.indexer\..*|blk\.\d+\.indexer\..*"
@@ -77,6 +79,7 @@ def names_for(config: Any) -> Names:
     norms = () if config.source == "gguf" else NORMS
     formed = {norm: FormedVector((norm,), whole, _above_one) for norm in norms}
     gates = partial(_gates, streams=config.hc_count, offset=norm_offset(config))
+    formed |= {norm: FormedVector((norm,), whole, _above_one) for norm in DRAFT_NORMS}
     formed["ple.gate"] = FormedVector(("ple.norm_key", "ple.norm_query"), whole, gates)
     spread = partial(_dilated, taps=taps, every=config.ngram_size)
     formed["ple.taps"] = FormedVector(("ple.conv1d",), whole * taps, spread)

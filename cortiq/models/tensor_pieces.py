@@ -17,7 +17,7 @@ import numpy.typing as npt
 from cortiq.numerics.dequantise import embedding_rows
 from cortiq.numerics.layouts import LAYOUTS, Weight
 
-LAYER_PREFIX = "model.layers."
+LAYER_PREFIXES = "model.layers.", "mtp.layers."
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,8 @@ def _taken(values: npt.NDArray[Any], piece: TensorSlice) -> npt.NDArray[Any]:
 
 
 def split_name(name: str) -> tuple[str, str, str]:
-    """Split a canonical name: layer (`model.layers.3.` or empty), stem, end (`.weight`).
+    """Split a canonical name: layer (`model.layers.3.`, `mtp.layers.0.` or empty), stem, end
+    (`.weight`).
 
     The end of a parameter that belongs to a module itself is empty.
     """
@@ -243,11 +244,11 @@ def split_name(name: str) -> tuple[str, str, str]:
     if name.endswith((".weight", ".bias")):
         stem, _, suffix = name.rpartition(".")
         end = f".{suffix}"
-    prefix = ""
-    if stem.startswith(LAYER_PREFIX):
-        index, _, stem = stem.removeprefix(LAYER_PREFIX).partition(".")
-        prefix = f"{LAYER_PREFIX}{index}."
-    return prefix, stem, end
+    for before in LAYER_PREFIXES:
+        if stem.startswith(before):
+            index, _, stem = stem.removeprefix(before).partition(".")
+            return f"{before}{index}.", stem, end
+    return "", stem, end
 
 
 def fused_of(table: Sequence[FusedTensor], name: str) -> tuple[FusedTensor, str, str] | None:

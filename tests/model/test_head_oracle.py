@@ -9,38 +9,14 @@ import pytest
 
 pytest.importorskip("transformers")
 
-import numpy as np
 import safetensors.torch
 import torch
 import transformers
 from checkpoints import draw_weights
 from family_harness import distance
-from head_folders import Folder
+from head_folders import IDS, Folder, chained
 
 import cortiq
-from cortiq.formats.checkpoint import open_checkpoint
-from cortiq.ir import primitives_of
-from cortiq.models import load_program
-from cortiq_reference.ideal import evaluate
-
-IDS = np.random.default_rng(3).integers(0, 96, 20)
-
-
-def chained(folder, entries=None):
-    """(logits of the last row, draft) of every module, each going on from the one before."""
-    loaded = load_program(open_checkpoint(folder), heads="auto", weight_format="f32")
-    head = loaded.program.facts["draft_head"]
-    given = evaluate(loaded.program, loaded.weights, IDS, [head.source])[head.source][:-1]
-    text, found = IDS.tolist(), []
-    for k, entry in enumerate(head.entries):
-        shape = primitives_of(loaded.program).graphs[entry].values["recalled"].shape
-        tokens, rows = np.array(text[k + 1 :]), {"recalled": given.reshape(-1, *shape)}
-        wants = ["logits", head.output(k)]
-        values = evaluate(loaded.program, loaded.weights, tokens, wants, entry, rows)
-        found.append((values["logits"][-1], int(values["logits"][-1].argmax())))
-        text.append(found[-1][1])
-        given = values[head.output(k)]
-    return found
 
 
 @pytest.mark.parametrize("name", ["DeepseekV3Config", "Glm4MoeConfig"])

@@ -41,7 +41,7 @@ def test_heads_columns_and_vocabulary(ranks: int) -> None:
     "name",
     ["tiny-gemma3", "mini-qwen3_moe", "mini-gpt_oss", "mini-deepseek_v3", "mini-qwen3_next",
      "mini-gemma4_text", "mini-olmo2", "tiny-mtp", "mini-mamba", "mini-mamba2", "mini-kimi_linear",
-     "mini-falcon_h1", "tiny-lfm2"],
+     "mini-falcon_h1", "tiny-lfm2", "mini-glm5_next_text"],
 )  # fmt: skip
 def test_three_ranks(name: str) -> None:
     """Windows, experts, sinks, latent attention, recurrences, shared keys, norms over all heads."""
