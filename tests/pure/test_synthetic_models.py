@@ -48,7 +48,7 @@ OF_KNOWN_PARTS = {
     "exaone", "gpt_bigcode", "gpt_neo",
 }  # fmt: skip
 """Families whose layers are those of others, with other norms, windows or counts."""
-ENCODERS = {"bert", "modernbert", "whisper"}
+ENCODERS = {"bert", "modernbert", "nomic_bert", "whisper"}
 """Families without logits or with an encoder, of which the kit's streams cannot be made:
 tests/model/test_encoders.py, test_whisper.py."""
 
