@@ -1,4 +1,4 @@
-"""What GGUF files of Ling 3, DeepSeek V4 and MiniMax-01 say of their layers."""
+"""What GGUF files of Ling 3, DeepSeek V4 and MiniMax-01 say of their layers, and a reranker's."""
 
 from __future__ import annotations
 
@@ -53,8 +53,15 @@ def every_second(values, tensors):
     values["full_attention_interval"] = 2
 
 
+def reranking(values, tensors):
+    """Two rows of the head once more, as Qwen3-Reranker's files have them."""
+    values |= {"pooling_type": 4, "classifier.output_labels": ["yes", "no"]}
+    tensors["cls.output.weight"] = tensors["output.weight"][[7, 9]]
+
+
 @pytest.mark.parametrize(
-    ("architecture", "change"), [("bailingmoe3", drafted), ("minimax-01", every_second)]
+    ("architecture", "change"),
+    [("bailingmoe3", drafted), ("minimax-01", every_second), ("qwen3", reranking)],
 )
 def test_other_ways_to_say_it_are_the_same_model(architecture, change, file_of):
     wanted = logits_of(*file_of(architecture))
