@@ -222,7 +222,7 @@ class Config(LatentConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GGUFConfig(bailing_hybrid_gguf.StoredFields):
+class GGUFConfig(bailing_hybrid_gguf.LingFields):
     """Fields of GGUF files, which are of Ling 3."""
 
     config_type: ClassVar[type[Any]] = Config

@@ -34,7 +34,7 @@ def gates(layers: Iterable[int]) -> dict[str, str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoredFields(kimi_linear.GGUFConfig):
+class LingFields(kimi_linear.GGUFConfig):
     """Fields of GGUF files; layers with KV heads have latent attention."""
 
     linear_conv_kernel_dim: int | None = None  # type: ignore[assignment]

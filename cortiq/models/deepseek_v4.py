@@ -212,7 +212,7 @@ class Config(BaseConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GGUFConfig(deepseek_v4_gguf.StoredFields, Config):
+class GGUFConfig(deepseek_v4_gguf.CompressedFields, Config):
     """Fields of GGUF files."""
 
     def config(self, where: str) -> Config:
