@@ -1,6 +1,4 @@
-"""How hidden rows become one vector: settings of sentence-transformers beside a model, and of GGUF
-files.
-"""
+"""Poolings of hidden rows: settings of sentence-transformers beside a model, and of GGUF files."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from cortiq.errors import UnsupportedError
 from cortiq.ir import Program
 from cortiq.ir.layers import KDA, LatentAttention, LightningAttention, MoE
-from cortiq.models import kimi_linear
+from cortiq.models import bailing_hybrid_gguf
 from cortiq.models.alibi import lightning_slopes
 from cortiq.models.bailing_moe_v2 import EXPERTS
 from cortiq.models.config import Amount, BaseConfig, Keys, check_derived
@@ -17,7 +17,7 @@ from cortiq.models.gguf_keys import BY_SIGMOID
 from cortiq.models.granitemoehybrid import decay_form
 from cortiq.models.layer_kinds import GLOBAL, layer_list, sparse_layers
 from cortiq.models.mla import LatentConfig, latent_attention, names_of
-from cortiq.models.names import GGUF_TENSORS, Names
+from cortiq.models.names import Names
 from cortiq.models.parts import Decoder, activation, gated_mlp, grouped_router
 from cortiq.models.qwen3_next import LINEAR
 from cortiq.models.rope import rope_table
@@ -44,13 +44,7 @@ KEYS = Keys(
         "scoring_func": "sigmoid", "topk_method": "noaux_tc", "use_bias": False,
         "use_qkv_bias": False, "use_rmsnorm": True,
     },
-    gguf={
-        **kimi_linear.KEYS.gguf, "attention.value_length": "linear_head_dim",
-        "expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size",
-        "kda.gate_lower_bound": "kda_lower_bound", "kda.safe_gate": "kda_safe_gate",
-        "nextn_predict_layers": "num_nextn_predict_layers",
-        "ssm.conv_kernel": "short_conv_kernel_size",
-    },
+    gguf=bailing_hybrid_gguf.KEYS,
     gguf_absent={"expert_weights_norm": False, "expert_weights_scale": 1.0},
     gguf_only=BY_SIGMOID,
 )  # fmt: skip
@@ -63,13 +57,7 @@ TENSORS = Names(
     ),
     joined={"attention.conv1d": tuple(f"attention.{part}_conv1d" for part in "qkv")},
     unread=r".*\.attention\.slope",
-    gguf={
-        **{name.replace("self_attn.", "attention."): tensor
-           for name, tensor in {**GGUF_TENSORS, **kimi_linear.NAMES.gguf}.items()
-           if name.startswith("self_attn.")},
-        "attention.dense": "attn_output", "attention.f_proj": "ssm_f_a",
-        "attention.g_proj": "ssm_g_a", "mlp.gate.expert_bias": "exp_probs_b.bias",
-    },
+    gguf=bailing_hybrid_gguf.NAMES,
 )  # fmt: skip
 DELTA: Mapping[str, str] = {
     **{role: f"{role}_proj.weight" for role in ("q", "k", "v", "f", "g", "b")},
@@ -234,39 +222,19 @@ class Config(LatentConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GGUFConfig(kimi_linear.GGUFConfig):
-    """Fields of GGUF files, which are of Ling 3; layers with KV heads have latent attention."""
+class GGUFConfig(bailing_hybrid_gguf.LingFields):
+    """Fields of GGUF files, which are of Ling 3."""
 
-    linear_conv_kernel_dim: int | None = None  # type: ignore[assignment]
-    short_conv_kernel_size: int = 4
-    kda_safe_gate: bool = True
-    kda_lower_bound: float = -5.0
-    num_nextn_predict_layers: Amount = Amount(0)
-    moe_shared_expert_intermediate_size: int | None = None
     config_type: ClassVar[type[Any]] = Config
-
-    def config(self, where: str) -> Config:
-        """Return the configuration in a folder's form.
-
-        Raises
-        ------
-        UnsupportedError : decays without a bound, which llama.cpp does not read.
-        """
-        if not self.kda_safe_gate:
-            raise UnsupportedError("kda.safe_gate = False of a GGUF file", where=where)
-        found = super().config(where)
-        assert isinstance(found, Config)
-        return found
 
 
 def NAMES(config: BaseConfig) -> Names:
     """Return tensor names: GGUF files call the gate of latent attention otherwise than KDA's."""
     assert isinstance(config, Config)
-    gates = {
-        f"model.layers.{n}.attention.g_proj": f"blk.{n}.attn_gate"
-        for n, kind in enumerate(config.kinds()) if kind == GLOBAL
-    }  # fmt: skip
-    return replace(TENSORS, gguf={**TENSORS.gguf, **gates}) if config.source == "gguf" else TENSORS
+    if config.source != "gguf":
+        return TENSORS
+    gates = bailing_hybrid_gguf.gates(n for n, kind in enumerate(config.kinds()) if kind == GLOBAL)
+    return replace(TENSORS, gguf={**TENSORS.gguf, **gates})
 
 
 def build(config: Config, context: int) -> Program:

@@ -84,7 +84,7 @@ class Config(EncoderConfig):
 
     @property
     def prefix(self) -> str:
-        """What tensors' names begin with."""
+        """Beginning of the names of a folder's tensors."""
         bare = self.bare or self.source == "gguf"
         return "" if bare else "roberta." if self.roberta else "bert."
 

@@ -206,7 +206,7 @@ class Config(HyperConnected):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GGUFConfig(deepseek_v4_gguf.StoredFields, Config):
+class GGUFConfig(deepseek_v4_gguf.CompressedFields, Config):
     """Fields of GGUF files."""
 
     def config(self, where: str) -> Config:

@@ -60,7 +60,7 @@ NAMES: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoredFields(BaseConfig):
+class CompressedFields(BaseConfig):
     """Fields that only GGUF files have.
 
     Attributes

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cortiq.formats.sentence_settings import GGUF_POOLING
+from cortiq.formats.sentence_settings import GGUF_POOLING, GGUF_POOLINGS
 
 WINDOW_PATTERN = "attention.sliding_window_pattern"
 WINDOWS_BASE = "rope.freq_base_swa"
 CLASSIFIER_POOLING = "classifier.pooling_type"
+POOLINGS: Mapping[int, str] = GGUF_POOLINGS
+"""Names of poolings by their number."""
 GGUF_KEYS: Mapping[str, str] = {
     "attention.head_count": "num_attention_heads",
     "attention.head_count_kv": "num_key_value_heads",

@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from cortiq.errors import FormatError, UnsupportedError
-from cortiq.formats.sentence_settings import GGUF_POOLINGS
 from cortiq.ir import Program, Value
 from cortiq.ir.encoders import LAST, NEAR, Encoder
 from cortiq.ir.layers import GatedMLP, LayerNorm, Residual
 from cortiq.models.config import Amount, BaseConfig, Keys, convert_config
 from cortiq.models.encoder import EncoderConfig, EncoderTrunk
-from cortiq.models.gguf_keys import CLASSIFIER_POOLING, WINDOW_PATTERN, WINDOWS_BASE
+from cortiq.models.gguf_keys import CLASSIFIER_POOLING, POOLINGS, WINDOW_PATTERN, WINDOWS_BASE
 from cortiq.models.layer_kinds import windows
 from cortiq.models.names import Names
 from cortiq.models.parts import activation, attention, named
@@ -133,7 +132,7 @@ class GGUFConfig(Config):
             "rope_type": "default", "rope_theta": self.local_rope_theta
         }  # fmt: skip
         end = "ForSequenceClassification" if self.outputs else "Model"
-        pooled, every = GGUF_POOLINGS.get(self.pooled), self.global_attn_every_n_layers
+        pooled, every = POOLINGS.get(self.pooled), self.global_attn_every_n_layers
         if pooled not in ("cls", "mean") and self.outputs:
             message = f"{CLASSIFIER_POOLING} {int(self.pooled)}, which is neither mean nor cls"
             raise UnsupportedError(message, where=where)

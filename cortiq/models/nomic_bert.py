@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -62,8 +61,10 @@ def bare(name: str) -> str:
 
 def published(name: str) -> str:
     """Return a tensor's name in the authors' files."""
-    pattern = "|".join(rf"\b{re.escape(part)}\b" for part in PUBLISHED)
-    return re.sub(pattern, lambda found: PUBLISHED[found[0]], bare(name))
+    found = bare(name)
+    for part, own in PUBLISHED.items():
+        found = found.replace(part, own)
+    return found
 
 
 NAMES = Names(

@@ -15,7 +15,8 @@ from cortiq.models.rope import rope_table
 ARCHITECTURES = ("qwen3", "qwen3_vl_text", "qwen3vl")
 GGUF = ("qwen3", "qwen3vl")
 KEYS = replace(qwen2.KEYS, defaults={"qwen3_vl_text": {"rope_theta": 5e5}})
-NAMES = Names()
+NAMES = Names(unread=r"cls\.output\.weight")
+"""Of a reranker's GGUF file: the head's rows for "yes" and "no", once more."""
 
 
 @dataclass(frozen=True, kw_only=True)

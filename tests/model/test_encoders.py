@@ -91,7 +91,8 @@ def test_an_option_of_the_config_moves_the_rows(tmp_path, name, change):
 
 PUBLISHED = {
     "model_type": "nomic_bert", "architectures": ["NomicBertModel"],
-    "activation_function": "swiglu", "causal": False, "layer_norm_epsilon": 0.02, "mlp_fc1_bias": False, "n_embd": 48, "n_head": 4,
+    "activation_function": "swiglu", "causal": False, "layer_norm_epsilon": 0.02,
+    "mlp_fc1_bias": False, "n_embd": 48, "n_head": 4,
     "n_inner": 80, "n_layer": 3, "n_positions": 64, "prenorm": False, "rotary_emb_base": 500,
     "rotary_emb_fraction": 1.0, "rotary_scaling_factor": None, "type_vocab_size": 2,
     "vocab_size": 96,

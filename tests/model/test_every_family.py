@@ -317,14 +317,14 @@ def test_layers_that_draft_are_no_part_of_the_trunk(written):
 def test_every_family_and_every_gguf_architecture_is_tested():
     listed = describe_families()
     elsewhere = {"mixtral", "lfm2", "deepseek2", "qwen3_vl_moe"}  # test_families, test_text_parts
-    elsewhere |= {"bert", "modernbert", "whisper"}  # test_encoders.py, test_whisper.py
+    elsewhere |= {"bert", "modernbert", "nomic_bert", "whisper"}  # test_encoders, test_whisper
     elsewhere |= {"bailing_moe_v2", "internlm2", "minicpm"}  # test_renamed_families.py
     elsewhere |= {"nanbeige", "rwkv7", "phi4flash"}  # test_looped, test_rwkv7, test_phi4flash
     elsewhere |= {"kimi_k3"}  # test_kimi_k3.py
     assert {info.name for info in listed} == {f.name for f in FAMILIES} | elsewhere
     files = {str(how) for f in FAMILIES for how in f.gguf} | {"llama+experts", "lfm2"}
     files |= {"internlm2", "minicpm", "nanbeige", "rwkv7", "bailingmoe2"}
-    files |= {"kimi-k3"}
+    files |= {"kimi-k3", "bert", "modern-bert", "nomic-bert"}  # test_encoder_gguf.py
     files |= {"qwen2vl", "qwen3vl", "qwen3vlmoe", "qwen4exp"}  # test_mmproj.py, test_qwen4_exp.py
     assert {name for info in listed for name in info.gguf} == files
 

@@ -70,8 +70,8 @@ def test_every_pass_is_transformers_in_double(written):
     assert distance(logits_of(open_checkpoint(folder), TOKENS), right) < TOLERANCE
 
 
-def test_a_gguf_file_is_the_same_model(written, tmp_path):
-    folder, config, right = written
+def looped_file(path, folder, config):
+    """Write the folder as llama.cpp's converter does."""
     how = GGUF("llama", permuted=True)
     values = {
         "context_length": 256, "embedding_length": config["hidden_size"],
@@ -83,8 +83,14 @@ def test_a_gguf_file_is_the_same_model(written, tmp_path):
         "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
         "skip_loop_final_norm": config.get("skip_loop_final_norm", False),
         "rope.freq_base": 10000.0, "rope.dimension_count": config["head_dim"],
+        "vocab_size": config["vocab_size"],
     }  # fmt: skip
-    emit(tmp_path / "m.gguf", "nanbeige", values, tensors_for_gguf(folder, config, how))
+    emit(path, "nanbeige", values, tensors_for_gguf(folder, config, how))
+
+
+def test_a_gguf_file_is_the_same_model(written, tmp_path):
+    folder, config, right = written
+    looped_file(tmp_path / "m.gguf", folder, config)
     assert distance(logits_of(open_checkpoint(tmp_path / "m.gguf"), TOKENS), right) < TOLERANCE
 
 
