@@ -111,9 +111,7 @@ def with_tensors(config: Config, checkpoint: Checkpoint) -> Config:
         sizes[name] = Amount(checkpoint.info(name).shape[0])
     stem, fusion = sizes.values()
     blocks = read_blocks(checkpoint)
-    return replace(
-        config, blocks=blocks, stem=stem, fusion=fusion, num_hidden_layers=len(blocks)
-    )
+    return replace(config, blocks=blocks, stem=stem, fusion=fusion, num_hidden_layers=len(blocks))
 
 
 def computed(config: Config, checkpoint: Checkpoint) -> dict[str, Floats]:

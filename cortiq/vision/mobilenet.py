@@ -153,9 +153,7 @@ class MobileNetWriter:
     def _centre(self, square: Value, name: str, window: Window, channels: int) -> Value:
         """Write the pixels in the middle of each window."""
         step = window.taps * channels
-        starts = [
-            n * step + tap * channels for n in range(window.own**2) for tap in window.centres
-        ]
+        starts = [n * step + tap * channels for n in range(window.own**2) for tap in window.centres]
         parts = [
             self.b.add(Slice(start, start + channels), square, name=f"{name}.{n}")
             for n, start in enumerate(starts)
@@ -254,9 +252,7 @@ class MobileNetWriter:
         b, file, name, channels = self.b, block.file, block.name, x.type.shape[-1]
         square, there, window = self._window(x, name)
         taps = self._shaped(square, f"{name}.taps", window.taps, channels)
-        flat = self._shaped(
-            self._norm(taps, f"{file}.norm"), f"{name}.normed", _size(square)
-        )
+        flat = self._shaped(self._norm(taps, f"{file}.norm"), f"{name}.normed", _size(square))
         x = self._centre(square, f"{name}.own", window, channels)
         y = self._centre(flat, f"{name}.queries", window, channels)
         queries = len(window.centres)
@@ -275,9 +271,7 @@ class MobileNetWriter:
         self.side = KEYS_BLOCK
         return self._added(x, y, block, channels)
 
-    def _keys(
-        self, flat: Value, there: Value, block: Block, role: str, window: Window
-    ) -> Value:
+    def _keys(self, flat: Value, there: Value, block: Block, role: str, window: Window) -> Value:
         """Write the key or the value of a row, quantised, of the convolution of its window."""
         b, name, file = self.b, f"{block.name}.{role}", f"{block.file}.attn.{role}"
         size = block.key if role == "key" else block.value

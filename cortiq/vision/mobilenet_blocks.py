@@ -99,9 +99,7 @@ def read_blocks(checkpoint: Checkpoint) -> tuple[Block, ...]:
     return tuple(found)
 
 
-def _block_of(
-    checkpoint: Checkpoint, names: set[str], stage: int, number: int
-) -> Block | None:
+def _block_of(checkpoint: Checkpoint, names: set[str], stage: int, number: int) -> Block | None:
     file = f"vision.blocks.{stage}.{number}"
 
     def size(end: str, axis: int) -> int:
