@@ -8,6 +8,7 @@ of pixels, its values are [pixels, channels].
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from cortiq.errors import FormatError
 from cortiq.ir import Op, Value
@@ -115,7 +116,7 @@ class MobileNetWriter:
     def _finish(self, x: Value) -> None:
         """Finish an entry, which makes `x` and what is carried."""
         self.b.add(Reshape((_size(x),)), x, name=HIDDEN)
-        outputs = (HIDDEN,)
+        outputs: tuple[str, ...] = (HIDDEN,)
         if self.carried is not None:
             self.b.add(Reshape(self.carried.type.shape), self.carried, name=BELOW)
             outputs += (BELOW,)
@@ -297,7 +298,4 @@ class MobileNetWriter:
 
 def _size(x: Value) -> int:
     """Return the elements of a row."""
-    size = 1
-    for axis in x.type.shape:
-        size *= axis
-    return size
+    return prod(x.type.shape)
