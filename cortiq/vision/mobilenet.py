@@ -62,12 +62,13 @@ class MobileNetWriter:
     carried : pixels that entries hand on to the fusion, all in one.
     """
 
+    _last: Value | None
+
     def __init__(self, tower: Tower, blocks: Sequence[Block]) -> None:
         self.tower, self.b, self.blocks = tower, tower.builder, blocks
         self.finished, self.side = 0, STEM_BLOCK
         self.carried: Value | None = None
-        self._carries = False
-        self._last: Value | None = None
+        self._carries, self._last = False, None
         self._windows = windows_of(blocks)
 
     def write(self, channels: int, stem: int, fused: tuple[int, int]) -> None:
@@ -78,9 +79,7 @@ class MobileNetWriter:
         channels : of the image. stem : channels of the first map. fused : those between the
             fusion's matrices, and those that it makes.
 
-        Raises
-        ------
-        FormatError : a block does not read the map that there is.
+        Raises FormatError where a block does not read the map that there is.
         """
         patch = self.b.input(PATCH, (STEM_BLOCK**2, channels * STEM_KERNEL**2), "f32")
         x = self._apply(Linear(patch.type.shape[-1], stem, biased=True), patch, f"{STEM}.conv")
