@@ -210,15 +210,20 @@ def _first(b: Builder, x: Value, name: str) -> Value:
 
 def _project(b: Builder, config: Config) -> None:
     """Write the row of a text for a row of the encoder, or for a token of the sounds."""
-    width, eps = config.hidden_size, config.rms_norm_eps
     b.input("position")
+    soft_or_hard(b, config, b.input(SQUARE, (config.hidden_size,), "f32"))
+    b.graph(PROJECTOR, (ROWS,))
+
+
+def soft_or_hard(b: Builder, config: Any, made: Value) -> None:
+    """Write the projector's `rows`: of a row that a tower made, or of a token of its vocabulary."""
+    width, eps = config.hidden_size, config.rms_norm_eps
     kinds = b.input(KINDS, (2,), "f32")
-    square = b.input(SQUARE, (width,), "f32")
     table = Embedding(config.vocab_size, width)
     weights = {"table": "projector.embedding.weight"}
     word = b.add(table, b.input(WORD), name="word.row", weights=weights)
     norm = RMSNorm(width, eps)
-    soft = written(b, norm, square, "soft", "projector.soft_embedding_norm")
+    soft = written(b, norm, made, "soft", "projector.soft_embedding_norm")
     hard = written(b, norm, word, "hard", "projector.hard_embedding_norm")
     both = b.add(Concat(), soft, hard, name="both")
     both = b.add(Reshape((2, width)), both, name="both.rows")
@@ -226,7 +231,6 @@ def _project(b: Builder, config: Config) -> None:
     op = Linear(width, config.text_width)
     x = written(b, op, x, "projected", "projector.embedding_projection")
     b.add(RMSNorm(config.text_width, eps, weighted=False), x, name=ROWS)
-    b.graph(PROJECTOR, (ROWS,))
 
 
 class Processor(SoundProcessor):

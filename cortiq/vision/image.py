@@ -36,10 +36,12 @@ class Stage:
     ----------
     squares : int64 [rows, rows of a square]: the rows below that each row is made of.
     inputs : what each row supplies besides, int32 or float32 [rows, ...].
+    parts : equal parts of a row below, each of which counts as a row in `squares`.
     """
 
     squares: npt.NDArray[np.int64]
     inputs: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    parts: int = 1
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Tile:
         row is made of.
     stages : rows of the tower between the patches and these.
     supplied : what each row of the projector supplies besides, int32 or float32 [rows, ...].
+    parts : as of a stage, for `squares`.
     """
 
     patches: Floats
@@ -61,6 +64,7 @@ class Tile:
     squares: npt.NDArray[np.int64]
     stages: tuple[Stage, ...] = ()
     supplied: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    parts: int = 1
 
     def arrays(self) -> Iterator[tuple[str, npt.NDArray[Any]]]:
         """Yield all that decides the tile's rows, by name."""

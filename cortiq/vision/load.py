@@ -28,7 +28,7 @@ OWN: Sequence[str] = (
     "gemma3", "idefics3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava", "llava_next",
     "pixtral", "internvl", "glm4v", "lfm2_vl",
     "gemma4", "kimi_k25", "kimi_k3", "kimi_vl", "minicpmv4_6", "minicpmv", "qwen2_5_omni",
-    "qwen3_omni",
+    "qwen3_omni", "gemma3n",
 )  # fmt: skip
 """Modules of this package, a family each."""
 HEARING: Sequence[str] = (
@@ -147,7 +147,7 @@ def load_vision(
     part = checkpoint.part(module.PREFIXES)
     with said_of(checkpoint):
         if (measured := getattr(module, "with_tensors", None)) is not None:
-            config = measured(config, part)
+            config = family.processor.config = measured(config, part)
         program = module.build(config, family.processor.most)
     if (computed := getattr(module, "computed", None)) is not None:
         part = part.with_computed(computed(config, part))

@@ -83,8 +83,9 @@ class TilePass:
         """Wait for the patches, and submit what is made of them last."""
         for n in range(len(self.tiles[0].stages)):
             stages = [tile.stages[n] for tile in self.tiles]
-            self._submit(STAGE.format(n), [(stage.squares, stage.inputs) for stage in stages])
-        self._submit(PROJECTOR, [(tile.squares, tile.supplied) for tile in self.tiles])
+            self._submit(STAGE.format(n), [(s.squares, s.inputs, s.parts) for s in stages])
+        last = [(tile.squares, tile.supplied, tile.parts) for tile in self.tiles]
+        self._submit(PROJECTOR, last)
 
     def rows(self) -> list[Made]:
         """Wait for the rows of the tiles, which end the pass."""
@@ -93,17 +94,17 @@ class TilePass:
         self.close()
         return [made[n] if n in made else self._errors[n] for n in range(len(self.tiles))]
 
-    def _submit(self, entry: str, of: Sequence[tuple[Squares, Mapping[str, Any]]]) -> None:
+    def _submit(self, entry: str, of: Sequence[tuple[Squares, Mapping[str, Any], int]]) -> None:
         """Submit an entry whose rows are made of squares of what the one under way brings.
 
         Parameters
         ----------
-        of : squares of each tile, and what rows supply besides.
+        of : squares of each tile, what rows supply besides, and parts of the rows below.
         """
         given, program = [], self._executable.program
         for found, n in zip(self._outputs(), self._alive, strict=True):
-            squares, more = of[n]
-            below, state = gathered(found, squares), self._states[n]
+            squares, more, parts = of[n]
+            below, state = gathered(found, squares, parts), self._states[n]
             given.append(rows_of_squares(program, state, below, entry, more))
         self._under_way = EntryPass(self._executable, given, entry, FAILED, held=True)
 
@@ -123,8 +124,15 @@ def _patches(state: State, tile: Tile) -> EncoderRows:
     return EncoderRows(state, count, {PATCH: tile.patches, LAST: last, **tile.inputs})
 
 
-def gathered(outputs: Sequence[Values], squares: Squares) -> list[Values]:
-    """Return the rows of each output that squares are of, [squares, rows of a square, width]."""
+def gathered(outputs: Sequence[Values], squares: Squares, parts: int = 1) -> list[Values]:
+    """Return the rows of each output that squares are of, [squares, rows of a square, width].
+
+    Parameters
+    ----------
+    parts : equal parts of a row, each of which counts as one.
+    """
+    if parts > 1:
+        outputs = [rows.reshape(len(rows) * parts, -1) for rows in outputs]
     if np.array_equal(squares.reshape(-1), np.arange(len(outputs[0]))):  # in order already
         return [rows.reshape(*squares.shape, -1) for rows in outputs]
     return [rows[squares] for rows in outputs]

@@ -8,6 +8,7 @@ from cortiq.hearing.encode import neighbours, with_zeros
 from cortiq.hearing.grid import BANDS, CELLS, convolved
 from cortiq.hearing.whisper import FRAME, FRAMES, STRIDE
 from cortiq.ir.encoders import PROJECTOR, ROWS, SHARES, SQUARE, STAGE, square_of
+from cortiq.vision.passes import gathered
 from cortiq.vision.tower import HIDDEN, NEWLINE
 from cortiq_reference.ideal import evaluate
 
@@ -23,12 +24,16 @@ def ideal_rows(vision, image):
         hidden = evaluate(program, vision.weights, zeros, names, inputs=inputs, stored=slots)
         for n, stage in enumerate(tile.stages):
             count, entry = len(stage.squares), STAGE.format(n)
-            below = hidden[HIDDEN][stage.squares]
-            square = below.reshape(count, *program.graphs[entry].values[SQUARE].shape)
-            given = {SQUARE: square, "last": np.full(count, count - 1), **stage.inputs}
+            below = gathered([*hidden.values()], stage.squares, stage.parts)
+            types, names = program.graphs[entry].values, program.graphs[entry].outputs
+            given = {
+                square_of(i): part.reshape(count, *types[square_of(i)].shape)
+                for i, part in enumerate(below)
+            }
+            given |= {"last": np.full(count, count - 1), **stage.inputs}
             given["shares"] = np.full(stage.squares.shape, 1 / stage.squares.shape[1])
-            hidden = evaluate(program, vision.weights, zeros[:count], names, entry, given)
-        squares = [hidden[name][tile.squares] for name in names]
+            hidden = evaluate(program, vision.weights, [0] * count, names, entry, given)
+        squares = gathered([*hidden.values()], tile.squares, tile.parts)
         given = {
             square_of(n): part.reshape(len(part), *graph.values[square_of(n)].shape)
             for n, part in enumerate(squares)

@@ -205,7 +205,7 @@ def test_configurations_of_gemma_3n_that_do_not_fit_are_refused(tmp_path, change
     assert str(tmp_path) in str(error.value.where)
 
 
-def test_gemma_3n_hears_where_it_is_asked_and_sees_nothing(tmp_path):
+def test_gemma_3n_hears_without_seeing_where_that_is_asked(tmp_path):
     spoken_folders.gemma3n(tmp_path)
     with cortiq.load(tmp_path, backend="cpu", threads=1) as model:
         assert not model.has_medium("audio")
@@ -241,7 +241,7 @@ def asked(folder):
 
 def answers(folder, backend):
     """Digests: alone; with texts in a batch; in chunks that cut a sound; drafted; reused."""
-    with cortiq.load(folder, images=asked(folder), backend=backend, threads=1) as model:
+    with cortiq.load(folder, sounds=asked(folder), backend=backend, threads=1) as model:
         prompt, other = model.chat_prompt(messages()), model.chat_prompt(messages(900.0))
         alone = model.generate(prompt, max_tokens=4, **EXACT)
         text = model.generate("hello", max_tokens=4, **EXACT)
@@ -271,7 +271,7 @@ OTHERS = [name for name in backends() if name != "reference"]
 
 @pytest.mark.parametrize("backend", OTHERS)
 def test_every_backend_has_the_references_digest(written, wanted, backend):
-    with cortiq.load(written[1], images=asked(written[1]), backend=backend, threads=1) as model:
+    with cortiq.load(written[1], sounds=asked(written[1]), backend=backend, threads=1) as model:
         made = model.generate(model.chat_prompt(messages()), max_tokens=4, **EXACT)
         assert made.digest == wanted
 
