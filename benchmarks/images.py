@@ -3,7 +3,8 @@
     python benchmarks/images.py [--backend triton] [--images 32] [--side 512] [--layers 27]
 
 Weights are random; an image's rows are those of the text model. Both have the patches given, so
-that decoding and resizing are not counted. Without CUDA only cortiq's rate is measured.
+that decoding and resizing are not counted. Both run in turns, and their median times are compared.
+Without CUDA only cortiq's rate is measured.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,7 @@ from cortiq.vision import qwen3_vl
 from cortiq.vision.encode import images_rows
 from cortiq.vision.image import PreparedImage
 
-TEXT_WIDTH, DEEP, ROUNDS = 4096, (8, 16, 24), 3
+TEXT_WIDTH, DEEP = 4096, (8, 16, 24)
 
 
 def prepared(config: qwen3_vl.Config, count: int, side: int) -> tuple[list[PreparedImage], int]:
@@ -35,43 +37,48 @@ def prepared(config: qwen3_vl.Config, count: int, side: int) -> tuple[list[Prepa
     return [processor.prepare(image) for image in images], processor.most
 
 
-def seconds(run: Callable[[], object]) -> float:
-    """Return the least time of some rounds, after one that compiles."""
-    found = []
-    for _ in range(1 + ROUNDS):
-        start = time.perf_counter()
-        run()
-        found.append(time.perf_counter() - start)
-    return min(found[1:])
+Run = Callable[[], object]
 
 
-def ours(backend: str, layers: int, layout: str, count: int, side: int) -> float:
-    """Return the time of all images."""
-    deep = tuple(n for n in DEEP if n < layers)
+def measured(runs: list[Run], rounds: int) -> list[list[float]]:
+    """Return the times of runs in rounds, in turns, after one that compiles."""
+    found: list[list[float]] = [[] for _ in runs]
+    for number in range(1 + rounds):
+        for times, run in zip(found, runs, strict=True):
+            start = time.perf_counter()
+            run()
+            if number:
+                times.append(time.perf_counter() - start)
+    return found
+
+
+def ours(stack: ExitStack, options: argparse.Namespace) -> Run:
+    """Return what computes all images."""
+    deep = tuple(n for n in DEEP if n < options.layers)
     config = qwen3_vl.Config(
-        text_width=TEXT_WIDTH, image_token=0, num_hidden_layers=layers,
+        text_width=TEXT_WIDTH, image_token=0, num_hidden_layers=options.layers,
         deepstack_visual_indexes=deep, sections=(24, 20, 20),
     )  # fmt: skip
-    images, most = prepared(config, count, side)
-    program = qwen3_vl.build(config, most)
+    images, most = prepared(config, options.images, options.side)
+    program, layout = qwen3_vl.build(config, most), options.format
     weights = synthetic_weights(SyntheticCheckpoint("qwen3_vl", 0, layout, {}), program, layout)
-    made = default_plugins().backends[backend]
-    with closing(made.compile(program, weights, CompileOptions())) as executable:
-        return seconds(lambda: images_rows(executable, images))
+    made = default_plugins().backends[options.backend]
+    executable = stack.enter_context(closing(made.compile(program, weights, CompileOptions())))
+    return lambda: images_rows(executable, images)
 
 
-def theirs(layers: int, count: int, side: int) -> float:
-    """Return the time of all images in one batch of transformers' tower, in bfloat16 on CUDA."""
+def theirs(options: argparse.Namespace) -> Run:
+    """Return what computes all images in one batch of transformers' tower, in bfloat16 on CUDA."""
     from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLVisionConfig
     from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 
-    deep = [n for n in DEEP if n < layers]
+    count, deep = options.images, [n for n in DEEP if n < options.layers]
     config = Qwen3VLVisionConfig(
-        depth=layers, out_hidden_size=TEXT_WIDTH, deepstack_visual_indexes=deep
+        depth=options.layers, out_hidden_size=TEXT_WIDTH, deepstack_visual_indexes=deep
     )
     config._attn_implementation = "sdpa"
     model: Any = Qwen3VLVisionModel(config).to("cuda", torch.bfloat16).eval()
-    grid = side // config.patch_size
+    grid = options.side // config.patch_size
     shape = count * grid * grid, 3 * config.temporal_patch_size * config.patch_size**2
     patches = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
     sizes = torch.tensor([[1, grid, grid]] * count, device="cuda")
@@ -81,7 +88,7 @@ def theirs(layers: int, count: int, side: int) -> float:
             model(patches, grid_thw=sizes)
         torch.cuda.synchronize()
 
-    return seconds(run)
+    return run
 
 
 def main() -> None:
@@ -92,17 +99,21 @@ def main() -> None:
     parser.add_argument("--side", type=int, default=512)
     parser.add_argument("--layers", type=int, default=27)
     parser.add_argument("--format", default="w8")
+    parser.add_argument("--rounds", type=int, default=10)
     options = parser.parse_args()
-    count, side = options.images, options.side
-    own = ours(options.backend, options.layers, options.format, count, side)
-    print(
-        f"{options.backend}: {count} images of {side}² in {own:.3f} s, {count / own:.1f} a second"
-    )
-    if torch.cuda.is_available():
-        other = theirs(options.layers, count, side)
+    with ExitStack() as stack:
+        runs = {options.backend: ours(stack, options)}
+        if torch.cuda.is_available():
+            runs["transformers"] = theirs(options)
+        found = measured([*runs.values()], options.rounds)
+    middle = [median(times) for times in found]
+    for name, times, half in zip(runs, found, middle, strict=True):
         print(
-            f"transformers: {other:.3f} s, {count / other:.1f} a second; cortiq {other / own:.2f}"
+            f"{name}: {options.images} images of {options.side}² in {half:.3f} s "
+            f"({min(times):.3f} to {max(times):.3f}), {options.images / half:.1f} a second"
         )
+    if len(middle) == 2:
+        print(f"cortiq {middle[1] / middle[0]:.2f}")
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ LIMITS: Mapping[str, int] = {
     "backends/cpu": 12260,
     "backends/mlx": 1760,
     "backends/reference": 1020,
-    "backends/triton": 12912,
+    "backends/triton": 13000,
     "backends/wgpu": 6000,
     "benchmarks": 5165,
     "conformance": 8720,

@@ -35,6 +35,7 @@ def tiles_made(executable: Executable, tiles: Sequence[Tile]) -> list[Made]:
     made: list[Made] = []
     begun: TilePass | None = None
     projected: TilePass | None = None
+    ended: TilePass | None = None
     try:
         while tiles or begun or projected:
             after, idle = None, not (begun or projected)
@@ -42,12 +43,12 @@ def tiles_made(executable: Executable, tiles: Sequence[Tile]) -> list[Made]:
                 after = TilePass(executable, _fitting(executable, tiles))
                 tiles = tiles[len(after.tiles) :]
             begun, ended, projected = after, projected, begun
+            if projected:  # before the host waits for rows: the device goes on meanwhile
+                projected.project()
             if ended:
                 made += ended.rows()
-            if projected:
-                projected.project()
     finally:
-        for one in (begun, projected):
+        for one in (begun, projected, ended):
             if one:
                 one.close()
     return made

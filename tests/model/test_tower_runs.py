@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import closing
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -148,6 +149,25 @@ def state_without_room(on, limit):
     state = type(on.inner).new_state(on.inner, limit)
     state.reserve = lambda rows: False
     return state
+
+
+def test_a_device_has_its_next_batch_before_the_host_waits_for_rows(tower, monkeypatch):
+    """All entries of the batches so far are submitted when an image's rows are waited for."""
+    with closing(compiled(tower)) as on:
+        monkeypatch.setattr(on.inner, "asynchronous", True, raising=False)
+        monkeypatch.setattr(on.inner, "batch_rows", 16, raising=False)
+        forward, said = on.inner.forward, []
+
+        def noted(batch):
+            ticket, entry = forward(batch), batch.entry
+            said.append(entry)
+            return SimpleNamespace(result=lambda: said.append(f"{entry} read") or ticket.result())
+
+        monkeypatch.setattr(on.inner, "forward", noted)
+        images_rows(on, [image(tower, 64, seed) for seed in range(3)])
+    at = [n for n, what in enumerate(said) if what == "projector read"]
+    assert [said[:n].count("projector") for n in at] == [2, 3, 3], said
+    assert [said[:n].count("trunk") for n in at] == [3, 3, 3], said
 
 
 def test_images_of_a_prompt_are_one_batch(tower, monkeypatch):

@@ -20,7 +20,7 @@ from cortiq.models.synthetic import (  # noqa: E402
 from cortiq.vision import qwen3_vl  # noqa: E402
 from cortiq.vision.encode import images_rows  # noqa: E402
 from cortiq_reference.backend import ReferenceBackend  # noqa: E402
-from cortiq_triton import elementwise, fused  # noqa: E402
+from cortiq_triton import elementwise, fused, qkv_prologue  # noqa: E402
 from cortiq_triton.backend import TritonBackend  # noqa: E402
 from cortiq_triton.rows import LAYER, RMS, normalised, quantise_rows  # noqa: E402
 from cortiq_triton.steps import Fused  # noqa: E402
@@ -93,8 +93,12 @@ def names_of(executable):
     return [step.node.op.name if isinstance(step.node.op, Fused) else "" for step in steps]
 
 
-def test_a_tower_has_the_reference_bits_in_nine_steps_a_layer(tower):
-    """A layer's attention and its quantised row are two launches of one step."""
+def test_a_tower_has_the_reference_bits_in_nine_steps_a_layer(tower, monkeypatch):
+    """A layer's attention and its quantised row are two launches of one step.
+
+    Of blocks of 16 rows the first goes to one page, side by side, the second to two.
+    """
+    monkeypatch.setattr(qkv_prologue, "ROWS", 16)
     program, weights, images = tower
     found = []
     for backend in (ReferenceBackend(), TritonBackend()):

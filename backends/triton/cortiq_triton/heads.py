@@ -1,12 +1,10 @@
-"""Heads on their way into attention, in one kernel: norm, rotary turn, quantised rows; keys and
-values go straight into the cache.
-"""
+"""Heads on their way into attention: norm, rotary turn, quantised rows."""
 
 from __future__ import annotations
 
 import triton.language as tl
 
-from cortiq_triton.language import Tensor, begin, constant, device, kernel
+from cortiq_triton.language import Tensor, begin, constant, device
 from cortiq_triton.rows import exponent_of, quantised
 from cortiq_triton.scalar import (
     LARGEST_BITS,
@@ -56,7 +54,8 @@ def angles_of(
     and `begin`: angles of positions are asked for before the launches that make heads have ended.
 
     With AXES a pair turns by its axis's place in `places` [rows, AXES], which such a launch may
-    write; else by the row's position.
+    write; else by the row's position. Each axis is a load of its own, along which a row's pairs
+    are known to lie side by side.
     """
     i, c = tl.arange(0, DP), tl.full((RB, DP), 0.0, tl.float32)
     s = c
@@ -69,14 +68,17 @@ def angles_of(
             _, pair, _ = partner_of(i, pairs, WAY)
             turned = live[:, None] & (i < 2 * pairs)[None, :]
         if AXES:
-            axis = tl.load(axes + pair, mask=pair < pairs, other=0)
-            where = r.to(tl.int64)[:, None] * AXES + axis[None, :]
-            along = tl.load(places + where, mask=turned, other=0).to(tl.int64)
+            axis = tl.load(axes + pair, mask=pair < pairs, other=AXES)
+            for each in tl.static_range(AXES):
+                along = tl.load(places + r.to(tl.int64) * AXES + each, mask=live, other=0)
+                angle = along.to(tl.int64)[:, None] * pairs + pair[None, :]
+                own = turned & (axis == each)[None, :]
+                c = tl.load(cos + angle, mask=own, other=c)
+                s = tl.load(sin + angle, mask=own, other=s)
         else:
-            along = position.to(tl.int64)[:, None]
-        angle = along * pairs + pair[None, :]
-        c = tl.load(cos + angle, mask=turned, other=0.0)
-        s = tl.load(sin + angle, mask=turned, other=0.0)
+            angle = position.to(tl.int64)[:, None] * pairs + pair[None, :]
+            c = tl.load(cos + angle, mask=turned, other=0.0)
+            s = tl.load(sin + angle, mask=turned, other=0.0)
     if AXES == 0:
         begin()
     return c, s
@@ -149,6 +151,12 @@ def head_halves(
 
 
 @device
+def flag(worst: Tensor, flags: Tensor, live: Tensor) -> None:
+    """Flag rows whose largest bits [RB] are those of a fault."""
+    tl.store(flags, 1, mask=live & (worst >= LARGEST_BITS))
+
+
+@device
 def largest_of(
     bits: Tensor, before: Tensor, flags: Tensor, live: Tensor, WAY: tl.constexpr
 ) -> Tensor:
@@ -160,23 +168,37 @@ def largest_of(
     worst = largest
     if (WAY & NORMED) and (WAY & TURNED):
         worst = tl.maximum(largest, tl.max(before, 1))
-    tl.store(flags, 1, mask=live & (worst >= LARGEST_BITS))
+    flag(worst, flags, live)
     return largest[:, None]
 
 
 @device
-def store_planes(
-    y: Tensor, largest: Tensor, place: Tensor, plane: Tensor, mask: Tensor, ACROSS: tl.constexpr
-) -> None:
-    """Columns of quantised rows y to a plane and the next, `plane` bytes further.
-
-    ACROSS: as columns by rows, so that what is stored side by side is of neighbouring rows.
-    """
+def store_planes(y: Tensor, largest: Tensor, place: Tensor, plane: Tensor, mask: Tensor) -> None:
+    """Columns of quantised rows y to a plane and the next, `plane` bytes further."""
     high, low = split_planes(quantised(y, largest, exponent_of(largest)))
-    if ACROSS:
-        high, low = tl.trans(high), tl.trans(low)
     tl.store(place, high, mask=mask)
     tl.store(place + plane, low, mask=mask)
+
+
+@device
+def store_columns(
+    y: Tensor, largest: Tensor, place: Tensor, plane: Tensor, live: Tensor, j: Tensor,
+    width: tl.constexpr, BESIDE: tl.constexpr,
+) -> None:  # fmt: skip
+    """Columns j of quantised rows y to two planes, in which they are rows of 64 bytes.
+
+    Neighbouring threads store neighbouring rows: where those all live and lie BESIDE each other,
+    words of them; else each its own, as Triton puts threads along the first axis of two that it
+    knows nothing of.
+    """
+    high, low = split_planes(quantised(y, largest, exponent_of(largest)))
+    if BESIDE:
+        there, mask = place[None, :] + j[:, None] * 64, (j < width)[:, None]
+        high, low = tl.trans(high), tl.trans(low)
+    else:
+        there, mask = place[:, None] + j[None, :] * 64, live[:, None] & (j < width)[None, :]
+    tl.store(there, high, mask=mask)
+    tl.store(there + plane, low, mask=mask)
 
 
 @device
@@ -186,10 +208,10 @@ def store_heads(
     one_over_n: Tensor, eps: Tensor, place: Tensor, further: Tensor, plane: Tensor,
     exponent: Tensor, stride: Tensor, padded: Tensor, heads: tl.constexpr, width: tl.constexpr,
     WAY: tl.constexpr, AXES: tl.constexpr, RB: tl.constexpr, DP: tl.constexpr,
-    ACROSS: tl.constexpr, EACH: tl.constexpr,
+    COLUMNS: tl.constexpr, BESIDE: tl.constexpr, EACH: tl.constexpr,
 ) -> None:  # fmt: skip
-    """EACH heads of rows of x [rows, heads, width], quantised: planes from `place` [RB] on, columns
-    64 bytes apart if ACROSS; of the next head `further` on, its exponent `stride` on.
+    """EACH heads of rows of x [rows, heads, width], quantised: planes from `place` [RB] on, as
+    COLUMNS or as rows; of the next head `further` on, its exponent `stride` on.
     """
     source = x + (r.to(tl.int64) * heads + head) * width
     HALF: tl.constexpr = DP // 2 if WAY & WHOLE else DP
@@ -202,68 +224,18 @@ def store_heads(
             largest = largest_of(bits, before, faults + r, live, WAY)
             i = tl.arange(0, HALF)
             at, mask = place[:, None] + i[None, :], live[:, None] & (i < width // 2)[None, :]
-            store_planes(first, largest, at, plane, mask, False)
-            store_planes(second, largest, at + width // 2, plane, mask, False)
+            store_planes(first, largest, at, plane, mask)
+            store_planes(second, largest, at + width // 2, plane, mask)
         else:
             y, bits, before = head_values(
                 source, weight, c, s, live, width, pairs, one_over_n, eps, WAY, RB, DP
             )
             largest, j = largest_of(bits, before, faults + r, live, WAY), tl.arange(0, DP)
-            if ACROSS:
-                there, filled = place[None, :] + j[:, None] * 64, (j < padded)[:, None]
-                filled = filled & live[None, :]
-                store_planes(y, largest, there, plane, filled, ACROSS)
+            if COLUMNS:
+                store_columns(y, largest, place, plane, live, j, width, BESIDE)
             else:
-                there, filled = place[:, None] + j[None, :], live[:, None] & (j < padded)[None, :]
-                store_planes(y, largest, there, plane, filled, ACROSS)
+                mask = live[:, None] & (j < padded)[None, :]
+                store_planes(y, largest, place[:, None] + j[None, :], plane, mask)
         e = exponent_of(largest).to(exponent.dtype.element_ty)
         tl.store(exponent[:, None], e, mask=live[:, None])
         source, place, exponent = source + width, place + further, exponent + stride
-
-
-@kernel
-def head_rows(
-    xq: Tensor, xk: Tensor, xv: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, cq: Tensor, sq: Tensor,
-    ck: Tensor, sk: Tensor, cv: Tensor, sv: Tensor, places: Tensor, axes: Tensor,
-    positions: Tensor, owners: Tensor, table: Tensor, high: Tensor, exponent: Tensor,
-    faults: Tensor, R: Tensor, q_pairs: Tensor, k_pairs: Tensor, v_pairs: Tensor, padded: Tensor,
-    plane: Tensor, pages: Tensor, slot: Tensor,
-    k_over_n: Tensor, v_over_n: Tensor, q_eps: Tensor, k_eps: Tensor, v_eps: Tensor,
-    H: tl.constexpr, G: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, Q_WAY: tl.constexpr,
-    K_WAY: tl.constexpr, V_WAY: tl.constexpr, AXES: tl.constexpr, RB: tl.constexpr,
-    KP: tl.constexpr, VP: tl.constexpr, EACH: tl.constexpr,
-) -> None:  # fmt: skip
-    """EACH heads of RB rows: of the H queries to planes [R, H, padded], of G keys or values to
-    pages, in which columns of values are rows of their planes. `plane` is where low planes begin.
-
-    Where rows go is read before the launches that make them have ended.
-    """
-    h, r = tl.program_id(0) * EACH, tl.program_id(1) * RB + tl.arange(0, RB)
-    live = r < R
-    position = tl.load(positions + r, mask=live, other=0)
-    if h < H:
-        at = r.to(tl.int64) * H + h
-        store_heads(
-            xq, wq, cq, sq, places, axes, faults, r, live, position, h, q_pairs, k_over_n, q_eps,
-            high + at * padded, padded, plane, exponent + at, 1, padded, H, DK, Q_WAY, AXES, RB,
-            KP, False, EACH,
-        )  # fmt: skip
-    elif G > 0:
-        sequence = tl.load(owners + r, mask=live, other=0).to(tl.int64)
-        address = tl.load(table + sequence * pages + position // 64, mask=live, other=0)
-        page = tl.multiple_of((address + slot).to(tl.pointer_type(tl.int8)), 16)
-        t, numbers = position % 64, 2 * G * 64 * (DK + DV)
-        if h < H + G:
-            g = h - H
-            store_heads(
-                xk, wk, ck, sk, places, axes, faults, r, live, position, g, k_pairs, k_over_n,
-                k_eps, page + (g * 64 + t) * DK, 64 * DK, G * 64 * DK,
-                page + numbers + g * 64 + t, 64, DK, G, DK, K_WAY, AXES, RB, KP, False, EACH,
-            )  # fmt: skip
-        else:
-            n = h - H - G
-            store_heads(
-                xv, wv, cv, sv, places, axes, faults, r, live, position, n, v_pairs, v_over_n,
-                v_eps, page + 2 * G * 64 * DK + n * DV * 64 + t, DV * 64, G * 64 * DV,
-                page + numbers + (G + n) * 64 + t, 64, DV, G, DV, V_WAY, AXES, RB, VP, True, EACH,
-            )  # fmt: skip

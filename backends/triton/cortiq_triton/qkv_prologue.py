@@ -10,12 +10,12 @@ import torch
 
 from cortiq.numerics.contract import F32
 from cortiq_triton.call import LaunchCall
-from cortiq_triton.heads import head_rows
+from cortiq_triton.head_rows import head_rows
 from cortiq_triton.language import INTERPRETED, ceil_div, launch, pow2
 from cortiq_triton.rows import Rows, empty_rows
 
 ROWS = 64 if INTERPRETED else 16
-"""Rows of a program, which computes one head of them: 96 registers a thread, 32 rows take 221."""
+"""Rows of a program, which computes one head of them after another; a part of a page of keys."""
 APIECE = 4
 """Heads of a program at most, which turn by the same angles."""
 FEW_ROWS = 2 if INTERPRETED else 64
@@ -91,6 +91,7 @@ def into_attention(
     padded, each = out.high.shape[-1], ROWS if INTERPRETED or count > FEW_ROWS else 1
     each = min(each, pow2(count))
     apiece = math.gcd(heads, groups, APIECE) if count > FEW_ROWS else 1
+    wide = max(16, pow2(max(1, value_width)))
     launch(
         head_rows, ((heads + 2 * groups) // apiece, ceil_div(count, each)), q.x, k.x, v.x,
         q.weight, k.weight, v.weight, q.cos, q.sin, k.cos, k.sin, v.cos, v.sin, *(places or (x,)),
@@ -100,8 +101,8 @@ def into_attention(
         _inverse(key_width), _inverse(value_width), q.eps, k.eps, v.eps, H=heads, G=groups,
         DK=key_width, DV=value_width, Q_WAY=q.bits, K_WAY=k.bits, V_WAY=v.bits,
         AXES=places[0].shape[1] if places else 0, RB=each,
-        KP=max(16, padded, pow2(key_width)), VP=max(16, pow2(max(1, value_width))), EACH=apiece,
-        warps=1 if each == 1 else 4, early=True,
+        KP=max(16, padded, pow2(key_width)), VP=wide, REST=max(16, pow2(value_width - wide // 2)),
+        EACH=apiece, warps=1 if each == 1 else 4, early=True,
     )  # fmt: skip
     return out if heads else ()
 
