@@ -85,12 +85,6 @@ def _copying(device: torch.device) -> torch.cuda.Stream:
 
 
 @cache
-def _sending(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream on which arrays come from the host."""
-    return torch.cuda.Stream(device)
-
-
-@cache
 def _copiers() -> ThreadPoolExecutor:
     """Return threads that copy on the host."""
     return ThreadPoolExecutor(max(1, min(COPIERS, os.cpu_count() or 1)), "copy")
@@ -111,17 +105,5 @@ def uploaded_together(parts: Sequence[np.ndarray], kind: Any, device: str) -> to
     copied = map if size < LARGE else _copiers().map
     for _ in copied(_copy, cuts, parts):
         pass
-    there = _sent(host, device)
+    there = host.to(device, non_blocking=True)
     return there.view(torch.float32 if kind is np.float32 else torch.int32).view(shape)
-
-
-def _sent(host: torch.Tensor, device: str) -> torch.Tensor:
-    """Return a copy of pinned memory on the device; much of it travels while that computes."""
-    if len(host) < LARGE or device == "cpu" or torch.cuda.is_current_stream_capturing():
-        return host.to(device, non_blocking=True)
-    stream, now = _sending(torch.device(device)), torch.cuda.current_stream(device)
-    with torch.cuda.stream(stream):
-        there = host.to(device, non_blocking=True)
-    now.wait_stream(stream)
-    there.record_stream(now)
-    return there
