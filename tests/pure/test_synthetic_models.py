@@ -47,6 +47,7 @@ OF_KNOWN_PARTS = {
     "solar_open", "youtu", "ministral", "granite_swa", "nanochat", "hyperclovax",
     "exaone", "gpt_bigcode", "gpt_neo", "mllama", "granitemoe_swa", "flint", "sarvam_mla",
     "openai_gpt", "codegen", "biogpt", "xglm", "modernbert_decoder", "aria", "lara_mini",
+    "mellum", "sarvam_moe", "cohere2_moe",
 }  # fmt: skip
 """Families whose layers are those of others, with other norms, windows or counts."""
 ENCODERS = {"bert", "modernbert", "nomic_bert", "whisper"}
