@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from dataclasses import dataclass, field
@@ -46,8 +47,8 @@ class Case:
         return self.name
 
     def build(self) -> Any:
-        """The transformers configuration."""
-        return getattr(transformers, self.config)(**self.options)
+        """The transformers configuration, of copies: transformers writes into `rope_parameters`."""
+        return getattr(transformers, self.config)(**copy.deepcopy(self.options))
 
 
 def case(

@@ -255,6 +255,7 @@ EXTRA = (
     (("query_rope",), RopeTable(1e4, 64)), (("nope_rope",), RopeTable(1e4, 64)),
     (("sections",), Sections((4, 2, 2))), (("value_dim",), 3), (("output_gate",), True),
     (("multipliers",), (3,)), (("heights",), (5, 7, 9)), (("heights",), (2**31 - 1, 2)),
+    (("every",), 1025),
 )  # fmt: skip
 
 
