@@ -230,7 +230,7 @@ def names(family, checkpoint):
     return names_of(family.module, read_config(family.module, checkpoint))
 
 
-@pytest.mark.parametrize("geometry", ["wide", "switched"])
+@one_geometry
 @every_family
 def test_tensors_that_are_absent_misshapen_or_left_over_are_named(family, geometry, written):
     checkpoint = open_checkpoint(written(family, geometry).folder)

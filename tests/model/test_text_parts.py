@@ -30,6 +30,8 @@ SIGHT = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
          "num_attention_heads": 2, "image_size": 28, "patch_size": 14}  # fmt: skip
 QWEN_SIGHT = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2,
               "out_hidden_size": 40, "patch_size": 4, "num_position_embeddings": 16}  # fmt: skip
+HEARING = {"encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 16, "d_model": 16,
+           "output_dim": 40, "downsample_hidden_size": 8}  # fmt: skip
 SECTIONS = {"rope_type": "default", "rope_theta": 1e3, "mrope_section": [4, 2, 2]}
 NARROW = {"head_dim": ..., "hidden_size": 64, "rope_parameters": SECTIONS}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
@@ -103,7 +105,9 @@ def test_experts_may_lie_the_other_way_round(tmp_path):
 
 def test_a_thinker_beside_a_talker_is_read(tmp_path):
     text = TEXT | EXPERTS | {"rope_parameters": {**SECTIONS}, "tie_word_embeddings": False}
-    config = transformers.Qwen3OmniMoeThinkerConfig(text_config=text, vision_config=QWEN_SIGHT)
+    config = transformers.Qwen3OmniMoeThinkerConfig(
+        text_config=text, vision_config=QWEN_SIGHT, audio_config=HEARING
+    )
     torch.manual_seed(5)
     model = transformers.Qwen3OmniMoeThinkerForConditionalGeneration(config).eval()
     model.set_experts_implementation("eager")
