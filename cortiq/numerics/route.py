@@ -7,13 +7,13 @@ from typing import Annotated
 
 import numpy as np
 
-from cortiq.domains import Count, OneOf, Real, at_most, require
+from cortiq.domains import Count, OneOf, Real, Relation, at_most, require
 from cortiq.errors import UnsupportedError
 from cortiq.numerics.contract import F32, Flags, Floats, Ints, snap
 from cortiq.numerics.scalar import exp, sigmoid, softplus
 from cortiq.numerics.sums import canonical_sum
 
-ROUTER_KINDS = ("softmax", "sigmoid", "softmax_topk", "sqrt_softplus")
+ROUTER_KINDS = ("softmax", "sigmoid", "softmax_topk", "sqrt_softplus", "sparse_mixer")
 GROUP_SCORES = ("max", "top2")
 LOWEST = F32(-(2.0**60))
 """Below every sum of two canonical values."""
@@ -52,7 +52,8 @@ class Router:
     ----------
     top_k : experts a row.
     kind : "softmax" over all experts, "sigmoid" of each, "sqrt_softplus", the root of each one's
-        softplus, or "softmax_topk", over the chosen ones.
+        softplus, "softmax_topk", over the chosen ones, or "sparse_mixer", of each chosen one over
+        those that come no earlier in order and are within `margin` of it (Phi-3.5-MoE).
     renormalise : divide the weights by their sum (plus `denominator_floor`).
     denominator_floor : 0, or a positive number of at least 2⁻¹⁰⁰.
     routed_scaling : factor of the weights at the end, 2⁻⁴⁰ to 2⁴⁹.
@@ -62,6 +63,8 @@ class Router:
         values (DeepSeek V2 and V3).
     tau : of the chosen experts in order of their keys keep the shortest prefix that holds this
         share of their weight, 0 < τ ≤ 1; None keeps all.
+    margin : of a "sparse_mixer": how far a score may be below the chosen one's, as a part of the
+        larger of its own magnitude and the chosen score; None for other kinds.
 
     Raises
     ------
@@ -77,7 +80,14 @@ class Router:
     kept_groups: Count = 1
     group_score: Annotated[str, OneOf(GROUP_SCORES)] = "max"
     tau: Annotated[float, Real(2.0**-40, 1.0)] | None = None
-    relations = (at_most("kept_groups", "groups"),)
+    margin: Annotated[float, Real(2.0**-40, 2.0, zero=True)] | None = None
+    relations = (
+        at_most("kept_groups", "groups"),
+        Relation(
+            ("kind", "margin"), "a sparse mixer has a margin, and nothing else has one",
+            lambda router: (router.kind == "sparse_mixer") == (router.margin is not None),
+        ),
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         require(self, UnsupportedError, "router")
@@ -201,6 +211,38 @@ def trimmed(weights: Floats, keys: Floats, tau: float) -> Floats:
     return np.where((enough == 0) | (before < enough), weights, F32(0))
 
 
+def mixed(
+    scores: Floats, indices: Ints, admitted: Flags | None, margin: float
+) -> Floats:
+    """Weigh the chosen experts as Phi-3.5-MoE's SparseMixer does when it does not train.
+
+    Of a chosen expert c with the score m those j take part that are admitted, come no earlier in
+    order (a lower score, or an equal one and no lower index), and have
+    RN(m − s) ≤ RN(RN(margin)·max(|s|, m)). p = exp(RN(s − m)) of these, +0 of others, by select;
+    w = RN(1/canonical_sum(p)), +0 where c is not admitted.
+
+    Source: Liu et al., "GRIN: GRadient-INformed MoE" (arXiv 2409.12136), whose quotient
+    (m − s)/max(|s|, m) is here a product.
+
+    Parameters
+    ----------
+    scores : float32 [rows, experts]; indices : int32 [rows, top_k].
+    admitted : bool [rows, experts]; None for all.
+    """
+    place, allowed = np.arange(scores.shape[-1]), True if admitted is None else admitted
+    weights = np.zeros(indices.shape, F32)
+    for column in range(indices.shape[-1]):
+        index = indices[..., column, None]
+        m = np.take_along_axis(scores, index, axis=-1)
+        behind = (scores < m) | ((scores == m) & (place >= index))
+        near = m - scores <= F32(margin) * np.maximum(np.abs(scores), m)
+        part = behind & near & allowed
+        p = np.where(part, exp(np.where(part, scores - m, F32(0))), F32(0))
+        total = canonical_sum(p)
+        weights[..., column] = np.divide(F32(1), np.where(total > 0, total, F32(1)))
+    return weights
+
+
 def route(
     scores: Floats,
     router: Router,
@@ -211,13 +253,14 @@ def route(
     """Choose experts and weigh them; one primitive.
 
     1. p: "softmax" softmax(scores); "sigmoid" snap(σ(scores)); "sqrt_softplus"
-       RN(√snap(softplus(scores))); "softmax_topk" the scores.
+       RN(√snap(softplus(scores))); "softmax_topk" and "sparse_mixer" the scores.
     2. Keys: the raw scores without a bias (p saturates and would tie where scores differ), else
        snap(RN(p + bias)). The top_k largest keys of the experts that `admit` allows are chosen
        (a group's values for "top2" are p, or the keys with a bias), the lower index first on
        equality, and listed in ascending index order. Where fewer are admitted, the rest are the
        experts that would come next.
-    3. Weights: p of the chosen, never with the bias; "softmax_topk": softmax of the chosen scores.
+    3. Weights: p of the chosen, never with the bias; "softmax_topk": softmax of the chosen scores;
+       "sparse_mixer": see `mixed` (there is no bias).
        Experts that are not admitted take no part and weigh +0, by select.
     4. `tau`: see `trimmed`.
     5. `renormalise`: s = +0; s = RN(s + w) in ascending index order; s = RN(s + RN(floor));
@@ -249,6 +292,8 @@ def route(
     indices = choose(keys, router.top_k, admitted)
     there = True if admitted is None else np.take_along_axis(admitted, indices, axis=-1)
     weights = np.take_along_axis(p, indices, axis=-1)
+    if router.margin is not None:
+        weights = mixed(scores, indices, admitted, router.margin)
     whole = router.kind == "softmax_topk"
     weights = softmax(weights, there, faults) if whole else np.where(there, weights, F32(0))
     if router.tau is not None:
