@@ -211,9 +211,7 @@ def trimmed(weights: Floats, keys: Floats, tau: float) -> Floats:
     return np.where((enough == 0) | (before < enough), weights, F32(0))
 
 
-def mixed(
-    scores: Floats, indices: Ints, admitted: Flags | None, margin: float
-) -> Floats:
+def mixed(scores: Floats, indices: Ints, admitted: Flags | None, margin: float) -> Floats:
     """Weigh the chosen experts as Phi-3.5-MoE's SparseMixer does when it does not train.
 
     Of a chosen expert c with the score m those j take part that are admitted, come no earlier in
