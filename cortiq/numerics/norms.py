@@ -72,8 +72,8 @@ def layer_norm(
 
     m = canonical_mean(x); c = snap(RN(x − m)); S = canonical_sum(RN(c·c));
     r = RN(1/RN(sqrt(RN(RN(S·RN(1/n)) + eps)))); snap(RN(RN(RN(c·r)·w) + b)), without a bias
-    snap(RN(RN(c·r)·w)), without either snap(RN(c·r)). The variance is that of the centred values, never E[x²] − m². Error at
-    most `LAYER_NORM_MAX_ERROR`.
+    snap(RN(RN(c·r)·w)), without either snap(RN(c·r)). The variance is that of the centred values,
+    never E[x²] − m². Error at most `LAYER_NORM_MAX_ERROR`.
 
     Parameters
     ----------

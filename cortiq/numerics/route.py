@@ -10,6 +10,7 @@ import numpy as np
 from cortiq.domains import Count, OneOf, Real, Relation, at_most, require
 from cortiq.errors import UnsupportedError
 from cortiq.numerics.contract import F32, Flags, Floats, Ints, snap
+from cortiq.numerics.expert_weights import mixed, renormalised, trimmed
 from cortiq.numerics.scalar import exp, sigmoid, softplus
 from cortiq.numerics.sums import canonical_sum
 
@@ -188,59 +189,6 @@ def admit(values: Floats, keys: Floats, router: Router, mask: Floats | None) -> 
     return (inside & chosen[..., None]).reshape(keys.shape)
 
 
-def trimmed(weights: Floats, keys: Floats, tau: float) -> Floats:
-    """Keep the weights of the shortest prefix that holds τ of them; the others are +0, by select.
-
-    T = RN(τ·Σw), the sum from +0 in ascending index order. Expert c stays if T is 0, or the sum of
-    the weights of the experts before it (a larger key, or an equal one and a lower index), from +0
-    in ascending index order too, is below T. Sums of more terms are never smaller, so that what
-    stays is a prefix.
-
-    Parameters
-    ----------
-    weights, keys : float32 [rows, k] of the chosen experts, in ascending index order.
-    """
-    columns = range(weights.shape[-1])
-    total, before = np.zeros(weights.shape[:-1], F32), np.zeros(weights.shape, F32)
-    for d in columns:
-        total = total + weights[..., d]
-        ahead = keys[..., d, None] > keys
-        ahead[..., d + 1 :] |= keys[..., d, None] == keys[..., d + 1 :]
-        before = np.where(ahead, before + weights[..., d, None], before)
-    enough = (F32(tau) * total)[..., None]
-    return np.where((enough == 0) | (before < enough), weights, F32(0))
-
-
-def mixed(scores: Floats, indices: Ints, admitted: Flags | None, margin: float) -> Floats:
-    """Weigh the chosen experts as Phi-3.5-MoE's SparseMixer does when it does not train.
-
-    Of a chosen expert c with the score m those j take part that are admitted, come no earlier in
-    order (a lower score, or an equal one and no lower index), and have
-    RN(m − s) ≤ RN(RN(margin)·max(|s|, m)). p = exp(RN(s − m)) of these, +0 of others, by select;
-    w = RN(1/canonical_sum(p)), +0 where c is not admitted.
-
-    Source: Liu et al., "GRIN: GRadient-INformed MoE" (arXiv 2409.12136), whose quotient
-    (m − s)/max(|s|, m) is here a product.
-
-    Parameters
-    ----------
-    scores : float32 [rows, experts]; indices : int32 [rows, top_k].
-    admitted : bool [rows, experts]; None for all.
-    """
-    place, allowed = np.arange(scores.shape[-1]), True if admitted is None else admitted
-    weights = np.zeros(indices.shape, F32)
-    for column in range(indices.shape[-1]):
-        index = indices[..., column, None]
-        m = np.take_along_axis(scores, index, axis=-1)
-        behind = (scores < m) | ((scores == m) & (place >= index))
-        near = m - scores <= F32(margin) * np.maximum(np.abs(scores), m)
-        part = behind & near & allowed
-        p = np.where(part, exp(np.where(part, scores - m, F32(0))), F32(0))
-        total = canonical_sum(p)
-        weights[..., column] = np.divide(F32(1), np.where(total > 0, total, F32(1)))
-    return weights
-
-
 def route(
     scores: Floats,
     router: Router,
@@ -258,9 +206,9 @@ def route(
        equality, and listed in ascending index order. Where fewer are admitted, the rest are the
        experts that would come next.
     3. Weights: p of the chosen, never with the bias; "softmax_topk": softmax of the chosen scores;
-       "sparse_mixer": see `mixed` (there is no bias).
+       "sparse_mixer": see `expert_weights.mixed` (there is no bias).
        Experts that are not admitted take no part and weigh +0, by select.
-    4. `tau`: see `trimmed`.
+    4. `tau`: see `expert_weights.trimmed`.
     5. `renormalise`: s = +0; s = RN(s + w) in ascending index order; s = RN(s + RN(floor));
        w = RN(w/s), +0 where s is 0.
     6. w = RN(w·RN(routed_scaling)) unless it is 1; snap.
@@ -312,16 +260,6 @@ def probabilities(scores: Floats, kind: str, faults: Flags | None) -> Floats:
     if kind == "sqrt_softplus":
         return np.sqrt(snap(softplus(scores), faults))
     return scores
-
-
-def renormalised(weights: Floats, floor: float) -> Floats:
-    """Compute step 5 of `route`."""
-    total = np.zeros(weights.shape[:-1], F32)
-    for column in range(weights.shape[-1]):
-        total = total + weights[..., column]
-    total = (total + F32(floor))[..., None]
-    empty = total == 0
-    return np.where(empty, F32(0), weights / np.where(empty, F32(1), total))
 
 
 def combine_experts(weights: Floats, outputs: Floats, faults: Flags | None = None) -> Floats:

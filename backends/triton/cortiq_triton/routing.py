@@ -70,6 +70,19 @@ def mixed(
 
 
 @device
+def weight_of(
+    x: Tensor, p: Tensor, bits: Tensor, index: Tensor, admitted: Tensor, at: Tensor,
+    margin: Tensor, KIND: tl.constexpr, EP: tl.constexpr,
+) -> Tensor:  # fmt: skip
+    """The weight of the chosen expert `at`, [256] times the same."""
+    if KIND == 4:
+        weight = mixed(x, bits, index, admitted, at, margin, EP)
+    else:
+        weight = picked(p, index == at) + tl.full((256,), 0.0, tl.float32)
+    return weight
+
+
+@device
 def best(order: Tensor, COUNT: tl.constexpr, EP: tl.constexpr) -> Tensor:
     """1 at the COUNT largest of distinct int64 numbers [EP]."""
     taken = tl.full((EP,), 0, tl.int32)
@@ -192,10 +205,7 @@ def route(
         mine = index == lowest
         taken = tl.where(mine, 0, taken)
         tl.store(indices + r * TOP + place, lowest)
-        if KIND == 4:
-            weight = mixed(x, bits, index, admitted, lowest, margin, EP)
-        else:
-            weight = picked(p, mine) + tl.full((256,), 0.0, tl.float32)
+        weight = weight_of(x, p, bits, index, admitted, lowest, margin, KIND, EP)
         w = tl.where(lane == place, weight, w)
         keys = tl.where(lane == place, picked(key, mine), keys)
         there = tl.where(lane == place, tl.sum(tl.where(mine, admitted, 0), 0), there)
@@ -232,7 +242,8 @@ def routed(
     launch(
         route, (rows,), scores, scores if bias is None else bias, scores if mask is None else mask,
         indices, weights, faults, experts, float(F32(tau or 0)),
-        float(F32(router.margin or 0)), float(F32(router.denominator_floor)), float(F32(router.routed_scaling)),
+        float(F32(router.margin or 0)), float(F32(router.denominator_floor)),
+        float(F32(router.routed_scaling)),
         KIND=KINDS.index(router.kind), TOP=top, BIAS=bias is not None, MASK=mask is not None,
         GROUPS=router.groups, SIZE=experts // router.groups, KEPT=router.kept_groups,
         TOP2=router.group_score == "top2", TAU=tau is not None, RENORMALISE=router.renormalise,
