@@ -50,8 +50,8 @@ LIMITS: Mapping[str, int] = {
     "cortiq/hearing": 2060,
     "cortiq/ir": 4920,
     "cortiq/model": 2992,
-    "cortiq/models": 6250,
-    "cortiq/numerics": 3780,
+    "cortiq/models": 6260,
+    "cortiq/numerics": 3840,
     "cortiq/placement": 710,
     "cortiq/plugins": 660,
     "cortiq/ranks": 2830,
@@ -66,7 +66,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-skills": 1710,
     "plugins/cortiq-torch": 190,
-    "tests": 66300,
+    "tests": 66420,
     "tools": 2121,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""

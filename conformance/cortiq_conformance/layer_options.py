@@ -209,5 +209,7 @@ OPTIONS: tuple[Op, ...] = (
         64, heads=4, dim=32, every=4, top=5, eps=EPS, rope=TABLE, sections=Sections((4, 2, 2), True)
     ),
     replace(ATTENTION, qk_norm=QKNorm(EPS, centred=True)),
+    replace(ATTENTION, qk_norm=QKNorm(EPS, centred=True, by_head=True)),
+    replace(ATTENTION, qk_norm=QKNorm(EPS, after_rope=True, by_head=True)),
 )
 """Each option at least once, over a layout that fits."""

@@ -49,7 +49,14 @@ SAMPLES: Mapping[type[Op], tuple[Sequence[Op], Sequence[Type]]] = {
     ops.Activation: ([ops.Activation("silu")], [VALUE]),
     ops.SoftCap: ([ops.SoftCap(30.0)], [VALUE]),
     ops.RMSNorm: ([ops.RMSNorm(7, 1e-6), ops.RMSNorm(7, 1e-6, weighted=False)], [_last(7)]),
-    ops.LayerNorm: ([ops.LayerNorm(7, 1e-6), ops.LayerNorm(7, 1e-6, biased=False)], [_last(7)]),
+    ops.LayerNorm: (
+        [
+            ops.LayerNorm(7, 1e-6),
+            ops.LayerNorm(7, 1e-6, biased=False),
+            ops.LayerNorm(7, 1e-6, biased=False, weighted=False),
+        ],
+        [_last(7)],
+    ),
     ops.Rope: ([ops.Rope(RopeTable(1e4, 8))], [Type((HEADS, LAST)), TOKEN]),
     ops.StoreKV: ([ops.StoreKV(3, 7, 11)], [Type((3, 7), "q16"), Type((3, 11), "q16")]),
     ops.Attend: (

@@ -158,7 +158,9 @@ def _rms_norm(call: OracleCall, x: Floats) -> Floats:
 
 
 def _layer_norm(call: OracleCall, x: Floats) -> Floats:
-    weight = norms.offset_weight(floats(call.weights["weight"])[0], call.op.offset)
+    weight = None
+    if call.op.weighted:
+        weight = norms.offset_weight(floats(call.weights["weight"])[0], call.op.offset)
     return norms.layer_norm(x, weight, call.vector("bias"), call.op.eps, call.faults)
 
 

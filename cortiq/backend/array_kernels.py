@@ -237,6 +237,7 @@ ARRAY_OPTIONS = frozenset(
         "tau",
         "keys only",
         "sqrt_softplus",
+        "sparse_mixer",
     }
 )
 """Options that they know."""

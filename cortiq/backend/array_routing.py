@@ -63,6 +63,8 @@ def routed(
     indices = first(library, library.descending(keys), router.top_k, late)
     weights = library.take_along(p, indices)
     there = None if admitted is None else library.take_along(admitted, indices)
+    if router.margin is not None:
+        weights = _mixed(library, scores, indices, admitted, router.margin)
     if router.kind == "softmax_topk":
         weights = softmax(library, weights, faults, there)
     elif there is not None:
@@ -115,6 +117,23 @@ def _two_best(library: Arithmetic, x: Any) -> tuple[Any, Any]:
     order = library.ascending(keys)[..., :2] & ((1 << INDEX_BITS) - 1)
     found = library.take_along(x, library.cast(order, "i32"))
     return found[..., 0], found[..., -1]
+
+
+def _mixed(library: Arithmetic, scores: Any, indices: Any, admitted: Any, margin: float) -> Any:
+    """Return each chosen expert's share among those no earlier in order and near to it."""
+    place, share, top = library.counted(scores.shape[-1]), float(F32(margin)), indices.shape[-1]
+    columns = []
+    for column in range(top):
+        index = indices[..., column : column + 1]
+        best = library.take_along(scores, index)
+        size = library.magnitude(scores)
+        reach = library.where(size > best, size, best) * share
+        part = ((scores < best) | ((scores == best) & (place >= index))) & (best - scores <= reach)
+        part = part if admitted is None else part & admitted
+        p = library.exp(library.where(part, scores - best, 0.0))
+        total = library.canonical_sum(library.where(part, p, 0.0))
+        columns.append(library.inverse(library.where(total > 0.0, total, 1.0))[..., 0])
+    return library.stack(columns, -1)
 
 
 def _trimmed(library: Arithmetic, weights: Any, keys: Any, tau: float) -> Any:

@@ -19,14 +19,14 @@ KEYS = Keys(
         "use_parallel_embedding": False,
     },
     gguf=cohere.KEYS.gguf,
-    gguf_tensors=cohere.KEYS.gguf_tensors,
+    gguf_tensors=cohere.BIASED,
 )  # fmt: skip
 NAMES = cohere.NAMES
 build = cohere.build
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(cohere.Config):
+class Config(cohere.CommonConfig):
     """Fields of `Cohere2Config`."""
 
     sliding_window: int = 4096

@@ -230,6 +230,10 @@ MINI: Mapping[str, Mapping[str, Any]] = {
         "logits_soft_cap": 20.0,
     },
     "persimmon": {k: v for k, v in _WITHOUT_HEAD.items() if k != "num_key_value_heads"},
+    "phimoe": _MINI | {
+        "num_local_experts": 8, "router_jitter_noise": 0.2, "attention_bias": True,
+        "lm_head_bias": True,
+    },
 }  # fmt: skip
 """A small model of every family that brings something of its own and has no other here, by its
 `model_type`.

@@ -86,10 +86,10 @@ class TensorSlice:
 
     @property
     def height(self) -> int:
-        """Rows of the part, of all matrices of a stack together."""
+        """Rows of the part, of all matrices of a stack together; numbers of a vector."""
         rows = list(self.shape)
         rows[self.axis] = (rows[self.axis] if self.stop is None else self.stop) - self.start
-        return prod(rows[:-1])
+        return prod(rows[:-1]) if len(rows) > 1 else rows[0]
 
 
 @dataclass(frozen=True)

@@ -229,17 +229,19 @@ def vector_weight(
 ) -> Weight:
     """Make a float32 `Weight` (1, n), or (N, K) taps, from a small float tensor.
 
-    The rows of several tensors lie one after the other: so many of each, or equally many.
+    The rows of several tensors, or of a vector its numbers, lie one after the other: so many of
+    each, or equally many.
     """
-    size = (1, shape[0]) if len(shape) == 1 else (prod(shape[:-1]), shape[-1])
+    is_vector = len(shape) == 1
+    size = (1, shape[0]) if is_vector else (prod(shape[:-1]), shape[-1])
     if len(tensors) == 1:
         return _float_weight(tensors[0], size)
-    counts = rows or [size[0] // len(tensors)] * len(tensors)
+    counts = rows or [size[is_vector] // len(tensors)] * len(tensors)
     parts = [
-        floats(_float_weight(tensor, (count, size[1])), tensor.name)
+        floats(_float_weight(tensor, (1, count) if is_vector else (count, size[1])), tensor.name)
         for tensor, count in zip(tensors, counts, strict=True)
     ]
-    return Weight.from_floats(np.concatenate(parts))
+    return Weight.from_floats(np.concatenate(parts, axis=-1 if is_vector else 0))
 
 
 def _float_weight(tensor: StoredTensor, size: tuple[int, int]) -> Weight:

@@ -117,11 +117,12 @@ def rms_norm(x: Array, weight: Array | None, eps: float) -> Doubles:
     return y if weight is None else y * wide(weight)
 
 
-def layer_norm(x: Array, weight: Array, bias: Array | None, eps: float) -> Doubles:
+def layer_norm(x: Array, weight: Array | None, bias: Array | None, eps: float) -> Doubles:
     """Return (x − mean)/√(variance + eps)·w + b over the last axis."""
     x = wide(x)
     centred = x - x.mean(axis=-1, keepdims=True)
-    y = centred / np.sqrt((centred * centred).mean(axis=-1, keepdims=True) + eps) * wide(weight)
+    y = centred / np.sqrt((centred * centred).mean(axis=-1, keepdims=True) + eps)
+    y = y if weight is None else y * wide(weight)
     return y if bias is None else y + wide(bias)
 
 
@@ -174,6 +175,20 @@ _PROBABILITIES: Mapping[str, Callable[[Array], Doubles]] = {
 }  # fmt: skip
 
 
+def mixed(
+    scores: Doubles, order: npt.NDArray[np.intp], admitted: npt.NDArray[np.bool_], margin: float
+) -> Doubles:
+    """Return a sparse mixer's weights of the experts chosen in this order, see `route.mixed`."""
+    rest, weights = np.array(admitted), []
+    for index in np.moveaxis(order, -1, 0)[..., None]:
+        best = np.take_along_axis(scores, index, axis=-1)
+        near = best - scores <= float(np.float32(margin)) * np.maximum(np.abs(scores), best)
+        p = softmax(scores, rest & near)
+        weights.append(np.take_along_axis(p, index, axis=-1))
+        np.put_along_axis(rest, index, False, axis=-1)
+    return np.concatenate(weights, axis=-1)
+
+
 def route(
     scores: Array, router: Router, selection_bias: Array | None = None, mask: Array | None = None
 ) -> tuple[npt.NDArray[np.int32], Doubles]:
@@ -186,6 +201,8 @@ def route(
     order = np.lexsort((-keys, ~admitted), axis=-1)[..., : router.top_k]
     weights = np.take_along_axis(p, order, axis=-1)
     there = np.take_along_axis(admitted, order, axis=-1)
+    if router.margin is not None:
+        weights = mixed(scores, order, admitted, router.margin)
     weights = softmax(weights, there) if router.kind == "softmax_topk" else weights * there
     if router.tau is not None:
         before = np.cumsum(weights, axis=-1) - weights

@@ -62,14 +62,18 @@ def rms_norm(x: Floats, weight: Floats | None, eps: float, faults: Flags | None 
 
 
 def layer_norm(
-    x: Floats, weight: Floats, bias: Floats | None, eps: float, faults: Flags | None = None
+    x: Floats,
+    weight: Floats | None,
+    bias: Floats | None,
+    eps: float,
+    faults: Flags | None = None,
 ) -> Floats:
     """Compute (x − mean(x))/√(variance(x) + eps)·w + b.
 
     m = canonical_mean(x); c = snap(RN(x − m)); S = canonical_sum(RN(c·c));
     r = RN(1/RN(sqrt(RN(RN(S·RN(1/n)) + eps)))); snap(RN(RN(RN(c·r)·w) + b)), without a bias
-    snap(RN(RN(c·r)·w)). The variance is that of the centred values, never E[x²] − m². Error at
-    most `LAYER_NORM_MAX_ERROR`.
+    snap(RN(RN(c·r)·w)), without either snap(RN(c·r)). The variance is that of the centred values,
+    never E[x²] − m². Error at most `LAYER_NORM_MAX_ERROR`.
 
     Parameters
     ----------
@@ -81,7 +85,8 @@ def layer_norm(
     x = np.asarray(x, F32)
     centred = snap(x - canonical_mean(x)[..., None], faults)
     variance = canonical_mean(centred * centred)
-    y = (centred * inverse_root(variance + checked_epsilon(eps))) * weight
+    y = centred * inverse_root(variance + checked_epsilon(eps))
+    y = y if weight is None else y * weight
     return snap(y if bias is None else y + bias, faults)
 
 

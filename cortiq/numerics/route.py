@@ -7,13 +7,14 @@ from typing import Annotated
 
 import numpy as np
 
-from cortiq.domains import Count, OneOf, Real, at_most, require
+from cortiq.domains import Count, OneOf, Real, Relation, at_most, require
 from cortiq.errors import UnsupportedError
 from cortiq.numerics.contract import F32, Flags, Floats, Ints, snap
+from cortiq.numerics.expert_weights import mixed, renormalised, trimmed
 from cortiq.numerics.scalar import exp, sigmoid, softplus
 from cortiq.numerics.sums import canonical_sum
 
-ROUTER_KINDS = ("softmax", "sigmoid", "softmax_topk", "sqrt_softplus")
+ROUTER_KINDS = ("softmax", "sigmoid", "softmax_topk", "sqrt_softplus", "sparse_mixer")
 GROUP_SCORES = ("max", "top2")
 LOWEST = F32(-(2.0**60))
 """Below every sum of two canonical values."""
@@ -52,7 +53,8 @@ class Router:
     ----------
     top_k : experts a row.
     kind : "softmax" over all experts, "sigmoid" of each, "sqrt_softplus", the root of each one's
-        softplus, or "softmax_topk", over the chosen ones.
+        softplus, "softmax_topk", over the chosen ones, or "sparse_mixer", of each chosen one over
+        those that come no earlier in order and are within `margin` of it (Phi-3.5-MoE).
     renormalise : divide the weights by their sum (plus `denominator_floor`).
     denominator_floor : 0, or a positive number of at least 2⁻¹⁰⁰.
     routed_scaling : factor of the weights at the end, 2⁻⁴⁰ to 2⁴⁹.
@@ -62,6 +64,8 @@ class Router:
         values (DeepSeek V2 and V3).
     tau : of the chosen experts in order of their keys keep the shortest prefix that holds this
         share of their weight, 0 < τ ≤ 1; None keeps all.
+    margin : of a "sparse_mixer": how far a score may be below the chosen one's, as a part of the
+        larger of its own magnitude and the chosen score; None for other kinds.
 
     Raises
     ------
@@ -77,7 +81,14 @@ class Router:
     kept_groups: Count = 1
     group_score: Annotated[str, OneOf(GROUP_SCORES)] = "max"
     tau: Annotated[float, Real(2.0**-40, 1.0)] | None = None
-    relations = (at_most("kept_groups", "groups"),)
+    margin: Annotated[float, Real(2.0**-40, 2.0, zero=True)] | None = None
+    relations = (
+        at_most("kept_groups", "groups"),
+        Relation(
+            ("kind", "margin"), "a sparse mixer has a margin, and nothing else has one",
+            lambda router: (router.kind == "sparse_mixer") == (router.margin is not None),
+        ),
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         require(self, UnsupportedError, "router")
@@ -178,29 +189,6 @@ def admit(values: Floats, keys: Floats, router: Router, mask: Floats | None) -> 
     return (inside & chosen[..., None]).reshape(keys.shape)
 
 
-def trimmed(weights: Floats, keys: Floats, tau: float) -> Floats:
-    """Keep the weights of the shortest prefix that holds τ of them; the others are +0, by select.
-
-    T = RN(τ·Σw), the sum from +0 in ascending index order. Expert c stays if T is 0, or the sum of
-    the weights of the experts before it (a larger key, or an equal one and a lower index), from +0
-    in ascending index order too, is below T. Sums of more terms are never smaller, so that what
-    stays is a prefix.
-
-    Parameters
-    ----------
-    weights, keys : float32 [rows, k] of the chosen experts, in ascending index order.
-    """
-    columns = range(weights.shape[-1])
-    total, before = np.zeros(weights.shape[:-1], F32), np.zeros(weights.shape, F32)
-    for d in columns:
-        total = total + weights[..., d]
-        ahead = keys[..., d, None] > keys
-        ahead[..., d + 1 :] |= keys[..., d, None] == keys[..., d + 1 :]
-        before = np.where(ahead, before + weights[..., d, None], before)
-    enough = (F32(tau) * total)[..., None]
-    return np.where((enough == 0) | (before < enough), weights, F32(0))
-
-
 def route(
     scores: Floats,
     router: Router,
@@ -211,15 +199,16 @@ def route(
     """Choose experts and weigh them; one primitive.
 
     1. p: "softmax" softmax(scores); "sigmoid" snap(σ(scores)); "sqrt_softplus"
-       RN(√snap(softplus(scores))); "softmax_topk" the scores.
+       RN(√snap(softplus(scores))); "softmax_topk" and "sparse_mixer" the scores.
     2. Keys: the raw scores without a bias (p saturates and would tie where scores differ), else
        snap(RN(p + bias)). The top_k largest keys of the experts that `admit` allows are chosen
        (a group's values for "top2" are p, or the keys with a bias), the lower index first on
        equality, and listed in ascending index order. Where fewer are admitted, the rest are the
        experts that would come next.
-    3. Weights: p of the chosen, never with the bias; "softmax_topk": softmax of the chosen scores.
+    3. Weights: p of the chosen, never with the bias; "softmax_topk": softmax of the chosen scores;
+       "sparse_mixer": see `expert_weights.mixed` (there is no bias).
        Experts that are not admitted take no part and weigh +0, by select.
-    4. `tau`: see `trimmed`.
+    4. `tau`: see `expert_weights.trimmed`.
     5. `renormalise`: s = +0; s = RN(s + w) in ascending index order; s = RN(s + RN(floor));
        w = RN(w/s), +0 where s is 0.
     6. w = RN(w·RN(routed_scaling)) unless it is 1; snap.
@@ -249,6 +238,8 @@ def route(
     indices = choose(keys, router.top_k, admitted)
     there = True if admitted is None else np.take_along_axis(admitted, indices, axis=-1)
     weights = np.take_along_axis(p, indices, axis=-1)
+    if router.margin is not None:
+        weights = mixed(scores, indices, admitted, router.margin)
     whole = router.kind == "softmax_topk"
     weights = softmax(weights, there, faults) if whole else np.where(there, weights, F32(0))
     if router.tau is not None:
@@ -269,16 +260,6 @@ def probabilities(scores: Floats, kind: str, faults: Flags | None) -> Floats:
     if kind == "sqrt_softplus":
         return np.sqrt(snap(softplus(scores), faults))
     return scores
-
-
-def renormalised(weights: Floats, floor: float) -> Floats:
-    """Compute step 5 of `route`."""
-    total = np.zeros(weights.shape[:-1], F32)
-    for column in range(weights.shape[-1]):
-        total = total + weights[..., column]
-    total = (total + F32(floor))[..., None]
-    empty = total == 0
-    return np.where(empty, F32(0), weights / np.where(empty, F32(1), total))
 
 
 def combine_experts(weights: Floats, outputs: Floats, faults: Flags | None = None) -> Floats:

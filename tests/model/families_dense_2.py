@@ -77,10 +77,12 @@ COHERE = Family(
     "cohere",
     "CohereConfig",
     base={**NORMED, "head_dim": ..., "tie_word_embeddings": True},
-    switches={"attention_bias": True, "tie_word_embeddings": False, "logit_scale": 0.3},
+    switches={
+        "attention_bias": True, "tie_word_embeddings": False, "logit_scale": 0.3,
+        "use_qk_norm": True,
+    },
     moves=[*LAYER_NORM, {"logit_scale": 0.31}],
-    refused=[({"use_qk_norm": True}, "use_qk_norm")],
-    gguf=[GGUF("command-r", geometries=("wide", "odd"), values=lambda config: {
+    gguf=[GGUF("command-r", values=lambda config: {
         "attention.layer_norm_epsilon": config["layer_norm_eps"],
         "logit_scale": config["logit_scale"],
     })],
@@ -149,10 +151,10 @@ STABLELM = Family(
     shapes={"wide": {"hidden_size": 64}},
     switches={
         "use_qkv_bias": True, "tie_word_embeddings": True, "use_parallel_residual": True,
+        "qk_layernorm": True,
     },
     moves=[*LAYER_NORM, {f"{ROPE}.partial_rotary_factor": 0.5}],
-    refused=[({"qk_layernorm": True}, "qk_layernorm")],
-    gguf=[GGUF("stablelm", geometries=("wide", "odd"), values=lambda config: {
+    gguf=[GGUF("stablelm", values=lambda config: {
         "attention.layer_norm_epsilon": config["layer_norm_eps"],
         "use_parallel_residual": config["use_parallel_residual"],
         "rope.dimension_count": config["hidden_size"] // config["num_attention_heads"] // 4,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from families_dense import USUAL
+from families_dense import ORIGINAL, USUAL, phi3_factors
 from families_experts import COUNTS, GROUPS, ROUTED
 from families_mixed import LAYERS, ROPE, by_kind
 from family_harness import Family
-from gguf_files import GGUF
+from gguf_files import GGUF, head_width
 
 
 def mellum_values(config):
@@ -126,4 +126,41 @@ COHERE2_MOE = Family(
     ],
     gguf=[GGUF("cohere2moe", names="dots1", geometries=("odd",), values=cohere_values)],
 )  # fmt: skip
-FAMILIES = [MELLUM, SARVAM, COHERE2_MOE]
+AMPLIFIED = {
+    "rope_type": "longrope", "rope_theta": 1e3, "original_max_position_embeddings": 16,
+    "short_factor": [1.0, 1.5, 3.0, 4.0], "long_factor": [1.0, 1.5, 3.0, 4.0],
+    "short_mscale": 1.1, "long_mscale": 1.3,
+}  # fmt: skip
+"""Lists that are alike: transformers 5.24 divides by the short one whatever the length, though its
+amplitude, and its releases before 5, follow the length."""
+
+
+def phimoe_values(config):
+    """Metadata of Phi 3.5 MoE; the amplitude is that of the long list."""
+    long = config[ROPE]["rope_type"] == "longrope"
+    return {
+        "expert_count": config["num_local_experts"], "expert_used_count": 2,
+        "attention.sliding_window": config["sliding_window"] or 0,
+        "rope.dimension_count": head_width(config),
+        "rope.scaling.original_context_length": config[ROPE].get(ORIGINAL),
+        "rope.scaling.attn_factor": config[ROPE]["long_mscale"] if long else None,
+    }  # fmt: skip
+
+
+PHIMOE = Family(
+    "phimoe",
+    "PhimoeConfig",
+    base={"num_local_experts": 8, "router_jitter_noise": 0.3},
+    switches={
+        "attention_bias": True, "lm_head_bias": True, "sliding_window": 9,
+        "tie_word_embeddings": True, "router_jitter_noise": 0.1, ROPE: AMPLIFIED,
+    },
+    moves=[
+        *USUAL, {"sliding_window": 10}, {"router_jitter_noise": 0.5},
+        {f"{ROPE}.long_mscale": 1.31}, {f"{ROPE}.long_factor": [1.0, 1.6, 3.0, 4.0]},
+    ],
+    sizes=("num_local_experts",),
+    refused=[({"num_experts_per_tok": 3}, "num_experts_per_tok")],
+    gguf=[GGUF("phimoe", values=phimoe_values, extra=phi3_factors)],
+)  # fmt: skip
+FAMILIES = [MELLUM, SARVAM, COHERE2_MOE, PHIMOE]

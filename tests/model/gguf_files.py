@@ -24,8 +24,11 @@ SCALARS = {
 """Metadata of every architecture, and where config.json has it."""
 LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 """Keys that a config.json may have for the number of layers."""
-STACKED = re.compile(r"(model\.altup_\w*projections)\.\d+\.weight")
-"""Matrices of a folder that a file holds as one stack, in the order of their numbers."""
+STACKED = re.compile(
+    r"(model\.altup_\w*projections|model\.layers\.\d+\.self_attn\.[qk]_layernorm)"
+    r"(?:\.norms)?\.\d+\.weight"
+)
+"""Matrices and norms of a folder that a file holds as one stack, in the order of their numbers."""
 BARE = ("xielu.", "tokenizer.")
 """What keys begin with that have no architecture before them."""
 LLAMA_FACTORS = "rope_freqs.weight"

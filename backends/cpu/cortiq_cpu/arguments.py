@@ -225,7 +225,7 @@ class RouteArgs(ctypes.Structure):
         p="scores bias mask index weights",
         l="scores_stride",
         i="experts top_k router renormalise groups kept_groups best_two",
-        f="floor scaling tau",
+        f="floor scaling tau margin",
     )
 
 

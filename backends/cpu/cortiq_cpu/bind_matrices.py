@@ -19,7 +19,7 @@ from cortiq_cpu.matmul_arguments import (
 )
 
 F32 = np.float32
-ROUTERS = ("softmax", "sigmoid", "softmax_topk", "sqrt_softplus")
+ROUTERS = ("softmax", "sigmoid", "softmax_topk", "sqrt_softplus", "sparse_mixer")
 """By the number the native core gives them."""
 
 
@@ -106,6 +106,7 @@ def bind_route(b: OpBinder, step: LoweredStep) -> OpArgs:
         kept_groups=router.kept_groups,
         best_two=router.group_score == "top2",
         tau=F32(router.tau or 0),
+        margin=F32(router.margin or 0),
     )
     return [(OpKind.ROUTE, args)]
 

@@ -24,7 +24,7 @@ KERNELS = (
 """Primitives with a kernel."""
 OPTIONS = frozenset({
     *scalar.ACTIVATIONS, "groups", "mask", "tau", "missing", "step", "sections", "blocks",
-    "keys only", "until", "mass", "every", "slopes", "sqrt_softplus",
+    "keys only", "until", "mass", "every", "slopes", "sqrt_softplus", "sparse_mixer",
 })  # fmt: skip
 """What the kernels know beyond the plain form of an operator."""
 

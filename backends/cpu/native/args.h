@@ -267,7 +267,8 @@ typedef struct {
 enum { CORTIQ_MARK = 64, CORTIQ_KEPT = 128, CORTIQ_COLUMNS = 32 };
 
 /* ROUTE: index and weights have top_k values a row, out of `experts` scores. */
-enum { CORTIQ_SOFTMAX, CORTIQ_SIGMOID, CORTIQ_SOFTMAX_TOPK, CORTIQ_SQRT_SOFTPLUS };
+enum { CORTIQ_SOFTMAX, CORTIQ_SIGMOID, CORTIQ_SOFTMAX_TOPK, CORTIQ_SQRT_SOFTPLUS,
+       CORTIQ_SPARSE_MIXER };
 typedef struct {
     const float *scores, *bias, *mask; /* bias and mask may be NULL */
     int32_t *index;
@@ -279,6 +280,7 @@ typedef struct {
     int32_t best_two; /* a group's score is the sum of its two best values, not its best key */
     float floor, scaling;
     float tau; /* 0: all of the chosen experts are kept */
+    float margin; /* of a sparse mixer */
 } cortiq_route;
 
 /* COMBINE_EXPERTS: weights [rows][count], outputs [rows][count][width]. */

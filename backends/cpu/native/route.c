@@ -73,24 +73,55 @@ static const uint8_t *admit(const cortiq_route *a, const float *values, const fl
     return admitted;
 }
 
+/* The sum of values in the canonical order. */
+static float total_of(const float *x, int32_t count)
+{
+    float lanes[256] = {0};
+    for (int32_t i = 0; i < count; i++) lanes[i % 256] = lanes[i % 256] + x[i];
+    for (int32_t half = 128; half; half /= 2)
+        for (int32_t i = 0; i < half; i++) lanes[i] = lanes[i] + lanes[i + half];
+    return lanes[0];
+}
+
 /* Softmax of the weights whose flag is set; the others become +0. e^x snapped is e^x here: what it
  * takes to +0 is too small to change a sum that holds a 1. */
 static int softmax_of(const cortiq_row_kernels *k, float *weights, const uint8_t *there,
                       int32_t count)
 {
-    float lanes[256] = {0}, highest = 0.0f;
+    float highest = 0.0f, total;
     int32_t found = 0;
     for (int32_t i = 0; i < count; i++)
         if (there[i] && (!found++ || weights[i] > highest)) highest = weights[i];
     for (int32_t i = 0; i < count; i++) weights[i] = there[i] ? weights[i] - highest : 0.0f;
     k->activation(weights, NULL, weights, count, ROUTE_EXP);
-    for (int32_t i = 0; i < count; i++) {
-        weights[i] = there[i] ? weights[i] : 0.0f;
-        lanes[i % 256] = lanes[i % 256] + weights[i];
+    for (int32_t i = 0; i < count; i++) weights[i] = there[i] ? weights[i] : 0.0f;
+    total = total_of(weights, count);
+    return k->scale(weights, 1.0f / (total > 0 ? total : 1.0f), weights, count);
+}
+
+/* Whether expert j takes part in the softmax that gives the chosen expert c its weight. */
+static int mixes(const cortiq_route *a, const float *scores, const uint8_t *admitted, int32_t c,
+                 int32_t j)
+{
+    float m = scores[c], size = fabsf(scores[j]);
+    if (admitted && !admitted[j]) return 0;
+    if (j != c && before(scores, NULL, j, c)) return 0;
+    return m - scores[j] <= a->margin * (size > m ? size : m);
+}
+
+/* The weights of a sparse mixer. `p` has room for all experts. */
+static void mix(const cortiq_route *a, const cortiq_row_kernels *k, const float *scores,
+                const uint8_t *admitted, const int32_t *index, float *weights, float *p)
+{
+    for (int32_t i = 0; i < a->top_k; i++) {
+        int32_t c = index[i];
+        for (int32_t j = 0; j < a->experts; j++)
+            p[j] = mixes(a, scores, admitted, c, j) ? scores[j] - scores[c] : 0.0f;
+        k->activation(p, NULL, p, a->experts, ROUTE_EXP);
+        for (int32_t j = 0; j < a->experts; j++)
+            p[j] = mixes(a, scores, admitted, c, j) ? p[j] : 0.0f;
+        weights[i] = !admitted || admitted[c] ? 1.0f / total_of(p, a->experts) : 0.0f;
     }
-    for (int32_t half = 128; half; half /= 2)
-        for (int32_t i = 0; i < half; i++) lanes[i] = lanes[i] + lanes[i + half];
-    return k->scale(weights, 1.0f / (lanes[0] > 0 ? lanes[0] : 1.0f), weights, count);
 }
 
 /* The weights of the shortest prefix that holds tau of them; the others +0. `sums` has room for
@@ -146,7 +177,7 @@ static int route_row(const cortiq_route *a, const cortiq_row_kernels *k, const f
         for (int32_t i = 0; i < a->experts; i++) scratch[i] = sqrtf(scratch[i]);
     }
     if (a->router == CORTIQ_SIGMOID) fault |= k->sigmoid(scores, scratch, a->experts);
-    if (a->router != CORTIQ_SOFTMAX_TOPK) values = p = scratch;
+    if (a->router != CORTIQ_SOFTMAX_TOPK && a->router != CORTIQ_SPARSE_MIXER) values = p = scratch;
     if (a->bias) {
         fault |= k->add(p, a->bias, sums, a->experts);
         values = keys = sums;
@@ -154,6 +185,7 @@ static int route_row(const cortiq_route *a, const cortiq_row_kernels *k, const f
     const uint8_t *admitted = admit(a, values, keys, flags, groups, kept);
     choose(keys, admitted, a->experts, a->top_k, index);
     fault |= weigh(a, k, p, admitted, there, index, weights);
+    if (a->router == CORTIQ_SPARSE_MIXER) mix(a, k, scores, admitted, index, weights, scratch);
     if (a->tau != 0) trim(a, keys, index, weights, groups);
     if (a->renormalise) renormalise(weights, a->top_k, a->floor);
     if (a->scaling != 1)

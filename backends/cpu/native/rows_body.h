@@ -172,7 +172,8 @@ static int row_layer_norm(const float *x, const float *w, const float *bias, flo
     EACH(i, count, n) f_store_part(out + i, snap(f_load_part(x + i, count) - mean, &worst), count);
     float r = 1.0f / sqrtf(row_squares(out, n) * inverse_n + eps);
     EACH(i, count, n) {
-        vf y = (f_load_part(out + i, count) * f_all(r)) * f_load_part(w + i, count);
+        vf y = f_load_part(out + i, count) * f_all(r);
+        if (w) y = y * f_load_part(w + i, count);
         if (bias) y = y + f_load_part(bias + i, count);
         f_store_part(out + i, snap(y, &worst), count);
     }

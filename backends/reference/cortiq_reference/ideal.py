@@ -170,9 +170,17 @@ def _state_space(node: IdealCall, *rows: Doubles) -> Doubles:
     return state_space_ideal(np.zeros((op.heads, op.state_dim, op.head_dim)), *rows)[1]
 
 
-def _rms_norm(node: IdealCall, x: Doubles) -> Doubles:
+def _norm_weight(node: IdealCall) -> Doubles | None:
     weight = node.vector("weight")
-    return ideal.rms_norm(x, None if weight is None else weight + node.op.offset, node.op.eps)
+    return None if weight is None else weight + node.op.offset
+
+
+def _rms_norm(node: IdealCall, x: Doubles) -> Doubles:
+    return ideal.rms_norm(x, _norm_weight(node), node.op.eps)
+
+
+def _layer_norm(node: IdealCall, x: Doubles) -> Doubles:
+    return ideal.layer_norm(x, _norm_weight(node), node.vector("bias"), node.op.eps)
 
 
 def _rope(node: IdealCall, x: Doubles, position: npt.NDArray[np.int64]) -> Doubles:
@@ -227,9 +235,7 @@ FORMULAS: Formulas = {
     ops.Activation: lambda node, x: ideal.activation(x, node.op.function),
     ops.SoftCap: lambda node, x: ideal.soft_cap(x, node.op.cap),
     ops.RMSNorm: _rms_norm,
-    ops.LayerNorm: lambda node, x: ideal.layer_norm(
-        x, node.vector("weight") + node.op.offset, node.vector("bias"), node.op.eps
-    ),
+    ops.LayerNorm: _layer_norm,
     ops.Rope: _rope,
     ops.StoreKV: store,
     ops.Attend: attend,

@@ -100,7 +100,7 @@ def _rms_norm(call: Call, x: Floats) -> Floats:
 
 
 def _layer_norm(call: Call, x: Floats) -> Floats:
-    weight, bias = call.weights["weight"], call.weights.get("bias")
+    weight, bias = call.weights.get("weight"), call.weights.get("bias")
     return norms.layer_norm(x, weight, bias, call.op.eps, call.faults)
 
 

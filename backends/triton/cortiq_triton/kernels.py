@@ -247,7 +247,7 @@ KERNELS: Mapping[type[Op], Callable[..., Any]] = {
 OPTIONS = frozenset(
     {*ew.ACTIVATIONS, "step", "missing", "sections", "groups", "mask", "tau", "blocks",
      "keys only", "until", "mass", "every", "slopes",
-     "sqrt_softplus"}
+     "sqrt_softplus", "sparse_mixer"}
 )  # fmt: skip
 """Options that the kernels know, as `Op.options` names them."""
 

@@ -12,7 +12,7 @@ from cortiq_triton.rows import ordered_bits
 from cortiq_triton.scalar import exp, fold, inverse, outside, sigmoid, snapped, softplus
 from cortiq_triton.sums import add_in_order
 
-KINDS = ("softmax", "sigmoid", "softmax_topk", "sqrt_softplus")
+KINDS = ("softmax", "sigmoid", "softmax_topk", "sqrt_softplus", "sparse_mixer")
 LANES = 256
 LARGEST = 2048
 """Experts up to which a row's fit in one program."""
@@ -25,16 +25,22 @@ def from_bits(key: Tensor) -> Tensor:
 
 
 @device
-def row_softmax(x: Tensor, kept: Tensor, EP: tl.constexpr) -> tuple[Tensor, Tensor]:
-    """snap(p·RN(1/S)) of x [EP] where kept, and whether a value is a fault."""
-    highest = from_bits(tl.max(tl.where(kept, ordered_bits(x), ordered_bits(x * 0.0 - 2.0**50)), 0))
-    p = tl.where(kept, exp(tl.where(kept, x - highest, 0.0)), 0.0)
+def row_total(p: Tensor, EP: tl.constexpr) -> Tensor:
+    """The sum of p [EP] in the canonical order, [1]."""
     chunks = tl.permute(tl.reshape(p, (EP // 256, 256)), (1, 0))
     lanes = add_in_order(tl.full((256,), 0.0, tl.float32), chunks, EP // 256, 256)
     total = tl.max(fold(lanes[None, :], 1).to(tl.int32, bitcast=True), 0).to(
         tl.float32, bitcast=True
     )
-    total = tl.reshape(total, (1,)) + tl.full((EP,), 0.0, tl.float32)
+    return tl.reshape(total, (1,))
+
+
+@device
+def row_softmax(x: Tensor, kept: Tensor, EP: tl.constexpr) -> tuple[Tensor, Tensor]:
+    """snap(p·RN(1/S)) of x [EP] where kept, and whether a value is a fault."""
+    highest = from_bits(tl.max(tl.where(kept, ordered_bits(x), ordered_bits(x * 0.0 - 2.0**50)), 0))
+    p = tl.where(kept, exp(tl.where(kept, x - highest, 0.0)), 0.0)
+    total = row_total(p, EP) + tl.full((EP,), 0.0, tl.float32)
     y = p * inverse(tl.where(total > 0.0, total, 1.0))
     return snapped(y), tl.max((kept & outside(y)).to(tl.int32), 0)
 
@@ -45,6 +51,35 @@ def picked(values: Tensor, where: Tensor) -> Tensor:
     return tl.sum(tl.where(where, values.to(tl.int32, bitcast=True), 0), 0).to(
         tl.float32, bitcast=True
     )
+
+
+@device
+def mixed(
+    x: Tensor, bits: Tensor, index: Tensor, admitted: Tensor, at: Tensor, margin: Tensor,
+    EP: tl.constexpr,
+) -> Tensor:  # fmt: skip
+    """A sparse mixer's weight of the chosen expert `at`, [256] times the same."""
+    m = picked(x, index == at)
+    mine = tl.sum(tl.where(index == at, bits, 0), 0)
+    behind = (bits < mine) | ((bits == mine) & (index >= at))
+    near = (m - x) <= margin * tl.maximum(tl.abs(x), m)
+    part = (admitted > 0) & behind & near
+    p = tl.where(part, exp(tl.where(part, x - m, 0.0)), 0.0)
+    total = row_total(p, EP) + tl.full((256,), 0.0, tl.float32)
+    return inverse(tl.where(total > 0.0, total, 1.0))
+
+
+@device
+def weight_of(
+    x: Tensor, p: Tensor, bits: Tensor, index: Tensor, admitted: Tensor, at: Tensor,
+    margin: Tensor, KIND: tl.constexpr, EP: tl.constexpr,
+) -> Tensor:  # fmt: skip
+    """The weight of the chosen expert `at`, [256] times the same."""
+    if KIND == 4:
+        weight = mixed(x, bits, index, admitted, at, margin, EP)
+    else:
+        weight = picked(p, index == at) + tl.full((256,), 0.0, tl.float32)
+    return weight
 
 
 @device
@@ -132,7 +167,7 @@ def renormalised(w: Tensor, floor: Tensor, TOP: tl.constexpr) -> Tensor:
 @kernel
 def route(
     scores: Tensor, bias: Tensor, mask: Tensor, indices: Tensor, weights: Tensor, faults: Tensor,
-    E: Tensor, tau: Tensor, floor: Tensor, scaling: Tensor, KIND: tl.constexpr,
+    E: Tensor, tau: Tensor, margin: Tensor, floor: Tensor, scaling: Tensor, KIND: tl.constexpr,
     TOP: tl.constexpr, BIAS: tl.constexpr, MASK: tl.constexpr, GROUPS: tl.constexpr,
     SIZE: tl.constexpr, KEPT: tl.constexpr, TOP2: tl.constexpr, TAU: tl.constexpr,
     RENORMALISE: tl.constexpr, SCALED: tl.constexpr, EP: tl.constexpr, GP: tl.constexpr,
@@ -170,7 +205,8 @@ def route(
         mine = index == lowest
         taken = tl.where(mine, 0, taken)
         tl.store(indices + r * TOP + place, lowest)
-        w = tl.where(lane == place, picked(p, mine), w)
+        weight = weight_of(x, p, bits, index, admitted, lowest, margin, KIND, EP)
+        w = tl.where(lane == place, weight, w)
         keys = tl.where(lane == place, picked(key, mine), keys)
         there = tl.where(lane == place, tl.sum(tl.where(mine, admitted, 0), 0), there)
     if KIND == 2:
@@ -206,7 +242,8 @@ def routed(
     launch(
         route, (rows,), scores, scores if bias is None else bias, scores if mask is None else mask,
         indices, weights, faults, experts, float(F32(tau or 0)),
-        float(F32(router.denominator_floor)), float(F32(router.routed_scaling)),
+        float(F32(router.margin or 0)), float(F32(router.denominator_floor)),
+        float(F32(router.routed_scaling)),
         KIND=KINDS.index(router.kind), TOP=top, BIAS=bias is not None, MASK=mask is not None,
         GROUPS=router.groups, SIZE=experts // router.groups, KEPT=router.kept_groups,
         TOP2=router.group_score == "top2", TAU=tau is not None, RENORMALISE=router.renormalise,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 EXTRA_OPTIONS = ("binding_bytes", "gpu_kernels", "portable_dot", "poison", "progress", "tuning")
 OPTIONS = frozenset({
     *scalar.ACTIVATIONS, "groups", "mask", "tau", "missing", "step", "sections", "blocks",
-    "keys only", "until", "mass", "every", "slopes", "sqrt_softplus",
+    "keys only", "until", "mass", "every", "slopes", "sqrt_softplus", "sparse_mixer",
 })  # fmt: skip
 """What the kernels know beyond the plain form of an operator."""
 KERNELS = tuple(kind for kind in ops.PRIMITIVES if kind is not ops.DiagonalDeltaRule)

@@ -13,8 +13,10 @@ from cortiq_wgpu.shader_source import Stage, bits, stage
 MOST_CHOSEN = 32
 MOST_GROUPS = 1024
 
+SCORES = "for (var i = lane; i < n; i += LANES) { x[values + i] = x[scores + i]; }"
 VALUES = {
-    "softmax_topk": "for (var i = lane; i < n; i += LANES) { x[values + i] = x[scores + i]; }",
+    "softmax_topk": SCORES,
+    "sparse_mixer": SCORES,
     "sigmoid": """for (var i = lane; i < n; i += LANES) {
     x[values + i] = canonical(sigmoid(from_bits(x[scores + i])), row);
   }""",
@@ -60,11 +62,32 @@ TOPK = """var highest = LOWEST();
     x[weights + i] = canonical(multiply(from_bits(x[weights + i]), inverse), row);
   }"""
 
+MIXED = """for (var c = 0u; c < k; c++) {
+    let at = x[indices + c];
+    let m = from_bits(x[scores + at]);
+    for (var i = 0u; i < 256u; i++) { lanes[i] = 0.0; }
+    for (var j = 0u; j < $experts; j++) {
+      let s = from_bits(x[scores + j]);
+      let behind = s < m || (s == m && j >= at);
+      let near = subtract(m, s) <= multiply(from_bits($margin), max(abs(s), m));
+      if (admitted(j) && behind && near) {
+        lanes[j % 256u] = add(lanes[j % 256u], exp_(subtract(s, m)));
+      }
+    }
+    for (var half = 128u; half > 0u; half /= 2u) {
+      for (var i = 0u; i < half; i++) { lanes[i] = add(lanes[i], lanes[i + half]); }
+    }
+    let weight = divide(1.0, select(1.0, lanes[0], lanes[0] > 0.0));
+    x[weights + c] = select(0u, bitcast<u32>(weight), admitted(at));
+  }"""
+WEIGHTS = {"softmax_topk": TOPK, "sparse_mixer": MIXED}
+"""How the chosen experts are weighed, where not by their p."""
+
 
 def route_stage(binder: DispatchBinder, step: LoweredStep) -> list[tuple[Stage, Mapping[str, int]]]:
     """Make the stage that chooses a router's experts."""
     op, router = step.op, step.op.router
-    weights = TOPK if router.kind == "softmax_topk" else PLAIN
+    weights = WEIGHTS.get(router.kind, PLAIN)
     text = stage("route", KIND=router.kind, VALUES=VALUES[router.kind], WEIGHTS=weights)
     index, out, beside = step.outputs
     scaling = 0 if router.routed_scaling == 1 else bits(router.routed_scaling)
@@ -81,6 +104,7 @@ def route_stage(binder: DispatchBinder, step: LoweredStep) -> list[tuple[Stage, 
         "index": binder.at(index),
         "out": binder.at(out),
         "tau": 0 if router.tau is None else bits(F32(router.tau)),
+        "margin": bits(F32(router.margin or 0)),
         "renormalise": int(router.renormalise),
         "floor": bits(F32(router.denominator_floor)),
         "scaling": scaling,

@@ -6,7 +6,7 @@ import numpy as np
 
 from cortiq.ir import ops
 from cortiq.numerics import key_blocks, route
-from cortiq.numerics.contract import Floats, Ints, exp2_int, round_to_f32
+from cortiq.numerics.contract import F32, Flags, Floats, Ints, exp2_int, round_to_f32
 from cortiq.numerics.key_blocks import choose_keys, own_block
 from cortiq.numerics.quantise import Quantised
 from cortiq.numerics.route import stack_index
@@ -66,6 +66,16 @@ def _ahead(positions: Ints, block: int) -> Ints:
     return own_block(np.asarray(positions) + 1, block)
 
 
+def _with_earlier(scores: Floats, indices: Ints, admitted: Flags | None, margin: float) -> Floats:
+    """Weigh each expert of a sparse mixer among the earlier ones, too."""
+    m = np.take_along_axis(scores, indices, axis=-1)[..., None]
+    each = np.repeat(scores[:, None], indices.shape[-1], axis=1)
+    near = m - each <= F32(margin) * np.maximum(np.abs(each), m)
+    near &= True if admitted is None else admitted[:, None]
+    found = route.softmax(each, near)
+    return np.take_along_axis(found, indices[..., None].astype(np.int64), axis=-1)[..., 0]
+
+
 def _of_one_fewer(number: Ints, size: int, index: Ints | None = None) -> Ints:
     """Count stacks of one matrix fewer."""
     every = stack_index(np.zeros(1, np.int32), size)
@@ -77,6 +87,11 @@ WRONG_CHOICES: dict[str, Wrong] = {
     "heads added one after the other": _with(key_blocks, "key_scores", _head_after_head),
     "heads added in pairs": _with(key_blocks, "key_scores", _neighbours),
     "negative scores of heads": _with(key_blocks, "key_scores", _signed),
+    "a sparse mixer with the experts before": {
+        ops.Route: with_replaced(
+            KERNELS[ops.Route], ReplacedFunction(route, "mixed", _with_earlier)
+        )
+    },
     "places in stacks of one matrix fewer": {
         ops.StackIndex: with_replaced(
             KERNELS[ops.StackIndex], ReplacedFunction(route, "stack_index", _of_one_fewer)

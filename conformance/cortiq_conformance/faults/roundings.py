@@ -103,7 +103,8 @@ def _moments(call: Call, x: Floats) -> Floats:
     variance = canonical_mean(x * x) - mean * mean
     centred = snap(x - mean[..., None], call.faults)
     root = norms.inverse_root(np.maximum(variance, F32(0)) + F32(call.op.eps))
-    y, bias = (centred * root) * call.weights["weight"], call.weights.get("bias")
+    y, weight, bias = centred * root, call.weights.get("weight"), call.weights.get("bias")
+    y = y if weight is None else y * weight
     return snap(y if bias is None else y + bias, call.faults)
 
 

@@ -124,6 +124,7 @@ FAULTS: Mapping[str, Fault] = {
     "the decay of the first row": Fault(("StateSpace",), "StateSpace"),
     "a state summed row after row": Fault(("StateSpace",), "StateSpace"),
     "experts of every group": Fault(("Route",), "Route"),
+    "a sparse mixer with the experts before": Fault(("Route",), "Route"),
     "an exponential of another library": Fault(("Gain",), "Gain"),
     "a square rounded up": Fault(("Gain",), "Gain"),
     "rows of a matrix before its columns": Fault(("Sinkhorn",), "Sinkhorn"),

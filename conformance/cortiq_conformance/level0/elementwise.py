@@ -39,6 +39,8 @@ def cases() -> Iterator[Case]:
         for biased in (False, True):
             what = f"width {width}{', biased' if biased else ''}"
             yield _case("LayerNorm", what, partial(_layer_norm, width, biased))
+    for width in (3, 576):
+        yield _case("LayerNorm", f"{width}, without a weight", partial(_plain_layer_norm, width))
     for kind, build in SHAPES.items():
         yield _case(kind, "as they are", build)
     yield _case("Slice", "every other value", _every_other)
@@ -139,7 +141,16 @@ def layer_norm(source: CaseData, width: int, biased: bool) -> ProbeProgram:
 
 
 def _layer_norm(width: int, biased: bool, source: CaseData) -> Scenario:
-    probe = layer_norm(source, width, biased)
+    return _moved(layer_norm(source, width, biased), width, source)
+
+
+def _plain_layer_norm(width: int, source: CaseData) -> Scenario:
+    op = ops.LayerNorm(width, EPS, biased=False, weighted=False)
+    return _moved(one(op, {"x": floats(width)}, {}), width, source)
+
+
+def _moved(probe: ProbeProgram, width: int, source: CaseData) -> Scenario:
+    """Return rows of which some have a mean far from zero."""
     x = source.floats(24, width, amplitude=2)
     x[1:8] += F32(3)
     return probe.given(x=x)

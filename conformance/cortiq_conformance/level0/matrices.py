@@ -38,11 +38,18 @@ def cases() -> Iterator[Case]:
             name = f"{what}{', selection bias' if biased else ''}"
             build = partial(_route, router, biased)
             yield Case(f"level0/Route[{name}]", 0, "Route", "Route", build)
+    for what, router in MIXERS.items():
+        for masked in (False, True):
+            name = f"{what}{', masked' if masked else ''}"
+            build = partial(_route, router, False, masked=masked)
+            yield Case(f"level0/Route[{name}]", 0, "Route", "Route", build)
     for what, router in LIMITED.items():
         for masked in (False, True):
             name = f"{what}{', masked' if masked else ''}"
             build = partial(_route, router, router.kind == "sigmoid", masked=masked)
             yield Case(f"level0/Route[{name}]", 0, "Route", "Route", build)
+    build = partial(_route, Router(4, "sparse_mixer", margin=0.5), False, ties=True)
+    yield Case("level0/Route ties[sparse mixer]", 0, "Route ties", "Route", build)
     build = partial(_route, Router(TOP), False, ties=True)
     yield Case("level0/Route ties[equal scores]", 0, "Route ties", "Route", build)
     build = partial(_route, LIMITED["groups by their best"], False, ties=True)
@@ -221,6 +228,15 @@ LIMITED = {
     ),
 }
 """Routers that admit some experts only, or keep some of the chosen only."""
+
+
+MIXERS = {
+    "sparse mixer": Router(2, "sparse_mixer", margin=0.02),
+    "sparse mixer of wide margins, renormalised, scaled": Router(
+        TOP, "sparse_mixer", renormalise=True, routed_scaling=2.5, margin=1.3
+    ),
+    "sparse mixer of three groups": Router(2, "sparse_mixer", groups=8, kept_groups=3, margin=0.4),
+}
 
 
 def route(

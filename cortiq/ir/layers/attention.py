@@ -19,7 +19,7 @@ from cortiq.ir.layers.attention_options import (
 )
 from cortiq.ir.layers.basic import Layer, linear
 from cortiq.ir.layers.indexer import Indexer
-from cortiq.ir.op import Type, expect, expect_last
+from cortiq.ir.op import Op, Type, expect, expect_last
 from cortiq.ir.options import Constant, Epsilon, Pairing, Positive, ScoreCap, ScoreScale, Slope
 from cortiq.ir.slots import KVRows, Slot
 from cortiq.numerics.rope import RopeTable, Sections
@@ -139,9 +139,9 @@ class Attention(Layer):
         shapes["o"] = (self.width, merged)
         shapes |= {"output_norm": (merged,)} if self.output_norm is not None else {}
         if self.qk_norm and self.qk_norm.weighted:
-            ends = ("_norm", "_norm_bias")[: 1 + self.qk_norm.centred]
+            ends = ("_norm", "_norm_bias")[: 1 + self.qk_norm.biased]
             normed = [r for r in rows if r != "v"]
-            shapes |= {f"{r}{end}": (self._norm_width(r),) for r in normed for end in ends}
+            shapes |= {f"{r}{end}": (self._norm_gains(r),) for r in normed for end in ends}
         shapes |= {f"{r}_bias": shapes[r][:1] for r in self.biases if r in shapes}
         if self.output_biased:
             shapes["o_bias"] = (self.width,)
@@ -155,6 +155,10 @@ class Attention(Layer):
         heads = self.heads if role == "q" else self.kv_heads
         full = self.qk_norm is not None and self.qk_norm.full_width
         return self.head_dim * (heads if full else 1)
+
+    def _norm_gains(self, role: str) -> int:
+        by_head = self.qk_norm is not None and self.qk_norm.by_head
+        return self._rows()[role] if by_head else self._norm_width(role)
 
     @property
     def head_rows(self) -> int:
@@ -239,6 +243,8 @@ class Attention(Layer):
         return scope.add(ops.Reshape((heads, rows // heads)), y, name=f"{role}.heads")
 
     def _norm(self, scope: Scope, y: Value, role: str, norm: QKNorm) -> Value:
+        if norm.by_head:
+            return self._norm_by_head(scope, y, role, norm)
         width, weights = self._norm_width(role), {"weight": f"{role}_norm"} if norm.weighted else {}
         if norm.centred:
             centred = ops.LayerNorm(width, norm.eps, True, norm.offset)
@@ -246,6 +252,18 @@ class Attention(Layer):
             return scope.add(centred, y, name=f"{role}.norm", weights=weights)
         op = ops.RMSNorm(width, norm.eps, norm.offset, norm.weighted)
         return scope.add(op, y, name=f"{role}.norm", weights=weights)
+
+    def _norm_by_head(self, scope: Scope, y: Value, role: str, norm: QKNorm) -> Value:
+        """Write the norm without a weight, then the gains of all heads' values."""
+        heads, width = y.type.shape
+        plain: Op = ops.RMSNorm(width, norm.eps, weighted=False)
+        if norm.centred:
+            plain = ops.LayerNorm(width, norm.eps, biased=False, weighted=False)
+        y = scope.add(plain, y, name=f"{role}.norm")
+        y = scope.add(ops.Reshape((heads * width,)), y, name=f"{role}.norm.joined")
+        gains = ops.Gain(heads * width)
+        y = scope.add(gains, y, name=f"{role}.norm.gained", weights={"weight": f"{role}_norm"})
+        return scope.add(ops.Reshape((heads, width)), y, name=f"{role}.norm.heads")
 
     def _placed(self, scope: Scope, y: Value, position: Value, role: str) -> Value:
         """Return the heads of q or k after norm and RoPE, in the layer's order."""

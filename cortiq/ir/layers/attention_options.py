@@ -28,6 +28,7 @@ class QKNorm(Described):
     full_width : one norm over all heads together, before they are split (OLMo 2).
     weighted : it has a weight (Llama 4's has none).
     centred : it is a LayerNorm, with a bias (Persimmon).
+    by_head : every head has a weight of its own, and no bias (Command R+).
     """
 
     eps: Epsilon
@@ -36,6 +37,12 @@ class QKNorm(Described):
     full_width: bool = False
     weighted: bool = True
     centred: bool = False
+    by_head: bool = False
+
+    @property
+    def biased(self) -> bool:
+        """Whether the norm has a bias."""
+        return self.centred and not self.by_head
 
 
 @dataclass(frozen=True)
@@ -140,7 +147,12 @@ RELATIONS = (
     ),
     Relation(
         ("qk_norm",), "a norm with a bias has a weight",
-        lambda a: not (a.qk_norm and a.qk_norm.centred) or a.qk_norm.weighted,
+        lambda a: not (a.qk_norm and a.qk_norm.biased) or a.qk_norm.weighted,
+    ),
+    Relation(
+        ("qk_norm",), "weights of heads are the factors themselves, of norms of heads",
+        lambda a: not (a.qk_norm and a.qk_norm.by_head)
+        or (a.qk_norm.weighted and not a.qk_norm.full_width and not a.qk_norm.offset),
     ),
     Relation(
         ("shares_kv", "value_input"), "a layer without values takes no row for them",

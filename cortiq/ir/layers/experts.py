@@ -80,6 +80,10 @@ class MoE(Layer):
             lambda moe: not moe.router.refusal(moe.experts),
         ),
         Relation(
+            ("router", "selection_bias"), "a sparse mixer chooses by its scores alone",
+            lambda moe: moe.router.margin is None or not moe.selection_bias,
+        ),
+        Relation(
             ("gated", "activation", "interleaved"), "plain experts have no gate to join",
             lambda moe: moe.gated or (isinstance(moe.activation, str) and not moe.interleaved),
         ),

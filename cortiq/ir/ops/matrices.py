@@ -142,13 +142,17 @@ class Route(Op):
             ("experts", "router"), "groups are equal and hold top_k experts",
             lambda op: not op.router.refusal(op.experts),
         ),
+        Relation(
+            ("router", "selection_bias"), "a sparse mixer chooses by its scores alone",
+            lambda op: op.router.margin is None or not op.selection_bias,
+        ),
     )  # fmt: skip
 
     def options(self) -> frozenset[str]:
-        """Return groups, mask, τ and the root of a softplus, if they are used."""
+        """Return groups, mask, τ, the root of a softplus and sparse mixers, if they are used."""
         router = self.router
         used = {"groups": router.groups > 1, "mask": self.masked, "tau": router.tau is not None}
-        used["sqrt_softplus"] = router.kind == "sqrt_softplus"
+        used |= {kind: router.kind == kind for kind in ("sqrt_softplus", "sparse_mixer")}
         return frozenset(name for name, there in used.items() if there)
 
     def infer(self, *inputs: Type) -> tuple[Type, ...]:

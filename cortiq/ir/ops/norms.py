@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cortiq.domains import Count
+from cortiq.domains import Count, Relation
 from cortiq.ir.op import LastAxis, Op, Type, expect
 from cortiq.ir.options import Constant, Epsilon
 from cortiq.numerics.streams import Streams
@@ -32,17 +32,24 @@ class RMSNorm(LastAxis):
 class LayerNorm(LastAxis):
     """(x − mean) / sqrt(var + eps) · (offset + weight) [+ bias] (`numerics.norms.layer_norm`).
 
-    `offset` is that of `RMSNorm`.
+    `offset` is that of `RMSNorm`. Without `weighted` there is neither weight nor bias.
     """
 
     width: Count
     eps: Epsilon
     biased: bool = True
     offset: Constant = 0.0
+    weighted: bool = True
+    relations = (
+        Relation(
+            ("biased", "weighted"), "a norm with a bias has a weight",
+            lambda norm: norm.weighted or not norm.biased,
+        ),
+    )  # fmt: skip
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """Declare gain and bias."""
-        gain: dict[str, tuple[int, ...]] = {"weight": (self.width,)}
+        gain: dict[str, tuple[int, ...]] = {"weight": (self.width,)} if self.weighted else {}
         return gain | {"bias": (self.width,)} if self.biased else gain
 
 
