@@ -56,6 +56,7 @@ FAMILIES = (
     "llava_next",
     "pixtral",
     "mistral3",
+    "mistral_large4",
     "internvl",
     "lfm2_vl",
     "gemma4",
@@ -407,6 +408,20 @@ def test_kimi_vl_is_a_kimi_k25_under_other_names(tmp_path):
     rules.write_text(rules.read_text().replace("true", "false"))
     with pytest.raises(UnsupportedError, match="cut to whole squares"):
         sight_of(folders[1])
+
+
+def test_mistral_large_4_is_read_under_either_names(tmp_path):
+    """Published ones, whose heads turn neighbouring values, and transformers'."""
+    model = vision_folders.mistral_large4(tmp_path)
+    image, before = drawn((40, 70)), seen(tmp_path)
+    assert "vision_encoder.ln_pre.weight" in load_file(tmp_path / "model.safetensors")
+    model.float().save_pretrained(tmp_path, save_original_format=False)
+    assert "model.vision_tower.ln_pre.weight" in load_file(tmp_path / "model.safetensors")
+    (theirs,) = rows_of("mistral_large4", model.double(), processed("pixtral", tmp_path, [image]))
+    vision = sight_of(tmp_path)
+    ours = ideal_rows(vision, vision.processor.prepare(image))
+    assert np.abs(ours - theirs).max() < TOLERANCE * np.abs(theirs).max()
+    assert seen(tmp_path) == before
 
 
 def seen(folder):

@@ -233,12 +233,21 @@ def llava_next(folder: Path, **sight: Any) -> Any:
 PIXTRAL = SIGLIP | {"model_type": "pixtral", "num_hidden_layers": 3, "head_dim": 12}
 
 
+LARGE4 = {key: value for key, value in TEXT.items() if key != "head_dim"} | {
+    "num_key_value_heads": 4, "moe_intermediate_size": 24, "n_routed_experts": 4,
+    "num_experts_per_tok": 2, "kv_lora_rank": 16, "qk_nope_head_dim": 10, "qk_rope_head_dim": 6,
+    "v_head_dim": 12, "index_n_heads": 4, "index_head_dim": 8, "index_topk": 512,
+}  # fmt: skip
+
+
 def pixtral(folder: Path, kind: str = "Llava", **sight: Any) -> Any:
     """Write a Pixtral, a row a patch of 14 pixels; kind "Mistral3": a row for four."""
     control = ["[IMG]", "[IMG_BREAK]", "[IMG_END]"]
     ids = write_tokenizer(folder, control, template_of("[IMG]"))
     text = TEXT | {"vocab_size": len(ids), "model_type": "mistral", "rms_norm_eps": 1e-3}
     more = {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"}
+    if kind == "MistralLarge4":
+        text = LARGE4 | {"vocab_size": len(ids), "rms_norm_eps": 1e-3}
     config = getattr(transformers, f"{kind}Config")(
         text_config=text, vision_config=PIXTRAL | sight, image_token_index=ids["[IMG]"],
         **(more if kind == "Llava" else {}),
@@ -255,6 +264,11 @@ def pixtral(folder: Path, kind: str = "Llava", **sight: Any) -> Any:
 def mistral3(folder: Path, **sight: Any) -> Any:
     """Write a Mistral 3."""
     return pixtral(folder, "Mistral3", **sight)
+
+
+def mistral_large4(folder: Path, **sight: Any) -> Any:
+    """Write a Mistral Large 4, under published names."""
+    return pixtral(folder, "MistralLarge4", **sight)
 
 
 def internvl(folder: Path, **sight: Any) -> Any:

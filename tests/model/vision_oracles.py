@@ -31,6 +31,7 @@ PROCESSORS = {
     **dict.fromkeys(QWEN, ("qwen2_vl", "Qwen2VL")), "llava": ("llava", "Llava"),
     "llava_next": ("llava_next", "LlavaNext"), "pixtral": ("pixtral", "Pixtral"),
     **dict.fromkeys(GLM, ("glm4v", "Glm4v")), "mistral3": ("pixtral", "Pixtral"),
+    "mistral_large4": ("pixtral", "Pixtral"),
     "internvl": ("got_ocr2", "GotOcr2"),
     **dict.fromkeys(MINICPM, ("minicpmv4_6", "MiniCPMV4_6")),
     **dict.fromkeys(GEMMA4, ("gemma4", "Gemma4")),
@@ -150,7 +151,7 @@ def patches_of(name, made, given):
     if name in GEMMA4:  # which takes values from 0 to 1
         (tile,) = made.tiles
         return np.pad(tile.patches / 2 + 0.5, ((0, 24 - len(tile.patches)), (0, 0)))[None]
-    if name in ("pixtral", "mistral3"):
+    if name in ("pixtral", "mistral3", "mistral_large4"):
         (tile,) = made.tiles
         down, across = tile.inputs["axes"][-1] + 1
         parts = tile.patches.reshape(down, across, 3, 14, 14).transpose(2, 0, 3, 1, 4)
