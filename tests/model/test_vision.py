@@ -19,6 +19,9 @@ from ideal_senses import ideal_rows
 from installed import backends
 from PIL import Image
 from safetensors.numpy import load_file, save_file
+from transformers.models.glm5_next.image_processing_pil_glm5_next import (
+    Glm5NextImageProcessorPil,
+)
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 from transformers.models.lfm2_vl.processing_lfm2_vl import Lfm2VlProcessor
 from transformers.models.minicpmv4_6.processing_minicpmv4_6 import MiniCPMV4_6Processor
@@ -41,6 +44,7 @@ from cortiq.errors import FormatError, RequestError, UnsupportedError
 from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.models import load_program
 from cortiq.tokenizer.tokenizer import Tokenizer
+from cortiq.vision import glm5_next
 from cortiq.vision.load import load_vision, vision_family
 from cortiq_reference.ideal import evaluate
 
@@ -295,7 +299,7 @@ def answers(folder, backend):
         again = model.generate(prompt, max_tokens=5, **EXACT)
         whole = len(again.prompt_ids) - 1
         recurrent = folder.name.startswith(
-            ("qwen3_5", "qwen4_exp", "minicpmv4", "minicpm_")
+            ("qwen3_5", "qwen4_exp", "minicpmv4", "minicpm_", "glm5_next")
         )  # whose states are kept at some rows only
         assert again.stats.reused_tokens == whole or recurrent
         found["reused"] = again
@@ -385,6 +389,50 @@ def test_images_and_places_have_to_fit(written):
             model.generate("x", images=[image])
         with pytest.raises(RequestError, match="not loaded to see"):
             model.chat([{"role": "user", "content": [{"image": image}]}])
+
+
+def test_sizes_of_glm_5_next_are_those_of_its_processor(tmp_path):
+    vision_folders.glm5_next(tmp_path)
+    random, config = np.random.default_rng(5), vision_family(open_checkpoint(tmp_path)).config
+    for least, most in ((2, 12), (16, 8000), (7, 7), (1, 1)):
+        limits = {"min_image_tokens": least, "max_image_tokens": most}
+        ours = glm5_next.Processor(config, limits)
+        theirs = Glm5NextImageProcessorPil(patch_size=4, **limits)
+        for height, width in np.exp(random.uniform(0, 7, (200, 2))).astype(int).tolist():
+            down, across = ours.fitted_size(height, width)
+            count = theirs.get_number_of_image_patches(height, width)
+            assert down * across == count * 16 and down * across <= ours.most * 16
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"min_image_tokens": 9, "max_image_tokens": 8}, {"max_image_tokens": 1 << 40},
+        {"min_image_tokens": "1"}, {"patch_expand_factor": 2},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_rules_of_glm_5_next_that_do_not_fit_are_refused(tmp_path, rules):
+    vision_folders.glm5_next(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(rules))
+    with pytest.raises((FormatError, UnsupportedError), match=r"rows|patch_expand_factor"):
+        sight_of(tmp_path)
+
+
+def test_the_layer_that_drafts_of_a_glm_ocr_is_left_alone(tmp_path):
+    vision_folders.glm_ocr(tmp_path)
+    before, file = seen(tmp_path), tmp_path / "model.safetensors"
+    config = json.loads((tmp_path / "config.json").read_text())
+    save_file(
+        load_file(file) | {f"model.language_model.layers.3.{name}.weight": np.ones((2, 2), "f4")
+                           for name in ("eh_proj", "self_attn.q_proj")},
+        file,
+    )  # fmt: skip
+    with pytest.raises(FormatError, match=r"layers\.3\.eh_proj\.weight is not used"):
+        seen(tmp_path)
+    config["text_config"]["num_nextn_predict_layers"] = 1
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert seen(tmp_path) == before
 
 
 def test_kimi_vl_is_a_kimi_k25_under_other_names(tmp_path):
@@ -487,6 +535,11 @@ MOVES = {
         {"vision_config.hidden_act": "relu"}, {"vision_config.rms_norm_eps": 1.0},
         {"vision_config.rope_parameters.rope_theta": 100.0},
     ],
+    "glm_ocr": [{"vision_config.hidden_act": "relu"}, {"vision_config.rms_norm_eps": 1.0}],
+    "glm5_next": [
+        {"vision_config.hidden_act": "relu"}, {"vision_config.swiglu_limit": 0.1},
+        {"vision_config.rope_parameters.rope_theta": 100.0},
+    ],
     "pixtral": [{"vision_config.hidden_act": "relu"}, {"vision_feature_layer": 1}],
     "kimi_k25": [
         {"vision_config.hidden_act": "relu"}, {"projection_layer_norm_eps": 1.0},
@@ -558,6 +611,10 @@ WRONG = {
         {"vision_feature_select_strategy": "default"}, {"vision_feature_layer": [1, -1]},
     ],
     "glm4v": [{"vision_config": {"image_size": 24}}, {"vision_config": {"attention_bias": True}}],
+    "glm_ocr": [{"vision_config": {"attention_bias": False}}],
+    "glm5_next": [
+        {"vision_config": {"projection_intermediate_size": 41}},
+    ],
     "internvl": [
         {"vision_feature_layer": [1, -1]}, {"downsample_ratio": 0.3},
         {"vision_config": {"norm_type": "none"}}, {"vision_feature_select_strategy": "full"},

@@ -290,8 +290,14 @@ def internvl(folder: Path, **sight: Any) -> Any:
     return saved(folder, config, "InternVLForConditionalGeneration")
 
 
+GLM_TOWER = {
+    "depth": 2, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2, "patch_size": 4,
+    "intermediate_size": 48, "image_size": 28,
+}  # fmt: skip
+
+
 def glm4v(folder: Path, kind: str = "Glm4v", **sight: Any) -> Any:
-    """Write a GLM-4.1V; kind "Glm4vMoe": with experts."""
+    """Write a GLM-4.1V; kind "Glm4vMoe": with experts; kind "GlmOcr": of its tower."""
     text, whole = qwen_folder(folder, [4, 2, 2], None, "<|image|>")
     whole = {key.replace("vision_", "image_"): value for key, value in whole.items()}
     text["rope_parameters"] |= {"partial_rotary_factor": 1.0}
@@ -300,12 +306,38 @@ def glm4v(folder: Path, kind: str = "Glm4v", **sight: Any) -> Any:
             "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
             "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
         }  # fmt: skip
-    tower = {
-        "depth": 2, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2, "patch_size": 4,
-        "intermediate_size": 48, "image_size": 28,
-    } | sight  # fmt: skip
-    config = getattr(transformers, f"{kind}Config")(text_config=text, vision_config=tower, **whole)
+    config = getattr(transformers, f"{kind}Config")(
+        text_config=text, vision_config=GLM_TOWER | sight, **whole
+    )
     return saved(folder, config, f"{kind}ForConditionalGeneration")
+
+
+def glm_ocr(folder: Path, **sight: Any) -> Any:
+    """Write a GLM-OCR."""
+    return glm4v(folder, "GlmOcr", **sight)
+
+
+def glm5_next(folder: Path, **sight: Any) -> Any:
+    """Write a GLM 5 Next of 2 to 12 rows an image, all of whose keys a query sees."""
+    text, whole = qwen_folder(folder, [4, 2, 2], None, "<|image|>")
+    whole = {key.replace("vision_", "image_"): value for key, value in whole.items()}
+    text = {key: value for key, value in text.items() if key != "rope_parameters"} | {
+        "num_key_value_heads": 4, "q_lora_rank": 14, "kv_lora_rank": 16, "qk_nope_head_dim": 10,
+        "qk_rope_head_dim": 0, "v_head_dim": 12, "index_n_heads": 8, "index_head_dim": 9,
+        "index_topk": 512, "index_kpool": 4, "linear_head_dim": 10, "linear_num_heads": 3,
+        "linear_conv_kernel_dim": 3, "n_routed_experts": 4, "moe_intermediate_size": 24,
+        "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "hc_mult": 2,
+        "hc_sinkhorn_iters": 3, "layer_types": ["linear_attention", *["indexed_attention"] * 2],
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+    }  # fmt: skip
+    tower = GLM_TOWER | {"projection_intermediate_size": 40, "swiglu_limit": 0.3} | sight
+    config = transformers.Glm5NextConfig(text_config=text, vision_config=tower, **whole)
+    rules = {
+        "min_image_tokens": 2, "max_image_tokens": 12, "patch_size": 4, "merge_size": 2,
+        "temporal_patch_size": 2, "image_processor_type": "Glm5NextImageProcessor",
+    }  # fmt: skip
+    (folder / "preprocessor_config.json").write_text(json.dumps(rules))
+    return saved(folder, config, "Glm5NextForConditionalGeneration")
 
 
 def glm4v_moe(folder: Path, **sight: Any) -> Any:

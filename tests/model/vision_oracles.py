@@ -17,7 +17,7 @@ from transformers.image_utils import PILImageResampling, SizeDict
 
 from cortiq.numerics.pixels import grouped
 
-GLM = ("glm4v", "glm4v_moe")
+GLM = ("glm4v", "glm4v_moe", "glm_ocr", "glm5_next")
 QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen4_exp", *GLM)
 """Families whose patches are in squares, with positions on three axes."""
 SHUFFLED = ("idefics3", "smolvlm")
@@ -30,7 +30,8 @@ PROCESSORS = {
     "gemma3": ("gemma3", "Gemma3"), **dict.fromkeys(SHUFFLED, ("idefics3", "Idefics3")),
     **dict.fromkeys(QWEN, ("qwen2_vl", "Qwen2VL")), "llava": ("llava", "Llava"),
     "llava_next": ("llava_next", "LlavaNext"), "pixtral": ("pixtral", "Pixtral"),
-    **dict.fromkeys(GLM, ("glm4v", "Glm4v")), "mistral3": ("pixtral", "Pixtral"),
+    **dict.fromkeys(GLM, ("glm4v", "Glm4v")), "glm5_next": ("glm5_next", "Glm5Next"),
+    "mistral3": ("pixtral", "Pixtral"),
     "mistral_large4": ("pixtral", "Pixtral"),
     "internvl": ("got_ocr2", "GotOcr2"),
     **dict.fromkeys(MINICPM, ("minicpmv4_6", "MiniCPMV4_6")),
