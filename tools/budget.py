@@ -58,7 +58,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/receipts": 1060,
     "cortiq/serve": 6400,
     "cortiq/tokenizer": 3180,
-    "cortiq/vision": 1990,
+    "cortiq/vision": 2090,
     "plugins/cortiq-bounded": 1480,
     "plugins/cortiq-faulty": 60,
     "plugins/cortiq-masks": 1450,

@@ -62,6 +62,7 @@ FAMILIES = (
     "mistral3",
     "mistral_large4",
     "internvl",
+    "aria",
     "lfm2_vl",
     "gemma4",
     "gemma4_small",
@@ -435,6 +436,22 @@ def test_the_layer_that_drafts_of_a_glm_ocr_is_left_alone(tmp_path):
     assert seen(tmp_path) == before
 
 
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"split_image": True}, {"max_image_size": 560},
+        {"max_image_size": 300, "min_image_size": 301}, {"max_image_size": "490"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_rules_of_aria_that_do_not_fit_are_refused(tmp_path, rules):
+    vision_folders.aria(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(rules))
+    words = "split_image|number of rows for so many|edges of"
+    with pytest.raises((FormatError, UnsupportedError), match=words):
+        sight_of(tmp_path)
+
+
 def test_kimi_vl_is_a_kimi_k25_under_other_names(tmp_path):
     """Whose class in transformers is the oracle of the tower and of the text model."""
     folders = [tmp_path / name for name in ("kimi_k25", "kimi_vl")]
@@ -540,6 +557,10 @@ MOVES = {
         {"vision_config.hidden_act": "relu"}, {"vision_config.swiglu_limit": 0.1},
         {"vision_config.rope_parameters.rope_theta": 100.0},
     ],
+    "aria": [
+        {"vision_config.hidden_act": "relu"}, {"vision_config.layer_norm_eps": 99.0},
+        {"vision_feature_layer": 1},
+    ],
     "pixtral": [{"vision_config.hidden_act": "relu"}, {"vision_feature_layer": 1}],
     "kimi_k25": [
         {"vision_config.hidden_act": "relu"}, {"projection_layer_norm_eps": 1.0},
@@ -611,6 +632,11 @@ WRONG = {
         {"vision_feature_select_strategy": "default"}, {"vision_feature_layer": [1, -1]},
     ],
     "glm4v": [{"vision_config": {"image_size": 24}}, {"vision_config": {"attention_bias": True}}],
+    "aria": [
+        {"vision_feature_layer": [1, 2]}, {"vision_feature_layer": 3},
+        {"projector_patch_to_query_dict": {"49": 1 << 40}},
+        {"projector_patch_to_query_dict": {"x": []}}, {"projector_patch_to_query_dict": [3]},
+    ],
     "glm_ocr": [{"vision_config": {"attention_bias": False}}],
     "glm5_next": [
         {"vision_config": {"projection_intermediate_size": 41}},

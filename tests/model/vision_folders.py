@@ -271,6 +271,26 @@ def mistral_large4(folder: Path, **sight: Any) -> Any:
     return pixtral(folder, "MistralLarge4", **sight)
 
 
+def aria(folder: Path, **sight: Any) -> Any:
+    """Write an Aria of 12 rows an image, of 7 × 7 patches at most."""
+    ids = write_tokenizer(folder, ["<|img|>"], template_of("<|img|>"))
+    text = TEXT | {
+        "vocab_size": len(ids), "hidden_size": 64, "moe_num_experts": 4, "moe_topk": 2,
+        "moe_num_shared_experts": 1,
+    }  # fmt: skip
+    tower = SIGLIP | {"image_size": 490, "patch_size": 70, "model_type": "idefics3_vision"}
+    config = transformers.AriaConfig(
+        text_config=text, vision_config=tower | sight, image_token_index=ids["<|img|>"],
+        projector_patch_to_query_dict={49: 12, 196: 20},
+    )  # fmt: skip
+    rules = {
+        "max_image_size": 490, "min_image_size": 100, "split_image": False,
+        "image_processor_type": "AriaImageProcessor",
+    }  # fmt: skip
+    (folder / "preprocessor_config.json").write_text(json.dumps(rules))
+    return saved(folder, config, "AriaForConditionalGeneration")
+
+
 def internvl(folder: Path, **sight: Any) -> Any:
     """Write an InternVL of tiles of 4 rows."""
     control = ["<IMG_CONTEXT>", "<img>", "</img>"]

@@ -33,13 +33,13 @@ PROCESSORS = {
     **dict.fromkeys(GLM, ("glm4v", "Glm4v")), "glm5_next": ("glm5_next", "Glm5Next"),
     "mistral3": ("pixtral", "Pixtral"),
     "mistral_large4": ("pixtral", "Pixtral"),
-    "internvl": ("got_ocr2", "GotOcr2"),
+    "internvl": ("got_ocr2", "GotOcr2"), "aria": ("aria", "Aria"),
     **dict.fromkeys(MINICPM, ("minicpmv4_6", "MiniCPMV4_6")),
     **dict.fromkeys(GEMMA4, ("gemma4", "Gemma4")),
 }  # fmt: skip
 WITHOUT_PILLOW = ("lfm2_vl", "kimi_k25")
 """Families whose processor there is with torchvision's resizing only."""
-MORE = ("image_grid_thw", "pixel_attention_mask", "image_sizes", "spatial_shapes",
+MORE = ("image_grid_thw", "pixel_mask", "pixel_attention_mask", "image_sizes", "spatial_shapes",
         "image_position_ids", "target_sizes")  # fmt: skip
 """Outputs of a processor beside the pixels."""
 
@@ -157,9 +157,21 @@ def patches_of(name, made, given):
         down, across = tile.inputs["axes"][-1] + 1
         parts = tile.patches.reshape(down, across, 3, 14, 14).transpose(2, 0, 3, 1, 4)
         return parts.reshape(1, 3, 14 * down, 14 * across)
+    if name == "aria":  # a square, with black where ours has no patches
+        (tile,) = made.tiles
+        down, across = aria_grid(given)
+        square = np.full((7, 7, 3, 70, 70), -1.0, np.float32)
+        square[:down, :across] = tile.patches.reshape(down, across, 3, 70, 70)
+        return square.transpose(2, 0, 3, 1, 4).reshape(1, 3, 490, 490)
     whole = len(made.tiles[0].patches) - 16  # the class row has no pixels
     tiles = np.stack([tile.patches[whole:] for tile in made.tiles]).reshape(-1, 4, 4, 3, 14, 14)
     return tiles.transpose(0, 3, 1, 4, 2, 5).reshape(-1, 3, 56, 56)
+
+
+def aria_grid(given):
+    """Patches along both edges that have a part of the image."""
+    (mask,) = given["pixel_mask"].numpy()
+    return [-(-int(mask.any(axis=axis).sum()) // 70) for axis in (1, 0)]
 
 
 def rows_of(name, model, given):
