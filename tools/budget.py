@@ -66,7 +66,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-skills": 1710,
     "plugins/cortiq-torch": 190,
-    "tests": 66500,
+    "tests": 66600,
     "tools": 2121,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""

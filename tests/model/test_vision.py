@@ -19,6 +19,8 @@ from ideal_senses import ideal_rows
 from installed import backends
 from PIL import Image
 from safetensors.numpy import load_file, save_file
+from transformers.models.aya_vision.processing_aya_vision import AyaVisionProcessor
+from transformers.models.cohere2_vision.processing_cohere2_vision import Cohere2VisionProcessor
 from transformers.models.glm5_next.image_processing_pil_glm5_next import (
     Glm5NextImageProcessorPil,
 )
@@ -63,6 +65,8 @@ FAMILIES = (
     "mistral_large4",
     "internvl",
     "aria",
+    "cohere2_vision",
+    "aya_vision",
     "lfm2_vl",
     "gemma4",
     "gemma4_small",
@@ -193,6 +197,48 @@ def test_lfm2_text_is_that_of_its_processor(written, size):
         given, 0, use_thumbnail=True, use_image_special_tokens=True, **rules
     )
     assert sight_of(folder).processor.prepare(drawn(size)).text == text
+
+
+COHERE = {
+    "boi_token": "<|START_OF_IMG|>", "eoi_token": "<|END_OF_IMG|>", "image_token": "<|IMG_PATCH|>",
+    "img_line_break_token": "<|IMG_LINE_BREAK|>", "patch_size": 2,
+}  # fmt: skip
+AYA = {
+    "start_of_img_token": COHERE["boi_token"], "end_of_img_token": COHERE["eoi_token"],
+    "img_patch_token": COHERE["image_token"], "tile_token": "TILE", "patch_size": 28,
+    "tile_global_token": "TILE_GLOBAL", "img_size": 56,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [(40, 70), (56, 56), (300, 31), (8, 8), (150, 149)], ids=str)
+def test_coheres_text_is_that_of_its_processor(written, size):
+    name, folder, _ = written
+    own = {"cohere2_vision": (Cohere2VisionProcessor, COHERE),
+           "aya_vision": (AyaVisionProcessor, AYA)}  # fmt: skip
+    if name not in own:
+        pytest.skip("as for Idefics 3")
+    kind, marks = own[name]
+    processor = kind.__new__(kind)
+    vars(processor).update(marks)
+    made = sight_of(folder).processor.prepare(drawn(size))
+    given = processed(name, folder, [drawn(size)])
+    assert len(made.tiles) == given["num_patches"][0]
+    assert made.text == processor.replace_image_token(given, 0)
+
+
+def test_canvases_of_command_a_vision_are_those_of_its_processor(tmp_path):
+    """Of 20 images of all forms, smaller and larger than a tile."""
+    vision_folders.cohere2_vision(tmp_path)
+    processor, grids = sight_of(tmp_path).processor, set()
+    for size in np.exp(np.random.default_rng(5).uniform(2, 5.5, (20, 2))).astype(int).tolist():
+        image = drawn(size)
+        given = processed("cohere2_vision", tmp_path, [image])
+        theirs = pixels_of("cohere2_vision", given)
+        made = processor.prepare(image)
+        ours = patches_of("cohere2_vision", made, given)
+        assert np.abs(ours - theirs).max() < 1e-6
+        grids.add(processor.grid(*size))
+    assert len(grids) > 5
 
 
 def test_minicpm_text_is_that_of_its_processor(written):
@@ -557,6 +603,8 @@ MOVES = {
         {"vision_config.hidden_act": "relu"}, {"vision_config.swiglu_limit": 0.1},
         {"vision_config.rope_parameters.rope_theta": 100.0},
     ],
+    "cohere2_vision": [{"vision_config.layer_norm_eps": 0.1}],
+    "aya_vision": [{"adapter_layer_norm_eps": 1.0}, {"vision_feature_layer": 1}],
     "aria": [
         {"vision_config.hidden_act": "relu"}, {"vision_config.layer_norm_eps": 99.0},
         {"vision_feature_layer": 1},
@@ -632,6 +680,13 @@ WRONG = {
         {"vision_feature_select_strategy": "default"}, {"vision_feature_layer": [1, -1]},
     ],
     "glm4v": [{"vision_config": {"image_size": 24}}, {"vision_config": {"attention_bias": True}}],
+    "cohere2_vision": [
+        {"downsample_factor": 3}, {"downsample_factor": 0}, {"alignment_intermediate_size": 35},
+        {"alignment_intermediate_size": 0},
+    ],
+    "aya_vision": [
+        {"vision_feature_layer": [1, 2]}, {"vision_feature_select_strategy": "default"},
+    ],
     "aria": [
         {"vision_feature_layer": [1, 2]}, {"vision_feature_layer": 3},
         {"projector_patch_to_query_dict": {"49": 1 << 40}},

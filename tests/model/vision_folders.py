@@ -291,6 +291,31 @@ def aria(folder: Path, **sight: Any) -> Any:
     return saved(folder, config, "AriaForConditionalGeneration")
 
 
+def cohere2_vision(folder: Path, kind: str = "Cohere2Vision", **sight: Any) -> Any:
+    """Write a Command A Vision of tiles of 4 rows; kind "AyaVision": an Aya Vision."""
+    aya = kind == "AyaVision"
+    control = ["<|IMG_PATCH|>", "<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_LINE_BREAK|>"]
+    ids = write_tokenizer(folder, control, template_of("<image>" if aya else control[0]))
+    text = TEXT | {"vocab_size": len(ids), "model_type": "cohere2", "sliding_window": 9}
+    tower = SIGLIP | {"model_type": "siglip_vision_model", "vision_use_head": not aya}
+    sizes = {} if aya else {"alignment_intermediate_size": 36}
+    config = getattr(transformers, f"{kind}Config")(
+        text_config=text, vision_config=tower | sight, image_token_id=ids[control[0]], **sizes
+    )  # fmt: skip
+    name = "GotOcr2" if aya else kind
+    rules = {
+        "size": {"height": 56, "width": 56}, "max_patches": 5, "crop_to_patches": True,
+        "image_processor_type": f"{name}ImageProcessor",
+    }  # fmt: skip
+    (folder / "preprocessor_config.json").write_text(json.dumps(rules))
+    return saved(folder, config, f"{kind}ForConditionalGeneration")
+
+
+def aya_vision(folder: Path, **sight: Any) -> Any:
+    """Write an Aya Vision."""
+    return cohere2_vision(folder, "AyaVision", **sight)
+
+
 def internvl(folder: Path, **sight: Any) -> Any:
     """Write an InternVL of tiles of 4 rows."""
     control = ["<IMG_CONTEXT>", "<img>", "</img>"]

@@ -24,7 +24,8 @@ SHUFFLED = ("idefics3", "smolvlm")
 GEMMA4 = ("gemma4", "gemma4_small")
 MINICPM = ("minicpmv4_6", "minicpm_ocr")
 """Families whose pixels are those of all tiles side by side."""
-PADDED = (*SHUFFLED, "llava_next", "internvl")
+TILED = ("internvl", "cohere2_vision", "aya_vision")
+PADDED = (*SHUFFLED, "llava_next", *TILED)
 """Families whose processor pads several images to one number of tiles."""
 PROCESSORS = {
     "gemma3": ("gemma3", "Gemma3"), **dict.fromkeys(SHUFFLED, ("idefics3", "Idefics3")),
@@ -34,10 +35,13 @@ PROCESSORS = {
     "mistral3": ("pixtral", "Pixtral"),
     "mistral_large4": ("pixtral", "Pixtral"),
     "internvl": ("got_ocr2", "GotOcr2"), "aria": ("aria", "Aria"),
+    "aya_vision": ("got_ocr2", "GotOcr2"),
     **dict.fromkeys(MINICPM, ("minicpmv4_6", "MiniCPMV4_6")),
     **dict.fromkeys(GEMMA4, ("gemma4", "Gemma4")),
 }  # fmt: skip
-WITHOUT_PILLOW = ("lfm2_vl", "kimi_k25")
+UNSCALED = ("cohere2_vision", "aya_vision")
+"""Families whose class of transformers leaves out the factor that their text model's class has."""
+WITHOUT_PILLOW = ("lfm2_vl", "kimi_k25", "cohere2_vision")
 """Families whose processor there is with torchvision's resizing only."""
 MORE = ("image_grid_thw", "pixel_mask", "pixel_attention_mask", "image_sizes", "spatial_shapes",
         "image_position_ids", "target_sizes")  # fmt: skip
@@ -182,7 +186,7 @@ def rows_of(name, model, given):
     with torch.no_grad():
         found = model.model.get_image_features(pixel_values=given["pixel_values"].double(), **more)
     rows = [torch.as_tensor(one) for one in found.pooler_output]
-    if name in (*SHUFFLED, *MINICPM, "internvl", "lfm2_vl"):  # a tile each
+    if name in (*SHUFFLED, *MINICPM, *TILED, "lfm2_vl"):  # a tile each
         return [torch.cat(rows).numpy()]
     deep = [torch.cat(list(one)) for one in getattr(found, "deepstack_features", ())]
     whole = torch.cat([torch.cat(rows), *deep], dim=1).numpy()
@@ -203,4 +207,5 @@ def logits_of(name, model, given, ids, token):
     pixels = given["pixel_values"].double()
     with torch.no_grad():
         made = model(input_ids=torch.tensor([ids]), pixel_values=pixels, **more)
-    return made.logits[0].numpy()
+    scale = model.config.text_config.logit_scale if name in UNSCALED else 1.0
+    return scale * made.logits[0].numpy()
