@@ -7,16 +7,21 @@ from typing import ClassVar
 
 from cortiq.ir import Program
 from cortiq.ir.images import TEXT_ONLY, ImageRows
-from cortiq.models.config import BaseConfig, Keys
+from cortiq.models.config import Amount, BaseConfig, Keys
 from cortiq.models.names import Names
 from cortiq.models.parts import Decoder, attention, gated_mlp
 from cortiq.models.rope import rope_table
 from cortiq.models.tensor_pieces import FusedTensor
 
-ARCHITECTURES = ("glm4", "glm", "glm4v_text")
+ARCHITECTURES = ("glm4", "glm", "glm4v_text", "glm_ocr_text")
 GGUF = ("glm4",)
+SEES = {"head_dim": None, "partial_rotary_factor": 1.0, "rms_norm_eps": 1e-5}
+"""Defaults of text models that are beside a tower."""
 KEYS = Keys(
-    defaults={"glm4v_text": {"head_dim": None, "partial_rotary_factor": 1.0, "rms_norm_eps": 1e-5}},
+    defaults={
+        "glm4v_text": SEES,
+        "glm_ocr_text": {**SEES, "attention_bias": False, "num_key_value_heads": 8},
+    },
     gguf_tensors={"attention_bias": "blk.0.attn_q.bias"},
 )
 NAMES = Names(
@@ -45,6 +50,7 @@ class Config(BaseConfig):
     rms_norm_eps: float = 1.5625e-7
     hidden_act: str = "silu"
     attention_bias: bool = True
+    num_nextn_predict_layers: Amount = Amount(0)
     default_turned: ClassVar[float] = 0.5
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from cortiq.ir import Program
+from cortiq.ir import Program, Value
 from cortiq.ir.encoders import ROWS, SQUARE
 from cortiq.ir.images import AXES
-from cortiq.ir.layers import GatedMLP, LayerNorm, RMSNorm
+from cortiq.ir.layers import Attention, GatedMLP, Gating, LayerNorm, RMSNorm
 from cortiq.ir.ops import Activation, Permute
 from cortiq.models.config import Keys
 from cortiq.models.names import Names
@@ -55,6 +55,21 @@ class Config(QwenConfig):
     rms_norm_eps: float = 1e-5
     sections: tuple[int, ...] = (8, 12, 12)
 
+    @property
+    def inner(self) -> int:
+        """Width of the layers' MLPs."""
+        return self.text_width
+
+    @property
+    def merged_inner(self) -> int:
+        """Width of the projector's MLP."""
+        return self.intermediate_size
+
+    @property
+    def gating(self) -> str | Gating:
+        """Activation of the MLPs, or a way of joining with more options."""
+        return activation(self.hidden_act)
+
 
 def values(whole: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configuration's keys."""
@@ -64,13 +79,19 @@ def values(whole: Mapping[str, Any]) -> dict[str, Any]:
 def build(config: Config, most: int) -> Program:
     """Build tower and projector, for images of at most so many patches."""
     tower, width = Tower(config, most, "glm4v"), config.hidden_size
-    axes, norm = tower.builder.input(AXES, (2,)), RMSNorm(width, config.rms_norm_eps)
+    norm = RMSNorm(width, config.rms_norm_eps)
     x = tower.patches("vision.patch_embed.proj", biased=True)
     x = tower.apply(norm, x, "normed", "vision.post_conv_layernorm")
     table = "vision.embeddings.position_embedding.weight"
     x = tower.interpolated(x, config.side**2, table, NEAR)
     op = replace(qwen.rotated(config), biased=config.attention_bias, output_biased=False)
-    mlp = GatedMLP(width, config.text_width, activation(config.hidden_act))
+    return encoded(tower, config, x, op)
+
+
+def encoded(tower: Tower, config: Config, x: Value, op: Attention, biased: bool = False) -> Program:
+    """Write the layers, whose MLPs may have biases, and the projector; return the program."""
+    axes, norm = tower.builder.input(AXES, (2,)), RMSNorm(config.hidden_size, config.rms_norm_eps)
+    mlp = GatedMLP(config.hidden_size, config.inner, config.gating, biased)
     for n in range(config.num_hidden_layers):
         here, file = f"layers.{n}", f"model.layers.{n}"
         x = qwen.attend(tower, x, n, op, norm, axes)
@@ -96,7 +117,7 @@ def _project(tower: Tower, config: Config) -> None:
     norm = LayerNorm(text, NORM_EPS)
     x = tower.apply(norm, x, "merged.norm", "projector.post_projection_norm")
     x = add(Activation("gelu"), x, name="merged.activation")
-    mlp = GatedMLP(text, config.intermediate_size, activation(config.hidden_act))
+    mlp = GatedMLP(text, config.merged_inner, config.gating)
     add(mlp, x, name=ROWS, weights=named(mlp, "projector", MLP))
 
 

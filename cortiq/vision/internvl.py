@@ -177,8 +177,9 @@ class Processor(ImageProcessor):
 
     marker = IMAGE
     rows = ImageRows()
+    config: Any
 
-    def __init__(self, config: Config, given: Mapping[str, Any]) -> None:
+    def __init__(self, config: VisionConfig, given: Mapping[str, Any]) -> None:
         self.config, self.token, self.most = config, config.image_token, config.side**2 + 1
         edge, where = config.image_size, "preprocessor_config.json"
         default = PixelRules("bicubic", CLIP_MEAN, CLIP_DEVIATION, size={"height": edge})
@@ -197,16 +198,23 @@ class Processor(ImageProcessor):
         """Resize to the grid of tiles nearest in form, and cut; then the whole image as a tile."""
         edge, name = self.config.image_size, self.rules.filter
         height, width, _ = pixels.shape
-        down, across = best_grid(height, width, edge, self.least, self.largest)
+        down, across = self.grid(height, width)
         fitted = resize(pixels, down * edge, across * edge, name)
         tiles = tiles_of(fitted, edge)
         if len(tiles) > 1:
             tiles.append(resize(pixels, edge, edge, name))
-        made = tuple(self._tile(tile) for tile in tiles)
-        rows = sum(len(tile.squares) for tile in made)
-        return PreparedImage(made, f"{BEGIN}{IMAGE * rows}{END}")
+        made = tuple(self.tile(tile) for tile in tiles)
+        return PreparedImage(made, self.text_of(made))
 
-    def _tile(self, pixels: Pixels) -> Tile:
+    def grid(self, height: int, width: int) -> tuple[int, int]:
+        """Return the rows and columns of tiles of an image."""
+        return best_grid(height, width, self.config.image_size, self.least, self.largest)
+
+    def text_of(self, tiles: tuple[Tile, ...]) -> str:
+        """Return what stands for an image in the text."""
+        return f"{BEGIN}{IMAGE * sum(len(tile.squares) for tile in tiles)}{END}"
+
+    def tile(self, pixels: Pixels) -> Tile:
         """Return a tile as its patches, after a row for the whole."""
         config = self.config
         cut = patches(self.rules.values(pixels), config.patch_size)

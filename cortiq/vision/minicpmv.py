@@ -9,17 +9,16 @@ from typing import Any
 import numpy as np
 
 from cortiq.errors import FormatError, UnsupportedError
-from cortiq.ir import Program, Value
+from cortiq.ir import Program
 from cortiq.ir.encoders import PLACE, ROWS
-from cortiq.ir.layers import Attention, Embedding, LayerNorm, Linear, Residual
-from cortiq.ir.ops import Quantise, Reshape, StoreKV
+from cortiq.ir.layers import Embedding, LayerNorm, Linear, Residual
 from cortiq.models.config import Amount, Keys
 from cortiq.models.names import Names
-from cortiq.models.parts import named
 from cortiq.models.tensor_pieces import FusedTensor
 from cortiq.numerics.contract import Floats
 from cortiq.numerics.pixels import Pixels, patches
 from cortiq.numerics.rope import RopeTable
+from cortiq.vision import resampler
 from cortiq.vision.config import sight_values
 from cortiq.vision.image import Tile
 from cortiq.vision.positions import nearest_places
@@ -42,16 +41,12 @@ PREFIXES: Mapping[str, str] = {
     "resampler.attn.out_proj.": "projector.attn.o.", "resampler.proj": "projector.proj.weight",
     "resampler.": "projector.",
 }  # fmt: skip
-ATTENTION: Mapping[str, str] = {
-    "q": "q.weight", "q_bias": "q.bias", "o": "o.weight", "o_bias": "o.bias",
-}  # fmt: skip
 TOKEN = "<unk>"
 """Token of the rows of images."""
 EPS, HEAD, BASE = 1e-6, 128, 10000.0
 """Of the projector's norms, values of a head of its attention, and base of its positions."""
-WHERE, LAST_PATCH = "where", "last.patch"
-"""Inputs: what positions add to a patch's key, and the last patch that a row of the text sees."""
-SLOT = "resampled.kv"
+WHERE = "where"
+"""Input: what positions add to a patch's key."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,37 +84,20 @@ def build(config: Config, most: int) -> Program:
     if config.hidden_size != text:
         x = tower.linear(x, "wide", "projector.kv_proj", (config.hidden_size, text), biased=False)
     x = tower.apply(LayerNorm(text, EPS), x, HIDDEN, "projector.ln_kv")
-    _stored(tower, x, text)
+    where = tower.builder.input(WHERE, (text,), "f32")
+    key = tower.builder.add(Residual(), x, where, name="key.placed")
+    resampler.stored(tower, key, x, text, text // HEAD, "projector.attn")
     tower.finish()
     _resampled(tower, config.query_num, text)
     return tower.program()
 
 
-def _stored(tower: Tower, x: Value, width: int) -> None:
-    """Write keys and values of patches; positions are part of the keys."""
-    b, codes = tower.builder, []
-    key = b.add(Residual(), x, b.input(WHERE, (width,), "f32"), name="key.placed")
-    for role, row in (("k", key), ("v", x)):
-        y = tower.linear(row, f"resampled.{role}", f"projector.attn.{role}", (width, width), True)
-        y = b.add(Reshape((width // HEAD, HEAD)), y, name=f"resampled.{role}.heads")
-        codes.append(b.add(Quantise(), y, name=f"resampled.{role}.codes"))
-    store = StoreKV(width // HEAD, HEAD, HEAD)
-    b.add_node(store, *codes, name="resampled.store", slots={"kv": SLOT})
-
-
 def _resampled(tower: Tower, rows: int, width: int) -> None:
     """Write the rows of the text model: learned queries that attend to all patches of the tile."""
-    b, heads, norm = tower.builder, width // HEAD, LayerNorm(width, EPS)
-    table, place = {"table": "projector.query"}, tower.position
-    x = b.add(Embedding(rows, width), place, name="query", weights=table)
+    norm, table = LayerNorm(width, EPS), {"table": "projector.query"}
+    x = tower.builder.add(Embedding(rows, width), tower.position, name="query", weights=table)
     x = tower.apply(norm, x, "query.norm", "projector.ln_q")
-    op = Attention(
-        width, heads, heads, HEAD, biased=("q",), output_biased=True, shares_kv=True, until=True
-    )
-    x = b.add(
-        op, x, place, b.input(LAST_PATCH), name="resampled", slots={"kv": SLOT},
-        weights=named(op, "projector.attn", ATTENTION),
-    )  # fmt: skip
+    x = resampler.resampled(tower, x, width, width // HEAD, "projector.attn")
     x = tower.apply(norm, x, "resampled.norm", "projector.ln_post")
     tower.apply(Linear(width, width, False), x, ROWS, "projector.out")
 
@@ -158,6 +136,5 @@ class Processor(SliceProcessor):
             PLACE: nearest_places(down, across, config.side),
             WHERE: sines(down, across, config.text_width),
         }
-        last = np.full(count, len(cut) - 1, np.int32)
-        none = np.zeros((count, 1), np.int64)
-        return Tile(cut, inputs, none, supplied={LAST_PATCH: last})
+        squares, supplied = resampler.squares_and_last(count, len(cut))
+        return Tile(cut, inputs, squares, supplied=supplied)

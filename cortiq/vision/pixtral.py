@@ -47,6 +47,8 @@ PREFIXES: Mapping[str, str] = {
         ("multi_modal_projector.", "projector."),
     )
 }  # fmt: skip
+MERGING = ("mistral3", "mistral_large4")
+"""Models that make a row of several patches."""
 IMAGE, BREAK, END = "[IMG]", "[IMG_BREAK]", "[IMG_END]"
 EPS = 1e-5
 LONGEST = 1 << 13
@@ -75,7 +77,7 @@ class Config(VisionConfig):
 
 def values(whole: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configuration's keys."""
-    merges, text = whole["model_type"] == "mistral3", whole.get(TEXT, {})
+    merges, text = whole["model_type"] in MERGING, whole.get(TEXT, {})
     given: dict[str, Any] = {"vision_feature_layer": -1} if merges else {}
     given |= {"image_token_index": 10} if merges and "image_token_id" not in whole else {}
     found = llava.tower_values({**given, **whole}, "spatial_merge_size", layers=24)

@@ -46,6 +46,7 @@ ATTENTION: Mapping[str, str] = {
     **{role: f"{role}.weight" for role in "qkv"},
     **{f"{role}_bias": f"{role}.bias" for role in "qkv"},
     "o": "proj.weight", "o_bias": "proj.bias",
+    "q_norm": "q_norm.weight", "k_norm": "k_norm.weight",
 }  # fmt: skip
 PAD = "<|image_pad|>"
 EPS = 1e-6
@@ -171,26 +172,33 @@ class Processor(ImageProcessor):
             raise FormatError(f"images of {least!r} to {largest!r} pixels", where=where)
         self.least, self.largest = least, largest
         self.most = max(largest, self.factor**2) // config.patch_size**2
+        self.rows = self.supplied()
+
+    def supplied(self) -> ImageRows:
+        """Return what the trunk's rows supply."""
+        config = self.config
         if len(config.sections) != 3:
             raise FormatError(f"mrope_section is {list(config.sections)}", where="config")
         sections = Sections(config.sections, self.interleaved)
-        self.rows = ImageRows(sections=sections, deep=config.deep, width=config.text_width)
+        return ImageRows(sections=sections, deep=config.deep, width=config.text_width)
 
     def prepare(self, pixels: Pixels) -> PreparedImage:
-        """Resize to whole squares; a patch has the image once for each frame."""
-        config = self.config
-        height, width, _ = pixels.shape
-        size = self.fitted_size(height, width)
-        fitted = self.rules.values(resize(pixels, *size, self.rules.filter))
-        cut, frames = patches(fitted, config.patch_size), config.temporal_patch_size
+        """Fit to whole squares; a patch has the image once for each frame."""
+        config, fitted = self.config, self.fitted(pixels)
+        cut = patches(self.rules.values(fitted), config.patch_size)
+        frames = config.temporal_patch_size
         cut = cut.reshape(len(cut), config.num_channels, 1, -1).repeat(frames, axis=2)
-        down, across = (n // config.patch_size for n in size)
+        down, across = (n // config.patch_size for n in fitted.shape[:2])
         made, merge = self.arranged(down, across), config.spatial_merge_size
         axes = np.stack(np.divmod(made.order, across), axis=1).astype(np.int32)
         cut = cut.reshape(len(cut), -1)[made.order]
         tile = Tile(cut, {AXES: axes, **made.inputs}, made.squares)
         text = self.marker * len(made.squares)
         return PreparedImage((tile,), text, (down // merge, across // merge))
+
+    def fitted(self, pixels: Pixels) -> Pixels:
+        """Return an image in whole squares."""
+        return resize(pixels, *self.fitted_size(*pixels.shape[:2]), self.rules.filter)
 
     def fitted_size(self, height: int, width: int) -> tuple[int, int]:
         """Return the size that an image is resized to."""

@@ -114,7 +114,7 @@ GLM4 = Family(
     shapes={"odd": {"head_dim": 12}},
     switches={"attention_bias": False, "tie_word_embeddings": True},
     moves=[*USUAL, {f"{ROPE}.partial_rotary_factor": 1.0}],
-    elsewhere=frozenset({"model_type"}),  # below
+    elsewhere=frozenset({"model_type", "num_nextn_predict_layers"}),  # below; test_vision.py
     gguf=[GGUF("glm4", geometries=("odd",), values=lambda config: {
         "rope.dimension_count": config["head_dim"] // 2,
     })],
@@ -126,7 +126,7 @@ GLM = Family(
     shapes={"odd": {"head_dim": 12}},
     switches={"attention_bias": False, "tie_word_embeddings": True},
     moves=[*USUAL, {f"{ROPE}.partial_rotary_factor": 1.0}],
-    elsewhere=frozenset({"model_type"}),
+    elsewhere=frozenset({"model_type", "num_nextn_predict_layers"}),
     title="glm",
 )
 GEMMA = Family(

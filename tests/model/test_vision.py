@@ -19,6 +19,11 @@ from ideal_senses import ideal_rows
 from installed import backends
 from PIL import Image
 from safetensors.numpy import load_file, save_file
+from transformers.models.aya_vision.processing_aya_vision import AyaVisionProcessor
+from transformers.models.cohere2_vision.processing_cohere2_vision import Cohere2VisionProcessor
+from transformers.models.glm5_next.image_processing_pil_glm5_next import (
+    Glm5NextImageProcessorPil,
+)
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 from transformers.models.lfm2_vl.processing_lfm2_vl import Lfm2VlProcessor
 from transformers.models.minicpmv4_6.processing_minicpmv4_6 import MiniCPMV4_6Processor
@@ -41,6 +46,7 @@ from cortiq.errors import FormatError, RequestError, UnsupportedError
 from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.models import load_program
 from cortiq.tokenizer.tokenizer import Tokenizer
+from cortiq.vision import glm5_next
 from cortiq.vision.load import load_vision, vision_family
 from cortiq_reference.ideal import evaluate
 
@@ -56,7 +62,11 @@ FAMILIES = (
     "llava_next",
     "pixtral",
     "mistral3",
+    "mistral_large4",
     "internvl",
+    "aria",
+    "cohere2_vision",
+    "aya_vision",
     "lfm2_vl",
     "gemma4",
     "gemma4_small",
@@ -189,6 +199,48 @@ def test_lfm2_text_is_that_of_its_processor(written, size):
     assert sight_of(folder).processor.prepare(drawn(size)).text == text
 
 
+COHERE = {
+    "boi_token": "<|START_OF_IMG|>", "eoi_token": "<|END_OF_IMG|>", "image_token": "<|IMG_PATCH|>",
+    "img_line_break_token": "<|IMG_LINE_BREAK|>", "patch_size": 2,
+}  # fmt: skip
+AYA = {
+    "start_of_img_token": COHERE["boi_token"], "end_of_img_token": COHERE["eoi_token"],
+    "img_patch_token": COHERE["image_token"], "tile_token": "TILE", "patch_size": 28,
+    "tile_global_token": "TILE_GLOBAL", "img_size": 56,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [(40, 70), (56, 56), (300, 31), (8, 8), (150, 149)], ids=str)
+def test_coheres_text_is_that_of_its_processor(written, size):
+    name, folder, _ = written
+    own = {"cohere2_vision": (Cohere2VisionProcessor, COHERE),
+           "aya_vision": (AyaVisionProcessor, AYA)}  # fmt: skip
+    if name not in own:
+        pytest.skip("as for Idefics 3")
+    kind, marks = own[name]
+    processor = kind.__new__(kind)
+    vars(processor).update(marks)
+    made = sight_of(folder).processor.prepare(drawn(size))
+    given = processed(name, folder, [drawn(size)])
+    assert len(made.tiles) == given["num_patches"][0]
+    assert made.text == processor.replace_image_token(given, 0)
+
+
+def test_canvases_of_command_a_vision_are_those_of_its_processor(tmp_path):
+    """Of 20 images of all forms, smaller and larger than a tile."""
+    vision_folders.cohere2_vision(tmp_path)
+    processor, grids = sight_of(tmp_path).processor, set()
+    for size in np.exp(np.random.default_rng(5).uniform(2, 5.5, (20, 2))).astype(int).tolist():
+        image = drawn(size)
+        given = processed("cohere2_vision", tmp_path, [image])
+        theirs = pixels_of("cohere2_vision", given)
+        made = processor.prepare(image)
+        ours = patches_of("cohere2_vision", made, given)
+        assert np.abs(ours - theirs).max() < 1e-6
+        grids.add(processor.grid(*size))
+    assert len(grids) > 5
+
+
 def test_minicpm_text_is_that_of_its_processor(written):
     """Slices of a large image, and the number of each image."""
     name, folder, _ = written
@@ -294,7 +346,7 @@ def answers(folder, backend):
         again = model.generate(prompt, max_tokens=5, **EXACT)
         whole = len(again.prompt_ids) - 1
         recurrent = folder.name.startswith(
-            ("qwen3_5", "qwen4_exp", "minicpmv4", "minicpm_")
+            ("qwen3_5", "qwen4_exp", "minicpmv4", "minicpm_", "glm5_next")
         )  # whose states are kept at some rows only
         assert again.stats.reused_tokens == whole or recurrent
         found["reused"] = again
@@ -386,6 +438,66 @@ def test_images_and_places_have_to_fit(written):
             model.chat([{"role": "user", "content": [{"image": image}]}])
 
 
+def test_sizes_of_glm_5_next_are_those_of_its_processor(tmp_path):
+    vision_folders.glm5_next(tmp_path)
+    random, config = np.random.default_rng(5), vision_family(open_checkpoint(tmp_path)).config
+    for least, most in ((2, 12), (16, 8000), (7, 7), (1, 1)):
+        limits = {"min_image_tokens": least, "max_image_tokens": most}
+        ours = glm5_next.Processor(config, limits)
+        theirs = Glm5NextImageProcessorPil(patch_size=4, **limits)
+        for height, width in np.exp(random.uniform(0, 7, (200, 2))).astype(int).tolist():
+            down, across = ours.fitted_size(height, width)
+            count = theirs.get_number_of_image_patches(height, width)
+            assert down * across == count * 16 and down * across <= ours.most * 16
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"min_image_tokens": 9, "max_image_tokens": 8}, {"max_image_tokens": 1 << 40},
+        {"min_image_tokens": "1"}, {"patch_expand_factor": 2},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_rules_of_glm_5_next_that_do_not_fit_are_refused(tmp_path, rules):
+    vision_folders.glm5_next(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(rules))
+    with pytest.raises((FormatError, UnsupportedError), match=r"rows|patch_expand_factor"):
+        sight_of(tmp_path)
+
+
+def test_the_layer_that_drafts_of_a_glm_ocr_is_left_alone(tmp_path):
+    vision_folders.glm_ocr(tmp_path)
+    before, file = seen(tmp_path), tmp_path / "model.safetensors"
+    config = json.loads((tmp_path / "config.json").read_text())
+    save_file(
+        load_file(file) | {f"model.language_model.layers.3.{name}.weight": np.ones((2, 2), "f4")
+                           for name in ("eh_proj", "self_attn.q_proj")},
+        file,
+    )  # fmt: skip
+    with pytest.raises(FormatError, match=r"layers\.3\.eh_proj\.weight is not used"):
+        seen(tmp_path)
+    config["text_config"]["num_nextn_predict_layers"] = 1
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert seen(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"split_image": True}, {"max_image_size": 560},
+        {"max_image_size": 300, "min_image_size": 301}, {"max_image_size": "490"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_rules_of_aria_that_do_not_fit_are_refused(tmp_path, rules):
+    vision_folders.aria(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(rules))
+    words = "split_image|number of rows for so many|edges of"
+    with pytest.raises((FormatError, UnsupportedError), match=words):
+        sight_of(tmp_path)
+
+
 def test_kimi_vl_is_a_kimi_k25_under_other_names(tmp_path):
     """Whose class in transformers is the oracle of the tower and of the text model."""
     folders = [tmp_path / name for name in ("kimi_k25", "kimi_vl")]
@@ -407,6 +519,20 @@ def test_kimi_vl_is_a_kimi_k25_under_other_names(tmp_path):
     rules.write_text(rules.read_text().replace("true", "false"))
     with pytest.raises(UnsupportedError, match="cut to whole squares"):
         sight_of(folders[1])
+
+
+def test_mistral_large_4_is_read_under_either_names(tmp_path):
+    """Published ones, whose heads turn neighbouring values, and transformers'."""
+    model = vision_folders.mistral_large4(tmp_path)
+    image, before = drawn((40, 70)), seen(tmp_path)
+    assert "vision_encoder.ln_pre.weight" in load_file(tmp_path / "model.safetensors")
+    model.float().save_pretrained(tmp_path, save_original_format=False)
+    assert "model.vision_tower.ln_pre.weight" in load_file(tmp_path / "model.safetensors")
+    (theirs,) = rows_of("mistral_large4", model.double(), processed("pixtral", tmp_path, [image]))
+    vision = sight_of(tmp_path)
+    ours = ideal_rows(vision, vision.processor.prepare(image))
+    assert np.abs(ours - theirs).max() < TOLERANCE * np.abs(theirs).max()
+    assert seen(tmp_path) == before
 
 
 def seen(folder):
@@ -471,6 +597,17 @@ MOVES = {
     "glm4v": [
         {"vision_config.hidden_act": "relu"}, {"vision_config.rms_norm_eps": 1.0},
         {"vision_config.rope_parameters.rope_theta": 100.0},
+    ],
+    "glm_ocr": [{"vision_config.hidden_act": "relu"}, {"vision_config.rms_norm_eps": 1.0}],
+    "glm5_next": [
+        {"vision_config.hidden_act": "relu"}, {"vision_config.swiglu_limit": 0.1},
+        {"vision_config.rope_parameters.rope_theta": 100.0},
+    ],
+    "cohere2_vision": [{"vision_config.layer_norm_eps": 0.1}],
+    "aya_vision": [{"adapter_layer_norm_eps": 1.0}, {"vision_feature_layer": 1}],
+    "aria": [
+        {"vision_config.hidden_act": "relu"}, {"vision_config.layer_norm_eps": 99.0},
+        {"vision_feature_layer": 1},
     ],
     "pixtral": [{"vision_config.hidden_act": "relu"}, {"vision_feature_layer": 1}],
     "kimi_k25": [
@@ -543,6 +680,22 @@ WRONG = {
         {"vision_feature_select_strategy": "default"}, {"vision_feature_layer": [1, -1]},
     ],
     "glm4v": [{"vision_config": {"image_size": 24}}, {"vision_config": {"attention_bias": True}}],
+    "cohere2_vision": [
+        {"downsample_factor": 3}, {"downsample_factor": 0}, {"alignment_intermediate_size": 35},
+        {"alignment_intermediate_size": 0},
+    ],
+    "aya_vision": [
+        {"vision_feature_layer": [1, 2]}, {"vision_feature_select_strategy": "default"},
+    ],
+    "aria": [
+        {"vision_feature_layer": [1, 2]}, {"vision_feature_layer": 3},
+        {"projector_patch_to_query_dict": {"49": 1 << 40}},
+        {"projector_patch_to_query_dict": {"x": []}}, {"projector_patch_to_query_dict": [3]},
+    ],
+    "glm_ocr": [{"vision_config": {"attention_bias": False}}],
+    "glm5_next": [
+        {"vision_config": {"projection_intermediate_size": 41}},
+    ],
     "internvl": [
         {"vision_feature_layer": [1, -1]}, {"downsample_ratio": 0.3},
         {"vision_config": {"norm_type": "none"}}, {"vision_feature_select_strategy": "full"},

@@ -233,12 +233,21 @@ def llava_next(folder: Path, **sight: Any) -> Any:
 PIXTRAL = SIGLIP | {"model_type": "pixtral", "num_hidden_layers": 3, "head_dim": 12}
 
 
+LARGE4 = {key: value for key, value in TEXT.items() if key != "head_dim"} | {
+    "num_key_value_heads": 4, "moe_intermediate_size": 24, "n_routed_experts": 4,
+    "num_experts_per_tok": 2, "kv_lora_rank": 16, "qk_nope_head_dim": 10, "qk_rope_head_dim": 6,
+    "v_head_dim": 12, "index_n_heads": 4, "index_head_dim": 8, "index_topk": 512,
+}  # fmt: skip
+
+
 def pixtral(folder: Path, kind: str = "Llava", **sight: Any) -> Any:
     """Write a Pixtral, a row a patch of 14 pixels; kind "Mistral3": a row for four."""
     control = ["[IMG]", "[IMG_BREAK]", "[IMG_END]"]
     ids = write_tokenizer(folder, control, template_of("[IMG]"))
     text = TEXT | {"vocab_size": len(ids), "model_type": "mistral", "rms_norm_eps": 1e-3}
     more = {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"}
+    if kind == "MistralLarge4":
+        text = LARGE4 | {"vocab_size": len(ids), "rms_norm_eps": 1e-3}
     config = getattr(transformers, f"{kind}Config")(
         text_config=text, vision_config=PIXTRAL | sight, image_token_index=ids["[IMG]"],
         **(more if kind == "Llava" else {}),
@@ -255,6 +264,56 @@ def pixtral(folder: Path, kind: str = "Llava", **sight: Any) -> Any:
 def mistral3(folder: Path, **sight: Any) -> Any:
     """Write a Mistral 3."""
     return pixtral(folder, "Mistral3", **sight)
+
+
+def mistral_large4(folder: Path, **sight: Any) -> Any:
+    """Write a Mistral Large 4, under published names."""
+    return pixtral(folder, "MistralLarge4", **sight)
+
+
+def aria(folder: Path, **sight: Any) -> Any:
+    """Write an Aria of 12 rows an image, of 7 × 7 patches at most."""
+    ids = write_tokenizer(folder, ["<|img|>"], template_of("<|img|>"))
+    text = TEXT | {
+        "vocab_size": len(ids), "hidden_size": 64, "moe_num_experts": 4, "moe_topk": 2,
+        "moe_num_shared_experts": 1,
+    }  # fmt: skip
+    tower = SIGLIP | {"image_size": 490, "patch_size": 70, "model_type": "idefics3_vision"}
+    config = transformers.AriaConfig(
+        text_config=text, vision_config=tower | sight, image_token_index=ids["<|img|>"],
+        projector_patch_to_query_dict={49: 12, 196: 20},
+    )  # fmt: skip
+    rules = {
+        "max_image_size": 490, "min_image_size": 100, "split_image": False,
+        "image_processor_type": "AriaImageProcessor",
+    }  # fmt: skip
+    (folder / "preprocessor_config.json").write_text(json.dumps(rules))
+    return saved(folder, config, "AriaForConditionalGeneration")
+
+
+def cohere2_vision(folder: Path, kind: str = "Cohere2Vision", **sight: Any) -> Any:
+    """Write a Command A Vision of tiles of 4 rows; kind "AyaVision": an Aya Vision."""
+    aya = kind == "AyaVision"
+    control = ["<|IMG_PATCH|>", "<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_LINE_BREAK|>"]
+    ids = write_tokenizer(folder, control, template_of("<image>" if aya else control[0]))
+    text = TEXT | {"vocab_size": len(ids), "model_type": "cohere2", "sliding_window": 9}
+    tower = SIGLIP | {"model_type": "siglip_vision_model", "vision_use_head": not aya}
+    sizes = {} if aya else {"alignment_intermediate_size": 36}
+    config = getattr(transformers, f"{kind}Config")(
+        text_config=text, vision_config=tower | sight, image_token_id=ids[control[0]], **sizes
+    )  # fmt: skip
+    name = "GotOcr2" if aya else kind
+    rules = {
+        "size": {"height": 56, "width": 56}, "max_patches": 5, "crop_to_patches": True,
+        "image_processor_type": f"{name}ImageProcessor",
+    }  # fmt: skip
+    (folder / "preprocessor_config.json").write_text(json.dumps(rules))
+    return saved(folder, config, f"{kind}ForConditionalGeneration")
+
+
+def aya_vision(folder: Path, **sight: Any) -> Any:
+    """Write an Aya Vision."""
+    return cohere2_vision(folder, "AyaVision", **sight)
 
 
 def internvl(folder: Path, **sight: Any) -> Any:
@@ -276,8 +335,14 @@ def internvl(folder: Path, **sight: Any) -> Any:
     return saved(folder, config, "InternVLForConditionalGeneration")
 
 
+GLM_TOWER = {
+    "depth": 2, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2, "patch_size": 4,
+    "intermediate_size": 48, "image_size": 28,
+}  # fmt: skip
+
+
 def glm4v(folder: Path, kind: str = "Glm4v", **sight: Any) -> Any:
-    """Write a GLM-4.1V; kind "Glm4vMoe": with experts."""
+    """Write a GLM-4.1V; kind "Glm4vMoe": with experts; kind "GlmOcr": of its tower."""
     text, whole = qwen_folder(folder, [4, 2, 2], None, "<|image|>")
     whole = {key.replace("vision_", "image_"): value for key, value in whole.items()}
     text["rope_parameters"] |= {"partial_rotary_factor": 1.0}
@@ -286,12 +351,38 @@ def glm4v(folder: Path, kind: str = "Glm4v", **sight: Any) -> Any:
             "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
             "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
         }  # fmt: skip
-    tower = {
-        "depth": 2, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2, "patch_size": 4,
-        "intermediate_size": 48, "image_size": 28,
-    } | sight  # fmt: skip
-    config = getattr(transformers, f"{kind}Config")(text_config=text, vision_config=tower, **whole)
+    config = getattr(transformers, f"{kind}Config")(
+        text_config=text, vision_config=GLM_TOWER | sight, **whole
+    )
     return saved(folder, config, f"{kind}ForConditionalGeneration")
+
+
+def glm_ocr(folder: Path, **sight: Any) -> Any:
+    """Write a GLM-OCR."""
+    return glm4v(folder, "GlmOcr", **sight)
+
+
+def glm5_next(folder: Path, **sight: Any) -> Any:
+    """Write a GLM 5 Next of 2 to 12 rows an image, all of whose keys a query sees."""
+    text, whole = qwen_folder(folder, [4, 2, 2], None, "<|image|>")
+    whole = {key.replace("vision_", "image_"): value for key, value in whole.items()}
+    text = {key: value for key, value in text.items() if key != "rope_parameters"} | {
+        "num_key_value_heads": 4, "q_lora_rank": 14, "kv_lora_rank": 16, "qk_nope_head_dim": 10,
+        "qk_rope_head_dim": 0, "v_head_dim": 12, "index_n_heads": 8, "index_head_dim": 9,
+        "index_topk": 512, "index_kpool": 4, "linear_head_dim": 10, "linear_num_heads": 3,
+        "linear_conv_kernel_dim": 3, "n_routed_experts": 4, "moe_intermediate_size": 24,
+        "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "hc_mult": 2,
+        "hc_sinkhorn_iters": 3, "layer_types": ["linear_attention", *["indexed_attention"] * 2],
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+    }  # fmt: skip
+    tower = GLM_TOWER | {"projection_intermediate_size": 40, "swiglu_limit": 0.3} | sight
+    config = transformers.Glm5NextConfig(text_config=text, vision_config=tower, **whole)
+    rules = {
+        "min_image_tokens": 2, "max_image_tokens": 12, "patch_size": 4, "merge_size": 2,
+        "temporal_patch_size": 2, "image_processor_type": "Glm5NextImageProcessor",
+    }  # fmt: skip
+    (folder / "preprocessor_config.json").write_text(json.dumps(rules))
+    return saved(folder, config, "Glm5NextForConditionalGeneration")
 
 
 def glm4v_moe(folder: Path, **sight: Any) -> Any:

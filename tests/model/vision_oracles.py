@@ -17,27 +17,33 @@ from transformers.image_utils import PILImageResampling, SizeDict
 
 from cortiq.numerics.pixels import grouped
 
-GLM = ("glm4v", "glm4v_moe")
+GLM = ("glm4v", "glm4v_moe", "glm_ocr", "glm5_next")
 QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen4_exp", *GLM)
 """Families whose patches are in squares, with positions on three axes."""
 SHUFFLED = ("idefics3", "smolvlm")
 GEMMA4 = ("gemma4", "gemma4_small")
 MINICPM = ("minicpmv4_6", "minicpm_ocr")
 """Families whose pixels are those of all tiles side by side."""
-PADDED = (*SHUFFLED, "llava_next", "internvl")
+TILED = ("internvl", "cohere2_vision", "aya_vision")
+PADDED = (*SHUFFLED, "llava_next", *TILED)
 """Families whose processor pads several images to one number of tiles."""
 PROCESSORS = {
     "gemma3": ("gemma3", "Gemma3"), **dict.fromkeys(SHUFFLED, ("idefics3", "Idefics3")),
     **dict.fromkeys(QWEN, ("qwen2_vl", "Qwen2VL")), "llava": ("llava", "Llava"),
     "llava_next": ("llava_next", "LlavaNext"), "pixtral": ("pixtral", "Pixtral"),
-    **dict.fromkeys(GLM, ("glm4v", "Glm4v")), "mistral3": ("pixtral", "Pixtral"),
-    "internvl": ("got_ocr2", "GotOcr2"),
+    **dict.fromkeys(GLM, ("glm4v", "Glm4v")), "glm5_next": ("glm5_next", "Glm5Next"),
+    "mistral3": ("pixtral", "Pixtral"),
+    "mistral_large4": ("pixtral", "Pixtral"),
+    "internvl": ("got_ocr2", "GotOcr2"), "aria": ("aria", "Aria"),
+    "aya_vision": ("got_ocr2", "GotOcr2"),
     **dict.fromkeys(MINICPM, ("minicpmv4_6", "MiniCPMV4_6")),
     **dict.fromkeys(GEMMA4, ("gemma4", "Gemma4")),
 }  # fmt: skip
-WITHOUT_PILLOW = ("lfm2_vl", "kimi_k25")
+UNSCALED = ("cohere2_vision", "aya_vision")
+"""Families whose class of transformers leaves out the factor that their text model's class has."""
+WITHOUT_PILLOW = ("lfm2_vl", "kimi_k25", "cohere2_vision")
 """Families whose processor there is with torchvision's resizing only."""
-MORE = ("image_grid_thw", "pixel_attention_mask", "image_sizes", "spatial_shapes",
+MORE = ("image_grid_thw", "pixel_mask", "pixel_attention_mask", "image_sizes", "spatial_shapes",
         "image_position_ids", "target_sizes")  # fmt: skip
 """Outputs of a processor beside the pixels."""
 
@@ -150,14 +156,26 @@ def patches_of(name, made, given):
     if name in GEMMA4:  # which takes values from 0 to 1
         (tile,) = made.tiles
         return np.pad(tile.patches / 2 + 0.5, ((0, 24 - len(tile.patches)), (0, 0)))[None]
-    if name in ("pixtral", "mistral3"):
+    if name in ("pixtral", "mistral3", "mistral_large4"):
         (tile,) = made.tiles
         down, across = tile.inputs["axes"][-1] + 1
         parts = tile.patches.reshape(down, across, 3, 14, 14).transpose(2, 0, 3, 1, 4)
         return parts.reshape(1, 3, 14 * down, 14 * across)
+    if name == "aria":  # a square, with black where ours has no patches
+        (tile,) = made.tiles
+        down, across = aria_grid(given)
+        square = np.full((7, 7, 3, 70, 70), -1.0, np.float32)
+        square[:down, :across] = tile.patches.reshape(down, across, 3, 70, 70)
+        return square.transpose(2, 0, 3, 1, 4).reshape(1, 3, 490, 490)
     whole = len(made.tiles[0].patches) - 16  # the class row has no pixels
     tiles = np.stack([tile.patches[whole:] for tile in made.tiles]).reshape(-1, 4, 4, 3, 14, 14)
     return tiles.transpose(0, 3, 1, 4, 2, 5).reshape(-1, 3, 56, 56)
+
+
+def aria_grid(given):
+    """Patches along both edges that have a part of the image."""
+    (mask,) = given["pixel_mask"].numpy()
+    return [-(-int(mask.any(axis=axis).sum()) // 70) for axis in (1, 0)]
 
 
 def rows_of(name, model, given):
@@ -168,7 +186,7 @@ def rows_of(name, model, given):
     with torch.no_grad():
         found = model.model.get_image_features(pixel_values=given["pixel_values"].double(), **more)
     rows = [torch.as_tensor(one) for one in found.pooler_output]
-    if name in (*SHUFFLED, *MINICPM, "internvl", "lfm2_vl"):  # a tile each
+    if name in (*SHUFFLED, *MINICPM, *TILED, "lfm2_vl"):  # a tile each
         return [torch.cat(rows).numpy()]
     deep = [torch.cat(list(one)) for one in getattr(found, "deepstack_features", ())]
     whole = torch.cat([torch.cat(rows), *deep], dim=1).numpy()
@@ -189,4 +207,5 @@ def logits_of(name, model, given, ids, token):
     pixels = given["pixel_values"].double()
     with torch.no_grad():
         made = model(input_ids=torch.tensor([ids]), pixel_values=pixels, **more)
-    return made.logits[0].numpy()
+    scale = model.config.text_config.logit_scale if name in UNSCALED else 1.0
+    return scale * made.logits[0].numpy()
