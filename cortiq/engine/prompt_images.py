@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from cortiq.backend import Drawn
 from cortiq.engine.prompt_embeddings import check_row
-from cortiq.errors import RequestError
+from cortiq.errors import RequestError, shown
 from cortiq.ir import Program
-from cortiq.ir.images import IMAGES, ImageRows, image_rows
+from cortiq.ir.images import IMAGES, TEXT_IDS, ImageRows, image_rows
 from cortiq.numerics.contract import Floats
 
 NO_GRID = (0, 0)
@@ -156,6 +156,24 @@ def check_images(images: PromptImages | None, tokens: int, program: Program) -> 
         inside = span.places and span.places[0] >= 0 and span.places[-1] < tokens
         if not inside or list(span.places) != sorted(set(span.places)):
             raise RequestError("an image's rows are not at places of the prompt", where="image")
+
+
+def check_text_ids(prompt: Sequence[int], images: PromptImages | None, program: Program) -> None:
+    """Check that ids which only an image or a sound has stand at the places of one.
+
+    Raises
+    ------
+    RequestError : one stands in the text.
+    """
+    count = program.facts.get(TEXT_IDS)
+    if count is None:
+        return
+    owned = {at for span in images.spans for at in span.places} if images is not None else set()
+    for at, token in enumerate(prompt):
+        if token >= count and at not in owned:
+            what = f"token id {shown(token)} is a part of an image or a sound, not of a text"
+            hint = f"give the image or the sound itself; a text's ids are below {count}"
+            raise RequestError(what, where=f"prompt, position {at}", hint=hint)
 
 
 def compute_rows(images: PromptImages | None, program: Program) -> None:

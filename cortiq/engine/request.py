@@ -25,6 +25,7 @@ from cortiq.engine.prompt_images import (
     ImageSpan,
     PromptImages,
     check_images,
+    check_text_ids,
     compute_rows,
     no_images,
     with_spans,
@@ -188,6 +189,7 @@ def checked_request(request: Request, program: Program) -> Request:
         raise RequestError(what, where="submit", hint=hint)
     check_embeddings(request.embeddings, len(request.prompt), program)
     check_images(request.images, len(request.prompt), program)
+    check_text_ids(request.prompt, request.images, program)
     compute_rows(request.images, program)
     check_encoded(request.encoded, program)
     compute_encoded(request.encoded, program)
