@@ -58,7 +58,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/receipts": 1060,
     "cortiq/serve": 6400,
     "cortiq/tokenizer": 3180,
-    "cortiq/vision": 1990,
+    "cortiq/vision": 2125,
     "plugins/cortiq-bounded": 1480,
     "plugins/cortiq-faulty": 60,
     "plugins/cortiq-masks": 1450,
@@ -66,7 +66,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-skills": 1710,
     "plugins/cortiq-torch": 190,
-    "tests": 66300,
+    "tests": 66480,
     "tools": 2121,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""

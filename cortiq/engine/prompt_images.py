@@ -182,6 +182,16 @@ def compute_rows(images: PromptImages | None, program: Program) -> None:
         check_row(span.rows, len(span.places), program, image_rows(program).deep)
 
 
+def computed_images(
+    images: PromptImages | None, prompt: Sequence[int], program: Program
+) -> PromptImages | None:
+    """Return the images of a prompt, checked, their rows computed; `no_images` where none are."""
+    check_images(images, len(prompt), program)
+    check_text_ids(prompt, images, program)
+    compute_rows(images, program)
+    return images or no_images(program, len(prompt))
+
+
 def no_images(program: Program, tokens: int) -> PromptImages | None:
     """Return what rows of a text supply where the trunk sees images; None where nothing."""
     given = image_rows(program)
