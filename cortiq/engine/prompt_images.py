@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from cortiq.backend import Drawn
 from cortiq.engine.prompt_embeddings import check_row
-from cortiq.errors import RequestError
+from cortiq.errors import RequestError, shown
 from cortiq.ir import Program
-from cortiq.ir.images import IMAGES, ImageRows, image_rows
+from cortiq.ir.images import IMAGES, TEXT_IDS, ImageRows, image_rows
 from cortiq.numerics.contract import Floats
 
 NO_GRID = (0, 0)
@@ -158,10 +158,38 @@ def check_images(images: PromptImages | None, tokens: int, program: Program) -> 
             raise RequestError("an image's rows are not at places of the prompt", where="image")
 
 
+def check_text_ids(prompt: Sequence[int], images: PromptImages | None, program: Program) -> None:
+    """Check that ids which only an image or a sound has stand at the places of one.
+
+    Raises
+    ------
+    RequestError : one stands in the text.
+    """
+    count = program.facts.get(TEXT_IDS)
+    if count is None:
+        return
+    owned = {at for span in images.spans for at in span.places} if images is not None else set()
+    for at, token in enumerate(prompt):
+        if token >= count and at not in owned:
+            what = f"token id {shown(token)} is a part of an image or a sound, not of a text"
+            hint = f"give the image or the sound itself; a text's ids are below {count}"
+            raise RequestError(what, where=f"prompt, position {at}", hint=hint)
+
+
 def compute_rows(images: PromptImages | None, program: Program) -> None:
     """Compute the rows of a prompt's images, and check them."""
     for span in images.spans if images is not None else ():
         check_row(span.rows, len(span.places), program, image_rows(program).deep)
+
+
+def computed_images(
+    images: PromptImages | None, prompt: Sequence[int], program: Program
+) -> PromptImages | None:
+    """Return the images of a prompt, checked, their rows computed; `no_images` where none are."""
+    check_images(images, len(prompt), program)
+    check_text_ids(prompt, images, program)
+    compute_rows(images, program)
+    return images or no_images(program, len(prompt))
 
 
 def no_images(program: Program, tokens: int) -> PromptImages | None:

@@ -24,9 +24,7 @@ from cortiq.engine.prompt_ids import vocabulary_size as vocabulary_size
 from cortiq.engine.prompt_images import (
     ImageSpan,
     PromptImages,
-    check_images,
-    compute_rows,
-    no_images,
+    computed_images,
     with_spans,
 )
 from cortiq.errors import RequestError, shown
@@ -187,12 +185,11 @@ def checked_request(request: Request, program: Program) -> Request:
         hint = "cortiq.engine.request.make_request makes one of token ids"
         raise RequestError(what, where="submit", hint=hint)
     check_embeddings(request.embeddings, len(request.prompt), program)
-    check_images(request.images, len(request.prompt), program)
-    compute_rows(request.images, program)
+    images = computed_images(request.images, request.prompt, program)
     check_encoded(request.encoded, program)
     compute_encoded(request.encoded, program)
-    if request.images is None:
-        request = replace(request, images=no_images(program, len(request.prompt)))
+    if images is not request.images:
+        request = replace(request, images=images)
     if request.masks is None:
         return request
     return replace(request, masks=CheckedMasks(request.masks, vocabulary_size(program)))

@@ -19,6 +19,10 @@ from cortiq.numerics.rope import Sections
 
 IMAGES = "images"
 """Fact of a program that is an `ImageRows`."""
+TEXT_IDS = "text_ids"
+"""Fact of a program: how many of the first ids a text is made of. Those behind them are parts of
+images and sounds, whose rows no table of the trunk has.
+"""
 AXES = "axes"
 """Input: positions of a row on the axes of a rotation."""
 FIRST_AXES = "first_axes"

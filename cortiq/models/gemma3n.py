@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from cortiq.errors import FormatError
 from cortiq.ir import Op, Program, Value
+from cortiq.ir.images import TEXT_IDS
 from cortiq.ir.layers import (
     AltUpAdd,
     AltUpCorrect,
@@ -222,6 +223,8 @@ def build(config: Config, context: int) -> Program:
     """Build the trunk."""
     width, eps, copies = config.hidden_size, config.rms_norm_eps, config.altup_num_inputs
     decoder = Decoder(config, context, family="gemma3n", eps=eps)
+    if config.vocab_size_per_layer_input < config.vocab_size:
+        decoder.builder.facts[TEXT_IDS] = config.vocab_size_per_layer_input
     x = decoder.embed(math.sqrt(width))
     inputs = PerLayerInputs(
         config.vocab_size_per_layer_input, width, config.num_hidden_layers,

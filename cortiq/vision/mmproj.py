@@ -21,6 +21,7 @@ from cortiq.formats.gguf import GGUFFile, open_gguf
 from cortiq.formats.mapped import MappedTensors
 from cortiq.formats.text_model import RenamedTensors, ReorderedTensors
 from cortiq.hearing import mmproj as hearing
+from cortiq.vision import mmproj_gemma3n
 from cortiq.vision.config import SIGHT, TEXT
 from cortiq.vision.image import CLIP_DEVIATION, CLIP_MEAN
 from cortiq.vision.mmproj_forms import FORMS, VISION, Form
@@ -69,7 +70,7 @@ def with_mmproj(checkpoint: Any) -> Any:
 def _kind_of(file: GGUFFile) -> str:
     names = ("clip.projector_type", "clip.vision.projector_type", "clip.audio.projector_type")
     kind = str(next((file.metadata[name] for name in names if name in file.metadata), None))
-    known = (*FORMS, *hearing.FORMS)
+    known = (*FORMS, *hearing.FORMS, *mmproj_gemma3n.KINDS)
     if kind not in known:
         hint = f"supported: {', '.join(known)}; other towers are read from folders"
         raise UnsupportedError(f"a projector {kind!r}", where=str(file.path), hint=hint)
@@ -78,6 +79,8 @@ def _kind_of(file: GGUFFile) -> str:
 
 def _fields_of(file: GGUFFile, kind: str, text: Checkpoint) -> dict[str, Any]:
     """Return the fields of a model that sees, hears, or does both."""
+    if kind in mmproj_gemma3n.KINDS:
+        return mmproj_gemma3n.fields_of(file, text)
     whole: dict[str, Any] = {}
     fields: dict[str, Any] = {"_all": file}
     if kind in hearing.FORMS:

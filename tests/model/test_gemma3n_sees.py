@@ -24,7 +24,7 @@ from transformers.models.siglip.image_processing_pil_siglip import SiglipImagePr
 import cortiq
 from cortiq.cli.main import cli
 from cortiq.engine.prompt_images import ImageSpan, with_spans
-from cortiq.errors import FormatError, UnsupportedError
+from cortiq.errors import FormatError, RequestError, UnsupportedError
 from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.models import load_program
 from cortiq.tokenizer.tokenizer import Tokenizer
@@ -234,6 +234,19 @@ def test_all_backends_have_one_digest(published, expected, backend):
 def test_a_text_has_the_same_digest_without_images(published, expected):
     with cortiq.load(published, backend="cpu") as model:
         assert model.generate("hello", **EXACT).digest == expected[1]
+
+
+@pytest.mark.parametrize("images", [False, True])
+def test_ids_of_images_and_sounds_are_refused_in_a_text(published, images):
+    """transformers gives them rows of the senses' vocabularies, which no table of a text has."""
+    config = json.loads((published / "config.json").read_text())
+    first, count = (config["vision_config"]["vocab_offset"], config["text_config"]["vocab_size"])
+    with cortiq.load(published, backend="cpu", threads=1, images=images) as model:
+        model.generate([first - 1, 0], **EXACT)
+        for at in range(first, count):
+            with pytest.raises(RequestError, match="part of an image or a sound") as caught:
+                model.generate([3, at, 4], **EXACT)
+            assert "position 1" in str(caught.value) and str(first) in str(caught.value)
 
 
 def test_generate_takes_images(published, tmp_path):
