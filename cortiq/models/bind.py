@@ -45,6 +45,7 @@ from cortiq.models.registry import (
     read_config,
     said_of,
 )
+from cortiq.models.sentence_steps import with_sentence_steps
 from cortiq.models.sidecar import with_sidecar
 from cortiq.models.synthetic import SyntheticCheckpoint, synthetic_program, synthetic_weights
 from cortiq.models.tensor_pieces import TensorSlice, read_piece
@@ -145,6 +146,7 @@ def load_program(
     plan = find_plan(heads, config.num_hidden_layers, head_tensors.has)
     program = _drafted(program, family, config, heads, head_tensors.has, checkpoint)
     program = _headed(program, plan, head_tensors, heads, checkpoint)
+    program = with_sentence_steps(program, head_tensors)
     tensors = find_tensors(program, checkpoint, family, config)
     program, weights = with_drafters(program, drafters, weight_format)
     ordered = _ordered(program, checkpoint, tensors, column_orders, weight_format)

@@ -65,6 +65,7 @@ def config_from_gguf(
     values: dict[str, Any] = {}
     for key in (key for key in table if key in given):
         put(values, table[key], given[key], where)
+    values = {**keys.defaults.get(source.architecture, {}), **values}
     values = {name: value for name, value in values.items() if name in known}
     if EMBEDDING not in source and "vocab_size" not in values:  # draft heads share tables
         raise FormatError(f"has no tensor {EMBEDDING!r}", where=where)

@@ -147,6 +147,7 @@ OWN = (
     "mellum",
     "sarvam_moe",
     "cohere2_moe",
+    "llama_bidirec",
 )
 """Modules of this package, in the order they are listed."""
 
