@@ -46,11 +46,11 @@ LIMITS: Mapping[str, int] = {
     "cortiq/domains": 270,
     "cortiq/engine": 4220,
     "cortiq/explain": 619,
-    "cortiq/formats": 7800,
+    "cortiq/formats": 8010,
     "cortiq/hearing": 2060,
     "cortiq/ir": 4920,
-    "cortiq/model": 2992,
-    "cortiq/models": 6250,
+    "cortiq/model": 3060,
+    "cortiq/models": 6350,
     "cortiq/numerics": 3780,
     "cortiq/placement": 710,
     "cortiq/plugins": 660,
@@ -66,7 +66,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-skills": 1710,
     "plugins/cortiq-torch": 190,
-    "tests": 66300,
+    "tests": 66720,
     "tools": 2121,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""

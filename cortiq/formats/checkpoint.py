@@ -17,6 +17,7 @@ from cortiq.formats.ctranslate2 import (
 from cortiq.formats.ggml_whisper import is_ggml_whisper, open_ggml_whisper
 from cortiq.formats.gguf import GGUFFile, GGUFMetadata, open_gguf
 from cortiq.formats.gguf_header import read_header
+from cortiq.formats.joined_tensors import JoinedTensors
 from cortiq.formats.mapped import MappedTensors
 from cortiq.formats.mistral_folder import (
     PARAMS,
@@ -42,7 +43,6 @@ from cortiq.formats.sentence_settings import SentenceSettings, sentence_settings
 from cortiq.formats.strict_json import read_object, read_optional
 from cortiq.formats.text_model import (
     TEXT,
-    JoinedTensors,
     has_text_model,
     is_nested,
     text_config,

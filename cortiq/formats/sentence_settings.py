@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ _FOLDER = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
 
 @dataclass(frozen=True)
 class SentenceStep:
-    """What a module does to the pooled row.
+    """A module's work on the pooled row.
 
     Attributes
     ----------
@@ -74,7 +74,7 @@ class SentenceStep:
 
 @dataclass(frozen=True)
 class SentenceSettings:
-    """How a folder's files say that a text becomes a vector.
+    """A folder's rules of how a text becomes a vector.
 
     Attributes
     ----------
@@ -82,6 +82,7 @@ class SentenceSettings:
     steps : what is done to that row.
     prompts : what is put before texts, by name. usual : the name that counts where none is given.
     prompts_pooled : whether the rows of a prompt take part in the pooling.
+    folders : those of the modules that have one.
     """
 
     pooling: str = ""
@@ -89,6 +90,7 @@ class SentenceSettings:
     prompts: Mapping[str, str] = field(default_factory=dict)
     usual: str = ""
     prompts_pooled: bool = True
+    folders: Sequence[str] = ()
 
     @property
     def files(self) -> list[str]:
@@ -124,14 +126,13 @@ def sentence_settings(folder: Path) -> SentenceSettings:
     if os.path.lexists(folder / MODULES):
         found = _of_modules(folder)
     prompts, usual = _prompts(folder / PROMPTS)
-    pooled = found.prompts_pooled
-    return SentenceSettings(found.pooling, found.steps, prompts, usual, pooled)
+    return replace(found, prompts=prompts, usual=usual)
 
 
 def _of_modules(folder: Path) -> SentenceSettings:
-    pooling, pooled = "", True
+    pooling, pooled, modules = "", True, _listed(folder / MODULES)
     steps: list[SentenceStep] = []
-    for kind, path in _listed(folder / MODULES):
+    for kind, path in modules:
         where = folder / path / MODULE_CONFIG
         if kind == "Pooling":
             if pooling or steps:
@@ -144,7 +145,8 @@ def _of_modules(folder: Path) -> SentenceSettings:
                 what = f"has {kind} on the rows of tokens, before any Pooling"
                 raise UnsupportedError(what, where=str(folder / MODULES))
             steps.append(_step(kind, path, where))
-    return SentenceSettings(pooling, tuple(steps), prompts_pooled=pooled)
+    folders = tuple(path for _, path in modules if path)
+    return SentenceSettings(pooling, tuple(steps), prompts_pooled=pooled, folders=folders)
 
 
 def _listed(file: Path) -> list[tuple[str, str]]:

@@ -87,7 +87,7 @@ class EncoderTrunk:
 
 
 class BothWays:
-    """What makes a decoder's trunk an encoder: rows that see keys on both sides, and no head.
+    """A decoder's trunk as an encoder: its rows see keys on both sides, and it has no head.
 
     Parameters
     ----------

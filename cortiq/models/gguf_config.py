@@ -43,8 +43,7 @@ def config_from_gguf(
 ) -> AnyConfig:
     """Read the metadata of a GGUF file.
 
-    The vocabulary size and whether the head is tied come from the tensors; so do biases, by
-    `keys.gguf_tensors`.
+    The vocabulary's size, whether the head is tied, and biases come from the tensors.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What is done to a text's pooled row before it is the text's vector: an entry of the program."""
+"""Steps from a text's pooled row to its vector, as an entry of the program."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from test_encoders import with_tokenizer
 
 import cortiq
+from cortiq.convert.run import convert_model
 from cortiq.errors import CortiqError, FormatError, RequestError, UnsupportedError
 from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.model.pooling import POOLINGS, places_of
@@ -213,7 +214,7 @@ def test_every_backend_has_the_references_vectors(tmp_path, backend):
 
 
 def test_the_first_dimensions_are_kept_and_scaled(tmp_path):
-    gemma(tmp_path)
+    gemma(tmp_path, num_hidden_layers=1)
     with_modules(tmp_path)
     with_tokenizer(tmp_path)
     with cortiq.load(str(tmp_path), backend="cpu") as loaded:
@@ -228,7 +229,7 @@ def test_the_first_dimensions_are_kept_and_scaled(tmp_path):
 
 
 def test_prompts_go_before_texts(tmp_path):
-    gemma(tmp_path)
+    gemma(tmp_path, num_hidden_layers=1)
     with_modules(tmp_path)
     with_tokenizer(tmp_path)
     said = {"prompts": {"query": "what is ", "document": "", "none": None}}
@@ -250,7 +251,7 @@ def test_prompts_go_before_texts(tmp_path):
 
 
 def test_a_norm_and_a_scaling_between_are_steps(tmp_path):
-    rows = rows_of(gemma(tmp_path), IDS)
+    rows = rows_of(gemma(tmp_path, num_hidden_layers=1), IDS)
     steps = with_modules(tmp_path)
     norm = torch.nn.LayerNorm(WIDTH).double()
     with torch.no_grad():
@@ -287,7 +288,7 @@ POOLING, FIRST = ("Pooling", "1_Pooling"), ("Dense", "2_Dense")
     ],
 )
 def test_lists_of_modules_are_checked(tmp_path, modules, error, words):
-    gemma(tmp_path)
+    gemma(tmp_path, num_hidden_layers=1)
     with_modules(tmp_path)
     listed(tmp_path, *modules)
     with pytest.raises(error, match=words):
@@ -310,7 +311,7 @@ def test_lists_of_modules_are_checked(tmp_path, modules, error, words):
     ],
 )
 def test_a_dense_modules_settings_are_checked(tmp_path, change, error, words):
-    gemma(tmp_path)
+    gemma(tmp_path, num_hidden_layers=1)
     with_modules(tmp_path)
     file = tmp_path / "2_Dense" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
@@ -319,7 +320,7 @@ def test_a_dense_modules_settings_are_checked(tmp_path, change, error, words):
 
 
 def test_pickled_modules_are_refused(tmp_path):
-    gemma(tmp_path)
+    gemma(tmp_path, num_hidden_layers=1)
     with_modules(tmp_path)
     file = tmp_path / "2_Dense" / "model.safetensors"
     file.rename(file.with_name("pytorch_model.bin"))
@@ -328,7 +329,7 @@ def test_pickled_modules_are_refused(tmp_path):
 
 
 def test_the_hash_of_a_model_covers_its_modules(tmp_path):
-    gemma(tmp_path)
+    gemma(tmp_path, num_hidden_layers=1)
     with_modules(tmp_path)
     found = {open_checkpoint(tmp_path).model_hash()}
     file = tmp_path / "2_Dense" / "config.json"
@@ -399,3 +400,19 @@ def prefixed(folder):
 
     file = folder / "model.safetensors"
     save({f"model.{name}": values for name, values in load_file(file).items()}, file)
+
+
+def test_a_converted_folder_has_the_vectors_of_its_source(tmp_path):
+    source, out = tmp_path / "source", tmp_path / "out"
+    gemma(source, num_hidden_layers=1)
+    with_modules(source, "max", "Tanh", True)
+    with_tokenizer(source)
+    said = {"prompts": {"query": "what is "}, "default_prompt_name": "query"}
+    (source / "config_sentence_transformers.json").write_text(json.dumps(said))
+    convert_model(str(source), out, "w16")
+    made = []
+    for folder in (source, out):
+        with cortiq.load(str(folder), backend="cpu") as loaded:
+            assert loaded.pooling() == "max"
+            made.append(loaded.embed("a dog"))
+    assert np.array_equal(*made)
