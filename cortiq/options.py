@@ -217,7 +217,17 @@ class EmbedOptions(OptionSet):
     """Options of embedding: `cortiq.model.embed`."""
 
     pooling: str = option(
-        "auto", "Mean of all tokens' hidden states, the first or the last; auto: as the files say.",
-        choices=("auto", "mean", "cls", "last"), bits=True,
+        "auto", "How hidden states of tokens become one: their mean, the first, the last, the "
+        "largest of each column, a mean that weighs later ones more, or the sum by the root of "
+        "their number; auto: as the files say.",
+        choices=("auto", "mean", "cls", "last", "max", "weightedmean", "mean_sqrt_len"), bits=True,
+    )  # fmt: skip
+    prompt_name: str = option(
+        "auto", "Put a prompt of the model's files, by its name, before each text; auto: the one "
+        "that they name as usual, if any; empty: none.", bits=True,
+    )  # fmt: skip
+    dimensions: int | None = option(
+        None, "Values of the vector, of which the first are kept; by default all.", int, least=1,
+        bits=True,
     )  # fmt: skip
     normalise: bool = option(True, "Scale the vector to length 1.", bool, bits=True)

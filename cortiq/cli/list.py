@@ -57,7 +57,7 @@ def list(as_json: bool, known: bool) -> None:
 def _kind(path: Path) -> str:
     """Return what a model is for, as far as a look at its files tells."""
     from cortiq.formats.chat_templates import has_chat_template
-    from cortiq.models import bert, modernbert, whisper
+    from cortiq.models import bert, llama_bidirec, modernbert, nomic_bert, whisper
 
     if has_chat_template(path):
         return "chat"
@@ -65,7 +65,8 @@ def _kind(path: Path) -> str:
         architecture = json.loads((path / "config.json").read_bytes()).get("model_type")
         if architecture in whisper.ARCHITECTURES:
             return "speech"
-        if architecture in (*bert.ARCHITECTURES, *modernbert.ARCHITECTURES):
+        encoders = (bert, modernbert, nomic_bert, llama_bidirec)
+        if any(architecture in family.ARCHITECTURES for family in encoders):
             return "encoder"
     return "base"
 

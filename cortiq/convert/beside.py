@@ -13,6 +13,7 @@ from cortiq.formats.checkpoint import Checkpoint
 from cortiq.formats.gguf_metadata import GGUFMetadata
 from cortiq.formats.own_layout import GGUF_HEADER
 from cortiq.formats.quantisation import KEYS as QUANTISATION_KEYS
+from cortiq.formats.sentence_settings import MODULE_CONFIG, MODULES, PROMPTS
 from cortiq.formats.text_model import text_section
 from cortiq.formats.tokenizer_files import TokenizerFiles
 from cortiq.ir import Program
@@ -59,6 +60,10 @@ def files_beside(checkpoint: Checkpoint, program: Program) -> dict[str, bytes]:
     for path in (source / name for name in COPIED):
         if path.is_file():
             found[path.name] = _content(path)
+    named = checkpoint.sentence.folders if checkpoint.sentence else []
+    for name in (MODULES, PROMPTS, *(f"{folder}/{MODULE_CONFIG}" for folder in named)):
+        if (source / name).is_file():
+            found[name] = _content(source / name)
     return found
 
 

@@ -113,6 +113,7 @@ class OwnContainer:
     def publish(self, work: WorkFolder, out: Path) -> None:
         """Make the finished work folder the model's."""
         for name, data in self.beside.items():
+            (work.path / name).parent.mkdir(exist_ok=True)  # of a module
             (work.path / name).write_bytes(data)
         work.finish().rename(work.path / WEIGHTS_FILE)
         publish(work.path, out)

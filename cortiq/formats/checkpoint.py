@@ -17,6 +17,7 @@ from cortiq.formats.ctranslate2 import (
 from cortiq.formats.ggml_whisper import is_ggml_whisper, open_ggml_whisper
 from cortiq.formats.gguf import GGUFFile, GGUFMetadata, open_gguf
 from cortiq.formats.gguf_header import read_header
+from cortiq.formats.joined_tensors import JoinedTensors
 from cortiq.formats.mapped import MappedTensors
 from cortiq.formats.mistral_folder import (
     PARAMS,
@@ -38,6 +39,7 @@ from cortiq.formats.safetensors import (
     open_safetensors,
     refuse_pickled,
 )
+from cortiq.formats.sentence_settings import SentenceSettings, sentence_settings
 from cortiq.formats.strict_json import read_object, read_optional
 from cortiq.formats.text_model import (
     TEXT,
@@ -246,7 +248,8 @@ def _from_huggingface(folder: Path) -> Checkpoint:
     everything: MappedTensors = tensors
     if has_text_model(whole) or is_nested(tensors):
         tensors = text_tensors(tensors)
-    tensors = with_usual_prefix(tensors)
+    sentence = sentence_settings(folder)
+    tensors = _with_modules(with_usual_prefix(tensors), folder, sentence)
     if has_text_model(whole):
         config = with_tie(config, tensors)
     generation = read_optional(folder / "generation_config.json")
@@ -264,4 +267,15 @@ def _from_huggingface(folder: Path) -> Checkpoint:
         sampling=of_generation_config(generation, str(folder / "generation_config.json")),
         whole=whole if has_text_model(whole) else {},
         _all=everything,
+        sentence=sentence,
     )
+
+
+def _with_modules(
+    tensors: MappedTensors, folder: Path, sentence: SentenceSettings
+) -> MappedTensors:
+    """Return a model's tensors and those of its modules' folders, unless it holds them itself."""
+    names = dict.fromkeys(s.tensors.rpartition(".")[0] for s in sentence.steps if s.tensors)
+    held = {name.partition(".")[0] for name in tensors.tensors}
+    further = {name: open_safetensors(folder / name) for name in names if name not in held}
+    return JoinedTensors(tensors, further) if further else tensors

@@ -23,6 +23,7 @@ from cortiq.formats.packed_tensors import PackedTensor
 from cortiq.formats.quantisation import OPT_FILE, Quantisation
 from cortiq.formats.raw_tensor import RawTensor, stored_tensor
 from cortiq.formats.recommended import Sampling
+from cortiq.formats.sentence_settings import SentenceSettings
 from cortiq.formats.strict_json import read_optional
 from cortiq.formats.text_model import (
     AddedTensors,
@@ -53,6 +54,7 @@ class Checkpoint:
     image_rules : of the processing of images, where no file of the folder says them.
     generation, sound_rules : what generation_config.json and preprocessor_config.json would say,
         where there is none.
+    sentence : what a folder says of embeddings; None for files, which say it of their own.
     """
 
     path: Path
@@ -73,6 +75,7 @@ class Checkpoint:
     image_rules: Mapping[str, Any] | None = field(default=None, repr=False)
     generation: Mapping[str, Any] | None = field(default=None, repr=False)
     sound_rules: Mapping[str, Any] | None = field(default=None, repr=False)
+    sentence: SentenceSettings | None = field(default=None, repr=False)
 
     def part(self, prefixes: Mapping[str, str]) -> Checkpoint:
         """Return another model of the same folder: what its tensors' names begin with, and what
@@ -192,6 +195,7 @@ class Checkpoint:
         paths = [*self._tensors.paths, *self._beside]
         if self.kind == "huggingface" and not self.path.is_file() and not self._beside:
             paths.append(self.path / "config.json")
+            paths += [self.path / name for name in self.sentence.files] if self.sentence else []
             if self.quantisation.where.endswith(OPT_FILE):
                 paths.append(self.path / OPT_FILE)
         return tuple(paths)

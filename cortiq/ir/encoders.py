@@ -21,6 +21,8 @@ SQUARE, SHARES = "square", "shares"
 """Inputs of that entry: the rows of a square, and what each of them weighs."""
 LAST, NEAR, SEGMENT, PLACE = "last", "last.near", "segment", "place"
 """Inputs: last keys of layers without and with a window, number of the text, learned position."""
+SENTENCE, POOLED = "sentence", "pooled"
+"""Entry that makes a text's vector of its pooled row, and that row, the entry's input."""
 STAGE = "stage.{}"
 """Entries of a tower whose rows grow fewer: each one's are made of squares of those before."""
 

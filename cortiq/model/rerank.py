@@ -16,7 +16,8 @@ from cortiq.backend import Named, Want
 from cortiq.engine.request import check_prompt
 from cortiq.engine.session import Session
 from cortiq.errors import RequestError, SequenceFailedError, shown
-from cortiq.model.embed import HIDDEN, encoded_rows, encoder_of, mean_of
+from cortiq.model.embed import HIDDEN, encoded_rows, encoder_of
+from cortiq.model.pooling import MEAN, pooled
 from cortiq.model.score import ROWS
 from cortiq.numerics.contract import F32, Floats, snap
 from cortiq.numerics.scalar import sigmoid
@@ -85,7 +86,8 @@ def classified(model: Model, text: FramedText) -> float:
     asked: list[tuple[Want, ...]] = [(want,), *[()] * (len(text.ids) - 1)]
     if encoder.scored:  # the mean of all rows, which the classifier then reads in place of a row
         rows = encoded_rows(executable, text, [(HIDDEN,)] * len(text.ids))
-        mean = mean_of(np.stack([np.asarray(row[HIDDEN], F32) for row in rows]), faults)
+        hidden = np.stack([np.asarray(row[HIDDEN], F32) for row in rows])
+        mean = pooled(hidden, MEAN, faults)
         text, asked = FramedText(text.ids[:1], (0,)), [(want,)]
         made = encoded_rows(executable, text, asked, [{encoder.scored: mean}])
     else:

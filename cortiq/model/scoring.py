@@ -117,7 +117,7 @@ class ScoringMixin:
 
         Parameters
         ----------
-        options : fields of `cortiq.EmbedOptions`: `pooling`, "mean", "cls" or "last", and
+        options : fields of `cortiq.EmbedOptions`: `pooling`, `prompt_name`, `dimensions` and
             `normalise`. A text has all that the tokenizer puts around one, such as `[CLS]`.
 
         Raises
@@ -130,7 +130,7 @@ class ScoringMixin:
             list(cast("Sequence[TextPrompt]", prompt)) if several else [cast("TextPrompt", prompt)]
         )
         chosen = replace(chosen, pooling=model.pooling(chosen.pooling))
-        texts = [framed_prompt(model, one) for one in prompts]
+        texts = [framed_prompt(model, one, chosen.prompt_name) for one in prompts]
         with model._working():
             made = [embedding_of(model.executable, one, chosen) for one in texts]
         return np.stack(made) if several else made[0]
@@ -138,7 +138,9 @@ class ScoringMixin:
     def pooling(self, asked: str = "auto") -> str:
         """Return how hidden rows become a vector: as asked, or as the model's files say."""
         model = cast("Model", self)
-        return pooling_for(model.program, asked if asked != "auto" else model._source.pooling)
+        return pooling_for(
+            model.program, asked if asked != "auto" else model._source.sentence.pooling
+        )
 
     def rerank(
         self, query: str, documents: Sequence[str], *, method: str = "auto", instruction: str = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from cortiq.formats.adapter import Adapter, open_adapter, split_scale
 from cortiq.formats.cache import Progress
 from cortiq.formats.checkpoint import Checkpoint, open_checkpoint
 from cortiq.formats.fetch import resolve
-from cortiq.formats.sentence_settings import pooling_in_gguf, pooling_of
+from cortiq.formats.sentence_settings import SentenceSettings, pooling_in_gguf
 from cortiq.formats.tokenizer_files import TokenizerFiles
 from cortiq.hearing.load import LoadedHearing, load_hearing
 from cortiq.ir import Program
@@ -59,7 +59,7 @@ class ModelSource:
     damaged : gives what of them differs from those; reads everything.
     senses : what it sees images with, where that was asked for, and hears sounds in prompts with.
     hearing : what it hears sounds with, if it does.
-    pooling : how its files say that hidden rows become one vector; empty where they say nothing.
+    sentence : how its files say that a text becomes a vector.
     loaded : the program as its files were read, for adapters; None where it takes none.
     """
 
@@ -77,7 +77,7 @@ class ModelSource:
     where: str = ""
     hashed: bool = False
     damaged: Callable[[], Iterator[str]] = lambda: iter(())
-    pooling: str = ""
+    sentence: SentenceSettings = field(default_factory=SentenceSettings)
     senses: tuple[LoadedVision, ...] = ()
     hearing: LoadedHearing | None = None
     loaded: LoadedProgram | None = None
@@ -153,19 +153,19 @@ def open_source(
         str(getattr(checkpoint, "path", name)),
         own is not None,
         (lambda: iter(())) if own is None else own.damaged,
-        _pooling(checkpoint),
+        _sentence(checkpoint),
         senses,
         hearing,
         None if options.rewrite else loaded,
     )
 
 
-def _pooling(checkpoint: Any) -> str:
-    path = getattr(checkpoint, "path", None)
+def _sentence(checkpoint: Any) -> SentenceSettings:
     if getattr(checkpoint, "kind", "") == "gguf":
-        return pooling_in_gguf(checkpoint.config, checkpoint.architecture, str(path))
-    folder = None if path is None else Path(path)
-    return pooling_of(folder) if folder is not None and folder.is_dir() else ""
+        where = str(checkpoint.path)
+        pooling = pooling_in_gguf(checkpoint.config, checkpoint.architecture, where)
+        return SentenceSettings(pooling)
+    return getattr(checkpoint, "sentence", None) or SentenceSettings()
 
 
 def _files_of(checkpoint: Any, extra: Sequence[ModuleType]) -> tuple[Path, ...]:

@@ -45,6 +45,7 @@ from cortiq.models.registry import (
     read_config,
     said_of,
 )
+from cortiq.models.sentence_steps import with_sentence_steps
 from cortiq.models.sidecar import with_sidecar
 from cortiq.models.synthetic import SyntheticCheckpoint, synthetic_program, synthetic_weights
 from cortiq.models.tensor_pieces import TensorSlice, read_piece
@@ -140,15 +141,17 @@ def load_program(
     program = build_program(family, config, context, checkpoint, images, ignored_keys)
     program, checkpoint = adapted(program, checkpoint, adapters, family, config)
     checkpoint, config = with_sidecar(checkpoint, config, sidecar, family)
-    names = names_of(family, config)
-    head_tensors = CheckpointTensors(checkpoint, names, config.source)
+    head_tensors = CheckpointTensors(checkpoint, names_of(family, config), config.source)
     plan = find_plan(heads, config.num_hidden_layers, head_tensors.has)
     program = _drafted(program, family, config, heads, head_tensors.has, checkpoint)
     program = _headed(program, plan, head_tensors, heads, checkpoint)
+    program = with_sentence_steps(program, head_tensors)
     tensors = find_tensors(program, checkpoint, family, config)
     program, weights = with_drafters(program, drafters, weight_format)
     ordered = _ordered(program, checkpoint, tensors, column_orders, weight_format)
-    weights |= read_weights(program, checkpoint, tensors, weight_format, ordered.orders, names)
+    weights |= read_weights(
+        program, checkpoint, tensors, weight_format, ordered.orders, head_tensors.names
+    )
     program = with_rule(program, weight_format, checkpoint, tensors)
     program, weights = with_shortlist(program, weights, draft_vocabulary)
     bound, name = with_layouts(program, weights, ordered.orders), family_name(family)

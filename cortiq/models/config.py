@@ -49,7 +49,7 @@ class Keys:
     aliases : other names of fields in config.json.
     same_as : keys of config.json that repeat another one; a different value is refused.
     harmless : more keys that never change the graph. only : more accepted with one value.
-    defaults : by `model_type`, values of absent keys (`rope_theta` too) unlike those of `Config`.
+    defaults : by `model_type` or GGUF architecture, values of absent keys (`rope_theta` too).
     vectors : fields that are the numbers of a folder's tensor of this name.
     gguf : more GGUF keys, without the architecture's prefix (a file may have none), and the field
         each fills; with "" for a field, a usual key is refused.

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cortiq.ir import Builder, Op, Program, Value
-from cortiq.ir.encoders import ENCODER, LAST, Encoder
-from cortiq.ir.layers import Embedding, Linear
+from cortiq.ir.encoders import ENCODER, LAST, NEAR, Encoder
+from cortiq.ir.layers import Attention, Embedding, Linear
 from cortiq.ir.ops import Activation
 from cortiq.models.config import BaseConfig
+from cortiq.models.parts import Decoder
 
 CLASSIFIES = "ForSequenceClassification"
 """End of the names of architectures with a classifier."""
@@ -83,3 +84,30 @@ class EncoderTrunk:
         outputs = ("hidden", *((encoder.scores,) if encoder.scores else ()))
         self.builder.facts[ENCODER] = encoder
         return self.builder.program(outputs=outputs)
+
+
+class BothWays:
+    """A decoder's trunk as an encoder: its rows see keys on both sides, and it has no head.
+
+    Parameters
+    ----------
+    half : keys that a row of a layer with a window sees on each side; 0 without such layers.
+    """
+
+    def __init__(self, decoder: Decoder, half: int = 0) -> None:
+        self._decoder, self._half = decoder, half
+        self._last = decoder.builder.input(LAST)
+        self._near = decoder.builder.input(NEAR) if half else self._last
+
+    def attention(self, op: Attention) -> tuple[Attention, Value]:
+        """Return a layer's attention, and the last key of its rows."""
+        if op.window is None:
+            return replace(op, until=True), self._last
+        return replace(op, until=True, window=self._half + 1), self._near
+
+    def finish(self, x: Value) -> Program:
+        """Write the final norm; return the program, whose output is `hidden`."""
+        self._decoder.norm(x, "hidden", "model.norm")
+        reach = {LAST: 0, NEAR: self._half} if self._half else {LAST: 0}
+        self._decoder.builder.facts[ENCODER] = Encoder(reach=reach)
+        return self._decoder.builder.program(outputs=("hidden",))

@@ -43,8 +43,7 @@ def config_from_gguf(
 ) -> AnyConfig:
     """Read the metadata of a GGUF file.
 
-    The vocabulary size and whether the head is tied come from the tensors; so do biases, by
-    `keys.gguf_tensors`.
+    The vocabulary's size, whether the head is tied, and biases come from the tensors.
 
     Parameters
     ----------
@@ -65,6 +64,7 @@ def config_from_gguf(
     values: dict[str, Any] = {}
     for key in (key for key in table if key in given):
         put(values, table[key], given[key], where)
+    values = {**keys.defaults.get(source.architecture, {}), **values}
     values = {name: value for name, value in values.items() if name in known}
     if EMBEDDING not in source and "vocab_size" not in values:  # draft heads share tables
         raise FormatError(f"has no tensor {EMBEDDING!r}", where=where)

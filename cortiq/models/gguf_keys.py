@@ -51,11 +51,13 @@ BY_SIGMOID: Mapping[str, Any] = {"expert_gating_func": 2}
 """Key of experts that are weighted by a sigmoid."""
 
 HARMLESS_GGUF = frozenset({
-    GGUF_POOLING, "classifier.output_labels", "n_deepstack_layers", "rope.dimension_sections",
+    GGUF_POOLING, "classifier.output_labels", "dense_2_feat_in", "dense_2_feat_out",
+    "dense_3_feat_in", "dense_3_feat_out", "n_deepstack_layers", "rope.dimension_sections",
     "rope.scaling.finetuned", "rope.scaling.yarn_attn_factor",
 })  # fmt: skip
 """Keys that never change the graph. In a text all axes of a position are one, so that it does not
-matter which of them turns which pair. llama.cpp reads `yarn_attn_factor` of Grok alone.
+matter which of them turns which pair. Sizes of dense modules are those of their tensors. llama.cpp
+reads `yarn_attn_factor` of Grok alone.
 """
 
 ONLY_GGUF: Mapping[str, Any] = {"attention.causal": True}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cortiq.ir import Program
+from cortiq.ir import Program, Value
 from cortiq.ir.layers import Attention, GatedMLP
 from cortiq.models.config import BaseConfig, Keys
 from cortiq.models.names import Names
@@ -70,11 +70,15 @@ def attention(config: Config, context: int) -> Attention:
 def build(config: Config, context: int) -> Program:
     """Build the trunk."""
     decoder = Decoder(config, context, family="llama", eps=config.rms_norm_eps)
-    mixer = attention(config, context)
+    return decoder.finish(layers(decoder, config, attention(config, context)))
+
+
+def layers(decoder: Decoder, config: Config, mixer: Attention, *others: Value) -> Value:
+    """Write the embedding and every layer; `others` are what attention takes besides."""
     inner, act = config.intermediate_size, activation(config.hidden_act)
     mlp = GatedMLP(config.hidden_size, inner, act, config.mlp_bias)
     x = decoder.embed()
     for n in range(config.num_hidden_layers):
-        x = decoder.mixer(x, n, mixer)
+        x = decoder.mixer(x, n, mixer, others=others)
         x = decoder.feed_forward(x, n, mlp)
-    return decoder.finish(x)
+    return x

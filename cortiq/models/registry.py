@@ -148,12 +148,12 @@ OWN = (
     "sarvam_moe",
     "cohere2_moe",
     "phimoe",
+    "llama_bidirec",
 )
 """Modules of this package, in the order they are listed."""
 
 MARKS = {"+experts": "expert_count", "+windows": "attention.sliding_window"}
-"""Ends of architectures of GGUF files that have a key, other than 0: llama.cpp has two families
-under some names."""
+"""Ends of GGUF architectures that two families share, and the key, not 0, that one of them has."""
 MARKED = frozenset({"llama+experts", "olmo2+windows"})
 """Such architectures of ours: Mixtral's files are `llama`, OLMo 3's `olmo2`."""
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from cortiq.model.embed import embedding_steps, framed_prompt
-from cortiq.options import EmbedOptions
-from cortiq.serve.errors import invalid, too_long
+from cortiq.model.embed import check_dimensions, embedding_steps, framed_prompt
+from cortiq.options import EmbedOptions, specs
+from cortiq.serve.errors import too_long
 from cortiq.serve.fields import Fields
 from cortiq.serve.prompt_fields import parse_prompts
 from cortiq.serve.served_model import ServedModel
 from cortiq.tokenizer.frames import FramedText
 
-POOLINGS = ("auto", "mean", "cls", "last")
+POOLINGS = specs(EmbedOptions)["pooling"].choices
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class EmbeddingRequest:
 
 
 def parse_embeddings(served: ServedModel, fields: Fields) -> EmbeddingRequest:
-    """Parse an embedding request; `pooling` is our own field."""
+    """Parse an embedding request; `pooling`, `normalise` and `prompt_name` are our own fields."""
     fields.text("model")
     fields.belongs("input")
     prompts = parse_prompts(fields, "input")
@@ -81,16 +81,16 @@ def parse_embeddings(served: ServedModel, fields: Fields) -> EmbeddingRequest:
     options = EmbedOptions(
         pooling=served.model.pooling(fields.choice("pooling", POOLINGS, "auto")),
         normalise=fields.flag("normalise", True),
+        prompt_name=fields.text("prompt_name", "auto") or "",
+        dimensions=fields.integer("dimensions", 1, 2**31 - 1),
     )
-    width = fields.integer("dimensions", 1, 2**31)
-    if width is not None:
-        raise invalid("'dimensions': vectors have the model's own width.", "dimensions")
     fields.close()
     model = served.model
+    check_dimensions(model.program, options.dimensions)
     for prompt in prompts:
         if isinstance(prompt, str):
             served.check_size(prompt, "input")
-    texts = [framed_prompt(model, prompt) for prompt in prompts]
+    texts = [framed_prompt(model, prompt, options.prompt_name) for prompt in prompts]
     for one in texts:
         if len(one.ids) > model.context:
             raise too_long(len(one.ids), model.context, "input")

@@ -50,9 +50,9 @@ OF_KNOWN_PARTS = {
     "mellum", "sarvam_moe", "cohere2_moe",
 }  # fmt: skip
 """Families whose layers are those of others, with other norms, windows or counts."""
-ENCODERS = {"bert", "modernbert", "nomic_bert", "whisper"}
+ENCODERS = {"bert", "modernbert", "nomic_bert", "whisper", "llama_bidirec"}
 """Families without logits or with an encoder, of which the kit's streams cannot be made:
-tests/model/test_encoders.py, test_whisper.py."""
+tests/model/test_encoders.py, test_sentence_modules.py, test_whisper.py."""
 
 
 def test_every_family_with_parts_of_its_own_has_a_model_by_formula():
