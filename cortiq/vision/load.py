@@ -28,7 +28,7 @@ OWN: Sequence[str] = (
     "gemma3", "idefics3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava", "llava_next",
     "pixtral", "internvl", "glm4v", "lfm2_vl",
     "gemma4", "kimi_k25", "kimi_k3", "kimi_vl", "minicpmv4_6", "minicpmv", "qwen2_5_omni",
-    "qwen3_omni", "gemma3n",
+    "qwen3_omni", "gemma3n", "phi4mm",
 )  # fmt: skip
 """Modules of this package, a family each."""
 HEARING: Sequence[str] = (
