@@ -220,7 +220,8 @@ class Model(ModelFacts, AdapterMixin, PromptMixin, PrefixCacheMixin, ScoringMixi
         made = with_images(made, spans, self.program)
         if isinstance(prompt, SoundPrompt):
             made = replace(made, encoded=prompt.encoded)
-        overlay = self.adapters.named(options.adapter)
+        media = {span.medium for span in spans}
+        overlay = self.adapters.of_media(media, self.adapters.named(options.adapter))
         return made if overlay is None else replace(made, overlay=overlay)
 
     def generation_of(

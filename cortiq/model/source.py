@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ from cortiq.formats.adapter import Adapter, open_adapter, split_scale
 from cortiq.formats.cache import Progress
 from cortiq.formats.checkpoint import Checkpoint, open_checkpoint
 from cortiq.formats.fetch import resolve
+from cortiq.formats.own_adapter import own_adapter
 from cortiq.formats.sentence_settings import pooling_in_gguf, pooling_of
 from cortiq.formats.tokenizer_files import TokenizerFiles
 from cortiq.hearing.load import LoadedHearing, load_hearing
@@ -36,7 +37,14 @@ from cortiq.plugins import default_plugins
 from cortiq.tokenizer.missing import MissingTokenizer
 from cortiq.tokenizer.tokenizer import Tokenizer, byte_tokenizer
 from cortiq.vision.asked import asked_senses
-from cortiq.vision.load import LoadedVision, load_vision
+from cortiq.vision.load import LoadedVision, VisionFamily, load_vision
+
+
+class OwnAdapter(NamedTuple):
+    """An adapter of a model's own, and its name."""
+
+    name: str
+    adapter: Adapter
 
 
 @dataclass
@@ -61,6 +69,7 @@ class ModelSource:
     hearing : what it hears sounds with, if it does.
     pooling : how its files say that hidden rows become one vector; empty where they say nothing.
     loaded : the program as its files were read, for adapters; None where it takes none.
+    media_adapters : adapters of its own, by the medium whose prompts take them.
     """
 
     program: Program
@@ -81,6 +90,7 @@ class ModelSource:
     senses: tuple[LoadedVision, ...] = ()
     hearing: LoadedHearing | None = None
     loaded: LoadedProgram | None = None
+    media_adapters: Mapping[str, OwnAdapter] = field(default_factory=dict)
 
 
 def model_name(name: object) -> str:
@@ -132,9 +142,13 @@ def open_source(
         made = rewritten(loaded.program, loaded.weights, options.rewrite, plugins.rewrites)
         senses = tuple(load_vision(checkpoint, one, options.weight_format) for one in found)
         hearing = load_hearing(checkpoint, loaded.config, options.weight_format)
+        own_adapters = open_media_adapters(checkpoint, found)
+        for one in own_adapters.values():
+            opened.callback(one.adapter.close)
         alone = not drafters and sidecar is None and not adapters and not options.rewrite
         files = _files_of(checkpoint, plugins.families) if alone else ()
-        notes = (*loaded.notes, *adapter_notes(adapters, loaded.checkpoint), *made.notes)
+        lacking = lacking_adapters(found, own_adapters)
+        notes = (*loaded.notes, *lacking, *adapter_notes(adapters, loaded.checkpoint), *made.notes)
         tokenizer = open_tokenizer(checkpoint.tokenizer_source, made.program)
         close = opened.pop_all().close
     own = getattr(checkpoint, "own", None)
@@ -157,6 +171,7 @@ def open_source(
         senses,
         hearing,
         None if options.rewrite else loaded,
+        own_adapters,
     )
 
 
@@ -192,6 +207,29 @@ def _adapter_path(name: str, progress: Progress | None) -> Path:
     except ModelNotFoundError:
         hint = "a PEFT folder, a GGUF adapter, hf:ORGANISATION/NAME, or a file of a plugin's kind"
         raise ModelNotFoundError("no such adapter", where=name, hint=hint) from None
+
+
+def open_media_adapters(
+    checkpoint: Checkpoint, senses: Sequence[VisionFamily]
+) -> dict[str, OwnAdapter]:
+    """Open a model's own adapters for what its prompts have beside text, by medium."""
+    found: dict[str, OwnAdapter] = {}
+    for sense in senses:
+        name = getattr(sense.module, "OWN_ADAPTER", "")
+        adapter = own_adapter(checkpoint, name) if name else None
+        if adapter is not None:
+            found[sense.processor.medium] = OwnAdapter(name, adapter)
+    return found
+
+
+def lacking_adapters(senses: Sequence[VisionFamily], own: Mapping[str, OwnAdapter]) -> list[str]:
+    """Return a line for each adapter that a family's prompts take and the model's files lack."""
+    names = {s.processor.medium: getattr(s.module, "OWN_ADAPTER", "") for s in senses}
+    return [
+        f"has no adapter {name!r}: prompts with {medium} are computed without one"
+        for medium, name in names.items()
+        if name and medium not in own
+    ]
 
 
 class ReadOverlay(NamedTuple):

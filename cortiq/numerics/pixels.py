@@ -144,10 +144,10 @@ def resize(pixels: Pixels, height: int, width: int, name: str) -> Pixels:
 def cubic_taps(count: int, side: int) -> tuple[npt.NDArray[np.int32], Doubles]:
     """Return the four places of `side` around each of `count` along an edge, and their weights.
 
-    Middles lie over middles: place i is at s = (i + ½)·side/count − ½. The places ⌊s⌋ − 1 … ⌊s⌋ + 2,
-    those past the edges being the edge's, weigh Keys' filter of a = −¾ at their distance d:
-    ((a + 2)·d − (a + 3))·d·d + 1 up to 1, then ((a·d − 5a)·d + 8a)·d − 4a. All of it is float64, in
-    the order written.
+    Middles lie over middles: place i is at s = (i + ½)·side/count − ½. The places ⌊s⌋ − 1 to
+    ⌊s⌋ + 2, those past the edges being the edge's, weigh Keys' filter of a = −¾ at their distance
+    d: ((a + 2)·d − (a + 3))·d·d + 1 up to 1, then ((a·d − 5a)·d + 8a)·d − 4a. All of it is float64,
+    in the order written.
 
     Returns
     -------
@@ -165,8 +165,8 @@ def cubic_taps(count: int, side: int) -> tuple[npt.NDArray[np.int32], Doubles]:
 def interpolate(values: Floats, height: int, width: int) -> Floats:
     """Return values [rows, columns, channels] in another size, of four places along each edge.
 
-    Lines come first: of each, Σ weight·value from +0, in the order of `cubic_taps`, in float64; then
-    columns of these, and snap(RN) of the sums. Nothing is averaged where the size falls.
+    Lines come first: of each, Σ weight·value from +0, in the order of `cubic_taps`, in float64;
+    then columns of these, and snap(RN) of the sums. Nothing is averaged where the size falls.
     """
     found = values.astype(np.float64)
     for axis, count in ((0, height), (1, width)):

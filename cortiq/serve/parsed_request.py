@@ -131,7 +131,15 @@ def parse_chat(served: ServedModel, fields: Fields, answer_tokens: int) -> Parse
         text, opened = _continued(served, begun, opened)
         prompt = rendered(begun=text)
     requests = _requests(served, [prompt.ids], params, "messages", form, opened)
-    requests = [with_images(one, prompt.spans, served.model.program) for one in requests]
+    media = {span.medium for span in prompt.spans}
+    try:
+        overlay = served.model.adapters.of_media(media, params.overlay)
+    except RequestError as error:
+        raise as_api_error(error) from None
+    requests = [
+        replace(with_images(one, prompt.spans, served.model.program), overlay=overlay)
+        for one in requests
+    ]
     return ParsedRequest(served, params, requests, tools, opened)
 
 

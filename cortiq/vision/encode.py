@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -111,7 +112,7 @@ def _good(made: Made) -> Floats:
     return made
 
 
-def _ordered(executable: Executable, image: PreparedImage, rows: list[Made]) -> Floats:
+def _ordered(executable: Executable, image: PreparedImage, rows: list[Any]) -> Floats:
     """Return the rows of an image's tiles as its text has them."""
     if image.order is not None and NEWLINE in executable.program.graphs:
         rows.append(_ends(executable, int(image.order.max()) + 1 - sum(map(len, rows))))

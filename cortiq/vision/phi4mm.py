@@ -180,7 +180,8 @@ class Processor(ImageProcessor):
         down, across = best_canvas(pixels.shape[0], pixels.shape[1], edge, self.crops)
         canvas, size = fitted(pixels, down * edge, across * edge)
         values = self.rules.values(canvas)
-        seen = [whole // patch - (whole - n) // patch for whole, n in zip(canvas.shape, size)]
+        edges = ((down * edge, size[0]), (across * edge, size[1]))
+        seen = [whole // patch - (whole - n) // patch for whole, n in edges]
         sizes = [
             (min(seen[0] - y * side, side), min(seen[1] - x * side, side))
             for y, x in np.ndindex(down, across)

@@ -54,8 +54,8 @@ def middle_places(down: int, across: int, side: int) -> tuple[Places, Floats]:
 def bicubic_places(down: int, across: int, side: int) -> tuple[Places, Floats]:
     """Return rows and weights of the 4 × 4 places around each place of a grid: [places, 16].
 
-    Rows and columns are those of `cubic_taps`; products of a row's and a column's weight are rounded
-    once, to float32.
+    Rows and columns are those of `cubic_taps`; products of a row's and a column's weight are
+    rounded once, to float32.
 
     Source: GLM-4.1V.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 import transformers
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from transformers.image_utils import SizeDict
 from vision_folders import SIGLIP, TEXT, saved, template_of, write_tokenizer
 
@@ -145,3 +147,63 @@ def _of(given: Any, chosen: slice) -> dict[str, Any]:
         "image_sizes": given["image_sizes"][chosen],
         "image_attention_mask": given["image_attention_mask"][chosen],
     }
+
+
+MATRICES = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
+
+
+def with_adapter(folder: Path, model: Any, name: str, seed: int, rank: int = 3) -> Any:
+    """Write a PEFT folder `NAME-lora` of random numbers; return transformers' model with it."""
+    import peft
+
+    torch.manual_seed(seed)
+    targets = rf"model\.layers\.\d+\.({'|'.join(MATRICES)})".replace("_proj", r"_proj")
+    chosen = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets)
+    adapted = peft.get_peft_model(model, chosen, adapter_name=name)
+    with torch.no_grad():
+        for tensor, parameter in adapted.named_parameters():
+            if f".lora_B.{name}" in tensor or f".lora_A.{name}" in tensor:
+                parameter.copy_(torch.randn_like(parameter) * 0.2)
+    adapted.float().save_pretrained(folder, selected_adapters=[name])
+    (folder / name).rename(folder / f"{name}-lora")
+    return adapted
+
+
+PUBLISHED = {
+    "img_projection_up.": "img_projection.0.", "img_projection_down.": "img_projection.2.",
+    "sub_img_feature_extensor": "sub_GN", "global_img_feature_extensor": "glb_GN",
+}  # fmt: skip
+
+
+def as_published(folder: Path, source: Path, names: tuple[str, ...] = ("vision",)) -> Path:
+    """Write a folder of transformers' form as its authors have it, adapters among the tensors.
+
+    The sizes of the tower, which the published code knows, stand in config.json here.
+    """
+    folder.mkdir()
+    config, given = json.loads((source / "config.json").read_text()), {}
+    for name, tensor in load_file(source / "model.safetensors").items():
+        for theirs, own in PUBLISHED.items():
+            name = name.replace(theirs, own)
+        stem = name.removesuffix(".weight")
+        given[f"{stem}.base_layer.weight" if stem.endswith(MATRICES) else name] = tensor
+    for adapter in names:
+        rules = json.loads((source / f"{adapter}-lora/adapter_config.json").read_text())
+        config[f"{adapter}_lora"] = {"r": rules["r"], "lora_alpha": rules["lora_alpha"]}
+        path = source / f"{adapter}-lora/adapter_model.safetensors"
+        for name, tensor in load_file(path).items():
+            plain = name.removeprefix("base_model.model.")
+            given[plain.replace(".weight", f".{adapter}.weight")] = tensor
+    sight = config.pop("vision_config")
+    image = {
+        "embedding_cls": "tune_image", "hd_transform_order": "sub_glb", "projection_cls": "mlp",
+        "image_token_compression_cls": "avg_pool_2d", "use_hd_transform": True,
+        "with_learnable_separator": True, "enable_gradient_checkpointing": True,
+    }  # fmt: skip
+    layers = {"embedding_cls": "image_audio", "image_embd_layer": image | sight}
+    config |= {"model_type": "phi4mm", "embd_layer": layers, "img_processor": None}
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(given, folder / "model.safetensors")
+    for name in ("tokenizer.json", "tokenizer_config.json", "preprocessor_config.json"):
+        shutil.copy(source / name, folder / name)
+    return folder

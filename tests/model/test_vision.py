@@ -133,11 +133,13 @@ def spans_of(ids, token, images, rows):
     return spans
 
 
-def ideal_logits(checkpoint, vision, made, ids):
-    """The logits in float64 of a prompt with images."""
+def ideal_logits(checkpoint, vision, made, ids, adapters=()):
+    """The logits in float64 of a prompt with images, adapters being merged."""
     rows = [ideal_rows(vision, image) for image in made]
     spans = spans_of(ids, vision.processor.token, made, rows)
-    loaded = load_program(checkpoint, weight_format="f32", images=vision.processor.rows)
+    loaded = load_program(
+        checkpoint, weight_format="f32", images=vision.processor.rows, adapters=adapters
+    )
     prompt = with_spans(None, loaded.program, len(ids), spans)
     listed = [prompt.inputs(at) for at in range(len(ids))]
     inputs = {key: np.stack([row[key] for row in listed]) for key in listed[0]}
