@@ -107,13 +107,7 @@ class Adapters:
         return self._add(name, open_overlay(path, loaded, self._executable.program, progress))
 
     def load_own(self) -> None:
-        """Load the model's own adapters, which prompts with images, or with sounds, take.
-
-        Raises
-        ------
-        FormatError, UnsupportedError : one does not fit the model.
-        RequestError : adapters are not computed here, or there is no memory for them.
-        """
+        """Load the model's own adapters, which prompts with images, or with sounds, take."""
         for medium, (name, adapter) in self._source.media_adapters.items():
             overlay = read_overlay(adapter, self._taken(), self._executable.program)
             self._add(name, ReadOverlay(overlay, adapter.path))
@@ -170,7 +164,7 @@ class Adapters:
                 raise self._unknown(name)
             if name in self._own.values():
                 what = f"the adapter {name!r} is the model's own"
-                raise RequestError(what, where="adapter", hint="unload others")
+                raise RequestError(what, where="adapter", hint="others may be unloaded")
             del self._names[name]
 
     def named(self, name: str | None) -> ChosenOverlay | None:

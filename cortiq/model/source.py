@@ -16,12 +16,12 @@ from cortiq.formats.adapter import Adapter, open_adapter, split_scale
 from cortiq.formats.cache import Progress
 from cortiq.formats.checkpoint import Checkpoint, open_checkpoint
 from cortiq.formats.fetch import resolve
-from cortiq.formats.own_adapter import own_adapter
 from cortiq.formats.sentence_settings import pooling_in_gguf, pooling_of
 from cortiq.formats.tokenizer_files import TokenizerFiles
 from cortiq.hearing.load import LoadedHearing, load_hearing
 from cortiq.ir import Program
 from cortiq.model.default_sampling import CORTIQ_SAMPLING, DefaultSampling, usual_sampling
+from cortiq.model.own_adapters import OwnAdapter, open_media_adapters
 from cortiq.models import load_program
 from cortiq.models.bind import LoadedProgram
 from cortiq.models.head_names import split_heads_option
@@ -37,14 +37,7 @@ from cortiq.plugins import default_plugins
 from cortiq.tokenizer.missing import MissingTokenizer
 from cortiq.tokenizer.tokenizer import Tokenizer, byte_tokenizer
 from cortiq.vision.asked import asked_senses
-from cortiq.vision.load import LoadedVision, VisionFamily, load_vision
-
-
-class OwnAdapter(NamedTuple):
-    """An adapter of a model's own, and its name."""
-
-    name: str
-    adapter: Adapter
+from cortiq.vision.load import LoadedVision, load_vision
 
 
 @dataclass
@@ -126,9 +119,7 @@ def open_source(
             opened.callback(drafter.close)
         if (sidecar := open_sidecar(checkpoint, heads, not options.lenient)) is not None:
             opened.callback(sidecar.close)
-        adapters = [open_lora(text, progress) for text in options.lora]
-        for adapter in adapters:
-            opened.callback(adapter.close)
+        adapters = open_loras(options.lora, opened, progress)
         checkpoint, found = asked_senses(checkpoint, options.images, options.sounds, media)
         loaded = load_program(
             checkpoint,
@@ -142,16 +133,13 @@ def open_source(
         made = rewritten(loaded.program, loaded.weights, options.rewrite, plugins.rewrites)
         senses = tuple(load_vision(checkpoint, one, options.weight_format) for one in found)
         hearing = load_hearing(checkpoint, loaded.config, options.weight_format)
-        own_adapters = open_media_adapters(checkpoint, found)
-        for one in own_adapters.values():
-            opened.callback(one.adapter.close)
+        own = open_media_adapters(checkpoint, found, opened)
         alone = not drafters and sidecar is None and not adapters and not options.rewrite
         files = _files_of(checkpoint, plugins.families) if alone else ()
-        lacking = lacking_adapters(found, own_adapters)
-        notes = (*loaded.notes, *lacking, *adapter_notes(adapters, loaded.checkpoint), *made.notes)
+        notes = (*loaded.notes, *adapter_notes(adapters, loaded.checkpoint), *made.notes)
         tokenizer = open_tokenizer(checkpoint.tokenizer_source, made.program)
         close = opened.pop_all().close
-    own = getattr(checkpoint, "own", None)
+    kept = getattr(checkpoint, "own", None)
     return ModelSource(
         made.program,
         made.weights,
@@ -161,17 +149,17 @@ def open_source(
         close,
         getattr(loaded.config, "max_position_embeddings", 0),
         usual_sampling(name, getattr(checkpoint, "sampling", {})),
-        (*getattr(checkpoint, "notes", ()), *notes),
+        (*getattr(checkpoint, "notes", ()), *own.notes, *notes),
         getattr(checkpoint, "file_type", ""),
         files,
         str(getattr(checkpoint, "path", name)),
-        own is not None,
-        (lambda: iter(())) if own is None else own.damaged,
+        kept is not None,
+        (lambda: iter(())) if kept is None else kept.damaged,
         _pooling(checkpoint),
         senses,
         hearing,
         None if options.rewrite else loaded,
-        own_adapters,
+        own.adapters,
     )
 
 
@@ -200,6 +188,15 @@ def open_lora(text: str, progress: Progress | None = None) -> Adapter:
     return open_adapter(_adapter_path(path, progress), scale)
 
 
+def open_loras(texts: Sequence[str], opened: ExitStack, progress: Progress | None) -> list[Adapter]:
+    """Open the adapters of an option `lora`, to be closed with `opened`."""
+    found: list[Adapter] = []
+    for text in texts:
+        found.append(open_lora(text, progress))
+        opened.callback(found[-1].close)
+    return found
+
+
 def _adapter_path(name: str, progress: Progress | None) -> Path:
     """Return the files of an adapter; the error for none speaks of adapters, not of models."""
     try:
@@ -207,29 +204,6 @@ def _adapter_path(name: str, progress: Progress | None) -> Path:
     except ModelNotFoundError:
         hint = "a PEFT folder, a GGUF adapter, hf:ORGANISATION/NAME, or a file of a plugin's kind"
         raise ModelNotFoundError("no such adapter", where=name, hint=hint) from None
-
-
-def open_media_adapters(
-    checkpoint: Checkpoint, senses: Sequence[VisionFamily]
-) -> dict[str, OwnAdapter]:
-    """Open a model's own adapters for what its prompts have beside text, by medium."""
-    found: dict[str, OwnAdapter] = {}
-    for sense in senses:
-        name = getattr(sense.module, "OWN_ADAPTER", "")
-        adapter = own_adapter(checkpoint, name) if name else None
-        if adapter is not None:
-            found[sense.processor.medium] = OwnAdapter(name, adapter)
-    return found
-
-
-def lacking_adapters(senses: Sequence[VisionFamily], own: Mapping[str, OwnAdapter]) -> list[str]:
-    """Return a line for each adapter that a family's prompts take and the model's files lack."""
-    names = {s.processor.medium: getattr(s.module, "OWN_ADAPTER", "") for s in senses}
-    return [
-        f"has no adapter {name!r}: prompts with {medium} are computed without one"
-        for medium, name in names.items()
-        if name and medium not in own
-    ]
 
 
 class ReadOverlay(NamedTuple):
