@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cortiq.errors import FormatError, RequestError, UnsupportedError
+from cortiq.errors import FormatError, RequestError, UnsupportedError, shown
 from cortiq.formats.checkpoint import Checkpoint
 from cortiq.hearing.conformer import doubles_of
 from cortiq.ir import Program
@@ -165,8 +165,9 @@ class Processor(ImageProcessor):
         if self.rules.filter != "bicubic":
             raise UnsupportedError(f"resample {self.rules.filter}, not bicubic", where=where)
         edges = {self.rules.size.get(name, config.image_size) for name in ("height", "width")}
-        if edges != {config.image_size} or given.get("patch_size", 14) != config.patch_size:
-            what = f"crops of {sorted(edges)} pixels in patches of {given.get('patch_size', 14)}"
+        patch = given.get("patch_size", config.patch_size)
+        if edges != {config.image_size} or patch != config.patch_size:
+            what = f"crops of {sorted(edges)} pixels in patches of {shown(patch)}"
             hint = f"the tower takes {config.image_size}, in patches of {config.patch_size}"
             raise UnsupportedError(what, where=where, hint=hint)
         self.crops = given.get("dynamic_hd", CROPS)

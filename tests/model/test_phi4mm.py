@@ -8,6 +8,7 @@ import json
 import shutil
 import sys
 import urllib.request
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -18,18 +19,22 @@ pytest.importorskip("PIL")
 
 import numpy as np
 import phi4mm_folders
+import torch
+import transformers
 from click.testing import CliRunner
 from PIL import Image
+from safetensors.torch import save_file
 from test_vision import EXACT, TOLERANCE, drawn, ideal_logits, prompt_of, sight_of
 from vision_oracles import logits_of, processed
 
 import cortiq
 from cortiq.cli.main import cli
 from cortiq.convert.run import convert_model
-from cortiq.errors import FormatError, RequestError
+from cortiq.errors import FormatError, RequestError, UnsupportedError
 from cortiq.explain.observed import open_observed
 from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.formats.own_adapter import own_adapter
+from cortiq.vision.load import vision_family
 
 sys.path.append(str(Path(__file__).parents[1] / "pure"))
 from serving import Server
@@ -190,3 +195,69 @@ def test_a_damaged_adapter_is_refused(written, tmp_path, change, message):
     phi4mm_folders.save_file(tensors, folder / "model.safetensors")
     with pytest.raises(FormatError, match=message):
         cortiq.load(folder, images=True, backend="reference")
+
+
+IMAGES = {
+    "crop_size": 448, "embedding_cls": "tune_image", "enable_gradient_checkpointing": True,
+    "hd_transform_order": "sub_glb", "image_token_compression_cls": "avg_pool_2d",
+    "projection_cls": "mlp", "use_hd_transform": True, "with_learnable_separator": True,
+}  # fmt: skip
+PUBLISHED = {
+    "model_type": "phi4mm", "hidden_size": 3072, "intermediate_size": 8192, "vocab_size": 200064,
+    "num_attention_heads": 24, "num_hidden_layers": 32, "num_key_value_heads": 8,
+    "max_position_embeddings": 131072, "tie_word_embeddings": True, "sliding_window": 262144,
+    "embd_layer": {"embedding_cls": "image_audio", "image_embd_layer": IMAGES},
+    "img_processor": None, "vision_lora": {"r": 256, "lora_alpha": 512, "dp": 0.0},
+}  # fmt: skip
+"""What the published config.json says of images and of the text."""
+
+
+def published(folder, images=None):
+    layers = {"embd_layer": {"image_embd_layer": IMAGES | (images or {})}}
+    (folder / "config.json").write_text(json.dumps(PUBLISHED | layers))
+    (folder / "preprocessor_config.json").write_text(json.dumps({"dynamic_hd": 36}))
+    save_file({"lm_head.weight": torch.zeros(1)}, folder / "model.safetensors")
+    return vision_family(open_checkpoint(folder))
+
+
+def test_the_published_tower_has_its_parameters_and_rows(tmp_path):
+    family = published(tmp_path)
+    program = family.module.build(family.config, family.processor.most)
+    ours = sum(prod(spec.shape) for spec in program.weights.values())
+    config = transformers.Phi4MultimodalConfig(num_attention_heads=24, num_hidden_layers=1)
+    with torch.device("meta"):
+        model = transformers.Phi4MultimodalForCausalLM._from_config(config)
+    skipped = ("img_processor.head", "img_processor.post", "img_processor.encoder.layers.26")
+    theirs = sum(
+        p.numel() for name, p in model.model.embed_tokens_extend.image_embed.named_parameters()
+        if not name.startswith(skipped)
+    )  # fmt: skip
+    assert ours == theirs > 4e8
+    for size in ((448, 448), (300, 500), (700, 31)):
+        given = phi4mm_folders.processed({"size": {"height": 448, "width": 448}}, [drawn(size)])
+        made = family.processor.prepare(drawn(size))
+        assert made.rows == int(given["num_img_tokens"][0])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"hd_transform_order": "glb_sub"}, "hd_transform_order"),
+        ({"crop_size": 336}, "crops of 336"),
+        ({"feature_layer": 40}, "feature_layer 40"),
+        ({"image_size": 434, "crop_size": 434}, "squares of 2² patches"),
+        ({"patch_size": 0}, "patch_size"),
+        ({"feature_layer": "last"}, "feature_layer 'last'"),
+    ],
+    ids=str,
+)
+def test_a_tower_of_another_form_is_refused(tmp_path, given, message):
+    with pytest.raises((FormatError, UnsupportedError), match=message):
+        family = published(tmp_path, given)
+        family.module.build(family.config, family.processor.most)
+
+
+def test_an_image_that_is_too_long_is_refused(tmp_path):
+    processor = published(tmp_path).processor
+    with pytest.raises(RequestError, match="too long for the other"):
+        processor.prepare(drawn((2, 40000)))
