@@ -9,6 +9,7 @@ from typing import Any
 from cortiq.convert.plan import PlannedTensor
 from cortiq.convert.recipes import KEEP
 from cortiq.formats.checkpoint import Checkpoint
+from cortiq.formats.own_adapter import own_tensors
 from cortiq.formats.text_model import renamed
 from cortiq.hearing import whisper
 from cortiq.ir import Program
@@ -38,8 +39,17 @@ def with_senses(
     texts = [replace(t, name=checkpoint.name_in_folder(t.name)) for t in planned]
     whole, taken = checkpoint.part({"": ""}), {tensor.name for tensor in texts}
     names = [n for one in senses for n in renamed(whole.tensor_names, one).values()]
+    for adapter in own_adapters(checkpoint):
+        own = own_tensors(checkpoint, adapter).values()
+        names += [checkpoint.name_in_folder(tensor) for sides in own for tensor in sides.values()]
     names = [n for n in dict.fromkeys(names) if n not in taken]
     return [*texts, *(_kept(name, whole.tensor(name)) for name in names)]
+
+
+def own_adapters(checkpoint: Checkpoint) -> list[str]:
+    """Return the names of adapters that prompts with images, or with sounds, take."""
+    modules = sense_modules(checkpoint)
+    return [name for m in modules if (name := getattr(m, "OWN_ADAPTER", ""))]
 
 
 def _kept(name: str, source: Any) -> PlannedTensor:
@@ -54,7 +64,9 @@ def left_out(checkpoint: Checkpoint, program: Program, is_folder: bool = True) -
     is_folder : whether the new model is a folder of our own, which keeps what is known.
     """
     if is_folder and sense_prefixes(checkpoint, program):
-        return ()
+        folders = [checkpoint.path / f"{name}-lora" for name in own_adapters(checkpoint)]
+        why = "which its prompts with images take: copy it into the new folder"
+        return tuple(f"the new model lacks the folder {f}, {why}" for f in folders if f.is_dir())
     if checkpoint.kind == "gguf" and checkpoint.path.is_file():
         why = "which stays beside the old model: copy it beside a new GGUF file"
         found = towers_beside(checkpoint.path)

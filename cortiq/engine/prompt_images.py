@@ -29,12 +29,14 @@ class ImageSpan:
     make : computes its rows; called when a sequence is submitted, on the engine's thread.
     digest : SHA-256, in hex, of the image as the model sees it.
     grid : height and width in rows, for positions on several axes; none where they are a text's.
+    medium : `image`, or `audio` for a sound.
     """
 
     places: tuple[int, ...]
     make: Callable[[], Floats]
     digest: str
     grid: tuple[int, int] = NO_GRID
+    medium: str = "image"
 
     @cached_property
     def rows(self) -> Floats:

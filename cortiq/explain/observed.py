@@ -23,6 +23,7 @@ from cortiq.model.load import choose_backend, compile_source, compile_towers
 from cortiq.model.sight import Senses, Sight, encoder_of
 from cortiq.model.source import ModelSource, model_name, open_overlay, open_source
 from cortiq.models.overlay_banks import banks_of
+from cortiq.models.overlays import read_overlay
 from cortiq.options import LoadOptions, resolve
 from cortiq.placement.place import place
 from cortiq.plugins.selection import find_backend
@@ -106,6 +107,7 @@ class ObservedModel:
     program : the model's own, layers not written out.
     senses : what it sees with, where it was opened with images=True.
     spans : the images of its prompt (`with_images`).
+    adapts_images : whether the rows of a prompt with images take an adapter of the model's own.
     """
 
     name: str
@@ -116,6 +118,7 @@ class ObservedModel:
     executable: Executable
     senses: Senses = field(default_factory=Senses)
     spans: tuple[ImageSpan, ...] = ()
+    adapts_images: bool = False
 
     @property
     def program(self) -> Program:
@@ -147,7 +150,8 @@ class ObservedModel:
         self, ids: Sequence[int], names: Iterable[str], window: int | None = None
     ) -> Iterator[Values]:
         """Yield named values of a text's rows; see `value_rows`."""
-        inputs, images = overlay_inputs(1) if self.adapter else NO_INPUTS, None
+        adapted = bool(self.adapter or (self.adapts_images and self.spans))
+        inputs, images = overlay_inputs(1) if adapted else NO_INPUTS, None
         if self.spans:
             images = with_spans(None, self.program, len(ids), self.spans)
             compute_rows(images, self.program)
@@ -186,13 +190,18 @@ def open_observed(name: str, *, adapter: str = "", **options: Any) -> ObservedMo
         check_encoded(None, source.program)
         plain = replace(source, program=primitives_of(source.program))
         executable = compile_source(plain, backend, device, chosen)
-        if adapter:
+        own = source.media_adapters.get("image")
+        if adapter and own:
+            what = f"prompts with images take the model's own adapter {own.name!r}"
+            raise RequestError(what, where="adapter", hint="leave out one of both")
+        if adapter or own:
             _vary(executable, source, adapter)
         senses = _senses(source, backend, device, chosen) if chosen.images else Senses()
     except BaseException:
         source.close()
         raise
-    return ObservedModel(str(name), adapter, backend.name, device, source, executable, senses)
+    where = (backend.name, device, source, executable, senses)
+    return ObservedModel(str(name), adapter, *where, adapts_images=own is not None)
 
 
 def _senses(source: ModelSource, backend: Backend, device: str, options: LoadOptions) -> Senses:
@@ -206,12 +215,16 @@ def _senses(source: ModelSource, backend: Backend, device: str, options: LoadOpt
 
 
 def _vary(executable: Executable, source: ModelSource, path: str) -> None:
-    """Give the executable an adapter's number 1."""
+    """Give the executable an adapter's number 1: the model's own for images without a path."""
     if source.loaded is None:
         raise no_adapters(source.program)
     if not executable.takes_overlays:
         hint = "merge it into the model: --lora PATH"
         raise RequestError("the backend computes none of its own", where="adapter", hint=hint)
-    overlay = open_overlay(path, source.loaded, source.program).overlay
+    if path:
+        overlay = open_overlay(path, source.loaded, source.program).overlay
+    else:
+        own = source.media_adapters["image"].adapter
+        overlay = read_overlay(own, source.loaded, source.program)
     program, banks = banks_of(source.program, [overlay], source.weights)
     executable.vary(program, {**source.weights, **banks})

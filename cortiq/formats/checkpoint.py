@@ -47,6 +47,7 @@ from cortiq.formats.text_model import (
     is_nested,
     text_config,
     text_tensors,
+    with_sections,
     with_tie,
     with_usual_prefix,
 )
@@ -232,7 +233,7 @@ def _from_mistral(folder: Path) -> Checkpoint:
 
 def _from_huggingface(folder: Path) -> Checkpoint:
     where = str(folder / "config.json")
-    whole = config = read_object(folder / "config.json")
+    whole = config = with_sections(read_object(folder / "config.json"))
     if has_text_model(whole):
         config = text_config(whole)
     architecture = text_field(config, "model_type", where)

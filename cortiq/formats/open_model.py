@@ -121,6 +121,11 @@ class Checkpoint:
         return read_optional(self.path / "generation_config.json")
 
     @property
+    def mapped(self) -> MappedTensors:
+        """The tensors as they lie in the files."""
+        return self._tensors
+
+    @property
     def own(self) -> OwnFolder | None:
         """The tensors, if the folder is of our own layout."""
         found = (t for t in (self._tensors, self._all) if isinstance(t, OwnFolder))

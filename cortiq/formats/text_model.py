@@ -52,6 +52,8 @@ OF_MINICPM = frozenset({
     "patch_size", "query_num", "slice_config", "slice_mode", "use_image_id", "version",
 })  # fmt: skip
 """Keys of MiniCPM-V beside its text model's."""
+EXTENDED = ("embd_layer", "image_embd_layer")
+"""Keys under which Phi-4 multimodal, as published, says what its tower is for."""
 SHARED_KEYS = (TIED, *KEYS)
 """Keys that the whole folder's configuration may hold for the text model."""
 
@@ -142,6 +144,16 @@ class AddedTensors(RenamedTensors):
     def raw(self, name: str) -> npt.NDArray[np.uint8]:
         """Return the bytes of a tensor."""
         return self._made[name].view(np.uint8) if name in self._made else super().raw(name)
+
+
+def with_sections(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a config.json with the section `vision_config`, where its authors call that otherwise:
+    Phi-4 multimodal as published.
+    """
+    outer, inner = EXTENDED
+    layers = config.get(outer)
+    found = layers.get(inner) if isinstance(layers, dict) else None
+    return {SIGHT: found, **config} if isinstance(found, dict) else config
 
 
 def has_text_model(config: Mapping[str, Any]) -> bool:

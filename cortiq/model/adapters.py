@@ -11,6 +11,7 @@ import os
 import re
 import threading
 import weakref
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from cortiq.backend import Executable
@@ -20,8 +21,10 @@ from cortiq.formats.cache import Progress
 from cortiq.ir import Program
 from cortiq.model.adapter_banks import AdapterBanks
 from cortiq.model.machine import memory
-from cortiq.model.source import ModelSource, open_overlay
+from cortiq.model.source import ModelSource, ReadOverlay, open_overlay
+from cortiq.models.bind import LoadedProgram
 from cortiq.models.overlay_banks import Overlay, bank_bytes
+from cortiq.models.overlays import read_overlay
 from cortiq.models.rewriting import REWRITES
 
 NAME = re.compile(r"[\w.-]{1,128}", re.ASCII)
@@ -77,6 +80,7 @@ class Adapters:
         self._names: dict[str, tuple[ChosenOverlay, LoadedAdapter]] = {}
         self._held: list[_Held | None] = []
         self._banks = AdapterBanks(executable, source, budget)
+        self._own: dict[str, str] = {}
 
     def __contains__(self, name: object) -> bool:
         return name in self._names
@@ -98,13 +102,47 @@ class Adapters:
         if not isinstance(name, str) or not NAME.fullmatch(name):
             what = f"an adapter is named {shown(name)}: letters, digits, '.', '_' and '-'"
             raise RequestError(what, where="adapter", hint="--adapter NAME=PATH")
+        loaded = self._taken()
+        self._check_new(name)
+        return self._add(name, open_overlay(path, loaded, self._executable.program, progress))
+
+    def load_own(self) -> None:
+        """Load the model's own adapters, which prompts with images, or with sounds, take."""
+        for medium, (name, adapter) in self._source.media_adapters.items():
+            overlay = read_overlay(adapter, self._taken(), self._executable.program)
+            self._add(name, ReadOverlay(overlay, adapter.path))
+            self._own[medium] = name
+
+    def of_media(
+        self, media: Collection[str], chosen: ChosenOverlay | None
+    ) -> ChosenOverlay | None:
+        """Return the adapter of a request whose prompt has these media: the model's own for them,
+        that for images where there are several; else the one that the request chose.
+
+        Raises
+        ------
+        RequestError : the request chose another.
+        """
+        medium = next((one for one in self._own if one in media), None)
+        if medium is None:
+            return chosen
+        own = self.named(self._own[medium])
+        if chosen not in (None, own):
+            what = f"a prompt with {medium} takes the model's own adapter {self._own[medium]!r}"
+            raise RequestError(what, where="adapter", hint="choose no other")
+        return own
+
+    def _taken(self) -> LoadedProgram:
+        """Return the program that adapters are read for; RequestError where none are computed."""
         if self._source.loaded is None:
             raise no_adapters(self._source.program)
         if not self._executable.takes_overlays:
             what = "the backend, or a split by layers, computes no adapter chosen by request"
             raise RequestError(what, where="adapter", hint="merge it into the model: --lora PATH")
-        self._check_new(name)
-        read = open_overlay(path, self._source.loaded, self._executable.program, progress)
+        return self._source.loaded
+
+    def _add(self, name: str, read: ReadOverlay) -> LoadedAdapter:
+        """Give an adapter that was read a number and its name."""
         overlay = read.overlay
         with self._lock:
             self._check_new(name)
@@ -124,6 +162,9 @@ class Adapters:
         with self._lock:
             if name not in self._names:
                 raise self._unknown(name)
+            if name in self._own.values():
+                what = f"the adapter {name!r} is the model's own"
+                raise RequestError(what, where="adapter", hint="others may be unloaded")
             del self._names[name]
 
     def named(self, name: str | None) -> ChosenOverlay | None:

@@ -88,6 +88,7 @@ def model_of(
     model.notes += kept.notes if kept is not None else ()
     model.notes += getattr(backend, "notes", ())
     try:
+        model.adapters.load_own()
         for text in options.adapters:
             model.load_adapter(*split_adapter(text), progress=progress)
     except BaseException:

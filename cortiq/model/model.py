@@ -14,6 +14,8 @@ from cortiq.arguments import event_of, function_of, list_of
 from cortiq.backend import Executable
 from cortiq.engine.drafting import Speculation
 from cortiq.engine.output import Output
+from cortiq.engine.overlay import ChosenOverlay
+from cortiq.engine.prompt_images import ImageSpan
 from cortiq.engine.request import (
     Masks,
     Request,
@@ -217,11 +219,17 @@ class Model(ModelFacts, AdapterMixin, PromptMixin, PrefixCacheMixin, ScoringMixi
         spans = prompt.spans if isinstance(prompt, ImagePrompt) else ()
         ids, longest = self.ids(prompt), self._source.longest
         made = make_request(ids, options, self.program, self.eos_ids, longest, masks)
-        made = with_images(made, spans, self.program)
-        if isinstance(prompt, SoundPrompt):
-            made = replace(made, encoded=prompt.encoded)
-        overlay = self.adapters.named(options.adapter)
-        return made if overlay is None else replace(made, overlay=overlay)
+        made = self.with_media(made, spans, self.adapters.named(options.adapter))
+        return replace(made, encoded=prompt.encoded) if isinstance(prompt, SoundPrompt) else made
+
+    def with_media(
+        self, request: Request, spans: Sequence[ImageSpan], overlay: ChosenOverlay | None
+    ) -> Request:
+        """Return a request with images and sounds in its prompt, and the adapter that it chose, or
+        the model's own for these.
+        """
+        overlay = self.adapters.of_media({span.medium for span in spans}, overlay)
+        return replace(with_images(request, spans, self.program), overlay=overlay)
 
     def generation_of(
         self, request: Request, options: GenerateOptions, output: Output, stats: Statistics

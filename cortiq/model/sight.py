@@ -144,7 +144,7 @@ class Sight:
         spans: list[ImageSpan] = []
         for image, make in zip(images, self.encoder.makers(images), strict=True):
             here, places = places[: image.rows], places[image.rows :]
-            spans.append(ImageSpan(tuple(here), make, image.digest, image.grid))
+            spans.append(ImageSpan(tuple(here), make, image.digest, image.grid, self.medium))
         return ImagePrompt(ids, tuple(spans))
 
     def prompt(self, given: str | Iterable[int], images: Iterable[Any]) -> ImagePrompt:

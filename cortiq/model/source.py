@@ -21,6 +21,7 @@ from cortiq.formats.tokenizer_files import TokenizerFiles
 from cortiq.hearing.load import LoadedHearing, load_hearing
 from cortiq.ir import Program
 from cortiq.model.default_sampling import CORTIQ_SAMPLING, DefaultSampling, usual_sampling
+from cortiq.model.own_adapters import OwnAdapter, open_media_adapters
 from cortiq.models import load_program
 from cortiq.models.bind import LoadedProgram
 from cortiq.models.head_names import split_heads_option
@@ -61,6 +62,7 @@ class ModelSource:
     hearing : what it hears sounds with, if it does.
     sentence : how its files say that a text becomes a vector.
     loaded : the program as its files were read, for adapters; None where it takes none.
+    media_adapters : adapters of its own, by the medium whose prompts take them.
     """
 
     program: Program
@@ -81,6 +83,7 @@ class ModelSource:
     senses: tuple[LoadedVision, ...] = ()
     hearing: LoadedHearing | None = None
     loaded: LoadedProgram | None = None
+    media_adapters: Mapping[str, OwnAdapter] = field(default_factory=dict)
 
 
 def model_name(name: object) -> str:
@@ -116,9 +119,7 @@ def open_source(
             opened.callback(drafter.close)
         if (sidecar := open_sidecar(checkpoint, heads, not options.lenient)) is not None:
             opened.callback(sidecar.close)
-        adapters = [open_lora(text, progress) for text in options.lora]
-        for adapter in adapters:
-            opened.callback(adapter.close)
+        adapters = open_loras(options.lora, opened, progress)
         checkpoint, found = asked_senses(checkpoint, options.images, options.sounds, media)
         loaded = load_program(
             checkpoint,
@@ -132,12 +133,13 @@ def open_source(
         made = rewritten(loaded.program, loaded.weights, options.rewrite, plugins.rewrites)
         senses = tuple(load_vision(checkpoint, one, options.weight_format) for one in found)
         hearing = load_hearing(checkpoint, loaded.config, options.weight_format)
+        own = open_media_adapters(checkpoint, found, opened)
         alone = not drafters and sidecar is None and not adapters and not options.rewrite
         files = _files_of(checkpoint, plugins.families) if alone else ()
         notes = (*loaded.notes, *adapter_notes(adapters, loaded.checkpoint), *made.notes)
         tokenizer = open_tokenizer(checkpoint.tokenizer_source, made.program)
         close = opened.pop_all().close
-    own = getattr(checkpoint, "own", None)
+    kept = getattr(checkpoint, "own", None)
     return ModelSource(
         made.program,
         made.weights,
@@ -147,16 +149,17 @@ def open_source(
         close,
         getattr(loaded.config, "max_position_embeddings", 0),
         usual_sampling(name, getattr(checkpoint, "sampling", {})),
-        (*getattr(checkpoint, "notes", ()), *notes),
+        (*getattr(checkpoint, "notes", ()), *own.notes, *notes),
         getattr(checkpoint, "file_type", ""),
         files,
         str(getattr(checkpoint, "path", name)),
-        own is not None,
-        (lambda: iter(())) if own is None else own.damaged,
+        kept is not None,
+        (lambda: iter(())) if kept is None else kept.damaged,
         _sentence(checkpoint),
         senses,
         hearing,
         None if options.rewrite else loaded,
+        own.adapters,
     )
 
 
@@ -183,6 +186,15 @@ def open_lora(text: str, progress: Progress | None = None) -> Adapter:
     """Open the adapter of an option `lora`: `PATH[:SCALE]`, or a name of the hub in its place."""
     path, scale = split_scale(text)
     return open_adapter(_adapter_path(path, progress), scale)
+
+
+def open_loras(texts: Sequence[str], opened: ExitStack, progress: Progress | None) -> list[Adapter]:
+    """Open the adapters of an option `lora`, to be closed with `opened`."""
+    found: list[Adapter] = []
+    for text in texts:
+        found.append(open_lora(text, progress))
+        opened.callback(found[-1].close)
+    return found
 
 
 def _adapter_path(name: str, progress: Progress | None) -> Path:

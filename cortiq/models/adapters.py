@@ -176,6 +176,8 @@ class WithAdapters:
                 for theirs, mine in form.items()
                 if name.startswith(theirs)
             ]
+        forms = names_of(self._family, self._config).forms if kind == "huggingface" else ()
+        named += [write(one) for write in forms for one in tuple(named)]
         for candidate in named:
             own: str | None = candidate
             if kind != self._config.source:

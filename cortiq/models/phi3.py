@@ -12,7 +12,7 @@ from cortiq.models.parts import Decoder, activation
 from cortiq.models.rope import rope_table
 from cortiq.models.tensor_pieces import FusedTensor
 
-ARCHITECTURES = ("phi3", "phi4_multimodal_text", "phi4mm")
+ARCHITECTURES = ("phi3", "phi4_multimodal_text", "phi4mm", "phi4mm_text")
 GGUF = ("phi3",)
 KEYS = Keys(
     harmless=frozenset({

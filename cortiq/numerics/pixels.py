@@ -141,6 +141,44 @@ def resize(pixels: Pixels, height: int, width: int, name: str) -> Pixels:
     return pixels if rows_first else _resized_rows(pixels, height, name)
 
 
+def cubic_taps(count: int, side: int) -> tuple[npt.NDArray[np.int32], Doubles]:
+    """Return the four places of `side` around each of `count` along an edge, and their weights.
+
+    Middles lie over middles: place i is at s = (i + ½)·side/count − ½. The places ⌊s⌋ − 1 to
+    ⌊s⌋ + 2, those past the edges being the edge's, weigh Keys' filter of a = −¾ at their distance
+    d: ((a + 2)·d − (a + 3))·d·d + 1 up to 1, then ((a·d − 5a)·d + 8a)·d − 4a. All of it is float64,
+    in the order written.
+
+    Returns
+    -------
+    int32 and float64, [count, 4].
+    """
+    at = (np.arange(count) + 0.5) * side / count - 0.5
+    first = np.floor(at)
+    raw = first.astype(np.int32)[:, None] + np.arange(-1, 3, dtype=np.int32)
+    a, d = -0.75, np.abs(at[:, None] - raw)
+    near = ((a + 2) * d - (a + 3)) * d * d + 1
+    far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+    return np.clip(raw, 0, side - 1), np.where(d <= 1, near, far)
+
+
+def interpolate(values: Floats, height: int, width: int) -> Floats:
+    """Return values [rows, columns, channels] in another size, of four places along each edge.
+
+    Lines come first: of each, Σ weight·value from +0, in the order of `cubic_taps`, in float64;
+    then columns of these, and snap(RN) of the sums. Nothing is averaged where the size falls.
+    """
+    found = values.astype(np.float64)
+    for axis, count in ((0, height), (1, width)):
+        places, weights = cubic_taps(count, values.shape[axis])
+        shape = (-1, 1, 1) if axis == 0 else (1, -1, 1)
+        total = np.zeros([*found.shape[:axis], count, *found.shape[axis + 1 :]])
+        for tap in range(places.shape[1]):
+            total = total + weights[:, tap].reshape(shape) * found.take(places[:, tap], axis)
+        found = total
+    return snap(found.astype(F32))
+
+
 def normalise(
     pixels: Pixels, factor: float, mean: Sequence[float], deviation: Sequence[float]
 ) -> Floats:

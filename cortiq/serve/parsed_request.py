@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from cortiq.dialects.splitter import Splitter
-from cortiq.engine.request import Request, make_request, with_images
+from cortiq.engine.request import Request, make_request
 from cortiq.errors import RequestError
 from cortiq.model.chat import chat_ids
 from cortiq.model.prompt_logprobs import PromptToken, prompt_logprob_steps
@@ -131,7 +131,10 @@ def parse_chat(served: ServedModel, fields: Fields, answer_tokens: int) -> Parse
         text, opened = _continued(served, begun, opened)
         prompt = rendered(begun=text)
     requests = _requests(served, [prompt.ids], params, "messages", form, opened)
-    requests = [with_images(one, prompt.spans, served.model.program) for one in requests]
+    try:
+        requests = [served.model.with_media(r, prompt.spans, params.overlay) for r in requests]
+    except RequestError as error:
+        raise as_api_error(error) from None
     return ParsedRequest(served, params, requests, tools, opened)
 
 

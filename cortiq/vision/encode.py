@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
+
+import numpy as np
 
 from cortiq.backend import Executable
 from cortiq.backend.batch import NO_INPUTS
@@ -11,6 +14,7 @@ from cortiq.backend.held_rows import joined
 from cortiq.engine.encoder_rows import EncoderRows, KeptRows, entry_outputs
 from cortiq.engine.session import Session
 from cortiq.errors import CortiqError
+from cortiq.ir.encoders import PLACE
 from cortiq.numerics.contract import Floats
 from cortiq.vision.image import PreparedImage
 from cortiq.vision.passes import FAILED, Made, tiles_made
@@ -108,16 +112,19 @@ def _good(made: Made) -> Floats:
     return made
 
 
-def _ordered(executable: Executable, image: PreparedImage, rows: list[Made]) -> Floats:
+def _ordered(executable: Executable, image: PreparedImage, rows: list[Any]) -> Floats:
     """Return the rows of an image's tiles as its text has them."""
     if image.order is not None and NEWLINE in executable.program.graphs:
-        rows.append(_newline(executable))
+        rows.append(_ends(executable, int(image.order.max()) + 1 - sum(map(len, rows))))
     whole: Floats = joined(rows)
     return whole if image.order is None else whole[image.order]
 
 
-def _newline(executable: Executable) -> Floats:
-    """Compute the row that ends a line."""
-    with Session(executable, 1) as session:
-        given = [EncoderRows(session.state, 1, NO_INPUTS)]
+def _ends(executable: Executable, count: int) -> Floats:
+    """Compute the rows that end lines, or other parts, of an image; one at least."""
+    count = max(count, 1)
+    numbered = PLACE in executable.program.graphs[NEWLINE].inputs
+    inputs = {PLACE: np.arange(count, dtype=np.int32)} if numbered else NO_INPUTS
+    with Session(executable, count) as session:
+        given = [EncoderRows(session.state, count, inputs)]
         return entry_outputs(executable, given, NEWLINE, FAILED)[0][0]

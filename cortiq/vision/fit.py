@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from cortiq.errors import FormatError, RequestError, UnsupportedError
 from cortiq.numerics.pixels import Pixels, resize
@@ -13,6 +14,7 @@ from cortiq.vision.decode import MAX_PIXELS
 from cortiq.vision.image import PixelRules
 
 WHERE = "preprocessor_config.json"
+Level = TypeVar("Level", bound=np.generic)
 
 
 class SquareFit:
@@ -76,7 +78,7 @@ def shortest_size(height: int, width: int, edge: int) -> tuple[int, int]:
     return (longer, edge) if width <= height else (edge, longer)
 
 
-def tiles_of(pixels: Pixels, edge: int, wide: int = 0) -> list[Pixels]:
+def tiles_of(pixels: npt.NDArray[Level], edge: int, wide: int = 0) -> list[npt.NDArray[Level]]:
     """Cut an image of whole tiles into them, row by row; `wide` where they are no squares."""
     height, width, _ = pixels.shape
     wide = wide or edge

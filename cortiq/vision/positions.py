@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cortiq.numerics.contract import F32, Floats
-from cortiq.numerics.pixels import triangle
+from cortiq.numerics.pixels import cubic_taps, triangle
 
 Places = npt.NDArray[np.int32]
 
@@ -54,15 +54,12 @@ def middle_places(down: int, across: int, side: int) -> tuple[Places, Floats]:
 def bicubic_places(down: int, across: int, side: int) -> tuple[Places, Floats]:
     """Return rows and weights of the 4 × 4 places around each place of a grid: [places, 16].
 
-    Pixels' middles of the grid lie over those of the table. Along an edge of n places, place i is
-    at s = (i + ½)·side/n − ½; the rows ⌊s⌋ − 1 … ⌊s⌋ + 2, those past the edges being the edge's,
-    weigh Keys' filter of a = −¾ at their distance d: ((a + 2)·d − (a + 3))·d·d + 1 up to 1, then
-    ((a·d − 5a)·d + 8a)·d − 4a. All of it is float64, in the order written; products of a row's and
-    a column's weight are rounded once, to float32.
+    Rows and columns are those of `cubic_taps`; products of a row's and a column's weight are
+    rounded once, to float32.
 
     Source: GLM-4.1V.
     """
-    rows, columns = (_cubic_taps(n, side) for n in (down, across))
+    rows, columns = (cubic_taps(n, side) for n in (down, across))
     return _products(rows, columns, side)
 
 
@@ -91,17 +88,6 @@ def _triangle_shares(count: int, side: int) -> npt.NDArray[np.float64]:
     for column in weights.T:
         total = total + column
     return weights / total[:, None]
-
-
-def _cubic_taps(count: int, side: int) -> tuple[Places, npt.NDArray[np.float64]]:
-    """Return the rows of each place along an edge and their weights, [count, 4]."""
-    at = (np.arange(count) + 0.5) * side / count - 0.5
-    first = np.floor(at)
-    raw = first.astype(np.int32)[:, None] + np.arange(-1, 3, dtype=np.int32)
-    a, d = -0.75, np.abs(at[:, None] - raw)
-    near = ((a + 2) * d - (a + 3)) * d * d + 1
-    far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
-    return np.clip(raw, 0, side - 1), np.where(d <= 1, near, far)
 
 
 def _middle_taps(count: int, side: int) -> tuple[Places, npt.NDArray[np.float64]]:

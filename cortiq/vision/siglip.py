@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cortiq.ir import Value
 from cortiq.ir.encoders import PLACE
-from cortiq.ir.layers import MLP, Attention, Embedding, LayerNorm, Residual
+from cortiq.ir.layers import MLP, Attention, Embedding, LayerNorm, ListedBlocks, Residual
 from cortiq.models.parts import activation, named
 from cortiq.vision.config import VisionConfig
 from cortiq.vision.tower import HIDDEN, Tower
@@ -57,18 +57,30 @@ def placed(tower: Tower, config: SiglipConfig) -> Value:
     return tower.builder.add(Residual(), x, where, name="placed")
 
 
-def layer(tower: Tower, config: SiglipConfig, x: Value, n: int) -> Value:
-    """Write a layer of SigLIP, or of CLIP, whose activation approximates GELU by a sigmoid."""
+def layer(
+    tower: Tower,
+    config: SiglipConfig,
+    x: Value,
+    n: int,
+    blocks: ListedBlocks | None = None,
+    *listed: Value,
+) -> Value:
+    """Write a layer of SigLIP, or of CLIP, whose activation approximates GELU by a sigmoid.
+
+    Parameters
+    ----------
+    blocks, listed : patches that each row sees, and what it supplies; None for all of the tile.
+    """
     width, here, file = config.hidden_size, f"layers.{n}", f"vision.encoder.layers.{n}"
     norm = LayerNorm(width, config.layer_norm_eps)
     op = Attention(
         width, config.num_attention_heads, config.kv_heads, config.head_width,
-        biased=True, output_biased=True, until=True,
+        biased=True, output_biased=True, until=True, listed=blocks,
     )  # fmt: skip
     x = tower.branch(
         x, op, f"{here}.attention", (norm, f"{file}.layer_norm1"),
         named(op, f"{file}.self_attn", ATTENTION), f"{here}.middle",
-        (tower.position, tower.last),
+        (tower.position, tower.last, *listed),
     )  # fmt: skip
     if config.hidden_act == "quick_gelu":
         y = tower.apply(norm, x, f"{here}.mlp_norm", f"{file}.layer_norm2")

@@ -28,7 +28,8 @@ PLACES, TAPS = "place.{}", "taps.weights"
 STEEPNESS = 1.702
 """Of the sigmoid that approximates GELU."""
 NEWLINE = "newline"
-"""Entry, and its output: the row that ends a line of an image."""
+"""Entry, and its output: the row that ends a line of an image, or rows that end parts of one, each
+of which supplies its number."""
 HIDDEN = "hidden"
 """Output of the tower."""
 
@@ -107,16 +108,19 @@ class Tower:
         row = self.builder.add(op, given, name=f"{mark}.row", weights={"table": tensor})
         return self.builder.add(Residual(), x, row, name=f"{mark}.added")
 
-    def two_layers(self, x: Value, act: str, widths: tuple[int, ...], biased: bool) -> None:
-        """Write the projector's `rows`: a matrix, an activation and another matrix.
+    def two_layers(
+        self, x: Value, act: str, widths: tuple[int, ...], biased: bool, name: str = ROWS
+    ) -> None:
+        """Write the projector's rows: a matrix, an activation and another matrix.
 
         Parameters
         ----------
         widths : of `x`, of what is between the matrices, and of the rows where it is another one.
+        name : of the rows.
         """
         y = self.linear(x, "up", "projector.linear_1", (widths[0], widths[1]), biased)
         y = self.builder.add(Activation(activation(act)), y, name="activation")
-        self.linear(y, ROWS, "projector.linear_2", (widths[1], widths[-1]), biased)
+        self.linear(y, name, "projector.linear_2", (widths[1], widths[-1]), biased)
 
     def interpolated(self, x: Value, rows: int, tensor: str, taps: int) -> Value:
         """Write x and the weighted rows of a table of learned positions that its patch supplies."""

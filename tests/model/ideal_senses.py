@@ -47,7 +47,10 @@ def ideal_rows(vision, image):
         )
         rows.append(np.concatenate([made[name] for name in graph.outputs], axis=1))
     if NEWLINE in program.graphs:
-        rows.append(evaluate(program, vision.weights, [0], [NEWLINE], NEWLINE)[NEWLINE])
+        count = int(image.order.max()) + 1 - sum(map(len, rows)) if image.order is not None else 1
+        ends = [0] * max(count, 1)
+        numbers = {"place": np.arange(len(ends))} if len(ends) > 1 else {}
+        rows.append(evaluate(program, vision.weights, ends, [NEWLINE], NEWLINE, numbers)[NEWLINE])
     made = np.concatenate(rows)
     return made if image.order is None else made[image.order]
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType, SimpleNamespace
 from unittest.mock import patch
 
 import minicpmv_folders
 import numpy as np
+import phi4mm_folders
 import torch
 from PIL import Image
 from transformers import image_processing_backends
@@ -54,6 +56,8 @@ def processed(name, folder, images):
         return minicpmv_folders.processed(images)
     rules = json.loads((folder / "preprocessor_config.json").read_text())
     rules = {key: value for key, value in rules.items() if key != "image_processor_type"}
+    if name == "phi4_multimodal":
+        return phi4mm_folders.processed(rules, images)
     if name in WITHOUT_PILLOW:
         return without_torchvision(name, rules, images)
     module, kind = PROCESSORS[name]
@@ -67,7 +71,18 @@ def processed(name, folder, images):
 
 
 def without_torchvision(name, rules, images):
-    """Run a processor that resizes with torchvision, with Pillow's resizing in its place.
+    """Run a processor that resizes with torchvision, with Pillow's resizing in its place."""
+    with processor_without_torchvision(name, rules) as (made, given):
+        given["size"] = SizeDict(**given["size"])
+        vars(made).update(given)
+        tensors = [torch.from_numpy(one.transpose(2, 0, 1).copy()) for one in images]
+        given |= {"disable_grouping": True, "return_row_col_info": True}
+        return made._preprocess(tensors, **given)
+
+
+@contextmanager
+def processor_without_torchvision(name, rules):
+    """A processor that resizes with torchvision, Pillow's resizing in its place, and its settings.
 
     PyTorch's own is within one grey level of that (`test_pixels.py`).
     """
@@ -94,12 +109,8 @@ def without_torchvision(name, rules, images):
         kind = next(k for k in vars(import_module(place)).values() if _is_processor(k, place))
         made = kind.__new__(kind)
         given = {k: getattr(kind, k) for k in dir(kind) if type(getattr(kind, k)) in PLAIN} | rules
-        given["size"] = SizeDict(**given["size"])
-        vars(made).update(given)
         made.rescale_and_normalize = _normalised
-        tensors = [torch.from_numpy(one.transpose(2, 0, 1).copy()) for one in images]
-        given |= {"disable_grouping": True, "return_tensors": "pt", "return_row_col_info": True}
-        return made._preprocess(tensors, **given)
+        yield made, given | {"return_tensors": "pt"}
 
 
 def _by_pillow(images, size, interpolation, antialias):
@@ -126,6 +137,8 @@ def _normalised(images, do_rescale, factor, do_normalize, mean, deviation):
 
 def pixels_of(name, given):
     """transformers' pixel values of one image, in the order of our patches where tiles differ."""
+    if name == "phi4_multimodal":
+        return given["image_pixel_values"][0].numpy()
     if name != "minicpmv":
         return given["pixel_values"].numpy()
     (tiles,) = given["pixel_values"]
@@ -135,6 +148,8 @@ def pixels_of(name, given):
 
 def patches_of(name, made, given):
     """Our patches of an image in the order and form of transformers' pixel values."""
+    if name == "phi4_multimodal":
+        return phi4mm_folders.patches_in_order(made)
     if name in QWEN:
         (tile,) = made.tiles
         return tile.patches[tile.squares.reshape(-1)]
@@ -182,6 +197,8 @@ def rows_of(name, model, given):
     """transformers' rows of images, in double; rows of layers beside them."""
     if name == "minicpmv":
         return minicpmv_folders.rows_of(model, given)
+    if name == "phi4_multimodal":
+        return phi4mm_folders.rows_of(model, given)
     more = {key: given[key] for key in MORE if key in given}
     with torch.no_grad():
         found = model.model.get_image_features(pixel_values=given["pixel_values"].double(), **more)
@@ -197,6 +214,8 @@ def logits_of(name, model, given, ids, token):
     """transformers' logits of a prompt with images, in double."""
     if name == "minicpmv":
         return minicpmv_folders.logits_of(model, given, ids, token)
+    if name == "phi4_multimodal":
+        return phi4mm_folders.logits_of(model, given, ids)
     seen = torch.tensor([[int(one == token) for one in ids]])
     more = {key: given[key] for key in MORE if key in given}
     types = {
