@@ -30,7 +30,7 @@ MAX_FUNCTION_MEDIAN, MAX_FUNCTION_DECILE = 8, 25
 MAX_TOKENS_PER_LINE, MAX_FAMILY = 9.0, 220
 REGISTRIES = ("cortiq/models/registry.py", "cortiq/vision/load.py")
 LIMITS: Mapping[str, int] = {
-    "backends/cpu": 12260,
+    "backends/cpu": 12330,
     "backends/mlx": 1760,
     "backends/reference": 1020,
     "backends/triton": 13000,
@@ -38,7 +38,7 @@ LIMITS: Mapping[str, int] = {
     "benchmarks": 5165,
     "conformance": 8760,
     "cortiq": 780,
-    "cortiq/backend": 5905,
+    "cortiq/backend": 5915,
     "cortiq/bench": 540,
     "cortiq/cli": 3121,
     "cortiq/convert": 1895,
@@ -66,7 +66,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-skills": 1710,
     "plugins/cortiq-torch": 190,
-    "tests": 66300,
+    "tests": 66340,
     "tools": 2121,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""
