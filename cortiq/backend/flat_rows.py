@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Generic, TypeVar
 
@@ -11,10 +12,10 @@ import numpy.typing as npt
 
 from cortiq.backend.answers import drawing_want
 from cortiq.backend.batch import Batch, Draw, DrawnLogit, Row, Want
-from cortiq.backend.columns import Brought
+from cortiq.backend.columns import Brought, named_alike
 from cortiq.backend.executable import Accepted
 from cortiq.backend.requests import RequestPlan, penalises
-from cortiq.backend.row_runs import selected_rows
+from cortiq.backend.row_runs import selected_rows, stretches_of, supplied_numbers
 from cortiq.backend.wants import value_of
 from cortiq.numerics import sampling
 from cortiq.numerics.contract import OutOfDomainError
@@ -78,28 +79,43 @@ class FlatBatch(Generic[P]):
 
     Attributes
     ----------
-    rows : of the batch. request : what they ask for. compiled : what computes that.
+    given : rows of the batch, or runs of them. request : what they ask for. compiled : what
+        computes that.
+    alike : what every row wants, where these are arrays of numbers by name and nothing else.
     failed : numbers of sequences with a fault. brought : by row.
     """
 
     def __init__(self, plan: P, batch: Batch, accepted: Sequence[Accepted[Any]]) -> None:
         self.plan, self.flat = plan, FlatRows(accepted, batch.entry)
-        self.rows: list[Row] = [*selected_rows(batch.rows, [s.indices for s in accepted])]
-        self.request = plan.request_of(self.rows)
+        self.given = selected_rows(batch.rows, [s.indices for s in accepted])
+        self.request = plan.request_of(self.given)
         self.compiled: Any = plan.compiled(self.request)
+        wants = {wants for _, _, wants in stretches_of(self.given)}
+        self.alike = named_alike(wants, plan.graph.values)
         self.failed: set[int] = set()
-        self.brought: list[dict[Want, Any]] = [{} for _ in self.rows]
+        self.brought: list[dict[Want, Any]] = [{} for _ in range(len(self.given))]
 
-    def has_late_wants(self, row: int) -> bool:
-        """Check whether the tail has to compute something for a row."""
+    @cached_property
+    def rows(self) -> Sequence[Row]:
+        """Every row as one of its own, made when somebody looks at one."""
+        return [*self.given]
+
+    def late_rows(self, rows: Integers) -> list[int]:
+        """Return those of some rows for which the tail has to compute something."""
         late = self.compiled.late
-        return bool(late) and any(value_of(want) in late for want in self.rows[row].wants)
+        if not late:
+            return []
+        if self.alike:
+            return rows.tolist() if any(value_of(want) in late for want in self.alike) else []
+        asking = ((row, self.rows[row].wants) for row in rows.tolist())
+        return [row for row, wants in asking if any(value_of(want) in late for want in wants)]
 
     def supplied_positions(self, rows: Integers) -> dict[str, Integers]:
-        """Stack the positions of other axes that rows supply, by input: [rows, axes]."""
-        given = [self.rows[row].inputs for row in rows.tolist()]
+        """Stack positions of other axes that ascending rows supply, by input: [rows, axes]."""
+        first = int(rows[0])
+        among = self.given[first : int(rows[-1]) + 1]
         names = self.plan.angles.supplied
-        return {n: np.stack([np.asarray(inputs[n], np.int64) for inputs in given]) for n in names}
+        return {name: supplied_numbers(among, name)[rows - first] for name in names}
 
     def history(self, want: Draw, row: int) -> npt.NDArray[np.int32] | None:
         """Return the ids that a draw's penalties look at; None where there are no penalties."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
+import numpy as np
 import pytest
 from engines import executable, prompt
 
-from cortiq.backend import Argmax, Batch, Digest, Drawn, Row, Status
+from cortiq.backend import Argmax, Batch, Digest, Drawn, Named, Row, Status
 from cortiq.backend.admission import groups_of
+from cortiq.backend.columns import columns_of
 from cortiq.backend.row_runs import RowRun, RowRuns, asking_rows, known_ids, stretches_of, supplies
 from cortiq.errors import BackendError
 
@@ -113,3 +117,28 @@ def test_runs_are_answered_and_refused_as_rows(backend):
         one.release()
         two.release()
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    "wants", [("layers.0.out",), ("token", "logits", "layers.0.out", "position")]
+)
+def test_pieces_of_a_batch_bring_their_arrays_in_its_order(wants, monkeypatch):
+    plan = pytest.importorskip("cortiq_cpu.plan")
+    monkeypatch.setattr(plan, "TRUNK_ROWS", 4)
+    monkeypatch.setattr(plan, "TAIL_BYTES", 3 * 4 * 320)  # three rows of logits
+    wanted = tuple(map(Named, wants))
+    found = []
+    for backend in ("cpu", "reference"):
+        with closing(executable.__wrapped__(backend)) as on:  # made anew, for these pieces
+            runs, ids = [], prompt(9, 18)
+            for start, stop in ((0, 11), (11, 12), (12, 18)):
+                own = ids[start:stop]
+                runs.append(RowRun(on.open(64), 0, own, [wanted] * len(own)))
+            rows = on.forward(Batch(RowRuns(runs))).result().rows
+            assert columns_of(rows, range(11)) is not None
+            found.append([{want: np.asarray(value) for want, value in row.items()} for row in rows])
+    for mine, other in zip(*found, strict=True):
+        assert [*mine] == [*wanted] and {*other} == {*wanted}
+        for want in wanted:
+            assert mine[want].dtype == other[want].dtype
+            np.testing.assert_array_equal(mine[want], other[want])

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from cortiq.backend import Batch, Draw, DrawnLogit, Named, Want
 from cortiq.backend.admission import BY_ROW
-from cortiq.backend.columns import Brought
+from cortiq.backend.columns import Brought, Columns
 from cortiq.backend.executable import Accepted
 from cortiq.backend.flat_rows import FlatBatch
+from cortiq.backend.held_rows import joined
 from cortiq.backend.last_keys import chunks_of
 from cortiq.backend.requests import Ask, asked_by
+from cortiq.backend.row_runs import RowRuns
 from cortiq.backend.wants import value_of
 from cortiq_cpu.native import NativeOp
 from cortiq_cpu.plan import CompiledOps, CpuPlan
@@ -33,6 +36,7 @@ class CpuRun(FlatBatch[CpuPlan]):
     Attributes
     ----------
     which : rows that the trunk set (0) and the tail set (1) hold now.
+    columns : where all rows want the same arrays, those of each piece, by want.
     """
 
     compiled: CompiledOps
@@ -48,11 +52,12 @@ class CpuRun(FlatBatch[CpuPlan]):
         self.profile = profile
         self.which: list[np.ndarray] = [np.zeros(0, np.int64)] * 2
         self.answers: dict[tuple[Ask, int], Any] = {}
+        self.columns: dict[Want, list[np.ndarray]] = {want: [] for want in self.alike}
         self._alive: list[Any] = []
 
     def compute(self) -> list[Sequence[Brought] | None]:
         """Run all chunks and return the outputs of each sequence's rows."""
-        chunks = list(chunks_of(self.rows, self.plan.until, self.plan.sets[0].capacity))
+        chunks = list(chunks_of(self.given, self.plan.until, self.plan.sets[0].capacity))
         self.plan.hold(max(stop - start for start, stop in chunks))
         self.compiled = self.plan.compiled(self.request)
         for start, stop in chunks:
@@ -61,7 +66,7 @@ class CpuRun(FlatBatch[CpuPlan]):
 
     def _chunk(self, chunk: np.ndarray) -> None:
         """Compute some rows: all through the trunk, those with late wants through the tail."""
-        late = [row for row in chunk.tolist() if self.has_late_wants(row)]
+        late = self.late_rows(chunk)
         self._fill(0, chunk)
         self._take_inputs()
         capacity = self.plan.sets[1].capacity
@@ -122,21 +127,33 @@ class CpuRun(FlatBatch[CpuPlan]):
 
     def _take_inputs(self) -> None:
         """Write what rows supply for the graph's inputs; ops pass it through `snap`."""
-        rows = list(enumerate(self.which[0].tolist()))
-        for name in self.plan.graph.inputs:
-            if name not in BY_ROW:
-                self._put(name, rows)
+        rows = self.which[0]
+        given = self.given[int(rows[0]) : int(rows[-1]) + 1]
+        for name in [name for name in self.plan.graph.inputs if name not in BY_ROW]:
+            if isinstance(given, RowRuns):
+                numbers = self._numbers(name, len(rows))
+                parts = [np.asarray(run.inputs[name]) for run in given.runs]
+                with np.errstate(over="ignore"):  # beyond float32 is infinite, and so a fault
+                    numbers[:] = joined(parts).reshape(numbers.shape)
+            else:
+                self._put(name, list(enumerate(rows.tolist())))
+
+    def _numbers(self, name: str, count: int) -> np.ndarray:
+        """Return the first rows of a value's buffer as numbers: [count, width]."""
+        dtype = NUMBERS[self.plan.graph.values[name].dtype]
+        return self.compiled.buffer(name, count).view(dtype)
 
     def _put(self, name: str, places: Sequence[tuple[int, int]]) -> None:
         """Write what rows supply for a value: pairs of a place in the set and a row."""
         type_ = self.plan.graph.values[name]
-        buffer = self.compiled.buffer(name, 1 + max((place for place, _ in places), default=0))
+        count = 1 + max((place for place, _ in places), default=0)
         if type_.dtype == "q16":
+            buffer = self.compiled.buffer(name, count)
             for place, row in places:
                 value: Any = self.rows[row].inputs[name]
                 write_records(buffer[place], value, type_.shape[-1])
             return
-        numbers = buffer.view(NUMBERS[type_.dtype])
+        numbers = self._numbers(name, count)
         with np.errstate(over="ignore"):  # beyond float32 is infinite, and so a fault
             for place, row in places:
                 numbers[place] = np.asarray(self.rows[row].inputs[name]).reshape(-1)
@@ -163,6 +180,29 @@ class CpuRun(FlatBatch[CpuPlan]):
             self.note_faults(asked.faults, looked_at)
             for index, row in enumerate(looked_at.tolist()):
                 self.answers[asked.ask, row] = asked.answer(index)
+        for want in self.alike:
+            if (value_of(want) in self.compiled.late) == bool(number):
+                self.columns[want].append(self._column(value_of(want), rows))
+        if not self.alike:
+            self._collect_rows(number, rows)
+
+    def _column(self, name: str, rows: np.ndarray) -> np.ndarray:
+        """Copy a value of all rows of a set, each in the shape of one row."""
+        if name in BY_ROW:
+            return (self.flat.tokens if name == "token" else self.flat.positions)[rows]
+        numbers = self._numbers(name, len(rows))
+        return numbers.reshape(len(rows), *self.plan.graph.values[name].shape).copy()
+
+    def outcome(self) -> list[Sequence[Brought] | None]:
+        """Return what the rows of each sequence bring, None for one with a fault."""
+        if not self.alike:
+            return super().outcome()
+        columns = Columns({want: joined(parts) for want, parts in self.columns.items()})
+        spans = enumerate(pairwise(self.flat.starts.tolist()))
+        return [None if n in self.failed else columns[start:stop] for n, (start, stop) in spans]
+
+    def _collect_rows(self, number: int, rows: np.ndarray) -> None:
+        """Read what each row of a set brings."""
         asked_of: dict[tuple[Want, ...], list[tuple[Want, Ask | None]]] = {}
         for place, row in enumerate(rows.tolist()):
             wants = self.rows[row].wants

@@ -83,13 +83,13 @@ class WgpuRun(FlatBatch[WgpuPlan]):
 
     def _chunks(self) -> Iterator[tuple[np.ndarray, bool, np.ndarray]]:
         """Yield (rows of the chunk, whether computed now, rows of the tail) for each pass."""
-        chunks = list(chunks_of(self.rows, self.plan.until, self.plan.rows))
+        chunks = list(chunks_of(self.given, self.plan.until, self.plan.rows))
         self.plan.hold(max(stop - start for start, stop in chunks))
         self.compiled = self.plan.compiled(self.request)
         tail = self.plan.tail_rows
         for start, stop in chunks:
             chunk = np.arange(start, stop)
-            late = np.array([row for row in chunk.tolist() if self.has_late_wants(row)], np.int64)
+            late = np.array(self.late_rows(chunk), np.int64)
             yield chunk, True, late[:tail]
             for first in range(tail, len(late), tail):
                 yield chunk, False, late[first : first + tail]
