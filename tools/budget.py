@@ -30,15 +30,15 @@ MAX_FUNCTION_MEDIAN, MAX_FUNCTION_DECILE = 8, 25
 MAX_TOKENS_PER_LINE, MAX_FAMILY = 9.0, 220
 REGISTRIES = ("cortiq/models/registry.py", "cortiq/vision/load.py")
 LIMITS: Mapping[str, int] = {
-    "backends/cpu": 12260,
+    "backends/cpu": 12290,
     "backends/mlx": 1760,
     "backends/reference": 1020,
-    "backends/triton": 13000,
+    "backends/triton": 13020,
     "backends/wgpu": 6000,
     "benchmarks": 5165,
-    "conformance": 8760,
+    "conformance": 8800,
     "cortiq": 780,
-    "cortiq/backend": 5905,
+    "cortiq/backend": 5920,
     "cortiq/bench": 540,
     "cortiq/cli": 3121,
     "cortiq/convert": 1895,
@@ -48,7 +48,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/explain": 619,
     "cortiq/formats": 7800,
     "cortiq/hearing": 2060,
-    "cortiq/ir": 4920,
+    "cortiq/ir": 4960,
     "cortiq/model": 2992,
     "cortiq/models": 6260,
     "cortiq/numerics": 3840,

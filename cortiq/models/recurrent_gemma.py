@@ -19,9 +19,8 @@ from cortiq.models.tensor_pieces import FusedTensor
 ARCHITECTURES = ("recurrent_gemma",)
 GGUF: tuple[str, ...] = ()
 KEYS = Keys(
-    harmless=frozenset({
-        "_block_types", "final_w_init_variance_scale", "w_init_variance_scale",
-    }),
+    aliases={"_block_types": "block_types"},
+    harmless=frozenset({"final_w_init_variance_scale", "w_init_variance_scale"}),
     only={"embeddings_scale_by_sqrt_dim": True},
 )  # fmt: skip
 GATES = ("input_gate", "recurrent_gate")

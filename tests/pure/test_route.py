@@ -48,7 +48,22 @@ def test_softmax_of_one_element_and_of_equals():
     assert same_bits(softmax(np.full((1, 4), F32(-9))), np.full((1, 4), F32(0.25)))
 
 
-@pytest.mark.parametrize("kind", ROUTER_KINDS)
+KINDS = tuple(kind for kind in ROUTER_KINDS if kind != "sparse_mixer")
+"""Those without an option of their own."""
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.02, 0.7, 2.0])
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_sparse_mixer_equals_its_float64_twin(margin, masked):
+    router = Router(3, "sparse_mixer", margin=margin)
+    mask = (np.arange(SCORES.shape[-1]) % 3 != 0).astype(np.float32) if masked else None
+    indices, weights = route(SCORES, router, mask=mask)
+    expected, ideals = ideal.route(SCORES, router, mask=mask)
+    assert (indices == expected).all()
+    assert np.abs(weights - ideals).max() < 1e-6 and (weights > 0).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bias", [None, BIAS])
 @pytest.mark.parametrize("renormalise", [False, True])
 def test_route_equals_its_float64_twin(kind, bias, renormalise):
@@ -63,7 +78,7 @@ GROUPS = [(1, 1, "max"), (8, 3, "max"), (8, 3, "top2"), (32, 9, "top2")]
 MASK = (np.random.default_rng(3).random(32) < 0.3).astype(F32)
 
 
-@pytest.mark.parametrize("kind", ROUTER_KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("groups", GROUPS)
 @pytest.mark.parametrize("tau", [None, 0.3, 0.9, 1.0])
 def test_limited_routes_equal_their_float64_twin(kind, groups, tau):
@@ -91,7 +106,7 @@ def test_masked_experts_weigh_nothing_and_do_not_move_the_others():
 def test_fewer_admitted_experts_than_chosen_ones_fill_up_with_weightless_ones():
     mask = np.zeros(32, F32)
     mask[[5, 9]] = 1
-    for kind in ROUTER_KINDS:
+    for kind in KINDS:
         indices, weights = route(SCORES, Router(4, kind, True), mask=mask)
         known = np.isin(indices, [5, 9])
         assert (known.sum(axis=1) == 2).all()
@@ -195,7 +210,7 @@ def test_route_equals_transformers(model):
     np.testing.assert_allclose(ours[1], expected, rtol=3e-6)
 
 
-@pytest.mark.parametrize("kind", ROUTER_KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_ties_go_to_the_lower_index(kind):
     scores = np.zeros((1, 40), F32)
     assert route(scores, Router(3, kind))[0].tolist() == [[0, 1, 2]]
@@ -222,7 +237,7 @@ def test_renormalised_single_expert_weighs_exactly_one():
     assert same_bits(weights, np.ones((200, 1), F32))
 
 
-@pytest.mark.parametrize("kind", ROUTER_KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("renormalise", [False, True])
 def test_t62_the_best_admitted_expert_is_chosen_and_weighs_one(kind, renormalise):
     scores = np.array([[-1, 3, -0.5, 2], [-7, 9, -7, 9], [0, 0, 0, 0]], F32)
@@ -318,7 +333,7 @@ def test_flush_to_zero_changes_no_bit():
 
     def compute():
         results = [softmax(scores)]
-        for kind in ROUTER_KINDS:
+        for kind in KINDS:
             for bias in (None, BIAS):
                 router = Router(4, kind, True, 1e-20, 2.5, 4, 2, "top2", 0.9)
                 indices, weights = route(scores, router, bias, mask=MASK)
