@@ -148,6 +148,25 @@ NEWER = {
                  {"media_proc_cfg": {"in_patch_limit": 16384}}, 4e8),
     "MiniCPMV4_6": ({"hidden_size": 1152, "intermediate_size": 4304, "num_attention_heads": 16,
                      "num_hidden_layers": 27, "image_size": 980, "patch_size": 14}, {}, 4e8),
+    "MistralLarge4": ({"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 30,
+                       "num_attention_heads": 16, "patch_size": 14, "image_size": 1540,
+                       "hidden_act": "silu", "model_type": "pixtral"},
+                      {"size": {"longest_edge": 1540}, "patch_size": 14}, 1.6e9),
+    "GlmOcr": ({"depth": 24, "hidden_size": 1024, "intermediate_size": 4096, "num_heads": 16,
+                "out_hidden_size": 1536}, {"size": {"shortest_edge": 12544,
+                                                    "longest_edge": 9633792}}, 3e8),
+    "Glm5Next": ({"depth": 24, "hidden_size": 1024, "intermediate_size": 4096, "num_heads": 16,
+                  "out_hidden_size": 4096}, {}, 4e8),
+    "Aria": ({"hidden_size": 1152, "intermediate_size": 4304, "num_attention_heads": 16,
+              "num_hidden_layers": 27, "image_size": 980, "patch_size": 14,
+              "model_type": "idefics3_vision"}, {"split_image": False}, 4e8),
+    "Cohere2Vision": ({"hidden_size": 1152, "intermediate_size": 4304, "num_attention_heads": 16,
+                       "num_hidden_layers": 27, "image_size": 512, "patch_size": 16,
+                       "model_type": "siglip_vision_model"}, {}, 4e8),
+    "AyaVision": ({"hidden_size": 1152, "intermediate_size": 4304, "num_attention_heads": 16,
+                   "num_hidden_layers": 27, "image_size": 364, "patch_size": 14,
+                   "model_type": "siglip_vision_model", "vision_use_head": False},
+                  {"size": {"height": 364, "width": 364}, "crop_to_patches": True}, 4e8),
     "Lfm2Vl": ({"hidden_size": 1152, "intermediate_size": 4304, "num_attention_heads": 16,
                 "num_hidden_layers": 26, "model_type": "siglip2_vision_model",
                 "vision_use_head": False}, {"size": {"height": 512, "width": 512}}, 4e8),
@@ -167,13 +186,15 @@ def test_a_newer_published_tower_has_its_parameters(name, tmp_path):
         "vocab_size": 64,
         "num_attention_heads": 8,
     }
-    if name == "Qwen2_5_VL":
+    if name in ("Qwen2_5_VL", "GlmOcr"):
         sections = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]}
         text["rope_parameters"] = sections
     kinds = {"Llava": "llama", "LlavaNext": "llama", "Mistral3": "mistral", "InternVL": "qwen2",
-             "Lfm2Vl": "lfm2", "MiniCPMV4_6": "qwen3_5_text"}  # fmt: skip
+             "Lfm2Vl": "lfm2", "MiniCPMV4_6": "qwen3_5_text",
+             "Cohere2Vision": "cohere2", "AyaVision": "cohere2"}  # fmt: skip
     text |= {"model_type": kinds[name]} if name in kinds else {}
     text |= {"hidden_size_per_layer_input": 0} if name == "Gemma4" else {}
+    text |= {"num_key_value_heads": 8, "pad_token_id": 0} if name == "Glm5Next" else {}
     config = getattr(transformers, f"{name}Config")(text_config=text, vision_config=sight)
     given = json.loads(json.dumps(config.to_dict())) | {"vision_config": sight}
     if name == "MiniCPMV4_6":  # whose id is the tokenizer's
@@ -193,8 +214,8 @@ def test_a_newer_published_tower_has_its_parameters(name, tmp_path):
     ours = sum(prod(spec.shape) for spec in program.weights.values())
     with torch.device("meta"):
         model = transformers.AutoModelForImageTextToText.from_config(config).model
-    unused = "vision_tower.post_layernorm" if name in UNREAD else "-"
-    skipped = ("language_model.", unused, "vision_tower.vision_model.post")
+    unused = "vision_tower.post_layernorm" if name in {*UNREAD, "Aria", "AyaVision"} else "-"
+    skipped = ("language_model.", unused, "vision_tower.vision_model.post", "vision_tower.head.")
     theirs = sum(
         p.numel() for key, p in model.named_parameters()
         if not key.startswith(skipped) and UNREAD.get(name, "-") not in key
