@@ -44,7 +44,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/convert": 1895,
     "cortiq/dialects": 1050,
     "cortiq/domains": 270,
-    "cortiq/engine": 4220,
+    "cortiq/engine": 4222,
     "cortiq/explain": 619,
     "cortiq/formats": 7800,
     "cortiq/hearing": 2060,

@@ -11,7 +11,7 @@ import numpy as np
 from cortiq.backend import Executable, Named, Top
 from cortiq.engine.output import TokenLogprobs
 from cortiq.engine.overlay import ChosenOverlay, session_inputs
-from cortiq.engine.prompt_images import PromptImages, compute_rows
+from cortiq.engine.prompt_images import PromptImages, check_text_ids, compute_rows
 from cortiq.engine.request import check_prompt
 from cortiq.engine.session import Session
 from cortiq.model.score import ROWS
@@ -55,6 +55,7 @@ def prompt_logprob_steps(
     compute_rows(images, executable.program)
     chosen = session_inputs(overlay)
     inputs, targets = tokens[:-1], tokens[1:]
+    check_text_ids(inputs, images, executable.program)
     with Session(executable, max(len(inputs), 1)) as session:
         start = 0
         while start < len(inputs):
