@@ -87,19 +87,25 @@ def test_threads_are_those_that_work():
     assert json.loads(done.stdout)["threads"] == cores()
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("window", [None, 1, 3, 100])
-def test_attention_costs_what_its_rows_see(window):
+def test_attention_costs_what_its_rows_see(window, ahead):
     costs = pytest.importorskip("cortiq_cpu.profile_costs")
     stretches = [(0, 4, 0), (4, 5, 7), (5, 8, 70)]  # first and last row, first position
     positions = [p + i for start, stop, p in stretches for i in range(stop - start)]
-    seen = [set(range(max(0, p + 1 - (window or p + 1)), p + 1)) for p in positions]
+    last = positions
+    if ahead:  # rows of a sequence see one another, as those of an image do
+        last = [p + stop - start - 1 for start, stop, p in stretches for _ in range(stop - start)]
+    firsts = [max(0, p + 1 - (window or p + 1)) for p in positions]
+    seen = [set(range(first, stop + 1)) for first, stop in zip(firsts, last, strict=True)]
     read = sum(len(set.union(*seen[start:stop])) for start, stop, _ in stretches)
     rows = SimpleNamespace(
         segments=np.array(stretches, [(n, np.int32) for n in ("start", "stop", "position")]),
         segment_count=[3],
         positions=np.array(positions, np.int32),
     )
-    cost = costs.attended(rows, window, 10, 7, len(positions))
+    given = np.array([*last, 0], np.int32) if ahead else None
+    cost = costs.attended(rows, window, 10, 7, len(positions), given)
     assert cost == (10 * read, 7 * sum(map(len, seen)), 0)
 
 

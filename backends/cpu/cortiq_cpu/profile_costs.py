@@ -47,7 +47,7 @@ def op_label(binder: OpBinder, step: LoweredStep) -> OpLabel:
     if isinstance(step.op, ops.ExpertMatMul):
         return OpLabel(step.label, _experts(binder, step), looks=True)
     if isinstance(step.op, FusedAttention):
-        return OpLabel(step.label, _attention(binder, step))
+        return OpLabel(step.label, _attention(binder, step), looks=fields(step.op.node).until)
     if isinstance(step.op, ops.ChooseBlocks | ops.ChooseKeys):
         return OpLabel(step.label, _choice(binder, step))
     moved = sum(row_bytes(binder.lowered.types[n]) for n in (*step.inputs, *step.outputs))
@@ -130,7 +130,11 @@ def _attention(binder: OpBinder, step: LoweredStep) -> Callable[[int], OpCost]:
     if op.block:
         chosen = op.block * binder.shape(step.inputs[2])[1]
         window = min(window or chosen, chosen)
-    return partial(attended, binder.rows, window, _stored_bytes(binder, node), products)
+    cost = partial(attended, binder.rows, window, _stored_bytes(binder, node), products)
+    if not op.until:
+        return cost
+    last = (ctypes.c_int32 * binder.rows.capacity).from_address(binder.at(step.inputs[1]))
+    return partial(cost, last=np.asarray(last))
 
 
 def _choice(binder: OpBinder, step: LoweredStep) -> Callable[[int], OpCost]:
@@ -139,17 +143,25 @@ def _choice(binder: OpBinder, step: LoweredStep) -> Callable[[int], OpCost]:
     return partial(attended, binder.rows, None, nbytes, INSTRUCTIONS * op.heads * op.key_dim)
 
 
-def attended(rows: RowArrays, window: int | None, nbytes: int, products: int, count: int) -> OpCost:
+def attended(
+    rows: RowArrays,
+    window: int | None,
+    nbytes: int,
+    products: int,
+    count: int,
+    last: np.ndarray | None = None,
+) -> OpCost:
     """Return the cost of attention for the set's `count` rows.
 
     Parameters
     ----------
     window : positions that a row sees; None: all up to its own.
     nbytes : of one position's keys and values. products : of a row with one position.
+    last : the last position that each row sees, int32; None: its own.
     """
     segments = rows.segments[: int(rows.segment_count[0])]
     positions = rows.positions[:count].astype(np.int64)
-    ends = segments["position"].astype(np.int64) + segments["stop"] - segments["start"]
-    first = np.maximum(0, segments["position"] - (window or ends.max()) + 1)
-    seen = np.minimum(positions + 1, window or positions + 1)
-    return OpCost(nbytes * int((ends - first).sum()), products * int(seen.sum()))
+    stops = 1 + (positions if last is None else last[:count].astype(np.int64))
+    first = np.maximum(0, positions - window + 1) if window else np.zeros_like(positions)
+    read = stops[segments["stop"] - 1] - first[segments["start"]]
+    return OpCost(nbytes * int(read.sum()), products * int((stops - first).sum()))
