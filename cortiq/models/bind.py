@@ -120,8 +120,7 @@ def load_program(
     heads : `off`, `auto` (the file's own), `mtp`, `mimo` (`:post`, `:raw`: its rows), `dspark`.
     sidecar : a file beside the model's that may hold its draft head.
     drafters : opened files of an EAGLE-3 head (`eagle3`) and a block drafter (`dflash`, `dspark`).
-    draft_vocabulary : ids that a draft head looks at (`models.shortlist`); 0 for all.
-    ignored_keys : unknown keys to leave out; the program's facts name them.
+    draft_vocabulary : ids that a draft head looks at; 0 for all. ignored_keys : left out; a fact.
     adapters : merged into the tensors, in this order; the program's facts name hash and scale.
     column_orders : whether rows are permuted for codes in another order of columns, else floats.
     images : what the trunk's rows supply where it sees images; None for a trunk that does not.
