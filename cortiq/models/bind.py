@@ -116,8 +116,7 @@ def load_program(
     context : the declared context, `None` for the model's own.
     weight_format : format of all matrices, `w4`, `w8`, `w8b256` or `w16`, or of those stored as
         floats, `f32`. `None` keeps codes and gives floats `DEFAULT_WEIGHT_FORMAT`.
-    families : families of plugins.
-    heads : `off`, `auto` (the file's own), `mtp`, `mimo` (`:post`, `:raw`: its rows), `dspark`.
+    families : of plugins. heads : `off`, `auto` (the file's own), `mtp`, `mimo`, `dspark`.
     sidecar : a file beside the model's that may hold its draft head.
     drafters : opened files of an EAGLE-3 head (`eagle3`) and a block drafter (`dflash`, `dspark`).
     draft_vocabulary : ids that a draft head looks at; 0 for all. ignored_keys : left out; a fact.
