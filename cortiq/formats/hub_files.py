@@ -12,7 +12,6 @@ from cortiq.errors import DownloadError, SeveralModelsError, UnsupportedError, s
 from cortiq.formats.adapter_files import CONFIG as ADAPTER
 from cortiq.formats.hub_names import HubName
 from cortiq.formats.quantisation import OPT_FILE
-from cortiq.formats.sentence_settings import MODULE_CONFIG, MODULES, PROMPTS
 
 _TEXT_FILES = {
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
@@ -27,10 +26,6 @@ _QUANTISATION = re.compile(
     r"(?:^|[-._])((?:UD-)?(?:I?Q\d\w*|TQ\d_\d|BF16|F16|FP16|F32|FP32|MXFP4(?:_MOE)?|NVFP4))$",
     re.IGNORECASE | re.ASCII,
 )
-_MODULE = re.compile(
-    rf"{re.escape(MODULES)}|{PROMPTS}|\d+_\w+/(?:{MODULE_CONFIG}|model\.safetensors)", re.ASCII
-)
-"""Files of sentence-transformers."""
 _UNSAFE = re.compile(r"[\\:\x00-\x1f]|.{256}")
 """What no part of a path may hold: separators of other systems, control characters."""
 _OTHERS = re.compile(r"(?:^|[-._])(?:mmproj|imatrix)(?:[-._]|$)", re.IGNORECASE)
@@ -172,17 +167,7 @@ def _folder_files(
     if "config.json" not in texts and ADAPTER not in texts:
         hint = "download a GGUF file of the repository and name that file"
         raise UnsupportedError("has no config.json", where=source.name, hint=hint)
-    return [*texts.values(), *weights, *_modules(files)]
-
-
-def _modules(files: Sequence[HubFile]) -> list[HubFile]:
-    """Return the files that make a vector of a text beside the model: those of the modules' folders
-    that sentence-transformers names after their number and kind.
-    """
-    names = [file.name for file in files]
-    if MODULES not in names:
-        return []
-    return [file for file in files if _MODULE.fullmatch(file.name)]
+    return [*texts.values(), *weights]
 
 
 def _holds_tokenizer(base: str) -> bool:

@@ -154,11 +154,17 @@ def _fail(where: str, what: str) -> NoReturn:
 
 
 def _is_hashes(value: Any) -> bool:
-    """Return whether a value maps plain names to hexadecimal hashes."""
+    """Return whether a value maps names of files to hexadecimal hashes."""
     if not isinstance(value, dict):
         return False
     pairs = value.items()
-    return all(isinstance(h, str) and len(h) == 64 and Path(n).name == n for n, h in pairs)
+    return all(isinstance(h, str) and len(h) == 64 and _is_within(n) for n, h in pairs)
+
+
+def _is_within(name: str) -> bool:
+    """Return whether a name is that of a file in the folder, or in one directly within it."""
+    parts = Path(name).parts
+    return "/".join(parts) == name and 0 < len(parts) <= 2 and ".." not in parts
 
 
 def _add(found: OwnLayout, name: str, entry: Any, folder: SafetensorsFolder) -> None:

@@ -116,12 +116,10 @@ def load_program(
     context : the declared context, `None` for the model's own.
     weight_format : format of all matrices, `w4`, `w8`, `w8b256` or `w16`, or of those stored as
         floats, `f32`. `None` keeps codes and gives floats `DEFAULT_WEIGHT_FORMAT`.
-    families : families of plugins.
-    heads : `off`, `auto` (the file's own), `mtp`, `mimo` (`:post`, `:raw`: its rows), `dspark`.
+    families : of plugins. heads : `off`, `auto` (the file's own), `mtp`, `mimo`, `dspark`.
     sidecar : a file beside the model's that may hold its draft head.
     drafters : opened files of an EAGLE-3 head (`eagle3`) and a block drafter (`dflash`, `dspark`).
-    draft_vocabulary : ids that a draft head looks at (`models.shortlist`); 0 for all.
-    ignored_keys : unknown keys to leave out; the program's facts name them.
+    draft_vocabulary : ids that a draft head looks at; 0 for all. ignored_keys : left out; a fact.
     adapters : merged into the tensors, in this order; the program's facts name hash and scale.
     column_orders : whether rows are permuted for codes in another order of columns, else floats.
     images : what the trunk's rows supply where it sees images; None for a trunk that does not.

@@ -208,8 +208,8 @@ def test_embeddings_pool_as_the_files_say(tmp_path):
     with cortiq.load(str(tmp_path), backend="cpu") as loaded:
         same = loaded.embed("what is paris", pooling="cls")
         assert loaded.pooling() == "cls" and np.array_equal(loaded.embed("what is paris"), same)
-    settings.write_text('{"pooling_mode_max_tokens": true}')
-    with pytest.raises(FormatError, match="pooling_mode_max_tokens"):
+    settings.write_text('{"pooling_mode_min_tokens": true}')
+    with pytest.raises(FormatError, match="pooling_mode_min_tokens"):
         cortiq.load(str(tmp_path), backend="cpu")
 
 

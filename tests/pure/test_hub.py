@@ -138,15 +138,6 @@ def test_config_tokenizer_and_safetensors_are_fetched_and_nothing_else(serve, ca
     assert counted == sorted(counted) and counted[-1] == sum(len(FILES[n]) for n in WANTED)
 
 
-def test_modules_of_sentence_transformers_are_fetched(serve, cache):
-    named = ("1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors")
-    more = dict.fromkeys(("modules.json", "config_sentence_transformers.json", *named), b"{}")
-    serve(FILES | more | {"2_Dense/pytorch_model.bin": b"code"})
-    folder = fetch.resolve("hf:org/name")
-    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    assert found == WANTED | {*more, "origin.json"}
-
-
 def test_other_files_of_a_tokenizer_are_fetched_where_there_is_no_tokenizer_json(serve, cache):
     others = ("tekken.json", "tokenizer.model", "tiktoken.model", "hy.tiktoken")
     files = {n: data for n, data in FILES.items() if n != "tokenizer.json"}
