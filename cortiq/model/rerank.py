@@ -1,8 +1,9 @@
-"""Reranking: how relevant documents are to a query, by a classifier's or a yes-or-no answer.
+"""Reranking: how relevant documents are to a query.
 
 `classifier` is a cross-encoder (BertForSequenceClassification and the like) with one output, whose
 sigmoid is the relevance. `yes-no` is Qwen3-Reranker as it was published: a prompt that asks whether
-the document answers the query, and of the logits after it those of "yes" and "no".
+the document answers the query, and of the logits after it those of "yes" and "no". `cosine` is an
+embedding model: the cosine of the angle between the embeddings of query and document, from -1 to 1.
 """
 
 from __future__ import annotations
@@ -16,17 +17,26 @@ from cortiq.backend import Named, Want
 from cortiq.engine.request import check_prompt
 from cortiq.engine.session import Session
 from cortiq.errors import RequestError, SequenceFailedError, shown
-from cortiq.model.embed import HIDDEN, encoded_rows, encoder_of, mean_of
+from cortiq.model.embed import (
+    HIDDEN,
+    embedding_steps,
+    encoded_rows,
+    encoder_of,
+    framed_prompt,
+    mean_of,
+)
 from cortiq.model.score import ROWS
 from cortiq.numerics.contract import F32, Floats, snap
 from cortiq.numerics.scalar import sigmoid
+from cortiq.numerics.sums import canonical_sum
+from cortiq.options import EmbedOptions
 from cortiq.tokenizer.frames import FramedText
 
 if TYPE_CHECKING:
     from cortiq.model.model import Model
 
-CLASSIFIER, YES_NO, AUTO = "classifier", "yes-no", "auto"
-METHODS = (AUTO, CLASSIFIER, YES_NO)
+CLASSIFIER, YES_NO, COSINE, AUTO = "classifier", "yes-no", "cosine", "auto"
+METHODS = (AUTO, CLASSIFIER, YES_NO, COSINE)
 LOGITS = Named("logits")
 BEFORE = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
@@ -51,6 +61,9 @@ def reranked(
     for text in (query, *documents):
         if not isinstance(text, str) or not text:
             raise RequestError(f"a text is wanted, not {shown(text)}", where="rerank")
+    if chosen == COSINE:
+        yield from _cosines(model, query, documents)
+        return
     for document in documents:
         if chosen == CLASSIFIER:
             yield classified(model, model.tokenizer.framed(query, document))
@@ -65,6 +78,8 @@ def method_for(model: Model, method: str) -> str:
         raise RequestError(
             f"there is no method {shown(method)}", hint=f"it is {', '.join(METHODS)}"
         )
+    if method == COSINE or (method == AUTO and encoder is not None and not encoder.scores):
+        return COSINE
     if encoder is not None and encoder.scores and method != YES_NO:
         labels = model.program.trunk.values[encoder.scores].shape[-1]
         if labels != 1:
@@ -72,8 +87,27 @@ def method_for(model: Model, method: str) -> str:
         return CLASSIFIER
     if encoder is None and method == YES_NO:
         return YES_NO
-    hint = "a cross-encoder has a classifier; Qwen3-Reranker answers with method='yes-no'"
-    raise RequestError("the model is no reranker", where="rerank", hint=hint)
+    hint = (
+        "a cross-encoder has a classifier; Qwen3-Reranker answers with method='yes-no'; "
+        "method='cosine' compares embeddings of any model"
+    )
+    raise RequestError("the model is no reranker of this method", where="rerank", hint=hint)
+
+
+def _cosines(model: Model, query: str, documents: Sequence[str]) -> Iterator[float | None]:
+    """Yield the cosine between the embedding of the query and that of each document.
+
+    It is the canonical sum of the products of their components, both embeddings being normalised.
+    """
+    options, first = EmbedOptions(pooling=model.pooling()), None
+    for text in (query, *documents):
+        for vector in embedding_steps(model.executable, framed_prompt(model, text), options):
+            if vector is None:
+                yield None
+            elif first is None:
+                first = vector
+            else:
+                yield float(canonical_sum(first * vector))
 
 
 def classified(model: Model, text: FramedText) -> float:

@@ -24,6 +24,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 import cortiq
 from cortiq.backend import CompileOptions, Named
 from cortiq.errors import FormatError, RequestError, UnsupportedError
+from cortiq.explain.observed import open_observed
 from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.model.embed import encoded_rows
 from cortiq.model.rerank import AFTER, BEFORE, INSTRUCTION
@@ -200,7 +201,18 @@ def test_embeddings_pool_as_the_files_say(tmp_path):
         with pytest.raises(RequestError, match="encoder"):
             loaded.generate("what is")
         with pytest.raises(RequestError, match="no reranker"):
-            loaded.rerank("what", ["paris"])
+            loaded.rerank("what", ["paris"], method="classifier")
+        with pytest.raises(RequestError, match="embeddings and reranking"):
+            loaded.chat([{"role": "user", "content": "what is"}])
+        near = loaded.rerank("what is", ["what is", "paris", "is what paris"])
+        rows = loaded.embed(["what is", "paris", "is what paris"]).astype(np.float64)
+        np.testing.assert_allclose(near, rows @ rows[0], atol=1e-6)
+        assert near == loaded.rerank(
+            "what is", ["what is", "paris", "is what paris"], method="cosine"
+        )
+        first = loaded.embed(["what is", "paris"], pooling="cls").astype(np.float64)
+    with pytest.raises(RequestError, match="embeddings and reranking"):
+        open_observed(str(tmp_path), backend="cpu")
     (tmp_path / "modules.json").write_text('[{"type": "a.Pooling", "path": "1_Pooling"}]')
     (tmp_path / "1_Pooling").mkdir()
     settings = tmp_path / "1_Pooling" / "config.json"
@@ -208,6 +220,8 @@ def test_embeddings_pool_as_the_files_say(tmp_path):
     with cortiq.load(str(tmp_path), backend="cpu") as loaded:
         same = loaded.embed("what is paris", pooling="cls")
         assert loaded.pooling() == "cls" and np.array_equal(loaded.embed("what is paris"), same)
+        (near,) = loaded.rerank("what is", ["paris"])
+        assert abs(near - first[0] @ first[1]) < 1e-3
     settings.write_text('{"pooling_mode_max_tokens": true}')
     with pytest.raises(FormatError, match="pooling_mode_max_tokens"):
         cortiq.load(str(tmp_path), backend="cpu")
@@ -291,7 +305,8 @@ def test_the_server_embeds_and_reranks_as_python_does(tmp_path):
             with urllib.request.urlopen(urllib.request.Request(server.url + path, given)) as answer:
                 return json.load(answer)
         except urllib.error.HTTPError as error:
-            return json.load(error)["error"]["message"]
+            said = json.load(error)["error"]
+            return said if path.startswith("/api") else said["message"]
 
     from serving import Server
 
@@ -301,14 +316,23 @@ def test_the_server_embeds_and_reranks_as_python_does(tmp_path):
         vectors = asked("/v1/embeddings", input=documents)
         refused = asked("/v1/rerank", query=query, documents=documents, method="yes-no")
         drawn = asked("/v1/completions", prompt="what", max_tokens=1)
+        older, unit = asked("/api/embeddings", prompt="a city"), asked("/api/embed", input="a city")
+        near = asked("/v1/rerank", query=query, documents=documents, method="cosine")
+        wrong = asked("/api/embeddings", input="a city")
     finally:
         server.stop()
     with cortiq.load(str(folder), backend="cpu") as loaded:
         scores, embedded = loaded.rerank(query, documents), loaded.embed(documents)
+        cosines = loaded.rerank(query, documents, method="cosine")
+        raw = loaded.embed("a city", normalise=False).tolist()
     made = {one["index"]: one["relevance_score"] for one in ranked["results"]}
     assert ranked["method"] == "classifier" and made == dict(enumerate(scores))
     assert vectors["pooling"] == "mean" and ranked["usage"]["total_tokens"] == 18
     assert [one["embedding"] for one in vectors["data"]] == embedded.tolist()
+    assert older["embedding"] == raw and unit["embeddings"] == [embedded[0].tolist()]
+    assert "prompt" in wrong and near["method"] == "cosine" and near["usage"]["total_tokens"] == 15
+    made = {one["index"]: one["relevance_score"] for one in near["results"]}
+    assert made == dict(enumerate(cosines))
     assert "no reranker" in refused and "ranker:" not in refused and "encoder" in drawn
 
 
