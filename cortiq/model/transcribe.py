@@ -284,9 +284,7 @@ class HearingMixin:
 def hearing_of(model: Model) -> Hearing:
     """Return a model's speech encoder; RequestError for a model without one."""
     if model.hearing is None:
-        raise RequestError(
-            "the model transcribes no speech", where=model.name, hint="Whisper models do"
-        )
+        raise RequestError("transcribes no speech", where=model.name, hint="Whisper models do")
     return model.hearing
 
 
