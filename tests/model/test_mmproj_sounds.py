@@ -174,7 +174,7 @@ def test_without_being_asked_a_file_hears_nothing(written):
 def test_a_conversion_says_that_the_encoder_is_to_be_copied(written, tmp_path):
     _, _, file = written
     (said,) = convert_model(str(file), tmp_path / "new.gguf", "keep").notes
-    assert "hears with mmproj-model-f32.gguf" in said
+    assert "need mmproj-model-f32.gguf" in said
 
 
 def without(*keys):

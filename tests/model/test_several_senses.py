@@ -240,7 +240,7 @@ def test_a_model_hears_without_being_asked_to_see(named, written, wanted):
         with cortiq.load(written[0], backend="cpu", threads=1) as model:
             assert not model.has_medium("audio")
             assert model.generate("hello", **EXACT).digest == wanted[1]
-            with pytest.raises(RequestError, match="hears no sounds"):
+            with pytest.raises(RequestError, match="takes no sounds"):
                 model.chat_prompt(said(SOUND))
         made = []
         for how in ({"sounds": True}, {"images": True}, {"images": True, "sounds": True}):
