@@ -105,11 +105,9 @@ class LoadOptions(OptionSet):
     full_windows: bool = option(
         False, "Keep all rows behind attention windows: more memory, prefixes of any length.", bool
     )
-    images: bool = option(
-        False, "Load what the model sees images with, if its folder has it.", bool
-    )
+    images: bool = option(False, "Load the vision encoder, if the model's files have one.", bool)
     sounds: bool = option(
-        False, "Load what the model hears with, also where most prompts are texts.", bool
+        False, "Load the audio encoder of models that have several encoders.", bool
     )
     lenient: bool = option(
         False, "Of a CMF file: refuse only what the original engine refuses, too.", bool

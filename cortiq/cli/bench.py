@@ -62,6 +62,7 @@ def bench(
     """
     from cortiq.bench.measure import Workload, measure
     from cortiq.engine.request import check_prompt, vocabulary_size
+    from cortiq.ir.purpose import check_continues
     from cortiq.model.drafter_factory import drafters_named
     from cortiq.model.load import load
 
@@ -78,6 +79,7 @@ def bench(
     with loaded:
         if draft is not None:
             return _print_drafts(loaded, draft, draft_depth, work, as_json)
+        check_continues(loaded.program, loaded.name)
         work.check(loaded.context)
         check_prompt(work.prompt(vocabulary_size(loaded.program)), loaded.program)
         runners = _runners(loaded, model, work, against, chosen.threads)

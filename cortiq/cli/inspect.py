@@ -95,6 +95,7 @@ def _inspect(
 
 def _summary(source: ModelSource) -> Iterator[str]:
     from cortiq.ir.printer import describe_rope, rope_tables
+    from cortiq.ir.purpose import Purpose, purpose_of
 
     sizes: Counter[str] = Counter()
     for spec in source.program.weights.values():
@@ -109,14 +110,20 @@ def _summary(source: ModelSource) -> Iterator[str]:
         yield "tokenizer: none; the model takes token ids"
     else:
         yield f"tokenizer: {source.tokenizer.vocab_size} ids, {_template(source)}"
-    yield f"sampling: {source.usual}"
+    if purpose_of(source.program) is Purpose.TEXT:
+        yield f"sampling: {source.usual}"
     yield from (f"note: {line}" for line in source.notes)
     yield f"hash: {source.model_hash()}"
 
 
 def _template(source: ModelSource) -> str:
-    found = source.tokenizer.chat_template()
-    return "with a chat template" if found else "no chat template (a base model)"
+    from cortiq.ir.purpose import Purpose, purpose_of
+
+    if source.tokenizer.chat_template():
+        return "with a chat template"
+    purpose = purpose_of(source.program)
+    kind = "a base model" if purpose is Purpose.TEXT else f"for {purpose}"
+    return f"no chat template ({kind})"
 
 
 def _print_placement(source: ModelSource, chosen: LoadOptions) -> None:

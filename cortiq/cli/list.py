@@ -56,19 +56,22 @@ def list(as_json: bool, known: bool) -> None:
 
 def _kind(path: Path) -> str:
     """Return what a model is for, as far as a look at its files tells."""
-    from cortiq.formats.chat_templates import has_chat_template
+    from cortiq.formats.chat_templates import gguf_architecture, has_chat_template
+    from cortiq.formats.ctranslate2 import is_ctranslate2
+    from cortiq.formats.ggml_whisper import is_ggml_whisper
     from cortiq.models import bert, llama_bidirec, modernbert, nomic_bert, whisper
 
     if has_chat_template(path):
         return "chat"
+    if is_ctranslate2(path) or is_ggml_whisper(path):
+        return "speech"
+    architecture = gguf_architecture(path)
     with suppress(OSError, ValueError, AttributeError):
         architecture = json.loads((path / "config.json").read_bytes()).get("model_type")
-        if architecture in whisper.ARCHITECTURES:
-            return "speech"
-        encoders = (bert, modernbert, nomic_bert, llama_bidirec)
-        if any(architecture in family.ARCHITECTURES for family in encoders):
-            return "encoder"
-    return "base"
+    if architecture in whisper.ARCHITECTURES:
+        return "speech"
+    encoders = (bert, modernbert, nomic_bert, llama_bidirec)
+    return "encoder" if any(architecture in one.ARCHITECTURES for one in encoders) else "base"
 
 
 def _commit(name: str) -> str | None:

@@ -18,7 +18,7 @@ from cortiq.numerics.layouts import LAYOUTS
 from cortiq.vision.load import sense_modules
 from cortiq.vision.mmproj import towers_beside
 
-SENSES = {"vision_config": "reads no images", "audio_config": "hears nothing"}
+SENSES = {"vision_config": "reads no images", "audio_config": "takes no audio"}
 """Sections of config.json, and what a model without their tensors does not do."""
 
 
@@ -70,7 +70,7 @@ def left_out(checkpoint: Checkpoint, program: Program, is_folder: bool = True) -
     if checkpoint.kind == "gguf" and checkpoint.path.is_file():
         why = "which stays beside the old model: copy it beside a new GGUF file"
         found = towers_beside(checkpoint.path)
-        return tuple(f"the new model sees or hears with {file.name}, {why}" for file in found)
+        return tuple(f"images and sounds need {file.name}, {why}" for file in found)
     lacks = [what for key, what in SENSES.items() if checkpoint.whole.get(key) is not None]
     why = f"its encoder is in {checkpoint.path} alone"
     return tuple(f"the new model {what}: {why}" for what in lacks)

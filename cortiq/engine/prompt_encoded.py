@@ -15,10 +15,11 @@ from cortiq.engine.session import check_outcome
 from cortiq.errors import RequestError
 from cortiq.ir import Program
 from cortiq.ir.encoded import ENCODED, encoded_rows
+from cortiq.ir.purpose import check_continues
 from cortiq.numerics.contract import Floats
 
-HINT = "give it a sound: model.transcribe(audio), cortiq transcribe"
-FAILED = "the sound cannot be heard by this model"
+WHISPER = "take a Whisper model, such as whisper-tiny.en"
+FAILED = "the model cannot compute this sound"
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,10 +68,13 @@ def check_encoded(encoded: EncodedPrompt | None, program: Program) -> None:
     RequestError : it does not, or they are too many.
     """
     given = encoded_rows(program)
-    if (given is None) != (encoded is None):
-        what = "the model hears nothing" if given is None else "there is nothing for it to hear"
-        raise RequestError(what, where="audio", hint="" if given is None else HINT)
-    if given is not None and encoded is not None and not 0 < encoded.count <= given.most:
+    if encoded is None:
+        if given is not None:
+            check_continues(program)
+        return
+    if given is None:
+        raise RequestError("the model transcribes no speech", where="audio", hint=WHISPER)
+    if not 0 < encoded.count <= given.most:
         raise RequestError(f"{encoded.count} rows of an encoder: at most {given.most}")
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable
 
-from cortiq.engine.prompt_encoded import check_encoded
 from cortiq.errors import RequestError, shown
 from cortiq.ir import Program
-from cortiq.ir.encoders import ENCODER
+from cortiq.ir.purpose import Purpose, check_continues, purpose_of
 
 
 def vocabulary_size(program: Program) -> int:
@@ -38,11 +37,9 @@ def check_prompt(
     RequestError : there are none, one is no id of the vocabulary, they exceed the context, or the
         program hears and there is no sound.
     """
-    if ENCODER in program.facts and not encoder:
-        hint = "Model.embed and Model.rerank, /v1/embeddings and /v1/rerank are what it is for"
-        raise RequestError("the model is an encoder, which predicts no tokens", hint=hint)
-    if not heard:
-        check_encoded(None, program)
+    allowed = (Purpose.TEXT, *[Purpose.EMBEDDINGS] * encoder, *[Purpose.SPEECH] * heard)
+    if purpose_of(program) not in allowed:
+        check_continues(program)
     prompt = tuple(_as_id(token) for token in ids)
     vocabulary = vocabulary_size(program)
     if not prompt:

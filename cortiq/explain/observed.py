@@ -10,13 +10,13 @@ import numpy as np
 
 from cortiq.backend import Backend, CompileOptions, Executable, Named
 from cortiq.backend.batch import NO_INPUTS
-from cortiq.engine.prompt_encoded import check_encoded
 from cortiq.engine.prompt_images import ImageSpan, PromptImages, compute_rows, with_spans
 from cortiq.engine.request import check_prompt, id_list
 from cortiq.engine.session import Session
 from cortiq.errors import RequestError, shown
 from cortiq.ir import Program, primitives_of
 from cortiq.ir.overlays import overlay_inputs
+from cortiq.ir.purpose import check_continues
 from cortiq.model.adapters import no_adapters
 from cortiq.model.chat import prompt_ids
 from cortiq.model.load import choose_backend, compile_source, compile_towers
@@ -181,13 +181,13 @@ def open_observed(name: str, *, adapter: str = "", **options: Any) -> ObservedMo
 
     Raises
     ------
-    RequestError : the model hears, or takes no adapters.
+    RequestError : the model is an encoder or transcribes speech, or takes no adapters.
     """
     chosen = resolve(LoadOptions, options)
     backend, device = choose_backend(chosen)
     source = open_source(model_name(name), chosen)
     try:
-        check_encoded(None, source.program)
+        check_continues(source.program, str(name))
         plain = replace(source, program=primitives_of(source.program))
         executable = compile_source(plain, backend, device, chosen)
         own = source.media_adapters.get("image")

@@ -1,11 +1,15 @@
-"""Whether a model's files hold a chat template, found without reading their tensors."""
+"""Chat template and architecture of a model, found without reading its tensors."""
 
 from __future__ import annotations
 
 import mmap
+import re
 from pathlib import Path
 
 GGUF_KEY = b"tokenizer.chat_template"
+ARCHITECTURE = re.compile(rb"GGUF[\s\S]*?general\.architecture\x08\0\0\0([\s\S]{8})")
+"""Beginning of a GGUF file, to the length of this text."""
+FIRST_BYTES = 1 << 16
 CONFIG, FILE = "tokenizer_config.json", "chat_template.jinja"
 MOST_BYTES = 64 << 20
 """A key beyond these is not looked for: metadata are at the beginning of a file."""
@@ -26,3 +30,16 @@ def has_chat_template(path: Path) -> bool:
             return seen.find(GGUF_KEY, 0, MOST_BYTES) >= 0
     except (OSError, ValueError):  # ValueError: an empty file
         return False
+
+
+def gguf_architecture(path: Path) -> str:
+    """Return `general.architecture` of a GGUF file, where that is near its beginning; else ""."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(FIRST_BYTES)
+    except OSError:
+        return ""
+    if found := ARCHITECTURE.match(head):
+        size = int.from_bytes(found[1], "little")
+        return head[found.end() : found.end() + size].decode("utf-8", "replace")
+    return ""

@@ -25,7 +25,7 @@ from cortiq.numerics.contract import Floats
 
 KEPT_ROWS = 1 << 23
 """Floats of windows' rows that are kept: 32 MiB."""
-FAILED = "the sound cannot be heard by this model"
+FAILED = "the model cannot compute this sound"
 
 
 class SoundEncoder:

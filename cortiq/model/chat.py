@@ -9,11 +9,14 @@ from typing import Any
 from cortiq.arguments import mapping_of as checked_mapping
 from cortiq.engine.request import id_list
 from cortiq.errors import RequestError, TokenizerError, shown
+from cortiq.ir import Program
+from cortiq.ir.purpose import check_continues
 from cortiq.tokenizer.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+NO_TEMPLATE = "no chat template: it is a base model"
 EXAMPLE = "[{'role': 'user', 'content': 'Hello'}]"
 
 
@@ -31,6 +34,7 @@ def chat_ids(
     messages: Sequence[Message],
     options: Mapping[str, Any] | None,
     where: str,
+    program: Program,
     tools: Sequence[Mapping[str, Any]] = (),
     check: Callable[[str], None] = lambda text: None,
     begun: str = "",
@@ -40,7 +44,7 @@ def chat_ids(
 
     Parameters
     ----------
-    where : the model, for messages about it.
+    where : the model, for messages about it. program : what it computes.
     tools : JSON schemas of functions that the answer may call.
     check : called with the rendered text before it is cut into tokens.
     begun : beginning of the answer, to continue.
@@ -51,11 +55,9 @@ def chat_ids(
     conversation = check_messages(messages)
     template = tokenizer.chat_template(tools=bool(tools))
     if template is None:
-        raise TokenizerError(
-            "the model has no chat template: it is a base model",
-            where=where,
-            hint="give it a text to continue: `cortiq run MODEL TEXT`, or /v1/completions",
-        )
+        check_continues(program, where)
+        hint = "give it a text to continue: `cortiq run MODEL TEXT`, or /v1/completions"
+        raise TokenizerError(f"the model has {NO_TEMPLATE}", where=where, hint=hint)
     text = render(
         template,
         conversation,

@@ -112,9 +112,9 @@ def _on_devices(
     kept = tuple(s for s in source.senses if not getattr(s.processor, "asked_for", False))
     if kept != source.senses:
         source.senses = kept
-        source.notes += ("on several devices it hears nothing",)
+        source.notes += ("on several devices it takes no audio",)
     if source.hearing is not None or len(source.senses) > 1:
-        what = "a model that hears speech, or hears and sees, needs one"
+        what = "a model with an encoder of speech, or of both sounds and images, needs one"
         raise OptionError("devices", what, hint="leave out --devices")
     if options.rewrite:
         raise OptionError("rewrite", "needs one device", hint="leave out --devices")

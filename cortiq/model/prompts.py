@@ -76,7 +76,7 @@ class PromptMixin:
         TokenizerError : the model has no chat template, or the template refuses the messages.
         """
         model = cast("Model", self)
-        return chat_ids(model.tokenizer, messages, template_options, model.name)
+        return chat_ids(model.tokenizer, messages, template_options, model.name, model.program)
 
     def chat_prompt(
         self, messages: Sequence[Message], *, template_options: Mapping[str, Any] | None = None
@@ -84,8 +84,8 @@ class PromptMixin:
         """Return what `chat` generates from: `chat_ids`, and the images of the messages."""
 
         def ids_of(given: Sequence[Message], expanded: Callable[[str], str]) -> list[int]:
-            known, where = model.tokenizer, model.name
-            return chat_ids(known, given, template_options, where, expanded=expanded)
+            known, where, program = model.tokenizer, model.name, model.program
+            return chat_ids(known, given, template_options, where, program, expanded=expanded)
 
         model = cast("Model", self)
         return chat_prompt(model.senses, model.name, messages, ids_of)

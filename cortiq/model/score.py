@@ -12,6 +12,7 @@ from cortiq.backend import Argmax, Executable, Named
 from cortiq.engine.request import check_prompt
 from cortiq.engine.session import Progress, Session
 from cortiq.errors import OptionError, RequestError
+from cortiq.ir.purpose import check_continues
 from cortiq.numerics.contract import Floats
 from cortiq.options import ScoreOptions
 from cortiq.tokenizer.tokenizer import Tokenizer
@@ -70,6 +71,7 @@ def score_ids(
     ------
     RequestError : the text is shorter than a window and one token, or a window than the context.
     """
+    check_continues(executable.program)
     bos = _bos_of(tokenizer, options.bos)
     if not ids:
         raise RequestError("the text is empty", hint="nothing can be scored")

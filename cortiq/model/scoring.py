@@ -145,11 +145,12 @@ class ScoringMixin:
     def rerank(
         self, query: str, documents: Sequence[str], *, method: str = "auto", instruction: str = ""
     ) -> list[float]:
-        """Return the relevance of each document to a query, from 0 to 1 (`cortiq.model.rerank`).
+        """Return the relevance of each document to a query (`cortiq.model.rerank`).
 
         Parameters
         ----------
-        method : `classifier` (a cross-encoder), `yes-no` (Qwen3-Reranker), or `auto`.
+        method : `classifier` (a cross-encoder) and `yes-no` (Qwen3-Reranker), both from 0 to 1;
+            `cosine` of embeddings, from -1 to 1; or `auto`.
         instruction : of `yes-no`, what makes a document relevant.
 
         Raises

@@ -27,7 +27,7 @@ MEDIA = ("image", "audio")
 UNABLE = {
     "image": ("the model was not loaded to see images", "load it with images=True, --images"),
     "audio": (
-        "the model hears no sounds in prompts",
+        "the model takes no sounds in prompts",
         "see docs/models.md; Gemma, GGUF: sounds=True, --sounds",
     ),
 }

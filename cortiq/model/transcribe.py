@@ -227,7 +227,7 @@ class HearingMixin:
 
         Raises
         ------
-        RequestError : the sound cannot be read, or the model hears nothing.
+        RequestError : the sound cannot be read, or the model transcribes no speech.
         """
         model = cast("Model", self)
         own = hearing_of(model)
@@ -282,9 +282,9 @@ class HearingMixin:
 
 
 def hearing_of(model: Model) -> Hearing:
-    """Return what a model hears with; RequestError for one that hears nothing."""
+    """Return a model's speech encoder; RequestError for a model without one."""
     if model.hearing is None:
-        raise RequestError("the model hears nothing", where=model.name, hint="Whisper models do")
+        raise RequestError("transcribes no speech", where=model.name, hint="Whisper models do")
     return model.hearing
 
 

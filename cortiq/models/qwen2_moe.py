@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from cortiq.ir import Program
 from cortiq.ir.layers import Attention, GatedMLP, MoE
@@ -62,21 +63,26 @@ class Config(qwen2.Config):
         return is_stepped_sparse(layer, self.decoder_sparse_step, self.mlp_only_layers)
 
 
+def experts_of(config: Any, *, renormalise: bool) -> MoE:
+    """Return the experts of a layer, beside one that every token passes, times its own factor."""
+    return MoE(
+        width=config.hidden_size,
+        inner=config.moe_intermediate_size,
+        experts=config.num_experts,
+        router=Router(config.num_experts_per_tok, renormalise=renormalise),
+        activation=activation(config.hidden_act),
+        shared_inner=config.shared_expert_intermediate_size,
+        shared_factor=True,
+    )
+
+
 def build(config: Config, context: int) -> Program:
     """Build the trunk."""
     width, rope = config.hidden_size, rope_table(config, context)
     act = activation(config.hidden_act)
     decoder = Decoder(config, context, family="qwen2_moe", eps=config.rms_norm_eps)
     mlp = GatedMLP(width, config.intermediate_size, act)
-    experts = MoE(
-        width=width,
-        inner=config.moe_intermediate_size,
-        experts=config.num_experts,
-        router=Router(config.num_experts_per_tok, renormalise=config.norm_topk_prob),
-        activation=act,
-        shared_inner=config.shared_expert_intermediate_size,
-        shared_factor=True,
-    )
+    experts = experts_of(config, renormalise=config.norm_topk_prob)
     x = decoder.embed()
     for n, window in enumerate(config.windows()):
         mixer = Attention(

@@ -6,12 +6,9 @@ from dataclasses import dataclass, replace
 
 from cortiq.ir import Program
 from cortiq.ir.images import TEXT_ONLY, ImageRows
-from cortiq.ir.layers import MoE
 from cortiq.models import qwen3_5
-from cortiq.models.parts import activation
-from cortiq.models.qwen2_moe import EXPERTS
+from cortiq.models.qwen2_moe import EXPERTS, experts_of
 from cortiq.models.qwen3_next import LinearConfig
-from cortiq.numerics.route import Router
 
 ARCHITECTURES = ("qwen3_5_moe_text", "qwen35moe")
 GGUF = ("qwen35moe",)
@@ -35,15 +32,7 @@ class Config(LinearConfig):
 def build(config: Config, context: int, rows: ImageRows = TEXT_ONLY) -> Program:
     """Build the trunk; one that sees images turns rows by their positions on several axes."""
     decoder = qwen3_5.HybridDecoder(config, context, "qwen3_5_moe", rows)
-    experts = MoE(
-        width=config.hidden_size,
-        inner=config.moe_intermediate_size,
-        experts=config.num_experts,
-        router=Router(config.num_experts_per_tok, renormalise=True),
-        activation=activation(config.hidden_act),
-        shared_inner=config.shared_expert_intermediate_size,
-        shared_factor=True,
-    )
+    experts = experts_of(config, renormalise=True)
     x = decoder.embed()
     for n, kind in enumerate(config.kinds()):
         x = decoder.feed_forward(decoder.mixed(x, n, kind), n, experts, table=EXPERTS)

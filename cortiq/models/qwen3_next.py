@@ -8,16 +8,15 @@ from typing import Any, ClassVar
 
 from cortiq.errors import FormatError
 from cortiq.ir import Program
-from cortiq.ir.layers import Attention, GatedDeltaNet, GatedMLP, MoE, QKNorm
+from cortiq.ir.layers import Attention, GatedDeltaNet, GatedMLP, QKNorm
 from cortiq.models.config import Amount, BaseConfig, Keys
 from cortiq.models.layer_kinds import GLOBAL, is_stepped_sparse, layer_list
 from cortiq.models.names import Names
 from cortiq.models.parts import Decoder, activation, norm_offset
-from cortiq.models.qwen2_moe import EXPERTS, SHARED_EXPERT
+from cortiq.models.qwen2_moe import EXPERTS, SHARED_EXPERT, experts_of
 from cortiq.models.rope import rope_table
 from cortiq.models.tensor_pieces import FusedTensor
 from cortiq.numerics.rope import Sections
-from cortiq.numerics.route import Router
 
 ARCHITECTURES = ("qwen3_next", "qwen3next")
 GGUF = ("qwen3next",)
@@ -197,15 +196,7 @@ def build(config: Config, context: int) -> Program:
     net = delta_net(config, grouped=config.grouped())
     mixers = {LINEAR: net, GLOBAL: gated_attention(config, context)}
     mlp = GatedMLP(width, config.intermediate_size, act)
-    experts = MoE(
-        width=width,
-        inner=config.moe_intermediate_size,
-        experts=config.num_experts,
-        router=Router(config.num_experts_per_tok, renormalise=config.norm_topk_prob),
-        activation=act,
-        shared_inner=config.shared_expert_intermediate_size,
-        shared_factor=True,
-    )
+    experts = experts_of(config, renormalise=config.norm_topk_prob)
     x = decoder.embed()
     for n, kind in enumerate(config.kinds()):
         if kind == LINEAR:

@@ -18,7 +18,6 @@ from cortiq.ir.images import IMAGES, TEXT_ONLY, ImageRows
 from cortiq.ir.layers import (
     GatedStreamRead,
     GatedStreamWrite,
-    MoE,
     StreamEntry,
     StreamNGrams,
     WindowIndexer,
@@ -29,11 +28,10 @@ from cortiq.models.config import Amount, convert_config
 from cortiq.models.layer_kinds import GLOBAL
 from cortiq.models.ngram_hashes import multipliers, primes
 from cortiq.models.parts import ATTENTION, Decoder, activation, named, norm_offset
-from cortiq.models.qwen2_moe import EXPERTS
+from cortiq.models.qwen2_moe import EXPERTS, experts_of
 from cortiq.models.qwen3_next import DELTA, LinearConfig, delta_net, gated_attention
 from cortiq.models.qwen4_exp_names import GRAMS, INDEX, INDEXER, READ, names_for
 from cortiq.models.rope import rope_table
-from cortiq.numerics.route import Router
 
 ARCHITECTURES = ("qwen4_exp_text", "qwen4exp")
 GGUF = ("qwen4exp",)
@@ -211,15 +209,7 @@ def build(config: Config, context: int, rows: ImageRows = TEXT_ONLY) -> Program:
     attention = replace(
         gated_attention(config, context, rows.sections), listed=indexer.listed if indexer else None
     )
-    experts = MoE(
-        width=config.hidden_size,
-        inner=config.moe_intermediate_size,
-        experts=config.num_experts,
-        router=Router(config.num_experts_per_tok, renormalise=config.norm_topk_prob),
-        activation=activation(config.hidden_act),
-        shared_inner=config.shared_expert_intermediate_size,
-        shared_factor=True,
-    )
+    experts = experts_of(config, renormalise=config.norm_topk_prob)
     with_grams = sorted(set(config.ple_layer_ids or ()))
     axes = decoder.axes(rows)
     x = decoder.streams()

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from math import log2, prod
 from typing import Any
 from urllib.parse import parse_qsl
@@ -103,7 +104,10 @@ def open_synthetic(name: str) -> SyntheticCheckpoint:
     """
     title, _, query = name.removeprefix(PREFIX).partition("?")
     if title not in CONFIGS and title not in FIXTURES:
-        hint = f"there are: {', '.join([*CONFIGS, *FIXTURES])}"
+        near = get_close_matches(title, [*CONFIGS, *FIXTURES], 6, 0.5)
+        hint = (
+            f"such as {', '.join(near or [*CONFIGS][:6])}; cortiq.models.synthetic_configs has all"
+        )
         raise ModelNotFoundError("there is no synthetic model of this name", where=name, hint=hint)
     pairs = parse_qsl(query, keep_blank_values=True)
     options = dict(pairs)

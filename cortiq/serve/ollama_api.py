@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import numpy as np
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -21,8 +22,8 @@ from cortiq.serve.served_model import ServedModel
 from cortiq.serve.service import Service
 
 OLLAMA_ENDPOINTS = (
-    "/api/chat", "/api/generate", "/api/embed", "/api/tags", "/api/show", "/api/ps",
-    "/api/pull",
+    "/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/api/tags", "/api/show",
+    "/api/ps", "/api/pull",
 )  # fmt: skip
 LATEST = ":latest"
 """Tag that Ollama's clients add to names."""
@@ -72,13 +73,24 @@ class OllamaApi:
     async def embed(self, request: HttpRequest) -> Response:
         """Handle `POST /api/embed`."""
         fields = await self._ollama_body(request)
-        made = ollama_request.embed_request(fields)
-        served = await self._held(request, fields)
-        parsed = await self.service.read(request, lambda: parse_embeddings(served, Fields(made)))
-        vectors = await self.service.vectors(request, parsed)
-        count = parsed.tokens
+        vectors, count = await self._vectors(request, fields, ollama_request.embed_request(fields))
         answer = {"model": fields.asked, "embeddings": vectors.tolist(), "total_duration": 0}
         return JSONResponse({**answer, "load_duration": 0, "prompt_eval_count": count})
+
+    async def embeddings(self, request: HttpRequest) -> Response:
+        """Handle `POST /api/embeddings`, the older form: one text, not normalised."""
+        fields = await self._ollama_body(request)
+        made = ollama_request.older_embed_request(fields)
+        (vector,), _ = await self._vectors(request, fields, made)
+        return JSONResponse({"embedding": vector.tolist()})
+
+    async def _vectors(
+        self, request: HttpRequest, fields: OllamaFields, made: dict[str, Any]
+    ) -> tuple[np.ndarray, int]:
+        """Return embeddings, and the tokens of their texts."""
+        served = await self._held(request, fields)
+        parsed = await self.service.read(request, lambda: parse_embeddings(served, Fields(made)))
+        return await self.service.vectors(request, parsed), parsed.tokens
 
     async def tags(self, request: HttpRequest) -> Response:
         """Handle `GET /api/tags`."""
@@ -125,7 +137,8 @@ class OllamaApi:
         """Return the routes."""
         posts = {
             "/api/chat": self.chat, "/api/generate": self.generate,
-            "/api/embed": self.embed, "/api/show": self.show, "/api/pull": self.pull,
+            "/api/embed": self.embed, "/api/embeddings": self.embeddings,
+            "/api/show": self.show, "/api/pull": self.pull,
         }  # fmt: skip
         gets = {"/api/tags": self.tags, "/api/ps": self.running, "/api/version": self.version}
         routes = [Route(path, do, methods=["POST"]) for path, do in posts.items()]

@@ -107,6 +107,14 @@ def embed_request(fields: Fields) -> dict[str, Any]:
     return made
 
 
+def older_embed_request(fields: Fields) -> dict[str, Any]:
+    """Return the embedding request of `/api/embeddings`, whose vector has the length it has."""
+    prompt = fields.text("prompt")
+    if not prompt:
+        raise fields.wrong("prompt", "a string, not empty")
+    return {**embed_request(fields), "input": prompt, "normalise": False}
+
+
 def _shared(fields: Fields) -> dict[str, Any]:
     """Return the fields that `/api/chat` and `/api/generate` share; streams by default."""
     made: dict[str, Any] = {"model": fields.text("model", "")}

@@ -149,7 +149,7 @@ def conversation_prompt(
 
     def ids_of(given: Sequence[Mapping[str, Any]], expanded: Callable[[str], str]) -> list[int]:
         return chat_ids(
-            served.model.tokenizer, given, options, served.name, tools,
+            served.model.tokenizer, given, options, served.name, served.model.program, tools,
             check=lambda text: served.check_size(text, "messages"), begun=begun, expanded=expanded,
         )  # fmt: skip
 

@@ -19,7 +19,7 @@ from starlette.routing import Route
 from cortiq.model.embed import encoder_of
 from cortiq.model.harness_requests import EvaluationModel, Pair
 from cortiq.model.prompt_logprobs import prompt_logprob_steps
-from cortiq.model.rerank import AUTO, METHODS, YES_NO, method_for, reranked, yes_no_ids
+from cortiq.model.rerank import AUTO, COSINE, METHODS, YES_NO, method_for, reranked, yes_no_ids
 from cortiq.serve.completion_params import model_name
 from cortiq.serve.errors import invalid, too_long
 from cortiq.serve.fields import Fields, object_fields
@@ -94,6 +94,8 @@ class RelevanceRequest:
         if self.method == YES_NO:
             made = [yes_no_ids(model, self.query, d, self.instruction) for d in self.documents]
             return sum(map(len, made))
+        if self.method == COSINE:
+            return sum(len(model.tokenizer.framed(t).ids) for t in (self.query, *self.documents))
         return sum(len(model.tokenizer.framed(self.query, d).ids) for d in self.documents)
 
     def steps(self) -> Generator[list[float] | None, None, None]:
@@ -179,7 +181,8 @@ def parse_rerank(
 ) -> ScoreRequest | RelevanceRequest:
     """Parse the rest of a request of `/v1/rerank`; `method` and `instruction` are our own fields.
 
-    `auto` is the classifier of a cross-encoder, and the query's likelihood with any other model.
+    `auto` is the classifier of a cross-encoder, the cosine of an encoder's embeddings, and the
+    query's likelihood with any other model.
     """
     fields.text("model")
     query = fields.text("query")

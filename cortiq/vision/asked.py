@@ -39,6 +39,6 @@ def asked_senses(
         if alone or not sees(checkpoint):
             return checkpoint, heard
     if alone:
-        what, hint = "hears no sounds in prompts", "see docs/models.md"
+        what, hint = "takes no sounds in prompts", "see docs/models.md"
         raise UnsupportedError(what, where=location_of(checkpoint), hint=hint)
     return checkpoint, [vision_family(checkpoint), *heard]

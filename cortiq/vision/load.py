@@ -114,10 +114,10 @@ def vision_family(checkpoint: Any) -> VisionFamily:
     whole, families = _whole_of(checkpoint), _sight_modules()
     kind, where = _kind_of(whole), location_of(checkpoint)
     if kind not in families or whole.get("vision_config") is None:
-        named = f"of the architecture {kind!r}" if kind else "without a tower"
-        hint = f"images are read by models of {', '.join(families)}, in their folders"
-        hint += ", and by GGUF models with a file mmproj*.gguf beside them"
-        raise UnsupportedError(f"reads no images: it is a model {named}", where=where, hint=hint)
+        named = f" of the architecture {kind!r}" if kind else ""
+        hint = "docs/models.md lists those that do; GGUF models need mmproj*.gguf beside them"
+        what = f"reads no images: no vision encoder{named} is known"
+        raise UnsupportedError(what, where=where, hint=hint)
     return _family(checkpoint, families[kind], checkpoint.image_processor())
 
 

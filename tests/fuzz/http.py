@@ -89,6 +89,7 @@ BODIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/api/chat", {"model": TINY, "messages": [{"role": "user", "content": "a"}], "think": True,
                    "options": {"num_predict": 2, "stop": ["a"], "num_ctx": 9}, "format": "json"}),
     ("/api/generate", {"model": TINY, "prompt": "a", "raw": True, "options": {"num_predict": 1}}),
+    ("/api/embeddings", {"model": TINY, "prompt": "a"}),
     ("/api/embed", {"model": TINY, "input": ["a", "b"], "truncate": True}),
     ("/tokenize", {"model": TINY, "prompt": "a b", "return_token_strs": True}),
     ("/detokenize", {"model": TINY, "tokens": [1, 2, 3]}),

@@ -220,6 +220,11 @@ def emit(
             writer.add_uint32(key, value)
     for name, tensor in tensors.items():
         writer.add_tensor(name, np.ascontiguousarray(tensor))
+    close_writer(writer)
+
+
+def close_writer(writer: Any) -> None:
+    """Write a file's header, metadata and tensors, and close it."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -18,7 +18,7 @@ import peft
 import torch
 import transformers
 from checkpoints import case, draw_weights
-from gguf_files import GGUF, write_gguf
+from gguf_files import GGUF, close_writer, write_gguf
 from quantised_folders import SCHEMES
 from quantised_folders import write as write_quantised
 from safetensors.numpy import load_file, save_file
@@ -256,7 +256,7 @@ def gguf_pair(folder, tmp_path):
             a, b = (rows, 4), (columns, 4)
         writer.add_tensor(f"{name}.lora_a", rng.standard_normal(a).astype(np.float32))
         writer.add_tensor(f"{name}.lora_b", rng.standard_normal(b).astype(np.float32))
-    write(writer)
+    close_writer(writer)
     return base, lora
 
 
@@ -274,15 +274,8 @@ def quantised(plain, base):
             writer.add_tensor(tensor.name, gguf.quantize(data, kind), raw_dtype=kind)
         else:
             writer.add_tensor(tensor.name, data)
-    write(writer)
+    close_writer(writer)
     return {tensor.name: tuple(tensor.data.shape) for tensor in reader.tensors}
-
-
-def write(writer):
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def test_a_gguf_adapter_is_not_for_a_folder(folder, tmp_path):

@@ -16,7 +16,7 @@ import gguf
 import gguf_files
 import numpy as np
 import vision_folders
-from gguf_files import GGUF
+from gguf_files import GGUF, close_writer
 from safetensors.numpy import load_file, save_file
 from test_vision import EXACT, SIZES, drawn, ideal_logits, ideal_rows, prompt_of, sight_of
 
@@ -96,10 +96,7 @@ def write_text(path, folder, how):
         writer.add_chat_template(template)
         for tensor in reader.tensors:
             writer.add_tensor(tensor.name, np.array(tensor.data))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        close_writer(writer)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gguf_files, "emit", with_tokenizer)
@@ -280,10 +277,7 @@ def write_newer_tower(path, folder, name, kind, version):
         writer.add_int32("clip.minicpmv_version", version)
         writer.add_uint32("clip.minicpmv_query_num", 5)
     write_seeing(writer, folder, name)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    close_writer(writer)
 
 
 def write_seeing(writer, folder, name):
@@ -343,10 +337,7 @@ def write_tower(path, folder, name, swapped=False, kind=None, version=3):
             own = own.replace("ffn_up", "x").replace("ffn_down", "ffn_up").replace("x", "ffn_down")
         values = values + 1 if "soft_emb_norm" in own else values
         writer.add_tensor(own, np.ascontiguousarray(values, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    close_writer(writer)
 
 
 @pytest.fixture(scope="module", params=list(TEXTS))
@@ -418,7 +409,7 @@ def test_a_conversion_says_that_the_tower_is_to_be_copied(written, tmp_path):
     _, _, file = written
     out, tower = tmp_path / "new.gguf", file.with_name("mmproj-model-f32.gguf")
     (said,) = convert_model(str(file), out, "keep").notes
-    assert f"sees or hears with {tower.name}" in said
+    assert f"images and sounds need {tower.name}" in said
     shutil.copy(tower, tmp_path)
     digests = []
     for place in (file, out):

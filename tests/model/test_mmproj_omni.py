@@ -15,12 +15,12 @@ import gguf
 import numpy as np
 import spoken_folders
 from click.testing import CliRunner
-from gguf_files import GGUF
+from gguf_files import GGUF, close_writer
 from ideal_senses import ideal_rows, sound_rows
 from PIL import Image
 from safetensors.numpy import load_file
 from test_mmproj import SECTIONS, write_seeing, write_text
-from test_mmproj_sounds import close, given, shaped, without, write_hearing
+from test_mmproj_sounds import given, shaped, without, write_hearing
 from test_spoken import EXACT, RATE, tone
 from test_vision import drawn
 
@@ -73,7 +73,7 @@ def write_file(path, folder, change=lambda values, tensors: None):
     writer.add_string("clip.projector_type", "qwen2.5o")
     write_hearing(writer, values, tensors)
     write_seeing(writer, folder, "qwen2_5_vl")
-    close(writer)
+    close_writer(writer)
 
 
 @pytest.fixture(scope="module")

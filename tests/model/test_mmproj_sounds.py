@@ -15,7 +15,7 @@ pytest.importorskip("gguf")
 import gguf
 import numpy as np
 import spoken_folders
-from gguf_files import GGUF
+from gguf_files import GGUF, close_writer
 from ideal_senses import sound_rows
 from safetensors.numpy import load_file
 from test_mmproj import write_text
@@ -63,7 +63,7 @@ def write_encoder(path, folder, name, *, mixed=False, change=lambda values, tens
     writer.add_string(f"clip.{'audio.' if mixed else ''}projector_type",
                       values.pop("kind", KINDS[name]))  # fmt: skip
     write_hearing(writer, values, tensors)
-    close(writer)
+    close_writer(writer)
 
 
 def write_hearing(writer, values, tensors):
@@ -75,14 +75,6 @@ def write_hearing(writer, values, tensors):
     for own, array in tensors.items():
         kind = gguf.GGMLQuantizationType.Q8_0 if array.dtype == np.uint8 else None
         writer.add_tensor(own, np.ascontiguousarray(array, array.dtype), raw_dtype=kind)
-
-
-def close(writer):
-    """Write a file out."""
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 @pytest.fixture(scope="module", params=list(TEXTS))
@@ -182,7 +174,7 @@ def test_without_being_asked_a_file_hears_nothing(written):
 def test_a_conversion_says_that_the_encoder_is_to_be_copied(written, tmp_path):
     _, _, file = written
     (said,) = convert_model(str(file), tmp_path / "new.gguf", "keep").notes
-    assert "hears with mmproj-model-f32.gguf" in said
+    assert "need mmproj-model-f32.gguf" in said
 
 
 def without(*keys):

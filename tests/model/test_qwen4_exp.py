@@ -14,6 +14,7 @@ import torch
 from checkpoints import write
 from families_streams import INDEXED, QWEN4_EXP
 from family_harness import changed, distance, logits_of
+from gguf_files import close_writer
 from gguf_hybrid import tiled_tensors
 from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_torch
@@ -153,10 +154,7 @@ def write_file(path, values, tensors):
     writer.add_tokenizer_model("no_vocab")
     for name, array in tensors.items():
         writer.add_tensor(name, np.ascontiguousarray(array, np.float32))
-    for step in (writer.write_header_to_file, writer.write_kv_data_to_file):
-        step()
-    writer.write_tensors_to_file()
-    writer.close()
+    close_writer(writer)
     return path
 
 

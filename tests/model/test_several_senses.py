@@ -240,7 +240,7 @@ def test_a_model_hears_without_being_asked_to_see(named, written, wanted):
         with cortiq.load(written[0], backend="cpu", threads=1) as model:
             assert not model.has_medium("audio")
             assert model.generate("hello", **EXACT).digest == wanted[1]
-            with pytest.raises(RequestError, match="hears no sounds"):
+            with pytest.raises(RequestError, match="takes no sounds"):
                 model.chat_prompt(said(SOUND))
         made = []
         for how in ({"sounds": True}, {"images": True}, {"images": True, "sounds": True}):
@@ -338,6 +338,6 @@ def test_gemma_sees_on_several_devices_and_hears_on_one(tmp_path):
     for devices in (1, 2):
         with cortiq.load(tmp_path, images=True, devices=devices, backend="cpu") as model:
             assert model.has_medium("audio") == (devices == 1)
-            assert any("hears nothing" in note for note in model.notes) == (devices == 2)
+            assert any("takes no audio" in note for note in model.notes) == (devices == 2)
             digests.append(model.chat(said(IMAGE), **EXACT).digest)
     assert digests[0] == digests[1]

@@ -125,7 +125,7 @@ def test_what_cannot_be_heard_is_refused(folder, tmp_path):
             model.audio_prompt("<|AUDIO|><|AUDIO|>", [wav()])
         with pytest.raises(RequestError, match="no such file"):
             model.audio_prompt("a", [tmp_path / "none.wav"])
-    unable = pytest.raises(RequestError, match="hears no sounds in prompts")
+    unable = pytest.raises(RequestError, match="takes no sounds in prompts")
     with cortiq.load("synthetic:tiny-llama") as model, unable:
         model.audio_prompt("a", [wav()])
 

@@ -219,17 +219,17 @@ def test_a_long_sound_is_heard_window_by_window(folder):
 
 def test_a_prompt_without_a_sound_is_refused_and_sounds_by_other_models(folder):
     with cortiq.load(folder) as model:
-        with pytest.raises(RequestError, match="nothing for it to hear"):
+        with pytest.raises(RequestError, match="transcribes speech, and there is no sound"):
             model.generate([1, 2], max_tokens=2)
         with pytest.raises(RequestError, match="no language 'xx'"):
             model.transcribe((tone(), 16000), language="xx")
         with pytest.raises(RequestError, match="no task"):
             model.transcribe((tone(), 16000), language="en", task="sing")
     with cortiq.load("synthetic:tiny-ties") as model:
-        with pytest.raises(RequestError, match="hears nothing"):
+        with pytest.raises(RequestError, match="transcribes no speech"):
             model.transcribe((tone(), 16000))
         prompt = SoundPrompt([1, 2], EncodedPrompt(1, lambda: np.zeros((1, 4), np.float32), "00"))
-        with pytest.raises(RequestError, match="hears nothing"):
+        with pytest.raises(RequestError, match="transcribes no speech"):
             model.generate(prompt, max_tokens=2)
 
 
@@ -241,11 +241,13 @@ def test_texts_alone_are_refused_wherever_they_are_fed(folder, tmp_path):
             lambda text: model.likelihoods(text, [[5]]),
             lambda text: model.save_prefix(text, tmp_path / "a.prefix"),
         ):  # fmt: skip
-            with pytest.raises(RequestError, match="nothing for it to hear"):
+            with pytest.raises(RequestError, match="transcribes speech, and there is no sound"):
                 feed("hello")
     asked = ["bench", str(folder), "--prompt-tokens", "4", "--new-tokens", "2", "--repeats", "1"]
     found = CliRunner().invoke(cli, [*asked, "--backend", "cpu", "--threads", "1"]).exception
-    assert isinstance(found, RequestError) and "nothing for it to hear" in str(found)
+    assert isinstance(found, RequestError) and "transcribes speech, and there is no sound" in str(
+        found
+    )
 
 
 def test_a_conversion_keeps_the_encoder(folder, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import replace
 
 import pytest
@@ -80,6 +81,12 @@ def test_a_backend_of_the_checkout_that_is_not_installed_says_how_to_have_it(mon
     assert "pip install" not in selection._unknown_backend("trito", none).hint
 
 
+def _gguf_head(architecture):
+    key = b"general.architecture"
+    counted = struct.pack("<Q", len(key)) + key + struct.pack("<IQ", 8, len(architecture))
+    return b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + counted + architecture
+
+
 @pytest.mark.parametrize(
     ("config", "kind"),
     [
@@ -93,6 +100,27 @@ def test_list_says_what_a_model_is_for(config, kind, tmp_path):
     assert model_kind(tmp_path) == kind
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
     assert model_kind(tmp_path) == "chat"
+
+
+@pytest.mark.parametrize(
+    ("head", "kind"),
+    [
+        (_gguf_head(b"bert"), "encoder"), (_gguf_head(b"llama"), "base"),
+        (_gguf_head(b"bert")[:-2], "base"), (_gguf_head(b"bert")[:30], "base"), (b"", "base"),
+        (struct.pack("<I", 0x67676D6C), "speech"),
+    ],
+)  # fmt: skip
+def test_list_says_what_a_file_of_one_model_is_for(head, kind, tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(head)
+    assert model_kind(path) == kind
+
+
+def test_list_tells_whisper_in_the_form_of_ctranslate2(tmp_path):
+    name = b"WhisperSpec\0"
+    (tmp_path / "model.bin").write_bytes(struct.pack("<IH", 6, len(name)) + name)
+    (tmp_path / "config.json").write_bytes(b"{}")
+    assert model_kind(tmp_path) == "speech"
 
 
 def test_a_backend_that_does_not_work_has_its_reason_below_the_table(monkeypatch):

@@ -355,6 +355,7 @@ STARTS = {
     "/api/chat": ("messages", {"stream": False}),
     "/api/generate": ("prompt", {"stream": False}),
     "/api/embed": ("input", {}),
+    "/api/embeddings": ("prompt", {}),
     "/api/show": ("model", {}),
     "/tokenize": ("prompt", {}),
     "/detokenize": ("tokens", {}),
