@@ -67,7 +67,7 @@ REQUESTS = {
     "rerank": {"model": "m", "query": "q", "documents": [{"text": "a"}], "method": "likelihood",
                "instruction": "i"},
     "embeddings": {"model": "m", "input": ["a"], "encoding_format": "base64", "pooling": "last",
-                   "normalise": False, "dimensions": None, "user": "u"},
+                   "normalise": False, "dimensions": 2, "prompt_name": "auto", "user": "u"},
 }  # fmt: skip
 
 
