@@ -27,6 +27,7 @@ from cortiq.ir.op import Op, TypeMismatchError, inferred, violations_of
 from cortiq.numerics import rope_scaling
 from cortiq.numerics.column_order import ColumnOrder, PackedColumns
 from cortiq.numerics.rope import RopeTable, Sections
+from cortiq.numerics.route import Router
 from cortiq_conformance.case import Scenario
 from cortiq_conformance.case_data import CaseData
 from cortiq_conformance.outputs import Named
@@ -255,7 +256,7 @@ EXTRA = (
     (("query_rope",), RopeTable(1e4, 64)), (("nope_rope",), RopeTable(1e4, 64)),
     (("sections",), Sections((4, 2, 2))), (("value_dim",), 3), (("output_gate",), True),
     (("multipliers",), (3,)), (("heights",), (5, 7, 9)), (("heights",), (2**31 - 1, 2)),
-    (("every",), 1025),
+    (("every",), 1025), (("router",), Router(2, "sparse_mixer", margin=0.5)),
 )  # fmt: skip
 
 
