@@ -556,7 +556,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "T59",
         "test_route.py::test_the_denominator_floor_counts",
-        "cortiq/numerics/route.py",
+        "cortiq/numerics/expert_weights.py",
         "total = (total + F32(floor))[..., None]",
         "total = total[..., None]",
     ),

@@ -256,6 +256,7 @@ GEMMA3 = Family(
     # The pattern, older forms of the local base, and the cap that transformers does not pass on:
     elsewhere=frozenset({
         "attn_logit_softcapping", "rope_local_base_freq", "sliding_window_pattern",
+        "use_bidirectional_attention",
     }),
     gguf=[GGUF("gemma3", norm_offset=1.0, geometries=("wide", "odd"), values=lambda config: {
         "attention.sliding_window": config["sliding_window"],

@@ -82,7 +82,8 @@ COHERE = Family(
         "use_qk_norm": True,
     },
     moves=[*LAYER_NORM, {"logit_scale": 0.31}],
-    gguf=[GGUF("command-r", values=lambda config: {
+    shapes={"odd": {"use_qk_norm": True}},
+    gguf=[GGUF("command-r", geometries=("wide", "odd"), values=lambda config: {
         "attention.layer_norm_epsilon": config["layer_norm_eps"],
         "logit_scale": config["logit_scale"],
     })],

@@ -151,6 +151,7 @@ PHIMOE = Family(
     "phimoe",
     "PhimoeConfig",
     base={"num_local_experts": 8, "router_jitter_noise": 0.3},
+    shapes={"odd": {"router_jitter_noise": 0.01}},  # what files mean, which do not say it
     switches={
         "attention_bias": True, "lm_head_bias": True, "sliding_window": 9,
         "tie_word_embeddings": True, "router_jitter_noise": 0.1, ROPE: AMPLIFIED,
@@ -161,6 +162,6 @@ PHIMOE = Family(
     ],
     sizes=("num_local_experts",),
     refused=[({"num_experts_per_tok": 3}, "num_experts_per_tok")],
-    gguf=[GGUF("phimoe", values=phimoe_values, extra=phi3_factors)],
+    gguf=[GGUF("phimoe", values=phimoe_values, extra=phi3_factors, geometries=("odd",))],
 )  # fmt: skip
 FAMILIES = [MELLUM, SARVAM, COHERE2_MOE, PHIMOE]

@@ -320,11 +320,12 @@ def test_every_family_and_every_gguf_architecture_is_tested():
     elsewhere |= {"bert", "modernbert", "nomic_bert", "whisper"}  # test_encoders, test_whisper
     elsewhere |= {"bailing_moe_v2", "internlm2", "minicpm"}  # test_renamed_families.py
     elsewhere |= {"nanbeige", "rwkv7", "phi4flash"}  # test_looped, test_rwkv7, test_phi4flash
-    elsewhere |= {"kimi_k3"}  # test_kimi_k3.py
+    elsewhere |= {"kimi_k3", "llama_bidirec"}  # test_kimi_k3, test_sentence_modules
     assert {info.name for info in listed} == {f.name for f in FAMILIES} | elsewhere
     files = {str(how) for f in FAMILIES for how in f.gguf} | {"llama+experts", "lfm2"}
     files |= {"internlm2", "minicpm", "nanbeige", "rwkv7", "bailingmoe2"}
     files |= {"kimi-k3", "bert", "modern-bert", "nomic-bert"}  # test_encoder_gguf.py
+    files |= {"gemma-embedding", "llama-embed"}  # test_sentence_modules.py
     files |= {"qwen2vl", "qwen3vl", "qwen3vlmoe", "qwen4exp"}  # test_mmproj.py, test_qwen4_exp.py
     assert {name for info in listed for name in info.gguf} == files
 

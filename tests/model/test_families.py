@@ -186,6 +186,7 @@ FAMILIES = {
 COVERED_ELSEWHERE = {
     "source", "kv_heads_of_layers",  # GGUF only: test_gguf_models.py
     "sliding_window_pattern",  # `_sliding_window_pattern` above
+    "use_bidirectional_attention",  # test_sentence_modules.py
 }  # fmt: skip
 SHARED = {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "head_dim",
           "num_attention_heads", "num_key_value_heads", "rope_parameters", "tie_word_embeddings",

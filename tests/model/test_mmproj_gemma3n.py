@@ -15,12 +15,12 @@ import gguf
 import numpy as np
 import spoken_folders
 from families_2026 import gemma3n_tensors, gemma3n_values
-from gguf_files import GGUF
+from gguf_files import GGUF, close_writer
 from ideal_senses import ideal_rows, sound_rows
 from safetensors.numpy import load_file, save_file
 from test_mmproj import write_text
 from test_mmproj_omni import senses_of
-from test_mmproj_sounds import close, given, shaped, without
+from test_mmproj_sounds import given, shaped, without
 from test_spoken import EXACT, RATE, tone
 from test_vision import drawn
 
@@ -97,7 +97,7 @@ def write_file(path, folder, change=lambda values, tensors: None):
         kinds.get(type(value), writer.add_uint32)(f"clip.{key}", value)
     for own, array in tensors.items():
         writer.add_tensor(own, np.ascontiguousarray(array))
-    close(writer)
+    close_writer(writer)
 
 
 @pytest.fixture(scope="module")

@@ -326,7 +326,7 @@ def test_what_cannot_be_is_refused(named, written):
             model.chat_prompt(said(*[{"audio": (tone(64000), RATE)}] * 10))
     if named[0] == "gemma4":
         return
-    with pytest.raises(OptionError, match="hears and sees"):
+    with pytest.raises(OptionError, match="of both sounds and images, needs one"):
         cortiq.load(written[0], images=True, devices=2, backend="cpu")
 
 

@@ -26,7 +26,7 @@ def load(name):
 @pytest.mark.parametrize(
     ("name", "error", "words"),
     [
-        ("tiny-llama-2", ModelNotFoundError, "tiny-llama, tiny-gemma3"),
+        ("tiny-llama-2", ModelNotFoundError, "such as tiny-llama, tiny-lfm2"),
         ("tiny-llama?sed=3", RequestError, "seed and format only"),
         ("tiny-llama?seed=-1", RequestError, "'-1'"),
         ("tiny-llama?seed=18446744073709551616", RequestError, "2\\^64"),

@@ -144,9 +144,14 @@ def _layer_norm(width: int, biased: bool, source: CaseData) -> Scenario:
     return _moved(layer_norm(source, width, biased), width, source)
 
 
-def _plain_layer_norm(width: int, source: CaseData) -> Scenario:
+def plain_layer_norm(width: int) -> ProbeProgram:
+    """Build a probe of LayerNorm without a weight."""
     op = ops.LayerNorm(width, EPS, biased=False, weighted=False)
-    return _moved(one(op, {"x": floats(width)}, {}), width, source)
+    return one(op, {"x": floats(width)}, {})
+
+
+def _plain_layer_norm(width: int, source: CaseData) -> Scenario:
+    return _moved(plain_layer_norm(width), width, source)
 
 
 def _moved(probe: ProbeProgram, width: int, source: CaseData) -> Scenario:

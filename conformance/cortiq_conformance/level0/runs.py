@@ -103,7 +103,10 @@ def _sums(runs: int) -> Mapping[tuple[str, str], Callable[[CaseData], Scenario]]
     delta, space = ops.DeltaRule(1, count, 3), ops.StateSpace(1, 3, count)
     return {
         ("RMSNorm", f"width {count}"): lambda s: elementwise.rms_norm(s, count).scenario(s, 24),
-        ("LayerNorm", f"width {count}, most lanes zero"): partial(_layer_norm, count),
+        ("LayerNorm", f"width {count}, most lanes zero"): partial(_layer_norm, count, True),
+        ("LayerNorm", f"width {count}, most lanes zero, without a weight"): partial(
+            _layer_norm, count, False
+        ),
         ("L2Norm", f"width {count}"): partial(scaling.normed, ops.L2Norm(count, 1e-6)),
         ("Softmax", f"width {count}"): partial(scaling.normed, ops.Softmax(count)),
         ("Route", f"{count} experts"): partial(_many_experts, count),
@@ -118,9 +121,10 @@ def _sums(runs: int) -> Mapping[tuple[str, str], Callable[[CaseData], Scenario]]
     }
 
 
-def _layer_norm(count: int, source: CaseData) -> Scenario:
+def _layer_norm(count: int, weighted: bool, source: CaseData) -> Scenario:
     """Return rows of LayerNorm with zeros, at which the result shows the mean."""
-    probe = elementwise.layer_norm(source, count, False)
+    plain = elementwise.plain_layer_norm
+    probe = elementwise.layer_norm(source, count, False) if weighted else plain(count)
     return probe.given(x=in_few_lanes(source.floats(24, count, amplitude=2), count))
 
 
