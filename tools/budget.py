@@ -36,7 +36,7 @@ LIMITS: Mapping[str, int] = {
     "backends/triton": 13020,
     "backends/wgpu": 6000,
     "benchmarks": 5165,
-    "conformance": 8800,
+    "conformance": 8810,
     "cortiq": 800,
     "cortiq/backend": 5940,
     "cortiq/bench": 540,
