@@ -95,6 +95,11 @@ def written(request, tmp_path_factory):
     return request.param, folder, write(request.param, folder).double()
 
 
+def families(*names):
+    """Run a test on some families alone: those whose processors put more than rows' tokens."""
+    return pytest.mark.parametrize("written", names, indirect=True, scope="module")
+
+
 def drawn(size, seed=0):
     return np.random.default_rng([seed, *size]).integers(0, 256, (*size, 3), dtype=np.uint8)
 
@@ -173,11 +178,10 @@ def test_logits_in_float64_are_transformers_in_double(written, count):
     assert np.abs(logits - theirs).max() < TOLERANCE * np.abs(theirs).max()
 
 
+@families("idefics3")
 @pytest.mark.parametrize("size", [(40, 70), (56, 56), (300, 31), (8, 8)])
 def test_idefics_text_is_that_of_its_processor(written, size):
     name, folder, _ = written
-    if name != "idefics3":
-        pytest.skip("the others have a token for each row, and those around them")
     given = processed(name, folder, [drawn(size)])
     processor = Idefics3Processor.__new__(Idefics3Processor)
     processor.fake_image_token, processor.image_token = "<fake_token_around_image>", "<image>"
@@ -186,11 +190,10 @@ def test_idefics_text_is_that_of_its_processor(written, size):
     assert sight_of(folder).processor.prepare(drawn(size)).text == text
 
 
+@families("lfm2_vl")
 @pytest.mark.parametrize("size", [(40, 70), (56, 56), (300, 31), (8, 8), (150, 149)])
 def test_lfm2_text_is_that_of_its_processor(written, size):
     name, folder, _ = written
-    if name != "lfm2_vl":
-        pytest.skip("as for Idefics 3")
     processor = Lfm2VlProcessor.__new__(Lfm2VlProcessor)
     vars(processor).update(
         image_token="<image>", image_start_token="<|image_start|>",
@@ -216,13 +219,12 @@ AYA = {
 }  # fmt: skip
 
 
+@families("cohere2_vision", "aya_vision")
 @pytest.mark.parametrize("size", [(40, 70), (56, 56), (300, 31), (8, 8), (150, 149)], ids=str)
 def test_coheres_text_is_that_of_its_processor(written, size):
     name, folder, _ = written
     own = {"cohere2_vision": (Cohere2VisionProcessor, COHERE),
            "aya_vision": (AyaVisionProcessor, AYA)}  # fmt: skip
-    if name not in own:
-        pytest.skip("as for Idefics 3")
     kind, marks = own[name]
     processor = kind.__new__(kind)
     vars(processor).update(marks)
@@ -247,11 +249,10 @@ def test_canvases_of_command_a_vision_are_those_of_its_processor(tmp_path):
     assert len(grids) > 5
 
 
+@families(*MINICPM)
 def test_minicpm_text_is_that_of_its_processor(written):
     """Slices of a large image, and the number of each image."""
     name, folder, _ = written
-    if name not in MINICPM:
-        pytest.skip("as for Idefics 3")
     images, sizes = [], [(40, 70), (130, 420), (420, 130), (150, 149), (9, 30)]
     processor = MiniCPMV4_6Processor.__new__(MiniCPMV4_6Processor)
     marks = {"image": "image", "slice": "slice", "image_id": "image_id"}
@@ -277,10 +278,9 @@ def test_minicpm_text_is_that_of_its_processor(written):
         )
 
 
+@families("minicpmv")
 def test_minicpmv_text_is_that_of_its_processor(written):
-    name, folder, _ = written
-    if name != "minicpmv":
-        pytest.skip("as for Idefics 3")
+    _, folder, _ = written
     images = [drawn(size) for size in ((40, 70), (130, 420), (420, 130), (150, 149), (9, 30))]
     grids = minicpmv_folders.processed(images)["grids"]
     assert {down * across for down, across in grids} == {0, 2, 3}
