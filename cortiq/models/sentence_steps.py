@@ -16,7 +16,7 @@ from cortiq.models.tensors import CheckpointTensors
 from cortiq.numerics.contract import SMALLEST_EXPONENT
 
 NORM_EPS = 1e-5
-"""What torch adds to a variance in a LayerNorm that does not say."""
+"""Epsilon of torch's LayerNorm where a module names none."""
 UNIT_EPS = 2.0**SMALLEST_EXPONENT
 GGUF_MODULES = ("2_Dense.linear", "3_Dense.linear")
 """Dense modules of EmbeddingGemma by their tensors' names in the folder, which a family's table

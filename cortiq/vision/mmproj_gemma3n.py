@@ -27,7 +27,7 @@ SEES_AS, HEARS_AS = "gemma3nv", "gemma3na"
 KINDS = (SEES_AS, HEARS_AS)
 TOWER, ENCODER = "vision_tower.timm_model.", "audio_tower."
 STEM_BIAS = "v.conv_stem.conv.bias"
-"""Which a file has as [1, channels, 1, 1]."""
+"""A tensor that a file has as [1, channels, 1, 1]."""
 CONVOLUTIONS = ("a.conv1d.0", "a.conv1d.1")
 PROJECTOR: Mapping[str, str] = {
     "embedding": "embedding", "input_projection": "embedding_projection",

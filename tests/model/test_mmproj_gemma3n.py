@@ -30,7 +30,7 @@ from cortiq.errors import FormatError, UnsupportedError
 ON_CPU = {"backend": "cpu", "threads": 1, "weight_format": "f32"}
 UNSAID = {"conf_attention_context_left", "conf_attention_chunk_size", "conf_reduction_factor"}
 HALVED = "a.pre_encode.out.weight"
-"""Which the converter writes in half precision, whatever is asked for."""
+"""A matrix that the converter writes in half precision, whatever is asked for."""
 
 
 def write_folder(folder):

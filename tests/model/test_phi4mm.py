@@ -209,7 +209,7 @@ PUBLISHED = {
     "embd_layer": {"embedding_cls": "image_audio", "image_embd_layer": IMAGES},
     "img_processor": None, "vision_lora": {"r": 256, "lora_alpha": 512, "dp": 0.0},
 }  # fmt: skip
-"""What the published config.json says of images and of the text."""
+"""Options of images and of the text in the published config.json."""
 
 
 def published(folder, images=None):

@@ -81,7 +81,7 @@ MIXED = """for (var c = 0u; c < k; c++) {
     x[weights + c] = select(0u, bitcast<u32>(weight), admitted(at));
   }"""
 WEIGHTS = {"softmax_topk": TOPK, "sparse_mixer": MIXED}
-"""How the chosen experts are weighed, where not by their p."""
+"""Weights of the chosen experts, where these are not their p."""
 
 
 def route_stage(binder: DispatchBinder, step: LoweredStep) -> list[tuple[Stage, Mapping[str, int]]]:
