@@ -178,7 +178,7 @@ _PROBABILITIES: Mapping[str, Callable[[Array], Doubles]] = {
 def mixed(
     scores: Doubles, order: npt.NDArray[np.intp], admitted: npt.NDArray[np.bool_], margin: float
 ) -> Doubles:
-    """Return a sparse mixer's weights of the experts chosen in this order, see `route.mixed`."""
+    """Return a sparse mixer's weights of experts in this order, see `expert_weights.mixed`."""
     rest, weights = np.array(admitted), []
     for index in np.moveaxis(order, -1, 0)[..., None]:
         best = np.take_along_axis(scores, index, axis=-1)
