@@ -131,6 +131,7 @@ def test_unknown_models_paths_and_methods(server):
 def test_giant_bodies_are_refused_before_they_are_read(server):
     status, made = send(server, b"x" * 70_000)
     assert (status, made["error"]["code"]) == (413, "body_too_large")
+    assert "--body-bytes" in made["error"]["message"]
     with raw(server, post(b"x" * 5_000_000)) as big:  # it may send all of it
         assert big.recv(100).startswith(b"HTTP/1.1 413")
     with raw(server, post(b"{", length=10**12)) as lied:
