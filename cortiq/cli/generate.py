@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cortiq.cli.answer_form import check_followed, form_options, masks_of_form, read_form
 from cortiq.cli.flags import CALIBRATED, grouped_command, options_of
 from cortiq.cli.inputs import (
     MODEL,
@@ -67,6 +68,7 @@ IDS_HELP = "Token ids instead of a text; a model without a tokenizer prints ids,
 @click.option(
     "--sign", metavar="KEY", help="Sign the receipt with this private Ed25519 key (PEM, OpenSSH)."
 )
+@form_options
 @click.option("--stats", is_flag=True, help="Show times and memory on stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
 @options_of(GenerateOptions, LoadOptions)
@@ -83,6 +85,8 @@ def generate(
     prefix: str | None,
     receipt: str | None,
     sign: str | None,
+    json_schema: str | None,
+    grammar: str | None,
     stats: bool,
     as_json: bool,
     **options: Any,
@@ -101,6 +105,9 @@ def generate(
         raise RequestError("--trace and --confidence are fields of the object that --json prints")
     if chat and not isinstance(given, str):
         raise RequestError("a chat template needs a text: give -p", where="--chat")
+    form = read_form(json_schema, grammar)
+    if form and receipt is not None:
+        raise RequestError("a receipt cannot hold a schema or a grammar", where="--receipt")
     write_receipt = receipt_writer(receipt, sign)
     chosen = with_adapter(options)
     resolved = resolve(GenerateOptions, chosen)  # reports a bad option before a model is opened
@@ -113,7 +120,11 @@ def generate(
         if sys.stderr.isatty() and not chat and ids is None and opened.tokenizer.chat_templates:
             note("this model has a chat template: --chat uses it")
         fed = prompt_ids(opened, given, system, variables, chat=chat, **asked)
-        made = show_generation(opened, fed, chosen, quiet=as_json, wraps=chat)
+        masks = masks_of_form(opened, form, getattr(fed, "ids", fed), chat=chat) if form else None
+        made = show_generation(
+            opened, fed, chosen | {"masks": masks}, quiet=as_json, wraps=chat and not form
+        )
+        check_followed(masks)
         path, model_hash = click.get_current_context().meta.get(CALIBRATED, ("", ""))
         if path and model_hash != opened.model_hash:
             note(f"{path}: the temperature of another model; `cortiq calibrate` finds one")

@@ -242,7 +242,7 @@ def _score_request(
             served.check_size(text, param)
         context, ids = model.pair_ids(*pair)
         if not ids:
-            message = f"'{params[1]}' has no token of its own: the last one of '{params[0]}' has it."
+            message = f"'{params[1]}' has no token of its own: the last of '{params[0]}' has it."
             raise invalid(message, params[1])
         if len(context) + len(ids) > served.model.context:
             raise too_long(len(context) + len(ids), served.model.context, params[0])

@@ -247,8 +247,12 @@ def check_served(server, name, asked, plain):
             said = json.load(error)["error"]
             return error.code, said["param"], said["message"]
 
-    for fields, vector in (({}, asked), ({"prompt_name": "query"}, asked),
-                           ({"prompt_name": ""}, plain), ({"prompt_name": "document"}, plain)):
+    for fields, vector in (
+        ({}, asked),
+        ({"prompt_name": "query"}, asked),
+        ({"prompt_name": ""}, plain),
+        ({"prompt_name": "document"}, plain),
+    ):
         assert np.array_equal(post(**fields), vector)  # fmt: skip
     whole = post(normalise=False)
     assert np.array_equal(post(normalise=False, dimensions=7), whole[:7])
