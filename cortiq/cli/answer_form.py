@@ -14,6 +14,7 @@ from cortiq.formats.given_files import decoded_text, read_given
 
 if TYPE_CHECKING:
     from cortiq.model.model import Model
+    from cortiq.model.sight import ImagePrompt
     from cortiq.serve.grammar import GrammarMasks
 
 MOST_BYTES = 1 << 20
@@ -32,17 +33,20 @@ def form_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def read_form(json_schema: str | None, grammar: str | None) -> dict[str, str]:
+def read_form(json_schema: str | None, grammar: str | None, receipt: str | None) -> dict[str, str]:
     """Return the field that says an answer's form, as in a server's request; empty for none.
 
     Raises
     ------
-    RequestError : both are given, a file cannot be read, or the grammar library is missing.
+    RequestError : both are given, or a receipt is wanted, which cannot hold them; a file cannot be
+        read; or the grammar library is missing.
     """
     if json_schema is None and grammar is None:
         return {}
     if json_schema is not None and grammar is not None:
         raise RequestError("--json-schema and --grammar exclude each other")
+    if receipt is not None:
+        raise RequestError("a receipt cannot hold a schema or a grammar", where="--receipt")
     try:
         import llguidance  # noqa: F401
     except ImportError:
@@ -63,9 +67,10 @@ def _text_of(path: str) -> str:
 
 
 def masks_of_form(
-    model: Model, form: dict[str, str], ids: Sequence[int], *, chat: bool
-) -> GrammarMasks:
-    """Return the masks of an answer to a prompt, as the server's of the same request.
+    model: Model, form: dict[str, str], prompt: Sequence[int] | ImagePrompt, *, chat: bool
+) -> GrammarMasks | None:
+    """Return the masks of an answer to a prompt, as the server's of the same request; None for an
+    answer of any form.
 
     Parameters
     ----------
@@ -75,6 +80,8 @@ def masks_of_form(
     ------
     RequestError : the form cannot be followed.
     """
+    if not form:
+        return None
     from cortiq.dialects.thinking import thinking_of
     from cortiq.engine.request import vocabulary_size
     from cortiq.serve.answer_grammar import read_grammar
@@ -92,6 +99,7 @@ def masks_of_form(
         (name,) = form
         message = error.message.removeprefix(f"'{name}' ")
         raise RequestError(message, where=FLAGS[name]) from None
+    ids = prompt if isinstance(prompt, Sequence) else prompt.ids
     thinking = thinking_of(model.tokenizer.chat_template()) if chat else None
     markers = (thinking.opens, thinking.closes) if thinking else ("", "")
     opened = opens_thinking(model.tokenizer, thinking, ids)

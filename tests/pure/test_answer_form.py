@@ -24,10 +24,9 @@ def generated(*flags):
     return CliRunner().invoke(cli, [*command, *map(str, flags)])
 
 
-@pytest.mark.parametrize("chat", [(), ("--chat",)])
-def test_an_answer_follows_a_schema_of_a_file_or_of_an_argument(tmp_path, chat):
+def test_an_answer_follows_a_schema_of_a_file_or_of_an_argument(tmp_path):
     (tmp_path / "s.json").write_text(json.dumps(SCHEMA))
-    texts = [generated("--json-schema", given, *chat, "-n", 200) for given in
+    texts = [generated("--json-schema", given, "-n", 200) for given in
              (tmp_path / "s.json", json.dumps(SCHEMA))]  # fmt: skip
     made = json.loads(texts[0].stdout)
     assert set(made) == {"a", "b"} and type(made["a"]) is bool and made["b"] in ("x", "y")
