@@ -10,7 +10,6 @@ import click
 
 from cortiq.cli.inputs import argument_text
 from cortiq.errors import RequestError
-from cortiq.formats.given_files import decoded_text, read_given
 
 if TYPE_CHECKING:
     from cortiq.model.model import Model
@@ -60,6 +59,8 @@ def read_form(json_schema: str | None, grammar: str | None, receipt: str | None)
 
 def _text_of(path: str) -> str:
     """Return the text of a file."""
+    from cortiq.formats.given_files import decoded_text, read_given
+
     data = read_given(Path(path), MOST_BYTES)
     if len(data) > MOST_BYTES:
         raise RequestError(f"the file has more than {MOST_BYTES} bytes", where=path)
