@@ -105,7 +105,7 @@ class LoadOptions(OptionSet):
     full_windows: bool = option(
         False, "Keep all rows behind attention windows: more memory, prefixes of any length.", bool
     )
-    images: bool = option(False, "Load the vision encoder, if the model's files have one.", bool)
+    images: bool = option(False, "Load the vision encoder; a model without one is refused.", bool)
     sounds: bool = option(
         False, "Load the audio encoder of models that have several encoders.", bool
     )

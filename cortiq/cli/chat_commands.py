@@ -114,7 +114,8 @@ def show_last_turn(conversation: Conversation) -> None:
 def _file(argument: str, where: str) -> str:
     if not argument:
         raise RequestError("needs the name of a file", where=where)
-    return argument
+    quoted = len(argument) > 2 and argument[0] == argument[-1] and argument[0] in "\"'"
+    return argument[1:-1] if quoted else argument  # as a terminal puts a file that is dropped on it
 
 
 def _stats(chat: ChatSession, argument: str) -> None:

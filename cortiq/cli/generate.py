@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cortiq.cli.answer_form import check_followed, form_options, masks_of_form, read_form
 from cortiq.cli.flags import CALIBRATED, grouped_command, options_of
 from cortiq.cli.inputs import (
     MODEL,
@@ -21,11 +22,13 @@ from cortiq.cli.inputs import (
     template_options,
     token_ids,
 )
+from cortiq.cli.media import media_options, needed_senses
 from cortiq.cli.questions import answering
 from cortiq.cli.render import ProgressBar, counted, loading_line, note, print_json
 from cortiq.cli.show_generation import (
     generation_object,
     note_length,
+    note_unused,
     print_statistics,
     show_generation,
 )
@@ -35,6 +38,7 @@ from cortiq.options import GenerateOptions, LoadOptions, resolve, select
 if TYPE_CHECKING:
     from cortiq.model.generation import Generation
     from cortiq.model.model import Model
+
 
 IDS_HELP = "Token ids instead of a text; a model without a tokenizer prints ids, too."
 
@@ -46,14 +50,7 @@ IDS_HELP = "Token ids instead of a text; a model without a tokenizer prints ids,
 @click.option("--ids", metavar="ID,ID,...", help=IDS_HELP)
 @click.option("--chat", is_flag=True, help="Use the model's chat template.")
 @click.option("--system", metavar="TEXT", help="System message, with --chat.")
-@click.option(
-    "--image", "pictures", multiple=True, metavar="FILE",
-    help="An image for the prompt, which comes before it; may be repeated.",
-)  # fmt: skip
-@click.option(
-    "--audio", "recordings", multiple=True, metavar="FILE",
-    help="A sound for the prompt, which comes before it; may be repeated.",
-)  # fmt: skip
+@media_options
 @click.option(
     "--template-option", "template_pairs", multiple=True, metavar="NAME=JSON",
     help="Variable for the chat template, such as enable_thinking=false; may be repeated.",
@@ -67,6 +64,7 @@ IDS_HELP = "Token ids instead of a text; a model without a tokenizer prints ids,
 @click.option(
     "--sign", metavar="KEY", help="Sign the receipt with this private Ed25519 key (PEM, OpenSSH)."
 )
+@form_options
 @click.option("--stats", is_flag=True, help="Show times and memory on stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
 @options_of(GenerateOptions, LoadOptions)
@@ -83,6 +81,8 @@ def generate(
     prefix: str | None,
     receipt: str | None,
     sign: str | None,
+    json_schema: str | None,
+    grammar: str | None,
     stats: bool,
     as_json: bool,
     **options: Any,
@@ -95,31 +95,29 @@ def generate(
     """
     given = read_prompt(prompt, ids, text)
     variables = template_options(template_pairs)
-    if not chat and (system is not None or variables):
-        raise RequestError("--system and --template-option need --chat")
+    _check_template(given, system, variables, chat=chat)
     if not as_json and (options["trace"] or options["confidence"]):
         raise RequestError("--trace and --confidence are fields of the object that --json prints")
-    if chat and not isinstance(given, str):
-        raise RequestError("a chat template needs a text: give -p", where="--chat")
+    form = read_form(json_schema, grammar, receipt)
     write_receipt = receipt_writer(receipt, sign)
     chosen = with_adapter(options)
     resolved = resolve(GenerateOptions, chosen)  # reports a bad option before a model is opened
     check_options(resolved)
-    load_options = with_draft_heads(options, resolved.draft)
     asked = {"images": pictures, "sounds": recordings}
-    load_options |= {sense: True for sense, files in asked.items() if files}
+    load_options = with_draft_heads(options, resolved.draft) | needed_senses(asked)
     with note_missing_receipt(receipt), load_model(model, load_options) as opened:
         kept = [] if prefix is None else opened.load_prefix(prefix, adapter=resolved.adapter)
         if sys.stderr.isatty() and not chat and ids is None and opened.tokenizer.chat_templates:
             note("this model has a chat template: --chat uses it")
         fed = prompt_ids(opened, given, system, variables, chat=chat, **asked)
-        made = show_generation(opened, fed, chosen, quiet=as_json, wraps=chat)
+        chosen["masks"] = masks = masks_of_form(opened, form, fed, chat=chat)
+        made = show_generation(opened, fed, chosen, quiet=as_json, wraps=chat and not form)
+        check_followed(masks)
         path, model_hash = click.get_current_context().meta.get(CALIBRATED, ("", ""))
         if path and model_hash != opened.model_hash:
             note(f"{path}: the temperature of another model; `cortiq calibrate` finds one")
         write_receipt(made)
-    if kept and not made.stats.reused_tokens:
-        note(f"{prefix}: not used: {_unused_reason(len(kept))}")
+    note_unused(made, prefix, len(kept))
     if as_json:
         print_json(generation_object(made))
     elif made.seed is not None and resolved.seed is None:
@@ -132,13 +130,12 @@ def generate(
         print_statistics(made)
 
 
-def _unused_reason(kept: int) -> str:
-    """Return why a prefix of this many tokens was not used."""
-    from cortiq.engine.prefixes import LEAST_ROWS
-
-    if kept < LEAST_ROWS:
-        return f"it has {kept} tokens, fewer than the {LEAST_ROWS} that are worth reusing"
-    return f"the prompt does not begin with its {kept} tokens"
+def _check_template(given: object, system: str | None, variables: object, *, chat: bool) -> None:
+    """Raise RequestError for flags that do not go together with, or without, a chat template."""
+    if not chat and (system is not None or variables):
+        raise RequestError("--system and --template-option need --chat")
+    if chat and not isinstance(given, str):
+        raise RequestError("a chat template needs a text: give -p", where="--chat")
 
 
 def receipt_writer(path: str | None, key: str | None) -> Callable[[Generation], None]:

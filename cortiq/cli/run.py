@@ -16,6 +16,7 @@ from cortiq.cli.generate import (
     with_draft_heads,
 )
 from cortiq.cli.inputs import MODEL, argument_text, at_terminal, piped_text
+from cortiq.cli.media import media_options, needed_senses
 from cortiq.cli.render import note
 from cortiq.cli.show_generation import note_length, show_generation
 from cortiq.errors import RequestError
@@ -33,6 +34,7 @@ CONTINUATION_TOKENS = defaults(GenerateOptions)["max_tokens"]
 @click.argument("prompt", required=False)
 @click.option("--raw", is_flag=True, help="Continue the text as it is, without a chat template.")
 @click.option("--system", metavar="TEXT", help="System message, for a model with a chat template.")
+@media_options
 @click.option("--stats", is_flag=True, help="Show tokens per second on stderr.")
 @options_of(GenerateOptions, LoadOptions, without=PER_TOKEN, **ANSWER_DEFAULTS)
 @click.pass_context
@@ -42,6 +44,8 @@ def run(
     prompt: str | None,
     raw: bool,
     system: str | None,
+    pictures: tuple[str, ...],
+    recordings: tuple[str, ...],
     stats: bool,
     **options: Any,
 ) -> None:
@@ -58,7 +62,12 @@ def run(
             where="PROMPT" if text is not None else "stdin",
             hint='give one: cortiq run MODEL "..."',
         )
+    asked = {"images": pictures, "sounds": recordings}
+    options |= needed_senses(asked)
     if text is None:
+        if any(asked.values()):
+            what, hint = "a chat takes them as messages", "/image FILE or /audio FILE"
+            raise RequestError(what, where="--image, --audio", hint=hint)
         from cortiq.cli.chat import chat
 
         ctx.invoke(chat, model=model, system=system, template_pairs=(), saved=None, history=True,
@@ -73,7 +82,7 @@ def run(
         usual = {**ANSWER_DEFAULTS, **({} if chats else {"max_tokens": CONTINUATION_TOKENS})}
         resolved = resolve(GenerateOptions, chosen, usual=usual)
         chosen |= {name: getattr(resolved, name) for name in usual}
-        ids = prompt_ids(opened, text, system, {}, chat=chats)
+        ids = prompt_ids(opened, text, system, {}, chat=chats, **asked)
         made = show_generation(opened, ids, chosen, quiet=False, wraps=chats)
     if made.note:
         note(made.note)

@@ -28,6 +28,18 @@ def note_length(made: Generation) -> None:
         note("[stopped: the text repeats itself; --loop-tokens 0 goes on]")
 
 
+def note_unused(made: Generation, prefix: str | None, kept: int) -> None:
+    """Note why the tokens of a prefix were not used, if none of so many was."""
+    if not kept or made.stats.reused_tokens:
+        return
+    from cortiq.engine.prefixes import LEAST_ROWS
+
+    why = f"the prompt does not begin with its {kept} tokens"
+    if kept < LEAST_ROWS:
+        why = f"it has {kept} tokens, fewer than the {LEAST_ROWS} that are worth reusing"
+    note(f"{prefix}: not used: {why}")
+
+
 def show_generation(
     model: Model, ids: list[int], options: dict[str, Any], quiet: bool, wraps: bool
 ) -> Generation:

@@ -42,7 +42,7 @@ def sound_of(audio: Any) -> Sound:
     if isinstance(audio, (bytes, bytearray, memoryview)):
         return checked(_decoded(bytes(audio)))
     if isinstance(audio, (str, os.PathLike)):
-        return checked(_decoded(read_given(Path(audio), MAX_BYTES)))
+        return checked(_decoded(read_given(Path(audio), MAX_BYTES), str(audio)))
     hint = "give a path, the bytes of a file, or an array with its rate: (array, 16000)"
     raise RequestError(f"no sound: {shown(audio)}", where="audio", hint=hint)
 
@@ -59,17 +59,18 @@ def _of_array(array: np.ndarray, rate: Any) -> Sound:
         return Sound(mixed(values).astype(np.float32), rate)
 
 
-def _decoded(data: bytes) -> Sound:
+def _decoded(data: bytes, name: str = "audio") -> Sound:
+    """Decode a file, which errors name."""
     if len(data) > MAX_BYTES:
         what = f"a file of sound of more than {MAX_BYTES} bytes"
-        raise RequestError(what, where="audio", hint="cut it into several")
+        raise RequestError(what, where=name, hint="cut it into several")
     if not is_wav(data):
-        return _by_soundfile(data)
+        return _by_soundfile(data, name)
     try:
         with np.errstate(over="ignore", invalid="ignore"):
             return read_wav(data)
     except OtherEncodingError:
-        return _by_soundfile(data)
+        return _by_soundfile(data, name)
 
 
 def _soundfile() -> Any:
@@ -83,7 +84,7 @@ def _soundfile() -> Any:
     return soundfile
 
 
-def _by_soundfile(data: bytes) -> Sound:
+def _by_soundfile(data: bytes, name: str) -> Sound:
     """Decode by libsndfile, block by block: a header that lies takes no memory."""
     soundfile = _soundfile()
     try:
@@ -102,4 +103,4 @@ def _by_soundfile(data: bytes) -> Sound:
         why = getattr(error, "error_string", "") or str(error) or type(error).__name__
         what = f"the sound cannot be decoded: {why[:WHY_LETTERS]}"
         hint = f"give a whole {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file"
-        raise RequestError(what, where="audio", hint=hint) from None
+        raise RequestError(what, where=name, hint=hint) from None

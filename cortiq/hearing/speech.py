@@ -104,8 +104,10 @@ class SpeechTokens:
                 raise RequestError(f"no language {language!r}", where="language", hint=hint)
             ids += [self.languages[language], *self._task(task)]
         elif language not in (None, "en") or task != TASKS[0]:
-            what = f"the model writes down English only, not {language!r} to {task}"
-            raise RequestError(what, where="language")
+            what, where = f"the model knows English only, not {language!r}", "language"
+            if task != TASKS[0]:
+                what, where = "the model knows English only, and does not translate", "task"
+            raise RequestError(what, where=where, hint="take a multilingual Whisper model")
         return ids if times else [*ids, self.no_times]
 
     def _task(self, task: str) -> list[int]:

@@ -121,7 +121,7 @@ class Conversation:
         RequestError : the last answer came to its own end, or there is none.
         """
         if self.last is None or self.last.finish_reason not in ("length", "cancelled"):
-            raise RequestError("there is no answer that was cut short", where="more")
+            raise RequestError("there is no answer that was cut short", where="/more")
         ids = [*self.last.prompt_ids, *self.last.token_ids]
         prompt = ImagePrompt(ids, self.spans) if self.spans else ids
         calls: dict[str, Any] = {"on_text": on_text, "cancel": cancel, "progress": progress}

@@ -63,10 +63,10 @@ class EvaluationModel:
 
         Spaces at the end of the context belong to the continuation, whose first token has them.
         """
-        if not context:
-            ids = self.model.tokenizer.encode(continuation, add_bos=False)
-            return [self.prefix_id], ids
         kept = context.rstrip()
+        if not kept:
+            ids = self.model.tokenizer.encode(context + continuation, add_bos=False)
+            return [self.prefix_id], ids
         continuation, context = context[len(kept) :] + continuation, kept
         whole, start = self.encode(context + continuation), self.encode(context)
         return whole[: len(start)], whole[len(start) :]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any
 
 from cortiq.backend import Executable
@@ -14,21 +15,22 @@ from cortiq.errors import RequestError, UnsupportedError
 from cortiq.hearing.encode import SoundEncoder
 from cortiq.hearing.spoken import SpokenSound
 from cortiq.ir import Program
+from cortiq.model.message_parts import Message, as_text, without_media
 from cortiq.tokenizer.tokenizer import Tokenizer
 from cortiq.vision.encode import VisionEncoder
 from cortiq.vision.image import PreparedImage
 from cortiq.vision.load import LoadedVision
 
-Message = Mapping[str, Any]
 MAX_IMAGES = 64
 """Images, or sounds, of one prompt at most."""
-MEDIA = ("image", "audio")
-"""Keys of parts of a content, and types of these parts for a template."""
 UNABLE = {
-    "image": ("the model was not loaded to see images", "load it with images=True, --images"),
+    "image": (
+        "the model was not loaded to see images",
+        "load it with images=True, --images, if it is one that sees (docs/models.md#images)",
+    ),
     "audio": (
         "the model takes no sounds in prompts",
-        "see docs/models.md; Gemma, GGUF: sounds=True, --sounds",
+        "load it with sounds=True, --sounds, if it is one that hears (docs/models.md#sound)",
     ),
 }
 Prepared = PreparedImage | SpokenSound
@@ -149,7 +151,8 @@ class Sight:
 
     def prompt(self, given: str | Iterable[int], images: Iterable[Any]) -> ImagePrompt:
         """Return a raw text, or ids with a place for each row, with its images."""
-        made = self.prepared(images)
+        single = isinstance(images, (str, bytes, PathLike)) or not isinstance(images, Iterable)
+        made = self.prepared([images] if single else images)
         if not isinstance(given, str):
             return self.placed(id_list(given), made)
         text = self.expanded(given, made, before=True)
@@ -160,46 +163,6 @@ def encoder_of(loaded: LoadedVision, tower: Executable) -> VisionEncoder | Sound
     """Return the encoder of a sense whose tower is on a backend."""
     hears = loaded.processor.medium == "audio"
     return SoundEncoder(tower) if hears else VisionEncoder(tower)
-
-
-def without_media(messages: Sequence[Message]) -> tuple[list[Message], list[tuple[str, Any]]]:
-    """Return messages as templates take them, and the images and sounds that their contents had, in
-    order, each with its medium.
-
-    A part of a content is an image where it has the key `image`, a sound where it has `audio`.
-    """
-    made: list[Message] = []
-    given: list[tuple[str, Any]] = []
-    for message in messages:
-        content = message.get("content") if isinstance(message, Mapping) else None
-        if isinstance(content, (list, tuple)):
-            media = [_medium_of(part) for part in content]
-            found = [(m, part[m]) for m, part in zip(media, content, strict=True) if m]
-            parts = [{"type": m} if m else p for m, p in zip(media, content, strict=True)]
-            message = {**message, "content": parts} if found else message
-            given += found
-        made.append(message)
-    return made, given
-
-
-def _as_text(message: Message, markers: Mapping[str, str], between: str) -> Message:
-    """Return a message whose parts are one text, with the marker of each medium."""
-    content = message.get("content") if isinstance(message, Mapping) else None
-    if not isinstance(content, (list, tuple)):
-        return message
-    typed = [part if isinstance(part, Mapping) else {"text": part} for part in content]
-    given = [markers.get(part.get("type", "")) or part.get("text") for part in typed]
-    texts = [text for text in given if isinstance(text, str)]
-    if len(texts) < len(given):
-        raise RequestError("a part of a content is no text", where="messages")
-    return {**message, "content": between.join(texts)}
-
-
-def _medium_of(part: object) -> str:
-    """Return the medium of a part of a content; empty for a text."""
-    if not isinstance(part, Mapping):
-        return ""
-    return next((medium for medium in MEDIA if part.get(medium) is not None), "")
 
 
 class Senses:
@@ -241,7 +204,7 @@ class Senses:
         if not markers:
             return messages
         between = next(p.between for p in processors if p.between is not None)
-        return [_as_text(message, markers, between) for message in messages]
+        return [as_text(message, markers, between) for message in messages]
 
     def placed(self, ids: Sequence[int], made: Sequence[Prepared]) -> ImagePrompt:
         """Return a prompt with images and sounds at their places, in the order of these."""

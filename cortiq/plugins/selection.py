@@ -20,6 +20,13 @@ MOST_LISTED = 16
 """A backend with more devices than these is listed on one line, and none of them is tried."""
 FALLBACK = "reference"
 """Name of the backend that computes nodes which others decline."""
+OTHER_NAMES = {
+    "cuda": ("triton",), "nvidia": ("triton",), "gpu": ("triton", "mlx", "wgpu"),
+    "metal": ("mlx", "wgpu"), "mps": ("mlx",), "apple": ("mlx",), "vulkan": ("wgpu",),
+    "webgpu": ("wgpu",), "rocm": ("wgpu",), "hip": ("wgpu",), "directx": ("wgpu",),
+    "numpy": ("reference",), "native": ("cpu",), "pytorch": ("torch",),
+}  # fmt: skip
+"""Backends by names under which other programs know what computes there, the usual one first."""
 
 
 def find_backend(
@@ -117,11 +124,13 @@ def _best_backend(plugins: Plugins) -> Backend:
 def _unknown_backend(name: str, plugins: Plugins) -> BackendError:
     there = ", ".join(plugins.backends) or "none"
     lines = [f"There are: {there}."]
-    near = difflib.get_close_matches(name, plugins.backends, n=1)
-    package = f"{CORE}-{name}"
-    if checkout_folder(package):
+    usual = [one for one in OTHER_NAMES.get(name, ()) if one in plugins.backends]
+    near = usual or difflib.get_close_matches(name, plugins.backends, n=1)
+    wanted = next(iter(OTHER_NAMES.get(name, ())), name)
+    package = f"{CORE}-{wanted}"
+    if not usual and checkout_folder(package):
         lines.append(f"To have it: {install_command(package)}")
     elif near:
-        lines.append(f"Did you mean {near[0]}?")
+        lines.append(f"Did you mean {' or '.join(near)}?")
     lines += [f"Not loaded: {p.name}: {p.sentence}" for p in plugins.problems]
     return BackendError(f"no backend is named {name!r}", hint="\n  ".join(lines))

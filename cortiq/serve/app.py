@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
+
 from starlette.routing import Route, Router
 from starlette.types import Scope
 
@@ -27,6 +29,8 @@ ENDPOINTS = (
 """Endpoints listed in the error for unknown paths."""
 COUNTED_PATHS = tuple(path.removeprefix("/v1") for path in ENDPOINTS)
 """Paths with a metrics label of their own, without `/v1`."""
+NEAR, MOST_LETTERS = 0.6, 64
+"""How alike an unknown path and one of ours are, and what is looked at of it: 1 is equal."""
 
 
 def application(service: Service, bound: str = "") -> RequestMiddleware:
@@ -56,7 +60,8 @@ def application(service: Service, bound: str = "") -> RequestMiddleware:
 
 async def not_found(scope: Scope, receive: object, send: object) -> None:
     """Raise the error (404) of an unknown path."""
-    there = ", ".join(ENDPOINTS)
-    raise ApiError(
-        404, f"There is nothing at {shown(scope['path'])}; there are {there}.", "not_found"
-    )
+    path, there = scope["path"], ", ".join(ENDPOINTS)
+    near = get_close_matches(path.rstrip("/")[:MOST_LETTERS], ENDPOINTS, n=1, cutoff=NEAR)
+    asked = f" Did you mean {near[0]}?" if near else ""
+    message = f"There is nothing at {shown(path)}.{asked} There are {there}."
+    raise ApiError(404, message, "not_found")

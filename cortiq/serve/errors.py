@@ -52,6 +52,8 @@ class ApiError(Exception):
 
 
 INVALID = "invalid_request_error"
+COMMANDS = ("cortiq ", "pip ", "docs/", "http")
+"""Beginnings of hints that are no words: they stay as they are."""
 ANTHROPIC_KINDS = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error",
     413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error",
@@ -121,7 +123,8 @@ def error_sentence(error: BaseException) -> str:
     where = f"{error.where}: " if error.where else ""
     said, hint = (" ".join(text.split()) for text in (f"{where}{error.what}", error.hint))
     end = "" if said.endswith((".", "?", "!")) else "."
-    return f"{said}{end} {hint[:1].upper()}{hint[1:]}"
+    command = hint.startswith(COMMANDS)  # a command and a name keep their letters
+    return f"{said}{end} {hint if command else hint[:1].upper() + hint[1:]}"
 
 
 def as_api_error(error: BaseException) -> ApiError:

@@ -43,7 +43,10 @@ def image_bytes(url: str, where: str) -> bytes:
         message = f"'{where}' must be a data URL, data:image/png;base64,..., not {shown(url)}."
         raise invalid(message, where)
     if not FETCHES.get():
-        message = f"'{where}': this server fetches no images: send a data URL."
+        message = (
+            f"'{where}': this server fetches no images: send a data URL, or start it with "
+            "--fetch-images."
+        )
         raise invalid(message, where, "image_url_not_fetched")
     return _fetched(url, where)
 

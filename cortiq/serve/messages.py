@@ -86,8 +86,8 @@ def _content(content: str | list[Any], fields: Fields, role: str) -> str | list[
         sees = ("image_url", "input_audio") if role in ("user", "tool") else ()
         if kind not in ("text", "refusal", *sees):
             where = inner.path("type")
-            allowed = "texts, images and sounds are" if sees else "only text is"
-            raise invalid(f"'{where}': {allowed} supported, not {shown(kind)}.", where)
+            allowed = "text, image_url or input_audio" if sees else "text"
+            raise invalid(f"'{where}' must be {allowed}, not {shown(kind)}.", where)
         if kind == "image_url":
             parts.append({"type": "image", "image": _image(inner)})
             continue

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from cortiq.dialects.splitter import Splitter
+from cortiq.dialects.thinking import Thinking
 from cortiq.engine.request import Request, make_request
 from cortiq.errors import RequestError
 from cortiq.model.chat import chat_ids
@@ -126,7 +127,7 @@ def parse_chat(served: ServedModel, fields: Fields, answer_tokens: int) -> Parse
     begun = _begun(messages) if continued else None
     rendered = partial(conversation_prompt, served, messages, options, tools.offered)
     prompt = rendered()
-    opened = _opens_thinking(served, prompt.ids)
+    opened = opens_thinking(served.model.tokenizer, served.thinking, prompt.ids)
     if begun is not None:
         text, opened = _continued(served, begun, opened)
         prompt = rendered(begun=text)
@@ -198,12 +199,12 @@ def _template_options(fields: Fields) -> dict[str, Any]:
     return options if effort is None else {"reasoning_effort": effort, **options}
 
 
-def _opens_thinking(served: ServedModel, ids: Sequence[int]) -> bool:
+def opens_thinking(tokenizer: Tokenizer, thinking: Thinking | None, ids: Sequence[int]) -> bool:
     """Return whether a prompt ends with the opening marker of a thinking block."""
-    if served.thinking is None:
+    if thinking is None:
         return False
-    text = served.model.tokenizer.decode(ids[-THINKING_TAIL:], skip_special=False)
-    return text.rstrip().endswith(served.thinking.opens.rstrip())
+    text = tokenizer.decode(ids[-THINKING_TAIL:], skip_special=False)
+    return text.rstrip().endswith(thinking.opens.rstrip())
 
 
 def parse_completion(served: ServedModel, fields: Fields) -> ParsedRequest:

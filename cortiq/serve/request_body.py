@@ -64,7 +64,11 @@ async def has_disconnected(request: HttpRequest) -> bool:
 
 def body_too_large(most: int) -> ApiError:
     """Return the error (413) of a body that is larger than allowed."""
-    return ApiError(413, f"The body is larger than {most} bytes.", "body_too_large")
+    message = (
+        f"The body is larger than {most} bytes: send less, such as smaller images or a compressed "
+        "sound, or start the server with a larger --body-bytes."
+    )
+    return ApiError(413, message, "body_too_large")
 
 
 async def drain_body(parts: AsyncIterator[bytes]) -> None:

@@ -241,6 +241,9 @@ def _score_request(
         for text, param in zip(pair, params, strict=True):
             served.check_size(text, param)
         context, ids = model.pair_ids(*pair)
+        if not ids:
+            message = f"'{params[1]}' has no token of its own: the last of '{params[0]}' has it."
+            raise invalid(message, params[1])
         if len(context) + len(ids) > served.model.context:
             raise too_long(len(context) + len(ids), served.model.context, params[0])
         found.append((context, ids))

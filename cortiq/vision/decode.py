@@ -43,7 +43,7 @@ def pixels_of(image: Any) -> Pixels:
     if isinstance(image, (bytes, bytearray, memoryview)):
         return _decoded(bytes(image))
     if isinstance(image, (str, os.PathLike)):
-        return _decoded(read_given(Path(image), MAX_BYTES))
+        return _decoded(read_given(Path(image), MAX_BYTES), str(image))
     if hasattr(image, "convert") and hasattr(image, "size"):
         _check_size(image.size)
         return _converted(image, own=False)
@@ -79,11 +79,11 @@ def pillow() -> Any:
     return Image
 
 
-def _decoded(data: bytes) -> Pixels:
-    """Decode a file; its size is checked before any pixel is."""
+def _decoded(data: bytes, name: str = "image") -> Pixels:
+    """Decode a file, which errors name; its size is checked before any pixel is."""
     if len(data) > MAX_BYTES:
         what = f"an image's file of more than {MAX_BYTES} bytes"
-        raise RequestError(what, where="image", hint="make it smaller")
+        raise RequestError(what, where=name, hint="make it smaller")
     image_module = pillow()
     try:
         with warnings.catch_warnings():
@@ -100,7 +100,7 @@ def _decoded(data: bytes) -> Pixels:
         why = "its form is not known" if unknown else str(error) or type(error).__name__
         what = f"the image cannot be decoded: {why[:WHY_LETTERS]}"
         hint = f"give a whole {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file"
-        raise RequestError(what, where="image", hint=hint) from None
+        raise RequestError(what, where=name, hint=hint) from None
 
 
 def _converted(image: Any, *, own: bool) -> Pixels:

@@ -27,7 +27,7 @@ DROP = """
 const bytes = Uint8Array.from(atob("{data}"), (letter) => letter.charCodeAt(0));
 const given = new DataTransfer();
 given.items.add(new File([bytes], "{name}"));
-const event = new DragEvent("drop", {{ dataTransfer: given, bubbles: true, cancelable: true }});
+const event = {event};
 document.querySelector("#text").dispatchEvent(event);
 """
 
@@ -39,10 +39,11 @@ def browser(tmp_path_factory):
     made.close()
 
 
-def drop(browser, path):
-    """Drop a file on the page as a desktop does."""
+def drop(browser, path, event="DragEvent('drop', { dataTransfer: given,"):
+    """Drop a file on the page as a desktop does, or paste it."""
     data = base64.b64encode(path.read_bytes()).decode()
-    browser.see("{" + DROP.format(data=data, name=path.name) + "}")
+    made = f"new {event} bubbles: true, cancelable: true }})"
+    browser.see("{" + DROP.format(data=data, name=path.name, event=made) + "}")
 
 
 def data_url(path):
@@ -65,7 +66,7 @@ def test_a_chat_sees_chosen_and_dropped_images(browser, tmp_path):
         drop(browser, tmp_path / "a.wav")
         browser.until("document.querySelector('#trouble').textContent.includes('PNG, JPEG')")
         choose(browser, files[0])
-        drop(browser, files[1])
+        drop(browser, files[1], "ClipboardEvent('paste', { clipboardData: given,")
         browser.until("attached.files.length === 2")
         browser.see(
             "settings.elements.temperature.value = 0; settings.elements.max_tokens.value = 5;"

@@ -5,6 +5,10 @@ and on every backend.
 from __future__ import annotations
 
 import json
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +32,9 @@ from cortiq.model.pooling import POOLINGS, places_of
 from cortiq.model.pooling import pooled as own_pooled
 from cortiq.models import load_program
 from cortiq_reference.ideal import evaluate
+
+sys.path.append(str(Path(__file__).parents[1] / "pure"))
+from serving import Server
 
 TOLERANCE = 1e-5
 IDS = np.random.default_rng(1).integers(5, 90, 40).tolist()
@@ -228,6 +235,38 @@ def test_the_first_dimensions_are_kept_and_scaled(tmp_path):
             loaded.embed(TEXT, dimensions=OUT + 1)
 
 
+def check_served(server, name, asked, plain):
+    """Check fields of `/v1/embeddings` with vectors of a text after the usual prompt and alone."""
+
+    def post(**fields):
+        body = json.dumps({"model": name, "input": "a dog", **fields}).encode()
+        try:
+            with urllib.request.urlopen(f"{server.url}/v1/embeddings", body) as answer:
+                return np.float32(json.load(answer)["data"][0]["embedding"])
+        except urllib.error.HTTPError as error:
+            said = json.load(error)["error"]
+            return error.code, said["param"], said["message"]
+
+    for fields, vector in (
+        ({}, asked),
+        ({"prompt_name": "query"}, asked),
+        ({"prompt_name": ""}, plain),
+        ({"prompt_name": "document"}, plain),
+    ):
+        assert np.array_equal(post(**fields), vector)  # fmt: skip
+    whole = post(normalise=False)
+    assert np.array_equal(post(normalise=False, dimensions=7), whole[:7])
+    short = whole[:7] / np.linalg.norm(whole[:7].astype(np.float64))
+    np.testing.assert_allclose(post(dimensions=7), short, rtol=1e-6)
+    for fields, words in (
+        ({"prompt_name": "qurey"}, "query, document"), ({"prompt_name": 5}, "a string"),
+        ({"dimensions": OUT + 1}, f"1 to {OUT}"), ({"dimensions": 0}, "an integer from 1"),
+        ({"dimensions": "7"}, "an integer from 1"),
+    ):  # fmt: skip
+        status, param, message = post(**fields)
+        assert (status, param) == (400, *fields) and words in message
+
+
 def test_prompts_go_before_texts(tmp_path):
     gemma(tmp_path, num_hidden_layers=1)
     with_modules(tmp_path)
@@ -245,6 +284,11 @@ def test_prompts_go_before_texts(tmp_path):
                 loaded.embed(given, prompt_name=name)
     usual = said | {"default_prompt_name": "query"}
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(usual))
+    server = Server(str(tmp_path), "--threads", "1", "--backend", "cpu")
+    try:
+        check_served(server, tmp_path.name, asked, plain)
+    finally:
+        server.stop()
     with cortiq.load(str(tmp_path), backend="cpu") as loaded:
         assert np.array_equal(loaded.embed("a dog"), asked)
         assert np.array_equal(loaded.embed("a dog", prompt_name=""), plain)

@@ -7,6 +7,8 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 
@@ -42,3 +44,12 @@ def test_twelve_clients_get_what_each_gets_alone(port, smollm2_path):
     assert together == alone * 2
     person = json.loads(alone[5][0][0])
     assert set(person) == {"name", "age"} and alone[5][0][1] == "stop"
+
+
+def test_a_text_that_its_context_swallows_has_no_score(port):
+    """SmolLM2 has one token for "ab"."""
+    listed = json.load(urlopen(f"http://127.0.0.1:{port}/v1/models"))
+    body = json.dumps({"model": listed["data"][0]["id"], "text_1": "a", "text_2": "b"})
+    with pytest.raises(HTTPError) as refused:
+        urlopen(f"http://127.0.0.1:{port}/v1/score", body.encode())
+    assert refused.value.code == 400 and json.load(refused.value)["error"]["param"] == "text_2"

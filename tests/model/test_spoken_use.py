@@ -125,6 +125,9 @@ def test_what_cannot_be_heard_is_refused(folder, tmp_path):
             model.audio_prompt("<|AUDIO|><|AUDIO|>", [wav()])
         with pytest.raises(RequestError, match="no such file"):
             model.audio_prompt("a", [tmp_path / "none.wav"])
+        (tmp_path / "a.wav").write_bytes(b"no sound")
+        with pytest.raises(RequestError, match=r"a\.wav: the sound cannot be decoded"):
+            model.audio_prompt("a", tmp_path / "a.wav")
     unable = pytest.raises(RequestError, match="takes no sounds in prompts")
     with cortiq.load("synthetic:tiny-llama") as model, unable:
         model.audio_prompt("a", [wav()])

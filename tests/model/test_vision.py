@@ -418,7 +418,7 @@ def test_an_image_moves_the_answer_and_text_around_it_stays(written):
     assert len(digests) == 3
 
 
-def test_images_and_places_have_to_fit(written):
+def test_images_and_places_have_to_fit(written, tmp_path):
     name, folder, _ = written
     if name == "smolvlm":
         pytest.skip("as Idefics 3")
@@ -433,6 +433,13 @@ def test_images_and_places_have_to_fit(written):
             ids = list(prompt.ids)
             ids.remove(model.senses.of("image", "").processor.token)
             model.image_prompt(ids, [image])
+        for foreign in ("image_url", "input_image"):  # which the template would leave out
+            content = [{"type": foreign, "image_url": {"url": "a.png"}}]
+            with pytest.raises(RequestError, match=f"of the type {foreign!r}"):
+                model.chat([{"role": "user", "content": content}])
+        (tmp_path / "a.png").write_bytes(b"no image")
+        with pytest.raises(RequestError, match=r"a\.png: the image cannot be decoded"):
+            model.image_prompt("x", str(tmp_path / "a.png"))  # a single one needs no list
         with pytest.raises(RequestError, match="more than 64 images"):
             model.image_prompt("x", [image] * 65)
         same = model.generate(list(prompt.ids), images=[image], max_tokens=3, **EXACT)

@@ -146,7 +146,7 @@ def test_ids_and_prefixes_are_those_of_the_image(server):
 
 CUT = base64.b64encode(file_of()[:60]).decode()
 WRONG = {
-    "http://example.com/a.png": "fetches no images",
+    "http://example.com/a.png": "--fetch-images",
     "file:///etc/passwd": "must be a data URL",
     "/etc/passwd": "must be a data URL",
     "data:image/png;base64,@@@@": "base64",

@@ -14,7 +14,7 @@ import pytest
 from cortiq.backend import Backend, Device, Versions
 from cortiq.errors import BackendError
 from cortiq.hookspecs import hookimpl
-from cortiq.plugins import Plugins, find_backend, load_plugins, use_files
+from cortiq.plugins import Plugins, find_backend, load_plugins, selection, use_files
 
 GOOD = """
 from cortiq.backend import Device, Supported, Versions
@@ -264,6 +264,13 @@ def test_an_unknown_backend_or_device_is_named_with_what_there_is(site: Path) ->
     assert "Not loaded: broken: cannot be imported" in text
     with pytest.raises(BackendError, match="has no device 'three'"):
         find_backend("good:three", plugins)
+
+
+def test_a_name_of_other_programs_leads_to_the_backend(site: Path, monkeypatch) -> None:
+    assert selection.OTHER_NAMES["cuda"] == ("triton",)
+    monkeypatch.setitem(selection.OTHER_NAMES, "cuda", ("good",))
+    with pytest.raises(BackendError, match=r"Did you mean good\?"):
+        find_backend("cuda:0", load_plugins(only=["good"]))
 
 
 def test_no_backend_at_all_is_an_error(site: Path) -> None:

@@ -123,6 +123,9 @@ def test_wrong_fields_are_named(server, change, param):
 def test_unknown_models_paths_and_methods(server):
     assert send(server, {**SHORT, "model": "gpt-4"})[1]["error"]["code"] == "model_not_found"
     assert send(server, None, "/v1/nothing", "GET")[0] == 404
+    for path in ("/v1/chat/completion", "/v1/chat/completions/"):
+        status, made = send(server, {}, path)
+        assert status == 404 and "Did you mean /v1/chat/completions?" in made["error"]["message"]
     assert send(server, None, "/../../etc/passwd", "GET")[0] == 404
     assert send(server, None, CHAT, "GET")[0] == 405
     assert send(server, None, "/v1/models/x", "GET")[0] == 404
@@ -131,6 +134,7 @@ def test_unknown_models_paths_and_methods(server):
 def test_giant_bodies_are_refused_before_they_are_read(server):
     status, made = send(server, b"x" * 70_000)
     assert (status, made["error"]["code"]) == (413, "body_too_large")
+    assert "--body-bytes" in made["error"]["message"]
     with raw(server, post(b"x" * 5_000_000)) as big:  # it may send all of it
         assert big.recv(100).startswith(b"HTTP/1.1 413")
     with raw(server, post(b"{", length=10**12)) as lied:

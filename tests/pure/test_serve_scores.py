@@ -70,6 +70,13 @@ def test_documents_are_in_the_order_of_the_querys_likelihood(server, evaluated):
     ]
 
 
+def test_a_context_of_spaces_belongs_to_the_text_after_it(server, evaluated):
+    (made,) = post(server, "/v1/score", text_1="  ", text_2="b")["data"]
+    (own,) = evaluated.likelihoods([("", "  b")])
+    assert made["tokens"] == len(own.token_logprobs) == 3
+    assert math.isclose(made["score"], own.logprob, rel_tol=1e-15)
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [

@@ -417,6 +417,12 @@ document.ondrop = async (event) => {
   event.preventDefault();
   for (const file of event.dataTransfer.files) await attached.add(file);
 };
+document.onpaste = async (event) => {
+  const files = [...event.clipboardData.files]; // of a picture; pasted text has none
+  if (!files.length) return;
+  event.preventDefault();
+  for (const file of files) await attached.add(file);
+};
 $("model").onchange = showModel;
 $("more").onclick = () => toggle($("more"), settings);
 $("show-chats").onclick = () => toggle($("show-chats"), $("chats"));
