@@ -6,6 +6,7 @@ further keys of its files. An unknown key is refused: it might change the graph.
 
 from __future__ import annotations
 
+import functools
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -238,7 +239,7 @@ def _rope_entry(
 
 def construct(config_type: type[AnyConfig], values: Mapping[str, Any], *, where: str) -> AnyConfig:
     """Construct a config from these values after checking that fields are complete and typed."""
-    hints = typing.get_type_hints(config_type)
+    hints = types_of(config_type)
     problems, arguments = [], {}
     for name, kind, required in _fields(config_type):
         if name not in values or (values[name] is None and not accepts(hints[name], None)):
@@ -256,6 +257,12 @@ def construct(config_type: type[AnyConfig], values: Mapping[str, Any], *, where:
     if not 0 < config.head_width <= MAX_HEAD:
         raise FormatError(f"attention heads of {config.head_width} elements", where=where)
     return config
+
+
+@functools.cache
+def types_of(config_type: type[BaseConfig]) -> Mapping[str, Any]:
+    """Return the type of each field of a configuration."""
+    return typing.get_type_hints(config_type)
 
 
 def _fields(config_type: type[BaseConfig]) -> Iterator[tuple[str, str, bool]]:
