@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, NewType, TypeVar
 
@@ -237,6 +237,10 @@ def _rope_entry(
     return entry
 
 
+types_of: Callable[[type], Mapping[str, Any]] = functools.cache(typing.get_type_hints)
+"""Returns the type of each field of a class of configurations."""
+
+
 def construct(config_type: type[AnyConfig], values: Mapping[str, Any], *, where: str) -> AnyConfig:
     """Construct a config from these values after checking that fields are complete and typed."""
     hints = types_of(config_type)
@@ -257,12 +261,6 @@ def construct(config_type: type[AnyConfig], values: Mapping[str, Any], *, where:
     if not 0 < config.head_width <= MAX_HEAD:
         raise FormatError(f"attention heads of {config.head_width} elements", where=where)
     return config
-
-
-@functools.cache
-def types_of(config_type: type[BaseConfig]) -> Mapping[str, Any]:
-    """Return the type of each field of a configuration."""
-    return typing.get_type_hints(config_type)
 
 
 def _fields(config_type: type[BaseConfig]) -> Iterator[tuple[str, str, bool]]:

@@ -161,8 +161,7 @@ class Edited:
         self, checkpoint: Any, without: str = "", extra: str = "", grown: Sequence[str] = ()
     ) -> None:
         self._inner, self._grown = checkpoint, frozenset(grown)
-        names = [name for name in checkpoint.tensor_names if name != without]
-        self.tensor_names = names + [extra] * bool(extra)
+        self.tensor_names = [n for n in (*checkpoint.tensor_names, extra) if n not in ("", without)]
         self._held = frozenset(self.tensor_names)
 
     def __getattr__(self, name: str) -> Any:
