@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.abc
 import os
 import sys
@@ -49,6 +50,20 @@ class TritonFirst(importlib.abc.MetaPathFinder):
 
 
 sys.meta_path.insert(0, TritonFirst())
+
+
+def pytest_collection_finish() -> None:
+    """Keep what the imports of all tests made out of every later garbage collection.
+
+    It is most of the objects that there are, and lives as long as the process.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Give back what was kept, so that libraries find no leaks at the end."""
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

@@ -6,9 +6,10 @@ further keys of its files. An unknown key is refused: it might change the graph.
 
 from __future__ import annotations
 
+import functools
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, NewType, TypeVar
 
@@ -236,9 +237,13 @@ def _rope_entry(
     return entry
 
 
+types_of: Callable[[type], Mapping[str, Any]] = functools.cache(typing.get_type_hints)
+"""Returns the type of each field of a class of configurations."""
+
+
 def construct(config_type: type[AnyConfig], values: Mapping[str, Any], *, where: str) -> AnyConfig:
     """Construct a config from these values after checking that fields are complete and typed."""
-    hints = typing.get_type_hints(config_type)
+    hints = types_of(config_type)
     problems, arguments = [], {}
     for name, kind, required in _fields(config_type):
         if name not in values or (values[name] is None and not accepts(hints[name], None)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Any, get_type_hints
+from typing import Any
 
 from cortiq.errors import FormatError, UnsupportedError, shown
 from cortiq.models.config import (
@@ -18,6 +18,7 @@ from cortiq.models.config import (
     construct,
     put,
     refuse_unknown,
+    types_of,
 )
 from cortiq.models.gguf_keys import (
     GGUF_KEYS,
@@ -118,7 +119,7 @@ def _held(
     config_type: type[BaseConfig], wanted: Mapping[str, str], tensors: Sequence[str], layers: Any
 ) -> dict[str, bool | list[bool]]:
     """Return whether the file has tensors; for a field with an entry a layer, whether each has."""
-    hints, found = get_type_hints(config_type), {
+    hints, found = types_of(config_type), {
         name: fnmatch.filter(tensors, t)
         or fnmatch.filter(tensors, t.replace("attn_q.", "attn_qkv."))
         for name, t in wanted.items()
@@ -148,7 +149,7 @@ def _uniform(config_type: type[AnyConfig], values: dict[str, Any]) -> dict[str, 
     """Return the values with arrays of one number a layer, all equal, as that number where a field
     takes no list: some writers repeat a number for every layer.
     """
-    layers, hints = values.get("num_hidden_layers"), get_type_hints(config_type)
+    layers, hints = values.get("num_hidden_layers"), types_of(config_type)
 
     def single(name: str, value: Any) -> Any:
         listed = list(value) if isinstance(value, list | tuple) else []

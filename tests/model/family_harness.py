@@ -155,29 +155,25 @@ def norm_distance(a: np.ndarray, b: np.ndarray) -> float:
 
 
 class Edited:
-    """A checkpoint without some tensors, with others that it has not, or with one grown a row."""
+    """A checkpoint without a tensor, with one that it has not, or with some grown a row."""
 
     def __init__(
-        self, checkpoint: Any, without: str = "", extra: str = "", grown: str = ""
+        self, checkpoint: Any, without: str = "", extra: str = "", grown: Sequence[str] = ()
     ) -> None:
-        self._inner, self._without, self._extra, self._grown = checkpoint, without, extra, grown
+        self._inner, self._grown = checkpoint, frozenset(grown)
+        self.tensor_names = [n for n in (*checkpoint.tensor_names, extra) if n not in ("", without)]
+        self._held = frozenset(self.tensor_names)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    @property
-    def tensor_names(self) -> list[str]:
-        """All names."""
-        names = [name for name in self._inner.tensor_names if name != self._without]
-        return names + [self._extra] * bool(self._extra)
-
     def __contains__(self, name: object) -> bool:
-        return name in self.tensor_names
+        return name in self._held
 
     def tensor(self, name: str) -> Any:
         """A tensor."""
         found = self._inner.tensor(name)
-        if name != self._grown:
+        if name not in self._grown:
             return found
         first, *rest = found.shape or (1,)
         return dataclasses.replace(found, shape=(first + 1, *rest))

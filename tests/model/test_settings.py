@@ -25,7 +25,10 @@ CORES = {
     "Zen": ("Haswell", AVX2),
     "SkylakeX": ("SkylakeX", AVX512),
 }
-"""Values of OPENBLAS_CORETYPE: the kernels NumPy's OpenBLAS then names, and what they need."""
+"""Values of OPENBLAS_CORETYPE: the kernels NumPy's OpenBLAS then names, and what they need.
+
+Zen's kernels are Haswell's, which is why it is in the slow tests.
+"""
 
 
 def probe(paths, *flags, **environment):
@@ -67,7 +70,9 @@ def test_one_thread(paths, plain):
     assert same(probe(paths[:1], "--threads", "1"), plain)
 
 
-@pytest.mark.parametrize("core", CORES)
+@pytest.mark.parametrize(
+    "core", [pytest.param(core, marks=[pytest.mark.slow] * (core == "Zen")) for core in CORES]
+)
 def test_openblas_kernels(paths, plain, core):
     kernels, needed = CORES[core]
     if not plain["blas"] or plain["blas"][0].lower() in ("armv8", "neoversen1"):
