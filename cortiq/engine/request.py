@@ -103,9 +103,16 @@ class Request:
         return key_of(self.overlay) + (f"|{heard}" if heard else "")
 
     @property
+    def attended(self) -> EncodedPrompt | None:
+        """Rows of an encoder that its rows attend to: of a sound, or of images beside the text."""
+        if self.encoded is None and self.images is not None:
+            return self.images.attended
+        return self.encoded
+
+    @property
     def room(self) -> int:
         """Rows that some slot of its sequence needs."""
-        return max(self.limit, 0 if self.encoded is None else self.encoded.count)
+        return max(self.limit, 0 if self.attended is None else self.attended.count)
 
     @property
     def image_digests(self) -> tuple[str, ...]:

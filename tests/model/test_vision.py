@@ -45,6 +45,7 @@ from cortiq.convert.run import convert_model
 from cortiq.engine.prompt_images import ImageSpan, with_spans
 from cortiq.errors import FormatError, RequestError, UnsupportedError
 from cortiq.formats.checkpoint import open_checkpoint
+from cortiq.ir.encoded import ENCODED
 from cortiq.models import load_program
 from cortiq.tokenizer.tokenizer import Tokenizer
 from cortiq.vision import glm5_next
@@ -76,6 +77,7 @@ FAMILIES = (
     "minicpm_ocr",
     "minicpmv",
     "phi4_multimodal",
+    "mllama",
 )
 EXACT = {"temperature": 0, "ignore_eos": True}
 
@@ -159,10 +161,15 @@ def ideal_logits(checkpoint, vision, made, ids, adapters=()):
     listed = [prompt.inputs(at) for at in range(len(ids))]
     inputs = {key: np.stack([row[key] for row in listed]) for key in listed[0]}
     args = loaded.program, loaded.weights, [prompt.fed(at, one) for at, one in enumerate(ids)]
-    embed = evaluate(*args, ["embed"], inputs=inputs)["embed"]
+    slots = {}
+    if prompt.given.tile and rows:  # which stand beside the text
+        given = {ENCODED: np.concatenate(rows)}
+        evaluate(*args[:2], [0] * len(given[ENCODED]), [], ENCODED, given, stored=slots)
+    embed = evaluate(*args, ["embed"], inputs=inputs, stored=dict(slots))["embed"]
     for at, row in enumerate(listed):
         embed[at] = row.get("embed", embed[at])
-    return evaluate(*args, ["logits"], inputs={**inputs, "embed": embed})["logits"]
+    inputs["embed"] = embed
+    return evaluate(*args, ["logits"], inputs=inputs, stored=slots)["logits"]
 
 
 @pytest.mark.parametrize("count", [1, 3])

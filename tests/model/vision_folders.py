@@ -291,6 +291,31 @@ def aria(folder: Path, **sight: Any) -> Any:
     return saved(folder, config, "AriaForConditionalGeneration")
 
 
+def mllama(folder: Path, **sight: Any) -> Any:
+    """Write a Llama 3.2 Vision of tiles of 17 rows, with layers that attend to images."""
+    ids = write_tokenizer(folder, [], template_of("<|image|>"), ["<|image|>"])
+    control = ids["<|image|>"]  # the table has rows for it, the head none
+    text = TEXT | {
+        "vocab_size": control, "num_hidden_layers": 5, "cross_attention_layers": [1, 4],
+        "hidden_size": 64,
+    }  # fmt: skip
+    del text["head_dim"]
+    tower = SIGLIP | {
+        "attention_heads": 2, "num_global_layers": 2, "num_hidden_layers": 3,
+        "intermediate_layers_indices": [0, 2], "vision_output_dim": 72,
+    }  # fmt: skip
+    del tower["num_attention_heads"]
+    config = transformers.MllamaConfig(
+        text_config=text, vision_config=tower | sight, image_token_index=control
+    )
+    rules = {
+        "size": {"height": 56, "width": 56}, "max_image_tiles": 4,
+        "image_processor_type": "MllamaImageProcessor",
+    }  # fmt: skip
+    (folder / "preprocessor_config.json").write_text(json.dumps(rules))
+    return saved(folder, config, "MllamaForConditionalGeneration")
+
+
 def cohere2_vision(folder: Path, kind: str = "Cohere2Vision", **sight: Any) -> Any:
     """Write a Command A Vision of tiles of 4 rows; kind "AyaVision": an Aya Vision."""
     aya = kind == "AyaVision"
