@@ -292,9 +292,7 @@ class Walk(ABC, Generic[S]):
         return self.host(value)
 
     def history(self, at: int) -> list[int]:
-        """Return every id the row's sequence was fed, up to and including the row, that can be
-        drawn.
-        """
+        """Return each id that can be drawn of those fed up to and including the row."""
         segment = next(s for s in self.segments if s.start <= at < s.stop)
         before = segment.state.tokens[: segment.positions[0]]
         ids = np.array([*before, *self.tokens[segment.start : at + 1]], np.int32)

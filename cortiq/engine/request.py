@@ -105,9 +105,7 @@ class Request:
     @property
     def attended(self) -> EncodedPrompt | None:
         """Rows of an encoder that its rows attend to: of a sound, or of images beside the text."""
-        if self.encoded is None and self.images is not None:
-            return self.images.attended
-        return self.encoded
+        return self.encoded or (self.images and self.images.attended)
 
     @property
     def room(self) -> int:

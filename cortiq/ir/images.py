@@ -5,8 +5,8 @@ axis is the same, so that a text without images has the bits of a trunk that has
 
 Rows of an image may also stand beside the text: an entry stores keys and values of them
 (`ir.encoded`), and layers of the trunk attend to those of the tiles that a row lists. A row that
-sees no tile gets +0 from this attention, and the factor 0 on what such a layer adds besides, so that
-one program is for texts with images and without.
+sees no tile gets +0 from this attention, and the factor 0 on what such a layer adds besides: one
+program is for texts with images and without.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def build(config: Config, context: int, images: ImageRows = TEXT_ONLY) -> Progra
     decoder = Decoder(config, context, family="mllama", eps=config.rms_norm_eps, stored=own)
     table = Embedding(config.vocab_size + OF_IMAGES, config.hidden_size)
     decoder.builder.facts |= {TEXT_IDS: config.vocab_size, "vocab_size": table.vocab}
-    seen = _Seen(decoder, images) if images.tile else None
+    seen = _Seen(decoder, config, images) if images.tile else None
     mixer = attention(config, rope=rope_table(config, context))
     mlp = gated_mlp(config, config.hidden_act)
     x = decoder.builder.add(table, decoder.token, name="embed", weights={"table": TABLE})
@@ -104,10 +104,10 @@ class _Seen:
     op : the attention, to keys of the tiles that a row lists, up to the last one that it names.
     """
 
-    def __init__(self, decoder: Decoder, images: ImageRows) -> None:
-        self.decoder, config = decoder, decoder.config
+    def __init__(self, decoder: Decoder, config: Config, images: ImageRows) -> None:
+        self.decoder = decoder
         builder, blocks = decoder.builder, ListedBlocks(images.tile, images.tiles)
-        self.norm = RMSNorm(config.head_width, decoder.norm_op.eps)
+        self.norm = RMSNorm(config.head_width, config.rms_norm_eps)
         self.op = attention(
             config, qk_norm=QKNorm(self.norm.eps), shares_kv=True, until=True, listed=blocks
         )

@@ -39,7 +39,8 @@ def rows_of(model, given):
 def mask_of(given, ids, token):
     """The tiles that each id sees, as transformers' processor says."""
     spans = [get_cross_attention_token_mask(list(ids), token)]
-    dense = convert_sparse_cross_attention_mask_to_dense(spans, given["num_tiles"], 4, len(ids))
+    most = given["pixel_values"].shape[2]
+    dense = convert_sparse_cross_attention_mask_to_dense(spans, given["num_tiles"], most, len(ids))
     return torch.from_numpy(dense)
 
 
