@@ -105,7 +105,7 @@ class Request:
     @property
     def attended(self) -> EncodedPrompt | None:
         """Rows of an encoder that its rows attend to: of a sound, or of images beside the text."""
-        return self.encoded or (self.images and self.images.attended)
+        return self.encoded or (None if self.images is None else self.images.attended)
 
     @property
     def room(self) -> int:
@@ -122,9 +122,7 @@ class Request:
         found = self.images.inputs(position) if self.images is not None else {}
         if self.embeddings is not None and position < len(self.embeddings):
             found[EMBED] = self.embeddings[position]
-        if self.encoded is not None:
-            found |= last_encoded(self.encoded.count)
-        return found
+        return found | ({} if self.encoded is None else last_encoded(self.encoded.count))
 
     def fed(self, position: int, token: int | Drawn) -> int | Drawn:
         """Return the id that the row at a position is fed as."""

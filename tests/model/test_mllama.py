@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from math import prod
 
 import pytest
 
@@ -11,7 +13,10 @@ pytest.importorskip("PIL")
 
 import mllama_oracle
 import numpy as np
+import torch
+import transformers
 import vision_folders
+from safetensors.numpy import save_file
 from test_vision import EXACT, TOLERANCE, drawn, ideal_logits, sight_of
 from transformers.models.mllama import image_processing_pil_mllama as theirs
 from vision_oracles import processed
@@ -23,6 +28,8 @@ from cortiq.engine.session import Session
 from cortiq.errors import RequestError, UnsupportedError
 from cortiq.formats.checkpoint import open_checkpoint
 from cortiq.tokenizer.tokenizer import Tokenizer
+from cortiq.vision import mllama
+from cortiq.vision.load import vision_family
 from cortiq.vision.mllama_tiles import best_form, fitted_size
 
 SIZES = ((40, 70), (150, 149), (20, 31))
@@ -143,9 +150,9 @@ def test_images_that_are_too_many_or_no_images_are_refused(usual):
             row = [Row(session.state, at, 5, (Digest("logits"),), one) for at, one in given]
             outcome = model.executable.forward(Batch(row)).result().outcomes[session.state]
         assert outcome.status is Status.DECLINED and "the row before it" in outcome.reason
-    with cortiq.load(usual, backend="cpu", threads=1) as model:
-        with pytest.raises(RequestError, match="is a part of an image"):
-            model.generate([5, token, 6], max_tokens=1)
+    plain = cortiq.load(usual, backend="cpu", threads=1)
+    with plain as model, pytest.raises(RequestError, match="is a part of an image"):
+        model.generate([5, token, 6], max_tokens=1)
 
 
 @pytest.mark.parametrize(
@@ -159,3 +166,34 @@ def test_rules_that_do_not_fit_the_tower_are_refused(tmp_path, rules):
     file.write_text(json.dumps(json.loads(file.read_text()) | rules))
     with pytest.raises(UnsupportedError):
         sight_of(tmp_path)
+
+
+def test_the_published_tower_has_its_parameters(tmp_path):
+    """Tables of positions are read into others, and gates into numbers."""
+    text = {"hidden_size": 4096, "num_hidden_layers": 1, "vocab_size": 64,
+            "cross_attention_layers": [], "pad_token_id": None, "bos_token_id": 1,
+            "eos_token_id": 2}  # fmt: skip
+    config = transformers.MllamaConfig(text_config=text, vision_config={"image_size": 560})
+    config.save_pretrained(tmp_path)
+    rules = {"size": {"height": 560, "width": 560}, "max_image_tiles": 4, "resample": 2}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(rules))
+    save_file({"lm_head.weight": np.zeros(1, np.float32)}, tmp_path / "model.safetensors")
+    family = vision_family(open_checkpoint(tmp_path))
+    program = family.module.build(family.config, family.processor.most)
+    made = (mllama.PLACES, mllama.AFTER, mllama.GATED)
+    ours = sum(
+        prod(spec.shape) for name, spec in program.weights.items()
+        if not name.startswith(made[:2]) and not re.match(rf"{made[2]}\.\d+\.(attn|ffn)\.", name)
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = transformers.MllamaForConditionalGeneration(config).model
+    parts = (model.vision_model, model.multi_modal_projector)
+    theirs = sum(
+        p.numel() for part in parts for name, p in part.named_parameters()
+        if "positional" not in name and "gate_" not in name and name != "class_embedding"
+    )  # fmt: skip
+    assert ours == theirs > 8e8
+    assert program.weights[f"{mllama.PLACES}.weight"].shape == (8 * 4 * 1601, 1280)
+    image = family.processor.prepare(np.zeros((300, 900, 3), np.uint8))
+    assert image.grid == (1, 2) and len(image.tiles[0].squares) == 3202
+    assert len(image.tiles[0].patches) == 4 * 1608
