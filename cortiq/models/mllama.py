@@ -13,12 +13,10 @@ from cortiq.ir.images import CROSS, SEEN, TEXT_IDS, TEXT_ONLY, TILES, ImageRows
 from cortiq.ir.layers import Embedding, GatedMLP, Linear, ListedBlocks, QKNorm, RMSNorm
 from cortiq.ir.ops import Gain, Quantise, Reshape, ScaleRows, StoreKV
 from cortiq.models.config import BaseConfig, Keys
-from cortiq.models.formed_vectors import FormedVector
+from cortiq.models.formed_vectors import of_gate
 from cortiq.models.names import Names
 from cortiq.models.parts import ATTENTION, HEAD, MLP, TABLE, Decoder, attention, gated_mlp, named
 from cortiq.models.rope import rope_table
-from cortiq.numerics.contract import Floats, snap
-from cortiq.numerics.scalar import activation
 
 ARCHITECTURES = ("mllama_text_model",)
 GGUF: tuple[str, ...] = ()
@@ -53,18 +51,13 @@ class Config(BaseConfig):
         return CROSSED if self.cross_attention_layers is None else self.cross_attention_layers
 
 
-def hyperbolic(vectors: Sequence[Floats], layer: int, name: str) -> Floats:
-    """Return what a gate of one number multiplies with: its hyperbolic tangent."""
-    return activation(snap(vectors[0]), "tanh")
-
-
 def NAMES(config: Config) -> Names:
     """Return the names; layers that attend to images are not read for a model that sees none."""
     layers = "|".join(map(str, config.crossed))
     gates = (f"cross_attn_{branch}_gate" for branch in GATES)
     return Names(
         unread=rf"model\.layers\.({layers})\..*" if layers else "",
-        formed={f"{gate}.tanh": FormedVector((gate,), 1, hyperbolic) for gate in gates},
+        formed={f"{gate}.tanh": of_gate(gate) for gate in gates},
     )
 
 
