@@ -50,7 +50,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/hearing": 2060,
     "cortiq/ir": 5010,
     "cortiq/model": 3160,
-    "cortiq/models": 6350,
+    "cortiq/models": 6360,
     "cortiq/numerics": 3850,
     "cortiq/placement": 710,
     "cortiq/plugins": 660,
