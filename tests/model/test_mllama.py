@@ -76,7 +76,7 @@ def test_rows_see_the_tiles_of_the_last_images_before_them(written, text):
     made, token = [vision.processor.prepare(image) for image in images], vision.processor.token
     given = processed("mllama", folder, images) if images else None
     ours = ideal_logits(open_checkpoint(folder), vision, made, ids)
-    first = bool(text.startswith("#"))  # no row before it, about which transformers is another mind
+    first = bool(text.startswith("#"))  # transformers as it is: no row comes before
     logits = mllama_oracle.logits_of(model, given, ids, token, zeroed=not first)
     assert np.abs(ours - logits).max() < TOLERANCE * np.abs(logits).max()
 
