@@ -52,9 +52,8 @@ class CrossedDrive:
         for state, sound in zip(states, self.sounds, strict=True):
             rows += rows_of(state, sound, 0, len(sound), ())
         result = executable.forward(Batch(rows, self.sounds[0].entry)).result()
-        return [
-            SequenceOutcome(status=STATUS_CODES[result.outcomes[state].status]) for state in states
-        ]
+        kept = {state: STATUS_CODES[outcome.status] for state, outcome in result.outcomes.items()}
+        return [SequenceOutcome(status=kept.get(state, 0)) for state in states]
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,8 @@ class CrossedScenario(Scenario):
         """Evaluate one request after its encoder's rows."""
         oracle = OracleSequence(self.program, self.weights)
         (sound,) = (s for s, own in zip(self.sounds, self.feeds, strict=True) if own is feed)
-        oracle.feed(sound.tokens, sound.inputs, sound.entry)
+        if len(sound.tokens):
+            oracle.feed(sound.tokens, sound.inputs, sound.entry)
         evaluation = oracle.feed(feed.tokens, feed.inputs)
         return 0, outputs.expected(self.wants, evaluation, feed.tokens.tolist())
 

@@ -28,6 +28,7 @@ from cortiq.backend.row_runs import RowRun, RowRuns, stretches_of
 from cortiq.backend.wants import LARGEST_VOCABULARY, unanswerable, undrawn
 from cortiq.errors import BackendError
 from cortiq.ir import Graph, Program
+from cortiq.ir.encoded import LAST_ENCODED
 from cortiq.ir.layers import Embedding
 from cortiq.ir.ops import EmbedRows, ExpertMatMul, Recall
 from cortiq.ir.overlays import OVERLAY, OVERLAY_INDEX
@@ -250,7 +251,7 @@ def _certainly_fits(
             continue
         if type_.dtype != "i32" or name not in graph.inputs or array.dtype.kind not in "iu":
             return False
-        if array.min(initial=0) < 0 or array.max(initial=0) >= sizes[name]:
+        if array.min(initial=0) < least_of(name) or array.max(initial=0) >= sizes[name]:
             return False
     return True
 
@@ -271,6 +272,11 @@ def _misshapen(graph: Graph, run: RowRun) -> Iterator[str]:
             yield f"a run of {len(run.tokens)} rows supplies {kind} for {name!r}"
 
 
+def least_of(name: str) -> int:
+    """Return the least integer that a row may supply by this name."""
+    return -1 if name == LAST_ENCODED else 0
+
+
 def _unfit(graph: Graph, name: str, value: object, context: int) -> str | None:
     """Return why a row cannot supply this value. Integers are positions of a rotation's axes."""
     type_ = graph.values.get(name)
@@ -286,7 +292,7 @@ def _unfit(graph: Graph, name: str, value: object, context: int) -> str | None:
     given = np.asarray(value)
     if given.shape != type_.shape or given.dtype.kind not in ("iu" if whole else "fiu"):
         return f"{name!r} is {type_}, a row supplies {given.dtype}{list(given.shape)}"
-    if whole and given.min(initial=0) < 0:
+    if whole and given.min(initial=0) < least_of(name):
         return f"{name!r} counts from 0, a row supplies {given.min()}"
     if whole and given.max(initial=0) >= context:
         return f"a row supplies the position {given.max()}, {name!r} has {context}"

@@ -153,7 +153,7 @@ def attend(
     own = positions if own is None else own
     each = heads // groups
     first_key = 0 if how.window is None else max(0, min(own) - how.window + 1)
-    tiles = range(first_key // TILE, max(positions) // TILE + 1)
+    tiles = range(first_key // TILE, max(*positions, 0) // TILE + 1)  # one even if no key is seen
     key = (*positions, own[0], tiles, how.window, each)
     if key not in shared:
         shared[key] = library.array(visible_keys(positions, own, tiles, how.window, each))

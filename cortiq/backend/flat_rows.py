@@ -16,7 +16,7 @@ from cortiq.backend.columns import Brought, named_alike
 from cortiq.backend.executable import Accepted
 from cortiq.backend.requests import RequestPlan, penalises
 from cortiq.backend.row_runs import selected_rows, stretches_of, supplied_numbers
-from cortiq.backend.wants import value_of
+from cortiq.backend.wants import drawable, value_of
 from cortiq.numerics import sampling
 from cortiq.numerics.contract import OutOfDomainError
 
@@ -121,7 +121,9 @@ class FlatBatch(Generic[P]):
         """Return the ids that a draw's penalties look at; None where there are no penalties."""
         if not penalises(want):
             return None
-        return self.flat.history(row) if want.history is None else np.array(want.history, np.int32)
+        if want.history is not None:
+            return np.array(want.history, np.int32)
+        return drawable(self.flat.history(row), self.plan.graph)
 
     def note_faults(
         self, flags: npt.NDArray[Any], rows: Integers, nodes: frozenset[str] | None = None

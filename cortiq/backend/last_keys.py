@@ -60,7 +60,8 @@ def encoded_keys(program: Program) -> dict[str, tuple[tuple[str, str], ...]]:
 def unwritten_key(
     names: Sequence[tuple[str, str]], rows: Sequence[Row], length: Callable[[str], int]
 ) -> str | None:
-    """Describe the last keys of other entries that these have not written; None if there are none.
+    """Describe the last keys of other entries that these have not written, or that do not ascend;
+    None if there are none.
 
     Parameters
     ----------
@@ -72,6 +73,10 @@ def unwritten_key(
             at = int(np.argmax(last >= held))
             row = f"row {rows[at].position} sees keys up to {last[at]}"
             return f"{row}: {writer!r} has seen {held} rows"
+        if (np.diff(last) < 0).any():
+            at = int(np.argmin(np.diff(last))) + 1
+            row = f"row {rows[at].position} sees keys up to {last[at]}"
+            return f"{row}: the row before it up to {last[at - 1]}"
     return None
 
 

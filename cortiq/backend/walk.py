@@ -28,7 +28,7 @@ from cortiq.backend.row_runs import (
     supplied_names,
 )
 from cortiq.backend.segments import Segment, restricted, segments_of
-from cortiq.backend.wants import value_of
+from cortiq.backend.wants import drawable, value_of
 from cortiq.errors import CortiqError
 from cortiq.numerics.contract import OutOfDomainError
 from cortiq.numerics.quantise import Quantised
@@ -292,7 +292,8 @@ class Walk(ABC, Generic[S]):
         return self.host(value)
 
     def history(self, at: int) -> list[int]:
-        """Return every id the row's sequence was fed, up to and including the row."""
+        """Return each id that can be drawn of those fed up to and including the row."""
         segment = next(s for s in self.segments if s.start <= at < s.stop)
         before = segment.state.tokens[: segment.positions[0]]
-        return [*before, *self.tokens[segment.start : at + 1]]
+        ids = np.array([*before, *self.tokens[segment.start : at + 1]], np.int32)
+        return drawable(ids, self.plan.graph).tolist()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from cortiq.backend.batch import Argmax, Digest, Draw, DrawnLogit, LateMask, Top, Want
 from cortiq.ir import Graph
 from cortiq.numerics.masks import mask_fault
@@ -15,6 +18,12 @@ LEAST_CALIBRATION = 2.0**-20
 def value_of(want: Want) -> str:
     """Return the name of the value that a want is computed from."""
     return "logits" if isinstance(want, Top | DrawnLogit) else want.name
+
+
+def drawable(ids: npt.NDArray[np.int32], graph: Graph) -> npt.NDArray[np.int32]:
+    """Return those of some ids that have a logit; tokens of images may have none."""
+    type_ = graph.values.get("logits")
+    return ids if type_ is None else ids[ids < type_.shape[0]]
 
 
 def unanswerable(graph: Graph, want: Want) -> str | None:

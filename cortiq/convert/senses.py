@@ -13,7 +13,7 @@ from cortiq.formats.own_adapter import own_tensors
 from cortiq.formats.text_model import renamed
 from cortiq.hearing import whisper
 from cortiq.ir import Program
-from cortiq.ir.encoded import encoded_rows
+from cortiq.ir.purpose import Purpose, purpose_of
 from cortiq.numerics.layouts import LAYOUTS
 from cortiq.vision.load import sense_modules
 from cortiq.vision.mmproj import towers_beside
@@ -24,7 +24,7 @@ SENSES = {"vision_config": "reads no images", "audio_config": "takes no audio"}
 
 def sense_prefixes(checkpoint: Checkpoint, program: Program) -> list[Mapping[str, str]]:
     """Return what the names of tensors of each encoder and tower begin with."""
-    if encoded_rows(program) is not None:
+    if purpose_of(program) is Purpose.SPEECH:
         return [whisper.PREFIXES]
     return [module.PREFIXES for module in sense_modules(checkpoint)]
 
@@ -39,6 +39,8 @@ def with_senses(
     texts = [replace(t, name=checkpoint.name_in_folder(t.name)) for t in planned]
     whole, taken = checkpoint.part({"": ""}), {tensor.name for tensor in texts}
     names = [n for one in senses for n in renamed(whole.tensor_names, one).values()]
+    if any(getattr(module, "IN_TEXT", False) for module in sense_modules(checkpoint)):
+        names += [checkpoint.name_in_folder(name) for name in checkpoint.tensor_names]
     for adapter in own_adapters(checkpoint):
         own = own_tensors(checkpoint, adapter).values()
         names += [checkpoint.name_in_folder(tensor) for sides in own for tensor in sides.values()]

@@ -15,11 +15,11 @@ from cortiq.engine.session import check_outcome
 from cortiq.errors import RequestError
 from cortiq.ir import Program
 from cortiq.ir.encoded import ENCODED, encoded_rows
-from cortiq.ir.purpose import check_continues
+from cortiq.ir.purpose import Purpose, check_continues, purpose_of
 from cortiq.numerics.contract import Floats
 
 WHISPER = "take a Whisper model, such as whisper-tiny.en"
-FAILED = "the model cannot compute this sound"
+FAILED = "the model cannot compute what its encoder made of this sound, or image"
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,10 +54,12 @@ class EncodedPrompt:
         SequenceFailedError : a value left the contract's domain.
         DeclinedError : there is no room for them.
         """
-        start = state.length(ENCODED)
-        rows = [Row(state, i, 0, (), {ENCODED: self.rows[i]}) for i in range(start, self.count)]
-        result = executable.forward(Batch(rows, ENCODED)).result()
-        check_outcome(result.outcomes[state], start, FAILED)
+        size = executable.batch_rows
+        for start in range(state.length(ENCODED), self.count, size):
+            places = range(start, min(start + size, self.count))
+            rows = [Row(state, i, 0, (), {ENCODED: self.rows[i]}) for i in places]
+            result = executable.forward(Batch(rows, ENCODED)).result()
+            check_outcome(result.outcomes[state], start, FAILED)
 
 
 def check_encoded(encoded: EncodedPrompt | None, program: Program) -> None:
@@ -72,7 +74,7 @@ def check_encoded(encoded: EncodedPrompt | None, program: Program) -> None:
         if given is not None:
             check_continues(program)
         return
-    if given is None:
+    if given is None or purpose_of(program) is not Purpose.SPEECH:
         raise RequestError("the model transcribes no speech", where="audio", hint=WHISPER)
     if not 0 < encoded.count <= given.most:
         raise RequestError(f"{encoded.count} rows of an encoder: at most {given.most}")
@@ -101,6 +103,6 @@ def store_all(
     for sequence in [one for one in sequences if one.lacks_encoded]:
         try:
             with attributed_to(backend_names(executable)):
-                sequence.request.encoded.store(executable, sequence.live_state())
+                sequence.request.attended.store(executable, sequence.live_state())
         except Exception as error:
             failed(sequence, error)

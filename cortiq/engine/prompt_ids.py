@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from cortiq.errors import RequestError, shown
 from cortiq.ir import Program
+from cortiq.ir.images import TEXT_IDS
 from cortiq.ir.purpose import Purpose, check_continues, purpose_of
 
 
@@ -14,6 +15,12 @@ def vocabulary_size(program: Program) -> int:
     """Return the number of token ids that the trunk has logits for."""
     logits = program.trunk.values.get("logits")
     return int(program.facts["vocab_size"]) if logits is None else logits.shape[0]
+
+
+def known_ids(program: Program) -> int:
+    """Return the number of ids that a prompt may have: also of images, where they have no logit."""
+    size = vocabulary_size(program)
+    return int(program.facts["vocab_size"]) if TEXT_IDS in program.facts else size
 
 
 def check_prompt(
@@ -41,7 +48,7 @@ def check_prompt(
     if purpose_of(program) not in allowed:
         check_continues(program)
     prompt = tuple(_as_id(token) for token in ids)
-    vocabulary = vocabulary_size(program)
+    vocabulary = known_ids(program)
     if not prompt:
         raise RequestError("the prompt is empty", hint="give at least one character or token id")
     for position, token in enumerate(prompt):

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from hashlib import sha256
 
 import numpy as np
 import numpy.typing as npt
 
-from cortiq.backend import Drawn
+from cortiq.backend import Drawn, State
 from cortiq.engine.prompt_embeddings import check_row
+from cortiq.engine.prompt_encoded import EncodedPrompt
 from cortiq.errors import RequestError, shown
 from cortiq.ir import Program
+from cortiq.ir.encoded import ENCODED
 from cortiq.ir.images import IMAGES, TEXT_IDS, ImageRows, image_rows
 from cortiq.numerics.contract import Floats
 
@@ -29,6 +33,7 @@ class ImageSpan:
     make : computes its rows; called when a sequence is submitted, on the engine's thread.
     digest : SHA-256, in hex, of the image as the model sees it.
     grid : height and width in rows, for positions on several axes; none where they are a text's.
+        Of an image whose rows stand beside the text, in tiles; its one place is that of its token.
     medium : `image`, or `audio` for a sound.
     """
 
@@ -37,6 +42,11 @@ class ImageSpan:
     digest: str
     grid: tuple[int, int] = NO_GRID
     medium: str = "image"
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of an image whose rows stand beside the text."""
+        return self.grid[0] * self.grid[1]
 
     @cached_property
     def rows(self) -> Floats:
@@ -99,6 +109,38 @@ class PromptImages:
             now, at = now + max(span.grid), at + len(rows)
         return axes, now - self.length
 
+    @cached_property
+    def _tiles(self) -> list[tuple[int, int, int]]:
+        """Place of each image beside the text, and the tiles that rows from there on see, the
+        first and the one after the last: those of the image, and of others whose tokens are the
+        neighbours before its own.
+        """
+        found: list[tuple[int, int, int]] = []
+        stop = 0
+        for span in self.spans:
+            (at,) = span.places
+            first = found[-1][1] if found and found[-1][0] == at - 1 else stop
+            stop += span.tiles
+            found.append((at, first, stop))
+        return found
+
+    @cached_property
+    def attended(self) -> EncodedPrompt | None:
+        """Rows beside the text, of all its images; None where there are none."""
+        if not (self.given.tile and self.spans):
+            return None
+        digest = sha256("".join(span.digest for span in self.spans).encode()).hexdigest()
+        count = self._tiles[-1][2] * self.given.tile
+        made = self.spans
+        return EncodedPrompt(count, lambda: np.concatenate([s.rows for s in made]), digest)
+
+    def reuse(self, state: State, rows: int) -> None:
+        """Forget what a state has beside its first rows of images whose tokens are not there."""
+        if self.given.tile:
+            at = bisect_right(self._tiles, rows - 1, key=lambda tiles: tiles[0])
+            kept = self._tiles[at - 1][2] * self.given.tile if at else 0
+            state.rewind(min(kept, state.length(ENCODED)), ENCODED)
+
     def _turned(self, position: int) -> npt.NDArray[np.int32]:
         """Return the positions of a row on every axis."""
         known, more = self._axes
@@ -110,6 +152,9 @@ class PromptImages:
         """Return what the row at a position supplies."""
         last = self._ends[position][1] if self.given.last and position in self._ends else None
         found = self.given.inputs(position, last, self._turned if self.spans else None)
+        if self.given.tile:
+            at = bisect_right(self._tiles, position, key=lambda tiles: tiles[0])
+            return found | (self.given.beside(*self._tiles[at - 1][1:]) if at else {})
         if position in self._owners:
             span, number = self._owners[position]
             found |= self.given.parts(span.rows[number])
@@ -158,6 +203,20 @@ def check_images(images: PromptImages | None, tokens: int, program: Program) -> 
         inside = span.places and span.places[0] >= 0 and span.places[-1] < tokens
         if not inside or list(span.places) != sorted(set(span.places)):
             raise RequestError("an image's rows are not at places of the prompt", where="image")
+    _check_tiles(images)
+
+
+def _check_tiles(images: PromptImages) -> None:
+    """Check that images beside the text have a place each, and are not too many."""
+    most = images.given.tiles
+    if not images.given.tile:
+        return
+    if any(len(span.places) != 1 or span.tiles < 1 for span in images.spans):
+        raise RequestError("an image has one place in the prompt", where="image")
+    count = sum(span.tiles for span in images.spans)
+    if count > most:
+        hint = "give fewer or smaller ones"
+        raise RequestError(f"images of {count} tiles: at most {most}", where="image", hint=hint)
 
 
 def check_text_ids(prompt: Sequence[int], images: PromptImages | None, program: Program) -> None:
@@ -180,8 +239,10 @@ def check_text_ids(prompt: Sequence[int], images: PromptImages | None, program: 
 
 def compute_rows(images: PromptImages | None, program: Program) -> None:
     """Compute the rows of a prompt's images, and check them."""
+    given = image_rows(program)
     for span in images.spans if images is not None else ():
-        check_row(span.rows, len(span.places), program, image_rows(program).deep)
+        count = span.tiles * given.tile or len(span.places)
+        check_row(span.rows, count, program, given.deep)
 
 
 def computed_images(

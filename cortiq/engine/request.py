@@ -103,9 +103,14 @@ class Request:
         return key_of(self.overlay) + (f"|{heard}" if heard else "")
 
     @property
+    def attended(self) -> EncodedPrompt | None:
+        """Rows of an encoder that its rows attend to: of a sound, or of images beside the text."""
+        return self.encoded or (None if self.images is None else self.images.attended)
+
+    @property
     def room(self) -> int:
         """Rows that some slot of its sequence needs."""
-        return max(self.limit, 0 if self.encoded is None else self.encoded.count)
+        return max(self.limit, 0 if self.attended is None else self.attended.count)
 
     @property
     def image_digests(self) -> tuple[str, ...]:
@@ -117,9 +122,7 @@ class Request:
         found = self.images.inputs(position) if self.images is not None else {}
         if self.embeddings is not None and position < len(self.embeddings):
             found[EMBED] = self.embeddings[position]
-        if self.encoded is not None:
-            found |= last_encoded(self.encoded.count)
-        return found
+        return found | ({} if self.encoded is None else last_encoded(self.encoded.count))
 
     def fed(self, position: int, token: int | Drawn) -> int | Drawn:
         """Return the id that the row at a position is fed as."""

@@ -83,7 +83,7 @@ class Sequence:
     @property
     def lacks_encoded(self) -> bool:
         """Whether its state has yet to store what its rows attend to besides one another."""
-        encoded = self.request.encoded
+        encoded = self.request.attended
         return encoded is not None and self.state is not None and not encoded.is_stored(self.state)
 
     def cancel(self) -> None:

@@ -66,6 +66,8 @@ class StateManager:
             return self.executable.open(limit), 0
         found = self.prefixes.take(sequence.keys, running, sequence.request.prefix_key)
         if found is not None:
+            if sequence.request.images is not None:
+                sequence.request.images.reuse(*found)
             return found
         return self.executable.open(most_rows(self.executable.program)), 0
 

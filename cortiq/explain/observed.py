@@ -82,7 +82,11 @@ def value_rows(
     window = whole if window is None else min(check_window(window), context)
     for start in range(0, len(ids), window):
         part = check_prompt(list(ids[start : start + window]), executable.program)
-        with Session(executable, len(part)) as session:
+        attended = None if images is None else images.attended
+        room = max(len(part), 0 if attended is None else attended.count)
+        with Session(executable, room) as session:
+            if attended is not None:
+                attended.store(executable, session.state)
             at = 0
             while at < len(part):
                 count = ROWS if images is None else images.whole_rows(at, ROWS)

@@ -17,7 +17,7 @@ from cortiq.ir.op import Described
 ENCODED = "encoded"
 """Fact of a program that is an `EncodedRows`; the entry, and its input f32[width]."""
 LAST_ENCODED = "last.encoded"
-"""Input of the trunk: the last row of the encoder."""
+"""Input of the trunk: the last row of the encoder that a row sees; -1 for none."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,11 @@
 
 A row that does not stand for an image's part sees no key after itself, and its position on every
 axis is the same, so that a text without images has the bits of a trunk that has no such inputs.
+
+Rows of an image may also stand beside the text: an entry stores keys and values of them
+(`ir.encoded`), and layers of the trunk attend to those of the tiles that a row lists. A row that
+sees no tile gets +0 from this attention, and the factor 0 on what such a layer adds besides: one
+program is for texts with images and without.
 """
 
 from __future__ import annotations
@@ -11,7 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cortiq.domains import Count
+from cortiq.domains import Count, Size
+from cortiq.ir.encoded import LAST_ENCODED
 from cortiq.ir.graph import Program
 from cortiq.ir.op import Described
 from cortiq.numerics.contract import F32, Floats
@@ -27,6 +33,10 @@ AXES = "axes"
 """Input: positions of a row on the axes of a rotation."""
 FIRST_AXES = "first_axes"
 """Input: the same of the row where the last rows of a window begin that this row would close."""
+TILES, SEEN = "tiles", "tiles.seen"
+"""Inputs: numbers of the tiles beside the text that a row sees, and 1 where it sees any, else 0."""
+CROSS = "cross"
+"""Part of the names of nodes that add what a row takes of images beside the text: of a text, +0."""
 EMBED, DEEP = "embed", "deep.{}"
 """Values of a trunk that an image's rows supply: the embedding, and what layers add to theirs."""
 
@@ -44,6 +54,8 @@ class ImageRows(Described):
     deep : first layers that add a row of the image to their output (`DEEP`), a text's rows zeros.
     width : of the trunk's rows; needed where there are such layers.
     window : rows of windows whose keys turn as at the first (`FIRST_AXES`); 1 where none do.
+    tile : rows of each tile of an image, where they stand beside the text; 0 where they are in it.
+    tiles : those of a prompt at most, where they stand beside it.
     token : id that an image's rows are fed as, for tables beside the embedding; None: their own.
     """
 
@@ -53,6 +65,8 @@ class ImageRows(Described):
     width: int = 0
     token: int | None = None
     window: Count = 1
+    tile: Size = 0
+    tiles: Size = 0
 
     @property
     def axes(self) -> int:
@@ -67,7 +81,7 @@ class ImageRows(Described):
     @property
     def supplies(self) -> bool:
         """Whether rows supply anything."""
-        return bool(self.last or self.axes or self.deep)
+        return bool(self.last or self.axes or self.deep or self.tile)
 
     @property
     def deep_names(self) -> tuple[str, ...]:
@@ -80,6 +94,14 @@ class ImageRows(Described):
         """
         names = (EMBED, *(self.deep_names if row.size > self.width else ()))
         return dict(zip(names, np.split(row, len(names)), strict=True))
+
+    def beside(self, first: int = 0, stop: int = 0) -> dict[str, np.ndarray]:
+        """Return what a row supplies that sees the tiles from `first` up to before `stop`."""
+        listed = np.arange(first, first + self.tiles, dtype=np.int32)
+        return {
+            LAST_ENCODED: np.array(stop * self.tile - 1, np.int32), TILES: listed[None],
+            SEEN: np.array([stop > first], F32),
+        }  # fmt: skip
 
     def inputs(
         self,
@@ -100,6 +122,7 @@ class ImageRows(Described):
         turned = turned or (lambda at: np.full(self.axes, at, np.int32))
         places = position, max(position + 1 - self.window, 0)
         given |= {name: turned(at) for name, at in zip(self.axis_names, places, strict=False)}
+        given |= self.beside() if self.tile else {}
         return given | dict.fromkeys(self.deep_names, np.zeros(self.width, F32))
 
 

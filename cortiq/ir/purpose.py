@@ -8,6 +8,7 @@ from cortiq.errors import RequestError
 from cortiq.ir.encoded import encoded_rows
 from cortiq.ir.encoders import ENCODER
 from cortiq.ir.graph import Program
+from cortiq.ir.images import IMAGES
 
 
 class Purpose(StrEnum):
@@ -35,7 +36,8 @@ def purpose_of(program: Program) -> Purpose:
     """Return what a program is for."""
     if ENCODER in program.facts:
         return Purpose.EMBEDDINGS
-    return Purpose.TEXT if encoded_rows(program) is None else Purpose.SPEECH
+    heard = encoded_rows(program) is not None and IMAGES not in program.facts
+    return Purpose.SPEECH if heard else Purpose.TEXT
 
 
 def check_continues(program: Program, where: str = "") -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from cortiq.engine.overlay import ChosenOverlay
 from cortiq.ir import Node, Op, Program
 from cortiq.ir.heads import HEAD_FACTS, KEPT_ROWS, RECALLED
+from cortiq.ir.images import CROSS, image_rows
 from cortiq.models.adapters import FACT as ADAPTERS
 from cortiq.models.build import IGNORED_KEYS
 from cortiq.models.rewriting import REWRITES
@@ -66,9 +67,12 @@ def _drafting(program: Program) -> tuple[str, ...]:
 
 
 def _own_nodes(program: Program) -> list[Node]:
-    """Return the nodes of the trunk that its tokens follow from."""
+    """Return the nodes of the trunk that its tokens follow from, those of a text."""
     drafts = _drafting(program)
-    return [node for node in program.trunk.nodes if not node.name.startswith(drafts)]
+    own = [node for node in program.trunk.nodes if not node.name.startswith(drafts)]
+    if not image_rows(program).tile:
+        return own
+    return [node for node in own if CROSS not in node.name.split(".")]
 
 
 def _rope_tables(program: Program) -> list[RopeTable]:

@@ -56,7 +56,10 @@ def prompt_logprob_steps(
     chosen = session_inputs(overlay)
     inputs, targets = tokens[:-1], tokens[1:]
     check_text_ids(inputs, images, executable.program)
-    with Session(executable, max(len(inputs), 1)) as session:
+    attended = None if images is None else images.attended
+    with Session(executable, max(len(inputs), attended.count if attended else 1)) as session:
+        if attended is not None:
+            attended.store(executable, session.state)
         start = 0
         while start < len(inputs):
             rows = min(ROWS, len(inputs) - start)

@@ -10,8 +10,9 @@ import numpy as np
 
 from cortiq.models.tensor_pieces import split_name
 from cortiq.models.weights import StoredTensor, vector_weight
-from cortiq.numerics.contract import Floats
+from cortiq.numerics.contract import Floats, snap
 from cortiq.numerics.layouts import Weight, floats
+from cortiq.numerics.scalar import activation
 from cortiq.numerics.sinusoids import sinusoids
 
 Formula: TypeAlias = Callable[[Sequence[Floats], int, str], Floats]
@@ -47,6 +48,15 @@ def of_each_layer(numbers: Sequence[float]) -> FormedVector:
         return np.array([numbers[layer]], np.float32)
 
     return FormedVector((), 1, formula)
+
+
+def of_gate(tensor: str) -> FormedVector:
+    """Return the hyperbolic tangent of a tensor of one number, which multiplies a branch."""
+
+    def formula(vectors: Sequence[Floats], layer: int, name: str) -> Floats:
+        return activation(snap(vectors[0]), "tanh")
+
+    return FormedVector((tensor,), 1, formula)
 
 
 def of_positions(count: int, width: int, first: int = 0) -> FormedVector:

@@ -217,8 +217,8 @@ class ClaimReplay:
         chunk_rows = request.chunk_rows or self.model.executable.batch_rows
         room = max(len(ids), request.room)
         with Session(self.model.executable, room) as session:
-            if request.encoded is not None:
-                request.encoded.store(self.model.executable, session.state)
+            if request.attended is not None:
+                request.attended.store(self.model.executable, session.state)
             for start, end in whole_chunks(request, 0, silent, chunk_rows):
                 none: list[tuple[Want, ...]] = [()] * (end - start)
                 session.read(

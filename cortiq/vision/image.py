@@ -86,17 +86,21 @@ class PreparedImage:
     grid : height and width of its rows, where rows have positions on several axes.
     order : int64 [rows], the number among the rows of all tiles that each row of the text is, and
         the number after them for a row that ends a line; None for all in order.
+    beside : the rows stand beside the text, which has one token for the image; `grid` is in tiles.
     """
 
     tiles: tuple[Tile, ...]
     text: str
     grid: tuple[int, int] = (0, 0)
     order: npt.NDArray[np.int64] | None = None
+    beside: bool = False
     medium: ClassVar[str] = "image"
 
     @property
     def rows(self) -> int:
-        """Rows of the text model that the image becomes."""
+        """Rows of the text that the image becomes."""
+        if self.beside:
+            return 1
         if self.order is not None:
             return len(self.order)
         return sum(len(tile.squares) for tile in self.tiles)

@@ -45,6 +45,7 @@ from cortiq.convert.run import convert_model
 from cortiq.engine.prompt_images import ImageSpan, with_spans
 from cortiq.errors import FormatError, RequestError, UnsupportedError
 from cortiq.formats.checkpoint import open_checkpoint
+from cortiq.ir.encoded import ENCODED
 from cortiq.models import load_program
 from cortiq.tokenizer.tokenizer import Tokenizer
 from cortiq.vision import glm5_next
@@ -76,6 +77,7 @@ FAMILIES = (
     "minicpm_ocr",
     "minicpmv",
     "phi4_multimodal",
+    "mllama",
 )
 EXACT = {"temperature": 0, "ignore_eos": True}
 
@@ -159,10 +161,16 @@ def ideal_logits(checkpoint, vision, made, ids, adapters=()):
     listed = [prompt.inputs(at) for at in range(len(ids))]
     inputs = {key: np.stack([row[key] for row in listed]) for key in listed[0]}
     args = loaded.program, loaded.weights, [prompt.fed(at, one) for at, one in enumerate(ids)]
-    embed = evaluate(*args, ["embed"], inputs=inputs)["embed"]
+    slots = {}
+    if prompt.given.tile:  # which stand beside the text
+        width = loaded.config.hidden_size
+        given = {ENCODED: np.concatenate([np.zeros((int(not rows), width)), *rows])}
+        evaluate(*args[:2], [0] * len(given[ENCODED]), [], ENCODED, given, stored=slots)
+    embed = evaluate(*args, ["embed"], inputs=inputs, stored=dict(slots))["embed"]
     for at, row in enumerate(listed):
         embed[at] = row.get("embed", embed[at])
-    return evaluate(*args, ["logits"], inputs={**inputs, "embed": embed})["logits"]
+    inputs["embed"] = embed
+    return evaluate(*args, ["logits"], inputs=inputs, stored=slots)["logits"]
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -636,6 +644,10 @@ MOVES = {
         {"vision_config.layer_norm_eps": 0.1}, {"vision_config.hidden_act": "relu"},
         {"projector_hidden_act": "relu"},
     ],
+    "mllama": [
+        {"vision_config.hidden_act": "relu"}, {"vision_config.norm_eps": 1.0},
+        {"vision_config.intermediate_layers_indices": [2, 0]},
+    ],
     "mistral3": [
         {"vision_config.rope_parameters.rope_theta": 100.0}, {"text_config.rms_norm_eps": 1.0},
         {"projector_hidden_act": "relu"}, {"vision_feature_layer": 0},
@@ -704,6 +716,12 @@ WRONG = {
         {"vision_feature_layer": [1, 2]}, {"vision_feature_layer": 3},
         {"projector_patch_to_query_dict": {"49": 1 << 40}},
         {"projector_patch_to_query_dict": {"x": []}}, {"projector_patch_to_query_dict": [3]},
+    ],
+    "mllama": [
+        {"vision_config": {"intermediate_layers_indices": [0, 3]}},
+        {"vision_config": {"vision_output_dim": 73}}, {"vision_config": {"max_num_tiles": 17}},
+        {"vision_config": {"supported_aspect_ratios": [[1, 1], [2, 1]]}},
+        {"vision_config": {"image_size": 57}}, {"vision_config": {"unknown_key": 1}},
     ],
     "glm_ocr": [{"vision_config": {"attention_bias": False}}],
     "glm5_next": [

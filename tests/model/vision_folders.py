@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -289,6 +289,33 @@ def aria(folder: Path, **sight: Any) -> Any:
     }  # fmt: skip
     (folder / "preprocessor_config.json").write_text(json.dumps(rules))
     return saved(folder, config, "AriaForConditionalGeneration")
+
+
+def mllama(folder: Path, text: Mapping[str, Any] | None = None, **sight: Any) -> Any:
+    """Write a Llama 3.2 Vision of tiles of 17 rows, with layers that attend to images."""
+    ids = write_tokenizer(folder, [], template_of("<|image|>"), ["<|image|>"])
+    control = ids["<|image|>"]  # the table has rows for it, the head none
+    usual = TEXT | {
+        "vocab_size": control, "num_hidden_layers": 5, "cross_attention_layers": [1, 4],
+        "hidden_size": 64,
+    }  # fmt: skip
+    del usual["head_dim"]
+    tower = SIGLIP | {
+        "attention_heads": 2, "num_global_layers": 2, "num_hidden_layers": 3,
+        "intermediate_layers_indices": [0, 2], "vision_output_dim": 72,
+    }  # fmt: skip
+    del tower["num_attention_heads"]
+    tower |= sight
+    config = transformers.MllamaConfig(
+        text_config=usual | dict(text or {}), vision_config=tower, image_token_index=control
+    )
+    edge, most = tower["image_size"], tower.get("max_num_tiles", 4)
+    rules = {
+        "size": {"height": edge, "width": edge}, "max_image_tiles": most,
+        "image_processor_type": "MllamaImageProcessor",
+    }  # fmt: skip
+    (folder / "preprocessor_config.json").write_text(json.dumps(rules))
+    return saved(folder, config, "MllamaForConditionalGeneration")
 
 
 def cohere2_vision(folder: Path, kind: str = "Cohere2Vision", **sight: Any) -> Any:

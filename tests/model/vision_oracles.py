@@ -10,6 +10,7 @@ from types import ModuleType, SimpleNamespace
 from unittest.mock import patch
 
 import minicpmv_folders
+import mllama_oracle
 import numpy as np
 import phi4mm_folders
 import torch
@@ -39,7 +40,7 @@ PROCESSORS = {
     "internvl": ("got_ocr2", "GotOcr2"), "aria": ("aria", "Aria"),
     "aya_vision": ("got_ocr2", "GotOcr2"),
     **dict.fromkeys(MINICPM, ("minicpmv4_6", "MiniCPMV4_6")),
-    **dict.fromkeys(GEMMA4, ("gemma4", "Gemma4")),
+    **dict.fromkeys(GEMMA4, ("gemma4", "Gemma4")), "mllama": ("mllama", "Mllama"),
 }  # fmt: skip
 UNSCALED = ("cohere2_vision", "aya_vision")
 """Families whose class of transformers leaves out the factor that their text model's class has."""
@@ -171,6 +172,8 @@ def patches_of(name, made, given):
     if name in GEMMA4:  # which takes values from 0 to 1
         (tile,) = made.tiles
         return np.pad(tile.patches / 2 + 0.5, ((0, 24 - len(tile.patches)), (0, 0)))[None]
+    if name == "mllama":
+        return mllama_oracle.patches_of(made)
     if name in ("pixtral", "mistral3", "mistral_large4"):
         (tile,) = made.tiles
         down, across = tile.inputs["axes"][-1] + 1
@@ -199,6 +202,8 @@ def rows_of(name, model, given):
         return minicpmv_folders.rows_of(model, given)
     if name == "phi4_multimodal":
         return phi4mm_folders.rows_of(model, given)
+    if name == "mllama":
+        return mllama_oracle.rows_of(model, given)
     more = {key: given[key] for key in MORE if key in given}
     with torch.no_grad():
         found = model.model.get_image_features(pixel_values=given["pixel_values"].double(), **more)
@@ -216,6 +221,8 @@ def logits_of(name, model, given, ids, token):
         return minicpmv_folders.logits_of(model, given, ids, token)
     if name == "phi4_multimodal":
         return phi4mm_folders.logits_of(model, given, ids)
+    if name == "mllama":
+        return mllama_oracle.logits_of(model, given, ids, token)
     seen = torch.tensor([[int(one == token) for one in ids]])
     more = {key: given[key] for key in MORE if key in given}
     types = {

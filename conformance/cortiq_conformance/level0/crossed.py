@@ -2,6 +2,8 @@
 
 Another entry stores an encoder's keys and values; the trunk's rows supply the last one they see.
 Each request has other rows, and as many as it has: fewer than its own, a tile, runs of tiles.
+Rows that list the blocks of theirs (tiles of images beside a text) see none, one or several, and a
+request may have none at all.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ import numpy as np
 
 from cortiq.ir import Builder, Program, Type, ops
 from cortiq.ir.encoded import ENCODED, LAST_ENCODED, EncodedRows
-from cortiq.ir.layers import Attention
+from cortiq.ir.images import TILES as TILE_NUMBERS
+from cortiq.ir.images import ImageRows
+from cortiq.ir.layers import Attention, ListedBlocks
 from cortiq.ir.ops import Quantise, Reshape, StoreKV
 from cortiq_conformance.case import Case
 from cortiq_conformance.case_data import CaseData
@@ -35,6 +39,10 @@ COUNTS: dict[str, tuple[tuple[int, int], ...]] = {
     "more than a run of tiles": ((1100, 3), (3, 7), (513, 66)),
 }
 """Encoder's rows and own ones of the requests of a batch, by description."""
+TILE, TILES = 17, 8
+"""Keys of a block that rows list, and blocks of a list."""
+LISTED = ((1, 5), (0, 4), (3, 70), (6, 9))
+"""Blocks of the encoder's rows and own rows of the requests of a batch."""
 GEOMETRIES = ((4, 2, 8, 8), (6, 1, 8, 12), (3, 3, 16, 8))
 
 
@@ -49,6 +57,11 @@ def cases() -> Iterator[Case]:
                     build = partial(_crossed, geometry, counts, step)
                     case_id = f"level0/{FAMILY}[{what}, {shape}, {how}]"
                     yield Case(case_id, 0, FAMILY, "Attend", build, SEQUENCES)
+    for geometry in GEOMETRIES:
+        for step, how in ((0, "whole"), (2, "2 rows of each at a time")):
+            case_id = f"level0/{FAMILY}[blocks that rows list, {geometry[0]} heads, {how}]"
+            build = partial(_crossed, geometry, LISTED, step, block=TILE)
+            yield Case(case_id, 0, FAMILY, "Attend", build, SEQUENCES)
 
 
 def layer_cases() -> Iterator[Case]:
@@ -59,6 +72,11 @@ def layer_cases() -> Iterator[Case]:
             build = partial(_layer, counts, decomposed)
             case_id = f"level1/Attention crossed[{what}{twin}]"
             yield Case(case_id, 1, "Attention crossed", "Attention", build, SEQUENCES)
+    for decomposed in (False, True):
+        twin = ", as its decomposition" if decomposed else ""
+        case_id = f"level1/Attention crossed[blocks that rows list{twin}]"
+        build = partial(_layer, LISTED, decomposed, blocks=ListedBlocks(TILE, TILES))
+        yield Case(case_id, 1, "Attention crossed", "Attention", build, SEQUENCES)
 
 
 def _crossed(
@@ -66,32 +84,40 @@ def _crossed(
     counts: tuple[tuple[int, int], ...],
     step: int,
     source: CaseData,
+    block: int = 0,
 ) -> CrossedScenario:
     heads, kv_heads, key_dim, value_dim = geometry
     b = _begun(kv_heads * (key_dim + value_dim))
     given = b.input("q", (heads, key_dim), "f32")
     q = b.add(Quantise(), given, name="q.quantised")
-    op = ops.Attend(*geometry, key_dim**-0.5, until=True)
-    b.add(op, q, b.input(LAST_ENCODED), name=OUTPUT, slots={"kv": "kv"})
+    op = ops.Attend(*geometry, key_dim**-0.5, until=True, block=block)
+    listed = [b.input(TILE_NUMBERS, (1, TILES))] if block else []
+    b.add(op, q, b.input(LAST_ENCODED), *listed, name=OUTPUT, slots={"kv": "kv"})
     b.graph("trunk", (OUTPUT,))
     program = _stored(b, kv_heads, key_dim, value_dim)
-    return _scenario(program, {}, {"q": floats(heads, key_dim)}, counts, step, source)
+    return _scenario(program, {}, {"q": floats(heads, key_dim)}, counts, step, source, block)
 
 
 def _layer(
-    counts: tuple[tuple[int, int], ...], decomposed: bool, source: CaseData
+    counts: tuple[tuple[int, int], ...],
+    decomposed: bool,
+    source: CaseData,
+    blocks: ListedBlocks | None = None,
 ) -> CrossedScenario:
     op = Attention(
-        WIDTH, 4, 2, 8, biased=("q",), output_biased=True, shares_kv=True, until=True
+        WIDTH, 4, 2, 8, biased=("q",), output_biased=True, shares_kv=True, until=True,
+        listed=blocks,
     )  # fmt: skip
     b, weights = _begun(2 * 2 * op.head_dim), weights_of(op, "w8", source)
     x, position = b.input("x", (WIDTH,), "f32"), b.input("position")
     roles = {role: role for role in weights}
     last = b.input(LAST_ENCODED)
-    b.add(op, x, position, last, name=OUTPUT, weights=roles, slots={"kv": "kv"})
+    listed = [] if blocks is None else [b.input(TILE_NUMBERS, blocks.type.shape)]
+    b.add(op, x, position, last, *listed, name=OUTPUT, weights=roles, slots={"kv": "kv"})
     b.graph("trunk", (OUTPUT,))
     program = bound(_stored(b, op.kv_heads, op.head_dim, op.head_dim), weights)
-    found = _scenario(program, weights, {"x": floats(WIDTH)}, counts, 0, source)
+    block = 0 if blocks is None else blocks.size
+    found = _scenario(program, weights, {"x": floats(WIDTH)}, counts, 0, source, block)
     return replace(found, decomposed=decomposed)
 
 
@@ -122,13 +148,22 @@ def _scenario(
     counts: tuple[tuple[int, int], ...],
     step: int,
     source: CaseData,
+    block: int = 0,
 ) -> CrossedScenario:
+    """Return the requests; `block`: they have so many blocks of keys, of which rows list some."""
     width, sounds, feeds = program.facts[ENCODED].width, [], []
     for encoded, rows in counts:
+        tiles, encoded = encoded, encoded * (block or 1)
         given = {ENCODED: source.floats(encoded, width, amplitude=2.0)}
         sounds.append(SequenceInput(np.zeros(encoded, np.int32), given, ENCODED))
         own = {name: source.floats(rows, *kind.shape, amplitude=2.0)
                for name, kind in inputs.items()}  # fmt: skip
         own[LAST_ENCODED] = np.full(rows, encoded - 1, np.int32)
+        if block:
+            stops = [row * (tiles + 1) // rows for row in range(rows)]
+            seen = [ImageRows(tile=block, tiles=TILES).beside(max(stop - 1 - row % 3, 0), stop)
+                    for row, stop in enumerate(stops)]  # fmt: skip
+            own |= {name: np.stack([one[name] for one in seen])
+                    for name in (LAST_ENCODED, TILE_NUMBERS)}  # fmt: skip
         feeds.append(SequenceInput(np.zeros(rows, np.int32), own))
     return CrossedScenario(program, weights, feeds, drive=CrossedDrive(sounds, step))
