@@ -47,11 +47,11 @@ LIMITS: Mapping[str, int] = {
     "cortiq/engine": 4230,
     "cortiq/explain": 640,
     "cortiq/formats": 8060,
-    "cortiq/hearing": 2060,
+    "cortiq/hearing": 2480,
     "cortiq/ir": 4990,
     "cortiq/model": 3150,
     "cortiq/models": 6350,
-    "cortiq/numerics": 3850,
+    "cortiq/numerics": 3880,
     "cortiq/placement": 710,
     "cortiq/plugins": 660,
     "cortiq/ranks": 2830,
@@ -66,7 +66,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-skills": 1710,
     "plugins/cortiq-torch": 190,
-    "tests": 67590,
+    "tests": 67900,
     "tools": 2121,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""

@@ -22,7 +22,7 @@ from cortiq.hearing.config import SOUND, SoundConfig
 from cortiq.hearing.conformer import doubles_of, places
 from cortiq.hearing.grid import CONVOLUTIONS, KERNEL, Convolutions, halved
 from cortiq.hearing.phi4mm_features import Phi4Rules
-from cortiq.hearing.phi4mm_layers import HELD, PLACES, RUN, TABLE, Layers, write_convolutions
+from cortiq.hearing.phi4mm_layers import HELD, PLACES, RUN, TABLE, Phi4Layers, write_convolutions
 from cortiq.hearing.spoken import SoundProcessor, SoundWindow, SpokenSound
 from cortiq.hearing.whisper import HIDDEN, written
 from cortiq.ir import Builder, Program
@@ -160,7 +160,7 @@ def computed(config: Config, checkpoint: Checkpoint) -> dict[str, Floats]:
     rows = given[np.clip(distance, -most, most - 1) + most] * (config.hidden_size / heads) ** 0.5
     table = np.zeros((RUN, heads, size), F32)
     table[..., :RUN] = rows.swapaxes(1, 2)
-    made = {TABLE: table.reshape(RUN, -1), PLACES: np.eye(RUN, size, dtype=F32)}
+    made: dict[str, Floats] = {TABLE: table.reshape(RUN, -1), PLACES: np.eye(RUN, size, dtype=F32)}
     for n in range(1, config.times):
         name, channels = f"encoder.embed.conv.{3 * n - 1}", config.nemo_conv_channels
         kernel = doubles_of(checkpoint, f"{name}.weight", (channels, KERNEL**2))
@@ -180,7 +180,7 @@ def build(config: Config, most: int) -> Program:
         CONVOLUTIONS: Convolutions(apart=True, by_channel=True),
     }  # fmt: skip
     b = Builder(context=max(RUN, halved(most)), facts=facts)
-    Layers(b, config).write()
+    Phi4Layers(b, config).write()
     b.graph("trunk", (HIDDEN,))
     write_convolutions(b, config)
     _project(b, config)

@@ -40,7 +40,7 @@ def _file(number: int, tensor: str) -> str:
     return f"encoder.encoders.{number}.{tensor}"
 
 
-class Layers:
+class Phi4Layers:
     """Writes the layers, and places beside heads.
 
     Attributes

@@ -111,7 +111,9 @@ def kaldi_filters(bands: int, size: int, rate: int, low: float, high: float) -> 
     ends = log64(1.0 + np.array([low, high]) / 700.0)
     corners = ends[0] + np.arange(bands + 2) * ((ends[1] - ends[0]) / (bands + 1))
     left, middle, right = corners[:-2], corners[1:-1], corners[2:]
-    f = log64(1.0 + np.arange(size // 2 + 1) * (rate / size) / 700.0)[:, None]
+    f = log64(np.asarray(1.0 + np.arange(size // 2 + 1) * (rate / size) / 700.0, np.float64))[
+        :, None
+    ]
     return np.maximum(0.0, np.minimum((right - f) / (right - middle), (f - left) / (middle - left)))
 
 
