@@ -67,7 +67,7 @@ def left_out(checkpoint: Checkpoint, program: Program, is_folder: bool = True) -
     """
     if is_folder and sense_prefixes(checkpoint, program):
         folders = [checkpoint.path / f"{name}-lora" for name in own_adapters(checkpoint)]
-        why = "which its prompts with images take: copy it into the new folder"
+        why = "which its prompts with images or sounds take: copy it into the new folder"
         return tuple(f"the new model lacks the folder {f}, {why}" for f in folders if f.is_dir())
     if checkpoint.kind == "gguf" and checkpoint.path.is_file():
         why = "which stays beside the old model: copy it beside a new GGUF file"

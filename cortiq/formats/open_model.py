@@ -110,7 +110,8 @@ class Checkpoint:
         """Return what the folder says of the features of sound; empty where it says nothing."""
         if self.sound_rules is not None:
             return dict(self.sound_rules)
-        own = read_optional(self.path / "processor_config.json").get("feature_extractor")
+        whole = read_optional(self.path / "processor_config.json")
+        own = whole.get("feature_extractor", whole.get("audio_processor"))
         given = read_optional(self.path / "preprocessor_config.json")
         return given | (own if isinstance(own, dict) else {})
 

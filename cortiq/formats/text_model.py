@@ -52,8 +52,10 @@ OF_MINICPM = frozenset({
     "patch_size", "query_num", "slice_config", "slice_mode", "use_image_id", "version",
 })  # fmt: skip
 """Keys of MiniCPM-V beside its text model's."""
-EXTENDED = ("embd_layer", "image_embd_layer")
-"""Keys under which Phi-4 multimodal, as published, says what its tower is for."""
+EXTENDED: Mapping[str, tuple[str, str]] = {
+    SIGHT: ("embd_layer", "image_embd_layer"), "audio_config": ("audio_processor", "config"),
+}  # fmt: skip
+"""Keys under which Phi-4 multimodal, as published, says what its encoders are, by section."""
 SHARED_KEYS = (TIED, *KEYS)
 """Keys that the whole folder's configuration may hold for the text model."""
 
@@ -147,13 +149,15 @@ class AddedTensors(RenamedTensors):
 
 
 def with_sections(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a config.json with the section `vision_config`, where its authors call that otherwise:
-    Phi-4 multimodal as published.
+    """Return a config.json with the sections `vision_config` and `audio_config`, where its authors
+    call them otherwise: Phi-4 multimodal as published.
     """
-    outer, inner = EXTENDED
-    layers = config.get(outer)
-    found = layers.get(inner) if isinstance(layers, dict) else None
-    return {SIGHT: found, **config} if isinstance(found, dict) else config
+    found: dict[str, Any] = {}
+    for section, (outer, inner) in EXTENDED.items():
+        layers = config.get(outer)
+        part = layers.get(inner) if isinstance(layers, dict) else None
+        found |= {section: part} if isinstance(part, dict) else {}
+    return {**found, **config}
 
 
 def has_text_model(config: Mapping[str, Any]) -> bool:

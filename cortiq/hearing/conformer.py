@@ -121,6 +121,16 @@ def doubles_of(checkpoint: Checkpoint, name: str, shape: tuple[int, int]) -> Dou
     return np.asarray(floats(stored, name), np.float64).reshape(shape)
 
 
+def wide_heads(
+    b: Builder, y: Value, shape: tuple[int, int], name: str, more: Value | None = None
+) -> Value:
+    """Write heads of a row, quantised, with further values of each."""
+    y = b.add(Reshape(shape), y, name=f"{name}.heads")
+    if more is not None:
+        y = b.add(Concat(), y, more, name=f"{name}.wide")
+    return b.add(Quantise(), y, name=f"{name}.quantised")
+
+
 class Conformer:
     """Writes the layers.
 
@@ -193,7 +203,7 @@ class Conformer:
             k = b.add(Scale(self.key_scale), k, name=f"{name}.k.scaled")
         terms = self._terms(q, name, file)
         wide = [
-            self._wide(y, more, f"{name}.{role}")
+            wide_heads(b, y, (self.heads, dim), f"{name}.{role}", more)
             for role, y, more in (("q", q, terms), ("k", k, self.remainder), ("v", v, None))
         ]
         slots, sizes = {"kv": f"{name}.kv"}, (self.heads, dim + count, dim)
@@ -214,14 +224,6 @@ class Conformer:
             turned.append(b.add(CombineExperts(), own, self.turn, name=f"{here}.turned"))
         joined = b.add(Concat(), *turned, name=f"{name}.turned") if self.heads > 1 else turned[0]
         return b.add(Reshape((self.heads, count)), joined, name=f"{name}.terms")
-
-    def _wide(self, y: Value, more: Value | None, name: str) -> Value:
-        """Write heads of a row, with further values of each."""
-        shape = (self.heads, self.width // self.heads)
-        y = self.builder.add(Reshape(shape), y, name=f"{name}.heads")
-        if more is not None:
-            y = self.builder.add(Concat(), y, more, name=f"{name}.wide")
-        return self.builder.add(Quantise(), y, name=f"{name}.quantised")
 
     def _convolution(self, x: Value, name: str, file: str) -> Value:
         b, width, eps = self.builder, self.width, self.config.rms_norm_eps

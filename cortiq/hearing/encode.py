@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -18,7 +18,7 @@ from cortiq.engine.encoder_rows import (
 from cortiq.engine.session import Session
 from cortiq.hearing.features import PreparedSound
 from cortiq.hearing.grid import BANDS, CELLS, convolved
-from cortiq.hearing.spoken import SpokenSound
+from cortiq.hearing.spoken import SoundWindow, SpokenSound
 from cortiq.hearing.whisper import FRAME, FRAMES, KERNEL, STRIDE
 from cortiq.ir.encoders import LAST, PROJECTOR
 from cortiq.numerics.contract import Floats
@@ -75,7 +75,7 @@ def spoken_rows(executable: Executable, sound: SpokenSound) -> Floats:
     """Compute the rows of a text model that a sound becomes, window by window."""
     found = []
     for window in sound.windows:
-        hidden = sound_rows(executable, window.frames, window.count, window.inputs)
+        hidden = sound_rows(executable, window.frames, window)
         with Session(executable, len(window.squares)) as session:
             squares = [with_zeros(hidden)[window.squares]]
             given = rows_of_squares(
@@ -86,19 +86,13 @@ def spoken_rows(executable: Executable, sound: SpokenSound) -> Floats:
     return np.concatenate(found)
 
 
-def sound_rows(
-    executable: Executable,
-    frames: Floats,
-    rows: int | None = None,
-    more: Mapping[str, Floats] | None = None,
-) -> Floats:
+def sound_rows(executable: Executable, frames: Floats, window: SoundWindow | None = None) -> Floats:
     """Compute the rows of a window: what convolutions make of all frames, then all rows in a batch.
 
     Parameters
     ----------
     frames : [frames, bands], or pieces of them for an encoder that convolves over both.
-    rows : of the encoder, which see one another; by default all of the window.
-    more : what each of them supplies besides, [rows, ...].
+    window : which rows of these the encoder takes, and what each supplies besides; by default all.
 
     Raises
     ------
@@ -106,9 +100,9 @@ def sound_rows(
     RequestError : there is no memory for so many rows.
     """
     near = _grid_rows(executable, frames) if frames.ndim == 3 else _near_rows(executable, frames)
-    count = max(1, len(frames) // STRIDE) if rows is None else rows
-    names = executable.program.trunk.inputs
-    supplied = {BANDS if BANDS in names else FRAME: near[:count], **(more or {})}
+    near = near[: max(1, len(frames) // STRIDE)] if window is None else window.taken(near)
+    names, count = executable.program.trunk.inputs, len(near)
+    supplied = {BANDS if BANDS in names else FRAME: near, **(window.inputs if window else {})}
     if LAST in names:
         supplied[LAST] = np.full(count, count - 1, np.int32)
     with Session(executable, count) as session:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
@@ -28,11 +28,13 @@ class SoundWindow:
 
     Attributes
     ----------
-    frames : float32 [frames, bands]. count : rows of the encoder, which see one another.
+    frames : float32 [frames, bands]. count : rows of the encoder, which see one another; those
+        after what convolutions make of the frames are zeros.
     squares : int64 [rows, rows of a square]: the rows that each row of the text is made of;
         `count` for one of zeros.
     inputs : what each row of the encoder supplies besides, float32 [count, ...].
     supplied : what each row of the text supplies besides, [rows, ...].
+    before : rows that convolutions make of the frames for the window before, to be left out.
     """
 
     frames: Floats
@@ -40,6 +42,12 @@ class SoundWindow:
     squares: npt.NDArray[np.int64]
     inputs: Mapping[str, Floats] = field(default_factory=dict)
     supplied: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    before: int = 0
+
+    def taken(self, near: Floats) -> Floats:
+        """Return the encoder's rows of those that convolutions made: [count, width]."""
+        own = near[self.before : self.before + self.count]
+        return np.pad(own, ((0, self.count - len(own)), (0, 0)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +71,8 @@ class SpokenSound:
         """SHA-256, in hex, of the frames and of everything that decides their rows."""
         digest = hashlib.sha256()
         for window in self.windows:
-            digest.update(json.dumps([window.count, *window.frames.shape]).encode())
+            before = [window.before] if window.before else []
+            digest.update(json.dumps([window.count, *window.frames.shape, *before]).encode())
             digest.update(np.ascontiguousarray(window.frames, "<f4").tobytes())
             digest.update(json.dumps(window.squares.shape).encode())
             digest.update(np.ascontiguousarray(window.squares, "<i8").tobytes())
@@ -107,6 +116,10 @@ class SoundProcessor(ABC):
     def read(self, audio: Any) -> Floats:
         """Return the samples of a sound at the model's rate; RequestError where it has none."""
         return sound_of(audio).at(self.rules.sampling_rate)
+
+    def among(self, sound: SpokenSound, media: Collection[str]) -> SpokenSound:
+        """Return a sound as it is in a prompt that has things of these media."""
+        return sound
 
     @abstractmethod
     def rows_of(self, count: int) -> int:

@@ -208,9 +208,11 @@ class Senses:
 
     def placed(self, ids: Sequence[int], made: Sequence[Prepared]) -> ImagePrompt:
         """Return a prompt with images and sounds at their places, in the order of these."""
-        spans = [
-            span for sense, own in self._divided(made) for span in sense.placed(ids, own).spans
-        ]
+        media, spans = {one.medium for one in made}, list[ImageSpan]()
+        for sense, own in self._divided(made):
+            heard = sense.medium == "audio"
+            here = [sense.processor.among(one, media) for one in own] if heard else own
+            spans += sense.placed(ids, here).spans
         return ImagePrompt(ids, tuple(sorted(spans, key=lambda span: span.places)))
 
     def named(self) -> tuple[str, str]:

@@ -101,6 +101,22 @@ def htk_filters(bands: int, size: int, rate: int, low: float, high: float) -> Do
     return np.maximum(0.0, np.minimum((right - f) / (right - middle), (f - left) / (middle - left)))
 
 
+@lru_cache(maxsize=8)
+def kaldi_filters(bands: int, size: int, rate: int, low: float, high: float) -> Doubles:
+    """Return filters that are triangles on the scale of mels: float64 [size/2 + 1, bands].
+
+    With m(f) = ln(1 + f/700), corner i is at m(low) + i·((m(high) − m(low))/(bands + 1)). At f,
+    filter b with the corners l, c, h weighs max(0, min((h − m(f))/(h − c), (m(f) − l)/(c − l))).
+    """
+    ends = log64(1.0 + np.array([low, high]) / 700.0)
+    corners = ends[0] + np.arange(bands + 2) * ((ends[1] - ends[0]) / (bands + 1))
+    left, middle, right = corners[:-2], corners[1:-1], corners[2:]
+    f = log64(np.asarray(1.0 + np.arange(size // 2 + 1) * (rate / size) / 700.0, np.float64))[
+        :, None
+    ]
+    return np.maximum(0.0, np.minimum((right - f) / (right - middle), (f - left) / (middle - left)))
+
+
 def energies(samples: Doubles, size: int, hop: int, filters: Doubles) -> Doubles:
     """Return the energies in each band of frames every `hop` samples: float64 [bands, frames].
 
@@ -114,7 +130,7 @@ def energies(samples: Doubles, size: int, hop: int, filters: Doubles) -> Doubles
 
 def _banded(
     samples: Doubles, count: int, sizes: tuple[int, int, int], filters: Doubles, root: bool,
-    emphasis: float = 0.0,
+    emphasis: float = 0.0, hamming: bool = False,
 ) -> Doubles:  # fmt: skip
     """Return bands of frames that begin every so many samples: float64 [bands, count].
 
@@ -123,10 +139,12 @@ def _banded(
     sizes : of a frame, of its transform (the rest zeros), and the step. root : magnitudes, the
         roots of the energies, are added. emphasis : part of the sample before, in a frame, that is
         taken off each; of the first one, of itself.
+        hamming : the window is 0.08 + 0.92·sin²(πj/(length − 1)), not sin²(πj/length).
     """
     length, size, hop = sizes
-    sine = sine_of_half_turns(np.arange(length) / length)
+    sine = sine_of_half_turns(np.arange(length) / (length - hamming))
     window, found = (sine * sine)[:, None], np.zeros((filters.shape[1], count))
+    window = 0.08 + 0.92 * window if hamming else window
     for start in range(0, count, FRAMES):
         first = np.arange(start, min(start + FRAMES, count)) * hop
         frame = samples[first + np.arange(length)[:, None]]
@@ -186,6 +204,26 @@ def emphasised_log_magnitudes(
     """
     found = _banded(np.asarray(samples, np.float64), count, sizes, filters, True, EMPHASIS)
     return snap(np.ascontiguousarray(log64(np.maximum(found, floor)).T).astype(F32))
+
+
+def hamming_log_energies(
+    samples: npt.NDArray[np.floating], sizes: tuple[int, int, int], filters: Doubles
+) -> Floats:
+    """Return a logarithmic mel spectrogram as Phi-4 multimodal has it: float32 [frames, bands].
+
+    Samples are multiplied by 2¹⁵. Frames lie within them, begin every so many, and are
+    pre-emphasised as those of `emphasised_log_magnitudes` are, multiplied by
+    0.08 + 0.92·sin²(πj/(length − 1)), filled up with zeros and transformed; re·re + im·im of each
+    bin is added to the bands as energies are. Values: snap(RN(ln(max(band, 1)))).
+
+    Parameters
+    ----------
+    sizes : of a frame, of its transform, and the step.
+    """
+    count = max(0, (len(samples) - sizes[0]) // sizes[2] + 1)
+    loud = np.asarray(samples, np.float64) * 2.0**15
+    found = _banded(loud, count, sizes, filters, False, EMPHASIS, hamming=True)
+    return snap(np.ascontiguousarray(log64(np.maximum(found, 1.0)).T).astype(F32))
 
 
 def log_mel(

@@ -34,6 +34,7 @@ OWN: Sequence[str] = (
 """Modules of this package, a family each."""
 HEARING: Sequence[str] = (
     "qwen2_audio", "voxtral", "ultravox", "qwen2_5_omni", "qwen3_omni", "gemma4", "gemma3n",
+    "phi4mm",
 )  # fmt: skip
 """Modules of `cortiq.hearing`: families whose prompts have sounds in them."""
 

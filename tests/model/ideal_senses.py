@@ -68,10 +68,11 @@ def sound_rows(loaded, sound, given):
         frames = frames if window.frames.ndim == 3 else frames.T
         assert np.abs(window.frames - frames).max() < 1e-3  # theirs are float32
         if window.frames.ndim == 3:
-            near = convolved(frames, program, entry)[: window.count]
+            near = convolved(frames, program, entry)
         else:
             made = entry(FRAMES, neighbours(frames, 1), FRAME)
-            near = neighbours(made, STRIDE)[: window.count]
+            near = neighbours(made, STRIDE)
+        near = window.taken(near)
         inputs = {BANDS if by_band else FRAME: near, **window.inputs}
         if "last" in program.trunk.inputs:
             inputs["last"] = np.full(window.count, window.count - 1)

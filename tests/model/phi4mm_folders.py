@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +30,9 @@ SOUNDS = {
 
 def phi4_multimodal(folder: Path, **sight: Any) -> Any:
     """Write a Phi-4 multimodal whose crops are 4 rows; return transformers' model."""
-    ids = write_tokenizer(folder, CONTROL, template_of(CONTROL[0]))
+    spoken = "{% elif p.type == 'audio' %}" + CONTROL[1] + "{% elif p.type == 'text"
+    template = template_of(CONTROL[0]).replace("{% elif p.type == 'text", spoken)
+    ids = write_tokenizer(folder, CONTROL, template)
     text = TEXT | {"vocab_size": len(ids), "hidden_size": 64}
     text.pop("head_dim")
     tower = SIGLIP | {
@@ -47,6 +50,9 @@ def phi4_multimodal(folder: Path, **sight: Any) -> Any:
     with torch.no_grad():  # matrices of deviation 1 make much of the last bit of a pixel
         for name, parameter in model.model.embed_tokens_extend.image_embed.named_parameters():
             parameter.mul_(0.3 if "encoder.layers" in name and parameter.ndim > 1 else 1.0)
+        bands = model.model.embed_tokens_extend.audio_embed.encoder.encoder_embedding
+        bands.global_mean += torch.randn(80) + 8
+        bands.global_invstd *= 0.2 + 0.1 * torch.rand(80)
     model.save_pretrained(folder)
     return uncausal(model)
 
@@ -172,7 +178,43 @@ def with_adapter(folder: Path, model: Any, name: str, seed: int, rank: int = 3) 
 PUBLISHED = {
     "img_projection_up.": "img_projection.0.", "img_projection_down.": "img_projection.2.",
     "sub_img_feature_extensor": "sub_GN", "global_img_feature_extensor": "glb_GN",
+    "up_proj_for_speech.": "audio_projection.speech.0.",
+    "down_proj_for_speech.": "audio_projection.speech.2.",
+    "up_proj_for_vision_speech.": "audio_projection.vision.0.",
+    "down_proj_for_vision_speech.": "audio_projection.vision.2.",
+    "feed_forward_in.gate_up_proj": "feed_forward_in.net.0.linear",
+    "feed_forward_out.gate_up_proj": "feed_forward_out.net.0.linear",
+    "feed_forward_in.down_proj": "feed_forward_in.net.2",
+    "feed_forward_out.down_proj": "feed_forward_out.net.2",
 }  # fmt: skip
+OF_SOUNDS = {
+    "hidden_size": "attention_dim", "intermediate_size": "linear_units", "num_blocks": "num_blocks",
+    "num_attention_heads": "attention_heads", "ext_pw_out_channel": "ext_pw_out_channel",
+    "depthwise_separable_out_channel": "depthwise_seperable_out_channel",
+    "kernel_size": "kernel_size", "input_size": "input_size", "time_reduction": "time_reduction",
+    "chunk_size": "chunk_size", "left_chunk": "left_chunk", "audio_token_id": "audio_token_id",
+}  # fmt: skip
+"""Keys of an encoder of sound, and what they are called as published."""
+SPOKEN = {
+    "compression_rate": 8, "downsample_rate": 1, "embedding_cls": "audio",
+    "enable_gradient_checkpointing": True, "projection_cls": "mlp", "use_conv_downsample": False,
+    "use_qformer": False,
+}  # fmt: skip
+
+
+def encoder_as_published(own: dict[str, Any]) -> dict[str, Any]:
+    """Return the configuration of an encoder of sound as its authors write it."""
+    return {theirs: own[name] for name, theirs in OF_SOUNDS.items()} | {
+        "activation": "swish", "batch_norm": False, "bias_in_glu": True, "causal": True,
+        "activation_checkpointing": {"interval": 1}, "cnn_layer_norm": True,
+        "conv_activation": "swish", "conv_glu_type": "swish", "depthwise_multiplier": 1,
+        "dropout_rate": 0.0, "encoder_embedding_config": {"input_size": own["input_size"]},
+        "ext_pw_kernel_size": 1, "input_layer": "nemo_conv",
+        "nemo_conv_settings": {"conv_channels": own["nemo_conv_channels"]},
+        "relative_attention_bias_args": {
+            "t5_bias_max_distance": own["bias_max_distance"], "type": "t5",
+        },
+    }  # fmt: skip
 
 
 def as_published(folder: Path, source: Path, names: tuple[str, ...] = ("vision",)) -> Path:
@@ -185,8 +227,12 @@ def as_published(folder: Path, source: Path, names: tuple[str, ...] = ("vision",
     for name, tensor in load_file(source / "model.safetensors").items():
         for theirs, own in PUBLISHED.items():
             name = name.replace(theirs, own)
+        if ".audio_embed.encoder." in name:
+            name = re.sub(r"self_attn\.([qkv])_proj", r"self_attn.linear_\1", name)
+            name = name.replace("self_attn.o_proj", "self_attn.linear_out")
         stem = name.removesuffix(".weight")
-        given[f"{stem}.base_layer.weight" if stem.endswith(MATRICES) else name] = tensor
+        adapted = name.startswith("model.layers.") and stem.endswith(MATRICES)
+        given[f"{stem}.base_layer.weight" if adapted else name] = tensor
     for adapter in names:
         rules = json.loads((source / f"{adapter}-lora/adapter_config.json").read_text())
         config[f"{adapter}_lora"] = {"r": rules["r"], "lora_alpha": rules["lora_alpha"]}
@@ -201,7 +247,11 @@ def as_published(folder: Path, source: Path, names: tuple[str, ...] = ("vision",
         "with_learnable_separator": True, "enable_gradient_checkpointing": True,
     }  # fmt: skip
     layers = {"embedding_cls": "image_audio", "image_embd_layer": image | sight}
+    layers["audio_embd_layer"] = SPOKEN
     config |= {"model_type": "phi4mm", "embd_layer": layers, "img_processor": None}
+    config["audio_processor"] = {"name": "cascades", "config": encoder_as_published(
+        config.pop("audio_config")
+    )}  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
     save_file(given, folder / "model.safetensors")
     for name in ("tokenizer.json", "tokenizer_config.json", "preprocessor_config.json"):
