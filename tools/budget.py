@@ -48,9 +48,9 @@ LIMITS: Mapping[str, int] = {
     "cortiq/explain": 640,
     "cortiq/formats": 8060,
     "cortiq/hearing": 2480,
-    "cortiq/ir": 4990,
+    "cortiq/ir": 5010,
     "cortiq/model": 3180,
-    "cortiq/models": 6350,
+    "cortiq/models": 6360,
     "cortiq/numerics": 3880,
     "cortiq/placement": 710,
     "cortiq/plugins": 660,
@@ -66,7 +66,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-skills": 1710,
     "plugins/cortiq-torch": 190,
-    "tests": 67710,
+    "tests": 68260,
     "tools": 2121,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""
