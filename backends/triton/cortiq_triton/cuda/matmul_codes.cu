@@ -1,0 +1,226 @@
+/* Products of many rows with int8 codes, a scale a row, by Hopper's tensor cores. A block has TEAMS groups
+   of four warps that multiply, each the high and the low bytes of 64 rows of x by 192 rows of the weight,
+   and one group that copies, as far ahead as there are stages. Blocks stay and take tiles in turn, so
+   that a tile's first columns come while the one before ends. */
+constexpr int TEAMS = 2, CONSUMERS = 128 * TEAMS, THREADS = CONSUMERS + 128;
+
+#include "machine.cuh"
+#include "numbers.cuh"
+
+constexpr int DOWN = 64 * TEAMS, ACROSS = 192, DEPTH = 128, PLANE = DOWN * DEPTH, SUMS = ACROSS / 2;
+constexpr int STAGE = 2 * PLANE + ACROSS * DEPTH, STAGES = 4, KEPT = 24, TAKEN = 240;
+
+/* high, low : planes of x [rows, columns]. weight : codes [height, columns]. exponents : of x. out :
+   float [rows, height]; with PARTED matrices of outputs up to `cut`, `cut2` and `height` follow one
+   another. bias, residual : read if there are any. group : rows of the output that share a flag. */
+struct Arguments {
+    TensorMap high, low, weight;
+    const float *scale, *bias, *residual;
+    float* out;
+    const int* exponents;
+    int* faults;
+    int rows, height, columns, cut, cut2, group;
+};
+
+struct Place {
+    int row, column;
+};
+
+ON_DEVICE int tiles_of(const Arguments& a)
+{
+    return ((a.rows + DOWN - 1) / DOWN) * ((a.height + ACROSS - 1) / ACROSS);
+}
+
+/* The first row of x and of the weight of a tile: BAND tiles of rows of x for each of the weight's. */
+ON_DEVICE Place place_of(const Arguments& a, int tile)
+{
+    const int down = (a.rows + DOWN - 1) / DOWN, across = (a.height + ACROSS - 1) / ACROSS;
+    const int band = tile / (BAND * across) * BAND, inner = tile - band * across;
+    const int size = down - band < BAND ? down - band : BAND;
+    return {(band + inner % size) * DOWN, inner / size * ACROSS};
+}
+
+/* Stages in shared memory, in the order in which they are filled and read. */
+struct Ring {
+    i8* data;
+    u64 *full, *empty;
+
+    INLINE i8* stage(u32 n) const { return data + n % STAGES * STAGE; }
+    INLINE u64* filled(u32 n) const { return full + n % STAGES; }
+    INLINE u64* freed(u32 n) const { return empty + n % STAGES; }
+
+    INLINE void release(u32 n) const
+    {
+        __syncwarp();
+        if (threadIdx.x % 32 == 0)
+            barrier_arrive(freed(n), 1);
+    }
+};
+
+ON_DEVICE void copy_tiles(const Arguments& a, const Ring& ring)
+{
+    const int steps = (a.columns + DEPTH - 1) / DEPTH, tiles = tiles_of(a);
+    u32 n = 0;
+    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        const Place at = place_of(a, tile);
+        for (int step = 0; step < steps; ++step, ++n) {
+            i8* stage = ring.stage(n);
+            u64* filled = ring.filled(n);
+            barrier_wait(ring.freed(n), n / STAGES & 1 ^ 1);
+            barrier_expect(filled, STAGE);
+            tensor_copy(stage, &a.high, step * DEPTH, at.row, filled);
+            tensor_copy(stage + PLANE, &a.low, step * DEPTH, at.row, filled);
+            tensor_copy(stage + 2 * PLANE, &a.weight, step * DEPTH, at.column, filled);
+        }
+    }
+}
+
+/* A value of the graph; `most` is the largest magnitude of what it was, beyond the smallest value's. */
+ON_DEVICE float noted(float y, int& most)
+{
+    const int beyond = magnitude(y) - SMALLEST_BITS;
+    most = max(most, beyond);
+    return (u32)beyond < (u32)(LARGEST_BITS - SMALLEST_BITS) ? y : 0.0f;
+}
+
+ON_DEVICE float ended(float y, float bias, float residual, int& most)
+{
+    y = noted(y, most);
+    if (BIASED)
+        y = noted(y + bias, most);
+    if (RESIDUAL)
+        y = noted(residual + y, most);
+    return y;
+}
+
+/* The matrix whose outputs those of row n of the weight are among. */
+struct Part {
+    int start, stop;
+
+    INLINE long long place(const Arguments& a, int row, int n) const
+    {
+        return (long long)start * a.rows + (long long)row * (stop - start) + n - start;
+    }
+};
+
+ON_DEVICE Part part_of(const Arguments& a, int n)
+{
+    if (!PARTED || n >= a.cut2)
+        return {PARTED ? a.cut2 : 0, a.height};
+    return n >= a.cut ? Part{a.cut, a.cut2} : Part{0, a.cut};
+}
+
+ON_DEVICE float2 pair_at(const float* from)
+{
+    return __ldg((const float2*)from);
+}
+
+/* Ends a group's outputs where all of the tile are there, of one matrix, an even number before each. */
+ON_DEVICE void end_whole(const Arguments& a, const Place& at, const int (&high)[SUMS], const int (&low)[SUMS])
+{
+    const int lane = threadIdx.x % 32, first = at.row + threadIdx.x / 32 * 16 + lane / 4;
+    const int column = at.column + lane % 4 * 2;
+    const long long place = part_of(a, column).place(a, first, column);
+    const long long below = part_of(a, column).place(a, first + 8, column);
+    float* const out[2] = {a.out + place, a.out + below};
+    const float* const residual[2] = {a.residual + place, a.residual + below};
+    const float* const scales = a.scale + column;
+    const float* const biases = BIASED ? a.bias + column : scales;
+    const float units[2] = {exp2_int(__ldg(a.exponents + first)), exp2_int(__ldg(a.exponents + first + 8))};
+    int most[2] = {0, 0};
+    float2 scale = pair_at(scales), bias = pair_at(biases);
+#pragma unroll
+    for (int j = 0; j < ACROSS / 8; ++j) {
+        const int ahead = j + 1 < ACROSS / 8 ? 8 * j + 8 : 0;
+        const float2 next = pair_at(scales + ahead), more = pair_at(biases + ahead);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int i = 4 * j + 2 * half;
+            const float2 before = RESIDUAL ? pair_at(residual[half] + 8 * j) : make_float2(0.0f, 0.0f);
+            const float x = rounded_dot(high[i], low[i]) * scale.x * units[half];
+            const float y = rounded_dot(high[i + 1], low[i + 1]) * scale.y * units[half];
+            *(float2*)(out[half] + 8 * j) = make_float2(
+                ended(x, bias.x, before.x, most[half]), ended(y, bias.y, before.y, most[half]));
+        }
+        scale = next;
+        bias = more;
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+        if (most[half] >= LARGEST_BITS - SMALLEST_BITS)
+            a.faults[(first + 8 * half) / a.group] = 1;
+}
+
+/* Ends them one by one. */
+ON_DEVICE void end_some(const Arguments& a, const Place& at, const int (&high)[SUMS], const int (&low)[SUMS])
+{
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < SUMS; ++i) {
+        const int row = at.row + threadIdx.x / 32 * 16 + lane / 4 + i % 4 / 2 * 8;
+        const int n = at.column + i / 4 * 8 + lane % 4 * 2 + i % 2;
+        if (row >= a.rows || n >= a.height)
+            continue;
+        const long long place = part_of(a, n).place(a, row, n);
+        const float y = rounded_dot(high[i], low[i]) * a.scale[n] * exp2_int(a.exponents[row]);
+        int most = 0;
+        a.out[place] = ended(y, BIASED ? a.bias[n] : 0.0f, RESIDUAL ? a.residual[place] : 0.0f, most);
+        if (most >= LARGEST_BITS - SMALLEST_BITS)
+            a.faults[row / a.group] = 1;
+    }
+}
+
+ON_DEVICE void multiply_all(const Arguments& a, const Ring& ring)
+{
+    const int steps = (a.columns + DEPTH - 1) / DEPTH, tiles = tiles_of(a), team = threadIdx.x / 128;
+    const bool even = (a.height | a.cut | a.cut2) % 2 == 0;
+    int high[SUMS] = {}, low[SUMS] = {};
+    u32 n = 0;
+    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        const Place at = place_of(a, tile);
+        for (int step = 0; step < steps; ++step, ++n) {
+            const i8 *rows = ring.stage(n) + team * PLANE / TEAMS, *weight = ring.stage(n) + 2 * PLANE;
+            barrier_wait(ring.filled(n), n / STAGES & 1);
+            products_begin();
+#pragma unroll
+            for (int k = 0; k < DEPTH / 32; ++k) {
+                multiply_step(high, rows, weight, k, step || k);
+                multiply_step(low, rows + PLANE, weight, k, step || k);
+            }
+            products_asked();
+            products_done<1>();
+            if (step)
+                ring.release(n - 1);
+        }
+        products_done<0>();
+        ring.release(n - 1);
+        if (even && at.row + DOWN <= a.rows && at.column + ACROSS <= part_of(a, at.column).stop)
+            end_whole(a, at, high, low);
+        else
+            end_some(a, at, high, low);
+    }
+}
+
+KERNEL matmul_codes(ARGUMENTS a)
+{
+    SHARED_MEMORY(memory);
+    u64* barriers = (u64*)(memory + STAGES * STAGE);
+    const Ring ring = {memory, barriers, barriers + STAGES};
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; ++i) {
+            barrier_init(ring.full + i, 1);
+            barrier_init(ring.empty + i, CONSUMERS / 32);
+        }
+        barriers_are_there();
+    }
+    __syncthreads();
+    let_next();
+    if (threadIdx.x >= CONSUMERS) {
+        keep_registers<KEPT>();
+        if (threadIdx.x == CONSUMERS)
+            copy_tiles(a, ring);
+    } else {
+        take_registers<TAKEN>();
+        multiply_all(a, ring);
+    }
+}
