@@ -19,7 +19,7 @@ from cortiq_triton.weights import pack  # noqa: E402
 
 from tests.pure.emulated_cuda import Emulated, built  # noqa: E402
 
-BLOCKS, ENDS = 2, ("BIASED", "RESIDUAL", "PARTED")
+BLOCKS, ENDS = 4, ("BIASED", "RESIDUAL", "PARTED")
 ROWS, COLUMNS = 300, 430
 """Three tiles of rows, the last one cut, and four steps, the last one half and padded."""
 CASES = {
@@ -48,7 +48,7 @@ def place_and_sizes(place, rows, columns, box):
 
 @pytest.mark.parametrize("case", CASES)
 def test_bits_and_faults_are_the_definitions(case, folder, monkeypatch):
-    """Two blocks take nine tiles; two rows have a fault in one output each."""
+    """Two pairs of blocks take six pairs of tiles, of which some are outside; two rows have a fault in one output each."""
     ends, height = CASES[case]
     kernel = emulated(folder, ends)
     monkeypatch.setattr(hopper_products, "available", lambda: True)

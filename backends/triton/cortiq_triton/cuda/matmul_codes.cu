@@ -1,7 +1,8 @@
 /* Products of many rows with int8 codes, a scale a row, by Hopper's tensor cores. A block has TEAMS groups
    of four warps that multiply, each the high and the low bytes of 64 rows of x by 192 rows of the weight,
    and one group that copies, as far ahead as there are stages. Blocks stay and take tiles in turn, so
-   that a tile's first columns come while the one before ends. */
+   that a tile's first columns come while the one before ends. Two blocks have the same rows of x, of
+   which each copies one plane to both: what the L2 gives is the bound else. */
 constexpr int TEAMS = 2, CONSUMERS = 128 * TEAMS, THREADS = CONSUMERS + 128;
 
 #include "machine.cuh"
@@ -26,19 +27,27 @@ struct Place {
     int row, column;
 };
 
-ON_DEVICE int tiles_of(const Arguments& a)
-{
-    return ((a.rows + DOWN - 1) / DOWN) * ((a.height + ACROSS - 1) / ACROSS);
-}
+/* Tiles in turn, the pairs of them that two blocks compute: BAND tiles of rows of x for each of theirs. */
+struct Turn {
+    int pair, step, down, across;
+    u32 rank;
 
-/* The first row of x and of the weight of a tile: BAND tiles of rows of x for each of the weight's. */
-ON_DEVICE Place place_of(const Arguments& a, int tile)
-{
-    const int down = (a.rows + DOWN - 1) / DOWN, across = (a.height + ACROSS - 1) / ACROSS;
-    const int band = tile / (BAND * across) * BAND, inner = tile - band * across;
-    const int size = down - band < BAND ? down - band : BAND;
-    return {(band + inner % size) * DOWN, inner / size * ACROSS};
-}
+    INLINE Turn(const Arguments& a) : pair(blockIdx.x / 2), step(gridDim.x / 2), rank(rank_in_pair())
+    {
+        down = (a.rows + DOWN - 1) / DOWN;
+        across = (a.height + 2 * ACROSS - 1) / (2 * ACROSS);
+    }
+
+    INLINE bool more() const { return pair < down * across; }
+    INLINE void next() { pair += step; }
+
+    INLINE Place place() const
+    {
+        const int band = pair / (BAND * across) * BAND, inner = pair - band * across;
+        const int size = down - band < BAND ? down - band : BAND;
+        return {(band + inner % size) * DOWN, (inner / size * 2 + (int)rank) * ACROSS};
+    }
+};
 
 /* Stages in shared memory, in the order in which they are filled and read. */
 struct Ring {
@@ -49,27 +58,28 @@ struct Ring {
     INLINE u64* filled(u32 n) const { return full + n % STAGES; }
     INLINE u64* freed(u32 n) const { return empty + n % STAGES; }
 
+    /* Both blocks may copy to it again, as far as this warp goes. */
     INLINE void release(u32 n) const
     {
         __syncwarp();
-        if (threadIdx.x % 32 == 0)
-            barrier_arrive(freed(n), 1);
+        if (threadIdx.x % 32 < 2)
+            barrier_arrive_at(freed(n), threadIdx.x % 32);
     }
 };
 
 ON_DEVICE void copy_tiles(const Arguments& a, const Ring& ring)
 {
-    const int steps = (a.columns + DEPTH - 1) / DEPTH, tiles = tiles_of(a);
+    const int steps = (a.columns + DEPTH - 1) / DEPTH;
     u32 n = 0;
-    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-        const Place at = place_of(a, tile);
+    for (Turn turn(a); turn.more(); turn.next()) {
+        const Place at = turn.place();
+        const int plane = turn.rank * PLANE;
         for (int step = 0; step < steps; ++step, ++n) {
             i8* stage = ring.stage(n);
             u64* filled = ring.filled(n);
             barrier_wait(ring.freed(n), n / STAGES & 1 ^ 1);
             barrier_expect(filled, STAGE);
-            tensor_copy(stage, &a.high, step * DEPTH, at.row, filled);
-            tensor_copy(stage + PLANE, &a.low, step * DEPTH, at.row, filled);
+            tensor_copy_to_both(stage + plane, turn.rank ? &a.low : &a.high, step * DEPTH, at.row, filled);
             tensor_copy(stage + 2 * PLANE, &a.weight, step * DEPTH, at.column, filled);
         }
     }
@@ -115,31 +125,45 @@ ON_DEVICE float2 pair_at(const float* from)
     return __ldg((const float2*)from);
 }
 
-/* Ends a group's outputs where all of the tile are there, of one matrix, an even number before each. */
-ON_DEVICE void end_whole(const Arguments& a, const Place& at, const int (&high)[SUMS], const int (&low)[SUMS])
+/* Ends a group's outputs, an even number of them before each. WHOLE : all of the tile are there, and of
+   one matrix. */
+template <bool WHOLE> ON_DEVICE void end_pairs(
+    const Arguments& a, const Place& at, const int (&high)[SUMS], const int (&low)[SUMS])
 {
     const int lane = threadIdx.x % 32, first = at.row + threadIdx.x / 32 * 16 + lane / 4;
-    const int column = at.column + lane % 4 * 2;
-    const long long place = part_of(a, column).place(a, first, column);
-    const long long below = part_of(a, column).place(a, first + 8, column);
-    float* const out[2] = {a.out + place, a.out + below};
-    const float* const residual[2] = {a.residual + place, a.residual + below};
-    const float* const scales = a.scale + column;
-    const float* const biases = BIASED ? a.bias + column : scales;
-    const float units[2] = {exp2_int(__ldg(a.exponents + first)), exp2_int(__ldg(a.exponents + first + 8))};
+    const int column = at.column + lane % 4 * 2, left = a.height - column, rows[2] = {first, first + 8};
+    const Part part = part_of(a, at.column);
+    const long long places[2] = {part.place(a, rows[0], column), part.place(a, rows[1], column)};
+    const float *scales = a.scale + column, *biases = BIASED ? a.bias + column : scales;
+    float units[2];
     int most[2] = {0, 0};
-    float2 scale = pair_at(scales), bias = pair_at(biases);
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+        units[half] = exp2_int(WHOLE || rows[half] < a.rows ? __ldg(a.exponents + rows[half]) : 0);
+    float2 scale = make_float2(0.0f, 0.0f), bias = scale;
+    if (WHOLE || left > 0) {
+        scale = pair_at(scales);
+        bias = pair_at(biases);
+    }
 #pragma unroll
     for (int j = 0; j < ACROSS / 8; ++j) {
-        const int ahead = j + 1 < ACROSS / 8 ? 8 * j + 8 : 0;
-        const float2 next = pair_at(scales + ahead), more = pair_at(biases + ahead);
+        const int here = 8 * j, ahead = j + 1 < ACROSS / 8 ? here + 8 : here;
+        float2 next = scale, more = bias;
+        if (WHOLE || ahead < left) {
+            next = pair_at(scales + ahead);
+            more = pair_at(biases + ahead);
+        }
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
+            if (!WHOLE && (rows[half] >= a.rows || here >= left))
+                continue;
             const int i = 4 * j + 2 * half;
-            const float2 before = RESIDUAL ? pair_at(residual[half] + 8 * j) : make_float2(0.0f, 0.0f);
+            const long long place = WHOLE ? places[half] + here
+                                          : part_of(a, column + here).place(a, rows[half], column + here);
+            const float2 before = RESIDUAL ? pair_at(a.residual + place) : make_float2(0.0f, 0.0f);
             const float x = rounded_dot(high[i], low[i]) * scale.x * units[half];
             const float y = rounded_dot(high[i + 1], low[i + 1]) * scale.y * units[half];
-            *(float2*)(out[half] + 8 * j) = make_float2(
+            *(float2*)(a.out + place) = make_float2(
                 ended(x, bias.x, before.x, most[half]), ended(y, bias.y, before.y, most[half]));
         }
         scale = next;
@@ -148,11 +172,11 @@ ON_DEVICE void end_whole(const Arguments& a, const Place& at, const int (&high)[
 #pragma unroll
     for (int half = 0; half < 2; ++half)
         if (most[half] >= LARGEST_BITS - SMALLEST_BITS)
-            a.faults[(first + 8 * half) / a.group] = 1;
+            a.faults[rows[half] / a.group] = 1;
 }
 
 /* Ends them one by one. */
-ON_DEVICE void end_some(const Arguments& a, const Place& at, const int (&high)[SUMS], const int (&low)[SUMS])
+ON_DEVICE void end_each(const Arguments& a, const Place& at, const int (&high)[SUMS], const int (&low)[SUMS])
 {
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -162,22 +186,31 @@ ON_DEVICE void end_some(const Arguments& a, const Place& at, const int (&high)[S
         if (row >= a.rows || n >= a.height)
             continue;
         const long long place = part_of(a, n).place(a, row, n);
-        const float y = rounded_dot(high[i], low[i]) * a.scale[n] * exp2_int(a.exponents[row]);
+        const float y = rounded_dot(high[i], low[i]) * __ldg(a.scale + n) * exp2_int(__ldg(a.exponents + row));
         int most = 0;
-        a.out[place] = ended(y, BIASED ? a.bias[n] : 0.0f, RESIDUAL ? a.residual[place] : 0.0f, most);
+        a.out[place] = ended(
+            y, BIASED ? __ldg(a.bias + n) : 0.0f, RESIDUAL ? __ldg(a.residual + place) : 0.0f, most);
         if (most >= LARGEST_BITS - SMALLEST_BITS)
             a.faults[row / a.group] = 1;
     }
 }
 
+ON_DEVICE void end_tile(const Arguments& a, const Place& at, const int (&high)[SUMS], const int (&low)[SUMS])
+{
+    if ((a.height | a.cut | a.cut2) % 2)
+        end_each(a, at, high, low);
+    else if (at.row + DOWN <= a.rows && at.column + ACROSS <= part_of(a, at.column).stop)
+        end_pairs<true>(a, at, high, low);
+    else
+        end_pairs<false>(a, at, high, low);
+}
+
 ON_DEVICE void multiply_all(const Arguments& a, const Ring& ring)
 {
-    const int steps = (a.columns + DEPTH - 1) / DEPTH, tiles = tiles_of(a), team = threadIdx.x / 128;
-    const bool even = (a.height | a.cut | a.cut2) % 2 == 0;
+    const int steps = (a.columns + DEPTH - 1) / DEPTH, team = threadIdx.x / 128;
     int high[SUMS] = {}, low[SUMS] = {};
     u32 n = 0;
-    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-        const Place at = place_of(a, tile);
+    for (Turn turn(a); turn.more(); turn.next()) {
         for (int step = 0; step < steps; ++step, ++n) {
             const i8 *rows = ring.stage(n) + team * PLANE / TEAMS, *weight = ring.stage(n) + 2 * PLANE;
             barrier_wait(ring.filled(n), n / STAGES & 1);
@@ -194,14 +227,11 @@ ON_DEVICE void multiply_all(const Arguments& a, const Ring& ring)
         }
         products_done<0>();
         ring.release(n - 1);
-        if (even && at.row + DOWN <= a.rows && at.column + ACROSS <= part_of(a, at.column).stop)
-            end_whole(a, at, high, low);
-        else
-            end_some(a, at, high, low);
+        end_tile(a, turn.place(), high, low);
     }
 }
 
-KERNEL matmul_codes(ARGUMENTS a)
+KERNEL_OF_PAIRS matmul_codes(ARGUMENTS a)
 {
     SHARED_MEMORY(memory);
     u64* barriers = (u64*)(memory + STAGES * STAGE);
@@ -209,11 +239,11 @@ KERNEL matmul_codes(ARGUMENTS a)
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; ++i) {
             barrier_init(ring.full + i, 1);
-            barrier_init(ring.empty + i, CONSUMERS / 32);
+            barrier_init(ring.empty + i, 2 * CONSUMERS / 32);
         }
         barriers_are_there();
     }
-    __syncthreads();
+    sync_pair();
     let_next();
     if (threadIdx.x >= CONSUMERS) {
         keep_registers<KEPT>();
@@ -223,4 +253,5 @@ KERNEL matmul_codes(ARGUMENTS a)
         take_registers<TAKEN>();
         multiply_all(a, ring);
     }
+    sync_pair(); /* Its memory is there as long as the other block copies to it, or arrives. */
 }
