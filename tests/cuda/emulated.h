@@ -15,7 +15,6 @@
 #define INLINE inline
 #define ON_DEVICE static inline
 #define KERNEL static void
-#define KERNEL_OF_PAIRS static void
 #define ARGUMENTS const Arguments&
 #define SHARED_MEMORY(name) signed char* name = current->block->memory
 #define __syncwarp() warp_meet()
@@ -40,8 +39,7 @@ struct Meeting { int came; u32 turn; };
 struct Block {
     signed char* memory;
     std::map<u64*, Waiting> barriers;
-    Meeting all, consumers, pair, warps[32];
-    Block *even, *other; /* of the pair that it is in */
+    Meeting all, consumers, warps[32];
     int exchanged[32][32], operands[32][32][6];
 };
 struct Thread {
@@ -152,13 +150,12 @@ static void settle(Waiting& w)
         ++w.phase;
     }
 }
-static void arrive_in(Block& block, u64* b, int count)
+static inline void barrier_arrive(u64* b, int count)
 {
-    Waiting& w = block.barriers.at(b);
+    Waiting& w = current->block->barriers.at(b);
     if ((w.pending -= count) < 0) { fprintf(stderr, "too many arrivals\n"); abort(); }
     settle(w);
 }
-static inline void barrier_arrive(u64* b, int count) { arrive_in(*current->block, b, count); }
 static inline void barrier_expect(u64* b, u32 bytes)
 {
     current->block->barriers.at(b).bytes += bytes;
@@ -186,26 +183,6 @@ static inline void tensor_copy(signed char* to, const TensorMap* from, int colum
             bulk_copy(to, inside ? from->data + at * from->columns + k : zeros, 64, barrier);
         }
 }
-static inline void tensor_copy_to_both(signed char* to, const TensorMap* from, int column, int row, u64* barrier)
-{
-    const size_t here = copies.size(), place = (signed char*)barrier - current->block->memory;
-    tensor_copy(to, from, column, row, barrier);
-    for (size_t i = here, count = copies.size(); i < count; ++i) {
-        Copy twin = copies[i];
-        twin.block = current->block->other;
-        twin.to = twin.block->memory + ((signed char*)twin.to - current->block->memory);
-        twin.barrier = (u64*)(twin.block->memory + place);
-        twin.left = int(chance() % 20);
-        copies.push_back(twin);
-    }
-}
-static inline void barrier_arrive_at(u64* b, u32 rank)
-{
-    Block *mine = current->block, *there = rank ? mine->even->other : mine->even;
-    arrive_in(*there, (u64*)(there->memory + ((signed char*)b - mine->memory)), 1);
-}
-static inline u32 rank_in_pair() { return current->block_x % 2; }
-static inline void sync_pair() { meet(current->block->even->pair, 2 * block_size); }
 static inline void let_next() {}
 template <int COUNT> static inline void keep_registers() {}
 template <int COUNT> static inline void take_registers() {}

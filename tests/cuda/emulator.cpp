@@ -25,8 +25,6 @@ extern "C" int run_kernel(const void* arguments, int blocks, int threads, int sh
         t.block_x = i / threads;
         t.x = i % threads;
         t.block = &all[t.block_x];
-        t.block->even = &all[t.block_x & ~1u];
-        t.block->other = &all[min(t.block_x ^ 1u, (u32)blocks - 1)];
         if (t.x == 0) {
             t.block->memory = (signed char*)aligned_alloc(128, (shared + 127) / 128 * 128);
             memset(t.block->memory, 0x5A, shared);

@@ -64,9 +64,9 @@ def function_of(*constants: tuple[str, int]) -> nvrtc.Function | None:
         return None
 
 
-def pairs_of(rows: int, height: int) -> int:
-    """Tiles of a product, the pairs of them that two blocks compute."""
-    return ceil_div(rows, DOWN) * ceil_div(height, 2 * ACROSS)
+def tiles_of(rows: int, height: int) -> int:
+    """Tiles of a product."""
+    return ceil_div(rows, DOWN) * ceil_div(height, ACROSS)
 
 
 def multiply(
@@ -74,8 +74,9 @@ def multiply(
     ending: tuple[torch.Tensor, torch.Tensor], last: tuple[int, ...], endings: Mapping[str, Any],
 ) -> bool:  # fmt: skip
     """Rows times codes into out, if they are tiles enough for all processors; else return False."""
-    pairs = pairs_of(*out.shape)
-    if 2 * pairs < processors():
+    rows, height = out.shape
+    tiles = tiles_of(rows, height)
+    if tiles < processors():
         return False
     names = {"BIASED": endings["BIASED"], "RESIDUAL": endings["RESIDUAL"]}
     names["PARTED"] = endings["PARTS"] > 1
@@ -83,8 +84,7 @@ def multiply(
     if function is None:
         return False
     if not compiled.is_collecting():
-        blocks = 2 * min(pairs, function.blocks // 2)
-        function.launch(arguments_of(weight, x, out, faults, ending, last), blocks)
+        function.launch(arguments_of(weight, x, out, faults, ending, last), min(tiles, function.blocks))
     return True
 
 

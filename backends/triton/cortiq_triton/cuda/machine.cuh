@@ -9,7 +9,6 @@ typedef unsigned long long u64;
 
 #ifndef EMULATED
 #define KERNEL extern "C" __global__ void __launch_bounds__(THREADS, 1)
-#define KERNEL_OF_PAIRS extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(THREADS, 1)
 #define INLINE __device__ __forceinline__
 #define ON_DEVICE static INLINE
 #define SHARED_MEMORY(name) extern __shared__ __align__(1024) i8 name[]
@@ -78,38 +77,6 @@ ON_DEVICE void tensor_copy(void* to, const TensorMap* from, int column, int row,
                  " [%0], [%1, {%2, %3}], [%4];"
                  :: "r"(shared_address(to)), "l"(from), "r"(column), "r"(row),
                     "r"(shared_address(barrier)) : "memory");
-}
-
-/* The same into both blocks of a pair, each at its own place and barrier of this address. */
-ON_DEVICE void tensor_copy_to_both(void* to, const TensorMap* from, int column, int row, u64* barrier)
-{
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
-                 ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;"
-                 :: "r"(shared_address(to)), "l"(from), "r"(column), "r"(row),
-                    "r"(shared_address(barrier)), "h"((unsigned short)3) : "memory");
-}
-
-/* Arrive at the barrier of this address in the block of a pair with this rank. */
-ON_DEVICE void barrier_arrive_at(u64* barrier, u32 rank)
-{
-    asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;"
-                 " mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there]; }"
-                 :: "r"(shared_address(barrier)), "r"(rank) : "memory");
-}
-
-ON_DEVICE u32 rank_in_pair()
-{
-    u32 rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-
-/* A barrier of all threads of a pair of blocks. */
-ON_DEVICE void sync_pair()
-{
-    __syncwarp();
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
 /* The next launch may start, as far as there is room for it, and waits for this one's end. */

@@ -1,8 +1,7 @@
 /* Products of many rows with int8 codes, a scale a row, by Hopper's tensor cores. A block has TEAMS groups
    of four warps that multiply, each the high and the low bytes of 64 rows of x by 192 rows of the weight,
    and one group that copies, as far ahead as there are stages. Blocks stay and take tiles in turn, so
-   that a tile's first columns come while the one before ends. Two blocks have the same rows of x, of
-   which each copies one plane to both: what the L2 gives is the bound else. */
+   that a tile's first columns come while the one before ends. */
 constexpr int TEAMS = 2, CONSUMERS = 128 * TEAMS, THREADS = CONSUMERS + 128;
 
 #include "machine.cuh"
@@ -27,25 +26,24 @@ struct Place {
     int row, column;
 };
 
-/* Tiles in turn, the pairs of them that two blocks compute: BAND tiles of rows of x for each of theirs. */
+/* Tiles in turn: BAND tiles of rows of x for each of the weight's. */
 struct Turn {
-    int pair, step, down, across;
-    u32 rank;
+    int tile, down, across;
 
-    INLINE Turn(const Arguments& a) : pair(blockIdx.x / 2), step(gridDim.x / 2), rank(rank_in_pair())
+    INLINE Turn(const Arguments& a) : tile(blockIdx.x)
     {
         down = (a.rows + DOWN - 1) / DOWN;
-        across = (a.height + 2 * ACROSS - 1) / (2 * ACROSS);
+        across = (a.height + ACROSS - 1) / ACROSS;
     }
 
-    INLINE bool more() const { return pair < down * across; }
-    INLINE void next() { pair += step; }
+    INLINE bool more() const { return tile < down * across; }
+    INLINE void next() { tile += gridDim.x; }
 
     INLINE Place place() const
     {
-        const int band = pair / (BAND * across) * BAND, inner = pair - band * across;
+        const int band = tile / (BAND * across) * BAND, inner = tile - band * across;
         const int size = down - band < BAND ? down - band : BAND;
-        return {(band + inner % size) * DOWN, (inner / size * 2 + (int)rank) * ACROSS};
+        return {(band + inner % size) * DOWN, inner / size * ACROSS};
     }
 };
 
@@ -58,12 +56,11 @@ struct Ring {
     INLINE u64* filled(u32 n) const { return full + n % STAGES; }
     INLINE u64* freed(u32 n) const { return empty + n % STAGES; }
 
-    /* Both blocks may copy to it again, as far as this warp goes. */
     INLINE void release(u32 n) const
     {
         __syncwarp();
-        if (threadIdx.x % 32 < 2)
-            barrier_arrive_at(freed(n), threadIdx.x % 32);
+        if (threadIdx.x % 32 == 0)
+            barrier_arrive(freed(n), 1);
     }
 };
 
@@ -73,33 +70,56 @@ ON_DEVICE void copy_tiles(const Arguments& a, const Ring& ring)
     u32 n = 0;
     for (Turn turn(a); turn.more(); turn.next()) {
         const Place at = turn.place();
-        const int plane = turn.rank * PLANE;
         for (int step = 0; step < steps; ++step, ++n) {
             i8* stage = ring.stage(n);
             u64* filled = ring.filled(n);
             barrier_wait(ring.freed(n), n / STAGES & 1 ^ 1);
             barrier_expect(filled, STAGE);
-            tensor_copy_to_both(stage + plane, turn.rank ? &a.low : &a.high, step * DEPTH, at.row, filled);
+            tensor_copy(stage, &a.high, step * DEPTH, at.row, filled);
+            tensor_copy(stage + PLANE, &a.low, step * DEPTH, at.row, filled);
             tensor_copy(stage + 2 * PLANE, &a.weight, step * DEPTH, at.column, filled);
         }
     }
 }
 
-/* A value of the graph; `most` is the largest magnitude of what it was, beyond the smallest value's. */
-ON_DEVICE float noted(float y, int& most)
+constexpr u32 BEYOND = 2u * (LARGEST_BITS - SMALLEST_BITS);
+
+/* Below BEYOND where y is as it is among values of the graph: neither too small nor a fault. */
+ON_DEVICE u32 beyond(float y)
 {
-    const int beyond = magnitude(y) - SMALLEST_BITS;
-    most = max(most, beyond);
-    return (u32)beyond < (u32)(LARGEST_BITS - SMALLEST_BITS) ? y : 0.0f;
+    return 2u * (u32)__float_as_int(y) - 2u * SMALLEST_BITS;
 }
 
-ON_DEVICE float ended(float y, float bias, float residual, int& most)
+/* One output; `most` is the largest of `beyond` of its sums. */
+ON_DEVICE float ended(float y, float bias, float residual, u32& most)
 {
-    y = noted(y, most);
-    if (BIASED)
-        y = noted(y + bias, most);
-    if (RESIDUAL)
-        y = noted(residual + y, most);
+    most = max(most, beyond(y));
+    if (BIASED) {
+        y = y + bias;
+        most = max(most, beyond(y));
+    }
+    if (RESIDUAL) {
+        y = residual + y;
+        most = max(most, beyond(y));
+    }
+    return y;
+}
+
+/* The same where a sum may be too small, or a fault. */
+ON_DEVICE float snapped_end(float y, float bias, float residual, bool& fault)
+{
+    fault |= outside(y);
+    y = snapped(y);
+    if (BIASED) {
+        y = y + bias;
+        fault |= outside(y);
+        y = snapped(y);
+    }
+    if (RESIDUAL) {
+        y = residual + y;
+        fault |= outside(y);
+        y = snapped(y);
+    }
     return y;
 }
 
@@ -126,8 +146,8 @@ ON_DEVICE float2 pair_at(const float* from)
 }
 
 /* Ends a group's outputs, an even number of them before each. WHOLE : all of the tile are there, and of
-   one matrix. */
-template <bool WHOLE> ON_DEVICE void end_pairs(
+   one matrix; no sum is expected to be too small, or a fault. Returns whether none was. */
+template <bool WHOLE> ON_DEVICE bool end_pairs(
     const Arguments& a, const Place& at, const int (&high)[SUMS], const int (&low)[SUMS])
 {
     const int lane = threadIdx.x % 32, first = at.row + threadIdx.x / 32 * 16 + lane / 4;
@@ -136,7 +156,8 @@ template <bool WHOLE> ON_DEVICE void end_pairs(
     const long long places[2] = {part.place(a, rows[0], column), part.place(a, rows[1], column)};
     const float *scales = a.scale + column, *biases = BIASED ? a.bias + column : scales;
     float units[2];
-    int most[2] = {0, 0};
+    bool fault[2] = {false, false};
+    u32 most = 0;
 #pragma unroll
     for (int half = 0; half < 2; ++half)
         units[half] = exp2_int(WHOLE || rows[half] < a.rows ? __ldg(a.exponents + rows[half]) : 0);
@@ -163,16 +184,19 @@ template <bool WHOLE> ON_DEVICE void end_pairs(
             const float2 before = RESIDUAL ? pair_at(a.residual + place) : make_float2(0.0f, 0.0f);
             const float x = rounded_dot(high[i], low[i]) * scale.x * units[half];
             const float y = rounded_dot(high[i + 1], low[i + 1]) * scale.y * units[half];
-            *(float2*)(a.out + place) = make_float2(
-                ended(x, bias.x, before.x, most[half]), ended(y, bias.y, before.y, most[half]));
+            *(float2*)(a.out + place) =
+                WHOLE ? make_float2(ended(x, bias.x, before.x, most), ended(y, bias.y, before.y, most))
+                      : make_float2(snapped_end(x, bias.x, before.x, fault[half]),
+                                    snapped_end(y, bias.y, before.y, fault[half]));
         }
         scale = next;
         bias = more;
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half)
-        if (most[half] >= LARGEST_BITS - SMALLEST_BITS)
+        if (fault[half])
             a.faults[rows[half] / a.group] = 1;
+    return most < BEYOND;
 }
 
 /* Ends them one by one. */
@@ -187,21 +211,20 @@ ON_DEVICE void end_each(const Arguments& a, const Place& at, const int (&high)[S
             continue;
         const long long place = part_of(a, n).place(a, row, n);
         const float y = rounded_dot(high[i], low[i]) * __ldg(a.scale + n) * exp2_int(__ldg(a.exponents + row));
-        int most = 0;
-        a.out[place] = ended(
-            y, BIASED ? __ldg(a.bias + n) : 0.0f, RESIDUAL ? __ldg(a.residual + place) : 0.0f, most);
-        if (most >= LARGEST_BITS - SMALLEST_BITS)
+        bool fault = false;
+        a.out[place] = snapped_end(
+            y, BIASED ? __ldg(a.bias + n) : 0.0f, RESIDUAL ? __ldg(a.residual + place) : 0.0f, fault);
+        if (fault)
             a.faults[row / a.group] = 1;
     }
 }
 
 ON_DEVICE void end_tile(const Arguments& a, const Place& at, const int (&high)[SUMS], const int (&low)[SUMS])
 {
+    const bool whole = at.row + DOWN <= a.rows && at.column + ACROSS <= part_of(a, at.column).stop;
     if ((a.height | a.cut | a.cut2) % 2)
         end_each(a, at, high, low);
-    else if (at.row + DOWN <= a.rows && at.column + ACROSS <= part_of(a, at.column).stop)
-        end_pairs<true>(a, at, high, low);
-    else
+    else if (!whole || !end_pairs<true>(a, at, high, low))
         end_pairs<false>(a, at, high, low);
 }
 
@@ -231,7 +254,7 @@ ON_DEVICE void multiply_all(const Arguments& a, const Ring& ring)
     }
 }
 
-KERNEL_OF_PAIRS matmul_codes(ARGUMENTS a)
+KERNEL matmul_codes(ARGUMENTS a)
 {
     SHARED_MEMORY(memory);
     u64* barriers = (u64*)(memory + STAGES * STAGE);
@@ -239,11 +262,11 @@ KERNEL_OF_PAIRS matmul_codes(ARGUMENTS a)
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; ++i) {
             barrier_init(ring.full + i, 1);
-            barrier_init(ring.empty + i, 2 * CONSUMERS / 32);
+            barrier_init(ring.empty + i, CONSUMERS / 32);
         }
         barriers_are_there();
     }
-    sync_pair();
+    __syncthreads();
     let_next();
     if (threadIdx.x >= CONSUMERS) {
         keep_registers<KEPT>();
@@ -253,5 +276,4 @@ KERNEL_OF_PAIRS matmul_codes(ARGUMENTS a)
         take_registers<TAKEN>();
         multiply_all(a, ring);
     }
-    sync_pair(); /* Its memory is there as long as the other block copies to it, or arrives. */
 }
