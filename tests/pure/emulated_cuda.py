@@ -38,5 +38,7 @@ class Emulated:
 
     def launch(self, arguments, blocks=0):
         self.launches += 1
-        rounds = self.library.run_kernel(ctypes.byref(arguments), blocks or self.blocks, *self.sizes)
+        rounds = self.library.run_kernel(
+            ctypes.byref(arguments), blocks or self.blocks, *self.sizes
+        )
         assert rounds > 0, "every thread waits for another"

@@ -2,6 +2,8 @@
 has the definition's bits and faults, tile after tile, and NVRTC compiles it for Hopper.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -24,8 +26,7 @@ ROWS, COLUMNS = 300, 430
 """Three tiles of rows, the last one cut, and four steps, the last one half and padded."""
 CASES = {
     "plain": ((), 400),  # three tiles of the weight's rows, the last one cut
-    "odd": (("BIASED", "RESIDUAL"), 211),  # pairs of outputs lie at odd places
-    "bias, residual": (("BIASED", "RESIDUAL"), 400),
+    "bias, residual": (("BIASED", "RESIDUAL"), 386),  # one pair in the last tile
     "three matrices": (("BIASED", "PARTED"), 392),  # the second one begins and ends inside of tiles
 }
 
@@ -54,7 +55,10 @@ def test_bits_and_faults_are_the_definitions(case, folder, monkeypatch):
     monkeypatch.setattr(hopper_products, "available", lambda: True)
     monkeypatch.setattr(hopper_codes, "function_of", lambda *constants: kernel)
     monkeypatch.setattr(hopper_codes, "tensor_map", place_and_sizes)
-    weight, random = synthetic_weight("w8", "weight", 1, (height, COLUMNS)), np.random.default_rng(1)
+    weight, random = (
+        synthetic_weight("w8", "weight", 1, (height, COLUMNS)),
+        np.random.default_rng(1),
+    )
     codes, wrong = decode(weight), [5, ROWS - 1]
     x = random.standard_normal((ROWS, COLUMNS)).astype(np.float32)
     x[7], x[200] = 0, x[200] * np.float32(2.0**-36)  # outputs of nothing, and some too small
@@ -77,8 +81,23 @@ def test_bits_and_faults_are_the_definitions(case, folder, monkeypatch):
     got = out.numpy().reshape(-1)
     for start, part in zip(np.cumsum((0, *parts)), parts or (height,), strict=False):
         there = got[start * ROWS : (start + part) * ROWS].reshape(ROWS, part)
-        assert np.array_equal(there.view(np.int32), expected[:, start : start + part].view(np.int32))
+        assert np.array_equal(
+            there.view(np.int32), expected[:, start : start + part].view(np.int32)
+        )
     assert np.flatnonzero(flags.numpy()).tolist() == wrong
+
+
+@pytest.mark.parametrize(("height", "first"), [(401, 0), (400, 1)])
+def test_outputs_that_lie_in_no_pairs_are_left_to_triton(height, first, monkeypatch):
+    """An odd number of them, or scales that begin between two pairs."""
+    monkeypatch.setattr(hopper_codes, "function_of", lambda *constants: pytest.fail("it is used"))
+    weight = pack(synthetic_weight("w8", "weight", 1, (height + first, 64)), "weight", "cpu")
+    part = replace(weight, height=height, codes=weight.codes[first:], scale=weight.scale[first:])
+    x = quantise_rows(torch.ones(300, 64))
+    out, flags = torch.empty(300, height), torch.zeros(300, dtype=torch.int32)
+    last = (height, height, 1)
+    how = {"BIASED": False, "RESIDUAL": False, "PARTS": 1}
+    assert not hopper_codes.multiply(part, x, out, flags, (out, out), last, how)
 
 
 def test_nvrtc_compiles_it_for_hopper():
@@ -96,5 +115,7 @@ def test_a_kernel_that_cannot_be_had_is_said_and_leaves_products_to_triton(monke
         raise nvrtc.NotCompiledError("matmul_codes.cu(1): error: no")
 
     monkeypatch.setattr(nvrtc, "binary", refuse)
-    with pytest.warns(RuntimeWarning, match=r"take Triton's kernel: matmul_codes.cu\(1\): error: no"):
+    with pytest.warns(
+        RuntimeWarning, match=r"take Triton's kernel: matmul_codes.cu\(1\): error: no"
+    ):
         assert hopper_codes.function_of.__wrapped__(("BIASED", 1)) is None

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from ctypes import c_int, c_uint32, c_uint64, c_ulong, c_void_p
 from functools import cache, lru_cache
 from typing import Any
@@ -73,10 +73,11 @@ def multiply(
     weight: Packed, x: Rows, out: torch.Tensor, faults: torch.Tensor,
     ending: tuple[torch.Tensor, torch.Tensor], last: tuple[int, ...], endings: Mapping[str, Any],
 ) -> bool:  # fmt: skip
-    """Rows times codes into out, if they are tiles enough for all processors; else return False."""
-    rows, height = out.shape
-    tiles = tiles_of(rows, height)
-    if tiles < processors():
+    """Rows times codes into out, if they are tiles enough for all processors, and outputs lie in
+    pairs; else return False.
+    """
+    tiles = tiles_of(*out.shape)
+    if tiles < processors() or not _in_pairs(out.shape[1], last, (weight.scale, out, *ending)):
         return False
     names = {"BIASED": endings["BIASED"], "RESIDUAL": endings["RESIDUAL"]}
     names["PARTED"] = endings["PARTS"] > 1
@@ -84,8 +85,15 @@ def multiply(
     if function is None:
         return False
     if not compiled.is_collecting():
-        function.launch(arguments_of(weight, x, out, faults, ending, last), min(tiles, function.blocks))
+        given = arguments_of(weight, x, out, faults, ending, last)
+        function.launch(given, min(tiles, function.blocks))
     return True
+
+
+def _in_pairs(height: int, last: tuple[int, ...], parts: Sequence[torch.Tensor]) -> bool:
+    """Whether two neighbouring numbers are read and written at once."""
+    even = all(count % 2 == 0 for count in (height, *last[:2]))
+    return even and all(part.data_ptr() % 8 == 0 for part in parts)
 
 
 def arguments_of(
@@ -98,4 +106,6 @@ def arguments_of(
     maps.append(tensor_map(weight.codes.data_ptr(), height, columns, ACROSS))
     parts = (weight.scale, *ending, out, x.e, faults)
     places = [part.data_ptr() for part in parts]
-    return Arguments(*((c_uint64 * 16)(*one) for one in maps), *places, rows, height, columns, *last)
+    return Arguments(
+        *((c_uint64 * 16)(*one) for one in maps), *places, rows, height, columns, *last
+    )

@@ -158,7 +158,17 @@ class Function:
         """
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        given = (self._function, blocks or self.blocks, 1, 1, self.threads, 1, 1, self.shared, stream)
+        given = (
+            self._function,
+            blocks or self.blocks,
+            1,
+            1,
+            self.threads,
+            1,
+            1,
+            self.shared,
+            stream,
+        )
         if blocks:
             checked(driver().cuLaunchKernel(*given, parameters, None))
         else:

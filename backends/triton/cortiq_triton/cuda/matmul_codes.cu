@@ -12,7 +12,7 @@ constexpr int STAGE = 2 * PLANE + ACROSS * DEPTH, STAGES = 4, KEPT = 24, TAKEN =
 
 /* high, low : planes of x [rows, columns]. weight : codes [height, columns]. exponents : of x. out :
    float [rows, height]; with PARTED matrices of outputs up to `cut`, `cut2` and `height` follow one
-   another. bias, residual : read if there are any. group : rows of the output that share a flag. */
+   another; all three are even. bias, residual : read if there are any. group : rows of the output that share a flag. */
 struct Arguments {
     TensorMap high, low, weight;
     const float *scale, *bias, *residual;
@@ -145,7 +145,7 @@ ON_DEVICE float2 pair_at(const float* from)
     return __ldg((const float2*)from);
 }
 
-/* Ends a group's outputs, an even number of them before each. WHOLE : all of the tile are there, and of
+/* Ends a group's outputs, pairs of them. WHOLE : all of the tile are there, and of
    one matrix; no sum is expected to be too small, or a fault. Returns whether none was. */
 template <bool WHOLE> ON_DEVICE bool end_pairs(
     const Arguments& a, const Place& at, const int (&high)[SUMS], const int (&low)[SUMS])
@@ -199,32 +199,10 @@ template <bool WHOLE> ON_DEVICE bool end_pairs(
     return most < BEYOND;
 }
 
-/* Ends them one by one. */
-ON_DEVICE void end_each(const Arguments& a, const Place& at, const int (&high)[SUMS], const int (&low)[SUMS])
-{
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int i = 0; i < SUMS; ++i) {
-        const int row = at.row + threadIdx.x / 32 * 16 + lane / 4 + i % 4 / 2 * 8;
-        const int n = at.column + i / 4 * 8 + lane % 4 * 2 + i % 2;
-        if (row >= a.rows || n >= a.height)
-            continue;
-        const long long place = part_of(a, n).place(a, row, n);
-        const float y = rounded_dot(high[i], low[i]) * __ldg(a.scale + n) * exp2_int(__ldg(a.exponents + row));
-        bool fault = false;
-        a.out[place] = snapped_end(
-            y, BIASED ? __ldg(a.bias + n) : 0.0f, RESIDUAL ? __ldg(a.residual + place) : 0.0f, fault);
-        if (fault)
-            a.faults[row / a.group] = 1;
-    }
-}
-
 ON_DEVICE void end_tile(const Arguments& a, const Place& at, const int (&high)[SUMS], const int (&low)[SUMS])
 {
     const bool whole = at.row + DOWN <= a.rows && at.column + ACROSS <= part_of(a, at.column).stop;
-    if ((a.height | a.cut | a.cut2) % 2)
-        end_each(a, at, high, low);
-    else if (!whole || !end_pairs<true>(a, at, high, low))
+    if (!whole || !end_pairs<true>(a, at, high, low))
         end_pairs<false>(a, at, high, low);
 }
 
