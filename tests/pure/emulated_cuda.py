@@ -1,12 +1,13 @@
-"""Kernels of `cortiq_triton/cuda` compiled for the CPU, with each thread of the grid a coroutine."""
+"""Kernels of `cortiq_triton/cuda` compiled for the CPU: each thread of the grid is a coroutine."""
 
 import ctypes
 import shutil
 import subprocess
 from pathlib import Path
 
-import cortiq_triton
 import pytest
+
+import cortiq_triton
 
 CUDA = Path(cortiq_triton.__file__).parent / "cuda"
 EMULATOR = Path(__file__).parents[1] / "cuda"

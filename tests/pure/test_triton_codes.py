@@ -1,5 +1,5 @@
-"""Products of many rows with codes: the CUDA source, compiled for the CPU with each thread a coroutine,
-has the definition's bits and faults, tile after tile, and NVRTC compiles it for Hopper.
+"""Products of many rows with codes: the CUDA source, compiled for the CPU with each thread a
+coroutine, has the definition's bits and faults, tile after tile; NVRTC compiles it for Hopper.
 """
 
 from dataclasses import replace
@@ -18,7 +18,6 @@ from cortiq_triton import hopper_codes, hopper_products, nvrtc  # noqa: E402
 from cortiq_triton.products import PLAIN, Stack, product  # noqa: E402
 from cortiq_triton.rows import quantise_rows  # noqa: E402
 from cortiq_triton.weights import pack  # noqa: E402
-
 from tests.pure.emulated_cuda import Emulated, built  # noqa: E402
 
 BLOCKS, ENDS = 2, ("BIASED", "RESIDUAL", "PARTED")

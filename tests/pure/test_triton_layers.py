@@ -16,7 +16,6 @@ from cortiq_conformance import models  # noqa: E402
 from cortiq_cpu.backend import CpuBackend  # noqa: E402
 from cortiq_triton import layer_launch, nvrtc  # noqa: E402
 from cortiq_triton.backend import TritonBackend  # noqa: E402
-
 from tests.pure import emulated_cuda  # noqa: E402
 from tests.pure.emulated_cuda import Emulated  # noqa: E402
 

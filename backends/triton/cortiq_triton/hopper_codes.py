@@ -23,17 +23,18 @@ DOWN, ACROSS, DEPTH = 128, 192, 128
 STAGES, BAND, THREADS = 4, 8, 384
 SHARED = STAGES * (2 * DOWN + ACROSS) * DEPTH + 16 * STAGES
 BYTES, TURNED, LINES = 0, 3, 3
-"""The driver's names of unsigned bytes, of pieces turned within 128 bytes, of whole lines of the L2."""
+"""The driver's numbers: unsigned bytes, pieces turned within 128 bytes, whole lines of the L2."""
 
 
-class Arguments(ctypes.Structure):
+class CodesArguments(ctypes.Structure):
     """`Arguments` of the source, a whole number of 64 bytes long."""
 
     _fields_ = (
         ("high", c_uint64 * 16), ("low", c_uint64 * 16), ("weight", c_uint64 * 16),
         ("scale", c_void_p), ("bias", c_void_p), ("residual", c_void_p), ("out", c_void_p),
         ("exponents", c_void_p), ("faults", c_void_p), ("rows", c_int), ("height", c_int),
-        ("columns", c_int), ("cut", c_int), ("cut2", c_int), ("group", c_int), ("unused", c_int * 14),
+        ("columns", c_int), ("cut", c_int), ("cut2", c_int), ("group", c_int),
+        ("unused", c_int * 14),
     )  # fmt: skip
 
 
@@ -99,13 +100,13 @@ def _in_pairs(height: int, last: tuple[int, ...], parts: Sequence[torch.Tensor])
 def arguments_of(
     weight: Packed, x: Rows, out: torch.Tensor, faults: torch.Tensor,
     ending: tuple[torch.Tensor, torch.Tensor], last: tuple[int, ...],
-) -> Arguments:  # fmt: skip
+) -> CodesArguments:  # fmt: skip
     """Return what the kernel is given."""
     (rows, height), columns = out.shape, weight.padded
     maps = [tensor_map(plane.data_ptr(), rows, columns, DOWN) for plane in (x.high, x.low)]
     maps.append(tensor_map(weight.codes.data_ptr(), height, columns, ACROSS))
     parts = (weight.scale, *ending, out, x.e, faults)
     places = [part.data_ptr() for part in parts]
-    return Arguments(
+    return CodesArguments(
         *((c_uint64 * 16)(*one) for one in maps), *places, rows, height, columns, *last
     )
