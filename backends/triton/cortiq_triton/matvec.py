@@ -132,9 +132,9 @@ def end(
         bits = tl.maximum(bits, magnitude_bits(y))
         y = snapped(y)
     flags = faults + (r // group)[:, None] + n[None, :] * 0
-    if y.shape[0] * y.shape[1] < LARGE_TILE:  # known when the kernel is compiled
+    if y.shape[0] * y.shape[1] < LARGE_TILE:  # noqa: SIM114 - known when it is compiled
         tl.store(flags, 1, mask=inside & (bits >= LARGEST_BITS))
-    elif tl.max(tl.max(bits, 0), 0) >= LARGEST_BITS:  # noqa: SIM114
+    elif tl.max(tl.max(bits, 0), 0) >= LARGEST_BITS:
         tl.store(flags, 1, mask=inside & (bits >= LARGEST_BITS))
     tl.store(out + at, y, mask=inside)
 
