@@ -19,6 +19,7 @@
 #define SHARED_MEMORY(name) signed char* name = current->block->memory
 #define __syncwarp() warp_meet()
 #define __grid_constant__
+struct TensorMap { const signed char* data; long long rows, columns, box, unused[12]; };
 
 using std::max;
 using std::min;
@@ -125,6 +126,15 @@ template <class T> static inline T __ldcg(const T* p)
     if ((u64)p % sizeof(T)) { fprintf(stderr, "a load that is not aligned\n"); abort(); }
     return *p;
 }
+template <class T> static inline T __ldg(const T* p) { return __ldcg(p); }
+static inline u32 __byte_perm(u32 a, u32 b, u32 choice)
+{
+    const u64 both = (u64)b << 32 | a;
+    u32 found = 0;
+    for (int i = 0; i < 4; ++i)
+        found |= (u32)(both >> 8 * (choice >> 4 * i & 7) & 255) << 8 * i;
+    return found;
+}
 static inline int __dp4a(int a, int b, int c)
 {
     for (int i = 0; i < 32; i += 8)
@@ -162,6 +172,33 @@ static inline void bulk_copy(void* to, const void* from, u32 bytes, u64* barrier
 {
     if (((u64)to | (u64)from | bytes) % 16 || !bytes) { fprintf(stderr, "a copy that is not aligned\n"); abort(); }
     copies.push_back({current->block, to, from, bytes, barrier, int(chance() % 20)});
+}
+static signed char zeros[128];
+/* Rows of 128 bytes, each a copy of its own; columns come in groups of 64. */
+static inline void tensor_copy(signed char* to, const TensorMap* from, int column, int row, u64* barrier)
+{
+    for (int at = row; at < row + from->box; ++at)
+        for (int k = column; k < column + 128; k += 64, to += 64) {
+            const bool inside = at < from->rows && k < from->columns;
+            bulk_copy(to, inside ? from->data + at * from->columns + k : zeros, 64, barrier);
+        }
+}
+static inline void let_next() {}
+template <int COUNT> static inline void keep_registers() {}
+template <int COUNT> static inline void take_registers() {}
+static inline void products_begin() {}
+static inline void products_asked() {}
+template <int LATER> static inline void products_done() {}
+static inline void multiply_step(int (&s)[96], const signed char* a, const signed char* b, int k, bool more)
+{
+    const int lane = current->x % 32, warp = current->x / 32 % 4;
+    for (int i = 0; i < 96; ++i) {
+        const int row = 16 * warp + lane / 4 + 8 * (i / 2 % 2), column = i / 4 * 8 + 2 * (lane % 4) + i % 2;
+        int sum = more ? s[i] : 0;
+        for (int c = 32 * k; c < 32 * k + 32; ++c)
+            sum += (int)a[row * 128 + c] * (int)b[column * 128 + c];
+        s[i] = sum;
+    }
 }
 static inline void sync_consumers() { meet(current->block->consumers, block_size - 32); }
 static inline void __syncthreads() { meet(current->block->all, block_size); }

@@ -1,18 +1,18 @@
-/* `layers.cu` of cortiq_triton on one CPU thread. */
+/* A kernel of cortiq_triton, the file SOURCE and its function ENTRY, on one CPU thread. */
 #include "emulated.h"
-#include "layers.cu"
+#include SOURCE
 
 static const Arguments* given;
 
 static void enter()
 {
-    layers(*given);
+    ENTRY(*given);
     current->done = true;
     swap_stacks(&current->context, scheduler);
 }
 
 /* Runs the kernel; returns the rounds it took, or -1 if every thread waits for another. */
-extern "C" int run_layers(const void* arguments, int blocks, int threads, int shared)
+extern "C" int run_kernel(const void* arguments, int blocks, int threads, int shared)
 {
     given = (const Arguments*)arguments;
     grid_size = blocks;

@@ -146,6 +146,23 @@ def test_no_tiling_changes_a_bit(layout):
     assert not faults.any()
 
 
+def test_a_large_tile_flags_the_rows_that_have_a_fault_and_no_others():
+    """Products of 64 by 64 outputs are looked at once; the last row's fault is in one output."""
+    height, rows, tuning = 70, 66, Tuning(few=0, some=0, bm=64, bn_many=64, bk=64)
+    weight = synthetic_weight("w8", "weight", 1, (height, 256))
+    packed = pack(weight, "weight", "cpu")
+    x = np.random.default_rng(1).standard_normal((rows, 256)).astype(np.float32)
+    wrong = [5, 65]
+    x[wrong] = np.sign(decode(weight).codes[[3, 69]]) * np.float32(2.0**49)
+    expected = np.zeros(rows, bool)
+    defined = matmul.matmul(quantise.quantise_rows(x), decode(weight), faults=expected)
+    assert np.flatnonzero(expected).tolist() == wrong and (defined[wrong] != 0).mean() > 0.5
+    faults = torch.zeros(rows, dtype=torch.int32)
+    got = product(tuning, packed, quantise_rows(torch.tensor(x)), faults)
+    assert np.flatnonzero(faults.numpy()).tolist() == wrong
+    assert (got.view(np.uint32) == defined.view(np.uint32)).all()
+
+
 @pytest.mark.parametrize("layout", CODED)
 def test_a_packed_weight_takes_little_more_than_its_file(layout):
     weight = synthetic_weight(layout, "weight", 1, (8, 4096))

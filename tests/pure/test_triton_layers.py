@@ -4,17 +4,11 @@ has the CPU backend's bits; and which steps become such a launch.
 
 from __future__ import annotations
 
-import ctypes
-import shutil
-import subprocess
-from pathlib import Path
-
 import pytest
 
 torch = pytest.importorskip("torch", reason="the Triton backend keeps its memory in PyTorch")
 pytest.importorskip("triton", reason="Triton has no package for this platform")
 
-import cortiq_triton  # noqa: E402
 from cortiq.backend import Argmax, Batch, CompileOptions, Digest, Row, Status  # noqa: E402
 from cortiq.models import load_program, synthetic_configs  # noqa: E402
 from cortiq.models.synthetic import open_synthetic  # noqa: E402
@@ -22,11 +16,11 @@ from cortiq_conformance import models  # noqa: E402
 from cortiq_cpu.backend import CpuBackend  # noqa: E402
 from cortiq_triton import layer_launch, nvrtc  # noqa: E402
 from cortiq_triton.backend import TritonBackend  # noqa: E402
+from tests.pure import emulated_cuda  # noqa: E402
+from tests.pure.emulated_cuda import Emulated  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # overflows that faults are
 
-CUDA = Path(cortiq_triton.__file__).parent / "cuda"
-EMULATOR = Path(__file__).parents[1] / "cuda"
 LAYERS, BLOCKS, CONTEXT = 3, 4, 2048
 CONFIG = {
     "model_type": "llama", "vocab_size": 800, "hidden_size": 256, "intermediate_size": 704,
@@ -40,37 +34,15 @@ SHARED = 1024 * 12 + 8 * 576 + layer_launch.BESIDE + 16 * 12
 WANTS = (Argmax(), Digest("logits"))
 
 
-class Emulated:
-    """The kernel on the CPU."""
-
-    blocks = BLOCKS
-
-    def __init__(self, path):
-        self.library, self.launches = ctypes.CDLL(str(path)), 0
-
-    def launch(self, arguments):
-        self.launches += 1
-        given = ctypes.byref(arguments)
-        rounds = self.library.run_layers(given, BLOCKS, layer_launch.THREADS, SHARED)
-        assert rounds > 0, "every thread waits for another"
-
-
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    compiler = shutil.which("c++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
-    path = tmp_path_factory.mktemp("layers") / "layers.so"
-    constants = [f"-D{name}={value}" for name, value in (GEOMETRY.constants | SMALL).items()]
-    command = [compiler, "-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing"]
-    command += ["-shared", "-fPIC", f"-I{EMULATOR}", f"-I{CUDA}", *constants]
-    subprocess.run([*command, EMULATOR / "emulator.cpp", "-o", path], check=True)
-    return path
+    folder = tmp_path_factory.mktemp("layers")
+    return emulated_cuda.built(folder, "layers.cu", "layers", GEOMETRY.constants | SMALL)
 
 
 @pytest.fixture
 def emulated(built, monkeypatch):
-    kernel = Emulated(built)
+    kernel = Emulated(built, BLOCKS, layer_launch.THREADS, SHARED)
     monkeypatch.setattr(layer_launch, "available", lambda: True)
     monkeypatch.setattr(layer_launch, "function_of", lambda geometry: kernel)
     return kernel

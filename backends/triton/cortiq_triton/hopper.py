@@ -106,13 +106,26 @@ def finish(
     faults: Value, M: Value, N: Value, cut: Value, cut2: Value, group: Value, BIASED: gl.constexpr,
     RESIDUAL: gl.constexpr, PARTS: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr,
 ) -> None:  # fmt: skip
-    """End the outputs [BN, BM] from row m and column n on."""
+    """End the outputs [BN, BM] from row m and column n on.
+
+    A tile that lies inside needs no conditions.
+    """
     y = y.permute((1, 0))
     layout: gl.constexpr = y.type.layout
+    whole = (m + BM <= M) & (n + BN <= N)
     m += gl.arange(0, BM, layout=gl.SliceLayout(1, layout))
     n += gl.arange(0, BN, layout=gl.SliceLayout(0, layout))
-    y = y * exp2_int(gl.load(qe + m, mask=m < M, other=0))[:, None]
-    end(
-        y, m, n, (m < M)[:, None] & (n < N)[None, :], out, faults, bias, residual, M, N, group,
-        cut, cut2, BIASED, RESIDUAL, PARTS,
-    )  # fmt: skip
+    if whole:
+        y = y * exp2_int(gl.load(qe + m))[:, None]
+        inside = gl.full([BM, BN], True, gl.int1, layout)
+        end(
+            y, m, n, inside, out, faults, bias, residual, M, N, group, cut, cut2, BIASED, RESIDUAL,
+            PARTS,
+        )  # fmt: skip
+    else:
+        y = y * exp2_int(gl.load(qe + m, mask=m < M, other=0))[:, None]
+        inside = (m < M)[:, None] & (n < N)[None, :]
+        end(
+            y, m, n, inside, out, faults, bias, residual, M, N, group, cut, cut2, BIASED, RESIDUAL,
+            PARTS,
+        )  # fmt: skip

@@ -138,8 +138,10 @@ def multiply_codes(
     ending: tuple[torch.Tensor, torch.Tensor], last: tuple[int, ...], endings: dict[str, Any],
 ) -> None:  # fmt: skip
     """Rows times codes with a scale a row into out."""
-    from cortiq_triton import hopper_rows
+    from cortiq_triton import hopper_codes, hopper_rows
 
+    if hopper_codes.multiply(weight, x, out, faults, ending, last, endings):
+        return
     rows, height = out.shape
     steps = ceil_div(weight.padded, DEPTH)
     for sizes in code_tilings(rows, height):

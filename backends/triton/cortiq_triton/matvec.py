@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from cortiq_triton.language import INTERPRETED, Tensor, begin, device, kernel
+from cortiq_triton.language import INTERPRETED, Tensor, begin, constant, device, kernel
 from cortiq_triton.scalar import (
+    LARGEST_BITS,
     exp2_int,
-    outside,
+    magnitude_bits,
     round_three_planes,
     round_two_planes,
     snapped,
 )
+
+LARGE_TILE = constant(4096)
+"""Outputs of a program from which it looks for faults once for all of them."""
 
 
 @device
@@ -111,20 +115,28 @@ def end(
     residual: Tensor, R: Tensor, N: Tensor, group: Tensor, cut: Tensor, cut2: Tensor,
     BIASED: tl.constexpr, RESIDUAL: tl.constexpr, PARTS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Store snap(y), perhaps with a bias and then a residual added, each snapped; flag faults."""
+    """Store snap(y), perhaps with a bias and then a residual added, each snapped; flag faults.
+
+    A large tile looks for a fault once, in the largest magnitude of all: else each output had a
+    store whose condition hardly ever holds.
+    """
     at = place_of(r, n, R, N, cut, cut2, PARTS)
-    bad = outside(y)
+    bits = magnitude_bits(y)
     y = snapped(y)
     if BIASED:
         y = y + tl.load(bias + n, mask=n < N, other=0.0)[None, :]
-        bad = bad | outside(y)
+        bits = tl.maximum(bits, magnitude_bits(y))
         y = snapped(y)
     if RESIDUAL:
         y = tl.load(residual + at, mask=inside, other=0.0) + y
-        bad = bad | outside(y)
+        bits = tl.maximum(bits, magnitude_bits(y))
         y = snapped(y)
+    flags = faults + (r // group)[:, None] + n[None, :] * 0
+    if y.shape[0] * y.shape[1] < LARGE_TILE:  # noqa: SIM114 - known when it is compiled
+        tl.store(flags, 1, mask=inside & (bits >= LARGEST_BITS))
+    elif tl.max(tl.max(bits, 0), 0) >= LARGEST_BITS:
+        tl.store(flags, 1, mask=inside & (bits >= LARGEST_BITS))
     tl.store(out + at, y, mask=inside)
-    tl.store(faults + (r // group)[:, None] + n[None, :] * 0, 1, mask=inside & bad)
 
 
 @device

@@ -152,13 +152,24 @@ class Function:
         facts = torch.cuda.get_device_properties(torch.cuda.current_device())
         self.blocks = facts.multi_processor_count * min(1, held.value)
 
-    def launch(self, arguments: ctypes.Structure) -> None:
-        """Launch the kernel, on the current stream; blocks may wait for one another."""
+    def launch(self, arguments: ctypes.Structure, blocks: int = 0) -> None:
+        """Launch the kernel, on the current stream. blocks : that do not wait for one another; else
+        as many as there are, which may.
+        """
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        checked(
-            driver().cuLaunchCooperativeKernel(
-                self._function, self.blocks, 1, 1, self.threads, 1, 1, self.shared, stream,
-                parameters,
-            )
-        )  # fmt: skip
+        given = (
+            self._function,
+            blocks or self.blocks,
+            1,
+            1,
+            self.threads,
+            1,
+            1,
+            self.shared,
+            stream,
+        )
+        if blocks:
+            checked(driver().cuLaunchKernel(*given, parameters, None))
+        else:
+            checked(driver().cuLaunchCooperativeKernel(*given, parameters))

@@ -227,16 +227,33 @@ def softplus(x: Tensor) -> Tensor:
 
 
 @device
+def beside_magic_emulated(x: Tensor) -> Tensor:
+    """Bits of 2²³ + the lower half of x."""
+    return (x & 0xFFFF) | 0x4B000000
+
+
+@device
+def beside_magic_instruction(x: Tensor) -> Tensor:
+    """Bits of 2²³ + the lower half of x, by one choice of bytes."""
+    return tl.inline_asm_elementwise(
+        "prmt.b32 $0, $1, 0x4B000000, 0x7610;", "=r,r", [x], dtype=tl.int32, is_pure=True, pack=1
+    )
+
+
+beside_magic = beside_magic_emulated if INTERPRETED else beside_magic_instruction
+
+
+@device
 def round_two_planes(high: Tensor, low: Tensor) -> Tensor:
     """RN(high·256 + low), |high| < 2³⁰, rounded once: both summands of the last sum are exact.
 
-    The number is a·2²² + rest, 0 ≤ rest < 2²², of which bits of floats are made:
-    (1.5·2²³ + a)·2²² and 1.5·2²³ + rest, whose constants the first subtraction takes away.
+    The number is a·2¹⁶ + rest, 0 ≤ rest < 2¹⁶, of which bits of floats are made:
+    (1.5·2²³ + a)·2¹⁶ and 2²³ + rest, whose constants the first subtraction takes away. The number's
+    lowest bits are those of a product and sum that may overflow.
     """
-    high += low >> 8
-    rest = (((high << 8) & 0x3FFF00) | 0x4B400000) | (low & 0xFF)
-    a = (high >> 14) + 0x56400000
-    return (a.to(tl.float32, bitcast=True) - 52776570716160.0) + rest.to(tl.float32, bitcast=True)
+    rest = beside_magic(high * 256 + low)
+    a = ((high + (low >> 8)) >> 8) + 0x53400000
+    return (a.to(tl.float32, bitcast=True) - 824642109440.0) + rest.to(tl.float32, bitcast=True)
 
 
 @device

@@ -1,5 +1,7 @@
 /* Decoder layers of one row in one launch: as many blocks as the machine holds, one a processor,
    which wait for one another between products. */
+constexpr int WARPS = 16, CONSUMERS = 32 * WARPS, THREADS = CONSUMERS + 32;
+
 #include "machine.cuh"
 #include "numbers.cuh"
 #include "products.cuh"

@@ -66,14 +66,13 @@ ON_DEVICE float silu(float x)
     return x * (x >= 0.0f ? r : e * r);
 }
 
-/* RN(high * 256 + low). */
+/* RN(high * 256 + low), |high| < 2^30: of the number's upper and lower half, floats whose bits are made
+   and whose constants the subtraction takes away. Its lower half is that of a sum that may overflow. */
 ON_DEVICE float rounded_dot(int high, int low)
 {
-    const int carry = (low + 128) >> 8;
-    high += carry;
-    low -= carry << 8;
-    const int a = (high + 16384) >> 15;
-    return float(a) * 8388608.0f + float(((high - (a << 15)) << 8) + low);
+    const int rest = __byte_perm((u32)high * 256u + (u32)low, 0x4B000000, 0x7610);
+    const int a = ((high + (low >> 8)) >> 8) + 0x53400000;
+    return (__int_as_float(a) - 824642109440.0f) + __int_as_float(rest);
 }
 
 /* RN(high * 65536 + middle * 256 + low) / 65536 of dots of at most 256 terms. */
