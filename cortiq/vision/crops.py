@@ -13,11 +13,14 @@ from cortiq.numerics.pixels import Pixels
 
 WHERE = "preprocessor_config.json"
 MOST_CROPS = 64
+DEFAULTS: Mapping[str, Any] = {
+    "min_crop_size": 256, "max_num_crops": 4, "min_ratio_to_activate": 1.2,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class PanAndScan:
-    """How the longer edge of an image is divided.
+    """Rules by which the longer edge of an image is divided.
 
     Attributes
     ----------
@@ -43,15 +46,15 @@ class PanAndScan:
             raise FormatError(f"do_pan_and_scan = {asked!r}", where=WHERE)
         if not asked:
             return None
-        keys = ("min_crop_size", "max_num_crops", "min_ratio_to_activate")
-        found = [given.get(f"pan_and_scan_{key}") for key in keys]
-        least, most, ratio = (
-            default if one is None else one
-            for one, default in zip(found, (256, 4, 1.2), strict=True)
-        )
+        rules = {
+            f"pan_and_scan_{key}": default if given.get(f"pan_and_scan_{key}") is None
+            else given[f"pan_and_scan_{key}"]
+            for key, default in DEFAULTS.items()
+        }  # fmt: skip
+        least, most, ratio = rules.values()
         whole = all(type(n) is int and n > 0 for n in (least, most))
         if not whole or not is_number(ratio) or ratio <= 0:
-            what = ", ".join(f"pan_and_scan_{k} = {v!r}" for k, v in zip(keys, found, strict=True))
+            what = ", ".join(f"{key} = {value!r}" for key, value in rules.items())
             raise FormatError(what, where=WHERE)
         if not most <= min(least, MOST_CROPS):
             what = f"pan and scan makes {most} crops of {least} pixels"

@@ -41,7 +41,9 @@ PREFIXES: Mapping[str, str] = {
     "multi_modal_projector.": "projector.", "model.multi_modal_projector.": "projector.",
 }  # fmt: skip
 BEGIN, SOFT, END = "<start_of_image>", "<image_soft_token>", "<end_of_image>"
-CROPPED = "Here is the original image {whole} and here are some crops to help you see better {crops}"
+CROPPED = (
+    "Here is the original image {whole} and here are some crops to help you see better {crops}"
+)
 """Text of an image that has crops."""
 
 
