@@ -49,7 +49,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/formats": 8060,
     "cortiq/hearing": 2060,
     "cortiq/ir": 4990,
-    "cortiq/model": 3150,
+    "cortiq/model": 3155,
     "cortiq/models": 6350,
     "cortiq/numerics": 3850,
     "cortiq/placement": 710,
@@ -58,7 +58,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/receipts": 1060,
     "cortiq/serve": 6420,
     "cortiq/tokenizer": 3180,
-    "cortiq/vision": 2180,
+    "cortiq/vision": 2295,
     "plugins/cortiq-bounded": 1480,
     "plugins/cortiq-faulty": 60,
     "plugins/cortiq-masks": 1450,
@@ -66,7 +66,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-skills": 1710,
     "plugins/cortiq-torch": 190,
-    "tests": 67590,
+    "tests": 67850,
     "tools": 2121,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""

@@ -21,7 +21,7 @@ import cortiq
 from cortiq.engine.prompt_images import ImageSpan, PromptImages
 from cortiq.errors import FormatError, GraphError, RequestError, UnsupportedError
 from cortiq.formats.checkpoint import open_checkpoint
-from cortiq.ir.images import AXES, ImageRows
+from cortiq.ir.images import ImageRows
 from cortiq.numerics.rope import Sections
 from cortiq.tokenizer.tokenizer import Tokenizer
 from cortiq.vision.canvas import canvas_of
