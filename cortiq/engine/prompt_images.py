@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
 
@@ -21,6 +21,7 @@ from cortiq.ir.images import IMAGES, TEXT_IDS, ImageRows, image_rows
 from cortiq.numerics.contract import Floats
 
 NO_GRID = (0, 0)
+Positions = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class ImageSpan:
     grid : height and width in rows, for positions on several axes; none where they are a text's.
         Of an image whose rows stand beside the text, in tiles; its one place is that of its token.
     medium : `image`, or `audio` for a sound.
+    turned : the place of a token, and positions of it and of those after it on every axis, int32
+        [tokens, axes], counted from where it is; None for those of the grid.
     """
 
     places: tuple[int, ...]
@@ -42,6 +45,7 @@ class ImageSpan:
     digest: str
     grid: tuple[int, int] = NO_GRID
     medium: str = "image"
+    turned: tuple[int, Positions] | None = field(default=None, compare=False)
 
     @property
     def tiles(self) -> int:
@@ -52,6 +56,16 @@ class ImageSpan:
     def rows(self) -> Floats:
         """Its rows, float32 [rows, width]; with rows of layers side by side, a width each."""
         return self.make()
+
+    def positions(self, axes: int) -> tuple[int, Positions] | None:
+        """Return `turned`: by default an image's rows have the position where it begins, and with
+        the row and the column of its grid added; None where they are a text's.
+        """
+        if self.turned is not None or self.grid == NO_GRID:
+            return self.turned
+        found, rows = np.zeros((len(self.places), axes), np.int32), np.arange(len(self.places))
+        found[:, 1], found[:, 2] = np.divmod(rows, self.grid[1])
+        return self.places[0], found
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,27 +100,19 @@ class PromptImages:
         return ends
 
     @cached_property
-    def _axes(self) -> tuple[npt.NDArray[np.int32], int]:
+    def _axes(self) -> tuple[Positions, int]:
         """Positions on every axis, and what is added to the position of a row after the prompt.
 
-        A text's row has one position on every axis. An image's rows have the position where it
-        begins, and with the row and the column of its grid added; the text goes on after the
-        larger of height and width.
+        A text's row has one position on every axis. The text goes on after the largest position of
+        an image; none is below 0.
         """
         axes = np.empty((self.length, self.given.axes), np.int32)
         now, at = 0, 0
-        starts = {span.places[0]: span for span in self.spans}
+        starts = dict(filter(None, (span.positions(self.given.axes) for span in self.spans)))
         while at < self.length:
-            span = starts.get(at)
-            if span is None or span.grid == NO_GRID:
-                axes[at] = now
-                now, at = now + 1, at + 1
-                continue
-            rows = np.arange(len(span.places))
-            axes[at : at + len(rows)] = now
-            axes[at : at + len(rows), 1] += (rows // span.grid[1]).astype(np.int32)
-            axes[at : at + len(rows), 2] += (rows % span.grid[1]).astype(np.int32)
-            now, at = now + max(span.grid), at + len(rows)
+            own = starts.get(at, np.zeros((1, self.given.axes), np.int32))
+            axes[at : at + len(own)] = np.maximum(now + own, 0)
+            now, at = now + int(own.max()) + 1, at + len(own)
         return axes, now - self.length
 
     @cached_property
@@ -175,10 +181,15 @@ class PromptImages:
         return first - start if first > start else last + 1 - start
 
     def keys(self, ids: Sequence[int]) -> list[int]:
-        """Return ids by which a prefix is found: an image's rows have its digest in their place."""
+        """Return ids by which a prefix is found: an image's rows have its digest in their place,
+        and tokens whose positions it decides both.
+        """
         keys = list(ids)
         for span in self.spans:
             digest = int(span.digest, 16)
+            first, own = span.turned or (0, ())
+            for at in range(first, min(first + len(own), len(keys))):
+                keys[at] = digest ^ (1 + ids[at])
             for at in span.places:
                 if at < len(keys):
                     keys[at] = digest

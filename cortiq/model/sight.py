@@ -146,8 +146,15 @@ class Sight:
         spans: list[ImageSpan] = []
         for image, make in zip(images, self.encoder.makers(images), strict=True):
             here, places = places[: image.rows], places[image.rows :]
-            spans.append(ImageSpan(tuple(here), make, image.digest, image.grid, self.medium))
+            turned = self._turned(image, ids, here, places[0] - 1 if places else len(ids))
+            own = image.digest, image.grid, self.medium, turned
+            spans.append(ImageSpan(tuple(here), make, *own))
         return ImagePrompt(ids, tuple(spans))
+
+    def _turned(self, image: Any, ids: Sequence[int], places: Sequence[int], stop: int) -> Any:
+        """Return the positions that an image decides, before the first token of the next one."""
+        canvas = getattr(image, "canvas", None)
+        return canvas and canvas.placed(ids, places, self.processor.markers, stop)
 
     def prompt(self, given: str | Iterable[int], images: Iterable[Any]) -> ImagePrompt:
         """Return a raw text, or ids with a place for each row, with its images."""

@@ -59,6 +59,8 @@ def claimed_images(
     try:
         spans = model.senses.placed(claim.prompt_ids, made).spans
     except RequestError as error:
+        if found != claim.images and len({medium for medium, _ in media}) == 1:  # in another order
+            return field_difference("images", claim.images, found)
         return Difference("prompt_ids", f"prompt_ids: {error.what}")
     found = tuple(span.digest for span in spans)
     return spans if found == claim.images else field_difference("images", claim.images, found)

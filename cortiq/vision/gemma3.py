@@ -20,6 +20,7 @@ from cortiq.models.names import Names
 from cortiq.models.tensor_pieces import FusedTensor
 from cortiq.numerics.pixels import Pixels, grouped, patches, resize
 from cortiq.vision.config import TEXT, sight_values
+from cortiq.vision.crops import PanAndScan
 from cortiq.vision.image import ImageProcessor, PixelRules, PreparedImage, Tile
 from cortiq.vision.siglip import SiglipConfig, siglip_tower
 
@@ -40,6 +41,10 @@ PREFIXES: Mapping[str, str] = {
     "multi_modal_projector.": "projector.", "model.multi_modal_projector.": "projector.",
 }  # fmt: skip
 BEGIN, SOFT, END = "<start_of_image>", "<image_soft_token>", "<end_of_image>"
+CROPPED = (
+    "Here is the original image {whole} and here are some crops to help you see better {crops}"
+)
+"""Text of an image that has crops."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,23 +96,30 @@ def build(config: Config, most: int) -> Program:
 
 
 class Processor(ImageProcessor):
-    """One tile of a fixed size, whose rows see one another."""
+    """Tiles of a fixed size, the rows of each seeing one another: the image, and crops of it where
+    its processor's file asks for them.
+    """
 
     marker = BEGIN
     rows = ImageRows(last=LAST)
 
     def __init__(self, config: Config, given: Mapping[str, Any]) -> None:
-        if given.get("do_pan_and_scan"):
-            raise UnsupportedError("do_pan_and_scan", where="preprocessor_config.json")
         self.config, self.token, self.most = config, config.image_token, config.side**2
         self.rules = PixelRules.of(given, PixelRules("bilinear"))
+        self.crops = PanAndScan.of(given)
 
     def prepare(self, pixels: Pixels) -> PreparedImage:
+        """Prepare the image, then its crops."""
+        crops = self.crops.cut(pixels) if self.crops else []
+        text = one = f"\n\n{BEGIN}{SOFT * self.config.mm_tokens_per_image}{END}\n\n"
+        if crops:
+            text = CROPPED.format(whole=one, crops=" ".join([one] * len(crops)))
+        return PreparedImage(tuple(map(self._tile, (pixels, *crops))), text)
+
+    def _tile(self, pixels: Pixels) -> Tile:
         """Resize to the tower's square, whatever the image's form."""
         config = self.config
         fitted = resize(pixels, config.image_size, config.image_size, self.rules.filter)
         cut = patches(self.rules.values(fitted), config.patch_size)
         places = {PLACE: np.arange(len(cut), dtype=np.int32)}
-        tile = Tile(cut, places, grouped(config.side, config.side, config.pool))
-        text = f"\n\n{BEGIN}{SOFT * config.mm_tokens_per_image}{END}\n\n"
-        return PreparedImage((tile,), text)
+        return Tile(cut, places, grouped(config.side, config.side, config.pool))

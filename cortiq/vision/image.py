@@ -19,6 +19,7 @@ from cortiq.ir.images import ImageRows
 from cortiq.models.config import is_number
 from cortiq.numerics.contract import Floats
 from cortiq.numerics.pixels import Pixels, normalise
+from cortiq.vision.canvas import Canvas
 from cortiq.vision.decode import pixels_of
 
 RESAMPLING: Mapping[int, str] = {1: "lanczos", 2: "bilinear", 3: "bicubic"}
@@ -87,6 +88,7 @@ class PreparedImage:
     order : int64 [rows], the number among the rows of all tiles that each row of the text is, and
         the number after them for a row that ends a line; None for all in order.
     beside : the rows stand beside the text, which has one token for the image; `grid` is in tiles.
+    canvas : positions of its text's tokens, where it decides those around rows, too.
     """
 
     tiles: tuple[Tile, ...]
@@ -94,6 +96,7 @@ class PreparedImage:
     grid: tuple[int, int] = (0, 0)
     order: npt.NDArray[np.int64] | None = None
     beside: bool = False
+    canvas: Canvas | None = None
     medium: ClassVar[str] = "image"
 
     @property
@@ -117,6 +120,8 @@ class PreparedImage:
         digest.update(json.dumps([self.text, *self.grid]).encode())
         if self.order is not None:
             digest.update(np.ascontiguousarray(self.order, "<i8").tobytes())
+        if self.canvas is not None:
+            digest.update(np.ascontiguousarray(self.canvas.positions, "<i4").tobytes())
         return digest.hexdigest()
 
 
@@ -193,11 +198,13 @@ class ImageProcessor(ABC):
         prompt from 0 in place of {}; empty for none.
     between : text between the parts of a content, for templates that take a text alone; None where
         a template takes the parts. ends : ids after the rows whose rows are of the image, too.
+    markers : ids of tokens around rows, where an image decides the positions of these.
     """
 
     medium, numbered = "image", ""
     between: str | None = None
     ends: tuple[int, ...] = ()
+    markers: frozenset[int] = frozenset()
     marker: str
     token: int
     rows: ImageRows

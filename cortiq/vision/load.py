@@ -29,7 +29,7 @@ OWN: Sequence[str] = (
     "pixtral", "internvl", "glm4v", "lfm2_vl",
     "gemma4", "kimi_k25", "kimi_k3", "kimi_vl", "minicpmv4_6", "minicpmv", "qwen2_5_omni",
     "qwen3_omni", "gemma3n", "mistral_large4", "glm_ocr", "glm5_next", "aria", "cohere2_vision",
-    "phi4mm", "mllama",
+    "phi4mm", "mllama", "minicpmv4_7",
 )  # fmt: skip
 """Modules of this package, a family each."""
 HEARING: Sequence[str] = (

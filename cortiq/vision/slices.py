@@ -10,6 +10,7 @@ from typing import Any
 from cortiq.errors import FormatError, RequestError, UnsupportedError
 from cortiq.ir.images import ImageRows
 from cortiq.numerics.pixels import Pixels, resize
+from cortiq.vision.canvas import Canvas
 from cortiq.vision.fit import tiles_of
 from cortiq.vision.image import ImageProcessor, PixelRules, PreparedImage, Tile
 from cortiq.vision.siglip import SiglipConfig
@@ -72,14 +73,22 @@ class SliceProcessor(ImageProcessor):
         tiles = [self.tile(resize(pixels, *size, self.rules.filter))]
         text = self._text(tiles[0], "<image>", "</image>")
         if grid is None:
-            return PreparedImage(tuple(tiles), text)
-        down, across = grid
+            return PreparedImage(tuple(tiles), text, canvas=self.canvas(size, size, (0, 0)))
+        (down, across), whole = grid, size
         size = self._size(max(round(height / down), 1), max(round(width / across), 1), grow=True)
         fitted = resize(pixels, size[0] * down, size[1] * across, self.rules.filter)
         cut = [self.tile(part) for part in tiles_of(fitted, *size)]
         lines = [cut[start : start + across] for start in range(0, len(cut), across)]
         rows = ("".join(self._text(one, "<slice>", "</slice>") for one in line) for line in lines)
-        return PreparedImage((*tiles, *cut), text + "\n".join(rows))
+        canvas = self.canvas(whole, size, grid)
+        return PreparedImage((*tiles, *cut), text + "\n".join(rows), canvas=canvas)
+
+    def canvas(
+        self, whole: tuple[int, int], part: tuple[int, int], grid: tuple[int, int]
+    ) -> Canvas | None:
+        """Return the canvas of slices: of the size of the whole image and of a slice in pixels, and
+        of how many there are; None where tokens have a text's positions.
+        """
 
     def _text(self, tile: Tile, begin: str, end: str) -> str:
         return f"{begin}{self.place * len(tile.squares)}{end}"

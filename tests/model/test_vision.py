@@ -74,6 +74,7 @@ FAMILIES = (
     "gemma4_small",
     "kimi_k25",
     "minicpmv4_6",
+    "minicpmv4_7",
     "minicpm_ocr",
     "minicpmv",
     "phi4_multimodal",
@@ -140,12 +141,15 @@ def prompt_of(name, folder, made):
     return tokenizer.encode("".join(parts) + "what?", parse_special=True)
 
 
-def spans_of(ids, token, images, rows):
+def spans_of(ids, token, images, rows, markers=frozenset()):
     places = [at for at, one in enumerate(ids) if one == token]
     spans = []
     for image, own in zip(images, rows, strict=True):
         here, places = places[: image.rows], places[image.rows :]
-        spans.append(ImageSpan(tuple(here), lambda own=own: own, image.digest, image.grid))
+        stop = places[0] - 1 if places else len(ids)
+        turned = image.canvas and image.canvas.placed(ids, here, markers, stop)
+        made = tuple(here), lambda own=own: own, image.digest, image.grid
+        spans.append(ImageSpan(*made, turned=turned))
     assert places == []
     return spans
 
@@ -153,7 +157,7 @@ def spans_of(ids, token, images, rows):
 def ideal_logits(checkpoint, vision, made, ids, adapters=()):
     """The logits in float64 of a prompt with images, adapters being merged."""
     rows = [ideal_rows(vision, image) for image in made]
-    spans = spans_of(ids, vision.processor.token, made, rows)
+    spans = spans_of(ids, vision.processor.token, made, rows, vision.processor.markers)
     loaded = load_program(
         checkpoint, weight_format="f32", images=vision.processor.rows, adapters=adapters
     )

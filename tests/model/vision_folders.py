@@ -542,6 +542,11 @@ def minicpmv4_6(folder: Path, kind: str = "MiniCPMV4_6", **sight: Any) -> Any:
         "model_type": "qwen3_5_text",
     }  # fmt: skip
     top = {key: sight.pop(key) for key in ("downsample_mode", "merger_times") if key in sight}
+    if kind == "MiniCPMV4_7":
+        rope["mrope_section"] = [2, 1, 1]
+        names = {f"{role}_id": f"<{'/' * (role.split('_')[1] == 'end')}{role.split('_')[0]}>"
+                 for role in ("image_start", "image_end", "slice_start", "slice_end")}  # fmt: skip
+        top |= {role: ids[name] for role, name in names.items()} | {"newline_id": ids["Ċ"]}
     config = getattr(transformers, f"{kind}Config")(
         text_config=text, vision_config=SIGLIP | {"num_hidden_layers": 3} | sight,
         image_token_id=ids[MINICPM[0]], video_token_id=3, insert_layer_id=1, **top,
@@ -553,6 +558,11 @@ def minicpmv4_6(folder: Path, kind: str = "MiniCPMV4_6", **sight: Any) -> Any:
     }  # fmt: skip
     (folder / "preprocessor_config.json").write_text(json.dumps(rules))
     return saved(folder, config, f"{kind}ForConditionalGeneration")
+
+
+def minicpmv4_7(folder: Path, **sight: Any) -> Any:
+    """Write a MiniCPM-V 4.7: a 4.6 whose configuration knows the ids of markers."""
+    return minicpmv4_6(folder, "MiniCPMV4_7", **sight)
 
 
 def minicpm_ocr(folder: Path, **sight: Any) -> Any:

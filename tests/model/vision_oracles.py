@@ -25,7 +25,7 @@ QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen4_
 """Families whose patches are in squares, with positions on three axes."""
 SHUFFLED = ("idefics3", "smolvlm")
 GEMMA4 = ("gemma4", "gemma4_small")
-MINICPM = ("minicpmv4_6", "minicpm_ocr")
+MINICPM = ("minicpmv4_6", "minicpmv4_7", "minicpm_ocr")
 """Families whose pixels are those of all tiles side by side."""
 TILED = ("internvl", "cohere2_vision", "aya_vision")
 PADDED = (*SHUFFLED, "llava_next", *TILED)
@@ -227,7 +227,7 @@ def logits_of(name, model, given, ids, token):
     more = {key: given[key] for key in MORE if key in given}
     types = {
         "gemma3": "token_type_ids",
-        **dict.fromkeys((*GEMMA4, *QWEN), "mm_token_type_ids"),
+        **dict.fromkeys((*GEMMA4, *QWEN, "minicpmv4_7"), "mm_token_type_ids"),
     }
     more |= {types[name]: seen} if name in types else {}
     pixels = given["pixel_values"].double()
