@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from cortiq.backend import Executable
 from cortiq.engine.prompt_images import ImageSpan
 from cortiq.engine.request import id_list
-from cortiq.errors import RequestError, UnsupportedError
+from cortiq.errors import ContextError, RequestError, UnsupportedError
 from cortiq.hearing.encode import SoundEncoder
 from cortiq.hearing.spoken import SpokenSound
 from cortiq.ir import Program
+from cortiq.model.content_parts import Message, as_text, without_media
 from cortiq.tokenizer.tokenizer import Tokenizer
 from cortiq.vision.encode import VisionEncoder
 from cortiq.vision.image import PreparedImage
 from cortiq.vision.load import LoadedVision
 
-Message = Mapping[str, Any]
 MAX_IMAGES = 64
 """Images, or sounds, of one prompt at most."""
-MEDIA = ("image", "audio")
-"""Keys of parts of a content, and types of these parts for a template."""
 UNABLE = {
     "image": ("the model was not loaded to see images", "load it with images=True, --images"),
     "audio": (
@@ -82,25 +80,34 @@ class Sight:
     def prepared(self, images: Iterable[Any]) -> list[Any]:
         """Return images or sounds as the model has them; RequestError where one cannot be read."""
         made: list[Any] = []
-        for image in images:
-            made.append(self.one_prepared(image, len(made) + 1, sum(one.rows for one in made)))
+        for image in self.counted(images):
+            made.append(self.one_prepared(image, sum(one.rows for one in made)))
         return made
 
-    def one_prepared(self, given: Any, number: int, before: int) -> Any:
-        """Return an image or a sound, the n-th of its prompt, as the model has it; refuse a sound
-        that the context has no room for behind so many rows, before its spectrogram is computed.
-        """
-        if number > MAX_IMAGES:
+    def counted(self, given: Iterable[Any]) -> list[Any]:
+        """Return images or sounds, of which a prompt may have so many; nothing is read before."""
+        listed = list(islice(given, MAX_IMAGES + 1))
+        if len(listed) > MAX_IMAGES:
             raise RequestError(f"more than {MAX_IMAGES} {self.things}", where=self.medium)
-        if isinstance(given, Prepared):
-            return given
-        found = self.processor.read(given)
-        if self.medium == "audio":
-            rows = before + self.processor.rows_of(len(found))
-            if rows > self.context:
-                what = f"sounds of {rows} rows: the context has {self.context} tokens"
-                raise RequestError(what, where="audio", hint="give a shorter one")
-        return self.processor.prepare(found)
+        return listed
+
+    def one_prepared(self, given: Any, before: int) -> Any:
+        """Return an image or a sound as the model has it; refuse one that the context has no room
+        for behind so many rows: a sound before its spectrogram is computed, an image before the
+        next one is read.
+        """
+        if not isinstance(given, Prepared):
+            found = self.processor.read(given)
+            if self.medium == "audio":
+                self._check_room(before + self.processor.rows_of(len(found)))
+            given = self.processor.prepare(found)
+        self._check_room(before + given.rows)
+        return given
+
+    def _check_room(self, rows: int) -> None:
+        if rows > self.context:
+            what = f"{self.things} of {rows} rows: the context has {self.context} tokens"
+            raise ContextError(what, where=self.medium, hint="give fewer, or smaller ones")
 
     def expanded(self, text: str, images: Sequence[Prepared], *, before: bool = False) -> str:
         """Return a text with what stands for each image in place of its marker.
@@ -162,46 +169,6 @@ def encoder_of(loaded: LoadedVision, tower: Executable) -> VisionEncoder | Sound
     return SoundEncoder(tower) if hears else VisionEncoder(tower)
 
 
-def without_media(messages: Sequence[Message]) -> tuple[list[Message], list[tuple[str, Any]]]:
-    """Return messages as templates take them, and the images and sounds that their contents had, in
-    order, each with its medium.
-
-    A part of a content is an image where it has the key `image`, a sound where it has `audio`.
-    """
-    made: list[Message] = []
-    given: list[tuple[str, Any]] = []
-    for message in messages:
-        content = message.get("content") if isinstance(message, Mapping) else None
-        if isinstance(content, (list, tuple)):
-            media = [_medium_of(part) for part in content]
-            found = [(m, part[m]) for m, part in zip(media, content, strict=True) if m]
-            parts = [{"type": m} if m else p for m, p in zip(media, content, strict=True)]
-            message = {**message, "content": parts} if found else message
-            given += found
-        made.append(message)
-    return made, given
-
-
-def _as_text(message: Message, markers: Mapping[str, str], between: str) -> Message:
-    """Return a message whose parts are one text, with the marker of each medium."""
-    content = message.get("content") if isinstance(message, Mapping) else None
-    if not isinstance(content, (list, tuple)):
-        return message
-    typed = [part if isinstance(part, Mapping) else {"text": part} for part in content]
-    given = [markers.get(part.get("type", "")) or part.get("text") for part in typed]
-    texts = [text for text in given if isinstance(text, str)]
-    if len(texts) < len(given):
-        raise RequestError("a part of a content is no text", where="messages")
-    return {**message, "content": between.join(texts)}
-
-
-def _medium_of(part: object) -> str:
-    """Return the medium of a part of a content; empty for a text."""
-    if not isinstance(part, Mapping):
-        return ""
-    return next((medium for medium in MEDIA if part.get(medium) is not None), "")
-
-
 class Senses:
     """A model's senses by medium: one for images, one for sounds, or both, or none."""
 
@@ -220,12 +187,13 @@ class Senses:
 
     def prepared(self, given: Iterable[tuple[str, Any]], where: str) -> list[Prepared]:
         """Return images and sounds, each with its medium, as the model has them."""
-        media, counts = list(given), Counter[str]()
+        media = list(given)
         senses = [self.of(medium, where) for medium, _ in media]
+        for sense in dict.fromkeys(senses):
+            sense.counted(thing for medium, thing in media if medium == sense.medium)
         made: list[Prepared] = []
-        for sense, (medium, thing) in zip(senses, media, strict=True):
-            counts[medium] += 1
-            made.append(sense.one_prepared(thing, counts[medium], sum(one.rows for one in made)))
+        for sense, (_, thing) in zip(senses, media, strict=True):
+            made.append(sense.one_prepared(thing, sum(one.rows for one in made)))
         return made
 
     def expanded(self, text: str, made: Sequence[Prepared]) -> str:
@@ -241,7 +209,7 @@ class Senses:
         if not markers:
             return messages
         between = next(p.between for p in processors if p.between is not None)
-        return [_as_text(message, markers, between) for message in messages]
+        return [as_text(message, markers, between) for message in messages]
 
     def placed(self, ids: Sequence[int], made: Sequence[Prepared]) -> ImagePrompt:
         """Return a prompt with images and sounds at their places, in the order of these."""
@@ -280,13 +248,10 @@ def chat_prompt(
     ----------
     ids_of : ids of messages, by a function that is given their rendered text first.
     """
-    plain, given = without_media(messages) if _may_have_media(messages) else (messages, [])
+    listed = isinstance(messages, (list, tuple))
+    plain, given = without_media(messages) if listed else (messages, [])
     if not given:
         return ids_of(messages, lambda text: text)
     made = senses.prepared(given, where)
     plain = senses.as_texts(plain)
     return senses.placed(ids_of(plain, lambda text: senses.expanded(text, made)), made)
-
-
-def _may_have_media(messages: object) -> bool:
-    return isinstance(messages, (list, tuple))
