@@ -50,7 +50,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/hearing": 2060,
     "cortiq/ir": 4990,
     "cortiq/model": 3180,
-    "cortiq/models": 6350,
+    "cortiq/models": 6375,
     "cortiq/numerics": 3850,
     "cortiq/placement": 710,
     "cortiq/plugins": 660,

@@ -102,7 +102,16 @@ class Sight:
                 self._check_room(before + self.processor.rows_of(len(found)))
             given = self.processor.prepare(found)
         self._check_room(before + given.rows)
+        if isinstance(given, PreparedImage):
+            self._check_patches(given)
         return given
+
+    def _check_patches(self, image: PreparedImage) -> None:
+        """Refuse an image of which a family's rules make more patches than its limit says."""
+        patches, most = max(len(tile.patches) for tile in image.tiles), self.processor.most
+        if patches > most:
+            what = f"an image of {patches} patches, more than {most}: an edge is too long"
+            raise RequestError(what, where="image", hint="cut it, or make it less long")
 
     def _check_room(self, rows: int) -> None:
         if rows > self.context:
