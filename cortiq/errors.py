@@ -122,6 +122,10 @@ class RequestError(CortiqError):
     """A request cannot be served: empty prompt, id out of range, context too short, bad option."""
 
 
+class ContextError(RequestError):
+    """A prompt has more tokens than the context."""
+
+
 class OptionError(RequestError):
     """An option's value is not allowed.
 

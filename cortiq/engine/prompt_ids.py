@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable
 
-from cortiq.errors import RequestError, shown
+from cortiq.errors import ContextError, RequestError, shown
 from cortiq.ir import Program
 from cortiq.ir.images import TEXT_IDS
 from cortiq.ir.purpose import Purpose, check_continues, purpose_of
@@ -58,7 +58,7 @@ def check_prompt(
                 where=f"prompt, position {position}",
             )
     if len(prompt) > program.context:
-        raise RequestError(
+        raise ContextError(
             f"the prompt has {len(prompt)} tokens, the context is {program.context}",
             hint=shorten_hint(program, longest),
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -74,11 +73,6 @@ class Processor(SoundProcessor):
     marker, heard_whole = AUDIO, False
     config: Config
 
-    @cached_property
-    def places(self) -> Floats:
-        """The row of each position of a window."""
-        return sinusoids(self.config.n_window, self.config.hidden_size)
-
     def rows_of(self, count: int) -> int:
         """Return the rows of all windows."""
         return -(-self._frames(count) // STRIDE) // POOL
@@ -105,4 +99,5 @@ class Processor(SoundProcessor):
     def _window(self, frames: Floats) -> SoundWindow:
         count = -(-len(frames) // STRIDE)
         squares = np.arange(count // POOL * POOL).reshape(-1, POOL)
-        return SoundWindow(frames, count, squares, {PLACED: self.places[:count]})
+        places = sinusoids(count, self.config.hidden_size)
+        return SoundWindow(frames, count, squares, {PLACED: places})

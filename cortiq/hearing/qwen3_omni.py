@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -119,11 +118,6 @@ class Processor(SoundProcessor):
     marker, heard_whole = AUDIO, False
     config: Config
 
-    @cached_property
-    def places(self) -> Floats:
-        """The row of each position of a piece."""
-        return sinusoids(self.config.max_source_positions, self.config.hidden_size)
-
     def rows_of(self, count: int) -> int:
         """Return the rows of all windows."""
         whole, rest = divmod(count // self.rules.hop_length, self.config.piece)
@@ -153,5 +147,5 @@ class Processor(SoundProcessor):
     def _window(self, pieces: Floats, left: int) -> SoundWindow:
         each = halved(pieces.shape[1], CONVOLUTIONS)
         count = min(left, len(pieces) * each)
-        places = self.places[np.arange(count) % each]
+        places = sinusoids(each, self.config.hidden_size)[np.arange(count) % each]
         return SoundWindow(pieces, count, np.arange(count)[:, None], {PLACED: places})

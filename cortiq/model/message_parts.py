@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cortiq.errors import RequestError
+from cortiq.errors import RequestError, shown
 
 Message = Mapping[str, Any]
 MEDIA = ("image", "audio")
@@ -14,6 +14,8 @@ FOREIGN = {
     "image_url": "image", "input_image": "image", "input_audio": "audio", "audio_url": "audio",
 }  # fmt: skip
 """Types of parts of other APIs, which no template shows, by our key of what they hold."""
+TYPES = (*MEDIA, "video", "video_url")
+"""Other types that parts of images, sounds and pictures in motion have."""
 
 
 def without_media(messages: Sequence[Message]) -> tuple[list[Message], list[tuple[str, Any]]]:
@@ -50,14 +52,26 @@ def as_text(message: Message, markers: Mapping[str, str], between: str) -> Messa
 
 
 def medium_of(part: object) -> str:
-    """Return the medium of a part of a content; empty for a text. RequestError for a part that
-    would be left out.
+    """Return the medium of a part of a content; empty for a text.
+
+    Raises
+    ------
+    RequestError : it is several things, of which but one would be read; or an image or a sound by
+        its type, and has none: a template would put a place there that stands for nothing.
     """
     if not isinstance(part, Mapping):
         return ""
-    found = next((medium for medium in MEDIA if part.get(medium) is not None), "")
+    found = [medium for medium in MEDIA if part.get(medium) is not None]
+    things = [*found, *(["text"] if found and part.get("text") else [])]
+    if len(things) > 1:
+        what = f"a part of a content has {' and '.join(things)}"
+        raise RequestError(what, where="messages", hint="give each in a part of its own")
     kind = part.get("type")
     if not found and isinstance(kind, str) and kind in FOREIGN:
         hint = f'give {{"{FOREIGN[kind]}": a path, or the bytes of a file}}'
         raise RequestError(f"a part of the type {kind!r}", where="messages", hint=hint)
-    return found
+    if not found and kind in TYPES:
+        what = f"a part of the type {shown(kind)} has no image or sound that is read"
+        hint = 'parts are {"image": PATH, BYTES or ARRAY}, {"audio": PATH, BYTES or (ARRAY, RATE)}'
+        raise RequestError(what, where="messages", hint=hint)
+    return found[0] if found else ""

@@ -17,6 +17,8 @@ from cortiq.engine.session import Session
 from cortiq.errors import FormatError, RequestError, shown
 from cortiq.ir.encoded import most_rows
 from cortiq.model.fingerprint import adapter_facts, fingerprint
+from cortiq.model.hearing import SoundPrompt
+from cortiq.model.sight import ImagePrompt
 
 if TYPE_CHECKING:
     from cortiq.model.model import Model
@@ -75,6 +77,9 @@ class PrefixCacheMixin:
             adapter.
         """
         file = path_of(path, "save_prefix")
+        if isinstance(prompt, ImagePrompt | SoundPrompt):
+            what = "a prompt with images or sounds, whose rows are no file's"
+            raise RequestError(what, where="save_prefix", hint="give a text or its ids")
         model = cast("Model", self)
         ids = check_prompt(model.ids(prompt), model.program)
         overlay = model.adapters.named(adapter)

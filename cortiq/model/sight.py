@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from os import PathLike
 from typing import Any
 
 from cortiq.backend import Executable
 from cortiq.engine.prompt_images import ImageSpan
 from cortiq.engine.request import id_list
-from cortiq.errors import RequestError, UnsupportedError
+from cortiq.errors import ContextError, RequestError, UnsupportedError
 from cortiq.hearing.encode import SoundEncoder
 from cortiq.hearing.spoken import SpokenSound
 from cortiq.ir import Program
@@ -84,25 +84,43 @@ class Sight:
     def prepared(self, images: Iterable[Any]) -> list[Any]:
         """Return images or sounds as the model has them; RequestError where one cannot be read."""
         made: list[Any] = []
-        for image in images:
-            made.append(self.one_prepared(image, len(made) + 1, sum(one.rows for one in made)))
+        for image in self.counted(images):
+            made.append(self.one_prepared(image, sum(one.rows for one in made)))
         return made
 
-    def one_prepared(self, given: Any, number: int, before: int) -> Any:
-        """Return an image or a sound, the n-th of its prompt, as the model has it; refuse a sound
-        that the context has no room for behind so many rows, before its spectrogram is computed.
-        """
-        if number > MAX_IMAGES:
+    def counted(self, given: Iterable[Any]) -> list[Any]:
+        """Return images or sounds, of which a prompt may have so many; nothing is read before."""
+        listed = list(islice(given, MAX_IMAGES + 1))
+        if len(listed) > MAX_IMAGES:
             raise RequestError(f"more than {MAX_IMAGES} {self.things}", where=self.medium)
-        if isinstance(given, Prepared):
-            return given
-        found = self.processor.read(given)
-        if self.medium == "audio":
-            rows = before + self.processor.rows_of(len(found))
-            if rows > self.context:
-                what = f"sounds of {rows} rows: the context has {self.context} tokens"
-                raise RequestError(what, where="audio", hint="give a shorter one")
-        return self.processor.prepare(found)
+        return listed
+
+    def one_prepared(self, given: Any, before: int) -> Any:
+        """Return an image or a sound as the model has it; refuse one that the context has no room
+        for behind so many rows: a sound before its spectrogram is computed, an image before the
+        next one is read.
+        """
+        if not isinstance(given, Prepared):
+            found = self.processor.read(given)
+            if self.medium == "audio":
+                self._check_room(before + self.processor.rows_of(len(found)))
+            given = self.processor.prepare(found)
+        self._check_room(before + given.rows)
+        if isinstance(given, PreparedImage):
+            self._check_patches(given)
+        return given
+
+    def _check_patches(self, image: PreparedImage) -> None:
+        """Refuse an image of which a family's rules make more patches than its limit says."""
+        patches, most = max(len(tile.patches) for tile in image.tiles), self.processor.most
+        if patches > most:
+            what = f"an image of {patches} patches, more than {most}: an edge is too long"
+            raise RequestError(what, where="image", hint="cut it, or make it less long")
+
+    def _check_room(self, rows: int) -> None:
+        if rows > self.context:
+            what = f"{self.things} of {rows} rows: the context has {self.context} tokens"
+            raise ContextError(what, where=self.medium, hint="give fewer, or smaller ones")
 
     def expanded(self, text: str, images: Sequence[Prepared], *, before: bool = False) -> str:
         """Return a text with what stands for each image in place of its marker.
@@ -190,12 +208,13 @@ class Senses:
 
     def prepared(self, given: Iterable[tuple[str, Any]], where: str) -> list[Prepared]:
         """Return images and sounds, each with its medium, as the model has them."""
-        media, counts = list(given), Counter[str]()
+        media = list(given)
         senses = [self.of(medium, where) for medium, _ in media]
+        for sense in dict.fromkeys(senses):
+            sense.counted(thing for medium, thing in media if medium == sense.medium)
         made: list[Prepared] = []
-        for sense, (medium, thing) in zip(senses, media, strict=True):
-            counts[medium] += 1
-            made.append(sense.one_prepared(thing, counts[medium], sum(one.rows for one in made)))
+        for sense, (_, thing) in zip(senses, media, strict=True):
+            made.append(sense.one_prepared(thing, sum(one.rows for one in made)))
         return made
 
     def expanded(self, text: str, made: Sequence[Prepared]) -> str:
@@ -252,13 +271,10 @@ def chat_prompt(
     ----------
     ids_of : ids of messages, by a function that is given their rendered text first.
     """
-    plain, given = without_media(messages) if _may_have_media(messages) else (messages, [])
+    listed = isinstance(messages, (list, tuple))
+    plain, given = without_media(messages) if listed else (messages, [])
     if not given:
         return ids_of(messages, lambda text: text)
     made = senses.prepared(given, where)
     plain = senses.as_texts(plain)
     return senses.placed(ids_of(plain, lambda text: senses.expanded(text, made)), made)
-
-
-def _may_have_media(messages: object) -> bool:
-    return isinstance(messages, (list, tuple))

@@ -18,13 +18,11 @@ from cortiq.errors import FormatError, RequestError, UnsupportedError
 from cortiq.models.config_notes import ONLY, is_note
 
 MAX_COUNT = 2**31 - 1
-MAX_LAYERS = 4096
-"""More layers than any model has; a corrupt file must not make us build a graph for minutes."""
-LARGEST = {"num_hidden_layers": MAX_LAYERS, "altup_num_inputs": 64}
-"""Fields by which graphs grow, and the largest value of each."""
-
-MAX_HEAD = 1 << 16
-"""Elements of a head: far above any model's; rotary tables take work for each."""
+MAX_LAYERS, MAX_HEAD, MAX_WIDTH = 4096, 1 << 16, 1 << 18
+"""Layers, elements of a head, and of a row or all heads, far above any model's: tables grow so."""
+LARGEST = {"num_hidden_layers": MAX_LAYERS, "altup_num_inputs": 64, "spatial_merge_size": 8,
+           "attention_context_left": 1 << 10}  # fmt: skip
+"""Fields by which graphs and their tables grow, and the largest value of each."""
 
 Amount = NewType("Amount", int)
 """A count that may be 0: fields of type `int` are at least 1."""
@@ -258,8 +256,10 @@ def construct(config_type: type[AnyConfig], values: Mapping[str, Any], *, where:
     if problems:
         raise FormatError("; ".join(problems), where=where)
     config = config_type(**arguments)
-    if not 0 < config.head_width <= MAX_HEAD:
-        raise FormatError(f"attention heads of {config.head_width} elements", where=where)
+    head, heads = config.head_width, config.num_attention_heads
+    if not 0 < head <= MAX_HEAD or max(config.hidden_size, heads * head) > MAX_WIDTH:
+        what = f"rows of {config.hidden_size} elements, {heads} attention heads of {head}"
+        raise FormatError(what, where=where)
     return config
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cortiq.errors import FormatError, UnsupportedError
+from cortiq.errors import FormatError, UnsupportedError, shown
 from cortiq.ir import Program, Value
 from cortiq.ir.images import TEXT_ONLY, ImageRows
 from cortiq.ir.layers import (
@@ -21,11 +21,11 @@ from cortiq.ir.layers import (
 )
 from cortiq.ir.ops import Add, Gain
 from cortiq.models import gemma4_gguf
-from cortiq.models.config import Amount, BaseConfig, Keys, convert_config
+from cortiq.models.config import Amount, BaseConfig, Keys, accepts, convert_config
 from cortiq.models.layer_kinds import GLOBAL, LOCAL, alternating_kinds, key_sources
 from cortiq.models.names import Names
 from cortiq.models.parts import ATTENTION, MLP, Decoder, activation, named
-from cortiq.models.rope import rope_table
+from cortiq.models.rope import of_layer_type, rope_table
 from cortiq.models.tensor_pieces import FusedTensor
 from cortiq.numerics.route import Router
 
@@ -108,7 +108,9 @@ class Config(BaseConfig):
             if kind == GLOBAL and self.attention_k_eq_v and self.num_global_key_value_heads:
                 own["num_key_value_heads"] = self.num_global_key_value_heads
         else:
-            own = dict(given.get(str(layer), {}))
+            own = given.get(str(layer), {})
+            if not isinstance(own, Mapping) or not all(accepts(int, n) for n in own.values()):
+                raise FormatError(f"per_layer_config.{layer} is {shown(own)}", where="config")
         strange = sorted(set(own) - LAYER_KEYS)
         if strange:
             message = f"per_layer_config changes {', '.join(strange)} of layer {layer}"
@@ -249,7 +251,7 @@ def build(config: Config, context: int, rows: ImageRows = TEXT_ONLY) -> Program:
         layers.per_layer = decoder.builder.add(
             inputs, decoder.token, x, name="per_layer", weights=weights
         )
-    given = {kind: {**ROPE[kind], **config.rope_parameters.get(kind, {})} for kind in ROPE}
+    given = {kind: {**ROPE[kind], **of_layer_type(config, kind)} for kind in ROPE}
     roped = replace(config, rope_parameters=given)
     act, kinds = activation(config.hidden_activation), config.kinds()
     for n, (kind, source) in enumerate(

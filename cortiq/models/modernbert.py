@@ -16,7 +16,7 @@ from cortiq.models.gguf_keys import CLASSIFIER_POOLING, POOLINGS, WINDOW_PATTERN
 from cortiq.models.layer_kinds import windows
 from cortiq.models.names import Names
 from cortiq.models.parts import activation, attention, named
-from cortiq.models.rope import rope_table
+from cortiq.models.rope import of_layer_type, rope_table
 from cortiq.models.tensor_pieces import FusedTensor
 
 ARCHITECTURES = ("modernbert", "modern-bert")
@@ -101,7 +101,7 @@ class Config(EncoderConfig):
 
     def with_theta(self, kind: str) -> Config:
         """Return it with the rope parameters of one kind of layer."""
-        given = dict(self.rope_parameters.get(kind, {}))
+        given = of_layer_type(self, kind)
         if not given:
             local = self.local_rope_theta or self.global_rope_theta
             theta = self.global_rope_theta if kind == FULL else local

@@ -14,7 +14,7 @@ from cortiq.models.config import BaseConfig, Keys, check_derived
 from cortiq.models.layer_kinds import GLOBAL, LOCAL, windows
 from cortiq.models.names import Names
 from cortiq.models.parts import ATTENTION, Decoder, activation, attention, gated_mlp
-from cortiq.models.rope import rope_table
+from cortiq.models.rope import of_layer_type, rope_table
 from cortiq.models.tensor_pieces import FusedTensor
 
 ARCHITECTURES = ("modernbert-decoder",)
@@ -68,8 +68,8 @@ class Config(BaseConfig):
     def of_kind(self, kind: str) -> Config:
         """Return it with the rope parameters of one kind of layer."""
         theta = self.global_rope_theta if kind == GLOBAL else self.local_rope_theta
-        given = self.rope_parameters.get(kind) or {"rope_type": "default", "rope_theta": theta}
-        return replace(self, rope_parameters=dict(given))
+        given = of_layer_type(self, kind) or {"rope_type": "default", "rope_theta": theta}
+        return replace(self, rope_parameters=given)
 
 
 def build(config: Config, context: int) -> Program:

@@ -10,7 +10,7 @@ from cortiq.models import olmo2
 from cortiq.models.config import Keys, convert_config
 from cortiq.models.layer_kinds import GLOBAL, LOCAL, windows
 from cortiq.models.parts import Decoder, gated_mlp
-from cortiq.models.rope import rope_table
+from cortiq.models.rope import of_layer_type, rope_table
 from cortiq.numerics.rope import RopeTable
 
 ARCHITECTURES = ("olmo3", "olmo2+windows")
@@ -56,7 +56,7 @@ def local_rope(config: Config, context: int) -> RopeTable:
     """Return the table of windowed layers: never scaled, unless the file has a separate entry."""
     if LOCAL in config.rope_parameters:
         return rope_table(config, context, LOCAL)
-    given = config.rope_parameters.get(GLOBAL, config.rope_parameters)
+    given = of_layer_type(config, GLOBAL) or config.rope_parameters
     return RopeTable(float(given.get("rope_theta", config.default_theta)), config.head_width)
 
 

@@ -46,7 +46,7 @@ def rope_table(config: BaseConfig, context: int, layer_type: str | None = None) 
     """
     given = dict(config.rope_parameters)
     if layer_type is not None:
-        given = dict(given.get(layer_type, given))
+        given = of_layer_type(config, layer_type) or given
     if any(isinstance(value, Mapping) for value in given.values()):
         message = f"rope_parameters are per layer type: {sorted(given)}"
         raise FormatError(message, where="config")
@@ -104,6 +104,19 @@ def yarn_scale(table: RopeTable) -> float:
         return 1.0
     with localcontext(PRECISION):
         return float(yarn_magnitude(scaling.factor, scaling.mscale_all_dim) ** 2)
+
+
+def of_layer_type(config: BaseConfig, kind: str) -> dict[str, Any]:
+    """Return the rope parameters of a type of layers; empty where they have none of their own.
+
+    Raises
+    ------
+    FormatError : the entry for the type is no object.
+    """
+    given = config.rope_parameters.get(kind, {})
+    if not isinstance(given, Mapping):
+        raise FormatError(f"the rope parameters of {kind} are {shown(given)}", where="config")
+    return dict(given)
 
 
 def check_rope_values(given: Mapping[str, Any], where: str) -> None:

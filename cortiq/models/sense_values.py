@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cortiq.errors import FormatError
+from cortiq.errors import FormatError, shown
 
 TEXT, FROM_TEXT = "text_config", "text_width"
 """Object of the text model, and the field that holds its `hidden_size`."""
@@ -38,7 +38,8 @@ def table_token(text: Mapping[str, Any]) -> int | None:
     """
     if not text.get("hidden_size_per_layer_input", 256):
         return None
-    token = text.get("pad_token_id") or 0
-    if type(token) is not int or not 0 <= token < text.get("vocab_size", 262144):
-        raise FormatError(f"pad_token_id {token!r} is no id", where="config.json")
+    token, size = text.get("pad_token_id") or 0, text.get("vocab_size", 262144)
+    if type(token) is not int or type(size) is not int or not 0 <= token < size:
+        what = f"pad_token_id {shown(token)} is no id of {shown(size)}"
+        raise FormatError(what, where="config.json")
     return token

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cortiq.errors import CortiqError, OptionError, RequestError, TokenizerError
+from cortiq.errors import ContextError, CortiqError, OptionError, RequestError, TokenizerError
 
 
 class ApiError(Exception):
@@ -135,7 +135,8 @@ def as_api_error(error: BaseException) -> ApiError:
     if isinstance(error, OptionError):
         return invalid(said, error.option)
     if isinstance(error, RequestError):
-        return invalid(said, error.where)
+        code = "context_length_exceeded" if isinstance(error, ContextError) else None
+        return invalid(said, error.where, code)
     if isinstance(error, TokenizerError):
         return invalid(said)
     if isinstance(error, MemoryError):

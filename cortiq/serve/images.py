@@ -4,24 +4,95 @@ from __future__ import annotations
 
 import base64
 import binascii
+import io
 import ipaddress
 import socket
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException
-from typing import Any
+from time import monotonic
+from typing import Any, cast
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from cortiq.errors import shown
 from cortiq.serve.errors import ApiError, invalid
 from cortiq.vision.decode import MAX_BYTES
 
-FETCHES: ContextVar[bool] = ContextVar("fetches", default=False)
-"""Whether addresses of images are fetched, for the request that is being read."""
-SECONDS, REDIRECTS, PIECE = 10.0, 3, 1 << 16
+SECONDS, WHOLE_SECONDS, REDIRECTS, PIECE = 10.0, 30.0, 3, 1 << 16
+"""Longest pause of a connection, and all that a request's images may take together."""
 PORTS = {"http": 80, "https": 443}
+
+
+@dataclass
+class Fetches:
+    """Time and bytes that are left for fetching the images of one request.
+
+    Attributes
+    ----------
+    until : time of `monotonic` at which the last connection ends. left : bytes of all together.
+    """
+
+    until: float = field(default_factory=lambda: monotonic() + WHOLE_SECONDS)
+    left: int = MAX_BYTES
+
+    def seconds(self) -> float:
+        """Return how long the next read or write may take; TimeoutError when time is up."""
+        left = self.until - monotonic()
+        if left <= 0:
+            raise TimeoutError
+        return min(SECONDS, left)
+
+
+FETCHES: ContextVar[Fetches | None] = ContextVar("fetches", default=None)
+"""For the request that is being read; None where addresses of images are not fetched."""
+
+
+class TimedSocket:
+    """A connection that ends in time, however slowly it brings its bytes.
+
+    A socket's own timeout starts anew with every byte.
+    """
+
+    def __init__(self, inner: socket.socket, fetches: Fetches) -> None:
+        self._inner, self._fetches = inner, fetches
+
+    def makefile(self, *_: Any) -> io.BufferedReader:
+        """Return what `http.client` reads an answer from, which outlives this."""
+        return io.BufferedReader(TimedReader(self._inner, self._fetches))
+
+    def sendall(self, data: bytes) -> None:
+        """Send a request."""
+        self._inner.settimeout(self._fetches.seconds())
+        self._inner.sendall(data)
+
+    def close(self) -> None:
+        """End the connection, once its answer has been read."""
+        self._inner.close()
+
+
+class TimedReader(io.RawIOBase):
+    """The bytes that a connection brings in time."""
+
+    def __init__(self, inner: socket.socket, fetches: Fetches) -> None:
+        self._inner, self._fetches = inner, fetches
+        self._raw = inner.makefile("rb", buffering=0)
+
+    def readable(self) -> bool:
+        """Return that it can be read."""
+        return True
+
+    def readinto(self, into: Any) -> int | None:
+        """Read what has arrived."""
+        self._inner.settimeout(self._fetches.seconds())
+        return self._raw.readinto(into)
+
+    def close(self) -> None:
+        """Let the connection end."""
+        super().close()
+        self._raw.close()
 
 
 def data_url(data: str, kind: str = "image/*") -> str:
@@ -42,13 +113,13 @@ def image_bytes(url: str, where: str) -> bytes:
     if scheme.lower() not in PORTS:
         message = f"'{where}' must be a data URL, data:image/png;base64,..., not {shown(url)}."
         raise invalid(message, where)
-    if not FETCHES.get():
+    if (fetches := FETCHES.get()) is None:
         message = (
             f"'{where}': this server fetches no images: send a data URL, or start it with "
             "--fetch-images."
         )
         raise invalid(message, where, "image_url_not_fetched")
-    return _fetched(url, where)
+    return _fetched(url, where, fetches)
 
 
 def _decoded(rest: str, where: str) -> bytes:
@@ -69,13 +140,13 @@ def decoded(data: str, where: str, most: int) -> bytes:
         raise invalid(f"'{where}' is not valid base64.", where) from None
 
 
-def _fetched(url: str, where: str) -> bytes:
+def _fetched(url: str, where: str, fetches: Fetches) -> bytes:
     """Fetch an address; every one that it leads to is checked like itself."""
     for _ in range(REDIRECTS + 1):
         try:
             parts = urlsplit(url)
-            with closing(_connection(parts, where)) as connection:
-                found = _answer(connection, parts, where)
+            with closing(_connection(parts, where, fetches)) as connection:
+                found = _answer(connection, parts, where, fetches)
         except (OSError, HTTPException, ValueError) as error:
             message = f"'{where}' could not be fetched: {type(error).__name__}."
             raise invalid(message, where, "image_url_not_fetched") from None
@@ -85,7 +156,7 @@ def _fetched(url: str, where: str) -> bytes:
     raise invalid(f"'{where}' leads to more than {REDIRECTS} other addresses.", where)
 
 
-def _connection(parts: SplitResult, where: str) -> HTTPConnection:
+def _connection(parts: SplitResult, where: str, fetches: Fetches) -> HTTPConnection:
     """Connect to a public address of a host: to the very one that was checked."""
     host, scheme = parts.hostname or "", parts.scheme.lower()
     if scheme not in PORTS or not host or parts.username is not None:
@@ -95,11 +166,11 @@ def _connection(parts: SplitResult, where: str) -> HTTPConnection:
     if not addresses:
         message = f"'{where}' is not at a public address."
         raise invalid(message, where, "image_url_not_fetched")
-    made = socket.create_connection((addresses[0], port), SECONDS)
+    made = socket.create_connection((addresses[0], port), fetches.seconds())
     if scheme == "https":
         made = ssl.create_default_context().wrap_socket(made, server_hostname=host)
-    connection = HTTPConnection(host, port, timeout=SECONDS)
-    connection.sock = made
+    connection = HTTPConnection(host, port)
+    connection.sock = cast(socket.socket, TimedSocket(made, fetches))
     return connection
 
 
@@ -118,7 +189,9 @@ def _is_public(text: str) -> bool:
     return address.is_global and not address.is_multicast and (inner is None or inner.is_global)
 
 
-def _answer(connection: HTTPConnection, parts: SplitResult, where: str) -> bytes | str:
+def _answer(
+    connection: HTTPConnection, parts: SplitResult, where: str, fetches: Fetches
+) -> bytes | str:
     """Return what an address holds, or where it leads to."""
     path = f"{parts.path or '/'}{'?' + parts.query if parts.query else ''}"
     connection.request("GET", path, headers={"Accept": "image/*", "Connection": "close"})
@@ -130,6 +203,8 @@ def _answer(connection: HTTPConnection, parts: SplitResult, where: str) -> bytes
     data = bytearray()
     while piece := response.read(PIECE):
         data += piece
-        if len(data) > MAX_BYTES:
-            raise ApiError(413, f"'{where}' is larger than {MAX_BYTES} bytes.", "image_too_large")
+        if len(data) > fetches.left:
+            message = f"'{where}': the images of a request are larger than {MAX_BYTES} bytes."
+            raise ApiError(413, message, "image_too_large")
+    fetches.left -= len(data)
     return bytes(data)

@@ -10,12 +10,14 @@ from typing import Any
 from cortiq.errors import shown
 from cortiq.hearing.sound import MAX_BYTES
 from cortiq.model.chat import ROLES, as_template
+from cortiq.model.sight import MAX_IMAGES
 from cortiq.serve.errors import invalid
 from cortiq.serve.fields import Fields, object_fields
 from cortiq.serve.images import decoded, image_bytes
 
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 MAX_TOOLS = 128
+MEDIA_TYPES = ("image_url", "input_audio")
 SOUND_FORMATS = ("wav", "mp3", "flac", "ogg")
 
 
@@ -43,7 +45,18 @@ def read_messages(fields: Fields) -> list[dict[str, Any]]:
     messages = fields.items("messages")
     if not messages:
         raise fields.wrong("messages", "an array of at least one message")
+    _check_count(messages)
     return [_message(object_fields(m, f"messages[{i}]")) for i, m in enumerate(messages)]
+
+
+def _check_count(messages: list[Any]) -> None:
+    """Refuse more images or sounds than a prompt may have before one is decoded, or fetched."""
+    contents = [m.get("content") for m in messages if isinstance(m, dict)]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    kinds = [part.get("type") for part in parts if isinstance(part, dict)]
+    for kind in MEDIA_TYPES:
+        if kinds.count(kind) > MAX_IMAGES:
+            raise invalid(f"'messages': more than {MAX_IMAGES} parts {kind!r}.", "messages")
 
 
 def _message(fields: Fields) -> dict[str, Any]:
@@ -83,7 +96,7 @@ def _content(content: str | list[Any], fields: Fields, role: str) -> str | list[
         kind = inner.text("type")
         if kind is None:
             raise inner.wrong("type", "text")
-        sees = ("image_url", "input_audio") if role in ("user", "tool") else ()
+        sees = MEDIA_TYPES if role in ("user", "tool") else ()
         if kind not in ("text", "refusal", *sees):
             where = inner.path("type")
             allowed = "text, image_url or input_audio" if sees else "text"

@@ -29,7 +29,7 @@ from cortiq.serve.http_responses import (
     json_response,
     unless_gone,
 )
-from cortiq.serve.images import FETCHES
+from cortiq.serve.images import FETCHES, Fetches
 from cortiq.serve.logs import job_facts
 from cortiq.serve.metrics import CONTENT_TYPE, Metrics
 from cortiq.serve.model_pool import ModelPool
@@ -99,9 +99,13 @@ class Service:
         ClientGone : the client disconnected first.
         ApiError : the request is nested too deeply to be parsed.
         """
-        here = copy_context()
-        here.run(FETCHES.set, self.options.fetch_images)
-        reading = asyncio.get_running_loop().run_in_executor(self._readers, here.run, work)
+
+        def begin() -> T:
+            FETCHES.set(Fetches() if self.options.fetch_images else None)
+            return work()
+
+        run = asyncio.get_running_loop().run_in_executor
+        reading = run(self._readers, copy_context().run, begin)
 
         async def wait() -> T:
             try:

@@ -171,7 +171,7 @@ class Processor(ImageProcessor):
         config, (height, width, _) = self.config, pixels.shape
         ratio = max(height / self.longest, width / self.longest)
         if ratio > 1:
-            height, width = math.floor(height / ratio), math.floor(width / ratio)
+            height, width = (max(1, math.floor(edge / ratio)) for edge in (height, width))
         down, across = ((n - 1) // self.square + 1 for n in (height, width))
         fitted = resize(pixels, down * self.square, across * self.square, self.rules.filter)
         cut, merge = (

@@ -94,7 +94,8 @@ def values(whole: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, An
     """
     given = sight_values(whole, image_token="image_token_id")
     text = whole.get(TEXT, whole)
-    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    ropes = (text.get("rope_parameters"), text.get("rope_scaling"))
+    rope = next((one for one in ropes if isinstance(one, Mapping) and one), {})
     names = {**FIELDS, **renamed}
     found = {names.get(key, key): value for key, value in given.items()}
     own = found.pop("rope_parameters", None)
@@ -171,7 +172,7 @@ class Processor(ImageProcessor):
         if not all(type(n) is int for n in (least, largest)) or not 0 < least <= largest:
             raise FormatError(f"images of {least!r} to {largest!r} pixels", where=where)
         self.least, self.largest = least, largest
-        self.most = max(largest, self.factor**2) // config.patch_size**2
+        self.most = self.most_pixels() // config.patch_size**2
         self.rows = self.supplied()
 
     def supplied(self) -> ImageRows:
@@ -195,6 +196,17 @@ class Processor(ImageProcessor):
         tile = Tile(cut, {AXES: axes, **made.inputs}, made.squares)
         text = self.marker * len(made.squares)
         return PreparedImage((tile,), text, (down // merge, across // merge))
+
+    def most_pixels(self) -> int:
+        """Return the pixels of the largest image that is made: more than the limit where that is
+        below a line of squares, or where edges grown to the least are rounded up.
+
+        With n squares at least, edges of a and n/a squares, a at most √(200·n), grow to fewer than
+        (a + 1)·(n/a + 1).
+        """
+        squares, side = self.least / self.factor**2, math.sqrt(MOST_RATIO)
+        grown = math.floor(squares + math.sqrt(squares) * (side + 1 / side) + 1)
+        return max(self.largest, max(MOST_RATIO, grown) * self.factor**2)
 
     def fitted(self, pixels: Pixels) -> Pixels:
         """Return an image in whole squares."""

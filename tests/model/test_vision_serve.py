@@ -26,7 +26,7 @@ from cortiq.cli.main import cli
 from cortiq.options import LoadOptions
 from cortiq.receipts.reader import receipt_of
 from cortiq.serve.errors import ApiError
-from cortiq.serve.images import FETCHES, image_bytes, public_addresses
+from cortiq.serve.images import FETCHES, Fetches, image_bytes, public_addresses
 from cortiq.serve.log_replay import replay_log
 
 sys.path.append(str(Path(__file__).parents[1] / "pure"))
@@ -205,7 +205,7 @@ def test_an_address_that_is_not_public_is_not_fetched(address):
     "http://user@8.8.8.8/", "https:///a", "http://a:99999/",
 ])  # fmt: skip
 def test_a_private_address_is_refused_where_images_are_fetched(url):
-    token = FETCHES.set(True)
+    token = FETCHES.set(Fetches())
     try:
         with pytest.raises(ApiError):
             image_bytes(url, "url")
@@ -222,14 +222,14 @@ def test_a_redirect_is_checked_like_the_address_itself(monkeypatch):
 
     seen = []
 
-    def connect(parts, where):
+    def connect(parts, where, fetches):
         seen.append(parts.hostname)
-        return Leading() if parts.hostname == "public.test" else real(parts, where)
+        return Leading() if parts.hostname == "public.test" else real(parts, where, fetches)
 
     real = images._connection
     monkeypatch.setattr(images, "_connection", connect)
     monkeypatch.setattr(images, "_answer", lambda *given: "http://127.0.0.1/secret")
-    token = FETCHES.set(True)
+    token = FETCHES.set(Fetches())
     try:
         with pytest.raises(ApiError, match="public address"):
             image_bytes("http://public.test/a.png", "url")
