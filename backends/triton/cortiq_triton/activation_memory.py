@@ -8,9 +8,9 @@ from cortiq_triton.plan import Plan
 
 MOST_ROWS = 2048
 """Rows with which products of a large GPU run at their full rate."""
-WHOLE_ROWS = 9216
-"""Rows of texts or images that are computed whole, by layers too small for their launches: 72 tiles
-of 128, which fill an H200's 132 processors in as many rounds as 64 with a tower's 1,152 columns.
+WHOLE_ROWS = 11264
+"""Rows of texts or images that are computed whole, by layers too small for their launches: 88 tiles
+of 128, by six of 192 columns of a tower's 1,152, are four rounds of an H200's 132 processors.
 """
 FEWEST_ROWS = 256
 SHARE = 8
