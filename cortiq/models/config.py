@@ -15,15 +15,10 @@ from typing import Any, ClassVar, NewType, TypeVar
 
 from cortiq.arguments import is_finite
 from cortiq.errors import FormatError, RequestError, UnsupportedError
+from cortiq.models.config_limits import LARGEST, MAX_HEAD, MAX_WIDTH
 from cortiq.models.config_notes import ONLY, is_note
 
 MAX_COUNT = 2**31 - 1
-MAX_LAYERS, MAX_HEAD, MAX_WIDTH = 4096, 1 << 16, 1 << 18
-"""Layers, elements of a head, and of a row or all heads, far above any model's: tables grow so."""
-LARGEST = {"num_hidden_layers": MAX_LAYERS, "altup_num_inputs": 64, "spatial_merge_size": 8,
-           "attention_context_left": 1 << 10}  # fmt: skip
-"""Fields by which graphs and their tables grow, and the largest value of each."""
-
 Amount = NewType("Amount", int)
 """A count that may be 0: fields of type `int` are at least 1."""
 Extended = NewType("Extended", float)

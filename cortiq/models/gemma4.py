@@ -111,10 +111,9 @@ class Config(BaseConfig):
             own = given.get(str(layer), {})
             if not isinstance(own, Mapping) or not all(accepts(int, n) for n in own.values()):
                 raise FormatError(f"per_layer_config.{layer} is {shown(own)}", where="config")
-        strange = sorted(set(own) - LAYER_KEYS)
-        if strange:
-            message = f"per_layer_config changes {', '.join(strange)} of layer {layer}"
-            raise UnsupportedError(message, where="config", hint=f"known: {sorted(LAYER_KEYS)}")
+        if strange := sorted(set(own) - LAYER_KEYS):
+            what = f"per_layer_config.{layer} changes {', '.join(strange)}"
+            raise UnsupportedError(what, where="config", hint=f"known: {sorted(LAYER_KEYS)}")
         return replace(self, **own)
 
     def check(self) -> None:

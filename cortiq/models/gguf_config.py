@@ -9,7 +9,6 @@ from typing import Any
 
 from cortiq.errors import FormatError, UnsupportedError, shown
 from cortiq.models.config import (
-    MAX_LAYERS,
     Amount,
     AnyConfig,
     BaseConfig,
@@ -20,6 +19,7 @@ from cortiq.models.config import (
     refuse_unknown,
     types_of,
 )
+from cortiq.models.config_limits import MAX_LAYERS
 from cortiq.models.gguf_keys import (
     GGUF_KEYS,
     HARMLESS_GGUF,

@@ -10,7 +10,8 @@ from cortiq.errors import FormatError
 from cortiq.ir import Program
 from cortiq.ir.layers import MLP, LayerNorm
 from cortiq.models import gpt2
-from cortiq.models.config import MAX_LAYERS, Keys
+from cortiq.models.config import Keys
+from cortiq.models.config_limits import MAX_LAYERS
 from cortiq.models.layer_kinds import layer_list
 from cortiq.models.names import Names
 from cortiq.models.parts import ATTENTION, Decoder, activation, attention

@@ -10,7 +10,8 @@ from cortiq.ir import Builder, Op, Program, Value
 from cortiq.ir.images import ImageRows
 from cortiq.ir.layers import Attention, Embedding, GatedMLP, Linear, Residual, RMSNorm
 from cortiq.ir.ops import Gain, Scale, SoftCap
-from cortiq.models.config import MAX_LAYERS, BaseConfig
+from cortiq.models.config import BaseConfig
+from cortiq.models.config_limits import MAX_LAYERS
 from cortiq.numerics.route import Router
 
 ACTIVATIONS: Mapping[str, str] = {

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cortiq.errors import FormatError, UnsupportedError, shown
-from cortiq.models.config import MAX_LAYERS
+from cortiq.models.config_limits import MAX_LAYERS
 from cortiq.models.layer_kinds import GLOBAL, LOCAL
 
 OTHER = ("num_attention_groups", "head_dim", "attention_type")
