@@ -50,7 +50,7 @@ LIMITS: Mapping[str, int] = {
     "cortiq/hearing": 2480,
     "cortiq/ir": 5010,
     "cortiq/model": 3210,
-    "cortiq/models": 6370,
+    "cortiq/models": 6380,
     "cortiq/numerics": 3880,
     "cortiq/placement": 710,
     "cortiq/plugins": 660,

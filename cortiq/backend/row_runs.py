@@ -183,8 +183,9 @@ def stretches_of(rows: Sequence[Row]) -> list[tuple[range, State, tuple[Want, ..
         at = start + run.silent
         if at > start:
             found.append((range(start, at), run.state, ()))
-        if run.wants and run.wants.count(run.wants[0]) == len(run.wants):
-            found.append((range(at, at + len(run.wants)), run.state, run.wants[0]))
+        count = len(run.wants)
+        if count and (count == 1 or run.wants.count(run.wants[0]) == count):
+            found.append((range(at, at + count), run.state, run.wants[0]))
             continue  # a tower's thousands of rows
         for _, group in groupby(run.wants, id):
             alike = [*group]

@@ -83,7 +83,8 @@ class Sequence:
     @property
     def lacks_encoded(self) -> bool:
         """Whether its state has yet to store what its rows attend to besides one another."""
-        encoded = self.request.attended
+        request = self.request  # asked at every step
+        encoded = request.encoded if request.images is None else request.attended
         return encoded is not None and self.state is not None and not encoded.is_stored(self.state)
 
     def cancel(self) -> None:

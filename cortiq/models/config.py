@@ -245,13 +245,13 @@ def construct(config_type: type[AnyConfig], values: Mapping[str, Any], *, where:
             problems.append(f"{name} is {values[name]!r}, not {kind}")
         else:
             arguments[name] = _converted(hints[name], values[name])
-    for name, most in LARGEST.items():
-        if arguments.get(name, 0) > most:
-            problems.append(f"{name} is more than {most}")
+    over = [(name, most) for name, most in LARGEST.items() if arguments.get(name, 0) > most]
+    problems += [f"{name} is more than {most}" for name, most in over]
     if problems:
         raise FormatError("; ".join(problems), where=where)
     config = config_type(**arguments)
-    head, heads = config.head_width, config.num_attention_heads
+    given: Any = config.num_attention_heads  # of each layer, in some files
+    head, heads = config.head_width, max(given, default=1) if type(given) is tuple else given
     if not 0 < head <= MAX_HEAD or max(config.hidden_size, heads * head) > MAX_WIDTH:
         what = f"rows of {config.hidden_size} elements, {heads} attention heads of {head}"
         raise FormatError(what, where=where)

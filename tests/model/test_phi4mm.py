@@ -159,7 +159,7 @@ def test_the_command_line_and_the_server_answer_with_the_adapter(written, tmp_pa
          "--image", str(tmp_path / "a.png"), "--temperature", "0", "-n", "4", "--ignore-eos",
          "--json"],
     )  # fmt: skip
-    assert json.loads(done.output)["digest"] == expected.digest
+    assert json.loads(done.stdout)["digest"] == expected.digest
     data = io.BytesIO()
     Image.fromarray(IMAGE).save(data, "PNG")
     url = "data:image/png;base64," + base64.b64encode(data.getvalue()).decode()

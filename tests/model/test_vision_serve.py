@@ -168,7 +168,7 @@ def test_what_an_image_cannot_be_asked_for(server):
     answer = {"role": "assistant", "content": [part]}
     messages = [{"role": "user", "content": "x"}, answer, {"role": "user", "content": "x"}]
     status, error = asked(server, "/v1/chat/completions", messages=messages)
-    assert status == 400 and "only text" in error["error"]["message"]
+    assert status == 400 and "must be text" in error["error"]["message"]
     status, error = chat(server, {"type": "image_url", "image_url": {}})
     assert status == 400 and "url" in error["error"]["message"]
 
