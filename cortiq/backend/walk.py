@@ -214,10 +214,14 @@ class Walk(ABC, Generic[S]):
             positions = chain.from_iterable(segment.positions for segment in self.segments)
             known = self.tokens if name == "token" else [*positions]
             return self.array(np.array(known, np.int32))
-        given = [row.inputs[name] for row in runs_or_rows(self.rows)]
+        given = self.supplied_parts(name)
         if isinstance(self.rows, RowRuns):
             return self.admitted(name, given, self.all.faults)
         return self._supplied(name, given, self.all.faults)
+
+    def supplied_parts(self, name: str) -> list[Any]:
+        """Return what each run of rows, or each row, supplies for a value."""
+        return [row.inputs[name] for row in runs_or_rows(self.rows)]
 
     def _supplied(self, name: str, given: Sequence[Any], faults: Any) -> Any:
         """Return the values that rows supply, as a kernel would have left them."""

@@ -31,6 +31,7 @@ from cortiq.numerics.masks import Mask
 from cortiq_triton.asking import Askings
 from cortiq_triton.capture import Captured
 from cortiq_triton.decoding_step import DecodingStep
+from cortiq_triton.encoder_passes import EncoderPasses
 from cortiq_triton.mixed import Mixed
 from cortiq_triton.plan import Plan
 from cortiq_triton.rowset import RowBuffer
@@ -85,7 +86,8 @@ class StepDecoder:
     ----------
     refused : why no graph is captured any more; empty while they are.
     drawn : int32 [DRAWN_ROWS] on the device, what the rows of the last step drew.
-    capture : makes a graph of launches. mixed : pieces of prompts beside steps.
+    capture : makes a graph of launches. mixed : pieces of prompts beside steps. passes : of
+        encoders.
     """
 
     def __init__(self, owner: Owner) -> None:
@@ -99,6 +101,7 @@ class StepDecoder:
         self._captures = 0
         self.capture: Callable[[Callable[[], None], str], Captured] = Captured
         self.mixed = Mixed(owner, self.drawn, self._captured, self._askings)
+        self.passes = EncoderPasses(owner, self._captured)
 
     def takes(self, plan: Plan, batch: Batch) -> list[WantFacts] | None:
         """Facts of the rows' wants, if the batch is a step; None if it is another kind of batch."""
@@ -236,9 +239,13 @@ class StepDecoder:
         return Batch(rows, batch.entry), everyone
 
     @property
-    def graphs(self) -> tuple[int, int, int]:
+    def graphs(self) -> tuple[int, ...]:
         """Return counts of graphs made and of shapes that have some, which change with them."""
-        return self._captures, len(self.shapes), len(self.mixed.shapes)
+        return self._captures, *map(len, self._caches)
+
+    @property
+    def _caches(self) -> tuple[ShapeCache[Any], ...]:
+        return self.shapes, self.mixed.shapes, self.passes.shapes
 
     def _captured(self, launch: Callable[[], None]) -> Callable[[], None]:
         """Capture launches, unless that failed before: then they stay launches."""
@@ -267,13 +274,12 @@ class StepDecoder:
         """Drop all shapes, once nothing is under way."""
         if self.owner.device != "cpu":
             torch.cuda.synchronize(self.owner.device)
-        self.shapes.clear()
-        self.mixed.shapes.clear()
+        for shapes in self._caches:
+            shapes.clear()
 
     def forget_plans(self, plans: Sequence[Plan]) -> None:
         """Drop the shapes of plans that are no more, once nothing is under way."""
-        caches: tuple[ShapeCache[Any], ...] = self.shapes, self.mixed.shapes
-        for shapes in caches:
+        for shapes in self._caches:
             gone = [key for key, shape in shapes.items() if shape.run.plan in plans]
             if gone and self.owner.device != "cpu":
                 torch.cuda.synchronize(self.owner.device)

@@ -81,7 +81,7 @@ class TritonExecutable(PagedExecutable[TritonState, Plan]):
         self._asynchronous = options.peers.size == 1
         self._settling = False
         self._workspace = 0
-        self._graphs_idle = (0, 0, 0), 0
+        self._graphs_idle: tuple[tuple[int, ...], int] = (), 0
         self._spoilt: tuple[list[DeviceBytes], DeviceBytes | None] | None = None
         counters, peers = Counters(device), options.peers
         self.shared = Shared(program, self.layout, angles, device, counters, peers=peers)

@@ -42,9 +42,9 @@ class CopiedAnswers:
 
 
 def copied_to_host(part: torch.Tensor) -> torch.Tensor:
-    """Start copying a tensor to pinned memory; return the copy, on the host the tensor itself."""
+    """Start copying a tensor to pinned memory; return the copy."""
     if part.device.type == "cpu":
-        return part
+        return part.clone()
     host = torch.empty(part.shape, dtype=part.dtype, pin_memory=True)
     return host.copy_(part, non_blocking=True)
 

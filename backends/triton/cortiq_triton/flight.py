@@ -173,6 +173,9 @@ def _launched(
         run = Run(plan, batch, accepted, owner.shared, decoder.drawn)
         flat = np.concatenate(sources)
         pages = table_width(sequence.state for sequence in accepted)
+        again = decoder.passes.launch(run, batch, accepted, flat, pages)
+        if again is not None:
+            return again
         run.place(RowBuffer(owner.device, turns=1), flat, pages, fixed=False)
         places = [index for sequence in accepted for index in sequence.indices]
         return run.fetch(places)

@@ -23,6 +23,7 @@ from cortiq.backend.requests import penalises
 from cortiq.backend.row_runs import asking_rows
 from cortiq_triton.asking import Askings
 from cortiq_triton.draw_numbers import Stored
+from cortiq_triton.fetched import copied_to_host
 from cortiq_triton.mixed_run import MixedRows, MixedRun, Tail, filled_up, overlay_names
 from cortiq_triton.plan import Plan
 from cortiq_triton.rowset import RowBuffer
@@ -81,8 +82,8 @@ class MixedFetched:
         answers: StepAnswers | None,
     ) -> None:
         self._accepted, self._wants, self._answers, self._each = accepted, wants, answers, each
-        self._shared, self._flags = run.shared, _to_host(run.agreed)
-        self._packed = None if answers is None else _to_host(answers.packed)
+        self._shared, self._flags = run.shared, copied_to_host(run.agreed)
+        self._packed = None if answers is None else copied_to_host(answers.packed)
         self._event = None
         if self._flags.is_pinned():
             self._event = torch.cuda.Event()
@@ -119,13 +120,6 @@ def _asking(accepted: Sequence[Accepted[Any]], each: bool) -> list[int]:
     if each:
         return [index for sequence in accepted for index in sequence.indices]
     return [sequence.indices[-1] for sequence in accepted]
-
-
-def _to_host(there: torch.Tensor) -> torch.Tensor:
-    if there.device.type == "cpu":
-        return there.clone()
-    host = torch.empty(there.shape, dtype=there.dtype, pin_memory=True)
-    return host.copy_(there, non_blocking=True)
 
 
 class Mixed:

@@ -152,10 +152,18 @@ class Run(Walk[TritonState]):
 
     def admitted(self, name: str, given: Sequence[Any], faults: torch.Tensor) -> torch.Tensor:
         """Return values that rows supply; held ones are as a kernel left them."""
-        if not all(type(part) is DeviceRows for part in given):
-            return super().admitted(name, given, faults)
-        parts = [part.values.to(self.shared.device) for part in given]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        held = all(type(part) is DeviceRows for part in given)
+        there = self.supplied_there(name, given)
+        return there if held or there.dtype != torch.float32 else self.snap(there, faults)
+
+    def supplied_there(self, name: str, given: Sequence[Any]) -> torch.Tensor:
+        """Return values that rows supply on the device, as they are."""
+        if all(type(part) is DeviceRows for part in given):
+            parts = [part.values.to(self.shared.device) for part in given]
+            return parts[0] if len(parts) == 1 else torch.cat(parts)
+        numbers = np.int32 if self.plan.graph.values[name].dtype == "i32" else np.float32
+        with np.errstate(over="ignore"):  # float64 beyond float32 is infinite, and so a fault
+            return self.together(given, numbers)
 
     def together(self, parts: Sequence[Any], kind: Any) -> torch.Tensor:
         """Return arrays one after another on the device."""

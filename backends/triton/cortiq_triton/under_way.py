@@ -33,6 +33,9 @@ class Owner(Protocol):
     def refusal(self, plan: Plan, batch: Batch, sequence: Accepted[TritonState]) -> str | None:
         """Say why a sequence's rows cannot be computed."""
 
+    def device_bytes(self) -> int:
+        """Return the memory that the device has free."""
+
     def settle(self, last: UnderWay | None = None) -> None:
         """Wait for what is under way, up to a batch if one is given."""
 
