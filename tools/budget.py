@@ -33,7 +33,7 @@ LIMITS: Mapping[str, int] = {
     "backends/cpu": 12330,
     "backends/mlx": 1760,
     "backends/reference": 1020,
-    "backends/triton": 13420,
+    "backends/triton": 13600,
     "backends/wgpu": 6000,
     "benchmarks": 5165,
     "conformance": 8840,
@@ -66,7 +66,7 @@ LIMITS: Mapping[str, int] = {
     "plugins/cortiq-producers": 420,
     "plugins/cortiq-skills": 1710,
     "plugins/cortiq-torch": 190,
-    "tests": 68920,
+    "tests": 69100,
     "tools": 2121,
 }
 """Lines of code of each package: a tenth above what it had when the limits were set."""

@@ -214,10 +214,8 @@ class Walk(ABC, Generic[S]):
             positions = chain.from_iterable(segment.positions for segment in self.segments)
             known = self.tokens if name == "token" else [*positions]
             return self.array(np.array(known, np.int32))
-        given = self.supplied_parts(name)
-        if isinstance(self.rows, RowRuns):
-            return self.admitted(name, given, self.all.faults)
-        return self._supplied(name, given, self.all.faults)
+        made = self.admitted if isinstance(self.rows, RowRuns) else self._supplied
+        return made(name, self.supplied_parts(name), self.all.faults)
 
     def supplied_parts(self, name: str) -> list[Any]:
         """Return what each run of rows, or each row, supplies for a value."""
@@ -279,8 +277,7 @@ class Walk(ABC, Generic[S]):
 
     def values_of(self, name: str) -> Any:
         """Return the rows of a value that all rows have."""
-        group = self.all if name in self.all.values else self.tail
-        return group.values[name]
+        return (self.all if name in self.all.values else self.tail).values[name]
 
     def row(self, name: str, at: int) -> Any:
         """Return row `at` of a value, as the library has it."""

@@ -6,7 +6,7 @@ from contextlib import closing
 
 import numpy as np
 import pytest
-from towers import compiled, image, patches, small_tower
+from tower_rows import compiled, image, patches, small_tower
 
 from cortiq.backend import Batch
 from cortiq.backend.columns import column

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from towers import compiled, image, patches, small_tower
+from tower_rows import compiled, image, patches, small_tower
 
 from cortiq.backend import Batch, Named, Status
 from cortiq.backend.batch import COMPLETED

@@ -70,7 +70,7 @@ class EncoderRun(Run):
 
 
 class EncoderShape(NamedTuple):
-    """What batches of one shape share: a run, its rows on the device, and what computes it."""
+    """A shape of batches: their run, their rows on the device, and the launches or the graph."""
 
     run: EncoderRun
     buffer: RowBuffer
@@ -149,11 +149,13 @@ def _key(run: Run, entry: str, pages: int) -> Hashable | None:
     cuts = tuple((part.start, part.stop, part.positions[0]) for part in run.segments)
     names = last_encoded_of(graph)
     last = highest_key(positions_of(run.rows), run.rows, names)
-    held = tuple(
-        name for name in graph.inputs
-        if name in run.supplied and all(type(part) is DeviceRows for part in run.supplied_parts(name))
-    )  # fmt: skip
+    held = tuple(name for name in graph.inputs if name in run.supplied and _is_held(run, name))
     return entry, run.alike, run.held, cuts, last, held, pages
+
+
+def _is_held(run: Run, name: str) -> bool:
+    """Whether what rows supply stays on the device, and is as a kernel left it."""
+    return all(type(part) is DeviceRows for part in run.supplied_parts(name))
 
 
 def _fetched(run: EncoderRun) -> Fetched | FetchedColumns:
