@@ -45,13 +45,13 @@ from cortiq_triton.shapes import (
 )
 from cortiq_triton.step_answers import Asked, StepAnswers
 from cortiq_triton.step_rows import (
-    STEP_INPUTS,
     KnownFacts,
     StepArrays,
     StepRows,
     StepRun,
     WantFacts,
     given_values,
+    known_inputs,
     plain_rows,
 )
 from cortiq_triton.token_log import UNKNOWN
@@ -108,7 +108,7 @@ class StepDecoder:
         rows = batch.rows
         if isinstance(rows, RowRuns) and len(rows.runs) < len(rows):
             return None
-        if not (0 < len(rows) <= MOST_ROWS and set(plan.graph.inputs) <= STEP_INPUTS):
+        if not (0 < len(rows) <= MOST_ROWS and known_inputs(plan.graph)):
             return None
         if not all(self.owner.owns(row.state) for row in rows):
             return None

@@ -14,6 +14,7 @@ from cortiq.backend.admission import BY_ROW
 from cortiq.backend.executable import Accepted
 from cortiq.backend.row_runs import RowRuns, supplies
 from cortiq.backend.walk import Group, Segment
+from cortiq.ir.overlays import OVERLAY, OVERLAY_INDEX
 from cortiq_triton.call import Shared
 from cortiq_triton.language import ceil_div
 from cortiq_triton.plan import Plan
@@ -21,7 +22,6 @@ from cortiq_triton.rowset import Ids, RowBuffer, RowSet, arrays, given_arrays, u
 from cortiq_triton.run import Run
 from cortiq_triton.shapes import MixedSize, Scratch
 from cortiq_triton.step_answers import LOGITS
-from cortiq_triton.step_rows import STEP_INPUTS
 
 
 class PaddedRows(RowSet):
@@ -81,7 +81,7 @@ def overlay_names(batch: Batch, plan: Plan) -> tuple[str, ...] | None:
     names = tuple(name for name in plan.graph.inputs if name not in BY_ROW)
     if not names:
         return None if supplies(batch.rows) else ()
-    if isinstance(batch.rows, RowRuns) or not {*names} <= STEP_INPUTS:
+    if isinstance(batch.rows, RowRuns) or not {*names} <= {OVERLAY, OVERLAY_INDEX}:
         return None
     alike = all(given.keys() == {*names} for given, _ in _shared(row.inputs for row in batch.rows))
     return names if alike else None

@@ -147,7 +147,8 @@ class Run(Walk[TritonState]):
         if name == "token":
             return self.ids
         if (there := self.there.get(GIVEN + name)) is not None:  # data, as ids are
-            return there
+            floats = self.plan.graph.values[name].dtype == "f32"
+            return self.snap(there.view(torch.float32), self.all.faults) if floats else there
         return self.row_sets[0].positions if name == "position" else super().input(name)
 
     def admitted(self, name: str, given: Sequence[Any], faults: torch.Tensor) -> torch.Tensor:

@@ -16,16 +16,22 @@ from cortiq.backend.answers import drawing_want
 from cortiq.backend.executable import Accepted
 from cortiq.backend.requests import penalises
 from cortiq.backend.walk import Group
-from cortiq.ir.overlays import OVERLAY, OVERLAY_INDEX, overlay_number
+from cortiq.ir import Graph
+from cortiq.ir.overlays import OVERLAY, OVERLAY_INDEX, OVERLAY_ROW, overlay_number
 from cortiq_triton.plan import Plan
 from cortiq_triton.rowset import GIVEN, Ids, given_arrays
 from cortiq_triton.run import Run
 from cortiq_triton.state import TritonState
 from cortiq_triton.step_answers import answerable, names_of
 
-STEP_INPUTS = frozenset({*BY_ROW, OVERLAY, OVERLAY_INDEX})
-"""Inputs of graphs whose steps are captured. Rows of overlays' tables depend on ids that the device
-draws: graphs that look them up are not."""
+
+def known_inputs(graph: Graph) -> bool:
+    """Whether the host knows all that rows of a step supply: numbers that do not depend on ids,
+    which the device draws, as rows of overlays' tables do.
+    """
+    values = graph.values
+    numbers = all(values[name].dtype != "q16" for name in graph.inputs)
+    return numbers and OVERLAY_ROW not in graph.inputs
 
 
 class WantFacts(NamedTuple):
@@ -108,7 +114,7 @@ class StepRows(NamedTuple):
 def plain_rows(batch: Batch, facts: KnownFacts, plan: Plan) -> list[WantFacts] | None:
     """Return the facts of a batch's rows; None unless each is another sequence's and wants only
     what a step can answer. Values that rows name or supply must be the same ones, of floats, but
-    for the numbers of overlays.
+    for inputs of the graph.
     """
     found = []
     for row in batch.rows:
@@ -123,7 +129,7 @@ def plain_rows(batch: Batch, facts: KnownFacts, plan: Plan) -> list[WantFacts] |
         return None
     if any(row.inputs.keys() != given for row in batch.rows):
         return None
-    values, floats = plan.graph.values, [*named, *(given - STEP_INPUTS)]
+    values, floats = plan.graph.values, [*named, *(given - {*plan.graph.inputs})]
     if any(name not in values or values[name].dtype != "f32" for name in floats):
         return None
     if any(name not in given for name in plan.graph.inputs if name not in BY_ROW):
