@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -123,7 +124,15 @@ class ImageRows(Described):
         places = position, max(position + 1 - self.window, 0)
         given |= {name: turned(at) for name, at in zip(self.axis_names, places, strict=False)}
         given |= self.beside() if self.tile else {}
-        return given | dict.fromkeys(self.deep_names, np.zeros(self.width, F32))
+        return given | (dict.fromkeys(self.deep_names, _zeros(self.width)) if self.deep else {})
+
+
+@cache
+def _zeros(width: int) -> Floats:
+    """Return +0 for each column: one array, which backends may know by its identity."""
+    found = np.zeros(width, F32)
+    found.flags.writeable = False
+    return found
 
 
 TEXT_ONLY = ImageRows()

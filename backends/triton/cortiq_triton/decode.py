@@ -32,6 +32,7 @@ from cortiq_triton.asking import Askings
 from cortiq_triton.capture import Captured
 from cortiq_triton.decoding_step import DecodingStep
 from cortiq_triton.encoder_passes import EncoderPasses
+from cortiq_triton.given_rows import given_arrays, given_names
 from cortiq_triton.mixed import Mixed
 from cortiq_triton.plan import Plan
 from cortiq_triton.rowset import RowBuffer
@@ -50,8 +51,6 @@ from cortiq_triton.step_rows import (
     StepRows,
     StepRun,
     WantFacts,
-    given_values,
-    known_inputs,
     plain_rows,
 )
 from cortiq_triton.token_log import UNKNOWN
@@ -108,7 +107,7 @@ class StepDecoder:
         rows = batch.rows
         if isinstance(rows, RowRuns) and len(rows.runs) < len(rows):
             return None
-        if not (0 < len(rows) <= MOST_ROWS and known_inputs(plan.graph)):
+        if not (0 < len(rows) <= MOST_ROWS):
             return None
         if not all(self.owner.owns(row.state) for row in rows):
             return None
@@ -136,7 +135,9 @@ class StepDecoder:
         if any(self.owner.shared.peers.any_of([refused])):
             return None
         positions = [row.position for row in batch.rows]
-        given = given_values(batch, plan)
+        inputs = [row.inputs for row in batch.rows]
+        names = given_names(inputs[:1], plan) or ()
+        given = given_arrays(inputs, plan, names, padded_sequences(len(inputs)))
         step_rows = StepRows(states, positions, tokens, sources, facts, given)
         step = self._launch(plan, batch, step_rows)
         for state, token, source in zip(states, tokens, sources, strict=True):
@@ -204,8 +205,9 @@ class StepDecoder:
     def _shape(self, plan: Plan, batch: Batch, rows: StepRows, pages: int) -> tuple[Shape, bool]:
         """Compute the logits of a step; return its shape, and whether that is new."""
         count = padded_sequences(len(rows.states))
+        sizes = tuple((name, len(there)) for name, there in rows.given.items())
         version, named = self.owner.shared.angles.version, rows.facts[0].named
-        key = (batch.entry, count, pages, named, tuple(rows.given), version)
+        key = (batch.entry, count, pages, named, sizes, version)
         if self.version != key[-1]:  # tables of angles were made anew: old graphs read old ones
             self.shapes.clear()
             self.version = key[-1]

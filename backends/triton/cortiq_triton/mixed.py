@@ -8,7 +8,7 @@ of rounds every row, whether it wants any or not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,11 +20,12 @@ from cortiq.backend.answers import drawing_want
 from cortiq.backend.columns import NOTHING, Brought
 from cortiq.backend.executable import Accepted
 from cortiq.backend.requests import penalises
-from cortiq.backend.row_runs import asking_rows
+from cortiq.backend.row_runs import RowRuns, asking_rows, supplies
 from cortiq_triton.asking import Askings
 from cortiq_triton.draw_numbers import Stored
 from cortiq_triton.fetched import copied_to_host
-from cortiq_triton.mixed_run import MixedRows, MixedRun, Tail, filled_up, overlay_names
+from cortiq_triton.given_rows import given_arrays, given_names
+from cortiq_triton.mixed_run import MixedRows, MixedRun, Tail, filled_up
 from cortiq_triton.plan import Plan
 from cortiq_triton.rowset import RowBuffer
 from cortiq_triton.shapes import (
@@ -115,6 +116,13 @@ class MixedFetched:
         return found
 
 
+def _inputs(batch: Batch, accepted: Sequence[Accepted[Any]]) -> Sequence[Mapping[str, Any]]:
+    """Return what each accepted row supplies; nothing, if no row does."""
+    if not supplies(batch.rows):
+        return ()
+    return [batch.rows[index].inputs for sequence in accepted for index in sequence.indices]
+
+
 def _asking(accepted: Sequence[Accepted[Any]], each: bool) -> list[int]:
     """Places in the batch of the rows that have logits."""
     if each:
@@ -155,20 +163,25 @@ class Mixed:
     ) -> MixedFetched | None:
         """Launch a batch; None if it is of another kind, or of a shape that has to come again."""
         each = max(len(sequence.indices) for sequence in accepted) < STREAMED
-        numbers = overlay_names(batch, plan)
-        if numbers is None or not self._suits(plan, batch, accepted, each):
+        if not self._suits(plan, batch, accepted, each):
+            return None
+        inputs = _inputs(batch, accepted)
+        supplied = given_names(inputs, plan)
+        if supplied is None:
             return None
         asking = [batch.rows[index] for index in _asking(accepted, each)]
         size = mixed_size([len(sequence.tokens) for sequence in accepted], each)
         pages = table_width(sequence.state for sequence in accepted)
         names = next((names_of(row.wants) for row in asking if row.wants), ())
-        key = (batch.entry, size, numbers, names, pages, any(row.wants for row in asking))
+        given = given_arrays(inputs, plan, supplied, size.rows)
+        lengths = tuple((name, len(there)) for name, there in given.items())
+        key = (batch.entry, size, lengths, names, pages, any(row.wants for row in asking))
         if self._is_rare(key, size):
             return None
         if self._filler is None:
             self._filler = self.owner.scratch()
         dummy = len(self.drawn) - 1
-        rows = filled_up(batch, accepted, sources, size, self._filler, dummy, numbers)
+        rows = filled_up(batch, accepted, sources, size, self._filler, dummy, given, supplied)
         shape, is_new = self._shape(plan, key, rows)
         answers = None
         if key[-1]:
@@ -201,7 +214,7 @@ class Mixed:
         unless `each` may, and there are not too many.
         """
         most = MOST_EACH if each else MOST_ROWS
-        if len(batch.rows) > most:
+        if len(batch.rows) > most or (isinstance(batch.rows, RowRuns) and supplies(batch.rows)):
             return False
         wanting = set(asking_rows(batch.rows))
         if sum(len(sequence.indices) for sequence in accepted) < len(batch.rows):

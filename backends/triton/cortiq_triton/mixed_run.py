@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from cortiq.backend import Batch, Row, Want
-from cortiq.backend.admission import BY_ROW
 from cortiq.backend.executable import Accepted
-from cortiq.backend.row_runs import RowRuns, supplies
 from cortiq.backend.walk import Group, Segment
-from cortiq.ir.overlays import OVERLAY, OVERLAY_INDEX
 from cortiq_triton.call import Shared
 from cortiq_triton.language import ceil_div
 from cortiq_triton.plan import Plan
-from cortiq_triton.rowset import Ids, RowBuffer, RowSet, arrays, given_arrays, uploaded
+from cortiq_triton.rowset import Ids, RowBuffer, RowSet, arrays, uploaded
 from cortiq_triton.run import Run
 from cortiq_triton.shapes import MixedSize, Scratch
 from cortiq_triton.step_answers import LOGITS
@@ -58,7 +54,7 @@ class MixedRows(NamedTuple):
     segments : of all sequences, those that fill up last; they may have no rows.
     tail : the rows that have logits: all, or the last of each sequence; row 0 for one without rows.
     places : where in the caller's batch the tail's rows are; DUMMY for those that want nothing.
-    given : numbers of overlays, int32 [rows, …] by the names of inputs.
+    given : what rows supply; see `given_rows`. names : of that.
     """
 
     segments: Sequence[Segment[Any]]
@@ -67,46 +63,12 @@ class MixedRows(NamedTuple):
     tail: Sequence[int]
     places: np.ndarray
     given: Mapping[str, np.ndarray]
+    names: Sequence[str]
 
     def arrays(self, pages: int, groups: int) -> dict[str, np.ndarray]:
         """Return them as kernels read them, with the tables of so many groups of slots."""
         made = arrays(self.segments, self.tokens, self.sources, self.tail, pages, groups)
-        return made | {"places": self.places} | given_arrays(self.given, len(self.tokens))
-
-
-def overlay_names(batch: Batch, plan: Plan) -> tuple[str, ...] | None:
-    """Return the names of overlays' numbers that every row supplies; None where a row lacks one, or
-    supplies something else.
-    """
-    names = tuple(name for name in plan.graph.inputs if name not in BY_ROW)
-    if not names:
-        return None if supplies(batch.rows) else ()
-    if isinstance(batch.rows, RowRuns) or not {*names} <= {OVERLAY, OVERLAY_INDEX}:
-        return None
-    alike = all(given.keys() == {*names} for given, _ in _shared(row.inputs for row in batch.rows))
-    return names if alike else None
-
-
-def _shared(given: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], int]]:
-    """Yield what rows supply and how many rows in turn: those of a sequence mostly share it."""
-    return ((same[0], len(same)) for _, rows in groupby(given, id) for same in [[*rows]])
-
-
-def _numbers(
-    batch: Batch, accepted: Sequence[Accepted[Any]], names: Sequence[str]
-) -> dict[str, np.ndarray]:
-    """Return the numbers of overlays of all rows."""
-    if not names:
-        return {}
-    rows = (batch.rows[at].inputs for sequence in accepted for at in sequence.indices)
-    known = [*_shared(rows)]
-    counts = [count for _, count in known]
-    return {
-        name: np.repeat(
-            np.stack([np.asarray(given[name], np.int32) for given, _ in known]), counts, 0
-        )
-        for name in names
-    }
+        return {**made, "places": self.places, **self.given}
 
 
 def filled_up(
@@ -116,13 +78,14 @@ def filled_up(
     size: MixedSize,
     scratch: Scratch,
     dummy: int,
-    names: Sequence[str] = (),
+    given: Mapping[str, np.ndarray],
+    names: Sequence[str],
 ) -> MixedRows:
     """Fill a batch up with rows of sequences that nobody reads.
 
     Parameters
     ----------
-    dummy : the place of a row that wants nothing. names : of overlays' numbers.
+    dummy : the place of a row that wants nothing. given, names : what rows supply.
     """
     segments: list[Segment[Any]] = []
     tokens, flat = np.zeros(size.rows, np.int32), np.full(size.rows, -1, np.int32)
@@ -143,8 +106,7 @@ def filled_up(
         asking = [sequence.indices[-1] for sequence in accepted]
     places = np.full(len(tail), dummy, np.int64)
     places[: len(asking)] = [at if batch.rows[at].wants else dummy for at in asking]
-    numbers = _numbers(batch, accepted, names)
-    return MixedRows(segments, tokens, flat, tail, places, numbers)
+    return MixedRows(segments, tokens, flat, tail, places, given, names)
 
 
 class MixedRun(Run):
@@ -172,6 +134,7 @@ class MixedRun(Run):
                 batch[-1] = Row(segment.state, segment.positions[-1], 0, wants)
         super().__init__(plan, Batch(batch, entry), everyone, shared, drawn)
         self.mixed_rows, self.segments = rows, list(rows.segments)
+        self.supplied = frozenset(rows.names)
         if wants:
             self.late = [self.late[0]] * len(rows.tail)
             self.tail_places = list(rows.tail)

@@ -194,16 +194,6 @@ def arrays(
     }
 
 
-def given_arrays(given: Mapping[str, np.ndarray], count: int) -> dict[str, np.ndarray]:
-    """Return the words of values that rows supply, filled up by zeros."""
-    found = {}
-    for name, rows in given.items():
-        whole = np.zeros((count, *rows.shape[1:]), rows.dtype)
-        whole[: len(rows)] = rows
-        found[GIVEN + name] = whole.view(np.int32)
-    return found
-
-
 def row_sets(
     segments: Sequence[Segment[Any]], tail: Sequence[int], parts: Mapping[str, np.ndarray],
     there: Mapping[str, torch.Tensor], device: str, last: int | None = None,

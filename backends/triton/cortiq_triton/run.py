@@ -21,6 +21,7 @@ from cortiq_triton.answers import Answers, resolve
 from cortiq_triton.call import LaunchCall, Shared
 from cortiq_triton.device_rows import DeviceRows, uploaded_together
 from cortiq_triton.fetched import Fetched, FetchedColumns
+from cortiq_triton.given_rows import PLACE
 from cortiq_triton.plan import Plan
 from cortiq_triton.rows import Rows, empty_rows
 from cortiq_triton.rowset import GIVEN, Ids, RowBuffer, RowSet, arrays, row_sets, uploaded
@@ -147,8 +148,8 @@ class Run(Walk[TritonState]):
         if name == "token":
             return self.ids
         if (there := self.there.get(GIVEN + name)) is not None:  # data, as ids are
-            floats = self.plan.graph.values[name].dtype == "f32"
-            return self.snap(there.view(torch.float32), self.all.faults) if floats else there
+            places = self.there.get(GIVEN + name + PLACE)
+            return there if places is None else self.snap(_picked(there, places), self.all.faults)
         return self.row_sets[0].positions if name == "position" else super().input(name)
 
     def admitted(self, name: str, given: Sequence[Any], faults: torch.Tensor) -> torch.Tensor:
@@ -156,6 +157,16 @@ class Run(Walk[TritonState]):
         held = all(type(part) is DeviceRows for part in given)
         there = self.supplied_there(name, given)
         return there if held or there.dtype != torch.float32 else self.snap(there, faults)
+
+    def _replaced(self, name: str, value: Any, group: Group, faults: torch.Tensor) -> torch.Tensor:
+        """Replace what the node computed by the values that rows supply."""
+        there = self.there.get(GIVEN + name)
+        if there is None:
+            return super()._replaced(name, value, group, faults)
+        places, flags = self.there[GIVEN + name + PLACE], self.flags(len(group.places))
+        new, mine = self.snap(_picked(there, places), flags), places >= 0
+        faults |= flags * mine
+        return torch.where(mine.view(-1, *[1] * (new.ndim - 1)), new, value)
 
     def supplied_there(self, name: str, given: Sequence[Any]) -> torch.Tensor:
         """Return values that rows supply on the device, as they are."""
@@ -201,3 +212,8 @@ class Run(Walk[TritonState]):
         rows.e.copy_(torch.from_numpy(e.astype(np.int32)))
         rows.sums.copy_(torch.from_numpy(whole.reshape(*e.shape, -1, 16).sum(axis=-1)))
         return rows
+
+
+def _picked(table: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Return the rows of a table of floats that rows supply; any row where one supplies none."""
+    return table.view(torch.float32).index_select(0, places.clamp(min=0))

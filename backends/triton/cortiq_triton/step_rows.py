@@ -8,30 +8,17 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from cortiq.backend import LATE, Argmax, Batch, Draw, Row, Want
-from cortiq.backend.admission import BY_ROW
 from cortiq.backend.answers import drawing_want
 from cortiq.backend.executable import Accepted
 from cortiq.backend.requests import penalises
-from cortiq.backend.walk import Group
-from cortiq.ir import Graph
-from cortiq.ir.overlays import OVERLAY, OVERLAY_INDEX, OVERLAY_ROW, overlay_number
+from cortiq_triton.given_rows import given_names
 from cortiq_triton.plan import Plan
-from cortiq_triton.rowset import GIVEN, Ids, given_arrays
+from cortiq_triton.rowset import Ids
 from cortiq_triton.run import Run
 from cortiq_triton.state import TritonState
 from cortiq_triton.step_answers import answerable, names_of
-
-
-def known_inputs(graph: Graph) -> bool:
-    """Whether the host knows all that rows of a step supply: numbers that do not depend on ids,
-    which the device draws, as rows of overlays' tables do.
-    """
-    values = graph.values
-    numbers = all(values[name].dtype != "q16" for name in graph.inputs)
-    return numbers and OVERLAY_ROW not in graph.inputs
 
 
 class WantFacts(NamedTuple):
@@ -86,8 +73,8 @@ class StepRows(NamedTuple):
 
     Attributes
     ----------
-    sources : the row of the batch before that draws a row's id, or −1. given : what rows supply in
-        place of values or as inputs, by name: float32 or int32 [rows, …].
+    sources : the row of the batch before that draws a row's id, or −1. given : what rows supply, as
+        `given_rows` has it.
     """
 
     states: list[TritonState]
@@ -113,8 +100,7 @@ class StepRows(NamedTuple):
 
 def plain_rows(batch: Batch, facts: KnownFacts, plan: Plan) -> list[WantFacts] | None:
     """Return the facts of a batch's rows; None unless each is another sequence's and wants only
-    what a step can answer. Values that rows name or supply must be the same ones, of floats, but
-    for inputs of the graph.
+    what a step can answer. All name the same values, of floats, and supply the same ones.
     """
     found = []
     for row in batch.rows:
@@ -124,34 +110,15 @@ def plain_rows(batch: Batch, facts: KnownFacts, plan: Plan) -> list[WantFacts] |
         found.append(known)
     if not found:
         return None
-    named, given = found[0].named, batch.rows[0].inputs.keys()
+    named, values = found[0].named, plan.graph.values
     if any(known.named != named for known in found):
         return None
-    if any(row.inputs.keys() != given for row in batch.rows):
+    if any(name not in values or values[name].dtype != "f32" for name in named):
         return None
-    values, floats = plan.graph.values, [*named, *(given - {*plan.graph.inputs})]
-    if any(name not in values or values[name].dtype != "f32" for name in floats):
-        return None
-    if any(name not in given for name in plan.graph.inputs if name not in BY_ROW):
+    if given_names([row.inputs for row in batch.rows], plan, every=True) is None:
         return None
     states = {id(row.state) for row in batch.rows}
     return found if len(states) == len(found) else None
-
-
-def given_values(batch: Batch, plan: Plan) -> dict[str, np.ndarray]:
-    """Return what rows supply, float32 or int32 [rows, …] by name."""
-    found: dict[str, np.ndarray] = {}
-    names = batch.rows[0].inputs  # all rows have these
-    overlays = [overlay_number(row.inputs) for row in batch.rows] if OVERLAY in names else [None]
-    if None not in overlays:
-        numbers = np.array(overlays, np.int32)
-        return {OVERLAY: numbers, OVERLAY_INDEX: numbers[:, None]}
-    for name in names:
-        kind = plan.graph.values[name]
-        values = [np.asarray(row.inputs[name]).reshape(kind.shape) for row in batch.rows]
-        with np.errstate(over="ignore"):  # float64 beyond float32 is infinite, and so a fault
-            found[name] = np.stack(values).astype(np.int32 if kind.dtype == "i32" else np.float32)
-    return found
 
 
 class StepRun(Run):
@@ -159,18 +126,14 @@ class StepRun(Run):
 
     Attributes
     ----------
-    given : of the first step, float32 or int32 [rows, …] by name.
+    given : of the first step; see `given_rows`.
     """
 
     given: Mapping[str, np.ndarray] = MappingProxyType({})
 
     def parts(self, sources: Ids, pages: int) -> dict[str, np.ndarray]:
         """Row metadata as arrays, and what rows supply."""
-        return super().parts(sources, pages) | given_arrays(self.given, len(self.rows))
-
-    def _replaced(self, name: str, value: Any, group: Group, faults: torch.Tensor) -> torch.Tensor:
-        """Return what all rows supply in place of a value."""
-        return self.snap(self.there[GIVEN + name].view(torch.float32), faults)
+        return {**super().parts(sources, pages), **self.given}
 
 
 class StepArrays:
@@ -197,7 +160,7 @@ class StepArrays:
                 lines[:, :width] = addresses
                 lines[:, width:] = 0
                 parts["fixed"][at] = state.block_address
-        parts |= given_arrays(rows.given, len(self._pages))
+        parts |= rows.given
         unread = [0] * lacking
         parts["tokens"][:] = rows.tokens + unread
         parts["sources"][:] = rows.sources + [-1] * lacking

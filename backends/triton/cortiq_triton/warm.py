@@ -15,9 +15,11 @@ from dataclasses import fields, is_dataclass
 from itertools import product
 from typing import Any
 
+import numpy as np
 import torch
 
 from cortiq.backend import Argmax, Batch, Digest, Draw, DrawnLogit, Row, Top, Want
+from cortiq.backend.admission import BY_ROW
 from cortiq.backend.executable import Accepted
 from cortiq.backend.plan import Step
 from cortiq.numerics.sampling import Sampling
@@ -25,8 +27,10 @@ from cortiq_triton import layer_launch
 from cortiq_triton.answers import Answers
 from cortiq_triton.asking import ask
 from cortiq_triton.draw_numbers import Stored
+from cortiq_triton.given_rows import known_inputs
 from cortiq_triton.language import ceil_div
 from cortiq_triton.mixed import MOST_EACH
+from cortiq_triton.plan import Plan
 from cortiq_triton.rowset import RowBuffer
 from cortiq_triton.run import Run
 from cortiq_triton.shapes import FEWEST_PAGES, Scratch
@@ -117,11 +121,12 @@ class WarmingRun(Run):
 
 
 def walk(executable: Any) -> None:
-    """Walk through these batches; the entries that rows must supply values for are left out."""
+    """Walk through these batches; entries that make rows of other things are left out."""
     with _cleared():
         for name, plan in executable.plans.items():
-            if set(plan.graph.inputs) <= {"token", "position"}:
-                _walk(executable, name, LOGITS in plan.graph.values)
+            answered = LOGITS in plan.graph.values
+            if {*plan.graph.inputs} <= {*BY_ROW} or (answered and known_inputs(plan.graph)):
+                _walk(executable, name, answered)
         block = executable.scratch_memory()[1]
         if block is not None:
             executable.memory.warm(block)
@@ -163,19 +168,29 @@ def _answer(run: Run, every: Sequence[tuple[Want, ...]]) -> None:
         StepAnswers(run, asked, arrays, FEWEST_PAGES).launch()
 
 
+def _zeros(plan: Plan) -> dict[str, np.ndarray]:
+    """Return what a row supplies that supplies zeros."""
+    kinds = {name: plan.graph.values[name] for name in plan.graph.inputs if name not in BY_ROW}
+    return {
+        name: np.zeros(kind.shape, np.int32 if kind.dtype == "i32" else np.float32)
+        for name, kind in kinds.items()
+    }
+
+
 def _placed(
     executable: Any, name: str, sequences: int, rows: int, wants: tuple[Want, ...],
     everywhere: bool = False, pages: int = FEWEST_PAGES,
 ) -> Run:  # fmt: skip
     """Make a run whose rows are on the device; the last of each sequence has wants, or all."""
-    accepted, batch = [], []
+    accepted, batch, plan = [], [], executable.plans[name]
+    given = _zeros(plan)
     for number in range(sequences):
         state: Any = Scratch()
         first = number * rows
         accepted.append(Accepted(state, range(first, first + rows), [0] * rows))
         wanting = range(rows) if everywhere else (rows - 1,)
-        batch += [Row(state, i, 0, wants if i in wanting else ()) for i in range(rows)]
-    plan, drawn = executable.plans[name], executable.decoder.drawn
+        batch += [Row(state, i, 0, wants if i in wanting else (), given) for i in range(rows)]
+    drawn = executable.decoder.drawn
     run = WarmingRun(plan, Batch(batch, name), accepted, executable.shared, drawn)
     run.made = {}
     buffer = RowBuffer(executable.device, turns=1)
