@@ -35,7 +35,7 @@ LIMITS: Mapping[str, int] = {
     "backends/reference": 1020,
     "backends/triton": 13600,
     "backends/wgpu": 6000,
-    "benchmarks": 5165,
+    "benchmarks": 5230,
     "conformance": 8840,
     "cortiq": 800,
     "cortiq/backend": 5960,

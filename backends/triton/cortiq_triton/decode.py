@@ -18,12 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cortiq.backend import (
-    Batch,
-    Drawn,
-    Row,
-    Status,
-)
+from cortiq.backend import Batch, Drawn, Row, Status
 from cortiq.backend.admission import token_of
 from cortiq.backend.executable import Accepted
 from cortiq.backend.row_runs import RowRuns, known_ids

@@ -12,7 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from cortiq.backend import Batch
 from cortiq.backend.admission import BY_ROW
+from cortiq.backend.executable import Accepted
+from cortiq.backend.row_runs import supplies
 from cortiq.ir import Graph
 from cortiq.ir.overlays import OVERLAY, OVERLAY_INDEX, OVERLAY_ROW, overlay_number
 from cortiq_triton.language import pow2
@@ -34,6 +37,13 @@ def known_inputs(graph: Graph) -> bool:
     values = graph.values
     numbers = all(values[name].dtype != "q16" for name in graph.inputs)
     return numbers and OVERLAY_ROW not in graph.inputs
+
+
+def accepted_inputs(batch: Batch, accepted: Sequence[Accepted[Any]]) -> Sequence[Inputs]:
+    """Return what each accepted row supplies; nothing, if no row does."""
+    if not supplies(batch.rows):
+        return ()
+    return [batch.rows[index].inputs for sequence in accepted for index in sequence.indices]
 
 
 def given_names(rows: Sequence[Inputs], plan: Plan, every: bool = False) -> tuple[str, ...] | None:

@@ -8,7 +8,7 @@ of rounds every row, whether it wants any or not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ from cortiq.backend.row_runs import RowRuns, asking_rows, supplies
 from cortiq_triton.asking import Askings
 from cortiq_triton.draw_numbers import Stored
 from cortiq_triton.fetched import copied_to_host
-from cortiq_triton.given_rows import given_arrays, given_names
+from cortiq_triton.given_rows import accepted_inputs, given_arrays, given_names
 from cortiq_triton.mixed_run import MixedRows, MixedRun, Tail, filled_up
 from cortiq_triton.plan import Plan
 from cortiq_triton.rowset import RowBuffer
@@ -116,13 +116,6 @@ class MixedFetched:
         return found
 
 
-def _inputs(batch: Batch, accepted: Sequence[Accepted[Any]]) -> Sequence[Mapping[str, Any]]:
-    """Return what each accepted row supplies; nothing, if no row does."""
-    if not supplies(batch.rows):
-        return ()
-    return [batch.rows[index].inputs for sequence in accepted for index in sequence.indices]
-
-
 def _asking(accepted: Sequence[Accepted[Any]], each: bool) -> list[int]:
     """Places in the batch of the rows that have logits."""
     if each:
@@ -165,7 +158,7 @@ class Mixed:
         each = max(len(sequence.indices) for sequence in accepted) < STREAMED
         if not self._suits(plan, batch, accepted, each):
             return None
-        inputs = _inputs(batch, accepted)
+        inputs = accepted_inputs(batch, accepted)
         supplied = given_names(inputs, plan)
         if supplied is None:
             return None
