@@ -224,5 +224,6 @@ def test_steps_that_name_values_and_supply_them_are_captured():
     assert found[2][0] == [Status.COMPLETED, Status.FAILED]
     assert all(same(mine[1], theirs[1]) for mine, theirs in zip(found, expected, strict=True))
     kinds = [(key[3], key[4]) for key in on.decoder.shapes]
-    assert kinds == [(("logits", "x0"), ()), (("logits", "x0"), ("x0",))]
+    supplied = (("given x0", 2), ("given x0 at", 2))  # a table of two rows, and where each row's is
+    assert kinds == [(("logits", "x0"), ()), (("logits", "x0"), supplied)]
     on.close()
