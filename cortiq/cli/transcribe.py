@@ -12,7 +12,7 @@ from cortiq.cli.flags import ADAPTERS, grouped_command, options_of
 from cortiq.cli.generate import load_model
 from cortiq.cli.inputs import FILE, MODEL
 from cortiq.cli.render import echo_piece, print_json
-from cortiq.hearing.subtitles import srt, vtt
+from cortiq.hearing.subtitles import srt, timed_lines, vtt
 from cortiq.options import LoadOptions
 
 if TYPE_CHECKING:
@@ -32,7 +32,10 @@ FORMATS: Mapping[str, Callable[[Transcription], str]] = {
 @click.argument("file", type=FILE)
 @click.option("--language", metavar="CODE", help="Language, as en; the model tells without it.")
 @click.option("--translate", is_flag=True, help="Translate to English.")
-@click.option("--timestamps", is_flag=True, help="Ask for the times of parts, with --json.")
+@click.option(
+    "--timestamps", is_flag=True,
+    help="Write when each part is said; srt and vtt always do.",
+)  # fmt: skip
 @click.option(
     "--format", "form", type=click.Choice([*FORMATS, "json"]), default="text",
     help="Form of the output; srt and vtt are subtitles.  [default: text]",
@@ -71,7 +74,8 @@ def transcribe(
     if form == "json":
         print_json(transcription_object(made))
     else:
-        echo_piece(FORMATS[form](made))
+        text = form == "text" and timestamps
+        echo_piece(timed_lines(made.parts) if text else FORMATS[form](made))
 
 
 def transcription_object(made: Transcription) -> dict[str, Any]:
