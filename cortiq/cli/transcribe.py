@@ -10,14 +10,12 @@ import click
 
 from cortiq.cli.flags import ADAPTERS, grouped_command, options_of
 from cortiq.cli.generate import load_model
-from cortiq.cli.inputs import FILE, MODEL
+from cortiq.cli.inputs import GIVEN_FILE, MODEL
 from cortiq.cli.render import echo_piece, print_json
 from cortiq.hearing.subtitles import srt, timed_lines, vtt
 from cortiq.options import LoadOptions
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from cortiq.model.transcribe import Transcription
 
 FORMATS: Mapping[str, Callable[[Transcription], str]] = {
@@ -29,7 +27,7 @@ FORMATS: Mapping[str, Callable[[Transcription], str]] = {
 
 @grouped_command()
 @click.argument("model", type=MODEL)
-@click.argument("file", type=FILE)
+@click.argument("file", type=GIVEN_FILE)
 @click.option("--language", metavar="CODE", help="Language, as en; the model tells without it.")
 @click.option("--translate", is_flag=True, help="Translate to English.")
 @click.option(
@@ -49,7 +47,7 @@ FORMATS: Mapping[str, Callable[[Transcription], str]] = {
 @options_of(LoadOptions, without=ADAPTERS)
 def transcribe(
     model: str,
-    file: Path,
+    file: str,
     language: str | None,
     translate: bool,
     timestamps: bool,
@@ -68,7 +66,7 @@ def transcribe(
     task = "translate" if translate else "transcribe"
     with load_model(model, options) as opened:
         made = opened.transcribe(
-            str(file), language=language, task=task, timestamps=timed, prompt=prompt,
+            file, language=language, task=task, timestamps=timed, prompt=prompt,
             **({"fallback": None} if no_fallback else {}),
         )  # fmt: skip
     if form == "json":
