@@ -23,13 +23,22 @@ PEERS = ("llama.cpp", "engine")
 
 @grouped_command()
 @click.argument("model", type=MODEL)
-@click.option("--prompt-tokens", type=click.IntRange(1), default=512, show_default=True)
-@click.option("--new-tokens", type=click.IntRange(1), default=128, show_default=True)
+@click.option(
+    "-p", "--prompt-tokens", type=click.IntRange(1), default=512, show_default=True,
+    help="Tokens of each prompt.",
+)  # fmt: skip
+@click.option(
+    "-n", "--new-tokens", type=click.IntRange(1), default=128, show_default=True,
+    help="Tokens decoded after each prompt.",
+)  # fmt: skip
 @click.option(
     "--batch", type=click.IntRange(1), default=1, show_default=True,
     help="Sequences decoded together.",
 )  # fmt: skip
-@click.option("--repeats", type=click.IntRange(1), default=5, show_default=True)
+@click.option(
+    "-r", "--repeats", type=click.IntRange(1), default=5, show_default=True,
+    help="Repetitions that count, after one that warms up.",
+)  # fmt: skip
 @click.option(
     "--against", type=click.Choice(PEERS),
     help="Compare, in turn, with llama.cpp on the same file and as many threads, or with the "
@@ -58,7 +67,7 @@ def bench(
 ) -> None:
     """Measure a model: prompt and decode tokens per second.
 
-    One repetition warms up; medians are of the others. Nothing else should run on the machine.
+    Rates are medians of the repetitions. Nothing else should run on the machine.
     """
     from cortiq.bench.measure import Workload, measure
     from cortiq.engine.request import check_prompt, vocabulary_size

@@ -10,7 +10,7 @@ import click
 from cortiq.atomic import atomic_file
 from cortiq.cli.flags import grouped_command, options_of
 from cortiq.cli.generate import IDS_HELP, read_prompt
-from cortiq.cli.inputs import MODEL, NewFile, argument_text, token_ids
+from cortiq.cli.inputs import GIVEN_FILE, MODEL, NewFile, argument_text, token_ids
 from cortiq.cli.render import counted, echo, print_json
 from cortiq.errors import RequestError
 from cortiq.options import LoadOptions, select
@@ -32,7 +32,7 @@ ONE_RUN = (
 @click.option("-p", "--prompt", metavar="TEXT", help="The prompt, as a flag; - reads stdin.")
 @click.option("--ids", metavar="ID,ID,...", help=IDS_HELP)
 @click.option(
-    "--image", "pictures", multiple=True, metavar="FILE",
+    "--image", "pictures", type=GIVEN_FILE, multiple=True, metavar="FILE",
     help="An image for the prompt, which comes before it; may be repeated.",
 )  # fmt: skip
 @click.option("--force", metavar="TEXT", help="A text that follows, whatever the model thinks.")

@@ -62,6 +62,20 @@ FILE, OUT = click.Path(exists=True, dir_okay=False, path_type=Path), click.Path(
 """A file that is read, and a path that is written."""
 
 
+class GivenFile(click.Path):
+    """A file that is read later; what is no file is an error before a model is opened."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path as it was given; raise RequestError."""
+        from cortiq.formats.given_files import check_file
+
+        check_file(value)
+        return value
+
+
+GIVEN_FILE = GivenFile()
+
+
 class NewFile(click.ParamType):
     """A file that is written at the end, checked before anything is computed for it."""
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from cortiq.cli.inputs import GIVEN_FILE
+
 
 def media_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the flags for images and sounds of a prompt to a command."""
@@ -15,7 +17,9 @@ def media_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ("--image", "pictures", "An image"),
     ):
         said = f"{thing} for the prompt, which comes before it; may be repeated."
-        command = click.option(flag, name, multiple=True, metavar="FILE", help=said)(command)
+        command = click.option(
+            flag, name, type=GIVEN_FILE, multiple=True, metavar="FILE", help=said,
+        )(command)  # fmt: skip
     return command
 
 

@@ -10,14 +10,12 @@ import click
 
 from cortiq.cli.flags import ADAPTERS, grouped_command, options_of
 from cortiq.cli.generate import load_model
-from cortiq.cli.inputs import FILE, MODEL
+from cortiq.cli.inputs import GIVEN_FILE, MODEL
 from cortiq.cli.render import echo_piece, print_json
-from cortiq.hearing.subtitles import srt, vtt
+from cortiq.hearing.subtitles import srt, timed_lines, vtt
 from cortiq.options import LoadOptions
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from cortiq.model.transcribe import Transcription
 
 FORMATS: Mapping[str, Callable[[Transcription], str]] = {
@@ -29,10 +27,13 @@ FORMATS: Mapping[str, Callable[[Transcription], str]] = {
 
 @grouped_command()
 @click.argument("model", type=MODEL)
-@click.argument("file", type=FILE)
+@click.argument("file", type=GIVEN_FILE)
 @click.option("--language", metavar="CODE", help="Language, as en; the model tells without it.")
 @click.option("--translate", is_flag=True, help="Translate to English.")
-@click.option("--timestamps", is_flag=True, help="Ask for the times of parts, with --json.")
+@click.option(
+    "--timestamps", is_flag=True,
+    help="Write when each part is said; srt and vtt always do.",
+)  # fmt: skip
 @click.option(
     "--format", "form", type=click.Choice([*FORMATS, "json"]), default="text",
     help="Form of the output; srt and vtt are subtitles.  [default: text]",
@@ -46,7 +47,7 @@ FORMATS: Mapping[str, Callable[[Transcription], str]] = {
 @options_of(LoadOptions, without=ADAPTERS)
 def transcribe(
     model: str,
-    file: Path,
+    file: str,
     language: str | None,
     translate: bool,
     timestamps: bool,
@@ -65,13 +66,14 @@ def transcribe(
     task = "translate" if translate else "transcribe"
     with load_model(model, options) as opened:
         made = opened.transcribe(
-            str(file), language=language, task=task, timestamps=timed, prompt=prompt,
+            file, language=language, task=task, timestamps=timed, prompt=prompt,
             **({"fallback": None} if no_fallback else {}),
         )  # fmt: skip
     if form == "json":
         print_json(transcription_object(made))
     else:
-        echo_piece(FORMATS[form](made))
+        text = form == "text" and timestamps
+        echo_piece(timed_lines(made.parts) if text else FORMATS[form](made))
 
 
 def transcription_object(made: Transcription) -> dict[str, Any]:

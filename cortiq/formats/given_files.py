@@ -2,16 +2,43 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import IO
 
 from cortiq.errors import RequestError
 
+MOST_LETTERS = 100
+"""Most letters of an address that an error shows."""
 MAX_TEXT_BYTES = 256 << 20
 """Most bytes of a text that is scored or learnt from."""
 
 
-def read_given(path: Path, most: int) -> bytes:
+def check_file(path: str | os.PathLike[str]) -> Path:
+    """Return the path of a file, which may be unreadable.
+
+    Raises
+    ------
+    RequestError : it is an address or a folder, or there is no such file.
+    """
+    name = os.fspath(path)
+    if "://" in name or name.startswith("data:"):
+        hint = "fetch it first (curl -O ADDRESS), and name the file"
+        raise RequestError("an address, not a file", where=name[:MOST_LETTERS], hint=hint)
+    try:
+        found = Path(name)
+        if found.is_dir():
+            raise RequestError("a folder, not a file", where=name, hint="name a file in it")
+        if not found.is_file():
+            hint = "" if found.is_absolute() else f"the path is relative to {Path.cwd()}"
+            raise RequestError("no such file", where=name, hint=hint)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        what = getattr(error, "strerror", None) or str(error)
+        raise RequestError(what, where=name) from None
+    return found
+
+
+def read_given(path: str | os.PathLike[str], most: int) -> bytes:
     """Read a file, but no more than `most` bytes and one, which says that there are more.
 
     Raises
@@ -19,13 +46,10 @@ def read_given(path: Path, most: int) -> bytes:
     RequestError : there is no such file, or it cannot be read.
     """
     try:
-        if not path.is_file():
-            raise RequestError("no such file", where=str(path))
-        with path.open("rb") as file:
+        with check_file(path).open("rb") as file:
             return file.read(most + 1)
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        what = getattr(error, "strerror", None) or str(error)
-        raise RequestError(what, where=str(path)) from None
+    except OSError as error:
+        raise RequestError(error.strerror or str(error), where=str(path)) from None
 
 
 def read_given_text(file: IO[bytes], where: str) -> str:

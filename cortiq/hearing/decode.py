@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,7 +41,7 @@ def sound_of(audio: Any) -> Sound:
     if isinstance(audio, (bytes, bytearray, memoryview)):
         return checked(_decoded(bytes(audio)))
     if isinstance(audio, (str, os.PathLike)):
-        return checked(_decoded(read_given(Path(audio), MAX_BYTES), str(audio)))
+        return checked(_decoded(read_given(audio, MAX_BYTES), str(audio)))
     hint = "give a path, the bytes of a file, or an array with its rate: (array, 16000)"
     raise RequestError(f"no sound: {shown(audio)}", where="audio", hint=hint)
 

@@ -1,4 +1,4 @@
-"""Subtitles: parts of what is said, with their times, as SubRip and WebVTT files have them."""
+"""Parts of what is said, with their times: lines for people, SubRip and WebVTT files."""
 
 from __future__ import annotations
 
@@ -37,6 +37,14 @@ def vtt(parts: Iterable[TimedText]) -> str:
         for part in parts
     )
     return "WEBVTT\n\n" + "".join(blocks)
+
+
+def timed_lines(parts: Iterable[TimedText]) -> str:
+    """Return a line for each part, its times in brackets before the text."""
+    return "".join(
+        f"[{clock(part.start, '.')} --> {clock(part.end, '.')}] {line(part.text)}\n"
+        for part in parts
+    )
 
 
 def clock(seconds: float, point: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import os
 import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,7 +42,7 @@ def pixels_of(image: Any) -> Pixels:
     if isinstance(image, (bytes, bytearray, memoryview)):
         return _decoded(bytes(image))
     if isinstance(image, (str, os.PathLike)):
-        return _decoded(read_given(Path(image), MAX_BYTES), str(image))
+        return _decoded(read_given(image, MAX_BYTES), str(image))
     if hasattr(image, "convert") and hasattr(image, "size"):
         _check_size(image.size)
         return _converted(image, own=False)

@@ -183,4 +183,8 @@ def test_the_command_prints_what_python_gives(folder, wanted):
     }
     assert found["digests"] == [one.digest for one in wanted[True].generations]
     assert [part["text"] for part in found["parts"]] == [one.text for one in wanted[True].parts]
-    assert run("--format", "vtt").startswith("WEBVTT")
+    subtitles = run("--format", "vtt")
+    assert subtitles.startswith("WEBVTT")
+    blocks = [block.split("\n") for block in subtitles.strip().split("\n\n")[1:]]
+    lines = "".join(f"[{times}] {text}\n" for times, text in blocks)
+    assert blocks and run("--timestamps") == lines

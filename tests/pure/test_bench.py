@@ -64,6 +64,13 @@ def test_one_object_with_facts_and_speeds(batch):
     assert made["tokens_per_second"]["cortiq"]["decode"]["median"] > 0 and made["ratio"] == {}
 
 
+def test_short_flags_are_those_of_llama_bench():
+    asked = ["bench", "synthetic:tiny-llama", "-p", "5", "-n", "2", "-r", "1", "--json"]
+    found = json.loads(CliRunner().invoke(cli, asked).stdout)
+    assert (found["prompt_tokens"], found["new_tokens"], found["repeats"]) == (5, 2, 1)
+    assert len(found["tokens_per_second"]["cortiq"]) == 2
+
+
 def test_a_profile_needs_a_backend_that_records():
     done = bench("--backend", "reference", "--profile")
     assert done.exit_code != 0 and "records no times" in str(done.exception)

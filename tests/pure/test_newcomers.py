@@ -11,7 +11,7 @@ from click.testing import CliRunner
 import cortiq
 from cortiq.cli import render
 from cortiq.cli.list import _kind as model_kind
-from cortiq.cli.main import COMMANDS, ELSEWHERE, cli
+from cortiq.cli.main import COMMANDS, ELSEWHERE, cli, main
 from cortiq.errors import ModelNotFoundError
 from cortiq.plugins import default_plugins
 
@@ -43,10 +43,36 @@ def test_names_of_other_programs_lead_to_commands_of_ours():
     assert done.exit_code == 2 and "Did you mean 'backends'?" in done.output
 
 
-def test_a_sound_that_is_not_there_is_an_error_before_anything_is_fetched(tmp_path, monkeypatch):
+def test_a_sound_that_is_not_there_is_an_error_before_anything_is_fetched(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.setenv("CORTIQ_CACHE", str(tmp_path))
-    done = CliRunner().invoke(cli, ["transcribe", "whisper-tiny.en", str(tmp_path / "a.wav")])
-    assert done.exit_code == 2 and "does not exist" in done.output
+    with pytest.raises(SystemExit):
+        main(["transcribe", "whisper-tiny.en", str(tmp_path / "a.wav")])
+    assert "no such file" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("gone.png", "gone.png: no such file"),
+        (".", "a folder, not a file"),
+        ("https://example.com/a.png", "https://example.com/a.png: an address, not a file"),
+        ("data:image/png;base64,AAAA", "an address, not a file"),
+    ],
+)
+@pytest.mark.parametrize("asked", [
+    ("generate", "smollm2", "Hi", "--image"), ("run", "smollm2", "Hi", "--audio"),
+    ("explain", "smollm2", "Hi", "--image"), ("transcribe", "whisper-tiny.en"),
+], ids=" ".join)  # fmt: skip
+def test_what_is_no_file_is_an_error_before_anything_is_fetched(
+    asked, given, said, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("CORTIQ_CACHE", str(tmp_path))
+    with pytest.raises(SystemExit) as ended:
+        main([*asked, given])
+    assert ended.value.code == 2 and said in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
